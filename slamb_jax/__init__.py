@@ -1,0 +1,33 @@
+"""SLAMB for JAX: large-batch training that exchanges a tenth of its momentum."""
+
+from slamb_jax._accumulate import AccumulateState as AccumulateState
+from slamb_jax._accumulate import accumulate as accumulate
+from slamb_jax._average import AverageParametersState as AverageParametersState
+from slamb_jax._average import average_parameters as average_parameters
+from slamb_jax._average import average_parameters_every as average_parameters_every
+from slamb_jax._compress import RandkCompressState as RandkCompressState
+from slamb_jax._compress import (
+    randk_compress_with_error_feedback as randk_compress_with_error_feedback,
+)
+from slamb_jax._leaves import Leaf as Leaf
+from slamb_jax._momentum import MaskMomentumState as MaskMomentumState
+from slamb_jax._momentum import mask_momentum as mask_momentum
+from slamb_jax._replicas import consolidate as consolidate
+from slamb_jax._replicas import per_worker_step as per_worker_step
+from slamb_jax._replicas import replicate as replicate
+from slamb_jax._rescale import ElementwiseRescaleState as ElementwiseRescaleState
+from slamb_jax._rescale import elementwise_rescale as elementwise_rescale
+from slamb_jax._selections import Bernoulli as Bernoulli
+from slamb_jax._selections import Permutation as Permutation
+from slamb_jax._selections import Selection as Selection
+from slamb_jax._selections import Strided as Strided
+from slamb_jax._selections import replay_masks as replay_masks
+from slamb_jax._slamb import STATIC_ARGS as STATIC_ARGS
+from slamb_jax._slamb import slamb as slamb
+from slamb_jax._trust_ratio import LayerwiseTrustRatioState as LayerwiseTrustRatioState
+from slamb_jax._trust_ratio import layerwise_trust_ratio as layerwise_trust_ratio
+from slamb_jax._wire import Collective as Collective
+from slamb_jax._wire import WireReport as WireReport
+from slamb_jax._wire import wire_report as wire_report
+
+__version__ = "0.1.0"

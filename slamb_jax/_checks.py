@@ -1,0 +1,75 @@
+"""Errors for bad input: each names the argument and the value."""
+
+import math
+import numbers
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+
+def check_range(
+    name: str,
+    value: Any,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> None:
+    """Raises unless ``value`` is in the interval; schedules and arrays pass."""
+    if callable(value) or isinstance(value, jax.Array):
+        return
+    interval = f"{'(' if open_low else '['}{low}, {high}{')' if open_high else ']'}"
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ValueError(f"{name} must be a number in {interval}, got {value!r}")
+    value = float(value)
+    above = value > low if open_low else value >= low
+    below = value < high if open_high else value <= high
+    if not (above and below):  # a NaN fails both
+        raise ValueError(f"{name} must be in {interval}, got {value!r}")
+
+
+def check_integer(name: str, value: Any, low: int | None = None) -> None:
+    """Raises unless ``value`` is an integer, and at least ``low``."""
+    good = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not good or (low is not None and value < low):
+        bound = "" if low is None else f" of at least {low}"
+        raise ValueError(f"{name} must be an integer{bound}, got {value!r}")
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raises unless ``value`` is one of ``choices``."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_clips(c_min: Any, c_max: Any) -> None:
+    """Raises unless ``0 <= c_min <= c_max``, as far as both are static."""
+    check_range("c_min", c_min, 0.0)
+    check_range("c_max", c_max, 0.0)
+    known = not (isinstance(c_min, jax.Array) or isinstance(c_max, jax.Array))
+    if known and c_min > c_max:
+        raise ValueError(f"c_min must not exceed c_max, got {c_min!r} and {c_max!r}")
+
+
+def check_static(names: tuple[str, ...], values: dict[str, Any]) -> None:
+    """Raises for every named argument that ``inject_hyperparams`` made an array."""
+    bad = [name for name in names if isinstance(values[name], jax.Array)]
+    if bad:
+        raise ValueError(
+            f"{', '.join(bad)} must be static, got "
+            f"{', '.join(repr(values[name]) for name in bad)}: pass "
+            "static_args=slamb_jax.STATIC_ARGS to optax.inject_hyperparams"
+        )
+
+
+def check_floating(tree: chex.ArrayTree, what: str) -> None:
+    """Raises for a leaf that no optimizer can step along, and names it."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ValueError(
+                f"{what} must be real floating point, got {leaf.dtype} at "
+                f"{what}{jax.tree_util.keystr(path)}"
+            )

@@ -1,0 +1,181 @@
+"""Everything that talks to other workers, and what it needs to know of the mesh axis.
+
+No other module calls a collective of ``jax.lax``. ``axis_name`` is a name, or a tuple
+of names, bound by ``shard_map``, ``pmap`` or ``vmap``; None is a single worker.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+Axes = frozenset[Hashable]
+AxisName = Hashable | tuple[Hashable, ...]
+
+
+def axis_size(axis_name: AxisName | None) -> int:
+    """The number of workers n; 1 without an axis.
+
+    Raises:
+      ValueError: if ``axis_name`` is not bound where this is called.
+    """
+    if axis_name is None:
+        return 1
+    try:
+        return int(jax.lax.psum(1, axis_name))
+    except (NameError, KeyError) as error:
+        raise ValueError(
+            f"axis_name={axis_name!r} is not bound here. A transformation that "
+            "exchanges must be updated inside jax.shard_map, jax.pmap or jax.vmap "
+            "over an axis of that name (slamb_jax.per_worker_step does it); "
+            "axis_name=None is for a single worker."
+        ) from error
+
+
+def mean_over(
+    arrays: Sequence[jax.Array], axis_name: AxisName | None
+) -> list[jax.Array]:
+    """Means over the workers, in one exchange, in the dtype of each array.
+
+    Arrays of 32 bits go through an all-reduce. Those of 16 bits are summed in
+    float32 by the worker that owns the slice, and rounded once: an all-to-all and an
+    all-gather, the two halves of an all-reduce, with as many bytes on the wire as a
+    16-bit all-reduce would have. (XLA's CPU backend turns that into a 32-bit one,
+    and summing thousands of 16-bit terms loses what was saved.)
+    """
+    n = axis_size(axis_name)
+    out = list(arrays)
+    if n == 1:
+        return out
+    for dtype in sorted({x.dtype.name for x in arrays}):
+        places = [i for i, x in enumerate(arrays) if x.dtype.name == dtype and x.size]
+        if not places:
+            continue
+        group = [arrays[i] for i in places]
+        narrow = group[0].dtype.itemsize == 2
+        means = (_narrow_mean if narrow else jax.lax.pmean)(group, axis_name)
+        for i, mean in zip(places, means, strict=True):
+            out[i] = vary_over(mean, varying_axes(arrays[i]))
+    return out
+
+
+def _narrow_mean(arrays: Sequence[jax.Array], axis_name: AxisName) -> list[jax.Array]:
+    n, dtype = axis_size(axis_name), arrays[0].dtype
+    flat = jnp.concatenate([x.reshape(-1) for x in arrays])
+    slices = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
+    # As integers: XLA widens a 16-bit float collective where it can, not these.
+    bits = jax.lax.bitcast_convert_type(slices, jnp.uint16)
+    bits = jax.lax.all_to_all(bits, axis_name, split_axis=0, concat_axis=0)
+    mine = jax.lax.bitcast_convert_type(bits, dtype).astype(jnp.float32)
+    mean = jnp.mean(mine, axis=0).astype(dtype)
+    bits = jax.lax.bitcast_convert_type(mean, jnp.uint16)
+    bits = jax.lax.all_gather(bits, axis_name, tiled=True)
+    flat = jax.lax.bitcast_convert_type(bits, dtype)
+    ends = [sum(x.size for x in arrays[: i + 1]) for i in range(len(arrays))]
+    parts = jnp.split(flat, ends)
+    return [part.reshape(x.shape) for part, x in zip(parts, arrays, strict=False)]
+
+
+def agreed_mean(tree: chex.ArrayTree, axis_name: AxisName | None) -> chex.ArrayTree:
+    """Means over the workers, bit-identical on all; other dtypes than floats pass.
+
+    Sums in float32 at least. Under ``check_vma=True`` the type says that the result
+    does not vary over the axis.
+    """
+    if axis_size(axis_name) == 1:
+        return tree
+
+    def mean(x: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating) or not x.size:
+            return x
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        return jax.lax.pmean(wide, axis_name).astype(x.dtype)
+
+    return jax.tree.map(mean, tree)
+
+
+def worker_index(axis_name: AxisName) -> jax.Array:
+    """This worker's place on the axis."""
+    return jax.lax.axis_index(axis_name)
+
+
+def cond(
+    pred: jax.Array,
+    true_fun: Callable[..., Any],
+    false_fun: Callable[..., Any],
+    *operands: Any,
+) -> Any:
+    """``lax.cond`` whose branches may differ in the axes their results vary over."""
+    shapes = [jax.eval_shape(fun, *operands) for fun in (true_fun, false_fun)]
+    axes = jax.tree.map(lambda a, b: varying_axes(a) | varying_axes(b), *shapes)
+
+    def widened(fun: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: jax.tree.map(vary_over, fun(*args), axes)
+
+    return jax.lax.cond(pred, widened(true_fun), widened(false_fun), *operands)
+
+
+def varying_axes(x: Any) -> Axes:
+    """The mesh axes that the type of ``x`` says it varies over.
+
+    Empty under ``vmap``, ``pmap`` and ``check_vma=False``, whose types do not say.
+    """
+    aval = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
+    manual = getattr(aval, "manual_axis_type", None)  # jax 0.10 and newer
+    axes = getattr(aval, "vma", None) if manual is None else manual.varying
+    return frozenset(axes or ())
+
+
+def vary_over(x: jax.Array, axes: Axes) -> jax.Array:
+    """``x``, with a type that varies over ``axes`` too; folds away when compiled.
+
+    (``lax.pcast`` would do it, where there is one; it does not know ``vmap``'s axes.)
+    """
+    for axis in sorted(axes - varying_axes(x), key=str):
+        other = jnp.broadcast_to(worker_index(axis), x.shape).astype(x.dtype)
+        x = jnp.where(jnp.zeros(x.shape, bool), other, x)
+    return x
+
+
+def check_local(updates: chex.ArrayTree, axis_name: AxisName | None) -> None:
+    """Refuses gradients that were averaged already, where the types can show it.
+
+    Raises:
+      ValueError: if an entry does not vary over ``axis_name`` though types are
+        tracked there (``shard_map`` with ``check_vma=True``).
+    """
+    if axis_name is None:
+        return
+    axis_size(axis_name)
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    tracked = frozenset().union(*(varying_axes(worker_index(a)) for a in names))
+    for path, x in jax.tree_util.tree_leaves_with_path(updates):
+        _check_varies(path, x, tracked)
+
+
+def check_local_like(updates: chex.ArrayTree, moments: chex.ArrayTree) -> None:
+    """Refuses gradients that do not vary over an axis over which the moments do."""
+
+    def check(path: Any, x: jax.Array | None, m: jax.Array) -> None:
+        if x is not None:
+            _check_varies(path, x, varying_axes(m))
+
+    jax.tree_util.tree_map_with_path(
+        check, updates, moments, is_leaf=lambda x: x is None
+    )
+
+
+def _check_varies(path: Any, x: jax.Array, axes: Axes) -> None:
+    if missing := axes - varying_axes(x):
+        names = ", ".join(sorted(map(repr, missing)))
+        raise ValueError(
+            f"updates{jax.tree_util.keystr(path)} does not vary over the mesh axis "
+            f"{names}: it is the same on every worker, so it was summed or averaged "
+            "already, and the exchange would save nothing. jax.grad inside "
+            "jax.shard_map sums the gradient of replicated parameters. Give each "
+            "worker its own copy (slamb_jax.replicate, slamb_jax.per_worker_step), or "
+            f"cast them with jax.lax.pcast(params, {names}, to='varying') before "
+            "jax.grad, and do not average gradients yourself."
+        )

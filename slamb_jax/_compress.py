@@ -1,0 +1,132 @@
+"""Random-k compression of what the workers exchange, with error feedback."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from slamb_jax import _collectives
+from slamb_jax._checks import check_floating
+from slamb_jax._leaves import Leaf, flatten_numbered
+from slamb_jax._selections import Selection, Strided, check_selection
+
+
+class RandkCompressState(NamedTuple):
+    """State of :func:`randk_compress_with_error_feedback`."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32, shape []
+    residual: optax.Updates | None  # float32, as updates; None if not kept
+
+
+def randk_compress_with_error_feedback(
+    selection: Selection = Strided(),  # noqa: B008 (frozen)
+    *,
+    axis_name: _collectives.AxisName | None = None,
+    keep_residual: bool = True,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Averages a chosen share of the updates over the workers; the rest waits.
+
+    With :math:`M_t` the coordinates that ``selection`` chooses at step t:
+
+    .. math::
+
+      x &= g + e \\
+      u[M_t] &= \text{mean over workers of } x[M_t], \quad u[\neg M_t] = 0 \\
+      e &= x - (\text{what this worker sent})
+
+    which is classical error feedback and goes in front of any optimizer. With
+    ``keep_residual=False`` there is no :math:`e` and the rest passes through,
+    :math:`u[\neg M_t] = g[\neg M_t]`: that is how :func:`slamb_jax.mask_momentum`
+    uses it, whose momentum is the memory. Only the chosen share travels, no indices:
+    every worker knows :math:`M_t`.
+
+    Args:
+      selection: which coordinates travel when, see :class:`slamb_jax.Selection`.
+      axis_name: the mesh axis (or axes) of the workers; None for a single one, which
+        keeps the masks and exchanges nothing.
+      keep_residual: hold what was not sent in a residual, which is added at the next
+        step. If False it passes through.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs`. What travels has the dtype of
+      the updates; a residual is float32 and also keeps what rounding took.
+
+    Raises:
+      ValueError: in ``update``, if ``axis_name`` is not bound, or if the updates were
+        averaged already and the types show it (``shard_map`` with ``check_vma=True``).
+
+    Examples:
+      >>> import jax.numpy as jnp, optax, slamb_jax
+      >>> tx = optax.chain(
+      ...     slamb_jax.randk_compress_with_error_feedback(
+      ...         slamb_jax.Strided(compress_ratio=0.5, min_size=0)
+      ...     ),
+      ...     optax.sgd(1.0),
+      ... )
+      >>> params = jnp.ones((2, 2))
+      >>> state = tx.init(params)
+      >>> for _ in range(2):
+      ...     updates, state = tx.update(jnp.ones((2, 2)), state, params)
+      ...     print((updates != 0).sum())
+      2
+      2
+
+    References:
+      Xu et al., `SLAMB: Accelerated Large Batch Training with Sparse Communication
+      <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023; Stich et al.,
+      `Sparsified SGD with Memory <https://arxiv.org/abs/1809.07599>`_, 2018.
+    """
+    check_selection(selection)
+
+    def init(params: optax.Params) -> RandkCompressState:
+        check_floating(params, "params")
+        residual = optax.tree.zeros_like(params, dtype=jnp.float32)
+        return RandkCompressState(
+            jnp.zeros([], jnp.int32), residual if keep_residual else None
+        )
+
+    def update(
+        updates: optax.Updates,
+        state: RandkCompressState,
+        params: optax.Params | None = None,
+        **extra_args: object,
+    ) -> tuple[optax.Updates, RandkCompressState]:
+        del extra_args
+        _collectives.check_local(updates, axis_name)
+        step = optax.safe_increment(state.count)
+        leaves, gs, treedef = flatten_numbered(updates, params)
+        here = [(i, leaf) for i, leaf in enumerate(leaves) if leaf is not None]
+
+        if not keep_residual:
+            packed = [_pack(selection, step, leaf, gs[i]) for i, leaf in here]
+            means = _collectives.mean_over(packed, axis_name)
+            for (i, leaf), mean in zip(here, means, strict=True):
+                gs[i] = _unpack(selection, step, leaf, mean, gs[i])
+            return treedef.unflatten(gs), RandkCompressState(step, None)
+
+        es = treedef.flatten_up_to(state.residual)
+        xs = {i: gs[i].astype(jnp.float32) + es[i] for i, _ in here}
+        packed = [
+            _pack(selection, step, leaf, xs[i].astype(gs[i].dtype)) for i, leaf in here
+        ]
+        means = _collectives.mean_over(packed, axis_name)
+        for (i, leaf), sent, mean in zip(here, packed, means, strict=True):
+            zeros = jnp.zeros_like(gs[i])
+            gs[i] = _unpack(selection, step, leaf, mean, zeros)
+            es[i] = xs[i] - _unpack(selection, step, leaf, sent, zeros).astype(
+                jnp.float32
+            )
+        return treedef.unflatten(gs), RandkCompressState(step, treedef.unflatten(es))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _pack(selection: Selection, step: jax.Array, leaf: Leaf, x: jax.Array) -> jax.Array:
+    return x if selection.whole(leaf) else selection.pack(step, leaf, x)
+
+
+def _unpack(
+    selection: Selection, step: jax.Array, leaf: Leaf, packed: jax.Array, x: jax.Array
+) -> jax.Array:
+    return packed if selection.whole(leaf) else selection.unpack(step, leaf, packed, x)

@@ -1,0 +1,162 @@
+"""Momentum of which only a share is exchanged, and Adam's direction from it."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from slamb_jax import _collectives
+from slamb_jax._checks import check_choice, check_floating, check_range
+from slamb_jax._leaves import keep_absent, map_present
+
+FORMS = ("sum", "product")
+
+
+class MaskMomentumState(NamedTuple):
+    """State of :func:`mask_momentum`."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32, shape []
+    mu: optax.Updates  # first moment, as params, float32 or mu_dtype
+    nu: optax.Updates  # second moment, as params, float32
+    compressor: optax.OptState
+
+
+def mask_momentum(
+    compressor: optax.GradientTransformation,
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-6,
+    *,
+    form: str = "sum",
+    bias_correction: bool = True,
+    mu_dtype: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Adam's direction from a momentum that a compressor exchanges in part.
+
+    With the worker's own gradient g, step :math:`t = 1, 2, \ldots`:
+
+    .. math::
+
+      m &\leftarrow \text{compressor}(\beta_1 m + (1-\beta_1) g) \\
+      v &\leftarrow \beta_2 v + (1-\beta_2) g^2 \\
+      u &= \frac{m/(1-\beta_1^t)}{\sqrt{v/(1-\beta_2^t)} + \varepsilon}
+        \quad\text{(product form)} \\
+      u &= \frac{m}{\sqrt{v} + \varepsilon}
+        \cdot\frac{\sqrt{1-\beta_2^t}}{1-\beta_1^t} \quad\text{(sum form)}
+
+    What the compressor returns is stored as m: coordinates it let through unsent keep
+    accumulating there, which is SLAMB's local error compensation. v is never sent.
+
+    Args:
+      compressor: takes m and returns m with its chosen coordinates averaged:
+        ``randk_compress_with_error_feedback(..., keep_residual=False)``. Any optax
+        transformation that keeps shapes serves; ``optax.identity()`` gives Adam.
+      b1: decay rate of the first moment, in [0, 1).
+      b2: decay rate of the second moment, in [0, 1).
+      eps: added to the root of the second moment, positive.
+      form: ``"sum"`` or ``"product"``: where eps stands, see above.
+      bias_correction: False leaves out both powers of t (product form only).
+      mu_dtype: dtype of m, and so of what travels; None is float32. v is float32.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs` whose updates have the dtype of
+      the parameters, where they are given, else of the gradients.
+
+    Raises:
+      ValueError: for a value out of range; in ``update``, for gradients that do not
+        vary over a mesh axis over which m does.
+
+    Examples:
+      >>> import jax.numpy as jnp, slamb_jax
+      >>> compressor = slamb_jax.randk_compress_with_error_feedback(keep_residual=False)
+      >>> tx = slamb_jax.mask_momentum(compressor)
+      >>> params = jnp.ones(3)
+      >>> updates, state = tx.update(jnp.array([1.0, -2.0, 0.0]), tx.init(params))
+      >>> print(updates.round(3))
+      [ 1. -1.  0.]
+
+    References:
+      Xu et al., `SLAMB <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023:
+      momentum masking and local error compensation.
+    """
+    check_range("b1", b1, 0.0, 1.0, open_high=True)
+    check_range("b2", b2, 0.0, 1.0, open_high=True)
+    check_range("eps", eps, 0.0, open_low=True)
+    check_choice("form", form, FORMS)
+    if form == "sum" and not bias_correction:
+        raise ValueError(
+            "bias_correction=False needs form='product', got form='sum', which is "
+            "always bias-corrected"
+        )
+    dtype = _momentum_dtype(mu_dtype)
+    compressor = optax.with_extra_args_support(compressor)
+
+    def init(params: optax.Params) -> MaskMomentumState:
+        check_floating(params, "params")
+        mu = optax.tree.zeros_like(params, dtype=dtype)
+        nu = optax.tree.zeros_like(params, dtype=jnp.float32)
+        return MaskMomentumState(jnp.zeros([], jnp.int32), mu, nu, compressor.init(mu))
+
+    def update(
+        updates: optax.Updates,
+        state: MaskMomentumState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, MaskMomentumState]:
+        _collectives.check_local_like(updates, state.mu)
+        step = optax.safe_increment(state.count)
+        b1_, rest1, log1 = _decay(b1)
+        b2_, rest2, log2 = _decay(b2)
+        eps_ = jnp.asarray(eps, jnp.float32)
+        g = map_present(lambda g: g.astype(jnp.float32), updates)
+        mu = map_present(
+            lambda g, m: (b1_ * m.astype(jnp.float32) + rest1 * g).astype(dtype),
+            g,
+            state.mu,
+        )
+        nu = map_present(lambda g, v: b2_ * v + rest2 * jnp.square(g), g, state.nu)
+        mu, inner = compressor.update(mu, state.compressor, params, **extra_args)
+        t = step.astype(jnp.float32)
+        fix1, fix2 = -jnp.expm1(t * log1), -jnp.expm1(t * log2)  # 1 - b**t
+        if not bias_correction:
+            fix1 = fix2 = jnp.float32(1)
+
+        def direction(m: jax.Array, v: jax.Array, like: jax.Array) -> jax.Array:
+            m = m.astype(jnp.float32)
+            if form == "product":
+                u = (m / fix1) / (jnp.sqrt(v / fix2) + eps_)
+            else:
+                u = m / (jnp.sqrt(v) + eps_) * (jnp.sqrt(fix2) / fix1)
+            return u.astype(like.dtype)
+
+        u = map_present(direction, mu, nu, updates if params is None else params)
+        new_state = MaskMomentumState(
+            step, keep_absent(mu, state.mu), keep_absent(nu, state.nu), inner
+        )
+        return u, new_state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _decay(b: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """b, 1 - b and log b in float32, without the cancellation where b is static."""
+    if isinstance(b, jax.Array):
+        b = b.astype(jnp.float32)
+        return b, 1 - b, jnp.log(b)
+    log = math.log(b) if b > 0 else -math.inf
+    return jnp.float32(b), jnp.float32(1 - b), jnp.float32(log)
+
+
+def _momentum_dtype(mu_dtype: Any) -> jnp.dtype:
+    allowed = (jnp.float32, jnp.bfloat16, jnp.float16)
+    try:
+        dtype = jnp.dtype(jnp.float32 if mu_dtype is None else mu_dtype)
+    except TypeError:
+        dtype = None
+    if dtype not in [jnp.dtype(d) for d in allowed]:
+        raise ValueError(
+            f"mu_dtype must be None, float32, bfloat16 or float16, got {mu_dtype!r}"
+        )
+    return dtype

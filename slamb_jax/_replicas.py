@@ -1,0 +1,222 @@
+"""Replicas that drift apart: laid out on a mesh, stepped, and joined again."""
+
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from slamb_jax._collectives import worker_index
+
+
+def replicate(tree: chex.ArrayTree, mesh: Mesh, axis_name: str) -> chex.ArrayTree:
+    """Gives every worker on the mesh its own copy of ``tree``, all the same.
+
+    Each leaf gets a leading replica axis, as long as the mesh axis and sharded over
+    it. Parameters under SLAMB differ between workers from one average to the next, so
+    they are not replicated in jax's sense: they are n arrays in one.
+
+    Args:
+      tree: parameters, optimizer state, random keys: a tree of arrays (or numbers).
+        With several processes, each passes the same values.
+      mesh: the device mesh.
+      axis_name: the mesh axis of the workers.
+
+    Returns:
+      A tree like ``tree`` of arrays of shape ``(n, ...)``.
+
+    Raises:
+      ValueError: if the mesh has no axis of that name.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, slamb_jax
+      >>> mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+      >>> slamb_jax.replicate({"w": jnp.ones(3)}, mesh, "data")["w"].shape
+      (4, 3)
+    """
+    n = _workers(mesh, axis_name)
+    sharding = NamedSharding(mesh, PartitionSpec(axis_name))
+
+    def spread(x: Any) -> jax.Array:
+        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            bits = spread(jax.random.key_data(x))
+            return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(x))
+        one = np.asarray(x, dtype=jnp.result_type(x))
+        copies = np.broadcast_to(one, (n, *one.shape))
+        return jax.make_array_from_callback(
+            copies.shape, sharding, lambda index: copies[index]
+        )
+
+    return jax.tree.map(spread, tree)
+
+
+def per_worker_step(
+    step: Callable[..., tuple[Any, Any]],
+    mesh: Mesh,
+    axis_name: str,
+    *,
+    check_vma: bool = True,
+) -> Callable[..., tuple[Any, Any]]:
+    """Turns a step as one worker sees it into a jitted step of all workers.
+
+    Args:
+      step: ``step(state, batch)`` or ``step(state, batch, key)``, returning the new
+        state and what is to be reported. It sees one worker's state, one worker's
+        share of the batch and that worker's own random key, and may use
+        ``axis_name`` in collectives. It must take its gradient as if it were alone.
+      mesh: the device mesh.
+      axis_name: the mesh axis of the workers.
+      check_vma: as in ``jax.shard_map``. With True, gradients that were averaged
+        behind the user's back are refused; False is for models whose kernels do not
+        support the check.
+
+    Returns:
+      ``run(state, batch, key=None)``, jitted, with the ``lower`` of a jitted function.
+      ``state`` is what :func:`replicate`
+      returned, and is donated: use the one that comes back. The leaves of ``batch``
+      have the workers' shares joined along their first axis. ``key`` is one random
+      key, from which each worker gets its own. What ``step`` reports comes back with
+      a leading axis of workers; nothing is exchanged for it.
+
+    Raises:
+      ValueError: if the mesh has no such axis; when called, if ``state`` was not
+        replicated over it or a leaf of ``batch`` does not split evenly.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax, slamb_jax
+      >>> mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+      >>> tx = slamb_jax.slamb(0.1, axis_name="data")
+      >>> def step(state, batch):
+      ...     params, opt_state = state
+      ...     loss = lambda p: jnp.mean((batch @ p) ** 2)
+      ...     value, grads = jax.value_and_grad(loss)(params)
+      ...     updates, opt_state = tx.update(grads, opt_state, params)
+      ...     return (optax.apply_updates(params, updates), opt_state), value
+      >>> params = jnp.ones(3)
+      >>> state = slamb_jax.replicate((params, tx.init(params)), mesh, "data")
+      >>> run = slamb_jax.per_worker_step(step, mesh, "data")
+      >>> state, losses = run(state, jnp.ones((8, 3)))
+      >>> print(losses)
+      [9. 9. 9. 9.]
+    """
+    n = _workers(mesh, axis_name)
+    split, same = PartitionSpec(axis_name), PartitionSpec()
+
+    def one_worker(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        own = jax.tree.map(lambda x: jnp.squeeze(x, 0), state)
+        keys = (
+            () if key is None else (jax.random.fold_in(key, worker_index(axis_name)),)
+        )
+        own, report = step(own, batch, *keys)
+        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), (own, report))
+
+    workers = jax.shard_map(
+        one_worker,
+        mesh=mesh,
+        in_specs=(split, split, same),
+        out_specs=split,
+        check_vma=check_vma,
+    )
+
+    jitted = jax.jit(workers, donate_argnums=0)
+
+    def placed(state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
+        _check_leading("state", state, lambda size: size == n, f"{n} replicas")
+        _check_leading("batch", batch, lambda size: size % n == 0, f"a multiple of {n}")
+        return (
+            _place(state, mesh, split),
+            _place(batch, mesh, split),
+            _place(key, mesh, same),
+        )
+
+    def run(state: Any, batch: Any, key: Any = None) -> tuple[Any, Any]:
+        return jitted(*placed(state, batch, key))
+
+    def lower(state: Any, batch: Any, key: Any = None) -> jax.stages.Lowered:
+        return jitted.lower(*placed(state, batch, key))
+
+    run.lower = lower  # type: ignore[attr-defined]
+    return run
+
+
+def _place(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
+    """Puts what is not there yet where the step expects it."""
+    there = NamedSharding(mesh, spec)
+
+    def place(x: Any) -> Any:
+        if getattr(x, "sharding", None) == there:
+            return x
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)
+        return jax.device_put(x, there)
+
+    return jax.tree.map(place, tree)
+
+
+def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
+    """Joins the replicas into one copy, for evaluation and export.
+
+    Floating-point leaves, BatchNorm statistics among them, become the mean over the
+    leading replica axis, exactly the common value where all replicas agree; other
+    leaves (counts, keys) are those of the first replica.
+
+    Args:
+      tree: a tree of arrays of shape ``(n, ...)``, as :func:`replicate` returned them
+        or as they came out of ``vmap``.
+
+    Returns:
+      A tree of arrays without that axis, on one local device.
+
+    Raises:
+      ValueError: for a leaf without a leading axis.
+
+    Examples:
+      >>> import jax.numpy as jnp, slamb_jax
+      >>> print(slamb_jax.consolidate({"w": jnp.array([[1.0, 2.0], [3.0, 2.0]])})["w"])
+      [2. 2.]
+    """
+    _check_leading("tree", tree, lambda size: size > 0, "at least one replica")
+    return jax.tree.map(_joined_locally, tree)
+
+
+def _joined_locally(x: Any) -> jax.Array:
+    sharding = getattr(x, "sharding", None)
+    if not isinstance(sharding, NamedSharding):
+        return jax.jit(_join)(x)
+    # Without sharding in types: the replica axis is about to go.
+    mesh = Mesh(sharding.mesh.devices, sharding.mesh.axis_names)
+    x = jax.device_put(x, NamedSharding(mesh, sharding.spec))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return jax.jit(_join, out_shardings=everywhere)(x).addressable_data(0)
+
+
+def _join(x: jax.Array) -> jax.Array:
+    first = x[0]
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return first
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return (wide[0] + jnp.mean(wide - wide[:1], axis=0)).astype(x.dtype)
+
+
+def _workers(mesh: Mesh, axis_name: str) -> int:
+    if axis_name not in mesh.shape:
+        raise ValueError(
+            f"axis_name={axis_name!r} is not an axis of the mesh, which has "
+            f"{', '.join(map(repr, mesh.axis_names))}"
+        )
+    return mesh.shape[axis_name]
+
+
+def _check_leading(
+    name: str, tree: Any, good: Callable[[int], bool], expected: str
+) -> None:
+    for path, x in jax.tree_util.tree_leaves_with_path(tree):
+        shape = jnp.shape(x)
+        if not shape or not good(shape[0]):
+            raise ValueError(
+                f"{name}{jax.tree_util.keystr(path)} must have a leading axis of "
+                f"{expected}, got shape {shape}"
+            )

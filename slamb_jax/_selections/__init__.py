@@ -1,0 +1,43 @@
+r"""Which coordinates travel at a step: pure functions of step, leaf and shape.
+
+A selection answers for one :class:`Leaf` at one step ``t = 1, 2, ...``: the mask
+:math:`M_t`, the age :math:`\tau` (steps since a coordinate was last exchanged, ``t``
+if it never was), and how the chosen tenth is packed into what travels and unpacked
+again. Every worker computes the same answer; no mask ever travels, and nothing is
+kept from step to step.
+"""
+
+from collections.abc import Callable
+
+from slamb_jax._checks import check_choice
+from slamb_jax._selections._bernoulli import Bernoulli as Bernoulli
+from slamb_jax._selections._replay import replay_masks as replay_masks
+from slamb_jax._selections._round_robin import Permutation as Permutation
+from slamb_jax._selections._round_robin import Strided as Strided
+from slamb_jax._selections._selection import Selection as Selection
+
+_BY_NAME: dict[str, Callable[[float, int, int], Selection]] = {
+    "strided": Strided,
+    "permutation": Permutation,
+    "bernoulli": Bernoulli,
+}
+
+
+def make_selection(
+    selection: str | Selection, compress_ratio: float, min_size: int, seed: int
+) -> Selection:
+    """A selection by its name, with these settings, or the object itself."""
+    if isinstance(selection, str):
+        check_choice("selection", selection, tuple(_BY_NAME))
+        return _BY_NAME[selection](compress_ratio, min_size, seed)
+    return check_selection(selection)
+
+
+def check_selection(selection: Selection) -> Selection:
+    """Raises unless ``selection`` is an object with the protocol's methods."""
+    if isinstance(selection, type) or not isinstance(selection, Selection):
+        raise ValueError(
+            f"selection must be one of {', '.join(_BY_NAME)} or an object with the "
+            f"methods of slamb_jax.Selection, got {selection!r}"
+        )
+    return selection

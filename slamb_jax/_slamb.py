@@ -1,0 +1,194 @@
+"""SLAMB, as a chain of links."""
+
+from typing import Any
+
+import jax
+import optax
+
+from slamb_jax._average import average_parameters_every
+from slamb_jax._checks import check_integer, check_range, check_static
+from slamb_jax._collectives import AxisName
+from slamb_jax._compress import randk_compress_with_error_feedback
+from slamb_jax._momentum import mask_momentum
+from slamb_jax._rescale import elementwise_rescale
+from slamb_jax._selections import Selection, make_selection
+from slamb_jax._trust_ratio import layerwise_trust_ratio
+
+STATIC_ARGS = (
+    "axis_name",
+    "compress_ratio",
+    "mask",
+    "sync_every",
+    "form",
+    "selection",
+    "min_size",
+    "bias_correction",
+    "mu_dtype",
+    "seed",
+)
+"""Arguments of :func:`slamb` that cannot be traced: what to pass as ``static_args``
+to ``optax.inject_hyperparams``."""
+
+
+def slamb(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    axis_name: AxisName | None = None,
+    compress_ratio: float = 0.1,
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    b3: Any = 0.99,
+    eps: Any = 1e-6,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Any = None,
+    sync_every: int | None = 100,
+    form: str = "sum",
+    selection: str | Selection = "strided",
+    c_min: Any = 0.01,
+    c_max: Any = 1000.0,
+    min_size: int = 9000,
+    bias_correction: bool = True,
+    mu_dtype: Any = None,
+    seed: int = 0,
+) -> optax.GradientTransformationExtraArgs:
+    r"""SLAMB: LAMB that exchanges a tenth of its momentum per step.
+
+    n workers, each with its own parameters p, moments m and v, and its own gradient
+    g, which is **not** averaged. At step :math:`t = 1, 2, \ldots`, with
+    :math:`M_t` the share k of the coordinates whose turn it is:
+
+    .. math::
+
+      m &\leftarrow \beta_1 m + (1-\beta_1) g, \quad
+      v \leftarrow \beta_2 v + (1-\beta_2) g^2 \\
+      m[M_t] &\leftarrow \text{mean over workers of } m[M_t] \\
+      \tau &\leftarrow 0 \text{ on } M_t,\ \tau + 1 \text{ elsewhere}, \quad
+      r = \beta_3^\tau \\
+      u_0 &= \frac{m}{\sqrt v + \varepsilon}
+        \frac{\sqrt{1-\beta_2^t}}{1-\beta_1^t}, \quad u = u_0 + \lambda p \\
+      \phi_{hi} &= \operatorname{clip}(\|p[M_t]\| / \|u_0[M_t]\|, c_{min}, c_{max}),
+      \quad \phi_{lo} = \min(\|p[\neg M_t]\| / \|u_0[\neg M_t]\|, c_{max}) \\
+      p &\leftarrow p - lr\,\left(\phi_{hi}\,r
+        + \phi_{lo}\,\frac{1-r}{\sqrt n}\right) u \\
+      p &\leftarrow \text{mean over workers of } p
+      \quad\text{at } t = 1, H + 1, 2H + 1, \ldots
+
+    That is ``form="sum"``, the authors' "optimized implementation". ``form="product"``
+    is their other published rule, with :math:`u` as in Adam plus decay inside the
+    norms and the step :math:`lr\,(r + (1-r)/\sqrt n)\,\phi\,u` with
+    :math:`\phi = \operatorname{clip}(r\phi_{hi} + (1-r)\phi_{lo}, c_{min}, c_{max})`;
+    see :func:`layerwise_trust_ratio`. Leaves of one dimension or fewer, and those
+    with fewer than ``min_size`` elements, are exchanged whole.
+
+    Each worker must hold its own copy of the parameters and of this state, and must
+    pass its own gradient: :func:`replicate` and :func:`per_worker_step` arrange that.
+
+    Departures from the paper: the default choice of :math:`M_t` is computed instead of
+    stored (:class:`Strided`); ``sync_every=1`` averages at every step, where the
+    authors' never does; k is 1/c with ``c = round(1/k)`` for round robins.
+
+    Args:
+      learning_rate: a number, or a schedule of the step from 0. The large-batch rate:
+        the one that suits n workers' batches together.
+      axis_name: the mesh axis (or a tuple of axes) over which the workers exchange,
+        bound by ``shard_map``, ``pmap`` or ``vmap``. None: a single worker, with
+        masks and ages as for n = 1 and nothing exchanged.
+      compress_ratio: k in (0, 1], the share of the coordinates exchanged per step.
+      b1: decay rate of the first moment, in [0, 1).
+      b2: decay rate of the second moment, in [0, 1).
+      b3: decay rate of the freshness, in [0, 1]. The one to tune.
+      eps: added to the root of the second moment, positive.
+      weight_decay: :math:`\lambda`, not negative, or a schedule of the step from 0.
+      mask: which leaves decay, as in ``optax.adamw``. None: all.
+      sync_every: H, the steps from one average of the parameters to the next; None
+        for never.
+      form: ``"sum"`` or ``"product"``.
+      selection: ``"strided"``, ``"permutation"``, ``"bernoulli"``, or any object with
+        the methods of :class:`Selection`, which then has a ratio, a smallest size and
+        a seed of its own: ``compress_ratio``, ``min_size`` and ``seed`` here are for
+        the named ones.
+      c_min: lower bound of the trust ratio, not negative.
+      c_max: upper bound of the trust ratio, at least ``c_min``; may be infinite.
+      min_size: leaves with fewer elements are exchanged whole. Choose it for the
+        model: the default suits BERT, not a small ResNet.
+      bias_correction: False, in the product form only, leaves it out.
+      mu_dtype: dtype of m, and so of what travels every step: None for float32, or
+        bfloat16 or float16. v is always float32.
+      seed: changes the coordinates' turns; must be the same on all workers.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs`: a chain of
+      :func:`mask_momentum`, :func:`layerwise_trust_ratio`,
+      :func:`elementwise_rescale`, ``optax.scale_by_learning_rate`` and
+      :func:`average_parameters_every`. Its state is m, v and counts.
+
+    Raises:
+      ValueError: for an argument out of range; in ``update``, without ``params``, for
+        an unbound axis, and for gradients that were averaged already where the types
+        show it (``shard_map`` with ``check_vma=True``).
+
+    .. warning::
+      Do not wrap it in ``optax.apply_if_finite``, ``optax.conditionally_transform``
+      or ``optax.MultiSteps(should_skip_update_fn=...)``: when one worker skips and
+      another does not, the exchange waits for ever. To accumulate gradients use
+      :func:`accumulate`. Under ``optax.inject_hyperparams`` pass
+      ``static_args=slamb_jax.STATIC_ARGS`` and, with 16-bit parameters,
+      ``hyperparam_dtype=jnp.float32``: in bfloat16 0.999 is 1.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax, slamb_jax
+      >>> rate = optax.linear_schedule(0.1, 0.0, 100)
+      >>> tx = slamb_jax.slamb(rate, axis_name="data", min_size=0, sync_every=10)
+      >>> def train(params, target):  # what one worker does, with data of its own
+      ...     def step(carry, _):
+      ...         params, state = carry
+      ...         grads = jax.grad(lambda p: jnp.sum((p - target) ** 2))(params)
+      ...         updates, state = tx.update(grads, state, params)
+      ...         return (optax.apply_updates(params, updates), state), None
+      ...     carry = (params, tx.init(params))
+      ...     return jax.lax.scan(step, carry, length=101)[0][0]
+      >>> targets = jnp.array([1.0, 2.0, 3.0, 6.0])
+      >>> params = jax.vmap(train, axis_name="data")(jnp.ones((4, 5, 3)), targets)
+      >>> print(params.mean((1, 2)).round())  # near the mean of the targets
+      [3. 3. 3. 3.]
+
+    References:
+      Xu et al., `SLAMB: Accelerated Large Batch Training with Sparse Communication
+      <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023.
+    """
+    check_static(STATIC_ARGS, locals())
+    check_range("learning_rate", learning_rate)
+    check_integer("min_size", min_size, 0)
+    chosen = make_selection(selection, compress_ratio, min_size, seed)
+    if isinstance(learning_rate, jax.Array):  # a schedule's value takes u's dtype
+        learning_rate = _constant(learning_rate)
+    return optax.chain(
+        mask_momentum(
+            randk_compress_with_error_feedback(
+                chosen, axis_name=axis_name, keep_residual=False
+            ),
+            b1,
+            b2,
+            eps,
+            form=form,
+            bias_correction=bias_correction,
+            mu_dtype=mu_dtype,
+        ),
+        layerwise_trust_ratio(
+            chosen,
+            b3,
+            axis_name=axis_name,
+            weight_decay=weight_decay,
+            mask=mask,
+            form=form,
+            c_min=c_min,
+            c_max=c_max,
+        ),
+        elementwise_rescale(chosen, b3, axis_name=axis_name),
+        optax.scale_by_learning_rate(learning_rate),
+        average_parameters_every(sync_every, axis_name),
+    )
+
+
+def _constant(value: jax.Array) -> optax.Schedule:
+    return lambda count: value

@@ -1,0 +1,269 @@
+"""What a compiled program sends, read off its HLO."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+import jax
+
+_KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "ragged-all-to-all",
+)
+_BITS = {"pred": 8, "c64": 64, "c128": 128}
+_COMPUTATION = re.compile(r"^\s*(ENTRY\s+)?%?([\w.\-]+)\s*\(.*->.*\{\s*$")
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT\s+)?%?([\w.\-]+) = (.*)$")
+_SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
+_CALLED = re.compile(
+    r"\b(calls|to_apply|body|condition|true_computation|false_computation)"
+    r"=%?([\w.\-]+)"
+)
+_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective of a compiled program.
+
+    Attributes:
+      kind: ``"all-reduce"``, ``"all-gather"``, ...
+      dtype: XLA's name of the element type, ``"mixed"`` if they differ.
+      elements: elements that each device puts in, once.
+      payload_bytes: their bytes.
+      group_size: devices that take part together; None if the text does not say.
+      groups: the replica groups as XLA writes them.
+      conditional: whether it stands in a branch.
+      times: how often it runs per call (or per visit of its branch), from the loops
+        around it; None if a trip count is not known.
+    """
+
+    kind: str
+    dtype: str
+    elements: int
+    payload_bytes: int
+    group_size: int | None
+    groups: str
+    conditional: bool
+    times: int | None
+
+    @property
+    def wire_bytes(self) -> float | None:
+        """Bytes each device sends, all ``times``, on a ring; None if not known."""
+        g = self.group_size
+        if g is None or self.times is None:
+            return None
+        share = {
+            "all-reduce": 2 * (g - 1) / g,
+            "all-gather": g - 1,
+            "reduce-scatter": (g - 1) / g,
+            "all-to-all": (g - 1) / g,
+            "collective-permute": 1,
+        }.get(self.kind)
+        return None if share is None else share * self.payload_bytes * self.times
+
+
+@dataclasses.dataclass(frozen=True)
+class WireReport:
+    """The collectives of a compiled program; prints as a table."""
+
+    collectives: tuple[Collective, ...]
+
+    def bytes_sent(self, *, conditional: bool = False) -> float:
+        """Bytes each device sends per call, outside (or only inside) conditionals.
+
+        Raises:
+          ValueError: if one of them cannot be counted.
+        """
+        chosen = [c for c in self.collectives if c.conditional == conditional]
+        if any(c.wire_bytes is None for c in chosen):
+            raise ValueError(f"there are collectives that cannot be counted:\n{self}")
+        return math.fsum(c.wire_bytes or 0 for c in chosen)
+
+    def __str__(self) -> str:
+        head = ("kind", "dtype", "elements", "bytes sent", "devices", "runs")
+        rows = [head] + [_row(c) for c in self.collectives]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        lines = [
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True))
+            for row in rows
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> WireReport:
+    """Lists every collective of a compiled program, from its HLO.
+
+    Bytes sent are per device, by the ring convention: with g devices and B bytes put
+    in by each, an all-reduce sends 2 (g-1)/g B, an all-gather (g-1) B, a
+    reduce-scatter or all-to-all (g-1)/g B, a permute B. What cannot be counted (an
+    unknown trip count, another kind of collective) is listed as such.
+
+    Args:
+      program: what ``jax.jit(f).lower(...).compile()`` returned; or what ``lower``
+        returned, which is then compiled; or the text of an optimized HLO module.
+
+    Returns:
+      A :class:`WireReport`.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, slamb_jax
+      >>> from jax.sharding import PartitionSpec as P
+      >>> mesh = jax.make_mesh((8,), ("data",))
+      >>> mean = jax.shard_map(
+      ...     lambda x: jax.lax.pmean(x, "data"),
+      ...     mesh=mesh, in_specs=P("data"), out_specs=P(),
+      ... )
+      >>> x = slamb_jax.replicate(jnp.ones(1000), mesh, "data")
+      >>> print(slamb_jax.wire_report(jax.jit(mean).lower(x)))
+      kind        dtype  elements  bytes sent  devices  runs
+      all-reduce  f32    1000      7000        8        every call
+    """
+    if isinstance(program, jax.stages.Lowered):
+        program = program.compile()
+    text = program if isinstance(program, str) else program.as_text()
+    if not text or "ENTRY" not in text:
+        raise ValueError(f"program must be compiled or have HLO text, got {program!r}")
+    computations, entry = _parse(text)
+    found = _walk(computations, entry, conditional=False, times=1)
+    return WireReport(tuple(found))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Instruction:
+    shape: str
+    opcode: str
+    operands: tuple[str, ...]
+    rest: str
+
+
+def _parse(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
+    computations: dict[str, dict[str, _Instruction]] = {}
+    entry, current = "", {}
+    for line in text.splitlines():
+        if header := _COMPUTATION.match(line):
+            current = computations.setdefault(header[2], {})
+            entry = header[2] if header[1] else entry
+        elif match := _INSTRUCTION.match(line):
+            current[match[1]] = _instruction(re.sub(r"/\*.*?\*/", "", match[2]))
+    return computations, entry
+
+
+def _instruction(text: str) -> _Instruction:
+    """``shape opcode(operands), attributes``; the shape may be a nested tuple."""
+    end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
+    shape, rest = text[:end], text[end:].lstrip()
+    opening = rest.find("(")
+    closing = _closing(rest, opening)
+    operands = tuple(re.findall(r"%?([\w.\-]+)\s*(?:,|$)", rest[opening + 1 : closing]))
+    return _Instruction(shape, rest[:opening], operands, rest[closing + 1 :])
+
+
+def _closing(text: str, opening: int) -> int:
+    depth = 0
+    for i in range(max(opening, 0), len(text)):
+        depth += (text[i] == "(") - (text[i] == ")")
+        if depth == 0:
+            return i
+    return len(text) - 1
+
+
+def _walk(
+    computations: dict[str, dict[str, _Instruction]],
+    name: str,
+    *,
+    conditional: bool,
+    times: int | None,
+) -> Iterator[Collective]:
+    """The collectives of a computation and of all it calls."""
+    body = computations.get(name, {})
+    for instruction in body.values():
+        kind = instruction.opcode.removesuffix("-start")
+        if kind in _KINDS:
+            yield _collective(kind, instruction, body, conditional, times)
+            continue  # what it calls is the reduction
+        if instruction.opcode.endswith(("-done", "-update")):
+            continue  # names what its start called
+        inside, often = conditional, times
+        if instruction.opcode == "conditional":
+            inside = True
+        if instruction.opcode == "while":
+            trips = _TRIPS.search(instruction.rest)
+            often = times * int(trips[1]) if trips and times is not None else None
+        for called in _called(instruction.rest):
+            yield from _walk(computations, called, conditional=inside, times=often)
+
+
+def _called(attributes: str) -> list[str]:
+    names = [match[2] for match in _CALLED.finditer(attributes)]
+    if branches := _BRANCHES.search(attributes):
+        names += [name.strip().lstrip("%") for name in branches[1].split(",")]
+    return names
+
+
+def _collective(
+    kind: str,
+    instruction: _Instruction,
+    body: dict[str, _Instruction],
+    conditional: bool,
+    times: int | None,
+) -> Collective:
+    arrays = [
+        shape
+        for name in instruction.operands
+        if name in body
+        for shape in _SHAPE.findall(body[name].shape)
+    ]
+    sizes = [math.prod(int(n) for n in dims.split(",") if n) for _, dims in arrays]
+    dtypes = {dtype for dtype, _ in arrays}
+    size, groups = _groups(instruction.rest)
+    if kind == "collective-permute":
+        size = size or 2  # each source sends to one target
+    return Collective(
+        kind=kind,
+        dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
+        elements=sum(sizes),
+        payload_bytes=sum(
+            -(-n * _bits(dtype) // 8)
+            for (dtype, _), n in zip(arrays, sizes, strict=True)
+        ),
+        group_size=size,
+        groups=groups,
+        conditional=conditional,
+        times=times,
+    )
+
+
+def _bits(dtype: str) -> int:
+    known = _BITS.get(dtype) or re.search(r"\d+", dtype)
+    return known if isinstance(known, int) else int(known[0]) if known else 0
+
+
+def _groups(attributes: str) -> tuple[int | None, str]:
+    """The size of the replica groups and their text, in any of XLA's notations."""
+    if listed := re.search(r"replica_groups=(\{\{([\d,]*)\}[^=]*?\})[,\s]", attributes):
+        return listed[2].count(",") + 1, listed[1]
+    iota = r"replica_groups=(\[(\d+),(\d+)\]<=\[[\d,]*\](?:T\([\d,]*\))?)"
+    if listed := re.search(iota, attributes):
+        return int(listed[3]), listed[1]
+    if mesh := re.search(r"replica_groups=(mesh\[(.*?)\]\s*\{(.*?)\})", attributes):
+        sizes = dict(re.findall(r"'([^']*)'=(\d+)", mesh[2]))
+        axes = re.findall(r"'([^']*)'", mesh[3])
+        return math.prod(int(sizes[axis]) for axis in axes), mesh[1]
+    pairs = re.search(r"source_target_pairs=(\{\{.*?\}\})", attributes)
+    return None, pairs[1] if pairs else ""
+
+
+def _row(c: Collective) -> tuple[str, ...]:
+    runs = "in a branch" if c.conditional else "every call"
+    if c.times != 1:
+        runs += f", {c.times} times" if c.times else ", times not known"
+    sent = "not counted" if c.wire_bytes is None else f"{c.wire_bytes:.0f}"
+    devices = str(c.group_size or "?")
+    return (c.kind, c.dtype, str(c.elements), sent, devices, runs)
