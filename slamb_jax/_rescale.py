@@ -81,7 +81,8 @@ def elementwise_rescale(
             if n == 1 or selection.whole(leaf):
                 return u
             r = freshness(selection, step, leaf, b3)
-            return ((r + (1 - r) / n**0.5) * u.astype(jnp.float32)).astype(u.dtype)
+            rows = u.astype(jnp.float32).reshape(r.shape[0], -1)
+            return ((r + (1 - r) / n**0.5) * rows).astype(u.dtype).reshape(u.shape)
 
         u = map_numbered(rescale, updates, like=params)
         return u, ElementwiseRescaleState(step)
@@ -90,6 +91,7 @@ def elementwise_rescale(
 
 
 def freshness(selection: Selection, step: jax.Array, leaf: Leaf, b3: Any) -> jax.Array:
-    r""":math:`\beta_3^\tau`, float32 of the leaf's shape; exactly 1 on the mask."""
+    r""":math:`\beta_3^\tau`, float32, one per row; exactly 1 on the mask."""
     age = selection.age(step, leaf).astype(jnp.float32)
-    return jnp.power(jnp.asarray(b3, jnp.float32), age)
+    # The power once per row, not once per element of all that uses it.
+    return jax.lax.optimization_barrier(jnp.power(jnp.asarray(b3, jnp.float32), age))

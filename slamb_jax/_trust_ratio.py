@@ -112,26 +112,28 @@ def layerwise_trust_ratio(
         low, high, decay = (jnp.asarray(x, jnp.float32) for x in (c_min, c_max, decay))
 
         def scale(leaf: Leaf, u: jax.Array, p: jax.Array, decays: bool) -> jax.Array:
-            u32, p32 = u.astype(jnp.float32), p.astype(jnp.float32)
+            if not leaf.size:
+                return u
+            whole = selection.whole(leaf)
+            chosen = jnp.ones((1, 1), bool) if whole else selection.mask(step, leaf)
+            rows = (chosen.shape[0], -1)
+            p32, u32 = (x.astype(jnp.float32).reshape(rows) for x in (p, u))
             decayed = u32 + decay * p32 if decays else u32
             normed = decayed if form == "product" else u32
-            chosen = None if selection.whole(leaf) else selection.mask(step, leaf)
-            ratio = _ratio(p32, normed, chosen, 1.0)
-            if form == "sum" or len(leaf.shape) > 1:
-                fresh = jnp.clip(ratio, low, high)
-            else:
-                fresh = ratio
-            if chosen is None:
-                return (fresh * decayed).astype(u.dtype)
-            r = freshness(selection, step, leaf, b3)
-            if form == "product":
-                stale = _ratio(p32, normed, ~chosen, 1.0)
-                mixed = jnp.clip(r * ratio + (1 - r) * stale, low, high)
-            else:
-                stale = jnp.minimum(_ratio(p32, normed, ~chosen, 0.0), high)
-                w = (1 - r) / n**0.5
-                mixed = (r * fresh + w * stale) / (r + w)
-            return (mixed * decayed).astype(u.dtype)
+            sent = None if whole else chosen.astype(jnp.float32)
+            ratio = _ratio(p32, normed, sent, otherwise=1.0)
+            clipped = form == "sum" or len(leaf.shape) > 1
+            fresh = jnp.clip(ratio, low, high) if clipped else ratio
+            if sent is not None:
+                r = freshness(selection, step, leaf, b3)
+                if form == "product":
+                    stale = _ratio(p32, normed, 1 - sent, otherwise=1.0)
+                    fresh = jnp.clip(r * ratio + (1 - r) * stale, low, high)
+                else:
+                    stale = _ratio(p32, normed, 1 - sent, otherwise=0.0)
+                    w = (1 - r) / n**0.5
+                    fresh = (r * fresh + w * jnp.minimum(stale, high)) / (r + w)
+            return (fresh * decayed).astype(u.dtype).reshape(u.shape)
 
         decays = _decay_mask(mask, params)
         u = map_numbered(scale, updates, params, decays, like=params)
@@ -141,15 +143,16 @@ def layerwise_trust_ratio(
 
 
 def _ratio(
-    p: jax.Array, u: jax.Array, chosen: jax.Array | None, otherwise: float
+    p: jax.Array, u: jax.Array, part: jax.Array | None, *, otherwise: float
 ) -> jax.Array:
-    """Norm of p over norm of u on the chosen part; ``otherwise`` if either is 0."""
+    """Norm of p over norm of u, over the rows where ``part`` is 1, not 0.
+
+    ``otherwise`` where one of the norms is 0.
+    """
 
     def norm(x: jax.Array) -> jax.Array:
-        square = jnp.square(x)
-        if chosen is not None:
-            square = jnp.where(chosen, square, jnp.zeros_like(square))
-        return jnp.sqrt(jnp.sum(square))
+        # A product before the square: XLA sums that in one vectorized pass.
+        return jnp.sqrt(jnp.sum(jnp.square(x if part is None else x * part)))
 
     above, below = norm(p), norm(u)
     defined = (above > 0) & (below > 0)

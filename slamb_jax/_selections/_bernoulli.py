@@ -61,7 +61,7 @@ class Bernoulli(RandK):
 
         overflow = jnp.sum(drawn, dtype=jnp.int32) > self.capacity(leaf)
         kept = jax.lax.cond(overflow, cut, lambda drawn: drawn, drawn)
-        return kept.reshape(leaf.shape)
+        return kept[:, None]
 
     def age(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         def unmet(carry: _Back) -> jax.Array:
@@ -83,7 +83,7 @@ class Bernoulli(RandK):
         return jnp.nonzero(mask, size=size, fill_value=leaf.size)[0].astype(jnp.int32)
 
     def pack(self, step: jax.Array, leaf: Leaf, x: jax.Array) -> jax.Array:
-        return gather(x, self._chosen(step, leaf))
+        return gather(x, 1, self._chosen(step, leaf))
 
     def unpack(
         self, step: jax.Array, leaf: Leaf, packed: jax.Array, x: jax.Array

@@ -32,7 +32,7 @@ class _Replay:
         return bool(self._recorded(leaf).all())
 
     def mask(self, step: jax.Array, leaf: Leaf) -> jax.Array:
-        return self._now(step, self._recorded(leaf)).reshape(leaf.shape)
+        return self._now(step, self._recorded(leaf))[:, None]
 
     def age(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         recorded = self._recorded(leaf)
@@ -42,7 +42,7 @@ class _Replay:
         for t, sent in enumerate(np.concatenate([recorded, recorded])):
             last = np.where(sent, t, last)  # the second lap knows the end of the first
             since[t % len(recorded)] = np.where(last >= 0, t - last, never)
-        return jnp.minimum(step, self._now(step, since)).reshape(leaf.shape)
+        return jnp.minimum(step, self._now(step, since))[:, None]
 
     def _chosen(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         recorded = self._recorded(leaf)
@@ -52,7 +52,7 @@ class _Replay:
         return self._now(step, table)
 
     def pack(self, step: jax.Array, leaf: Leaf, x: jax.Array) -> jax.Array:
-        return gather(x, self._chosen(step, leaf))
+        return gather(x, 1, self._chosen(step, leaf))
 
     def unpack(
         self, step: jax.Array, leaf: Leaf, packed: jax.Array, x: jax.Array

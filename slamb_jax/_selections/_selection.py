@@ -14,20 +14,23 @@ class Selection(Protocol):
     """What a selection must offer; any object with these five methods serves.
 
     ``step`` is the int32 scalar ``t``, counted from 1, and may be traced. ``x`` has
-    the leaf's shape. The answers must not depend on the worker.
+    the leaf's shape. A leaf is seen as rows of neighbours, ``x.reshape(rows, -1)``,
+    which travel together: mask and age have the shape ``(rows, 1)``, with rows equal
+    to the leaf's size where each element goes by itself. The answers must be the same
+    on every worker.
     """
 
     def whole(self, leaf: Leaf) -> bool:
         """Whether the leaf is exchanged whole, every step (static)."""
 
     def mask(self, step: jax.Array, leaf: Leaf) -> jax.Array:
-        """Which elements are exchanged at ``step``: bool, of the leaf's shape."""
+        """Which rows are exchanged at ``step``: bool, shape (rows, 1)."""
 
     def age(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         """Steps since the last exchange: int32, 0 on the mask, ``step`` if never."""
 
     def pack(self, step: jax.Array, leaf: Leaf, x: jax.Array) -> jax.Array:
-        """The chosen elements of ``x`` as one vector of static length."""
+        """The chosen elements of ``x``, in an array of static shape."""
 
     def unpack(
         self, step: jax.Array, leaf: Leaf, packed: jax.Array, x: jax.Array
@@ -54,12 +57,14 @@ class RandK:
         return small or leaf.size == 0 or self.compress_ratio == 1.0
 
 
-def gather(x: jax.Array, chosen: jax.Array) -> jax.Array:
-    """The elements at flat indices; 0 where the index is beyond the last."""
-    return x.reshape(-1).at[chosen].get(mode="fill", fill_value=0, unique_indices=False)
+def gather(x: jax.Array, width: int, chosen: jax.Array) -> jax.Array:
+    """The chosen rows of ``width`` neighbours; 0 for an index beyond the last."""
+    return x.reshape(-1, width).at[chosen].get(mode="fill", fill_value=0)
 
 
 def scatter(x: jax.Array, chosen: jax.Array, packed: jax.Array) -> jax.Array:
-    """``x`` with those elements replaced; indices beyond the last are dropped."""
-    flat = x.reshape(-1).at[chosen].set(packed, mode="drop")
-    return flat.reshape(x.shape)
+    """``x`` with the chosen rows replaced; an index beyond the last is dropped."""
+    rows = x.reshape(-1, packed.shape[1])
+    # Indices beyond the last repeat, but those are dropped.
+    rows = rows.at[chosen].set(packed, mode="drop", unique_indices=True)
+    return rows.reshape(x.shape)

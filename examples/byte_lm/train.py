@@ -1,0 +1,134 @@
+"""Trains the byte-level model with one optimizer on all workers."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import slamb_jax
+from examples.byte_lm.data import batches
+from examples.byte_lm.model import ByteLM, next_byte_loss
+
+AXIS = "data"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of a run; the rates are tuned for these (see sweep.py)."""
+
+    workers: int = 8
+    steps: int = 500
+    batch: int = 8  # sequences per worker and step
+    context: int = 64  # bytes per sequence
+    layers: int = 3
+    width: int = 96
+    heads: int = 4
+    lamb_rate: float = 0.02
+    slamb_rate: float = 0.02
+    compress_ratio: float = 0.1
+    b3: float = 0.7
+    sync_every: int = 25
+    min_size: int = 9000
+    evaluations: int = 10
+    eval_batch: int = 512  # held-out sequences
+    seed: int = 0
+    files: tuple[Path, ...] = ()  # train on these instead of the standard library
+    out: Path = Path("runs/byte_lm")
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run gave."""
+
+    name: str
+    steps: list[int]
+    losses: list[float]  # evaluation loss, nats per byte, after those steps
+    bytes_per_step: float  # sent by each worker, averaged over a cycle of H steps
+    step_seconds: float  # median
+
+
+def schedule(peak: float, steps: int) -> optax.Schedule:
+    """Linear warm-up over a tenth of the run, cosine to zero."""
+    return optax.warmup_cosine_decay_schedule(0.0, peak, steps // 10, steps)
+
+
+def lamb(config: Config) -> optax.GradientTransformation:
+    """Dense LAMB: gradients averaged over the workers at every step."""
+    mean = optax.stateless(
+        lambda grads, _: slamb_jax.average_parameters(grads, axis_name=AXIS)
+    )
+    return optax.chain(mean, optax.lamb(schedule(config.lamb_rate, config.steps)))
+
+
+def slamb(config: Config) -> optax.GradientTransformation:
+    """SLAMB: a tenth of the momentum per step, parameters every H steps."""
+    return slamb_jax.slamb(
+        schedule(config.slamb_rate, config.steps),
+        axis_name=AXIS,
+        compress_ratio=config.compress_ratio,
+        b3=config.b3,
+        sync_every=config.sync_every,
+        min_size=config.min_size,
+    )
+
+
+def train(
+    name: str,
+    tx: optax.GradientTransformation,
+    config: Config,
+    text: np.ndarray,
+    held_out: np.ndarray,
+    mesh: jax.sharding.Mesh,
+    report: Callable[[int, list[float]], None],
+) -> Result:
+    """Trains from the same start on the same batches, whatever the optimizer."""
+    model = ByteLM(config.layers, config.width, config.heads, config.context)
+    first = jnp.zeros((1, config.context), jnp.int32)
+    params = model.init(jax.random.key(config.seed), first)["params"]
+
+    def step(state: tuple, text: jax.Array) -> tuple[tuple, jax.Array]:
+        params, opt_state = state
+        loss, grads = jax.value_and_grad(lambda p: next_byte_loss(model, p, text))(
+            params
+        )
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), loss
+
+    state = slamb_jax.replicate((params, tx.init(params)), mesh, AXIS)
+    run = slamb_jax.per_worker_step(step, mesh, AXIS)
+    size = config.workers * config.batch
+    stream = batches(text, size, config.context, config.steps, config.seed)
+    wire = slamb_jax.wire_report(run.lower(state, text_like(size, config)))
+    sent = wire.bytes_sent() + wire.bytes_sent(conditional=True) / config.sync_every
+
+    evaluate = evaluator(model, held_out, config)
+    due = np.linspace(0, config.steps, config.evaluations + 1).round()[1:]
+    steps, losses, times = [], [], []
+    for i, batch in enumerate(stream, 1):
+        start = time.perf_counter()
+        state, _ = jax.block_until_ready(run(state, batch))
+        times.append(time.perf_counter() - start)
+        if i in due:
+            steps.append(i)
+            losses.append(evaluate(slamb_jax.consolidate(state[0])))
+        report(i, losses)
+    return Result(name, steps, losses, sent, float(np.median(times[1:] or times)))
+
+
+def text_like(size: int, config: Config) -> jax.ShapeDtypeStruct:
+    """The shape of a batch."""
+    return jax.ShapeDtypeStruct((size, config.context + 1), jnp.int32)
+
+
+def evaluator(
+    model: ByteLM, held_out: np.ndarray, config: Config
+) -> Callable[[optax.Params], float]:
+    """A function of parameters: the loss on a fixed sample of the held-out text."""
+    (sample,) = batches(held_out, config.eval_batch, config.context, 1, seed=1)
+    loss = jax.jit(lambda params: next_byte_loss(model, params, sample))
+    return lambda params: float(loss(params))
