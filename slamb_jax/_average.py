@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax import _collectives
-from slamb_jax._checks import check_integer
+from slamb_jax._checks import check_integer, check_params
 from slamb_jax._leaves import map_present
 
 
@@ -77,8 +77,7 @@ def average_parameters_every(
         **extra_args: Any,
     ) -> tuple[optax.Updates, AverageParametersState]:
         del extra_args
-        if params is None:
-            raise ValueError(optax.NO_PARAMS_MSG)
+        check_params(params)
         new_state = AverageParametersState(optax.safe_increment(state.count))
         n = _collectives.axis_size(axis_name)
         if sync_every is None or n == 1:
@@ -138,5 +137,4 @@ def _towards_mean(
 
 
 def _step_between(u: jax.Array, mean: jax.Array, p: jax.Array) -> jax.Array:
-    wide = jnp.promote_types(p.dtype, jnp.float32)
-    return (mean.astype(wide) - p.astype(wide)).astype(u.dtype)
+    return (_collectives.widened(mean) - _collectives.widened(p)).astype(u.dtype)

@@ -73,3 +73,12 @@ def check_floating(tree: chex.ArrayTree, what: str) -> None:
                 f"{what} must be real floating point, got {leaf.dtype} at "
                 f"{what}{jax.tree_util.keystr(path)}"
             )
+
+
+def check_params(params: Any) -> None:
+    """Raises where an update that needs the parameters did not get them."""
+    if params is None:
+        raise ValueError(
+            "params must be passed to update, got None: updates, state = "
+            "tx.update(grads, state, params)"
+        )

@@ -90,10 +90,14 @@ def agreed_mean(tree: chex.ArrayTree, axis_name: AxisName | None) -> chex.ArrayT
     def mean(x: jax.Array) -> jax.Array:
         if not jnp.issubdtype(x.dtype, jnp.floating) or not x.size:
             return x
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        return jax.lax.pmean(wide, axis_name).astype(x.dtype)
+        return jax.lax.pmean(widened(x), axis_name).astype(x.dtype)
 
     return jax.tree.map(mean, tree)
+
+
+def widened(x: jax.Array) -> jax.Array:
+    """``x`` in float32, or wider where it is wider."""
+    return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 
 
 def worker_index(axis_name: AxisName) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slamb_jax._collectives import worker_index
+from slamb_jax._collectives import widened, worker_index
 
 
 def replicate(tree: chex.ArrayTree, mesh: Mesh, axis_name: str) -> chex.ArrayTree:
@@ -197,7 +197,7 @@ def _join(x: jax.Array) -> jax.Array:
     first = x[0]
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return first
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = widened(x)
     return (wide[0] + jnp.mean(wide - wide[:1], axis=0)).astype(x.dtype)
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax import _collectives
-from slamb_jax._checks import check_choice, check_clips, check_range
+from slamb_jax._checks import check_choice, check_clips, check_params, check_range
 from slamb_jax._leaves import Leaf, map_numbered
 from slamb_jax._momentum import FORMS
 from slamb_jax._rescale import freshness
@@ -104,8 +104,7 @@ def layerwise_trust_ratio(
         **extra_args: Any,
     ) -> tuple[optax.Updates, LayerwiseTrustRatioState]:
         del extra_args
-        if params is None:
-            raise ValueError(optax.NO_PARAMS_MSG)
+        check_params(params)
         step = optax.safe_increment(state.count)
         n = _collectives.axis_size(axis_name)
         decay = weight_decay(state.count) if callable(weight_decay) else weight_decay

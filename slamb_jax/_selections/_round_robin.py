@@ -124,18 +124,21 @@ class Permutation(_RoundRobin):
       <https://arxiv.org/abs/1208.1176>`_, CRYPTO 2012.
     """
 
-    rounds = 40  # 2**40 trajectories, some hundred for each place of a 2**32 leaf
-
     def _shuffle(self, leaf: Leaf, x: jax.Array, *, inverse: bool) -> jax.Array:
         """Places of elements, or the elements in places: int32 in ``[0, d)``."""
-        for r in range(self.rounds)[:: -1 if inverse else 1]:
-            salt = hash_words(self.seed, leaf.index, r)
-            partner = salt % leaf.size - x
+        rounds = leaf.size.bit_length() + 8  # 256 ways to each place, or more
+        words = [hash_words(self.seed, leaf.index, r) for r in range(rounds)]
+        pivots = jnp.asarray([word % leaf.size for word in words], jnp.int32)
+        salts = jnp.asarray([hash_words(word) for word in words], jnp.uint32)
+
+        def swap_or_not(i: jax.Array, x: jax.Array) -> jax.Array:
+            i = rounds - 1 - i if inverse else i
+            partner = pivots[i] - x
             partner = jnp.where(partner < 0, partner + leaf.size, partner)
             top = jnp.maximum(x, partner).astype(jnp.uint32)
-            swap = hash_u32(top, hash_words(salt)) >> 31
-            x = jnp.where(swap == 1, partner, x)
-        return x
+            return jnp.where(hash_u32(top, salts[i]) >> 31 == 1, partner, x)
+
+        return jax.lax.fori_loop(0, rounds, swap_or_not, x)
 
     def _turn(self, leaf: Leaf) -> jax.Array:
         """The turn of each element: int32 of shape (d, 1)."""

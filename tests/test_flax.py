@@ -1,0 +1,119 @@
+"""A Flax user's loop, in linen and in nnx, with BatchNorm statistics."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+
+import slamb_jax
+from tests.workers import AXIS, mesh_of
+
+N = 4
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    """Flax's own code needs it."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def batch_of(t):
+    rng = np.random.default_rng(t)
+    x = rng.normal(size=(8 * N, 6)).astype(np.float32)
+    return {"x": x, "y": np.sin(x[:, :1])}
+
+
+def optimizer():
+    return slamb_jax.slamb(0.03, axis_name=AXIS, min_size=16, sync_every=5, b3=0.7)
+
+
+class TrainStateWithStats(TrainState):
+    batch_stats: dict
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x, *, train):
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(32)(x))
+        return nn.Dense(1)(nn.relu(x))
+
+
+def test_linen_train_state():
+    net = Net()
+    variables = net.init(jax.random.key(0), jnp.ones((1, 6)), train=False)
+    state = TrainStateWithStats.create(
+        apply_fn=net.apply, params=variables["params"], tx=optimizer(),
+        batch_stats=variables["batch_stats"],
+    )  # fmt: skip
+
+    def step(state, batch):
+        def loss_of(params):
+            out, new = state.apply_fn(
+                {"params": params, "batch_stats": state.batch_stats},
+                batch["x"], train=True, mutable=["batch_stats"],
+            )  # fmt: skip
+            return jnp.mean((out - batch["y"]) ** 2), new["batch_stats"]
+
+        (loss, stats), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+        return state.apply_gradients(grads=grads).replace(batch_stats=stats), loss
+
+    mesh = mesh_of(N)
+    state = slamb_jax.replicate(state, mesh, AXIS)
+    run = slamb_jax.per_worker_step(step, mesh, AXIS)
+    losses = []
+    for t in range(40):
+        state, loss = run(state, batch_of(t))
+        losses.append(float(loss.mean()))
+    assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:5])
+    stats = state.batch_stats["BatchNorm_0"]["mean"]
+    assert float(jnp.ptp(stats, axis=0).max()) > 0  # each worker has its own
+    whole = slamb_jax.consolidate(state)
+    assert whole.step == 40
+    np.testing.assert_allclose(
+        whole.batch_stats["BatchNorm_0"]["mean"], stats.mean(0), rtol=1e-5, atol=1e-6
+    )
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, rngs):
+        self.first = nnx.Linear(6, 32, rngs=rngs)
+        self.norm = nnx.BatchNorm(32, rngs=rngs)
+        self.second = nnx.Linear(32, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.second(nnx.relu(self.norm(self.first(x))))
+
+
+def test_nnx_split_and_merge():
+    tx = optimizer()
+    graph, params, rest = nnx.split(NnxNet(nnx.Rngs(0)), nnx.Param, ...)
+
+    def step(state, batch):
+        params, rest, opt_state = state
+
+        def loss_of(params):
+            net = nnx.merge(graph, params, rest, copy=True)
+            loss = jnp.mean((net(batch["x"]) - batch["y"]) ** 2)
+            return loss, nnx.state(net, nnx.Not(nnx.Param))
+
+        (loss, rest), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), rest, opt_state), loss
+
+    mesh = mesh_of(N)
+    state = slamb_jax.replicate((params, rest, tx.init(params)), mesh, AXIS)
+    run = slamb_jax.per_worker_step(step, mesh, AXIS)
+    losses = []
+    for t in range(40):
+        state, loss = run(state, batch_of(t))
+        losses.append(float(loss.mean()))
+    assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:5])
+    whole = slamb_jax.consolidate(state)
+    net = nnx.merge(graph, whole[0], whole[1])
+    net.eval()
+    assert net(jnp.ones((2, 6))).shape == (2, 1)
