@@ -41,14 +41,10 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, axis_name: str) -> chex.ArrayTre
     sharding = NamedSharding(mesh, PartitionSpec(axis_name))
 
     def spread(x: Any) -> jax.Array:
-        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            bits = spread(jax.random.key_data(x))
-            return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(x))
+        if _is_key(x):
+            return _like_key(x, spread(jax.random.key_data(x)))
         one = np.asarray(x, dtype=jnp.result_type(x))
-        copies = np.broadcast_to(one, (n, *one.shape))
-        return jax.make_array_from_callback(
-            copies.shape, sharding, lambda index: copies[index]
-        )
+        return _put(np.broadcast_to(one, (n, *one.shape)), sharding)
 
     return jax.tree.map(spread, tree)
 
@@ -147,13 +143,31 @@ def _place(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
     there = NamedSharding(mesh, spec)
 
     def place(x: Any) -> Any:
-        if getattr(x, "sharding", None) == there:
-            return x
         if isinstance(x, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)
-        return jax.device_put(x, there)
+        if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(there, x.ndim):
+            return x
+        return _put(x, there)
 
     return jax.tree.map(place, tree)
+
+
+def _put(x: Any, sharding: NamedSharding) -> jax.Array:
+    """``x``, which all processes know, as an array on devices of all of them."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    if _is_key(x):
+        return _like_key(x, _put(jax.random.key_data(x), sharding))
+    known = np.asarray(x)
+    return jax.make_array_from_callback(known.shape, sharding, lambda i: known[i])
+
+
+def _is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _like_key(key: jax.Array, bits: jax.Array) -> jax.Array:
+    return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(key))
 
 
 def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:

@@ -90,5 +90,5 @@ def test_masks_that_do_not_fit():
 def test_trees_that_do_not_match():
     params = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
     tx = slamb_jax.slamb(0.01)
-    with pytest.raises(ValueError, match="[Dd]ict key mismatch|structure"):
+    with pytest.raises(ValueError, match=r"[Dd]ict key mismatch|structure"):
         jax.jit(tx.update)({"w": params["w"]}, tx.init(params), params)

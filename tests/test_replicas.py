@@ -88,7 +88,7 @@ def test_consolidate_is_the_mean_and_exact_where_replicas_agree():
 
 def test_wrong_meshes_and_shapes_are_named():
     mesh = mesh_of(N)
-    with pytest.raises(ValueError, match="axis_name='model' is not an axis .*'data'"):
+    with pytest.raises(ValueError, match=r"axis_name='model' is not an axis .*'data'"):
         slamb_jax.replicate(jnp.ones(2), mesh, "model")
     with pytest.raises(ValueError, match="axis_name='model' is not an axis"):
         slamb_jax.per_worker_step(lambda s, b: (s, b), mesh, "model")
