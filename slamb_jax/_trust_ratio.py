@@ -113,26 +113,28 @@ def layerwise_trust_ratio(
         def scale(leaf: Leaf, u: jax.Array, p: jax.Array, decays: bool) -> jax.Array:
             if not leaf.size:
                 return u
-            whole = selection.whole(leaf)
-            chosen = jnp.ones((1, 1), bool) if whole else selection.mask(step, leaf)
-            rows = (chosen.shape[0], -1)
-            p32, u32 = (x.astype(jnp.float32).reshape(rows) for x in (p, u))
+            p32, u32 = p.astype(jnp.float32), u.astype(jnp.float32)
             decayed = u32 + decay * p32 if decays else u32
             normed = decayed if form == "product" else u32
-            sent = None if whole else chosen.astype(jnp.float32)
-            ratio = _ratio(p32, normed, sent, otherwise=1.0)
             clipped = form == "sum" or len(leaf.shape) > 1
-            fresh = jnp.clip(ratio, low, high) if clipped else ratio
-            if sent is not None:
-                r = freshness(selection, step, leaf, b3)
-                if form == "product":
-                    stale = _ratio(p32, normed, 1 - sent, otherwise=1.0)
-                    fresh = jnp.clip(r * ratio + (1 - r) * stale, low, high)
-                else:
-                    stale = _ratio(p32, normed, 1 - sent, otherwise=0.0)
-                    w = (1 - r) / n**0.5
-                    fresh = (r * fresh + w * jnp.minimum(stale, high)) / (r + w)
-            return (fresh * decayed).astype(u.dtype).reshape(u.shape)
+            if selection.whole(leaf):
+                ratio = _ratio(_square(p32), _square(normed), otherwise=1.0)
+                ratio = jnp.clip(ratio, low, high) if clipped else ratio
+                return (ratio * decayed).astype(u.dtype)
+
+            p_sent, p_kept = _squares(selection, step, leaf, p32)
+            u_sent, u_kept = _squares(selection, step, leaf, normed)
+            fresh = _ratio(p_sent, u_sent, otherwise=1.0)
+            r = freshness(selection, step, leaf, b3)
+            if form == "product":
+                stale = _ratio(p_kept, u_kept, otherwise=1.0)
+                ratio = jnp.clip(r * fresh + (1 - r) * stale, low, high)
+            else:
+                stale = jnp.minimum(_ratio(p_kept, u_kept, otherwise=0.0), high)
+                w = (1 - r) / n**0.5
+                ratio = (r * jnp.clip(fresh, low, high) + w * stale) / (r + w)
+            rows = decayed.reshape(ratio.shape[0], -1)
+            return (ratio * rows).astype(u.dtype).reshape(u.shape)
 
         decays = _decay_mask(mask, params)
         u = map_numbered(scale, updates, params, decays, like=params)
@@ -141,21 +143,38 @@ def layerwise_trust_ratio(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _ratio(
-    p: jax.Array, u: jax.Array, part: jax.Array | None, *, otherwise: float
-) -> jax.Array:
-    """Norm of p over norm of u, over the rows where ``part`` is 1, not 0.
+def _square(x: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.square(x))
 
-    ``otherwise`` where one of the norms is 0.
+
+def _squares(
+    selection: Selection, step: jax.Array, leaf: Leaf, x: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Squared norms of what is sent of a leaf at this step and of what is not.
+
+    The second is the difference to the whole, whose sum is one vectorized pass where
+    a masked one is not, unless so much was sent that digits would be lost.
     """
+    whole, sent = _square(x), _square(selection.pack(step, leaf, x))
 
-    def norm(x: jax.Array) -> jax.Array:
-        # A product before the square: XLA sums that in one vectorized pass.
-        return jnp.sqrt(jnp.sum(jnp.square(x if part is None else x * part)))
+    def masked(x: jax.Array) -> jax.Array:
+        chosen = selection.mask(step, leaf)
+        rows = x.reshape(chosen.shape[0], -1)
+        return _square(jnp.where(chosen, jnp.zeros_like(rows), rows))
 
-    above, below = norm(p), norm(u)
-    defined = (above > 0) & (below > 0)
-    return jnp.where(defined, above / jnp.where(defined, below, 1), otherwise)
+    def difference(x: jax.Array) -> jax.Array:
+        del x
+        return whole - sent
+
+    return sent, _collectives.cond(sent < 0.75 * whole, difference, masked, x)
+
+
+def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
+    """Root of p over u; ``otherwise`` where one of them is 0."""
+    defined = (p > 0) & (u > 0)
+    return jnp.where(
+        defined, jnp.sqrt(p) / jnp.sqrt(jnp.where(defined, u, 1)), otherwise
+    )
 
 
 def _decay_mask(mask: Any, params: optax.Params) -> optax.Params:

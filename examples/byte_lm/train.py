@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +29,13 @@ class Config:
     layers: int = 3
     width: int = 96
     heads: int = 4
-    lamb_rate: float = 0.02
+    lamb_rate: float = 0.015
     slamb_rate: float = 0.02
     compress_ratio: float = 0.1
     b3: float = 0.7
     sync_every: int = 25
     min_size: int = 9000
+    selection: Literal["strided", "permutation", "bernoulli"] = "strided"
     evaluations: int = 10
     eval_batch: int = 512  # held-out sequences
     seed: int = 0
@@ -74,6 +76,7 @@ def slamb(config: Config) -> optax.GradientTransformation:
         b3=config.b3,
         sync_every=config.sync_every,
         min_size=config.min_size,
+        selection=config.selection,
     )
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from slamb_jax._checks import check_range
 from slamb_jax._hashing import hash_u32, hash_words
 from slamb_jax._leaves import Leaf
-from slamb_jax._selections._selection import RandK, gather, scatter
+from slamb_jax._selections._selection import RandK
 
 _Back = tuple[jax.Array, jax.Array, jax.Array]  # step looked at, age, met
 
@@ -81,11 +81,3 @@ class Bernoulli(RandK):
         mask = self.mask(step, leaf).reshape(-1)
         size = self.capacity(leaf)
         return jnp.nonzero(mask, size=size, fill_value=leaf.size)[0].astype(jnp.int32)
-
-    def pack(self, step: jax.Array, leaf: Leaf, x: jax.Array) -> jax.Array:
-        return gather(x, 1, self._chosen(step, leaf))
-
-    def unpack(
-        self, step: jax.Array, leaf: Leaf, packed: jax.Array, x: jax.Array
-    ) -> jax.Array:
-        return scatter(x, self._chosen(step, leaf), packed)

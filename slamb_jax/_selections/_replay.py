@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from slamb_jax._leaves import Leaf
-from slamb_jax._selections._selection import Selection, gather, scatter
+from slamb_jax._selections._selection import ByRows, Selection
 
 
-class _Replay:
+class _Replay(ByRows):
     """See :func:`replay_masks`."""
 
     def __init__(self, masks: np.ndarray):
@@ -50,14 +50,6 @@ class _Replay:
         for row, sent in zip(table, recorded, strict=True):
             row[: sent.sum()] = np.flatnonzero(sent)
         return self._now(step, table)
-
-    def pack(self, step: jax.Array, leaf: Leaf, x: jax.Array) -> jax.Array:
-        return gather(x, 1, self._chosen(step, leaf))
-
-    def unpack(
-        self, step: jax.Array, leaf: Leaf, packed: jax.Array, x: jax.Array
-    ) -> jax.Array:
-        return scatter(x, self._chosen(step, leaf), packed)
 
 
 def replay_masks(masks: np.ndarray) -> Selection:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from slamb_jax._hashing import hash_u32, hash_words
 from slamb_jax._leaves import Leaf
-from slamb_jax._selections._selection import RandK, gather, scatter
+from slamb_jax._selections._selection import RandK
 
 
 class _RoundRobin(RandK):
@@ -92,14 +92,6 @@ class Strided(_RoundRobin):
     def age(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         return self._since(step, self._turn(leaf))
 
-    def pack(self, step: jax.Array, leaf: Leaf, x: jax.Array) -> jax.Array:
-        return gather(x, self._width(leaf), self._chosen(step, leaf))
-
-    def unpack(
-        self, step: jax.Array, leaf: Leaf, packed: jax.Array, x: jax.Array
-    ) -> jax.Array:
-        return scatter(x, self._chosen(step, leaf), packed)
-
 
 @dataclasses.dataclass(frozen=True)
 class Permutation(_RoundRobin):
@@ -157,11 +149,3 @@ class Permutation(_RoundRobin):
 
     def age(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         return self._since(step, self._turn(leaf))
-
-    def pack(self, step: jax.Array, leaf: Leaf, x: jax.Array) -> jax.Array:
-        return gather(x, 1, self._chosen(step, leaf))
-
-    def unpack(
-        self, step: jax.Array, leaf: Leaf, packed: jax.Array, x: jax.Array
-    ) -> jax.Array:
-        return scatter(x, self._chosen(step, leaf), packed)

@@ -1,5 +1,6 @@
 """What a selection is, and what the random ones share."""
 
+import abc
 import dataclasses
 from typing import Protocol, runtime_checkable
 
@@ -38,8 +39,31 @@ class Selection(Protocol):
         """``x`` with its chosen elements replaced by those in ``packed``."""
 
 
+class ByRows(abc.ABC):
+    """Packs by copying the chosen rows: a selection need only say which they are."""
+
+    def _width(self, leaf: Leaf) -> int:
+        """Neighbours that travel together."""
+        return 1
+
+    @abc.abstractmethod
+    def _chosen(self, step: jax.Array, leaf: Leaf) -> jax.Array:
+        """The rows that travel: int32, of static length; beyond the last if unused."""
+
+    def pack(self, step: jax.Array, leaf: Leaf, x: jax.Array) -> jax.Array:
+        rows = x.reshape(-1, self._width(leaf))
+        return rows.at[self._chosen(step, leaf)].get(mode="fill", fill_value=0)
+
+    def unpack(
+        self, step: jax.Array, leaf: Leaf, packed: jax.Array, x: jax.Array
+    ) -> jax.Array:
+        rows = x.reshape(-1, self._width(leaf)).at[self._chosen(step, leaf)]
+        # Only indices beyond the last repeat, and those are dropped.
+        return rows.set(packed, mode="drop", unique_indices=True).reshape(x.shape)
+
+
 @dataclasses.dataclass(frozen=True)
-class RandK:
+class RandK(ByRows):
     """The settings that the random selections share."""
 
     compress_ratio: float = 0.1
@@ -55,16 +79,3 @@ class RandK:
         """Leaves of one dimension or fewer, small ones, and all when k is 1."""
         small = len(leaf.shape) <= 1 or leaf.size < self.min_size
         return small or leaf.size == 0 or self.compress_ratio == 1.0
-
-
-def gather(x: jax.Array, width: int, chosen: jax.Array) -> jax.Array:
-    """The chosen rows of ``width`` neighbours; 0 for an index beyond the last."""
-    return x.reshape(-1, width).at[chosen].get(mode="fill", fill_value=0)
-
-
-def scatter(x: jax.Array, chosen: jax.Array, packed: jax.Array) -> jax.Array:
-    """``x`` with the chosen rows replaced; an index beyond the last is dropped."""
-    rows = x.reshape(-1, packed.shape[1])
-    # Indices beyond the last repeat, but those are dropped.
-    rows = rows.at[chosen].set(packed, mode="drop", unique_indices=True)
-    return rows.reshape(x.shape)
