@@ -1,6 +1,5 @@
 """Momentum of which only a share is exchanged, and Adam's direction from it."""
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -107,8 +106,8 @@ def mask_momentum(
     ) -> tuple[optax.Updates, MaskMomentumState]:
         _collectives.check_local_like(updates, state.mu)
         step = optax.safe_increment(state.count)
-        b1_, rest1, log1 = _decay(b1)
-        b2_, rest2, log2 = _decay(b2)
+        b1_, rest1 = _decay(b1)
+        b2_, rest2 = _decay(b2)
         eps_ = jnp.asarray(eps, jnp.float32)
         g = map_present(lambda g: g.astype(jnp.float32), updates)
         mu = map_present(
@@ -119,7 +118,7 @@ def mask_momentum(
         nu = map_present(lambda g, v: b2_ * v + rest2 * jnp.square(g), g, state.nu)
         mu, inner = compressor.update(mu, state.compressor, params, **extra_args)
         t = step.astype(jnp.float32)
-        fix1, fix2 = -jnp.expm1(t * log1), -jnp.expm1(t * log2)  # 1 - b**t
+        fix1, fix2 = 1 - b1_**t, 1 - b2_**t  # rounded as in optax
         if not bias_correction:
             fix1 = fix2 = jnp.float32(1)
 
@@ -140,13 +139,9 @@ def mask_momentum(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _decay(b: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """b, 1 - b and log b in float32, without the cancellation where b is static."""
-    if isinstance(b, jax.Array):
-        b = b.astype(jnp.float32)
-        return b, 1 - b, jnp.log(b)
-    log = math.log(b) if b > 0 else -math.inf
-    return jnp.float32(b), jnp.float32(1 - b), jnp.float32(log)
+def _decay(b: Any) -> tuple[jax.Array, jax.Array]:
+    """b and 1 - b in float32; the latter without cancellation where b is static."""
+    return jnp.asarray(b, jnp.float32), jnp.asarray(1 - b, jnp.float32)
 
 
 def _momentum_dtype(mu_dtype: Any) -> jnp.dtype:

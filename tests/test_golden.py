@@ -14,7 +14,7 @@ from tests.workers import AXIS, MAPPINGS, train
 GOLDEN = Path(__file__).parent / "golden"
 SHAPES = [(12, 15), (15,), (4, 5), (3, 3, 4, 8), (10, 12)]
 NO_BIAS = [True, False, True, True, True]
-TOLERANCE = 2e-5  # of the largest entry; 3e-7 is reached
+TOLERANCE = 2e-5  # of the largest entry; 6e-6 is reached
 
 
 def unflatten(flat: np.ndarray) -> list[jax.Array]:
