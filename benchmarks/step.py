@@ -6,7 +6,6 @@ All optimizers take turns within one run; buffers are donated; medians.
 """
 
 import dataclasses
-import platform
 import time
 from typing import Literal
 
@@ -20,6 +19,7 @@ from rich.table import Table
 
 import slamb_jax
 from benchmarks.shapes import MODELS
+from examples.hardware import hardware
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +90,10 @@ def main(config: Config) -> None:
             states[name] = jax.block_until_ready(compiled(states[name], grads))
             times[name].append(time.perf_counter() - start)
 
-    device = jax.devices()[0].device_kind
     table = Table(
         title=f"{config.model}: {d / 1e6:.1f} M parameters in {len(grads)} leaves",
-        caption=f"{platform.machine()} {device}, jax {jax.__version__}, "
-        f"{speed / 1e9:.1f} GB/s copied, median of {config.rounds}",
+        caption=f"{hardware(jax.devices()[0])}; {speed / 1e9:.1f} GB/s copied; "
+        f"median of {config.rounds}",
     )
     for head in ("optimizer", "ms", "/ lamb", "/ floor", "temporary MiB", "compile s"):
         table.add_column(head, justify="left" if head == "optimizer" else "right")

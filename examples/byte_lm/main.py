@@ -7,7 +7,6 @@ table, and writes a picture and the figures behind it to ``--out``.
 
 import dataclasses
 import json
-import platform
 from pathlib import Path
 
 import jax
@@ -26,6 +25,7 @@ from rich.table import Table
 
 from examples.byte_lm import data
 from examples.byte_lm.train import AXIS, Config, Result, lamb, slamb, train
+from examples.hardware import hardware
 
 
 def worker_mesh(workers: int) -> jax.sharding.Mesh:
@@ -49,12 +49,12 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def table(results: list[Result], config: Config, hardware: str) -> Table:
+def table(results: list[Result], config: Config, machine: str) -> Table:
     dense = results[0]
     out = Table(
         title=f"{config.workers} workers x {config.batch} sequences of "
         f"{config.context} bytes, {config.steps} steps, seed {config.seed}",
-        caption=hardware,
+        caption=machine,
     )
     heads = (
         "optimizer",
@@ -100,11 +100,10 @@ def main(config: Config) -> list[Result]:
     files = data.text_files(config.files) if config.files else data.standard_library()
     text, held_out = data.load(files, config.context)
     mesh = worker_mesh(config.workers)
-    kind = mesh.devices.flat[0].device_kind
-    hardware = f"{platform.machine()} {kind}, jax {jax.__version__}"
+    machine = hardware(mesh.devices.flat[0])
     console.print(
         f"{len(text):,} bytes to train on, {len(held_out):,} held out, from "
-        f"{len(files):,} files; {hardware}"
+        f"{len(files):,} files"
     )
     results = []
     with progress_bar(console) as bars:
@@ -117,7 +116,7 @@ def main(config: Config) -> list[Result]:
 
             tx = make(config)
             results.append(train(name, tx, config, text, held_out, mesh, report))
-    console.print(table(results, config, hardware))
+    console.print(table(results, config, machine))
 
     config.out.mkdir(parents=True, exist_ok=True)
     picture(results, config.out / "curves.png")
