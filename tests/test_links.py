@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import slamb_jax
+from tests.naive import NaiveSlamb
 from tests.workers import AXIS, MAPPINGS, over_workers, random_tree, stack, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "conv": (2, 3, 4, 5), "scale": ()}
@@ -159,6 +160,27 @@ def test_average_parameters_leaves_the_same_bits(mapping, dtype):
     rtol = {"float32": 1e-5, "bfloat16": 5e-3, "float16": 1e-3}[dtype]
     np.testing.assert_allclose(out["w"][0].astype(np.float64), want, rtol, 1e-2)
     np.testing.assert_array_equal(out["count"], 7)
+
+
+@pytest.mark.parametrize("form", ["sum", "product"])
+@pytest.mark.parametrize("large", ["sent", "kept", "only sent", "only kept"])
+def test_ratios_where_one_part_dwarfs_the_other(form, large):
+    """The small part must not drown in the rounding of the whole."""
+    selection, leaf = slamb_jax.Strided(0.25, 0), slamb_jax.Leaf(0, 0, (8, 9), 72)
+    mask = np.asarray(selection.mask(jnp.int32(1), leaf)).reshape(8, 9)
+    rest = 0.0 if large.startswith("only") else 1e-4
+    p = np.where(mask == large.endswith("sent"), 1e3, rest).astype(np.float32)
+    g = p[::-1, ::-1].copy()
+    naive = NaiveSlamb(
+        [p], 1, lr=0.5, b1=0.9, b2=0.999, b3=0.5, eps=1e-6, c_min=0.01, c_max=1e9,
+        weight_decay=0.0, decays=[True], form=form, sync_every=None,
+        bias_correction=True,
+    )  # fmt: skip
+    tx = slamb_jax.slamb(0.5, selection=selection, form=form, b3=0.5, c_max=1e9)
+    state = tx.init(jnp.asarray(p))
+    naive.step([[g]], [mask])
+    updates, _ = tx.update(jnp.asarray(g), state, jnp.asarray(p))
+    np.testing.assert_allclose(updates, naive.p[0][0] - p, rtol=2e-4, atol=1e-7)
 
 
 def test_schedules_count_steps_from_zero():

@@ -210,3 +210,23 @@ def test_replicated_parameters_that_were_cast_are_taken():
         step, mesh=mesh_of(4), in_specs=(P(), P(AXIS)), out_specs=P(AXIS)
     )
     assert jnp.isfinite(run(params, jnp.ones((8, 3)))["w"]).all()
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS[1:])
+def test_injected_and_masked_under_every_mapping(mapping):
+    injected = optax.inject_hyperparams(
+        slamb_jax.slamb, static_args=slamb_jax.STATIC_ARGS
+    )(
+        learning_rate=optax.linear_schedule(0.02, 0.01, 4), axis_name=AXIS,
+        min_size=20, sync_every=3, b3=0.9,
+    )  # fmt: skip
+    tx = optax.masked(injected, {name: name != "b" for name in SHAPES})
+    with jax.numpy_dtype_promotion("standard"):  # optax's schedules need it
+        runs = [
+            train(tx, random_tree(SHAPES, 0), gradients(4), how)
+            for how in (mapping, "vmap")
+        ]
+    for (got, _), (want, _) in zip(*runs, strict=True):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want
+        )

@@ -31,7 +31,7 @@ class Selection(Protocol):
         """Steps since the last exchange: int32, 0 on the mask, ``step`` if never."""
 
     def pack(self, step: jax.Array, leaf: Leaf, x: jax.Array) -> jax.Array:
-        """The chosen elements of ``x``, in an array of static shape."""
+        """The chosen elements of ``x`` in an array of static shape, 0 where unused."""
 
     def unpack(
         self, step: jax.Array, leaf: Leaf, packed: jax.Array, x: jax.Array
