@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax import _collectives
-from slamb_jax._checks import check_integer, check_params
+from slamb_jax._checks import check_axis_name, check_integer, check_params
 from slamb_jax._leaves import map_present
 
 
@@ -65,6 +65,7 @@ def average_parameters_every(
     """
     if sync_every is not None:
         check_integer("sync_every", sync_every, 1)
+    check_axis_name(axis_name)
 
     def init(params: optax.Params) -> AverageParametersState:
         del params

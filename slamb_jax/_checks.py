@@ -54,6 +54,18 @@ def check_clips(c_min: Any, c_max: Any) -> None:
         raise ValueError(f"c_min must not exceed c_max, got {c_min!r} and {c_max!r}")
 
 
+def check_axis_name(axis_name: Any) -> None:
+    """Raises unless ``axis_name`` is None, a name or a tuple of names."""
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    # jax takes a number for the position of an array's axis.
+    bad = [n for n in names if isinstance(n, numbers.Number | list | set | dict)]
+    if bad or not names:
+        raise ValueError(
+            "axis_name must be None, the name of a mesh axis or a tuple of names, got "
+            f"{axis_name!r}"
+        )
+
+
 def check_static(names: tuple[str, ...], values: dict[str, Any]) -> None:
     """Raises for every named argument that ``inject_hyperparams`` made an array."""
     bad = [name for name in names if isinstance(values[name], jax.Array)]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax import _collectives
-from slamb_jax._checks import check_floating
+from slamb_jax._checks import check_axis_name, check_floating
 from slamb_jax._leaves import Leaf, flatten_numbered
 from slamb_jax._selections import Selection, Strided, check_selection
 
@@ -78,6 +78,7 @@ def randk_compress_with_error_feedback(
       `Sparsified SGD with Memory <https://arxiv.org/abs/1809.07599>`_, 2018.
     """
     check_selection(selection)
+    check_axis_name(axis_name)
 
     def init(params: optax.Params) -> RandkCompressState:
         check_floating(params, "params")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax import _collectives
-from slamb_jax._checks import check_range
+from slamb_jax._checks import check_axis_name, check_range
 from slamb_jax._leaves import Leaf, map_numbered
 from slamb_jax._selections import Selection, Strided, check_selection
 
@@ -62,6 +62,7 @@ def elementwise_rescale(
     """
     check_selection(selection)
     check_range("b3", b3, 0.0, 1.0)
+    check_axis_name(axis_name)
 
     def init(params: optax.Params) -> ElementwiseRescaleState:
         del params

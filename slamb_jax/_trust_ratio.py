@@ -1,5 +1,6 @@
 """LAMB's trust ratio, for the fresh and for the stale part of a layer."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -7,7 +8,13 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax import _collectives
-from slamb_jax._checks import check_choice, check_clips, check_params, check_range
+from slamb_jax._checks import (
+    check_axis_name,
+    check_choice,
+    check_clips,
+    check_params,
+    check_range,
+)
 from slamb_jax._leaves import Leaf, map_numbered
 from slamb_jax._momentum import FORMS
 from slamb_jax._rescale import freshness
@@ -89,6 +96,7 @@ def layerwise_trust_ratio(
     """
     check_selection(selection)
     check_range("b3", b3, 0.0, 1.0)
+    check_axis_name(axis_name)
     check_range("weight_decay", weight_decay, 0.0)
     check_choice("form", form, FORMS)
     check_clips(c_min, c_max)
@@ -122,8 +130,8 @@ def layerwise_trust_ratio(
                 ratio = jnp.clip(ratio, low, high) if clipped else ratio
                 return (ratio * decayed).astype(u.dtype)
 
-            p_sent, p_kept = _squares(selection, step, leaf, p32)
-            u_sent, u_kept = _squares(selection, step, leaf, normed)
+            squares = _squares(selection, step, leaf, p32, normed)
+            (p_sent, u_sent), (p_kept, u_kept) = squares
             fresh = _ratio(p_sent, u_sent, otherwise=1.0)
             r = freshness(selection, step, leaf, b3)
             if form == "product":
@@ -148,25 +156,28 @@ def _square(x: jax.Array) -> jax.Array:
 
 
 def _squares(
-    selection: Selection, step: jax.Array, leaf: Leaf, x: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Squared norms of what is sent of a leaf at this step and of what is not.
+    selection: Selection, step: jax.Array, leaf: Leaf, *arrays: jax.Array
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Squared norms of what is sent of each array at this step, and of what is not.
 
-    The second is the difference to the whole, whose sum is one vectorized pass where
+    The latter are the differences to the whole, whose sum is one vectorized pass where
     a masked one is not, unless so much was sent that digits would be lost.
     """
-    whole, sent = _square(x), _square(selection.pack(step, leaf, x))
+    whole = [_square(x) for x in arrays]
+    sent = [_square(selection.pack(step, leaf, x)) for x in arrays]
 
-    def masked(x: jax.Array) -> jax.Array:
+    def masked(*arrays: jax.Array) -> list[jax.Array]:
         chosen = selection.mask(step, leaf)
-        rows = x.reshape(chosen.shape[0], -1)
-        return _square(jnp.where(chosen, jnp.zeros_like(rows), rows))
+        rows = [x.reshape(chosen.shape[0], -1) for x in arrays]
+        return [_square(jnp.where(chosen, jnp.zeros_like(x), x)) for x in rows]
 
-    def difference(x: jax.Array) -> jax.Array:
-        del x
-        return whole - sent
+    def difference(*arrays: jax.Array) -> list[jax.Array]:
+        del arrays
+        return [w - s for w, s in zip(whole, sent, strict=True)]
 
-    return sent, _collectives.cond(sent < 0.75 * whole, difference, masked, x)
+    safe = [s < 0.75 * w for w, s in zip(whole, sent, strict=True)]
+    all_safe = functools.reduce(jnp.logical_and, safe)
+    return sent, _collectives.cond(all_safe, difference, masked, *arrays)
 
 
 def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
@@ -180,6 +191,10 @@ def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
 def _decay_mask(mask: Any, params: optax.Params) -> optax.Params:
     """The user's mask (a tree, a prefix or a function) as one bool per parameter."""
     tree = mask(params) if callable(mask) else True if mask is None else mask
+    for path, m in jax.tree_util.tree_leaves_with_path(tree):
+        if not isinstance(m, bool) and getattr(m, "dtype", None) != jnp.dtype(bool):
+            where = f"mask{jax.tree_util.keystr(path)}"
+            raise ValueError(f"mask must have bools for leaves, got {m!r} at {where}")
     try:
         return jax.tree.map(lambda m, p: jax.tree.map(lambda _: m, p), tree, params)
     except ValueError as error:

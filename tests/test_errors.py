@@ -41,6 +41,9 @@ SETTINGS = [
     ({"mu_dtype": "float64"}, "mu_dtype .*'float64'"),
     ({"mu_dtype": "no such"}, "mu_dtype .*'no such'"),
     ({"seed": 0.5}, "seed .*0.5"),
+    ({"axis_name": 0}, "axis_name .*0"),
+    ({"axis_name": ["data"]}, r"axis_name .*\['data'\]"),
+    ({"axis_name": ()}, r"axis_name .*\(\)"),
 ]
 
 
@@ -80,6 +83,9 @@ def test_masks_that_do_not_fit():
     params = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
     tx = slamb_jax.slamb(0.01, weight_decay=0.1, mask={"w": True})
     with pytest.raises(ValueError, match="mask must have the structure"):
+        tx.update(params, tx.init(params), params)
+    tx = slamb_jax.slamb(0.01, weight_decay=0.1, mask={"w": 1.0, "b": True})
+    with pytest.raises(ValueError, match=r"mask must have bools .*1.0 at mask\['w'\]"):
         tx.update(params, tx.init(params), params)
     replay = slamb_jax.replay_masks(np.ones((4, 7), bool))
     tx = slamb_jax.slamb(0.01, selection=replay)

@@ -1,5 +1,6 @@
 """What the compiled programs send: hand-made ones with known traffic, then SLAMB."""
 
+import collections
 import functools
 
 import jax
@@ -55,7 +56,9 @@ def test_groups_dtypes_and_variadic_forms():
         return small + a, b, jax.lax.psum(x.astype(jnp.int32), AXIS)
 
     report = slamb_jax.wire_report(compiled(fun, jnp.ones(8 * 800)))
-    groups = {(c.group_size, c.dtype): c.elements for c in report.collectives}
+    groups = collections.Counter()
+    for c in report.collectives:  # joined or not, as this XLA likes it
+        groups[c.group_size, c.dtype] += c.elements
     assert groups == {(4, "f32"): 800, (8, "f32"): 810, (8, "s32"): 800}
 
 
@@ -158,9 +161,10 @@ def test_a_step_sends_its_share_and_no_more(selection, compress_ratio):
 
 def test_the_average_stands_in_a_conditional():
     report = slamb_report()
-    (average,) = [c for c in report.collectives if c.conditional]
+    average = [c for c in report.collectives if c.conditional]
     d = sum(sizes(LARGE | SMALL).values())
-    assert (average.kind, average.dtype, average.elements) == ("all-reduce", "f32", d)
+    assert {(c.kind, c.dtype) for c in average} == {("all-reduce", "f32")}
+    assert sum(c.elements for c in average) == d
     never = slamb_report(sync_every=None)
     assert not [c for c in never.collectives if c.conditional]
     always = slamb_report(sync_every=1)
