@@ -82,10 +82,13 @@ def accumulate(
             return u, jax.tree.map(jnp.zeros_like, state.mean), inner
 
         def wait(mean: optax.Updates, inner: optax.OptState) -> tuple[Any, ...]:
-            u, _, _ = jax.eval_shape(step, mean, inner)
-            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), u)
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
             return zeros, keep_absent(mean, state.mean), inner
 
+        # From the gradients themselves: tx may have something to say of their types.
+        shapes, _ = jax.eval_shape(
+            lambda g: tx.update(g, state.inner, params, **extra_args), updates
+        )
         last = state.mini_step == every - 1
         u, mean, inner = _collectives.cond(last, step, wait, mean, state.inner)
         mini_step = jnp.where(last, 0, state.mini_step + 1)

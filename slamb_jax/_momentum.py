@@ -140,7 +140,7 @@ def mask_momentum(
 
 
 def _decay(b: Any) -> tuple[jax.Array, jax.Array]:
-    """B and 1 - b in float32; the latter without cancellation where b is static."""
+    """The decay b and the rest, 1 - b, in float32."""
     return jnp.asarray(b, jnp.float32), jnp.asarray(1 - b, jnp.float32)
 
 

@@ -171,9 +171,12 @@ def test_an_unbound_axis_is_named(axis_name):
 
 
 @pytest.mark.parametrize("own_state", [True, False])
-def test_gradients_that_were_averaged_already_are_refused(own_state):
+@pytest.mark.parametrize("accumulated", [True, False])
+def test_gradients_that_were_averaged_already_are_refused(own_state, accumulated):
     """The trap: jax.grad of replicated parameters inside shard_map sums them."""
     tx = slamb_jax.slamb(0.01, axis_name=AXIS)
+    if accumulated:
+        tx = slamb_jax.accumulate(tx, 2)
     params = {"w": jnp.ones((3, 2))}
     state = tx.init(params)
     state_spec = P()

@@ -34,6 +34,15 @@ class Bernoulli(RandK):
       seed: changes the draws.
       slack: s, the standard deviations of room above the expected number. At 4 one
         leaf overflows in about 30,000 steps.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from slamb_jax import Bernoulli, Leaf
+      >>> leaf = Leaf(index=0, offset=0, shape=(100, 100), total=10000)
+      >>> bernoulli = Bernoulli(compress_ratio=0.1)
+      >>> sent = int(bernoulli.mask(jnp.int32(1), leaf).sum())
+      >>> 800 < sent <= bernoulli.capacity(leaf) == 1120
+      True
     """
 
     slack: float = 4.0

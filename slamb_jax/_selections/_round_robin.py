@@ -111,6 +111,15 @@ class Permutation(_RoundRobin):
       min_size: leaves with fewer elements are exchanged whole.
       seed: changes the permutation.
 
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from slamb_jax import Leaf, Permutation
+      >>> leaf = Leaf(index=0, offset=0, shape=(2, 3), total=6)
+      >>> permutation = Permutation(compress_ratio=0.5, min_size=0)
+      >>> masks = [permutation.mask(jnp.int32(t), leaf) for t in (1, 2)]
+      >>> print(sum(m.astype(int) for m in masks).T)  # each is sent once in 2 steps
+      [[1 1 1 1 1 1]]
+
     References:
       Hoang, Morris, Rogaway, `An Enciphering Scheme Based on a Card Shuffle
       <https://arxiv.org/abs/1208.1176>`_, CRYPTO 2012.
