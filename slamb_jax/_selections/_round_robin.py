@@ -37,8 +37,9 @@ class Strided(_RoundRobin):
     :math:`\min(t, (t + o_j - i) \bmod c)` for row i of the group. Nothing is stored or
     permuted: what travels is copied row by row, in the order of memory.
 
-    w is the largest power of two that divides d, up to 64 and to a size at which
-    unfilled slots cost no more than a hundredth of what travels; 1 where d is odd.
+    w is the largest power of two that divides the last dimension, up to 64 and to a
+    size at which unfilled slots cost no more than a hundredth of what travels; 1 where
+    that dimension is odd.
 
     This is not in the paper, whose optimizers store a random permutation; it covers
     the same share of the coordinates, spread evenly, with the same period.
@@ -61,8 +62,8 @@ class Strided(_RoundRobin):
     def _width(self, leaf: Leaf) -> int:
         """Neighbours that travel together, w."""
         room = leaf.size // (100 * (self.turns + 1))
-        widths = (w for w in (64, 32, 16, 8, 4, 2) if leaf.size % w == 0 and w <= room)
-        return next(widths, 1)
+        widths = (64, 32, 16, 8, 4, 2)
+        return next((w for w in widths if leaf.shape[-1] % w == 0 and w <= room), 1)
 
     def _rows(self, leaf: Leaf) -> int:
         return leaf.size // self._width(leaf)

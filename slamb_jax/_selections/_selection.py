@@ -5,6 +5,8 @@ import dataclasses
 from typing import Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from slamb_jax._checks import check_integer, check_range
 from slamb_jax._leaves import Leaf
@@ -51,15 +53,45 @@ class ByRows(abc.ABC):
         """The rows that travel: int32, of static length; beyond the last if unused."""
 
     def pack(self, step: jax.Array, leaf: Leaf, x: jax.Array) -> jax.Array:
-        rows = x.reshape(-1, self._width(leaf))
-        return rows.at[self._chosen(step, leaf)].get(mode="fill", fill_value=0)
+        width, x = self._width(leaf), jnp.atleast_1d(x)
+        rows = lax.GatherDimensionNumbers(
+            offset_dims=(1,),
+            collapsed_slice_dims=tuple(range(x.ndim - 1)),
+            start_index_map=tuple(range(x.ndim)),
+        )
+        starts = _starts(self._chosen(step, leaf), width, x.shape)
+        sizes = (1,) * (x.ndim - 1) + (width,)
+        return lax.gather(x, starts, rows, sizes, mode="fill", fill_value=0)
 
     def unpack(
         self, step: jax.Array, leaf: Leaf, packed: jax.Array, x: jax.Array
     ) -> jax.Array:
-        rows = x.reshape(-1, self._width(leaf)).at[self._chosen(step, leaf)]
+        width, shape, x = self._width(leaf), x.shape, jnp.atleast_1d(x)
+        rows = lax.ScatterDimensionNumbers(
+            update_window_dims=(1,),
+            inserted_window_dims=tuple(range(x.ndim - 1)),
+            scatter_dims_to_operand_dims=tuple(range(x.ndim)),
+        )
+        starts = _starts(self._chosen(step, leaf), width, x.shape)
         # Only indices beyond the last repeat, and those are dropped.
-        return rows.set(packed, mode="drop", unique_indices=True).reshape(x.shape)
+        x = lax.scatter(x, starts, packed, rows, mode="drop", unique_indices=True)
+        return x.reshape(shape)
+
+
+def _starts(row: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
+    """Where rows begin, as coordinates in ``shape``: int32, shape (rows, ndim).
+
+    In the leaf's own shape, because XLA updates no reshaped array in place. A row
+    beyond the last begins beyond the first dimension.
+    """
+    grid = (*shape[:-1], shape[-1] // width)
+    places = []
+    for size in reversed(grid[1:]):
+        places.append(lax.rem(row, jnp.int32(size)))
+        row = lax.div(row, jnp.int32(size))
+    places = [row, *reversed(places)]
+    places[-1] = places[-1] * width
+    return jnp.stack(places, -1)
 
 
 @dataclasses.dataclass(frozen=True)
