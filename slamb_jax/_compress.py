@@ -8,8 +8,8 @@ import optax
 
 from slamb_jax import _collectives
 from slamb_jax._checks import check_axis_name, check_floating
-from slamb_jax._leaves import Leaf, flatten_numbered
-from slamb_jax._selections import Selection, Strided, check_selection
+from slamb_jax._leaves import flatten_numbered
+from slamb_jax._selections import Selection, Strided, check_selection, rows_at
 
 
 class RandkCompressState(NamedTuple):
@@ -97,37 +97,28 @@ def randk_compress_with_error_feedback(
         _collectives.check_local(updates, axis_name)
         step = optax.safe_increment(state.count)
         leaves, gs, treedef = flatten_numbered(updates, params)
-        here = [(i, leaf) for i, leaf in enumerate(leaves) if leaf is not None]
+        here = [
+            (i, rows_at(selection, step, leaf))
+            for i, leaf in enumerate(leaves)
+            if leaf is not None
+        ]
 
         if not keep_residual:
-            packed = [_pack(selection, step, leaf, gs[i]) for i, leaf in here]
-            means = _collectives.mean_over(packed, axis_name)
-            for (i, leaf), mean in zip(here, means, strict=True):
-                gs[i] = _unpack(selection, step, leaf, mean, gs[i])
+            means = _collectives.mean_over(
+                [rows.pack(gs[i]) for i, rows in here], axis_name
+            )
+            for (i, rows), mean in zip(here, means, strict=True):
+                gs[i] = rows.unpack(mean, gs[i])
             return treedef.unflatten(gs), RandkCompressState(step, None)
 
         es = treedef.flatten_up_to(state.residual)
         xs = {i: gs[i].astype(jnp.float32) + es[i] for i, _ in here}
-        packed = [
-            _pack(selection, step, leaf, xs[i].astype(gs[i].dtype)) for i, leaf in here
-        ]
+        packed = [rows.pack(xs[i].astype(gs[i].dtype)) for i, rows in here]
         means = _collectives.mean_over(packed, axis_name)
-        for (i, leaf), sent, mean in zip(here, packed, means, strict=True):
+        for (i, rows), sent, mean in zip(here, packed, means, strict=True):
             zeros = jnp.zeros_like(gs[i])
-            gs[i] = _unpack(selection, step, leaf, mean, zeros)
-            es[i] = xs[i] - _unpack(selection, step, leaf, sent, zeros).astype(
-                jnp.float32
-            )
+            gs[i] = rows.unpack(mean, zeros)
+            es[i] = xs[i] - rows.unpack(sent, zeros).astype(jnp.float32)
         return treedef.unflatten(gs), RandkCompressState(step, treedef.unflatten(es))
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _pack(selection: Selection, step: jax.Array, leaf: Leaf, x: jax.Array) -> jax.Array:
-    return x if selection.whole(leaf) else selection.pack(step, leaf, x)
-
-
-def _unpack(
-    selection: Selection, step: jax.Array, leaf: Leaf, packed: jax.Array, x: jax.Array
-) -> jax.Array:
-    return packed if selection.whole(leaf) else selection.unpack(step, leaf, packed, x)

@@ -1,15 +1,20 @@
 """A small counter-based hash: no generator to seed, nothing to keep."""
 
+from typing import TypeVar
+
 import jax
-import jax.numpy as jnp
+import numpy as np
+
+Array = TypeVar("Array", np.ndarray, jax.Array)
 
 
-def hash_u32(x: jax.Array, salt: int | jax.Array) -> jax.Array:
+def hash_u32(x: Array, salt: int | Array) -> Array:
     """Hashes uint32 values, element by element (the finalizer of MurmurHash3)."""
-    x = x ^ (jnp.uint32(salt) if isinstance(salt, int) else salt)
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)
+    shift13, shift16 = np.uint32(13), np.uint32(16)
+    x = x ^ (np.uint32(salt) if isinstance(salt, int) else salt)
+    x = (x ^ (x >> shift16)) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> shift13)) * np.uint32(0xC2B2AE35)
+    return x ^ (x >> shift16)
 
 
 def hash_words(*words: int) -> int:

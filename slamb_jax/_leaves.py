@@ -7,6 +7,7 @@ from typing import Any
 
 import chex
 import jax
+import jax.numpy as jnp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,14 @@ class Leaf:
     def size(self) -> int:
         """Number of elements of the leaf."""
         return math.prod(self.shape)
+
+
+def spread_rows(rows: jax.Array, leaf: Leaf) -> jax.Array:
+    """One value per row, shape (rows, 1), as one per element; a scalar as it is."""
+    if not rows.ndim:
+        return rows
+    neighbours = leaf.size // len(rows)
+    return jnp.broadcast_to(rows, (len(rows), neighbours)).reshape(leaf.shape)
 
 
 def flatten_numbered(
@@ -55,6 +64,26 @@ def flatten_numbered(
     return leaves, values, treedef
 
 
+def present(
+    tree: chex.ArrayTree, *rest: chex.ArrayTree, like: chex.ArrayTree | None = None
+) -> tuple[list[tuple[Any, ...]], Callable[[list[Any]], chex.ArrayTree]]:
+    """The leaves that are not None, as ``(Leaf, x, *others)``, and what rebuilds.
+
+    The second answer makes a tree of one value for each of them, None where it was.
+    """
+    leaves, values, treedef = flatten_numbered(tree, like)
+    columns = [treedef.flatten_up_to(r) for r in rest]
+    rows = list(zip(leaves, values, *columns, strict=True))
+
+    def rebuild(out: list[Any]) -> chex.ArrayTree:
+        given = iter(out)
+        return treedef.unflatten(
+            [None if leaf is None else next(given) for leaf in leaves]
+        )
+
+    return [row for row in rows if row[0] is not None], rebuild
+
+
 def map_numbered(
     fn: Callable[..., Any],
     tree: chex.ArrayTree,
@@ -62,13 +91,8 @@ def map_numbered(
     like: chex.ArrayTree | None = None,
 ) -> chex.ArrayTree:
     """``jax.tree.map`` whose function also gets the :class:`Leaf`; None stays None."""
-    leaves, values, treedef = flatten_numbered(tree, like)
-    columns = [treedef.flatten_up_to(r) for r in rest]
-    out = [
-        None if leaf is None else fn(leaf, x, *others)
-        for leaf, x, *others in zip(leaves, values, *columns, strict=True)
-    ]
-    return treedef.unflatten(out)
+    rows, rebuild = present(tree, *rest, like=like)
+    return rebuild([fn(*row) for row in rows])
 
 
 def map_present(

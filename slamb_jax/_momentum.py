@@ -108,7 +108,6 @@ def mask_momentum(
         step = optax.safe_increment(state.count)
         b1_, rest1 = _decay(b1)
         b2_, rest2 = _decay(b2)
-        eps_ = jnp.asarray(eps, jnp.float32)
         g = map_present(lambda g: g.astype(jnp.float32), updates)
         mu = map_present(
             lambda g, m: (b1_ * m.astype(jnp.float32) + rest1 * g).astype(dtype),
@@ -117,26 +116,46 @@ def mask_momentum(
         )
         nu = map_present(lambda g, v: b2_ * v + rest2 * jnp.square(g), g, state.nu)
         mu, inner = compressor.update(mu, state.compressor, params, **extra_args)
-        t = step.astype(jnp.float32)
-        fix1, fix2 = 1 - b1_**t, 1 - b2_**t  # rounded as in optax
-        if not bias_correction:
-            fix1 = fix2 = jnp.float32(1)
-
-        def direction(m: jax.Array, v: jax.Array, like: jax.Array) -> jax.Array:
-            m = m.astype(jnp.float32)
-            if form == "product":
-                u = (m / fix1) / (jnp.sqrt(v / fix2) + eps_)
-            else:
-                u = m / (jnp.sqrt(v) + eps_) * (jnp.sqrt(fix2) / fix1)
-            return u.astype(like.dtype)
-
-        u = map_present(direction, mu, nu, updates if params is None else params)
+        at = corrections(step, b1, b2, eps, bias_correction)
+        u = map_present(
+            lambda m, v, like: direction(form, at, m, v).astype(like.dtype),
+            mu,
+            nu,
+            updates if params is None else params,
+        )
         new_state = MaskMomentumState(
             step, keep_absent(mu, state.mu), keep_absent(nu, state.nu), inner
         )
         return u, new_state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+class Corrections(NamedTuple):
+    """The scalars of a step: what bias correction divides by, and eps."""
+
+    fix1: jax.Array
+    fix2: jax.Array
+    eps: jax.Array
+
+
+def corrections(
+    step: jax.Array, b1: Any, b2: Any, eps: Any, bias_correction: bool
+) -> Corrections:
+    r""":math:`1-\beta_1^t` and :math:`1-\beta_2^t`, rounded as in optax, and eps."""
+    t = step.astype(jnp.float32)
+    fix1, fix2 = 1 - _decay(b1)[0] ** t, 1 - _decay(b2)[0] ** t
+    if not bias_correction:
+        fix1 = fix2 = jnp.float32(1)
+    return Corrections(fix1, fix2, jnp.asarray(eps, jnp.float32))
+
+
+def direction(form: str, at: Corrections, m: jax.Array, v: jax.Array) -> jax.Array:
+    """Adam's direction u, in float32."""
+    m = m.astype(jnp.float32)
+    if form == "product":
+        return (m / at.fix1) / (jnp.sqrt(v / at.fix2) + at.eps)
+    return m / (jnp.sqrt(v) + at.eps) * (jnp.sqrt(at.fix2) / at.fix1)
 
 
 def _decay(b: Any) -> tuple[jax.Array, jax.Array]:

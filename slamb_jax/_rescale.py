@@ -8,7 +8,7 @@ import optax
 
 from slamb_jax import _collectives
 from slamb_jax._checks import check_axis_name, check_range
-from slamb_jax._leaves import Leaf, map_numbered
+from slamb_jax._leaves import Leaf, map_numbered, spread_rows
 from slamb_jax._selections import Selection, Strided, check_selection
 
 
@@ -82,8 +82,8 @@ def elementwise_rescale(
             if n == 1 or selection.whole(leaf):
                 return u
             r = freshness(selection, step, leaf, b3)
-            rows = u.astype(jnp.float32).reshape(r.shape[0], -1)
-            return ((r + (1 - r) / n**0.5) * rows).astype(u.dtype).reshape(u.shape)
+            factor = spread_rows(r + (1 - r) / n**0.5, leaf)
+            return (factor * u.astype(jnp.float32)).astype(u.dtype)
 
         u = map_numbered(rescale, updates, like=params)
         return u, ElementwiseRescaleState(step)
@@ -93,6 +93,7 @@ def elementwise_rescale(
 
 def freshness(selection: Selection, step: jax.Array, leaf: Leaf, b3: Any) -> jax.Array:
     r""":math:`\beta_3^\tau`, float32, one per row; exactly 1 on the mask."""
-    age = selection.age(step, leaf).astype(jnp.float32)
-    # The power once per row, not once per element of all that uses it.
-    return jax.lax.optimization_barrier(jnp.power(jnp.asarray(b3, jnp.float32), age))
+    age = selection.age(step, leaf)
+    power = jnp.exp(age.astype(jnp.float32) * jnp.log(jnp.asarray(b3, jnp.float32)))
+    # A power once per row, not once per element of all that uses it.
+    return jax.lax.optimization_barrier(jnp.where(age == 0, jnp.float32(1), power))

@@ -9,6 +9,7 @@ from slamb_jax._average import average_parameters_every
 from slamb_jax._checks import check_integer, check_range, check_static
 from slamb_jax._collectives import AxisName
 from slamb_jax._compress import randk_compress_with_error_feedback
+from slamb_jax._fused import fuse_links
 from slamb_jax._momentum import mask_momentum
 from slamb_jax._rescale import elementwise_rescale
 from slamb_jax._selections import Selection, make_selection
@@ -162,7 +163,7 @@ def slamb(
     chosen = make_selection(selection, compress_ratio, min_size, seed)
     if isinstance(learning_rate, jax.Array):  # a schedule's value takes u's dtype
         learning_rate = _constant(learning_rate)
-    return optax.chain(
+    links = (
         mask_momentum(
             randk_compress_with_error_feedback(
                 chosen, axis_name=axis_name, keep_residual=False
@@ -185,9 +186,51 @@ def slamb(
             c_max=c_max,
         ),
         elementwise_rescale(chosen, b3, axis_name=axis_name),
+    )
+    fused = fuse_links(
+        links,
+        chosen,
+        axis_name=axis_name,
+        b1=b1,
+        b2=b2,
+        b3=b3,
+        eps=eps,
+        weight_decay=weight_decay,
+        mask=mask,
+        form=form,
+        c_min=c_min,
+        c_max=c_max,
+        bias_correction=bias_correction,
+    )
+    return _then(
+        fused,
         optax.scale_by_learning_rate(learning_rate),
         average_parameters_every(sync_every, axis_name),
     )
+
+
+def _then(
+    first: optax.GradientTransformationExtraArgs,
+    *rest: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """A chain whose first member has the state of several links."""
+    after = optax.chain(*rest)
+
+    def init(params: optax.Params) -> optax.OptState:
+        return (*first.init(params), *after.init(params))
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        before = len(state) - len(rest)
+        updates, fused = first.update(updates, state[:before], params, **extra_args)
+        updates, others = after.update(updates, state[before:], params, **extra_args)
+        return updates, (*fused, *others)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _constant(value: jax.Array) -> optax.Schedule:

@@ -1,6 +1,6 @@
 """LAMB's trust ratio, for the fresh and for the stale part of a layer."""
 
-import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +15,9 @@ from slamb_jax._checks import (
     check_params,
     check_range,
 )
-from slamb_jax._leaves import Leaf, map_numbered
+from slamb_jax._leaves import present, spread_rows
 from slamb_jax._momentum import FORMS
+from slamb_jax._ratios import Layer, Ratios, Rule, ratios
 from slamb_jax._rescale import freshness
 from slamb_jax._selections import Selection, Strided, check_selection
 
@@ -115,80 +116,56 @@ def layerwise_trust_ratio(
         check_params(params)
         step = optax.safe_increment(state.count)
         n = _collectives.axis_size(axis_name)
-        decay = weight_decay(state.count) if callable(weight_decay) else weight_decay
-        low, high, decay = (jnp.asarray(x, jnp.float32) for x in (c_min, c_max, decay))
+        rule = Rule(selection, b3, form, c_min, c_max, n)
+        decay = decay_at(weight_decay, state.count)
+        rows, rebuild = present(updates, params, decay_mask(mask, params), like=params)
+        layers = [
+            Layer(
+                leaf,
+                add_decay(decay if form == "product" and decays else None),
+                p.astype(jnp.float32),
+                (u.astype(jnp.float32),),
+            )
+            for leaf, u, p, decays in rows
+        ]
 
-        def scale(leaf: Leaf, u: jax.Array, p: jax.Array, decays: bool) -> jax.Array:
-            if not leaf.size:
-                return u
-            p32, u32 = p.astype(jnp.float32), u.astype(jnp.float32)
-            decayed = u32 + decay * p32 if decays else u32
-            normed = decayed if form == "product" else u32
-            clipped = form == "sum" or len(leaf.shape) > 1
-            if selection.whole(leaf):
-                ratio = _ratio(_square(p32), _square(normed), otherwise=1.0)
-                ratio = jnp.clip(ratio, low, high) if clipped else ratio
-                return (ratio * decayed).astype(u.dtype)
+        def scale(layer: Layer, found: Ratios, dtype: Any, decays: bool) -> jax.Array:
+            u = add_decay(decay if decays else None)(layer.p, *layer.rest)
+            if found.stale is None:
+                return (found.fresh * u).astype(dtype)
+            r = freshness(selection, step, layer.leaf, b3)
+            ratio = found.blend(rule, r)
+            if form == "sum":
+                ratio = ratio / (r + (1 - r) / n**0.5)
+            return (spread_rows(ratio, layer.leaf) * u).astype(dtype)
 
-            squares = _squares(selection, step, leaf, p32, normed)
-            (p_sent, u_sent), (p_kept, u_kept) = squares
-            fresh = _ratio(p_sent, u_sent, otherwise=1.0)
-            r = freshness(selection, step, leaf, b3)
-            if form == "product":
-                stale = _ratio(p_kept, u_kept, otherwise=1.0)
-                ratio = jnp.clip(r * fresh + (1 - r) * stale, low, high)
-            else:
-                stale = jnp.minimum(_ratio(p_kept, u_kept, otherwise=0.0), high)
-                w = (1 - r) / n**0.5
-                ratio = (r * jnp.clip(fresh, low, high) + w * stale) / (r + w)
-            rows = decayed.reshape(ratio.shape[0], -1)
-            return (ratio * rows).astype(u.dtype).reshape(u.shape)
-
-        decays = _decay_mask(mask, params)
-        u = map_numbered(scale, updates, params, decays, like=params)
+        u = rebuild(
+            [
+                scale(layer, found, u.dtype, decays)
+                for layer, found, (_, u, _, decays) in zip(
+                    layers, ratios(rule, step, layers), rows, strict=True
+                )
+            ]
+        )
         return u, LayerwiseTrustRatioState(step)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _square(x: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.square(x))
+def decay_at(weight_decay: optax.ScalarOrSchedule, count: jax.Array) -> Any:
+    """The rate of decay at a step counted from 0; None where it is the constant 0."""
+    if isinstance(weight_decay, int | float) and weight_decay == 0:
+        return None
+    decay = weight_decay(count) if callable(weight_decay) else weight_decay
+    return jnp.asarray(decay, jnp.float32)
 
 
-def _squares(
-    selection: Selection, step: jax.Array, leaf: Leaf, *arrays: jax.Array
-) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Squared norms of what is sent of each array at this step, and of what is not.
-
-    The latter are the differences to the whole, whose sum is one vectorized pass where
-    a masked one is not, unless so much was sent that digits would be lost.
-    """
-    whole = [_square(x) for x in arrays]
-    sent = [_square(selection.pack(step, leaf, x)) for x in arrays]
-
-    def masked(*arrays: jax.Array) -> list[jax.Array]:
-        chosen = selection.mask(step, leaf)
-        rows = [x.reshape(chosen.shape[0], -1) for x in arrays]
-        return [_square(jnp.where(chosen, jnp.zeros_like(x), x)) for x in rows]
-
-    def difference(*arrays: jax.Array) -> list[jax.Array]:
-        del arrays
-        return [w - s for w, s in zip(whole, sent, strict=True)]
-
-    safe = [s < 0.75 * w for w, s in zip(whole, sent, strict=True)]
-    all_safe = functools.reduce(jnp.logical_and, safe)
-    return sent, _collectives.cond(all_safe, difference, masked, *arrays)
+def add_decay(decay: jax.Array | None) -> Callable[..., jax.Array]:
+    """The function of p and u that adds decay to u, if there is any."""
+    return lambda p, u: u if decay is None else u + decay * p
 
 
-def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
-    """Root of p over u; ``otherwise`` where one of them is 0."""
-    defined = (p > 0) & (u > 0)
-    return jnp.where(
-        defined, jnp.sqrt(p) / jnp.sqrt(jnp.where(defined, u, 1)), otherwise
-    )
-
-
-def _decay_mask(mask: Any, params: optax.Params) -> optax.Params:
+def decay_mask(mask: Any, params: optax.Params) -> optax.Params:
     """The user's mask (a tree, a prefix or a function) as one bool per parameter."""
     tree = mask(params) if callable(mask) else True if mask is None else mask
     for path, m in jax.tree_util.tree_leaves_with_path(tree):

@@ -1,10 +1,9 @@
 r"""Which coordinates travel at a step: pure functions of step, leaf and shape.
 
-A selection answers for one :class:`Leaf` at one step ``t = 1, 2, ...``: the mask
-:math:`M_t`, the age :math:`\tau` (steps since a coordinate was last exchanged, ``t``
-if it never was), and how the chosen tenth is packed into what travels and unpacked
-again. Every worker computes the same answer; no mask ever travels, and nothing is
-kept from step to step.
+A selection answers for one :class:`Leaf` at one step ``t = 1, 2, ...``: the rows of
+neighbours that travel, :math:`M_t`, and the age :math:`\tau` of each row (steps since
+it was last exchanged, ``t`` if it never was). Every worker computes the same answer; no
+mask ever travels, and nothing is kept from step to step.
 """
 
 from collections.abc import Callable
@@ -14,6 +13,8 @@ from slamb_jax._selections._bernoulli import Bernoulli as Bernoulli
 from slamb_jax._selections._replay import replay_masks as replay_masks
 from slamb_jax._selections._round_robin import Permutation as Permutation
 from slamb_jax._selections._round_robin import Strided as Strided
+from slamb_jax._selections._rows import Rows as Rows
+from slamb_jax._selections._rows import rows_at as rows_at
 from slamb_jax._selections._selection import Selection as Selection
 
 _BY_NAME: dict[str, Callable[[float, int, int], Selection]] = {

@@ -57,6 +57,7 @@ class Bernoulli(RandK):
         return min(d, math.ceil(k * d + self.slack * math.sqrt(k * (1 - k) * d)))
 
     def mask(self, step: jax.Array, leaf: Leaf) -> jax.Array:
+        """Which elements travel: bool, of the shape of the age."""
         salt = hash_u32(step.astype(jnp.uint32), hash_words(self.seed, leaf.index))
         element = jnp.arange(leaf.size, dtype=jnp.uint32)
         threshold = min(round(self.compress_ratio * 2**32), 2**32 - 1)
@@ -86,7 +87,7 @@ class Bernoulli(RandK):
         age = jnp.where(sent, 0, step)
         return jax.lax.while_loop(unmet, look_back, (step - 1, age, sent))[1]
 
-    def _chosen(self, step: jax.Array, leaf: Leaf) -> jax.Array:
+    def rows(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         mask = self.mask(step, leaf).reshape(-1)
         size = self.capacity(leaf)
         return jnp.nonzero(mask, size=size, fill_value=leaf.size)[0].astype(jnp.int32)

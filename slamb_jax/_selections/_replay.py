@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from slamb_jax._leaves import Leaf
-from slamb_jax._selections._selection import ByRows, Selection
+from slamb_jax._selections._selection import Selection
 
 
-class _Replay(ByRows):
+class _Replay:
     """See :func:`replay_masks`."""
 
     def __init__(self, masks: np.ndarray):
@@ -31,6 +31,10 @@ class _Replay(ByRows):
     def whole(self, leaf: Leaf) -> bool:
         return bool(self._recorded(leaf).all())
 
+    def width(self, leaf: Leaf) -> int:
+        del leaf
+        return 1
+
     def mask(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         return self._now(step, self._recorded(leaf))[:, None]
 
@@ -44,7 +48,7 @@ class _Replay(ByRows):
             since[t % len(recorded)] = np.where(last >= 0, t - last, never)
         return jnp.minimum(step, self._now(step, since))[:, None]
 
-    def _chosen(self, step: jax.Array, leaf: Leaf) -> jax.Array:
+    def rows(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         recorded = self._recorded(leaf)
         table = np.full((len(recorded), recorded.sum(1).max()), leaf.size, np.int32)
         for row, sent in zip(table, recorded, strict=True):

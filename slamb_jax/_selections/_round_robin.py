@@ -1,16 +1,24 @@
 """Round robins: each coordinate is sent exactly once in c steps."""
 
+import abc
 import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from slamb_jax._hashing import hash_u32, hash_words
 from slamb_jax._leaves import Leaf
 from slamb_jax._selections._selection import RandK
 
 
-class _RoundRobin(RandK):
+def _modulo(x: jax.Array, divisor: int) -> jax.Array:
+    """``x % divisor`` for what is not negative, which spares a few instructions."""
+    return lax.rem(x, jnp.full_like(x, divisor))
+
+
+class _RoundRobin(RandK, abc.ABC):
     """``c = max(1, round(1/k))`` turns; each coordinate is sent once in c steps."""
 
     @property
@@ -21,10 +29,13 @@ class _RoundRobin(RandK):
     def whole(self, leaf: Leaf) -> bool:
         return super().whole(leaf) or self.turns == 1
 
-    def _since(self, step: jax.Array, turn: jax.Array) -> jax.Array:
-        """Steps since the turn came round, were it always so."""
-        since = step % self.turns - turn
-        return jnp.minimum(step, jnp.where(since < 0, since + self.turns, since))
+    @abc.abstractmethod
+    def age(self, step: jax.Array, leaf: Leaf) -> jax.Array:
+        """See :class:`Selection`."""
+
+    def mask(self, step: jax.Array, leaf: Leaf) -> jax.Array:
+        """Which rows travel: bool, of the shape of the age."""
+        return self.age(step, leaf) == 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +48,7 @@ class Strided(_RoundRobin):
     :math:`\min(t, (t + o_j - i) \bmod c)` for row i of the group. Nothing is stored or
     permuted: what travels is copied row by row, in the order of memory.
 
-    w is the largest power of two that divides the last dimension, up to 64 and to a
+    w is the largest power of two that divides the last dimension, up to 128 and to a
     size at which unfilled slots cost no more than a hundredth of what travels; 1 where
     that dimension is odd.
 
@@ -59,39 +70,33 @@ class Strided(_RoundRobin):
       [[1 1 1 1 1 1 1 1 1 1 1 1]]
     """
 
-    def _width(self, leaf: Leaf) -> int:
+    def width(self, leaf: Leaf) -> int:
         """Neighbours that travel together, w."""
         room = leaf.size // (100 * (self.turns + 1))
-        widths = (64, 32, 16, 8, 4, 2)
+        widths = (128, 64, 32, 16, 8, 4, 2)
         return next((w for w in widths if leaf.shape[-1] % w == 0 and w <= room), 1)
 
-    def _rows(self, leaf: Leaf) -> int:
-        return leaf.size // self._width(leaf)
-
-    def _offset(self, leaf: Leaf) -> jax.Array:
-        """The offset of each group: int32 of shape (groups,)."""
-        group = jnp.arange(-(-self._rows(leaf) // self.turns), dtype=jnp.uint32)
-        hashed = hash_u32(group, hash_words(self.seed, leaf.index))
-        return (hashed % jnp.uint32(self.turns)).astype(jnp.int32)
-
-    def _turn(self, leaf: Leaf) -> jax.Array:
-        """The turn of each row, such that it is sent at t with t % c == turn."""
-        place = jnp.arange(self.turns, dtype=jnp.int32)
-        turn = place[None, :] - self._offset(leaf)[:, None]
-        turn = jnp.where(turn < 0, turn + self.turns, turn)
-        return turn.reshape(-1)[: self._rows(leaf), None]
-
-    def _chosen(self, step: jax.Array, leaf: Leaf) -> jax.Array:
-        """The row that each group sends; beyond the last where it has none."""
-        place = step % self.turns + self._offset(leaf)
-        place = jnp.where(place >= self.turns, place - self.turns, place)
-        return jnp.arange(place.size, dtype=jnp.int32) * self.turns + place
-
-    def mask(self, step: jax.Array, leaf: Leaf) -> jax.Array:
-        return self._turn(leaf) == step % self.turns
+    def rows(self, step: jax.Array, leaf: Leaf) -> jax.Array:
+        count = leaf.size // self.width(leaf)
+        place = _modulo(self._place(step, leaf), self.turns)
+        row = place + np.arange(0, len(place) * self.turns, self.turns, dtype=np.int32)
+        return row if count % self.turns == 0 else jnp.minimum(row, jnp.int32(count))
 
     def age(self, step: jax.Array, leaf: Leaf) -> jax.Array:
-        return self._since(step, self._turn(leaf))
+        count = leaf.size // self.width(leaf)
+        turns = np.arange(self.turns, 0, -1, dtype=np.int32)
+        since = _modulo(self._place(step, leaf)[:, None] + turns[None], self.turns)
+        return jnp.minimum(step, since).reshape(-1)[:count, None]
+
+    def _place(self, step: jax.Array, leaf: Leaf) -> jax.Array:
+        """Which of its c rows each group sends, modulo c: int32, one per group."""
+        # The offsets are a constant (one number to c w elements): leaves of one shape
+        # then differ in no instruction, and XLA compiles the kernels of one for all.
+        groups = -(-(leaf.size // self.width(leaf)) // self.turns)
+        words = np.arange(groups, dtype=np.uint32)
+        hashed = hash_u32(words, hash_words(self.seed, leaf.index))
+        offset = (hashed % np.uint32(self.turns)).astype(np.int32)
+        return _modulo(step, self.turns) + offset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,20 +147,13 @@ class Permutation(_RoundRobin):
 
         return jax.lax.fori_loop(0, rounds, swap_or_not, x)
 
-    def _turn(self, leaf: Leaf) -> jax.Array:
-        """The turn of each element: int32 of shape (d, 1)."""
-        element = jnp.arange(leaf.size, dtype=jnp.int32)
-        return self._shuffle(leaf, element, inverse=False)[:, None] % self.turns
-
-    def _chosen(self, step: jax.Array, leaf: Leaf) -> jax.Array:
-        """Flat indices of the chosen elements; ``d`` where a slot stays empty."""
+    def rows(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         slot = jnp.arange(-(-leaf.size // self.turns), dtype=jnp.int32)
         place = step % self.turns + self.turns * slot
         element = self._shuffle(leaf, jnp.minimum(place, leaf.size - 1), inverse=True)
         return jnp.where(place < leaf.size, element, leaf.size)
 
-    def mask(self, step: jax.Array, leaf: Leaf) -> jax.Array:
-        return self._turn(leaf) == step % self.turns
-
     def age(self, step: jax.Array, leaf: Leaf) -> jax.Array:
-        return self._since(step, self._turn(leaf))
+        element = jnp.arange(leaf.size, dtype=jnp.int32)
+        place = self._shuffle(leaf, element, inverse=False)[:, None]
+        return jnp.minimum(step, (step - place) % self.turns)

@@ -1,0 +1,100 @@
+"""SLAMB's direction, ratio and rescaling in the fewest passes over memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from slamb_jax import _collectives
+from slamb_jax._checks import check_params
+from slamb_jax._leaves import Leaf, present, spread_rows
+from slamb_jax._momentum import Corrections, corrections, direction
+from slamb_jax._ratios import Layer, Ratios, Rule, ratios
+from slamb_jax._rescale import freshness
+from slamb_jax._selections import Selection
+from slamb_jax._trust_ratio import add_decay, decay_at, decay_mask
+
+_LARGE = 2**16  # elements: below, computing the direction twice saves nothing
+
+
+def fuse_links(
+    links: tuple[optax.GradientTransformationExtraArgs, ...],
+    selection: Selection,
+    *,
+    axis_name: _collectives.AxisName | None,
+    b1: Any,
+    b2: Any,
+    b3: Any,
+    eps: Any,
+    weight_decay: optax.ScalarOrSchedule,
+    mask: Any,
+    form: str,
+    c_min: Any,
+    c_max: Any,
+    bias_correction: bool,
+) -> optax.GradientTransformationExtraArgs:
+    """What a chain of SLAMB's first three links computes, with the same state.
+
+    The links are :func:`mask_momentum`, :func:`layerwise_trust_ratio` and
+    :func:`elementwise_rescale`. The first does its own work here, exchange included,
+    but for the direction u: that is computed once for the norms and once more for the
+    update, from m and v, and so never kept in memory. In 16 bits it is not rounded
+    between the links either.
+    """
+
+    def init(params: optax.Params) -> tuple[optax.OptState, ...]:
+        return tuple(link.init(params) for link in links)
+
+    def update(
+        updates: optax.Updates,
+        state: tuple[Any, ...],
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, tuple[Any, ...]]:
+        check_params(params)
+        _, momentum = links[0].update(updates, state[0], params, **extra_args)
+        step = momentum.count
+        n = _collectives.axis_size(axis_name)
+        rule = Rule(selection, b3, form, c_min, c_max, n)
+        at = corrections(step, b1, b2, eps, bias_correction)
+        decay = decay_at(weight_decay, state[0].count)
+        trees = momentum.mu, momentum.nu, params, decay_mask(mask, params)
+        rows, rebuild = present(updates, *trees, like=params)
+
+        def along(at: Corrections, decays: bool) -> Callable[..., jax.Array]:
+            add = add_decay(decay if decays else None)
+            return lambda p, m, v: add(p, direction(form, at, m, v))
+
+        def layer(leaf: Leaf, m: Any, v: Any, p: Any, decays: bool) -> Layer:
+            # With the scalars behind a barrier of this leaf's, they do not become
+            # arrays that leaves of one shape share.
+            m, v, own = jax.lax.optimization_barrier((m, v, at))
+            normed = along(own, decays and form == "product")
+            return Layer(leaf, normed, p.astype(jnp.float32), (m, v))
+
+        layers = [layer(leaf, *columns) for leaf, _, *columns in rows]
+
+        def scale(layer: Layer, found: Ratios, decays: bool) -> jax.Array:
+            factor, (m, v), again = found.fresh, layer.rest, at
+            if found.stale is not None:
+                r = freshness(selection, step, layer.leaf, b3)
+                factor = found.blend(rule, r)
+                if form == "product":
+                    factor = factor * (r + (1 - r) / n**0.5)
+            if layer.leaf.size >= _LARGE:
+                # Else the compiler would keep u from the norms to here.
+                m, v, factor, again = jax.lax.optimization_barrier((m, v, factor, at))
+            return spread_rows(factor, layer.leaf) * along(again, decays)(layer.p, m, v)
+
+        scaled = [
+            scale(layer, found, decays).astype(p.dtype)
+            for layer, found, (*_, p, decays) in zip(
+                layers, ratios(rule, step, layers), rows, strict=True
+            )
+        ]
+        counts = [type(s)(optax.safe_increment(s.count)) for s in state[1:]]
+        return rebuild(scaled), (momentum, *counts)
+
+    return optax.GradientTransformationExtraArgs(init, update)

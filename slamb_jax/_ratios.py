@@ -1,0 +1,155 @@
+"""The two ratios of norms of a layer: of what was exchanged, and of the rest."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from slamb_jax import _collectives
+from slamb_jax._leaves import Leaf
+from slamb_jax._selections import Selection, rows_at
+
+# From this share on, the rest as a difference would lose too many digits.
+_DWARFS = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What the ratios of all leaves have in common."""
+
+    selection: Selection
+    b3: Any
+    form: str
+    c_min: Any
+    c_max: Any
+    n: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A leaf: its parameters, and what gives the direction whose norm is taken.
+
+    ``normed(p, *rest)`` is element-wise: it is asked for parts of the leaf too.
+    """
+
+    leaf: Leaf
+    normed: Callable[..., jax.Array]
+    p: jax.Array
+    rest: tuple[jax.Array, ...]
+
+    def squares(self) -> tuple[jax.Array, jax.Array]:
+        """Squared norms of the parameters and of the direction."""
+        return _square(self.p), _square(self.normed(self.p, *self.rest))
+
+    def squares_of(self, keep: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Those of the rows where ``keep``, of shape (rows,), is true."""
+        both = (self.p, self.normed(self.p, *self.rest))
+        squares = tuple(jnp.square(x).reshape(len(keep), -1) for x in both)
+        zero = jnp.float32(0)
+        # Both sums in one reduction: XLA then reads rows where they lie, where for a
+        # single sum it would copy them first.
+        sums = lax.reduce(squares, (zero, zero), _add, (1,))
+        p, u = (jnp.sum(jnp.where(keep, x, zero)) for x in sums)
+        return p, u
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratios:
+    """Of a layer: what its fresh coordinates are scaled by, and its stale ones.
+
+    ``stale`` is None where the whole leaf is exchanged.
+    """
+
+    fresh: jax.Array
+    stale: jax.Array | None
+
+    def blend(self, rule: Rule, r: jax.Array) -> jax.Array:
+        r"""Both by freshness: :math:`r\phi_{hi} + w\phi_{lo}`, one per row.
+
+        w is 1 - r in the product form and :math:`(1-r)/\sqrt n` in the sum form.
+        """
+        assert self.stale is not None
+        if rule.form == "sum":
+            return r * self.fresh + (1 - r) * (self.stale / rule.n**0.5)
+        ratio = r * self.fresh + (1 - r) * self.stale
+        return jnp.clip(ratio, *_clips(rule))
+
+
+def ratios(rule: Rule, step: jax.Array, layers: Sequence[Layer]) -> list[Ratios]:
+    """The ratios of all layers, clipped where the form wants it."""
+    parts = [x for x in layers if not rule.selection.whole(x.leaf)]
+    squares = iter(_squares_of_parts(rule, step, parts))
+    out = []
+    for layer in layers:
+        if rule.selection.whole(layer.leaf):
+            ratio = _ratio(*layer.squares(), otherwise=1.0)
+            clipped = rule.form == "sum" or len(layer.leaf.shape) > 1
+            out.append(
+                Ratios(jnp.clip(ratio, *_clips(rule)) if clipped else ratio, None)
+            )
+            continue
+        sent, kept = next(squares)
+        if rule.form == "sum":
+            low, high = _clips(rule)
+            fresh = jnp.clip(_ratio(*sent, otherwise=1.0), low, high)
+            stale = jnp.minimum(_ratio(*kept, otherwise=0.0), high)
+            out.append(Ratios(fresh, stale))
+        else:
+            out.append(
+                Ratios(_ratio(*sent, otherwise=1.0), _ratio(*kept, otherwise=1.0))
+            )
+    return out
+
+
+def _squares_of_parts(rule: Rule, step: jax.Array, layers: Sequence[Layer]) -> Any:
+    """For each layer the squares of what is sent at this step, and of what is not.
+
+    The latter are the differences to the whole, whose sum is one vectorized pass where
+    a masked one is not, unless so much was sent somewhere that digits would be lost.
+    """
+    if not layers:
+        return []
+    sent, rest, safe = [], [], []
+    for layer in layers:
+        rows = rows_at(rule.selection, step, layer.leaf)
+        p, *others = (rows.pack(x) for x in (layer.p, *layer.rest))
+        part = dataclasses.replace(layer, p=p, rest=tuple(others))
+        mine = part.squares_of(rows.used)
+        whole = layer.squares()
+        sent.append(mine)
+        rest.append(tuple(w - s for w, s in zip(whole, mine, strict=True)))
+        safe += [s <= _DWARFS * w for w, s in zip(whole, mine, strict=True)]
+
+    def masked(layers: list[Layer]) -> list[Any]:
+        ages = [rule.selection.age(step, layer.leaf) for layer in layers]
+        return [
+            x.squares_of(age[:, 0] > 0) for x, age in zip(layers, ages, strict=True)
+        ]
+
+    all_safe = functools.reduce(jnp.logical_and, safe)
+    kept = _collectives.cond(all_safe, lambda: rest, lambda: masked(list(layers)))
+    return list(zip(sent, kept, strict=True))
+
+
+def _add(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+def _square(x: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.square(x))
+
+
+def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
+    """Root of p over u; ``otherwise`` where one of them is 0."""
+    defined = (p > 0) & (u > 0)
+    return jnp.where(
+        defined, jnp.sqrt(p) / jnp.sqrt(jnp.where(defined, u, 1)), otherwise
+    )
+
+
+def _clips(rule: Rule) -> tuple[jax.Array, jax.Array]:
+    return jnp.asarray(rule.c_min, jnp.float32), jnp.asarray(rule.c_max, jnp.float32)

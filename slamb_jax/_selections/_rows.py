@@ -1,0 +1,68 @@
+"""The rows of a leaf that travel at a step: taking them out and putting them back."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from slamb_jax._leaves import Leaf
+from slamb_jax._selections._selection import Selection
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The rows of a leaf that travel at one step.
+
+    In the leaf's own shape throughout: XLA updates no reshaped array in place.
+    """
+
+    width: int
+    starts: jax.Array | None  # coordinates, (slots, ndim); None: the leaf goes whole
+    used: jax.Array  # which slots hold a row, (slots,)
+
+    def pack(self, x: jax.Array) -> jax.Array:
+        """The rows of ``x``, of shape (slots, width); any row where none is used."""
+        if self.starts is None:
+            return x
+        x = jnp.atleast_1d(x)
+        numbers = lax.GatherDimensionNumbers(
+            offset_dims=(1,),
+            collapsed_slice_dims=tuple(range(x.ndim - 1)),
+            start_index_map=tuple(range(x.ndim)),
+        )
+        sizes = (1,) * (x.ndim - 1) + (self.width,)
+        return lax.gather(x, self.starts, numbers, sizes, mode="clip")
+
+    def unpack(self, packed: jax.Array, x: jax.Array) -> jax.Array:
+        """``x`` with these rows replaced."""
+        if self.starts is None:
+            return packed
+        shape, x = x.shape, jnp.atleast_1d(x)
+        numbers = lax.ScatterDimensionNumbers(
+            update_window_dims=(1,),
+            inserted_window_dims=tuple(range(x.ndim - 1)),
+            scatter_dims_to_operand_dims=tuple(range(x.ndim)),
+        )
+        # Rows beyond the last are dropped; no other repeats.
+        x = lax.scatter(
+            x, self.starts, packed, numbers, unique_indices=True, mode="drop"
+        )
+        return x.reshape(shape)
+
+
+def rows_at(selection: Selection, step: jax.Array, leaf: Leaf) -> Rows:
+    """The rows of the leaf that ``selection`` sends at ``step``."""
+    if selection.whole(leaf):
+        return Rows(1, None, jnp.ones(0, bool))
+    width = selection.width(leaf)
+    row = selection.rows(step, leaf)
+    used = row < leaf.size // width
+    shape = leaf.shape or (1,)
+    places = []
+    for size in (shape[-1] // width, *reversed(shape[1:-1]))[: len(shape) - 1]:
+        places.append(lax.rem(row, jnp.int32(size)))
+        row = lax.div(row, jnp.int32(size))
+    places = [row, *reversed(places)]  # a row beyond the last: beyond the first size
+    places[-1] = places[-1] * width
+    return Rows(width, jnp.stack(places, -1), used)
