@@ -3,9 +3,18 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
+
+RING_SHARES: dict[str, Callable[[int], float]] = {
+    "all-reduce": lambda g: 2 * (g - 1) / g,
+    "all-gather": lambda g: g - 1,
+    "reduce-scatter": lambda g: (g - 1) / g,
+    "all-to-all": lambda g: (g - 1) / g,
+    "collective-permute": lambda g: 1,
+}
+"""What each of g devices sends, as a share of what it puts in, on a ring."""
 
 _KINDS = (
     "all-reduce",
@@ -56,17 +65,10 @@ class Collective:
     @property
     def wire_bytes(self) -> float | None:
         """Bytes each device sends, all ``times``, on a ring; None if not known."""
-        g = self.group_size
-        if g is None or self.times is None:
+        share = RING_SHARES.get(self.kind)
+        if share is None or self.group_size is None or self.times is None:
             return None
-        share = {
-            "all-reduce": 2 * (g - 1) / g,
-            "all-gather": g - 1,
-            "reduce-scatter": (g - 1) / g,
-            "all-to-all": (g - 1) / g,
-            "collective-permute": 1,
-        }.get(self.kind)
-        return None if share is None else share * self.payload_bytes * self.times
+        return share(self.group_size) * self.payload_bytes * self.times
 
 
 @dataclasses.dataclass(frozen=True)
