@@ -1,25 +1,27 @@
-"""What crossed a network interface, by the kernel's own counters."""
+"""What a host sent, by the kernel's own counters."""
 
 import dataclasses
 import json
 import subprocess
 from pathlib import Path
 
-HEADER = 14 + 20 + 32  # bytes of Ethernet, of IPv4, of TCP with its timestamps
+HEADERS = 14 + 20 + 32  # bytes of Ethernet, of IPv4, of TCP with its timestamps
+SEGMENT = 1500 - 20 - 32  # bytes of data in a full packet of a network of MTU 1500
+SHARE = SEGMENT / (SEGMENT + HEADERS)  # of a link's bits that can carry data
 
 
 @dataclasses.dataclass(frozen=True)
 class Counters:
-    """Sent so far: by the interface, and by the queue that paces it.
+    """Bytes and packets sent so far.
 
-    TCP hands packets of up to 64 KiB to the interface, as to a network card that cuts
-    them. The interface counts each once, with one header. The queue counts, and paces,
-    the packets of 1500 bytes and the headers that they would be cut into.
+    TCP hands packets of tens of KiB to an interface, as to a card that cuts them. The
+    interface counts each once, with one header. The queue that shapes the link counts,
+    and paces, what it would be cut into: packets of 1514 bytes, each with a header.
     """
 
     interface_bytes: int
     interface_packets: int
-    queue_bytes: int
+    queue_bytes: int  # 0 where there is no queue, as on a loopback interface
     queue_packets: int
     dropped: int
 
@@ -27,7 +29,11 @@ class Counters:
     def read(cls, interface: str) -> "Counters":
         """The counters of an interface of this process's network namespace."""
         files = Path("/sys/class/net") / interface / "statistics"
-        sent = (int((files / f"tx_{what}").read_text()) for what in ("bytes", "packets"))
+        sent = (
+            int((files / f"tx_{what}").read_text()) for what in ("bytes", "packets")
+        )
+        if interface == "lo":
+            return cls(*sent, 0, 0, 0)
         listed = subprocess.run(
             ["tc", "-s", "-j", "qdisc", "show", "dev", interface],
             capture_output=True, text=True, timeout=30, check=True,
@@ -35,8 +41,22 @@ class Counters:
         queue = json.loads(listed.stdout)[0]
         return cls(*sent, queue["bytes"], queue["packets"], queue["drops"])
 
+    def __add__(self, other: "Counters") -> "Counters":
+        return self._each(other, 1)
+
     def __sub__(self, before: "Counters") -> "Counters":
-        pairs = zip(
-            dataclasses.astuple(self), dataclasses.astuple(before), strict=True
-        )
-        return Counters(*(b - a for b, a in pairs))
+        return self._each(before, -1)
+
+    def _each(self, other: "Counters", sign: int) -> "Counters":
+        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
+        return Counters(*(a + sign * b for a, b in zip(mine, theirs, strict=True)))
+
+    @property
+    def data_bytes(self) -> int:
+        """What the headers were on: the data that TCP was given to send."""
+        return self.interface_bytes - HEADERS * self.interface_packets
+
+    @property
+    def header_share(self) -> float:
+        """Headers and acknowledgements, as a share of all that was sent."""
+        return 1 - self.data_bytes / (self.queue_bytes or self.interface_bytes)

@@ -1,14 +1,14 @@
 """One host's process: trains with every optimizer in turn and reports what it took.
 
-Started by ``benchmarks.network``, which writes the rounds to measure to its standard
-input, a number a line, and reads one line of JSON for each.
+Started by ``benchmarks.network``, which writes a line to its standard input for every
+round to measure, and reads one line of JSON for it.
 """
 
 import dataclasses
 import json
 import sys
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,11 +18,11 @@ import optax
 
 import slamb_jax
 from benchmarks.network.counters import Counters
+from benchmarks.network.training import AXIS, CONTEXT, init, optimizers, step_with
 from examples.byte_lm import data
-from examples.byte_lm.model import ByteLM, next_byte_loss
-from slamb_jax._collectives import mean_over
 
-AXIS = "data"
+DENSE_STEPS = 4  # in a round; SLAMB makes a cycle of H
+BARRIERS = 20  # in a round, to know the latency
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,58 +30,20 @@ class Job:
     """What every worker needs to know; travels as JSON."""
 
     workers: int
-    layers: int
-    width: int
-    context: int  # bytes of text a step and worker
     compress_ratio: float
     sync_every: int
-    dense_steps: int  # of each dense program in a round
     seed: int
     coordinator: str
     interface: str
 
 
-def dense(dtype: Any) -> optax.GradientTransformation:
-    """LAMB on gradients that are averaged over the workers in that dtype."""
-
-    def mean(grads: optax.Updates, _: Any) -> optax.Updates:
-        leaves, treedef = jax.tree.flatten(grads)
-        means = mean_over([g.astype(dtype) for g in leaves], AXIS)
-        return treedef.unflatten([m.astype(jnp.float32) for m in means])
-
-    return optax.chain(optax.stateless(mean), optax.lamb(1e-3))
-
-
-def slamb(job: Job, axis_name: str | None) -> optax.GradientTransformation:
-    return slamb_jax.slamb(
-        1e-3,
-        axis_name=axis_name,
-        compress_ratio=job.compress_ratio,
-        sync_every=job.sync_every,
-    )
-
-
 class Program:
-    """A training step with one optimizer, its state, and what its compiler says."""
+    """A training step with one optimizer, and its state."""
 
     def __init__(self, tx: optax.GradientTransformation, job: Job, mesh: Any):
-        model = ByteLM(job.layers, job.width, 4, job.context)
-        self.shape = (job.workers, job.context + 1)
-        first = jnp.zeros((1, job.context), jnp.int32)
-        params = model.init(jax.random.key(job.seed), first)["params"]
-
-        def step(state: tuple, text: jax.Array) -> tuple[tuple, jax.Array]:
-            params, opt_state = state
-            loss, grads = jax.value_and_grad(lambda p: next_byte_loss(model, p, text))(
-                params
-            )
-            updates, opt_state = tx.update(grads, opt_state, params)
-            return (optax.apply_updates(params, updates), opt_state), loss
-
+        params = init(job.seed)
         self.state = slamb_jax.replicate((params, tx.init(params)), mesh, AXIS)
-        self.run = slamb_jax.per_worker_step(step, mesh, AXIS)
-        like = jax.ShapeDtypeStruct(self.shape, jnp.int32)
-        self.wire = slamb_jax.wire_report(self.run.lower(self.state, like))
+        self.run = slamb_jax.per_worker_step(step_with(tx), mesh, AXIS)
         self.loss = float("nan")
 
     def step(self, text: np.ndarray) -> float:
@@ -91,6 +53,16 @@ class Program:
         seconds = time.perf_counter() - start
         self.loss = float(losses.addressable_shards[0].data[0])
         return seconds
+
+    def wire(self, workers: int) -> dict[str, Any]:
+        """What the wire report of the compiled step says."""
+        text = jax.ShapeDtypeStruct((workers, CONTEXT + 1), jnp.int32)
+        report = slamb_jax.wire_report(self.run.lower(self.state, text))
+        return {
+            "table": str(report),
+            "every_step": report.bytes_sent(),
+            "at_average": report.bytes_sent(conditional=True),
+        }
 
 
 class Barrier:
@@ -108,22 +80,14 @@ class Barrier:
         return time.perf_counter() - start
 
 
-def programs(job: Job, mesh: Any) -> dict[str, Program]:
-    """Every optimizer as it is, and the two updates with nothing sent."""
-    chains = {
-        "LAMB, float32": dense(jnp.float32),
-        "LAMB, bfloat16": dense(jnp.bfloat16),
-        "SLAMB": slamb(job, AXIS),
-        "LAMB, alone": optax.lamb(1e-3),
-        "SLAMB, alone": slamb(job, None),
-    }
-    return {name: Program(tx, job, mesh) for name, tx in chains.items()}
-
-
 def block(
-    program: Program, steps: int, barrier: Barrier, texts: Any, interface: str
+    program: Program,
+    steps: int,
+    barrier: Barrier,
+    texts: Iterator[np.ndarray],
+    interface: str,
 ) -> dict[str, Any]:
-    """So many steps, each from a barrier, and what crossed the interface meanwhile."""
+    """So many steps, each from a barrier, and what was sent meanwhile."""
     barrier()
     before = Counters.read(interface)
     seconds = []
@@ -131,47 +95,38 @@ def block(
         barrier()
         seconds.append(program.step(next(texts)))
     barrier()
-    crossed = Counters.read(interface) - before
-    return {"seconds": seconds, "loss": program.loss} | dataclasses.asdict(crossed)
+    sent = Counters.read(interface) - before
+    return {
+        "seconds": seconds,
+        "loss": program.loss,
+        "sent": dataclasses.asdict(sent),
+    }
 
 
 def main(job: Job, index: int) -> None:
     jax.distributed.initialize(job.coordinator, job.workers, index)
     mesh = jax.make_mesh((job.workers,), (AXIS,))
-    text, _ = data.load(data.standard_library(), job.context)
-    texts = data.batches(text, job.workers, job.context, 10**6, job.seed)
-    barrier, all_programs = Barrier(mesh), programs(job, mesh)
-    steps = {
-        name: job.sync_every if name == "SLAMB" else job.dense_steps
-        for name in all_programs
-    }
+    text, _ = data.load(data.standard_library(), CONTEXT)
+    texts = data.batches(text, job.workers, CONTEXT, sys.maxsize, job.seed)
+    barrier = Barrier(mesh)
+    chains = optimizers(job.compress_ratio, job.sync_every)
+    programs = {name: Program(tx, job, mesh) for name, tx in chains.items()}
 
     def measure() -> dict[str, Any]:
-        blocks = {
-            name: block(program, steps[name], barrier, texts, job.interface)
-            for name, program in all_programs.items()
-        }
-        return {"blocks": blocks, "barriers": [barrier() for _ in range(20)]}
+        blocks = {}
+        for name, program in programs.items():
+            steps = job.sync_every if name == "SLAMB" else DENSE_STEPS
+            blocks[name] = block(program, steps, barrier, texts, job.interface)
+        return {"blocks": blocks, "barriers": [barrier() for _ in range(BARRIERS)]}
 
-    measure()  # compiles, and starts every connection
-    wires = {
-        name: {
-            "text": str(program.wire),
-            "collectives": [dataclasses.asdict(c) for c in program.wire.collectives],
-            "bytes": program.wire.bytes_sent(),
-            "sync_bytes": program.wire.bytes_sent(conditional=True),
-        }
-        for name, program in all_programs.items()
-    }
-    sizes = [x.size // job.workers for x in jax.tree.leaves(all_programs["SLAMB"].state[0])]
-    say({"wires": wires, "parameters": sum(sizes), "leaves": len(sizes)})
-    for line in sys.stdin:
-        for _ in range(int(line)):
-            say(measure())
+    measure()  # compiles, and makes every connection
+    say({name: program.wire(job.workers) for name, program in programs.items()})
+    for _ in sys.stdin:
+        say(measure())
 
 
-def say(what: dict[str, Any]) -> None:
-    print("report", json.dumps(what), flush=True)
+def say(report: dict[str, Any]) -> None:
+    print("report", json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":
