@@ -1,10 +1,10 @@
-"""Trains on hosts joined by slow links: dense LAMB beside SLAMB, measured and advised.
+"""Trains on hosts joined by slow links: SLAMB beside dense LAMB, and the advisor.
 
-Run from the root of the repository, as root: ``python -m benchmarks.network``. Each host
-is a jax process in a network namespace of its own, joined by a bridge, and every link is
-shaped. All optimizers take turns within one run. Without root, or without iproute2,
-``--loopback`` runs the same processes over the loopback interface, which nothing slows
-down.
+Run from the root of the repository, as root: ``python -m benchmarks.network``. Each
+host is a jax process in a network namespace of its own, joined by a bridge, and every
+link is shaped. All optimizers take turns within one run. Without root, or without
+iproute2, ``--loopback`` runs the same processes over the loopback interface, which
+nothing slows down.
 """
 
 import contextlib
@@ -104,7 +104,7 @@ def measure(config: Config, console: Console) -> list[Row]:
         with console.status(f"{config.workers} workers start and compile"):
             wires = running.reports(PATIENCE)[0]
         console.print(f"SLAMB's compiled step:\n{wires['SLAMB']['table']}")
-        steps = {name: DENSE_STEPS for name in wires} | {"SLAMB": config.sync_every}
+        steps = dict.fromkeys(wires, DENSE_STEPS) | {"SLAMB": config.sync_every}
         bits = 8 * sum(w["every_step"] * steps[name] for name, w in wires.items())
         bits += 8 * wires["SLAMB"]["at_average"]
         for rate in [None] if config.loopback else config.rates:

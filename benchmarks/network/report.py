@@ -41,12 +41,12 @@ def table(rows: Sequence[Row], title: str, machine: str) -> Table:
     for i, r in enumerate(rows):
         predicted = r.predicted_seconds
         out.add_row(
-            f"{r.mbit:g}" if r.mbit else "–",
+            f"{r.mbit:g}" if r.mbit else "-",
             r.optimizer,
             f"{r.step_seconds * 1e3:.0f}",
             f"{r.alone_seconds * 1e3:.0f}",
-            f"{predicted * 1e3:.0f}" if predicted else "–",
-            f"{predicted / r.step_seconds - 1:+.1%}" if predicted else "–",
+            f"{predicted * 1e3:.0f}" if predicted else "-",
+            f"{predicted / r.step_seconds - 1:+.1%}" if predicted else "-",
             f"{r.step_seconds / (r.alone_seconds + r.link_seconds):.2f}",
             f"{r.data_bytes / 1e3:.0f}",
             f"{r.wire_bytes / 1e3:.0f}",

@@ -11,8 +11,14 @@ import jax
 
 import slamb_jax
 from benchmarks.network.counters import SHARE, Counters
-from benchmarks.network.training import COMPUTE, SENDING, init
+from benchmarks.network.training import init
+from benchmarks.network.worker import ALONE
 
+ADVISED = {
+    "LAMB, float32": "lamb",
+    "LAMB, bfloat16": "lamb_bfloat16",
+    "SLAMB": "slamb",
+}  # the optimizers, and what an Advice calls them
 Round = Sequence[dict[str, Any]]  # one report of each worker
 
 
@@ -49,31 +55,28 @@ def rows(
 ) -> list[Row]:
     """The optimizers that send, measured at one speed."""
     workers = len(rounds[0])
-    seconds = {name: step_seconds(rounds, name) for name in wires}
     messages = 2 * (workers - 1)  # one behind the other, in a ring
     latency = statistics.median(map(max, _by_step(rounds, "barriers"))) / messages
-    compute = seconds[COMPUTE]
-    # A difference of two times near each other may come out below zero.
-    own = [max(0.0, seconds[f"{o} alone"] - compute) for o in ("LAMB", "SLAMB")]
-    advice = slamb_jax.advise(
-        jax.eval_shape(lambda: init(0)),
-        slamb_jax.Network(workers, 1e6 * SHARE * (mbit or 1), latency=latency),
-        step_seconds=compute,
-        optimizer_seconds=(own[0], own[1]),
-        compress_ratio=compress_ratio,
-        sync_every=sync_every,
-    )
-    costs = (advice.lamb, advice.lamb_bfloat16, advice.slamb)
+    network = slamb_jax.Network(workers, 1e6 * SHARE * (mbit or 1), latency=latency)
     found = []
-    for (name, alone), cost in zip(SENDING.items(), costs, strict=True):
-        wire = wires[name]
+    for name, field in ADVISED.items():
+        wire, alone = wires[name], step_seconds(rounds, name + ALONE)
         sent, steps = counted(rounds, name)
+        advice = slamb_jax.advise(
+            jax.eval_shape(lambda: init(0)),
+            network,
+            step_seconds=alone,  # the optimizer's own time is in it
+            optimizer_seconds=(0.0, 0.0),
+            compress_ratio=compress_ratio,
+            sync_every=sync_every,
+        )
+        cost = getattr(advice, field)
         found.append(
             Row(
                 mbit=mbit,
                 optimizer=name,
-                step_seconds=seconds[name],
-                alone_seconds=seconds[alone],
+                step_seconds=step_seconds(rounds, name),
+                alone_seconds=alone,
                 wire_bytes=wire["every_step"] + wire["at_average"] / sync_every,
                 data_bytes=sent.data_bytes / steps / workers,
                 header_share=sent.header_share,

@@ -22,6 +22,7 @@ from benchmarks.network.training import AXIS, CONTEXT, init, optimizers, step_wi
 from examples.byte_lm import data
 
 DENSE_STEPS = 4  # in a round; SLAMB makes a cycle of H
+ALONE = ", alone"  # what the same step is called with nothing sent
 BARRIERS = 20  # in a round, to know the latency
 
 
@@ -40,10 +41,12 @@ class Job:
 class Program:
     """A training step with one optimizer, and its state."""
 
-    def __init__(self, tx: optax.GradientTransformation, job: Job, mesh: Any):
+    def __init__(
+        self, tx: optax.GradientTransformation, job: Job, mesh: Any, *, alone: bool
+    ):
         params = init(job.seed)
         self.state = slamb_jax.replicate((params, tx.init(params)), mesh, AXIS)
-        self.run = slamb_jax.per_worker_step(step_with(tx), mesh, AXIS)
+        self.run = slamb_jax.per_worker_step(step_with(tx, alone=alone), mesh, AXIS)
         self.loss = float("nan")
 
     def step(self, text: np.ndarray) -> float:
@@ -110,12 +113,16 @@ def main(job: Job, index: int) -> None:
     texts = data.batches(text, job.workers, CONTEXT, sys.maxsize, job.seed)
     barrier = Barrier(mesh)
     chains = optimizers(job.compress_ratio, job.sync_every)
-    programs = {name: Program(tx, job, mesh) for name, tx in chains.items()}
+    programs = {
+        name + ALONE * alone: Program(tx, job, mesh, alone=alone)
+        for name, tx in chains.items()
+        for alone in (False, True)
+    }
 
     def measure() -> dict[str, Any]:
         blocks = {}
         for name, program in programs.items():
-            steps = job.sync_every if name == "SLAMB" else DENSE_STEPS
+            steps = job.sync_every if name.startswith("SLAMB") else DENSE_STEPS
             blocks[name] = block(program, steps, barrier, texts, job.interface)
         return {"blocks": blocks, "barriers": [barrier() for _ in range(BARRIERS)]}
 
