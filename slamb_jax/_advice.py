@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import textwrap
 
 from slamb_jax._units import duration, scaled
 
@@ -80,8 +81,8 @@ class Advice:
         share = self.lamb_bfloat16.exchange_seconds / self.lamb_bfloat16.step_seconds
         return (
             f"{answer}: a step of SLAMB is {self.speedup:.2f} times as fast as float32 "
-            f"LAMB's, {self.speedup_bfloat16:.2f} times as fast as\nbfloat16 LAMB's, "
-            f"whose exchange is {share:.0%} of its step"
+            f"LAMB's, {self.speedup_bfloat16:.2f} times as fast as "
+            f"bfloat16 LAMB's, whose exchange is {share:.0%} of its step"
         )
 
     def __str__(self) -> str:
@@ -111,7 +112,7 @@ class Advice:
             [
                 self.title,
                 *table,
-                f"{self.verdict}.",
+                textwrap.fill(f"{self.verdict}.", 88),
                 f"Break-even link: {_break_even(wide, 'float32 LAMB')}, "
                 f"{_break_even(narrow, 'bfloat16 LAMB')}.",
             ]

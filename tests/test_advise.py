@@ -89,7 +89,7 @@ def test_a_slow_link_pays_and_a_fast_one_does_not():
     assert fast.verdict.startswith("will not pay: ")
     for a in (slow, fast):
         assert a.speedup > a.speedup_bfloat16
-        assert a.verdict in str(a)
+        assert a.verdict in " ".join(str(a).split())
         for cost in (a.lamb, a.lamb_bfloat16, a.slamb):
             parts = (
                 cost.compute_seconds,
