@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import textwrap
 
 from slamb_jax._units import duration, scaled
 
@@ -45,7 +46,8 @@ class Advice:
       lamb_bfloat16: LAMB with gradients averaged in bfloat16.
       slamb: SLAMB.
       break_even_link: the fastest link, in bits per second, on which SLAMB's step
-        takes no longer than ``lamb``'s: infinite if it never does, 0 if it always does.
+        takes no longer than ``lamb``'s: infinite if it is faster than 10 Tbit/s, 0 if
+        there is none.
       break_even_link_bfloat16: the same against ``lamb_bfloat16``.
       title: what was asked.
     """
@@ -75,14 +77,13 @@ class Advice:
     @property
     def verdict(self) -> str:
         """``"will pay: ..."`` or ``"will not pay: ..."``, and why."""
-        dense = self.lamb_bfloat16
-        share = dense.exchange_seconds / dense.step_seconds
-        why = (
-            f"a step {self.speedup:.2f} times as fast as float32 LAMB's and "
-            f"{self.speedup_bfloat16:.2f} times as fast as bfloat16 LAMB's, which "
-            f"spends {share:.0%} of its step on the exchange"
+        answer = "will pay" if self.pays else "will not pay"
+        share = self.lamb_bfloat16.exchange_seconds / self.lamb_bfloat16.step_seconds
+        return (
+            f"{answer}: a step of SLAMB is {self.speedup:.2f} times as fast as float32 "
+            f"LAMB's, {self.speedup_bfloat16:.2f} times as fast as "
+            f"bfloat16 LAMB's, whose exchange is {share:.0%} of its step"
         )
-        return f"will pay: {why}" if self.pays else f"will not pay: {why}"
 
     def __str__(self) -> str:
         head = ("", "MB sent", "compute", "exchange", "optimizer", "step", "speed-up")
@@ -111,8 +112,8 @@ class Advice:
             [
                 self.title,
                 *table,
-                f"{self.verdict}.",
-                f"Break-even: {_break_even(wide, 'float32 LAMB')}, "
+                textwrap.fill(f"{self.verdict}.", 88),
+                f"Break-even link: {_break_even(wide, 'float32 LAMB')}, "
                 f"{_break_even(narrow, 'bfloat16 LAMB')}.",
             ]
         )

@@ -83,6 +83,8 @@ def advise(
       >>> advice.pays, round(advice.speedup, 2), round(advice.speedup_bfloat16, 2)
       (True, 3.54, 2.11)
     """
+    if not isinstance(network, Network):
+        raise ValueError(f"network must be a slamb_jax.Network, got {network!r}")
     shapes = as_shapes(params)
     check_floating(shapes, "params")
     check_range("step_seconds", step_seconds, 0.0, open_low=True, open_high=True)
@@ -94,9 +96,7 @@ def advise(
         optimizer_seconds = measure_optimizers(
             params, compress_ratio=compress_ratio, min_size=min_size, mu_dtype=mu_dtype
         )
-    own = OptimizerSeconds(*optimizer_seconds)
-    for name, seconds in own._asdict().items():
-        check_range(f"optimizer_seconds ({name})", seconds, 0.0, open_high=True)
+    own = _checked(optimizer_seconds)
 
     d = sum(x.size for x in jax.tree.leaves(shapes))
     n = network.workers
@@ -126,6 +126,18 @@ def advise(
         break_even_link_bfloat16=break_even("lamb_bfloat16"),
         title=_title(d, network, 1 / selection.turns, sync_every),
     )
+
+
+def _checked(seconds: tuple[float, float]) -> OptimizerSeconds:
+    try:
+        own = OptimizerSeconds(*seconds)
+    except TypeError as error:
+        raise ValueError(
+            f"optimizer_seconds must be (lamb, slamb), got {seconds!r}"
+        ) from error
+    for name, value in own._asdict().items():
+        check_range(f"optimizer_seconds ({name})", value, 0.0, open_high=True)
+    return own
 
 
 def _packed(
@@ -174,9 +186,9 @@ def _cost(plan: _Plan, network: Network, compute: float, update: float) -> StepC
 
 def _last_gain(gain: Callable[[float], float]) -> float:
     """The fastest link with a gain that is not negative; 0 if there is none."""
-    if gain(math.inf) >= 0:
+    powers = [13 - i / 8 for i in range(8 * 12)]  # 10 Tbit/s down to 10 bit/s
+    if gain(10 ** powers[0]) >= 0:
         return math.inf
-    powers = [15 - i / 8 for i in range(8 * 14)]  # 1 Pbit/s down to 10 bit/s
     low = next((x for x in powers if gain(10**x) >= 0), None)
     if low is None:
         return 0.0

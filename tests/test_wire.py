@@ -120,6 +120,54 @@ ENTRY %main (x: f32[800]) -> f32[800] {
     assert [c.wire_bytes for c in found] == [2 * 3 / 4 * 3200, 7 * 3200, 7 / 8 * 3200]
 
 
+def test_what_a_tpu_makes_of_collectives():
+    """A fused reduce-scatter, slices joined by their hosts, tilings in the shapes."""
+
+    def send(target, transfer):
+        return (
+            "send(%p, %token), channel_id=8, is_host_transfer=true, "
+            'frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",'
+            f'_xla_host_transfer_rendezvous="r",_xla_megascale_target={target},'
+            f'_xla_megascale_transfer_type="{transfer}"}}'
+        )
+
+    among = '"{1,2,3,4}x{0:3}"'
+    all_to_all = "{{100000,100001,200000,200001}}"
+    text = f"""HloModule m, entry_computation_layout={{()->f32[8,128]{{1,0}}}}
+
+%all-reduce-scatter.1 (input: f32[30,128]) -> f32[8,128] {{
+  %input = f32[30,128]{{1,0:T(8,128)S(1)}} parameter(0)
+  %zero = f32[]{{:T(128)}} constant(0)
+  %pad = f32[32,128]{{1,0:T(8,128)}} pad(%input, %zero), padding=0_2x0_0
+  %all-reduce.6 = f32[32,128]{{1,0:T(8,128)}} all-reduce(%pad), channel_id=2, replica_groups={{{{0,1,2,3}}}}, use_global_device_ids=true, to_apply=%add
+  %id = u32[] partition-id()
+  ROOT %mine = f32[8,128]{{1,0:T(8,128)S(1)}} dynamic-slice(%all-reduce.6, %id, %id), dynamic_slice_sizes={{8,128}}
+}}
+
+ENTRY %main (x: f32[30,128]) -> f32[8,128] {{
+  %x = f32[30,128]{{1,0:T(8,128)}} parameter(0)
+  %token = token[] after-all()
+  %p = f32[8,128]{{1,0:T(8,128)}} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1
+  %send = (f32[8,128]{{1,0:T(8,128)}}, u32[]{{:S(2)}}, token[]) {send(among, "ALL_REDUCE")}
+  %send.1 = (f32[8,128]{{1,0:T(8,128)}}, u32[]{{:S(2)}}, token[]) {send(all_to_all, "ALL_TO_ALL")}
+  %send-done = token[] send-done(%send), channel_id=8, is_host_transfer=true
+  ROOT %ar = f32[8,128]{{1,0:T(8,128)}} all-reduce(%p), replica_groups={{{{0,1,2,3}}}}, to_apply=%add
+}}
+"""  # noqa: E501
+    report = slamb_jax.wire_report(text)
+    found = [(c.kind, c.dtype, c.elements, c.group_size) for c in report.collectives]
+    assert found == [
+        ("reduce-scatter", "f32", 4096, 4),
+        ("all-reduce", "f32", 1024, 4),
+        ("all-to-all", "f32", 1024, 2),
+        ("all-reduce", "f32", 1024, 4),
+    ]
+    between = [c.between_slices for c in report.collectives]
+    assert between == [False, True, True, False]
+    assert report.bytes_sent() == 3 * 4096 + 2 * 3 * 1024 + 2 * 1024 + 2 * 3 * 1024
+    assert "4 slices" in str(report)
+
+
 def test_a_program_without_text_is_refused():
     with pytest.raises(ValueError, match="program must be compiled"):
         slamb_jax.wire_report("")
