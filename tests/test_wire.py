@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import slamb_jax
+from slamb_jax._collectives import mean_over
+from slamb_jax._wire import _parse
 from tests.workers import AXIS, P, mesh_of, random_tree, stack, stepper
 
 N = 8
@@ -228,3 +230,21 @@ def test_sixteen_bits_travel_as_sixteen(mu_dtype):
     every = [c for c in narrow.collectives if not c.conditional]
     assert {c.dtype for c in every} == {"u16"}
     assert narrow.bytes_sent() == pytest.approx(wide.bytes_sent() / 2, rel=0.01)
+
+
+def test_small_arrays_travel_as_one_and_large_ones_alone():
+    tree = {f"small{i}": jnp.ones(8 * 10 * i) for i in range(1, 9)}
+    tree["large"] = jnp.ones(8 * 2**20)
+
+    def fun(tree):
+        leaves, treedef = jax.tree.flatten(tree)
+        return treedef.unflatten(mean_over(leaves, AXIS))
+
+    program = compiled(fun, tree)
+    computations, _ = _parse(program.as_text())
+    found = [x for body in computations.values() for x in body.values()]
+    reductions = [x for x in found if x.opcode == "all-reduce"]
+    # Where XLA has no other way each operand is a round of its own.
+    assert sum(len(x.operands) for x in reductions) == 2
+    report = slamb_jax.wire_report(program)
+    assert sum(c.elements for c in report.collectives) == 360 + 2**20
