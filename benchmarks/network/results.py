@@ -55,6 +55,7 @@ def rows(
 ) -> list[Row]:
     """The optimizers that send, measured at one speed."""
     workers = len(rounds[0])
+    seen_by = 1 if mbit else workers  # all share one loopback interface
     messages = 2 * (workers - 1)  # one behind the other, in a ring
     latency = statistics.median(map(max, _by_step(rounds, "barriers"))) / messages
     network = slamb_jax.Network(workers, 1e6 * SHARE * (mbit or 1), latency=latency)
@@ -78,7 +79,7 @@ def rows(
                 step_seconds=step_seconds(rounds, name),
                 alone_seconds=alone,
                 wire_bytes=wire["every_step"] + wire["at_average"] / sync_every,
-                data_bytes=sent.data_bytes / steps / workers,
+                data_bytes=sent.data_bytes / steps / workers / seen_by,
                 header_share=sent.header_share,
                 dropped=sent.dropped,
                 loss=statistics.mean(w["blocks"][name]["loss"] for w in rounds[-1]),

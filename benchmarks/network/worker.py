@@ -6,6 +6,7 @@ round to measure, and reads one line of JSON for it.
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -106,7 +107,16 @@ def block(
     }
 
 
+def own_cores(workers: int, index: int) -> None:
+    """Keeps this process to its share of the cores, like a host of its own."""
+    cores = sorted(os.sched_getaffinity(0))
+    first = index * len(cores) // workers
+    past = max(first + 1, (index + 1) * len(cores) // workers)
+    os.sched_setaffinity(0, cores[first:past])
+
+
 def main(job: Job, index: int) -> None:
+    own_cores(job.workers, index)
     jax.distributed.initialize(job.coordinator, job.workers, index)
     mesh = jax.make_mesh((job.workers,), (AXIS,))
     text, _ = data.load(data.standard_library(), CONTEXT)
