@@ -82,7 +82,8 @@ def picture(rows: Sequence[Row], path: Path) -> None:
         ax.tick_params(axis="x", labelsize=8)
         ax.grid(alpha=0.3, axis="y")
     axes[0][0].set(ylabel="ms a step")
-    axes[0][-1].legend(fontsize=8)
+    handles = axes[0][0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=3, fontsize=8)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
