@@ -2,6 +2,9 @@
 
 from slamb_jax._accumulate import AccumulateState as AccumulateState
 from slamb_jax._accumulate import accumulate as accumulate
+from slamb_jax._advice import Advice as Advice
+from slamb_jax._advice import StepCost as StepCost
+from slamb_jax._advise import advise as advise
 from slamb_jax._average import AverageParametersState as AverageParametersState
 from slamb_jax._average import average_parameters as average_parameters
 from slamb_jax._average import average_parameters_every as average_parameters_every
@@ -12,6 +15,7 @@ from slamb_jax._compress import (
 from slamb_jax._leaves import Leaf as Leaf
 from slamb_jax._momentum import MaskMomentumState as MaskMomentumState
 from slamb_jax._momentum import mask_momentum as mask_momentum
+from slamb_jax._network import Network as Network
 from slamb_jax._replicas import consolidate as consolidate
 from slamb_jax._replicas import per_worker_step as per_worker_step
 from slamb_jax._replicas import replicate as replicate
@@ -24,6 +28,8 @@ from slamb_jax._selections import Strided as Strided
 from slamb_jax._selections import replay_masks as replay_masks
 from slamb_jax._slamb import STATIC_ARGS as STATIC_ARGS
 from slamb_jax._slamb import slamb as slamb
+from slamb_jax._timing import OptimizerSeconds as OptimizerSeconds
+from slamb_jax._timing import measure_optimizers as measure_optimizers
 from slamb_jax._trust_ratio import LayerwiseTrustRatioState as LayerwiseTrustRatioState
 from slamb_jax._trust_ratio import layerwise_trust_ratio as layerwise_trust_ratio
 from slamb_jax._wire import Collective as Collective

@@ -89,7 +89,7 @@ def mask_momentum(
             "bias_correction=False needs form='product', got form='sum', which is "
             "always bias-corrected"
         )
-    dtype = _momentum_dtype(mu_dtype)
+    dtype = momentum_dtype(mu_dtype)
     compressor = optax.with_extra_args_support(compressor)
 
     def init(params: optax.Params) -> MaskMomentumState:
@@ -163,7 +163,8 @@ def _decay(b: Any) -> tuple[jax.Array, jax.Array]:
     return jnp.asarray(b, jnp.float32), jnp.asarray(1 - b, jnp.float32)
 
 
-def _momentum_dtype(mu_dtype: Any) -> jnp.dtype:
+def momentum_dtype(mu_dtype: Any) -> jnp.dtype:
+    """The dtype of m; None is float32."""
     allowed = (jnp.float32, jnp.bfloat16, jnp.float16)
     try:
         dtype = jnp.dtype(jnp.float32 if mu_dtype is None else mu_dtype)

@@ -3,9 +3,18 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
+
+RING_SHARES: dict[str, Callable[[int], float]] = {
+    "all-reduce": lambda g: 2 * (g - 1) / g,
+    "all-gather": lambda g: g - 1,
+    "reduce-scatter": lambda g: (g - 1) / g,
+    "all-to-all": lambda g: (g - 1) / g,
+    "collective-permute": lambda g: 1,
+}
+"""What each of g devices sends, as a share of what it puts in, on a ring."""
 
 _KINDS = (
     "all-reduce",
@@ -42,6 +51,8 @@ class Collective:
       conditional: whether it stands in a branch.
       times: how often it runs per call (or per visit of its branch), from the loops
         around it; None if a trip count is not known.
+      between_slices: whether it goes over the data-center network that joins TPU
+        slices; it then has as many devices as there are slices, each with its share.
     """
 
     kind: str
@@ -52,21 +63,15 @@ class Collective:
     groups: str
     conditional: bool
     times: int | None
+    between_slices: bool = False
 
     @property
     def wire_bytes(self) -> float | None:
         """Bytes each device sends, all ``times``, on a ring; None if not known."""
-        g = self.group_size
-        if g is None or self.times is None:
+        share = RING_SHARES.get(self.kind)
+        if share is None or self.group_size is None or self.times is None:
             return None
-        share = {
-            "all-reduce": 2 * (g - 1) / g,
-            "all-gather": g - 1,
-            "reduce-scatter": (g - 1) / g,
-            "all-to-all": (g - 1) / g,
-            "collective-permute": 1,
-        }.get(self.kind)
-        return None if share is None else share * self.payload_bytes * self.times
+        return share(self.group_size) * self.payload_bytes * self.times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,8 +189,10 @@ def _walk(
     """The collectives of a computation and of all it calls."""
     body = computations.get(name, {})
     for instruction in body.values():
-        kind = instruction.opcode.removesuffix("-start")
+        kind = _kind(instruction)
         if kind in _KINDS:
+            if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
+                kind = "reduce-scatter"  # a TPU's fusion, of which a slice remains
             yield _collective(kind, instruction, body, conditional, times)
             continue  # what it calls is the reduction
         if instruction.opcode.endswith(("-done", "-update")):
@@ -198,6 +205,14 @@ def _walk(
             often = times * int(trips[1]) if trips and times is not None else None
         for called in _called(instruction.rest):
             yield from _walk(computations, called, conditional=inside, times=often)
+
+
+def _kind(instruction: _Instruction) -> str:
+    """The opcode; what is exchanged between TPU slices is a send to the runtime."""
+    between = re.search(r'_megascale_transfer_type="(\w+)"', instruction.rest)
+    if instruction.opcode == "send" and between:
+        return between[1].lower().replace("_", "-")
+    return instruction.opcode.removesuffix("-start")
 
 
 def _called(attributes: str) -> list[str]:
@@ -219,6 +234,7 @@ def _collective(
         for name in instruction.operands
         if name in body
         for shape in _SHAPE.findall(body[name].shape)
+        if shape[0] != "token"
     ]
     sizes = [math.prod(int(n) for n in dims.split(",") if n) for _, dims in arrays]
     dtypes = {dtype for dtype, _ in arrays}
@@ -237,6 +253,7 @@ def _collective(
         groups=groups,
         conditional=conditional,
         times=times,
+        between_slices=instruction.opcode == "send",
     )
 
 
@@ -256,6 +273,10 @@ def _groups(attributes: str) -> tuple[int | None, str]:
         sizes = dict(re.findall(r"'([^']*)'=(\d+)", mesh[2]))
         axes = re.findall(r"'([^']*)'", mesh[3])
         return math.prod(int(sizes[axis]) for axis in axes), mesh[1]
+    if slices := re.search(r'_megascale_target="?([^"\s]*?)"?,_xla', attributes):
+        among = re.sub(r"x\{.*", "", slices[1])  # of all devices: slice and number
+        members = {int(m) // 100_000 or int(m) for m in re.findall(r"\d+", among)}
+        return len(members), slices[1]
     pairs = re.search(r"source_target_pairs=(\{\{.*?\}\})", attributes)
     return None, pairs[1] if pairs else ""
 
@@ -265,5 +286,5 @@ def _row(c: Collective) -> tuple[str, ...]:
     if c.times != 1:
         runs += f", {c.times} times" if c.times else ", times not known"
     sent = "not counted" if c.wire_bytes is None else f"{c.wire_bytes:.0f}"
-    devices = str(c.group_size or "?")
+    devices = f"{c.group_size or '?'}{' slices' if c.between_slices else ''}"
     return (c.kind, c.dtype, str(c.elements), sent, devices, runs)

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import slamb_jax
+from slamb_jax._collectives import mean_over
+from slamb_jax._wire import _parse
 from tests.workers import AXIS, P, mesh_of, random_tree, stack, stepper
 
 N = 8
@@ -120,6 +122,54 @@ ENTRY %main (x: f32[800]) -> f32[800] {
     assert [c.wire_bytes for c in found] == [2 * 3 / 4 * 3200, 7 * 3200, 7 / 8 * 3200]
 
 
+def test_what_a_tpu_makes_of_collectives():
+    """A fused reduce-scatter, slices joined by their hosts, tilings in the shapes."""
+
+    def send(target, transfer):
+        return (
+            "send(%p, %token), channel_id=8, is_host_transfer=true, "
+            'frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",'
+            f'_xla_host_transfer_rendezvous="r",_xla_megascale_target={target},'
+            f'_xla_megascale_transfer_type="{transfer}"}}'
+        )
+
+    among = '"{1,2,3,4}x{0:3}"'
+    all_to_all = "{{100000,100001,200000,200001}}"
+    text = f"""HloModule m, entry_computation_layout={{()->f32[8,128]{{1,0}}}}
+
+%all-reduce-scatter.1 (input: f32[30,128]) -> f32[8,128] {{
+  %input = f32[30,128]{{1,0:T(8,128)S(1)}} parameter(0)
+  %zero = f32[]{{:T(128)}} constant(0)
+  %pad = f32[32,128]{{1,0:T(8,128)}} pad(%input, %zero), padding=0_2x0_0
+  %all-reduce.6 = f32[32,128]{{1,0:T(8,128)}} all-reduce(%pad), channel_id=2, replica_groups={{{{0,1,2,3}}}}, use_global_device_ids=true, to_apply=%add
+  %id = u32[] partition-id()
+  ROOT %mine = f32[8,128]{{1,0:T(8,128)S(1)}} dynamic-slice(%all-reduce.6, %id, %id), dynamic_slice_sizes={{8,128}}
+}}
+
+ENTRY %main (x: f32[30,128]) -> f32[8,128] {{
+  %x = f32[30,128]{{1,0:T(8,128)}} parameter(0)
+  %token = token[] after-all()
+  %p = f32[8,128]{{1,0:T(8,128)}} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1
+  %send = (f32[8,128]{{1,0:T(8,128)}}, u32[]{{:S(2)}}, token[]) {send(among, "ALL_REDUCE")}
+  %send.1 = (f32[8,128]{{1,0:T(8,128)}}, u32[]{{:S(2)}}, token[]) {send(all_to_all, "ALL_TO_ALL")}
+  %send-done = token[] send-done(%send), channel_id=8, is_host_transfer=true
+  ROOT %ar = f32[8,128]{{1,0:T(8,128)}} all-reduce(%p), replica_groups={{{{0,1,2,3}}}}, to_apply=%add
+}}
+"""  # noqa: E501
+    report = slamb_jax.wire_report(text)
+    found = [(c.kind, c.dtype, c.elements, c.group_size) for c in report.collectives]
+    assert found == [
+        ("reduce-scatter", "f32", 4096, 4),
+        ("all-reduce", "f32", 1024, 4),
+        ("all-to-all", "f32", 1024, 2),
+        ("all-reduce", "f32", 1024, 4),
+    ]
+    between = [c.between_slices for c in report.collectives]
+    assert between == [False, True, True, False]
+    assert report.bytes_sent() == 3 * 4096 + 2 * 3 * 1024 + 2 * 1024 + 2 * 3 * 1024
+    assert "4 slices" in str(report)
+
+
 def test_a_program_without_text_is_refused():
     with pytest.raises(ValueError, match="program must be compiled"):
         slamb_jax.wire_report("")
@@ -180,3 +230,21 @@ def test_sixteen_bits_travel_as_sixteen(mu_dtype):
     every = [c for c in narrow.collectives if not c.conditional]
     assert {c.dtype for c in every} == {"u16"}
     assert narrow.bytes_sent() == pytest.approx(wide.bytes_sent() / 2, rel=0.01)
+
+
+def test_small_arrays_travel_as_one_and_large_ones_alone():
+    tree = {f"small{i}": jnp.ones(8 * 10 * i) for i in range(1, 9)}
+    tree["large"] = jnp.ones(8 * 2**20)
+
+    def fun(tree):
+        leaves, treedef = jax.tree.flatten(tree)
+        return treedef.unflatten(mean_over(leaves, AXIS))
+
+    program = compiled(fun, tree)
+    computations, _ = _parse(program.as_text())
+    found = [x for body in computations.values() for x in body.values()]
+    reductions = [x for x in found if x.opcode == "all-reduce"]
+    # Where XLA has no other way each operand is a round of its own.
+    assert sum(len(x.operands) for x in reductions) == 2
+    report = slamb_jax.wire_report(program)
+    assert sum(c.elements for c in report.collectives) == 360 + 2**20

@@ -1,0 +1,158 @@
+"""Trains on hosts joined by slow links: SLAMB beside dense LAMB, and the advisor.
+
+Run from the root of the repository, as root: ``python -m benchmarks.network``. Each
+host is a jax process in a network namespace of its own, joined by a bridge, and every
+link is shaped. All optimizers take turns within one run. Without root, or without
+iproute2, ``--loopback`` runs the same processes over the loopback interface, which
+nothing slows down.
+"""
+
+import contextlib
+import dataclasses
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import tyro
+from rich.console import Console
+
+from benchmarks.network import report
+from benchmarks.network.namespaces import missing, network
+from benchmarks.network.processes import Workers, worker_command, workers
+from benchmarks.network.results import Row, rows
+from benchmarks.network.training import init
+from benchmarks.network.worker import DENSE_STEPS, Job
+from examples.hardware import hardware
+
+PATIENCE = 240  # seconds for a start, or for a round beside what its bytes take
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What to measure."""
+
+    rates: tuple[float, ...] = (50, 200, 1000)  # Mbit/s of every link, each way
+    rounds: int = 3  # at each rate, of one cycle of SLAMB
+    workers: int = 4
+    compress_ratio: float = 0.1
+    sync_every: int = 10
+    seed: int = 0
+    loopback: bool = False  # no namespaces, no rates
+    out: Path = Path("runs/network")
+
+
+def check(config: Config) -> None:
+    """Ends the program where it cannot do what it is asked."""
+    for name, low in (("rounds", 1), ("workers", 2), ("sync_every", 1)):
+        if (value := getattr(config, name)) < low:
+            raise SystemExit(f"--{name.replace('_', '-')} must be >= {low}: {value}")
+    if config.workers > 200:  # addresses of one network
+        raise SystemExit(f"--workers must be <= 200: {config.workers}")
+    if not 0 < config.compress_ratio <= 1:
+        raise SystemExit(f"--compress-ratio must be in (0, 1]: {config.compress_ratio}")
+    if not config.rates or min(config.rates) < 1:
+        raise SystemExit(f"--rates must be 1 Mbit/s or more: {config.rates}")
+    if not Path("/sys/class/net/lo").exists():
+        raise SystemExit("The counters of interfaces are read from Linux's /sys.")
+    if not config.loopback and (lacking := missing()):
+        raise SystemExit(
+            f"Shaped links need Linux, root and iproute2; missing here: {lacking}. "
+            "With --loopback the same processes run unshaped."
+        )
+
+
+Shape = Callable[[float], None]
+
+
+@contextlib.contextmanager
+def hosts(config: Config) -> Iterator[tuple[Workers, Shape]]:
+    """The workers, started; and what shapes their links."""
+    job = Job(
+        workers=config.workers,
+        compress_ratio=config.compress_ratio,
+        sync_every=config.sync_every,
+        seed=config.seed,
+        coordinator="",
+        interface="lo" if config.loopback else "eth0",
+    )
+    with contextlib.ExitStack() as stack:
+        prefixes: list[list[str]] = [[]] * config.workers
+        shape: Shape = lambda mbit: None  # noqa: E731
+        coordinator = f"localhost:{free_port()}"
+        if not config.loopback:
+            net = stack.enter_context(network(config.workers))
+            prefixes = [net.command(i) for i in range(config.workers)]
+            shape, coordinator = net.shape, f"{net.address(0)}:4711"
+        job = dataclasses.replace(job, coordinator=coordinator)
+        commands = [
+            prefix + worker_command(dataclasses.asdict(job), i)
+            for i, prefix in enumerate(prefixes)
+        ]
+        yield stack.enter_context(workers(commands)), shape
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return int(s.getsockname()[1])
+
+
+def measure(config: Config, console: Console) -> list[Row]:
+    found: list[Row] = []
+    with hosts(config) as (running, shape):
+        with console.status(f"{config.workers} workers start and compile"):
+            wires = running.reports(PATIENCE)[0]
+        console.print(f"SLAMB's compiled step:\n{wires['SLAMB']['table']}")
+        steps = dict.fromkeys(wires, DENSE_STEPS) | {"SLAMB": config.sync_every}
+        bits = 8 * sum(w["every_step"] * steps[name] for name, w in wires.items())
+        bits += 8 * wires["SLAMB"]["at_average"]
+        for rate in [None] if config.loopback else config.rates:
+            timeout = PATIENCE + (5 * bits / rate / 1e6 if rate else 0)
+            if rate:
+                shape(rate)
+            measured = []
+            for i in range(config.rounds):
+                what = f"{rate:g} Mbit/s" if rate else "loopback"
+                with console.status(f"{what}: round {i + 1} of {config.rounds}"):
+                    measured.append(running.measure(timeout))
+            found += rows(
+                rate,
+                measured,
+                wires,
+                compress_ratio=config.compress_ratio,
+                sync_every=config.sync_every,
+            )
+    return found
+
+
+def main(config: Config) -> None:
+    check(config)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # end as an interrupt does
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    jax.config.update("jax_platforms", "cpu")
+    console = Console()
+    try:
+        found = measure(config, console)
+    except RuntimeError as error:
+        raise SystemExit(f"The run ended early: {error}") from error
+    except KeyboardInterrupt:
+        raise SystemExit("Interrupted; what was made is gone again.") from None
+    d = sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda: init(0))))
+    machine = hardware(jax.devices()[0])
+    title = (
+        f"{config.workers} hosts, {d / 1e6:.2f} M parameters, k = "
+        f"{config.compress_ratio:g}, H = {config.sync_every}, {config.rounds} rounds, "
+        f"seed {config.seed}"
+    )
+    console.print(report.table(found, title, machine))
+    conditions = {"config": dataclasses.asdict(config), "machine": machine}
+    conditions["config"]["out"] = str(config.out)
+    written = report.write(found, conditions, config.out)
+    console.print("Wrote " + ", ".join(map(str, written)))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))

@@ -1,0 +1,62 @@
+"""What a host sent, by the kernel's own counters."""
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+
+HEADERS = 14 + 20 + 32  # bytes of Ethernet, of IPv4, of TCP with its timestamps
+SEGMENT = 1500 - 20 - 32  # bytes of data in a full packet of a network of MTU 1500
+SHARE = SEGMENT / (SEGMENT + HEADERS)  # of a link's bits that can carry data
+
+
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """Bytes and packets sent so far.
+
+    TCP hands packets of tens of KiB to an interface, as to a card that cuts them. The
+    interface counts each once, with one header. The queue that shapes the link counts,
+    and paces, what it would be cut into: packets of 1514 bytes, each with a header.
+    """
+
+    interface_bytes: int
+    interface_packets: int
+    queue_bytes: int  # 0 where there is no queue, as on a loopback interface
+    queue_packets: int
+    dropped: int
+
+    @classmethod
+    def read(cls, interface: str) -> "Counters":
+        """The counters of an interface of this process's network namespace."""
+        files = Path("/sys/class/net") / interface / "statistics"
+        sent = (
+            int((files / f"tx_{what}").read_text()) for what in ("bytes", "packets")
+        )
+        if interface == "lo":
+            return cls(*sent, 0, 0, 0)
+        listed = subprocess.run(
+            ["tc", "-s", "-j", "qdisc", "show", "dev", interface],
+            capture_output=True, text=True, timeout=30, check=True,
+        )  # fmt: skip
+        queue = json.loads(listed.stdout)[0]
+        return cls(*sent, queue["bytes"], queue["packets"], queue["drops"])
+
+    def __add__(self, other: "Counters") -> "Counters":
+        return self._each(other, 1)
+
+    def __sub__(self, before: "Counters") -> "Counters":
+        return self._each(before, -1)
+
+    def _each(self, other: "Counters", sign: int) -> "Counters":
+        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
+        return Counters(*(a + sign * b for a, b in zip(mine, theirs, strict=True)))
+
+    @property
+    def data_bytes(self) -> int:
+        """What the headers were on: the data that TCP was given to send."""
+        return self.interface_bytes - HEADERS * self.interface_packets
+
+    @property
+    def header_share(self) -> float:
+        """Headers and acknowledgements, as a share of all that was sent."""
+        return 1 - self.data_bytes / (self.queue_bytes or self.interface_bytes)

@@ -1,0 +1,131 @@
+"""Hosts on one machine: network namespaces on a bridge, every link shaped.
+
+Each host is a namespace with one interface, ``eth0``, whose other end is a port of a
+bridge. The bridge has a namespace of its own: the machine's own network, its firewall
+included, neither sees the traffic nor is changed, and all goes with the namespaces.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+HOSTS_FILES = Path("/etc/netns")  # ``ip netns exec`` mounts what lies here over /etc
+# TCP hands an interface larger packets than go on a wire, as to a card that cuts them.
+# Two fit into the bucket: else the bucket cuts them itself, and that costs more
+# processor time than a gigabit link has.
+PACKET = 32 * 1024  # bytes
+BURST = 2 * PACKET
+QUEUE = 16 * 2**20  # bytes that wait at a link: all that can be on its way, none drops
+
+
+def missing() -> str | None:
+    """What the machine lacks for a network of namespaces; None if nothing."""
+    if not hasattr(os, "geteuid") or not Path("/proc/self/ns/net").exists():
+        return "Linux with network namespaces"
+    if os.geteuid() != 0:
+        return "root"
+    absent = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    return f"iproute2 (no {' and no '.join(absent)} here)" if absent else None
+
+
+class Network:
+    """Hosts joined by a bridge, their links not shaped yet; made by :func:`network`."""
+
+    def __init__(self, name: str, hosts: int):
+        self.switch = f"{name}-switch"
+        self.hosts = [f"{name}-{i}" for i in range(hosts)]
+
+    def address(self, host: int) -> str:
+        """The host's address, the same in every run: nothing else is on the bridge."""
+        return f"10.0.0.{host + 1}"
+
+    def command(self, host: int) -> list[str]:
+        """What to put before a command to run it on that host."""
+        return ["ip", "netns", "exec", self.hosts[host]]
+
+    def shape(self, mbit: float | None) -> None:
+        """Gives every link that many Mbit/s in each direction; None for no limit.
+
+        Both ends of each link send through a token bucket: the host's for what it
+        sends, the bridge's for what it receives.
+        """
+        for i, host in enumerate(self.hosts):
+            for namespace, device in ((host, "eth0"), (self.switch, f"port{i}")):
+                where = ("-n", namespace, "qdisc", "replace", "dev", device, "root")
+                if mbit is None:
+                    _run("tc", *where, "pfifo_fast")
+                else:
+                    rate = ("rate", f"{mbit}mbit", "burst", str(BURST))
+                    _run("tc", *where, "tbf", *rate, "limit", str(QUEUE))
+
+
+@contextlib.contextmanager
+def network(hosts: int) -> Iterator[Network]:
+    """Makes the hosts; takes all of it away again, whatever ends the block.
+
+    Two runs at a time do not meet: the names carry the process id.
+
+    Raises:
+      RuntimeError: if ``ip`` refuses, with what it said.
+    """
+    net = Network(f"slamb-{os.getpid()}", hosts)
+    try:
+        _make(net)
+        yield net
+    finally:
+        with _undisturbed():
+            for name in [*net.hosts, net.switch]:
+                _run("ip", "netns", "delete", name, check=False)
+                shutil.rmtree(HOSTS_FILES / name, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                HOSTS_FILES.rmdir()  # unless it holds what is not ours
+
+
+def _make(net: Network) -> None:
+    _run("ip", "netns", "add", net.switch)
+    _run("ip", "-n", net.switch, "link", "add", "bridge", "type", "bridge")
+    _run("ip", "-n", net.switch, "link", "set", "bridge", "up")
+    for i, host in enumerate(net.hosts):
+        _run("ip", "netns", "add", host)
+        port = ("name", f"port{i}", "netns", net.switch)
+        veth = ("link", "add", "eth0", "type", "veth", "peer", *port)
+        _run("ip", "-n", host, *veth)
+        _run("ip", "-n", net.switch, "link", "set", f"port{i}", "master", "bridge")
+        _run("ip", "-n", net.switch, "link", "set", f"port{i}", "up")
+        _run("ip", "-n", host, "address", "add", f"{net.address(i)}/24", "dev", "eth0")
+        for device in ("lo", "eth0"):
+            _run("ip", "-n", host, "link", "set", device, "up")
+        _run("ip", "-n", host, "link", "set", "eth0", "gso_max_size", str(PACKET))
+        # Every kernel lets a namespace have this one, whatever its own default.
+        reno = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"
+        _run(*net.command(i), "sh", "-c", reno)
+        # gloo listens on the address that the machine's name has.
+        (HOSTS_FILES / host).mkdir(parents=True)
+        names = f"127.0.0.1 localhost\n{net.address(i)} {socket.gethostname()}\n"
+        (HOSTS_FILES / host / "hosts").write_text(names)
+
+
+def _run(*command: str, check: bool = True) -> None:
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=30, check=False
+    )
+    if check and done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Lets no signal end the clearing up half-way."""
+    kept = {
+        s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)

@@ -1,0 +1,111 @@
+"""The workers' processes: started together, heard together, ended together."""
+
+import collections
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+TAIL = 30  # lines of a worker's output that are shown when something went wrong
+
+
+class Workers:
+    """Running workers; made by :func:`workers`."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[str]]):
+        self.processes = processes
+        self.heard: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
+        self.tails = [collections.deque[str](maxlen=TAIL) for _ in processes]
+        for i in range(len(processes)):
+            threading.Thread(target=self._listen, args=(i,), daemon=True).start()
+
+    def _listen(self, i: int) -> None:
+        output = self.processes[i].stdout
+        assert output
+        with output:
+            for line in output:
+                if line.startswith("report "):
+                    self.heard.put((i, json.loads(line.removeprefix("report "))))
+                else:
+                    self.tails[i].append(line.rstrip())
+
+    def measure(self, timeout: float) -> list[dict[str, Any]]:
+        """Has all workers measure a round; one report from each."""
+        for process in self.processes:
+            with contextlib.suppress(BrokenPipeError):  # reports() will find out
+                assert process.stdin
+                print("round", file=process.stdin, flush=True)
+        return self.reports(timeout)
+
+    def reports(self, timeout: float) -> list[dict[str, Any]]:
+        """One report from each worker.
+
+        Raises:
+          RuntimeError: if a worker ends, or if one has not reported after ``timeout``
+            seconds; with the last lines that the workers printed.
+        """
+        deadline = time.monotonic() + timeout
+        reports: dict[int, dict[str, Any]] = {}
+        while len(reports) < len(self.processes):
+            with contextlib.suppress(queue.Empty):
+                i, report = self.heard.get(timeout=0.2)
+                reports[i] = report
+                continue
+            for i, process in enumerate(self.processes):
+                if process.poll() is not None and i not in reports:
+                    raise self._failure(f"worker {i} ended ({process.returncode})")
+            if time.monotonic() > deadline:
+                missing = sorted(set(range(len(self.processes))) - set(reports))
+                raise self._failure(
+                    f"workers {missing} were silent for {timeout:.0f} s"
+                )
+        return [reports[i] for i in range(len(reports))]
+
+    def _failure(self, what: str) -> RuntimeError:
+        time.sleep(0.5)  # for what they printed last
+        tails = [
+            f"worker {i} printed:\n" + "\n".join(tail)
+            for i, tail in enumerate(self.tails)
+            if tail
+        ]
+        return RuntimeError("\n".join([what, *tails]))
+
+
+@contextlib.contextmanager
+def workers(commands: Sequence[Sequence[str]]) -> Iterator[Workers]:
+    """Starts the commands, from the repository's root; kills what is left of them."""
+    # A worker has one device, and reaches the others by itself.
+    kept = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
+    env = kept | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONUNBUFFERED": "1"}
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for command in commands:
+            processes.append(
+                subprocess.Popen(
+                    command, cwd=ROOT, env=env, text=True, start_new_session=True,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                )
+            )  # fmt: skip
+        yield Workers(processes)
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+            with contextlib.suppress(BrokenPipeError):
+                assert process.stdin
+                process.stdin.close()
+
+
+def worker_command(job: dict[str, Any], index: int) -> list[str]:
+    module = "benchmarks.network.worker"
+    return [sys.executable, "-m", module, json.dumps(job), str(index)]

@@ -1,0 +1,102 @@
+"""The table, the picture and the files of a run."""
+
+import csv
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+from rich.table import Table
+
+from benchmarks.network.results import Row
+
+HEADS = (
+    "Mbit/s",
+    "optimizer",
+    "ms a step",
+    "alone",
+    "advised",
+    "off",
+    "/ (alone + link)",
+    "kB sent",
+    "wire report",
+    "counters /",
+    "advised /",
+    "headers",
+)
+CAPTION = (
+    "alone: the same step with nothing sent, on all hosts at once; advised: "
+    "slamb_jax.advise, and by how much it is off; link: the wire report's bytes over "
+    "the link; kB sent: by each worker per step, by the interface counters without "
+    "headers; counters /, advised /: over the wire report; headers: and "
+    "acknowledgements, of all bytes sent"
+)
+
+
+def table(rows: Sequence[Row], title: str, machine: str) -> Table:
+    out = Table(title=title, caption=f"{CAPTION}. {machine}")
+    for head in HEADS:
+        out.add_column(head, justify="left" if head == "optimizer" else "right")
+    for i, r in enumerate(rows):
+        predicted = r.predicted_seconds
+        out.add_row(
+            f"{r.mbit:g}" if r.mbit else "-",
+            r.optimizer,
+            f"{r.step_seconds * 1e3:.0f}",
+            f"{r.alone_seconds * 1e3:.0f}",
+            f"{predicted * 1e3:.0f}" if predicted else "-",
+            f"{predicted / r.step_seconds - 1:+.1%}" if predicted else "-",
+            f"{r.step_seconds / (r.alone_seconds + r.link_seconds):.2f}",
+            f"{r.data_bytes / 1e3:.0f}",
+            f"{r.wire_bytes / 1e3:.0f}",
+            f"{r.data_bytes / r.wire_bytes:.3f}",
+            f"{r.advised_bytes / r.wire_bytes:.3f}",
+            f"{r.header_share:.1%}",
+            end_section=i + 1 < len(rows) and rows[i + 1].mbit != r.mbit,
+        )
+    return out
+
+
+def picture(rows: Sequence[Row], path: Path) -> None:
+    """Measured steps as bars, compute below the exchange; predictions as marks."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rates = list(dict.fromkeys(r.mbit for r in rows))
+    figure, axes = plt.subplots(
+        1, len(rates), figsize=(2.6 * len(rates) + 1, 3.6), squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    for ax, rate in zip(axes[0], rates, strict=True):
+        here = [r for r in rows if r.mbit == rate]
+        names = [r.optimizer.replace(", ", "\n") for r in here]
+        alone = [r.alone_seconds * 1e3 for r in here]
+        rest = [(r.step_seconds - r.alone_seconds) * 1e3 for r in here]
+        ax.bar(names, alone, color="tab:gray", label="the step with nothing sent")
+        ax.bar(names, rest, bottom=alone, color="tab:blue", label="the exchange")
+        predicted = [(r.predicted_seconds or float("nan")) * 1e3 for r in here]
+        if rate:
+            ax.plot(names, predicted, "k_", markersize=26, label="advised")
+        ax.set(title=f"{rate:g} Mbit/s" if rate else "not shaped")
+        ax.tick_params(axis="x", labelsize=8)
+        ax.grid(alpha=0.3, axis="y")
+    axes[0][0].set(ylabel="ms a step")
+    handles = axes[0][0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=3, fontsize=8)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def write(rows: Sequence[Row], conditions: dict[str, object], out: Path) -> list[Path]:
+    """``results.json``, ``results.csv`` and ``step.png``; returns their paths."""
+    out.mkdir(parents=True, exist_ok=True)
+    paths = [out / name for name in ("results.json", "results.csv", "step.png")]
+    figures = [dataclasses.asdict(r) for r in rows]
+    paths[0].write_text(json.dumps(conditions | {"rows": figures}, indent=1) + "\n")
+    with paths[1].open("w", newline="") as file:
+        writer = csv.DictWriter(file, figures[0])
+        writer.writeheader()
+        writer.writerows(figures)
+    picture(rows, paths[2])
+    return paths

@@ -1,0 +1,106 @@
+"""The command ``slamb-jax``."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import jax
+
+from slamb_jax._advise import advise
+from slamb_jax._network import Network
+from slamb_jax._units import parse_count, parse_duration, parse_rate
+
+_NEEDED = (
+    ("params", parse_count, "340M", "number of parameters"),
+    ("workers", int, "128", "number of workers"),
+    ("link", parse_rate, "10Gbit", "rate of a node's link to the others"),
+    ("step", parse_duration, "0.5s", "compute of a step, forward and backward pass"),
+)
+_NETWORK = (
+    ("workers-per-node", int, "8", "default: 1"),
+    ("local-link", parse_rate, "200Gbit", "rate in a node; default: without limit"),
+    ("latency", parse_duration, "20us", "of one message; default: 20us"),
+)
+_SLAMB = (
+    ("compress-ratio", float, "0.1", "k, the share sent per step; default: 0.1"),
+    ("sync-every", int, "100", "H, steps between averages; default: 100"),
+    ("mu-dtype", str, "bfloat16", "dtype of what is sent; default: float32"),
+)
+_UPDATES = tuple(
+    (name, parse_duration, "10ms", f"{name.upper()}'s update on your accelerator; give "
+     "--lamb and --slamb, or neither to have them measured here and now")
+    for name in ("lamb", "slamb")
+)  # fmt: skip
+
+
+class _OneLine(argparse.ArgumentParser):
+    """A parser that says in one line what is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command; impossible input ends it with one line and exit status 2."""
+    parser = _OneLine(prog="slamb-jax", description="SLAMB for JAX.")
+    commands = parser.add_subparsers(required=True, dest="command")
+    command = commands.add_parser(
+        "advise",
+        help="predict whether SLAMB pays",
+        description="Predicts the step time of SLAMB and of dense LAMB, and whether "
+        "SLAMB pays. The model is that of slamb_jax.advise.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    for options in (_NEEDED, _NETWORK, _SLAMB, _UPDATES):
+        for name, parse, metavar, text in options:
+            command.add_argument(
+                f"--{name}", type=_typed(parse), metavar=metavar, help=text,
+                required=options is _NEEDED,
+            )  # fmt: skip
+    given = vars(parser.parse_args(arguments))
+    try:
+        _print_advice(given)
+    except ValueError as error:
+        command.error(str(error))
+
+
+def _typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """``parse``, whose message argparse passes on."""
+
+    def typed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return typed
+
+
+def _print_advice(given: dict[str, Any]) -> None:
+    def chosen(options: tuple[Any, ...]) -> dict[str, Any]:
+        names = [name.replace("-", "_") for name, *_ in options]
+        return {name: given[name] for name in names if name in given}
+
+    network = Network(given["workers"], given["link"], **chosen(_NETWORK))
+    updates = tuple(chosen(_UPDATES).values())
+    if len(updates) == 1:
+        raise ValueError("--lamb and --slamb must be given together")
+    print(
+        advise(
+            given["params"],
+            network,
+            step_seconds=given["step"],
+            optimizer_seconds=updates or None,
+            **chosen(_SLAMB),
+        )
+    )
+    if not updates:
+        print(
+            f"Optimizer times were measured now on {jax.devices()[0].device_kind!r}: "
+            "for another machine give --lamb and --slamb."
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""The benchmark on slow links: its arithmetic, its processes, and what it leaves."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import slamb_jax
+from benchmarks.network import namespaces, results
+from benchmarks.network.__main__ import Config, check
+from benchmarks.network.counters import SHARE, Counters
+from benchmarks.network.processes import workers
+from benchmarks.network.report import write
+from benchmarks.network.training import AXIS, CONTEXT, init, optimizers, step_with
+from tests.workers import mesh_of
+
+ROOT = Path(__file__).parents[1]
+shaped = pytest.mark.skipif(
+    namespaces.missing() is not None, reason=f"needs {namespaces.missing()}"
+)
+
+
+def left_of(name):
+    """Namespaces and hosts files whose names begin so."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)
+    found = [x for x in listed.stdout.split() if x.startswith(name)]
+    return found + [str(x) for x in namespaces.HOSTS_FILES.glob(f"{name}*")]
+
+
+def test_headers_are_taken_off():
+    sent = Counters(3 * 1514 + 66, 4, 3 * 1514 + 66, 4, 0)  # an acknowledgement too
+    assert sent.data_bytes == 3 * 1448
+    assert sent.header_share == pytest.approx(1 - 3 * 1448 / (3 * 1514 + 66))
+    joined = Counters(3 * 1448 + 66, 1, 3 * 1514, 3, 0)  # as one packet, cut later
+    assert joined.data_bytes == 3 * 1448
+    assert joined.header_share == pytest.approx(1 - SHARE)
+
+
+def report(seconds, packets=10):
+    sent = {"interface_bytes": packets * 1514, "interface_packets": packets}
+    sent |= {"queue_bytes": packets * 1514, "queue_packets": packets, "dropped": 0}
+    names = [f"{name}{alone}" for name in results.ADVISED for alone in ("", ", alone")]
+    block = {"seconds": seconds, "loss": 1.0, "sent": sent}
+    return {"blocks": dict.fromkeys(names, block), "barriers": [0.006, 0.006]}
+
+
+def test_a_step_ends_with_the_last_worker_and_counts_its_cycle(tmp_path):
+    cycles = [[report([1.0, 3.0]), report([2.0, 2.0])] for _ in range(2)]
+    cycles.append([report([90.0, 90.0]), report([1.0, 1.0])])  # disturbed
+    wires = {
+        name: {"every_step": 1e6, "at_average": 5e6 * (name == "SLAMB")}
+        for name in results.ADVISED
+    }
+    of = functools.partial(results.rows, compress_ratio=0.1, sync_every=10)
+    rows = of(200.0, cycles, wires)
+    assert [r.step_seconds for r in rows] == [2.5] * 3
+    assert [r.wire_bytes for r in rows] == [1e6, 1e6, 1.5e6]
+    assert {r.data_bytes for r in rows} == {5 * 1448}
+    assert {r.latency for r in rows} == {0.003}  # two messages between two workers
+    d = sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda: init(0))))
+    ring = 2 * 1 / 2 * 4 * d
+    predicted = 2.5 + 8 * ring / (200e6 * SHARE) + 2 * 0.003
+    assert rows[0].predicted_seconds == pytest.approx(predicted)
+    assert rows[0].link_seconds == pytest.approx(8e6 / 200e6)
+    (dense, _, _) = of(None, cycles, wires)  # both workers see the one interface
+    assert dense.data_bytes == 5 * 1448 / 2
+    assert dense.predicted_seconds is None
+    figures, lines, picture = write(rows, {"seed": 0}, tmp_path)
+    assert [r["mbit"] for r in json.loads(figures.read_text())["rows"]] == [200.0] * 3
+    assert len(lines.read_text().splitlines()) == 1 + 3
+    assert picture.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", results.ADVISED)
+def test_the_step_alone_sends_nothing(name):
+    mesh = mesh_of(4)
+    tx = optimizers(compress_ratio=0.1, sync_every=3)[name]
+    params = jax.eval_shape(lambda: init(0))
+    state = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((4, *x.shape), x.dtype),
+        (params, jax.eval_shape(tx.init, params)),
+    )
+    text = jax.ShapeDtypeStruct((4, CONTEXT + 1), jnp.int32)
+
+    def wire(**how):
+        run = slamb_jax.per_worker_step(step_with(tx, **how), mesh, AXIS)
+        with jax.numpy_dtype_promotion("standard"):  # optax.lamb needs it
+            return slamb_jax.wire_report(run.lower(state, text))
+
+    assert wire(alone=True).collectives == ()
+    assert wire().bytes_sent() > 1e6
+
+
+def test_what_is_missing_is_said(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", "")
+    assert "no ip" in namespaces.missing()
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert namespaces.missing() == "root"
+    with pytest.raises(SystemExit, match=r"missing here: root\. With --loopback"):
+        check(Config())
+    check(Config(loopback=True))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"rates": (200.0, 0.0)}, {"rounds": 0}, {"workers": 1}, {"workers": 201},
+        {"sync_every": 0}, {"compress_ratio": 0.0},
+    ],
+)  # fmt: skip
+def test_impossible_settings_are_refused(bad):
+    ((name, _),) = bad.items()
+    with pytest.raises(SystemExit, match=name.replace("_", "-")):
+        check(Config(**bad, loopback=True))
+
+
+def test_a_worker_that_ends_or_is_silent_ends_the_run():
+    fine = [sys.executable, "-uc", "print('report {}'); input()"]
+    broken = [sys.executable, "-c", "print('the reason'); raise SystemExit(3)"]
+    with (
+        workers([fine, broken]) as running,
+        pytest.raises(RuntimeError, match=r"worker 1 ended \(3\)(.|\n)*the reason"),
+    ):
+        running.reports(60)
+    silent = [sys.executable, "-c", "input()"]
+    with (
+        workers([fine, silent]) as running,
+        pytest.raises(RuntimeError, match=r"workers \[1\] were silent for 3 s"),
+    ):
+        running.reports(3)
+    assert [p.poll() for p in running.processes] == [-signal.SIGKILL] * 2
+
+
+@shaped
+def test_hosts_reach_each_other_and_leave_nothing():
+    def failing():
+        with namespaces.network(2) as net:
+            net.shape(100)
+            assert len(left_of(net.switch.removesuffix("-switch"))) == 5
+            there = subprocess.run(
+                [*net.command(0), "bash", "-c", "exec 3<>/dev/udp/10.0.0.2/9 && "
+                 "echo >&3 && getent hosts $HOSTNAME"],
+                capture_output=True, text=True, timeout=30, check=True,
+            )  # fmt: skip
+            assert there.stdout.split()[0] == net.address(0)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        failing()
+    assert left_of(f"slamb-{os.getpid()}-") == []
+
+
+def started(*arguments):
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.network", *arguments],
+        cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+@shaped
+@pytest.mark.long
+def test_a_shaped_run_counts_what_the_compiler_says(tmp_path):
+    run = started("--rates", "500", "--rounds", "1", "--out", str(tmp_path))
+    try:
+        printed, _ = run.communicate(timeout=280)
+    finally:
+        run.terminate()
+    assert run.returncode == 0, printed
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [r["optimizer"] for r in rows] == list(results.ADVISED)
+    for r in rows:
+        assert r["data_bytes"] == pytest.approx(r["wire_bytes"], rel=0.03)
+        assert r["advised_bytes"] == pytest.approx(r["wire_bytes"], rel=0.01)
+        assert 0.04 < r["header_share"] < 0.08
+        link = 8 * r["wire_bytes"] / 500e6
+        assert r["step_seconds"] > 0.9 * link  # the links are as slow as they were made
+    assert left_of(f"slamb-{run.pid}-") == []
+
+
+def children(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+@shaped
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["hosts are made", "workers train"])
+def test_an_interrupted_run_leaves_nothing(number, moment):
+    run = started("--rates", "100")
+    name = f"slamb-{run.pid}-"
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not left_of(name):
+            time.sleep(0.02)
+        assert left_of(name)
+        while time.monotonic() < deadline and moment == "workers train":
+            if len(children(run.pid)) == 4 and len(left_of(name)) == 9:
+                time.sleep(5)
+                break
+        ours = children(run.pid)
+        assert len(ours) == 4 or moment == "hosts are made"
+        run.send_signal(number)
+        printed, _ = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert run.returncode != 0, printed
+    assert left_of(name) == []
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ours)

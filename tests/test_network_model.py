@@ -1,0 +1,87 @@
+"""Seconds of collectives: the formulas, beside rings that are stepped hop by hop."""
+
+import math
+
+import pytest
+
+from slamb_jax import Collective, Network, WireReport
+
+
+def stepped_ring(network, payload_bytes, steps):
+    """When a ring that visits node after node has made its steps, link by link.
+
+    Worker i can send its next piece when its last has left and the one that it passes
+    on has come in from worker i - 1.
+    """
+    n, w = network.workers, network.workers_per_node
+    bits = 8 * payload_bytes / n
+    last = [i % w == w - 1 for i in range(n)]
+    busy = [bits / (network.link if x else network.local_link) for x in last]
+    late = [network.latency if x else 0.0 for x in last]
+    free, here = [0.0] * n, [0.0] * n
+    for _ in range(steps):
+        free = [max(f, h) + b for f, h, b in zip(free, here, busy, strict=True)]
+        here = [free[i - 1] + late[i - 1] for i in range(n)]
+    return max(here)
+
+
+@pytest.mark.parametrize(("workers", "per_node"), [(4, 1), (16, 4), (64, 8)])
+@pytest.mark.parametrize("local_link", [math.inf, 4e9, 5e8])
+@pytest.mark.parametrize("latency", [0.0, 1e-4, 1e-2])
+def test_a_ring_as_stepped(workers, per_node, local_link, latency):
+    network = Network(
+        workers, 1e9, latency=latency, workers_per_node=per_node, local_link=local_link
+    )
+    stepped = stepped_ring(network, 1e7, 2 * (workers - 1))
+    # Short of a whole number of rounds, where workers share a node.
+    short = 1e-9 if per_node == 1 else 0.15
+    assert network.seconds("all-reduce", 1e7) == pytest.approx(stepped, rel=short)
+    half = network.seconds("all-gather", 1e7 / workers)
+    assert half == pytest.approx(network.seconds("all-reduce", 1e7) / 2)
+    assert half == network.seconds("reduce-scatter", 1e7)
+
+
+def test_an_all_to_all_fills_the_links_of_full_nodes():
+    seconds = [
+        Network(64, 1e9, latency=0.1, workers_per_node=w).seconds("all-to-all", 8e6)
+        for w in (1, 8, 32)
+    ]
+    pieces = [1 * 63, 8 * 56, 32 * 32]  # that leave a node, each of 1 Mbit
+    assert seconds == pytest.approx([0.1 + 1e-3 * p for p in pieces])
+
+
+def test_one_node_has_its_local_link_only():
+    node = Network(8, 1e9, workers_per_node=8, local_link=1e11)
+    flat = Network(8, 1e11)
+    for kind in ("all-reduce", "all-gather", "all-to-all", "collective-permute"):
+        assert node.seconds(kind, 1e9) == flat.seconds(kind, 1e9)
+
+
+GOOD = {"workers": 8, "link": 1e9}
+BAD = [
+    ({"workers": 1}, "workers must be an integer of at least 2, got 1"),
+    ({"workers": 8.0}, "workers .*8.0"),
+    ({"link": 0}, "link .*0"),
+    ({"link": math.nan}, "link .*nan"),
+    ({"link": "10Gbit"}, "link .*'10Gbit'"),
+    ({"latency": -1e-6}, "latency .*-1e-06"),
+    ({"latency": math.inf}, "latency .*inf"),
+    ({"local_link": -1}, "local_link .*-1"),
+    ({"workers_per_node": 0}, "workers_per_node .*0"),
+    ({"workers_per_node": 3}, "multiple of workers_per_node, got 8 and 3"),
+    ({"workers_per_node": 8}, "local_link must be given .* 8 workers"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD)
+def test_impossible_networks(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Network(**GOOD | settings)
+
+
+def test_collectives_of_others_are_refused():
+    with pytest.raises(ValueError, match=r"kind .*'collective-broadcast'"):
+        Network(8, 1e9).seconds("collective-broadcast", 1.0)
+    found = Collective("all-reduce", "f32", 1, 4, 4, "", False, 1)
+    with pytest.raises(ValueError, match=r"collectives of 8 workers"):
+        Network(8, 1e9).report_seconds(WireReport((found,)))
