@@ -33,7 +33,10 @@ WITHOUT_TPU = {  # what libtpu asks of its surroundings
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5p-8",
 }
-MEMORY = {"TPU v5": 95e9, "TPU v5 lite": 16e9}  # bytes of a chip
+MEMORY = {  # bytes of a chip that its compiler fills
+    "TPU v5": 95.74 * 2**30,
+    "TPU v5 lite": 15.75 * 2**30,
+}
 BANDWIDTH = {"TPU v5": 2765e9, "TPU v5 lite": 819e9}  # bytes per second of it
 
 

@@ -68,7 +68,11 @@ def test_slamb_bytes_are_those_of_the_compiled_program(
     assert average == pytest.approx(report.bytes_sent(conditional=True), rel=0.01)
     seconds = NETWORK.report_seconds(report)
     assert never.exchange_seconds == pytest.approx(seconds, rel=0.01)
-    seconds += NETWORK.report_seconds(report, conditional=True) / 10
+    quick = dataclasses.replace(NETWORK, latency=0.0)  # jax 0.7 joins no leaves here
+    seconds = quick.report_seconds(report) + (
+        quick.report_seconds(report, conditional=True) / 10
+    )
+    tenth = ask(network=quick, sync_every=10).slamb
     assert tenth.exchange_seconds == pytest.approx(seconds, rel=0.01)
 
 

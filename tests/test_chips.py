@@ -9,7 +9,7 @@ import slamb_jax
 pytest.importorskip("libtpu")
 from benchmarks import chips
 
-SHAPES = {"w": (256, 1024), "deep": (3, 3, 32, 64), "b": (1024,), "scale": ()}
+SHAPES = {"w": (1024, 1024), "deep": (3, 3, 128, 128), "b": (1024,), "scale": ()}
 
 
 @pytest.mark.parametrize(("topology", "slices"), [("v5p:2x2x1", 1), ("v5e:2x4", 2)])
