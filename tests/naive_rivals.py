@@ -47,7 +47,7 @@ def topk_sgd(params, grads, *, ratio, rate):
 
 
 def powersgd_sgd(params, grads, *, rate, first_q, matrix):
-    """``first_q``: the first Q of each factored leaf; ``matrix``: the leaves' shapes."""
+    """``first_q``: the first Q of each factored leaf; ``matrix``: their shapes."""
     p, n = wide(params), len(grads[0])
     errors = [{name: np.zeros_like(x) for name, x in p.items()} for _ in range(n)]
     q = wide(first_q)

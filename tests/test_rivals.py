@@ -58,11 +58,11 @@ def narrow(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A rival: how to make it, its naive version, its bytes at a step (from 1)."""
+    """A rival: how to make it, its naive version, its collectives at step t."""
 
     make: Callable[[], optax.GradientTransformation]
     naive: Callable[..., Any]
-    sent: Callable[[int], float]
+    sends: Callable[[int], rivals.Sends]
     every: tuple[int, ...] = (1,)  # steps that send together what the program can
     kinds: tuple[tuple[str, str], ...] = (("all-reduce", "f32"),)
     tolerance: float = 2e-5
@@ -72,12 +72,12 @@ CASES = {
     "lamb": Case(
         lambda: rivals.averaged(optax.lamb(0.02), AXIS),
         exact(optax.lamb(0.02)),
-        lambda t: rivals.averaged_bytes(PARAMS, N, t),
+        lambda t: rivals.averaged_sends(PARAMS, N, t),
     ),
     "lamb, bf16": Case(
         lambda: rivals.averaged(optax.lamb(0.02), AXIS, jnp.bfloat16),
         narrow(optax.lamb(0.02)),
-        lambda t: rivals.averaged_bytes(PARAMS, N, t, jnp.bfloat16),
+        lambda t: rivals.averaged_sends(PARAMS, N, t, jnp.bfloat16),
         kinds=(("all-to-all", "u16"), ("all-gather", "u16")),
         tolerance=1e-3,  # a last bit of a 16-bit mean may fall either way
     ),
@@ -86,7 +86,7 @@ CASES = {
             rivals.topk_with_error_feedback(0.05, AXIS), optax.sgd(0.1)
         ),
         lambda p, g: naive_rivals.topk_sgd(p, g, ratio=0.05, rate=0.1),
-        lambda t: rivals.topk_bytes(PARAMS, N, t, 0.05),
+        lambda t: rivals.topk_sends(PARAMS, N, t, 0.05),
         kinds=(("all-gather", "f32"), ("all-gather", "s32")),
     ),
     "PowerSGD": Case(
@@ -96,12 +96,12 @@ CASES = {
             first_q=dict(zip(["conv", "w"], rivals.powersgd(3, AXIS).init(p).q,
                              strict=True)),
         ),
-        lambda t: rivals.powersgd_bytes(PARAMS, N, t, 3),
+        lambda t: rivals.powersgd_sends(PARAMS, N, t, 3),
     ),
     "1-bit LAMB": Case(
         lambda: rivals.one_bit_lamb(0.02, AXIS, N, 3, weight_decay=0.1),
         lambda p, g: naive_rivals.one_bit_lamb(p, g, rate=0.02, warmup=3, decay=0.1),
-        lambda t: rivals.one_bit_lamb_bytes(PARAMS, N, t, 3),
+        lambda t: rivals.one_bit_lamb_sends(PARAMS, N, t, 3),
         every=(3, 4),
         kinds=(("all-to-all", "u8"), ("all-gather", "u8"), ("all-gather", "f32"),
                ("all-reduce", "f32")),
@@ -111,7 +111,7 @@ CASES = {
         lambda p, g: naive_rivals.diloco(
             p, g, rate=0.02, every=2, outer_rate=0.7, momentum=0.9
         ),
-        lambda t: rivals.diloco_bytes(PARAMS, N, t, 2),
+        lambda t: rivals.diloco_sends(PARAMS, N, t, 2),
         every=(1, 2),
     ),
     "SparseLoCo": Case(
@@ -119,14 +119,14 @@ CASES = {
         lambda p, g: naive_rivals.sparseloco(
             p, g, rate=0.02, every=2, chosen=50, decay=0.95, outer_rate=1.0
         ),
-        lambda t: rivals.sparseloco_bytes(PARAMS, N, t, 2, 50),
+        lambda t: rivals.sparseloco_sends(PARAMS, N, t, 2, 50),
         every=(1, 2),
         kinds=(("all-gather", "u16"), ("all-gather", "f32")),
     ),
     "DeMo": Case(
         lambda: rivals.demo(0.02, AXIS, 10),
         lambda p, g: naive_rivals.demo(p, g, rate=0.02, chosen=10, matrix=MATRIX),
-        lambda t: rivals.demo_bytes(PARAMS, N, t, 10),
+        lambda t: rivals.demo_sends(PARAMS, N, t, 10),
         kinds=(("all-gather", "u16"), ("all-gather", "f32")),
     ),
 }  # fmt: skip
@@ -174,9 +174,11 @@ def test_on_a_mesh_it_does_the_same_and_sends_what_it_says(name):
     state = slamb_jax.replicate(start, mesh, AXIS)
     run = slamb_jax.per_worker_step(trainer(tx), mesh, AXIS)
     report = slamb_jax.wire_report(run.lower(state, GRADS[0]))
+    sends = [send for t in case.every for send in case.sends(t)]
     sent = report.bytes_sent() + report.bytes_sent(conditional=True)
-    assert sent == pytest.approx(sum(case.sent(t) for t in case.every), rel=1e-9)
+    assert sent == pytest.approx(rivals.wire_bytes(sends, N), rel=1e-9)
     assert {(c.kind, c.dtype) for c in report.collectives} == set(case.kinds)
+    assert {kind for kind, _ in sends} == {kind for kind, _ in case.kinds}
     for g in GRADS:
         state, _ = run(state, g)
     simulated = slamb_jax.simulated_replicas(start, N)
@@ -190,19 +192,25 @@ def test_on_a_mesh_it_does_the_same_and_sends_what_it_says(name):
     )
 
 
-def test_what_is_sent_of_a_dense_exchange():
-    d = sum(x.size for x in PARAMS.values())
-    dense = rivals.averaged_bytes(PARAMS, N, 1)
-    assert dense == 2 * 3 / 4 * 4 * d
-    one_bit = rivals.one_bit_lamb_bytes(PARAMS, N, 5, 4)
-    assert one_bit == pytest.approx(dense / 32, rel=0.05)
-    assert rivals.one_bit_lamb_bytes(PARAMS, N, 4, 4) == dense
-    assert [rivals.diloco_bytes(PARAMS, N, t, 3) for t in (2, 3)] == [0, dense]
-    # What an all-gather sends grows with the workers, an all-reduce hardly.
-    assert rivals.demo_bytes(PARAMS, 64, 1) == 21 * rivals.demo_bytes(PARAMS, N, 1)
-    assert rivals.powersgd_bytes(PARAMS, 64, 1, 2) < 1.4 * rivals.powersgd_bytes(
-        PARAMS, N, 1, 2
-    )
+def test_how_what_is_sent_grows():
+    def sent(name, workers, step=1):
+        sends = {
+            "dense": lambda: rivals.averaged_sends(PARAMS, workers, step),
+            "one bit": lambda: rivals.one_bit_lamb_sends(PARAMS, workers, step, 4),
+            "diloco": lambda: rivals.diloco_sends(PARAMS, workers, step, 3),
+            "demo": lambda: rivals.demo_sends(PARAMS, workers, step),
+            "powersgd": lambda: rivals.powersgd_sends(PARAMS, workers, step, 2),
+        }
+        return rivals.wire_bytes(sends[name](), workers)
+
+    dense = sent("dense", 4)
+    assert dense == 2 * 3 / 4 * 4 * sum(x.size for x in PARAMS.values())
+    assert sent("one bit", 4, step=4) == dense
+    assert sent("one bit", 4, step=5) == pytest.approx(dense / 32, rel=0.05)
+    assert [sent("diloco", 4, step=t) for t in (2, 3)] == [0, dense]
+    # What an all-gather sends grows with the workers, what an all-reduce hardly.
+    assert sent("demo", 64) == 21 * sent("demo", 4)
+    assert sent("powersgd", 64) < 1.4 * sent("powersgd", 4)
 
 
 def test_two_bits_are_two_bits():

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.rivals.exchange import all_reduce_bytes, elements, mean
+from benchmarks.rivals.exchange import Sends, elements, mean, mean_sends
 
 
 def averaged(
@@ -24,10 +24,9 @@ def averaged(
     return optax.chain(optax.stateless(exchange), optimizer)
 
 
-def averaged_bytes(
+def averaged_sends(
     params: Any, workers: int, step: int, dtype: Any = jnp.float32
-) -> float:
-    """One all-reduce of all gradients."""
+) -> Sends:
+    """A mean of all gradients."""
     del step
-    payload = elements(params) * jnp.dtype(dtype).itemsize
-    return all_reduce_bytes(payload, workers)
+    return mean_sends(elements(params), workers, dtype)

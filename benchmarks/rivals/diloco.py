@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.rivals.exchange import all_reduce_bytes, elements, mean
+from benchmarks.rivals.exchange import Sends, elements, mean, mean_sends
 from slamb_jax._collectives import cond
 
 
@@ -78,7 +78,7 @@ def diloco(
     return optax.GradientTransformation(init, update)
 
 
-def diloco_bytes(params: Any, workers: int, step: int, sync_every: int) -> float:
-    """An all-reduce of all parameters, float32, every H steps."""
+def diloco_sends(params: Any, workers: int, step: int, sync_every: int) -> Sends:
+    """A float32 mean of all parameters every H steps."""
     due = step % sync_every == 0
-    return due * all_reduce_bytes(4 * elements(params), workers)
+    return mean_sends(elements(params), workers) if due else []

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 
 from slamb_jax._collectives import mean_over
 
+Sends = list[tuple[str, float]]  # the kinds of collectives, and bytes put in
+
 
 def mean(tree: Any, axis_name: str) -> Any:
     """Means over the workers, in the dtype of each leaf, in one exchange."""
@@ -25,19 +27,23 @@ def deal(x: jax.Array, axis_name: str) -> jax.Array:
     return jax.lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0)
 
 
-def all_reduce_bytes(payload: float, workers: int) -> float:
-    """Bytes each worker sends to all-reduce a payload: 2 (n-1)/n of it."""
-    return 2 * (workers - 1) / workers * payload
+def wire_bytes(sends: Sends, workers: int) -> float:
+    """Bytes each worker sends for these collectives, by the ring convention."""
+    n = workers
+    shares = {
+        "all-reduce": 2 * (n - 1) / n,
+        "all-gather": n - 1,
+        "all-to-all": (n - 1) / n,
+    }
+    return math.fsum(shares[kind] * payload for kind, payload in sends)
 
 
-def all_gather_bytes(payload: float, workers: int) -> float:
-    """Bytes each worker sends to all-gather payloads of that size: n-1 of them."""
-    return (workers - 1) * payload
-
-
-def all_to_all_bytes(payload: float, workers: int) -> float:
-    """Bytes each worker sends to deal out a payload: (n-1)/n of it."""
-    return (workers - 1) / workers * payload
+def mean_sends(elements: int, workers: int, dtype: Any = jnp.float32) -> Sends:
+    """What :func:`mean` of that many elements of a dtype sends."""
+    if jnp.dtype(dtype).itemsize == 4:
+        return [("all-reduce", 4 * elements)]
+    mine = -(-elements // workers)
+    return [("all-to-all", 2 * workers * mine), ("all-gather", 2 * mine)]
 
 
 def elements(params: Any) -> int:

@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.rivals.exchange import (
-    all_gather_bytes,
-    all_reduce_bytes,
-    all_to_all_bytes,
+    Sends,
     deal,
     elements,
     flatten,
     gather,
     mean,
+    mean_sends,
     unflatten,
 )
 from slamb_jax._collectives import cond
@@ -202,17 +201,14 @@ def _padded(d: int, workers: int) -> int:
     return d + -d % (8 * workers)
 
 
-def one_bit_lamb_bytes(
+def one_bit_lamb_sends(
     params: Any, workers: int, step: int, warmup_steps: int
-) -> float:
-    """Warm-up: an all-reduce in float32. Then a bit an element in each of two stages,
-    an all-to-all and an all-gather, and a float32 magnitude with each."""
+) -> Sends:
+    """Warm-up: a float32 mean. Then a bit an element, dealt out and gathered, with a
+    float32 magnitude each time."""
     d = elements(params)
     if step <= warmup_steps:
-        return all_reduce_bytes(4 * d, workers)
-    bits = _padded(d, workers) / 8
-    return (
-        all_to_all_bytes(bits, workers)
-        + all_gather_bytes(bits / workers, workers)
-        + 2 * all_gather_bytes(4, workers)
-    )
+        return mean_sends(d, workers)
+    packed = _padded(d, workers) // 8
+    gathers = (4, packed // workers, 4)
+    return [("all-to-all", packed), *(("all-gather", size) for size in gathers)]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.rivals.exchange import all_reduce_bytes, matrix_shape, mean
+from benchmarks.rivals.exchange import Sends, matrix_shape, mean
 
 
 class PowerSGDState(NamedTuple):
@@ -81,13 +81,11 @@ def _factored(shape: tuple[int, ...], rank: int) -> bool:
     return rows > 1 and rank * (rows + columns) < rows * columns
 
 
-def powersgd_bytes(params: Any, workers: int, step: int, rank: int) -> float:
-    """All-reduces of P and Q, float32, and of the leaves that are not factored."""
-    del step
-    sent = sum(
-        rank * sum(matrix_shape(x.shape))
-        if _factored(x.shape, rank)
-        else math.prod(x.shape)
-        for x in jax.tree.leaves(params)
-    )
-    return all_reduce_bytes(4 * sent, workers)
+def powersgd_sends(params: Any, workers: int, step: int, rank: int) -> Sends:
+    """Float32 means of P and of what is not factored, and then of Q."""
+    del workers, step
+    leaves = jax.tree.leaves(params)
+    thin = [matrix_shape(x.shape) for x in leaves if _factored(x.shape, rank)]
+    whole = sum(math.prod(x.shape) for x in leaves if not _factored(x.shape, rank))
+    p, q = (rank * sum(sizes) for sizes in zip(*thin, strict=True))
+    return [("all-reduce", 4 * (p + whole)), ("all-reduce", 4 * q)]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.rivals.exchange import (
-    all_gather_bytes,
+    Sends,
     elements,
     flatten,
     gather,
@@ -123,11 +123,12 @@ def decompress(words: jax.Array, scales: jax.Array, size: int) -> jax.Array:
     return sum_of(words[None], scales[None], size)
 
 
-def sparseloco_bytes(
+def sparseloco_sends(
     params: Any, workers: int, step: int, sync_every: int, chosen: int = 64
-) -> float:
-    """Every H steps an all-gather of 16 bits for each chosen (12 of place, 2 of value,
-    2 unused) and two float32 magnitudes a chunk."""
+) -> Sends:
+    """Every H steps all-gathers of 16 bits for each chosen (12 of place, 2 of value, 2
+    unused) and of two float32 magnitudes a chunk."""
+    del workers
     chunks = -(-elements(params) // CHUNK)
     due = step % sync_every == 0
-    return due * all_gather_bytes(chunks * (2 * chosen + 8), workers)
+    return due * [("all-gather", 2 * chunks * chosen), ("all-gather", 8 * chunks)]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.rivals.exchange import all_gather_bytes, gather
+from benchmarks.rivals.exchange import Sends, gather
 
 
 class TopkState(NamedTuple):
@@ -61,8 +61,8 @@ def _k(size: int, ratio: float) -> int:
     return min(size, math.ceil(ratio * size))
 
 
-def topk_bytes(params: Any, workers: int, step: int, ratio: float) -> float:
-    """An all-gather of k float32 values and k int32 indices."""
-    del step
+def topk_sends(params: Any, workers: int, step: int, ratio: float) -> Sends:
+    """All-gathers of k float32 values and k int32 indices."""
+    del workers, step
     k = sum(_k(math.prod(x.shape), ratio) for x in jax.tree.leaves(params))
-    return all_gather_bytes(8 * k, workers)
+    return 2 * [("all-gather", 4 * k)]
