@@ -198,7 +198,7 @@ def one_bit_lamb(params, grads, *, rate, warmup, decay, eps=1e-6):
             owned[i] = y - slices[i]
         new = unflat(np.concatenate(slices), p)
         for k in names:
-            new[k] = new[k] / scale[k]
+            new[k] = np.where(v[k] > 0, new[k] / scale[k], 0)
             g = (new[k] - 0.9 * m[k]) / 0.1
             fresh[k] = 0.999 * fresh[k] + 0.001 * g**2
             u0 = new[k] / (np.sqrt(v[k]) + eps)

@@ -56,7 +56,9 @@ def one_bit_lamb(
         \text{ blended and clipped}, \quad
       p \leftarrow p - lr\,\bar c\,f\,(m'/(\sqrt v + \varepsilon) + \lambda p)
 
-    where :math:`v_f` goes on from :math:`\tilde g`. (Li et al., 2021,
+    where :math:`v_f` goes on from :math:`\tilde g`. Where v is 0 at the end of the
+    warm-up m' is 0, which the authors' program leaves to a mask that users give: signs
+    over ε alone would be giant steps. (Li et al., 2021,
     https://arxiv.org/abs/2104.06069.)
     """
 
@@ -115,7 +117,12 @@ def one_bit_lamb(
         flat, error, owner_error = sign_mean(
             flatten(m), state.error, state.owner_error, axis_name
         )
-        mu = jax.tree.map(lambda m, s: m / s, unflatten(flat, m), scale)
+        mu = jax.tree.map(
+            lambda m, s, v: jnp.where(v > 0, m / s, 0.0),
+            unflatten(flat, m),
+            scale,
+            state.nu,
+        )
         g = jax.tree.map(lambda m, old: (m - b1 * old) / (1 - b1), mu, state.mu)
         fresh = optax.tree.update_moment(g, fresh, b2, 2)
 
