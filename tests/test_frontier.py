@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -22,10 +24,54 @@ from benchmarks.frontier.report import seconds, sent_bytes, spread
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.run import Run
 from benchmarks.frontier.seconds import LATENCY, exchange_seconds
+from benchmarks.frontier.tasks import MASKED, task
 from tests.workers import random_tree
 
 ROOT = Path(__file__).parents[1]
 SETTING = Setting("digits", 4, 4, 50)
+
+
+@pytest.fixture(autouse=True)
+def _promotion():
+    with (
+        jax.numpy_dtype_promotion("standard"),  # flax needs both
+        jax.numpy_rank_promotion("allow"),
+    ):
+        yield
+
+
+@pytest.mark.parametrize(("name", "classes"), [("masked_lm", 257), ("digits", 10)])
+def test_tasks_start_from_guessing(name, classes):
+    job = task(name)
+    params = job.init(jax.random.key(0))
+    loss = float(jax.jit(job.loss)(params, job.held_out))
+    assert loss == pytest.approx(math.log(classes), abs=0.6)
+    once, again = (list(job.batches(6, 2, 3)) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, once, again)
+    assert {len(x) for x in jax.tree.leaves(once)} == {6}
+    other = next(job.batches(6, 2, 4))
+    assert any((once[0][key] != other[key]).any() for key in other)
+
+
+def test_masked_bytes_are_distinct_and_only_they_count():
+    job = task("masked_lm")
+    (batch,) = job.batches(4, 1, 0)
+    places = batch["places"]
+    assert places.shape == (4, MASKED)
+    assert all(len(set(row)) == MASKED for row in places.tolist())
+    params = job.init(jax.random.key(0))
+    row = np.arange(4)[:, None]
+
+    def probability(byte):  # that the masked bytes are all this one, on average
+        changed = batch["bytes"].copy()
+        changed[row, places] = byte
+        one = {"bytes": changed[:1], "places": places[:1, :1]}
+        one["bytes"][0, places[0, 1:]] = 0  # visible now, and fixed
+        return np.exp(-float(loss(params, one)))
+
+    loss = jax.jit(job.loss)
+    total = sum(probability(byte) for byte in range(256))
+    assert 0.9 < total < 1  # a place that saw its byte would not add up; MASK has some
 
 
 def command(*arguments):

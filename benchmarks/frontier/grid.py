@@ -37,7 +37,7 @@ CORE = (
     *(Setting("byte_lm", workers, 2, SHORT) for workers in WORKERS),
     Setting("byte_lm", 16, 8, SHORT),
     Setting("byte_lm", 16, 2, LONG),
-    Setting("masked_lm", 16, 2, SHORT),
+    *(Setting("masked_lm", workers, 2, SHORT) for workers in WORKERS),
     *(Setting("digits", workers, 4, SHORT) for workers in WORKERS),
     Setting("digits", 16, 16, SHORT),
     Setting("digits", 16, 4, LONG),

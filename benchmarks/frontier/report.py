@@ -96,7 +96,7 @@ def picture(setting: Setting, results: Results, path: Path) -> bool:
     if not done:
         return False
     figure, panels = plt.subplots(
-        1, 1 + len(LINKS), figsize=(18, 4.2), sharey=True, layout="constrained"
+        1, 1 + len(LINKS), figsize=(18, 4.5), sharey=True, layout="constrained"
     )
     workers = setting.workers
     for i, method in enumerate(METHODS):
@@ -117,8 +117,10 @@ def picture(setting: Setting, results: Results, path: Path) -> bool:
         panel.set(xlabel=f"seconds at {name}")
     for panel in panels:
         panel.set_xscale("log")
+        panel.xaxis.set_minor_formatter("")
         panel.grid(alpha=0.3, which="both")
-    panels[-1].legend(fontsize=7)
+    lines, labels = panels[0].get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside right center", fontsize=8)
     figure.suptitle(str(setting))
     figure.savefig(path, dpi=110)
     plt.close(figure)

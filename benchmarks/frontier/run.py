@@ -19,7 +19,7 @@ from benchmarks.frontier.tasks import task
 from examples.byte_lm.train import schedule
 from examples.hardware import hardware
 
-EVALUATIONS = 5
+EVALUATIONS = 8  # at steps that DiLoCo and SparseLoCo synchronize on
 TOGETHER = 16  # sequences or images whose gradients are computed at once
 
 

@@ -106,11 +106,11 @@ def masked_lm() -> Task:
             yield {"bytes": tokens, "places": places}
 
     def loss(params: Any, batch: Any) -> jax.Array:
-        places = batch["places"]
+        whole, places = jnp.asarray(batch["bytes"]), batch["places"]
         row = jnp.arange(len(places))[:, None]
-        tokens = batch["bytes"].at[row, places].set(MASK)
+        tokens = whole.at[row, places].set(MASK)
         logits = model.apply({"params": params}, tokens)[row, places]
-        return cross_entropy(logits, batch["bytes"][row, places])
+        return cross_entropy(logits, whole[row, places])
 
     (sample,) = masked(held_out, EVALUATED, 1, seed=1)
     first = jnp.zeros((1, CONTEXT), jnp.int32)
