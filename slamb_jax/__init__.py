@@ -26,6 +26,9 @@ from slamb_jax._selections import Permutation as Permutation
 from slamb_jax._selections import Selection as Selection
 from slamb_jax._selections import Strided as Strided
 from slamb_jax._selections import replay_masks as replay_masks
+from slamb_jax._simulate import in_chunks as in_chunks
+from slamb_jax._simulate import simulated_replicas as simulated_replicas
+from slamb_jax._simulate import simulated_step as simulated_step
 from slamb_jax._slamb import STATIC_ARGS as STATIC_ARGS
 from slamb_jax._slamb import slamb as slamb
 from slamb_jax._timing import OptimizerSeconds as OptimizerSeconds

@@ -1,0 +1,110 @@
+"""Loss against bytes and seconds, for SLAMB and what one would pick instead.
+
+Run from the root of the repository: ``python -m benchmarks.frontier``. It does what is
+missing of the core of the grid (``--grid full``: of all of it), a line to the results
+for each run, so that it may be stopped and started again; then prints tables, and draws
+a picture of each setting. ``--estimate`` tells how long that will take.
+"""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Literal
+
+import tyro
+from rich.console import Console
+
+from benchmarks.frontier.grid import GRIDS, SEEDS, Setting
+from benchmarks.frontier.methods import METHODS
+from benchmarks.frontier.report import picture, table
+from benchmarks.frontier.results import Results, last_loss
+from benchmarks.frontier.run import execute, timing
+from benchmarks.frontier.sweep import POWERS, missing
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What to run."""
+
+    grid: Literal["core", "full", "smoke"] = "core"
+    only: tuple[str, ...] = ()  # cells whose name, "setting method", has one of these
+    budget: float = float("inf")  # seconds after which no run is started
+    results: Path = Path("benchmarks/results/frontier.jsonl")
+    estimate: bool = False  # time the steps, and tell what the grid will take
+    report: bool = False  # run nothing: tables and pictures only
+
+
+Cell = tuple[Setting, str]
+
+
+def cells(config: Config) -> list[Cell]:
+    every = [(setting, method) for setting in GRIDS[config.grid] for method in METHODS]
+    chosen = [
+        (setting, method)
+        for setting, method in every
+        if not config.only or any(o in f"{setting} {method}" for o in config.only)
+    ]
+    if not chosen:
+        raise SystemExit(f"--only: no cell has any of {', '.join(config.only)}")
+    return chosen
+
+
+def run_all(config: Config, results: Results, console: Console) -> None:
+    stop = time.monotonic() + config.budget
+    for setting, method in cells(config):
+        for run in missing(setting, method, results):
+            if time.monotonic() > stop:
+                console.print(f"The budget of {config.budget:g} s is spent.")
+                return
+            result = execute(run)
+            results.add(result)
+            console.print(
+                f"{last_loss(result):.3f}  {run.setting}  {method}  rate {run.rate:g}  "
+                f"seed {run.seed}  {result['run_seconds']:.1f} s",
+                highlight=False,
+            )
+
+
+def estimate(config: Config, console: Console) -> None:
+    """Times each cell's step once (kept in runs/), and adds up what the grid takes."""
+    known = Results(Path("runs/frontier_timings.jsonl"))
+    stop = time.monotonic() + config.budget
+    totals: dict[Setting, float] = {}
+    for setting, method in cells(config):
+        short = setting.tuned_on()
+        key = dataclasses.asdict(short) | {"method": method}
+        if (found := known.get(key)) is None:
+            if time.monotonic() > stop:
+                console.print(f"The budget of {config.budget:g} s is spent.")
+                break
+            found = {"key": key, **timing(short, method)}
+            known.add(found)
+        # The sweep is done where the setting is short, with a rate more for where it
+        # is widened, and its best run is the first seed's.
+        runs = len(POWERS) + len(SEEDS) if setting == short else len(SEEDS)
+        took = found["first_seconds"] + runs * setting.steps * found["step_seconds"]
+        totals[setting] = totals.get(setting, 0.0) + took
+    for setting, took in totals.items():
+        console.print(f"{took / 60:7.1f} min  {setting}", highlight=False)
+    console.print(f"{sum(totals.values()) / 3600:7.2f} h in all", highlight=False)
+
+
+def main(config: Config) -> None:
+    console = Console()
+    console.width = max(console.width, 120)  # the tables
+    if config.estimate:
+        estimate(config, console)
+        return
+    results = Results(config.results)
+    if not config.report:
+        run_all(config, results, console)
+    settings = dict.fromkeys(setting for setting, _ in cells(config))
+    for setting in settings:
+        path = config.results.with_name(f"{config.results.stem}-{setting}.png")
+        if picture(setting, results, path):
+            console.print(table(setting, results))
+            console.print(f"Wrote {path}", highlight=False)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))

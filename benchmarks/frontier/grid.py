@@ -1,0 +1,46 @@
+"""The settings to compare in: all of them, and a core that takes hours, not days."""
+
+import dataclasses
+import itertools
+
+SEEDS = (0, 1, 2)
+SHORT, LONG = 200, 1000
+BATCHES = {"byte_lm": (2, 8), "masked_lm": (2, 8), "digits": (4, 16)}
+WORKERS = (4, 16, 64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What all methods are given alike."""
+
+    task: str
+    workers: int
+    batch: int  # sequences or images, per worker and step
+    steps: int
+
+    def tuned_on(self) -> "Setting":
+        """Where its rates are tuned: the same, but short."""
+        return dataclasses.replace(self, steps=min(self.steps, SHORT))
+
+    def __str__(self) -> str:
+        return f"{self.task}-{self.workers}x{self.batch}-{self.steps}"
+
+
+FULL = tuple(
+    Setting(task, workers, batch, steps)
+    for task in BATCHES
+    for workers, batch, steps in itertools.product(
+        WORKERS, BATCHES[task], (SHORT, LONG)
+    )
+)
+CORE = (
+    *(Setting("byte_lm", workers, 2, SHORT) for workers in WORKERS),
+    Setting("byte_lm", 16, 8, SHORT),
+    Setting("byte_lm", 16, 2, LONG),
+    *(Setting("masked_lm", workers, 2, SHORT) for workers in WORKERS),
+    *(Setting("digits", workers, 4, SHORT) for workers in WORKERS),
+    Setting("digits", 16, 16, SHORT),
+    Setting("digits", 16, 4, LONG),
+)
+SMOKE = (Setting("digits", 4, 4, 50),)
+GRIDS = {"core": CORE, "full": FULL, "smoke": SMOKE}

@@ -1,0 +1,174 @@
+"""The methods: how each is made, what it sends, and where its rates are looked for."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import slamb_jax
+from benchmarks import rivals
+from benchmarks.frontier.grid import Setting
+from benchmarks.frontier.tasks import task
+from benchmarks.rivals.exchange import elements, mean_sends
+from slamb_jax._leaves import flatten_numbered
+
+AXIS = "data"
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """One row of the tables."""
+
+    settings: dict[str, Any]  # what, beside the rate, defines it: part of a run's key
+    rate: float  # the middle of the sweep
+    make: Callable[
+        ..., optax.GradientTransformation
+    ]  # of schedule, setting, **settings
+    sends: Callable[..., rivals.Sends]  # of params, setting, step, **settings
+    agreed: Callable[..., bool] = lambda step, **settings: True  # all replicas alike?
+
+
+def sends(method: Method, params: Any, setting: Setting, step: int) -> rivals.Sends:
+    """The collectives of step t = 1, 2, ..."""
+    return method.sends(params, setting, step, **method.settings)
+
+
+def last_sends(
+    method: Method, params: Any, setting: Setting, step: int
+) -> rivals.Sends:
+    """What it takes to have one copy of the parameters after step t."""
+    if method.agreed(step, **method.settings):
+        return []
+    return mean_sends(elements(params), setting.workers)
+
+
+def make_slamb(
+    rate: optax.Schedule, setting: Setting, *, b3: float, sync_every: int, dtype: str
+) -> optax.GradientTransformation:
+    return slamb_jax.slamb(
+        rate, axis_name=AXIS, b3=b3, sync_every=sync_every, mu_dtype=dtype,
+        min_size=task(setting.task).min_size,
+    )  # fmt: skip
+
+
+def slamb_sends(
+    params: Any, setting: Setting, step: int, *, sync_every: int, dtype: str, **_: Any
+) -> rivals.Sends:
+    """A mean of what is packed, and of the parameters at 1, H + 1, 2H + 1, ..."""
+    selection = slamb_jax.Strided(min_size=task(setting.task).min_size)
+    leaves = flatten_numbered(params)[0]
+    sent = sum(_packed(selection, leaf) for leaf in leaves)
+    out = mean_sends(sent, setting.workers, dtype)
+    if slamb_agreed(step, sync_every=sync_every):
+        out = out + mean_sends(elements(params), setting.workers)
+    return out
+
+
+def slamb_agreed(step: int, *, sync_every: int, **_: Any) -> bool:
+    return step % sync_every == 1 % sync_every
+
+
+def local_agreed(step: int, *, sync_every: int, **_: Any) -> bool:
+    return step % sync_every == 0
+
+
+@functools.cache
+def _packed(selection: slamb_jax.Selection, leaf: slamb_jax.Leaf) -> int:
+    """The number of elements that travel of a leaf."""
+    if selection.whole(leaf):
+        return leaf.size
+    x = jax.ShapeDtypeStruct(leaf.shape, jnp.float32)
+    pack = functools.partial(selection.pack, jnp.int32(1), leaf)
+    return math.prod(jax.eval_shape(pack, x).shape)
+
+
+def dense(optimizer: Callable[..., Any], rate: float, **settings: Any) -> Method:
+    """An optax optimizer on mean gradients."""
+    return Method(
+        settings,
+        rate,
+        lambda rate, _, dtype="float32": rivals.averaged(optimizer(rate), AXIS, dtype),
+        lambda params, setting, step, dtype="float32": rivals.averaged_sends(
+            params, setting.workers, step, dtype
+        ),
+    )
+
+
+def slamb(dtype: str) -> Method:
+    settings = {"b3": 0.7, "sync_every": 25, "dtype": dtype}
+    return Method(settings, 0.02, make_slamb, slamb_sends, slamb_agreed)
+
+
+def warmup_steps(setting: Setting, share: float) -> int:
+    return round(share * setting.steps)
+
+
+METHODS = {
+    "LAMB": dense(optax.lamb, 0.02),
+    "LAMB, bf16 gradients": dense(optax.lamb, 0.02, dtype="bfloat16"),
+    "AdamW": dense(lambda rate: optax.adamw(rate, weight_decay=0.0), 0.004),
+    "SGD-M": dense(lambda rate: optax.sgd(rate, momentum=0.9), 0.1),
+    "SLAMB": slamb("float32"),
+    "SLAMB, bf16 momentum": slamb("bfloat16"),
+    "1-bit LAMB": Method(
+        {"warmup": 0.2},
+        0.02,
+        lambda rate, setting, warmup: rivals.one_bit_lamb(
+            rate, AXIS, setting.workers, warmup_steps(setting, warmup)
+        ),
+        lambda params, setting, step, warmup: rivals.one_bit_lamb_sends(
+            params, setting.workers, step, warmup_steps(setting, warmup)
+        ),
+    ),
+    "DiLoCo": Method(
+        {"sync_every": 25},
+        0.004,
+        lambda rate, _, **settings: rivals.diloco(rate, AXIS, **settings),
+        lambda params, setting, step, **settings: rivals.diloco_sends(
+            params, setting.workers, step, **settings
+        ),
+        local_agreed,
+    ),
+    "SparseLoCo": Method(
+        {"sync_every": 25, "chosen": 64},
+        0.016,
+        lambda rate, _, **settings: rivals.sparseloco(rate, AXIS, **settings),
+        lambda params, setting, step, **settings: rivals.sparseloco_sends(
+            params, setting.workers, step, **settings
+        ),
+        local_agreed,
+    ),
+    "DeMo": Method(
+        {"chosen": 32},
+        0.004,
+        lambda rate, _, **settings: rivals.demo(rate, AXIS, **settings),
+        lambda params, setting, step, **settings: rivals.demo_sends(
+            params, setting.workers, step, **settings
+        ),
+    ),
+    "top-k, LAMB": Method(
+        {"ratio": 0.01},
+        0.02,
+        lambda rate, _, ratio: optax.chain(
+            rivals.topk_with_error_feedback(ratio, AXIS), optax.lamb(rate)
+        ),
+        lambda params, setting, step, ratio: rivals.topk_sends(
+            params, setting.workers, step, ratio
+        ),
+    ),
+    "PowerSGD, LAMB": Method(
+        {"rank": 4},
+        0.02,
+        lambda rate, _, rank: optax.chain(
+            rivals.powersgd(rank, AXIS), optax.lamb(rate)
+        ),
+        lambda params, setting, step, rank: rivals.powersgd_sends(
+            params, setting.workers, step, rank
+        ),
+    ),
+}

@@ -1,0 +1,132 @@
+"""Tables with spreads and pictures, from the results as far as there are any."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from rich.table import Table
+
+from benchmarks.frontier.grid import Setting
+from benchmarks.frontier.methods import METHODS
+from benchmarks.frontier.results import Results, last_loss
+from benchmarks.frontier.seconds import LINKS, exchange_seconds
+from benchmarks.frontier.sweep import finished
+from benchmarks.frontier.tasks import task
+from benchmarks.rivals import wire_bytes
+
+DENSE = "LAMB"  # the row that shares are of
+
+
+def sent_bytes(point: dict[str, Any], workers: int) -> float:
+    """Bytes each worker has sent by a point of a run."""
+    return sum(
+        often * wire_bytes([(kind, payload)], workers)
+        for kind, payload, often in point["exchanges"]
+    )
+
+
+def seconds(
+    result: dict[str, Any], point: dict[str, Any], workers: int, link: float
+) -> float:
+    """Wall time by a point: compute and update, then the exchange.
+
+    A worker's compute and update are its share of the simulated step, on the machine
+    that simulated it.
+    """
+    compute = point["step"] * result["step_seconds"] / workers
+    return compute + sum(
+        often * exchange_seconds([(kind, payload)], workers, link)
+        for kind, payload, often in point["exchanges"]
+    )
+
+
+def table(setting: Setting, results: Results) -> Table:
+    rows = {method: finished(setting, method, results) for method in METHODS}
+    done = {method: found for method, found in rows.items() if found}
+    machines = {r["hardware"] for found in done.values() for r in found}
+    out = Table(
+        title=f"{setting.task}, {setting.workers} workers x {setting.batch}, "
+        f"{setting.steps} steps; loss in {task(setting.task).unit}",
+        caption="; ".join(sorted(machines))
+        + "; ± is the deviation over seeds; seconds at each link",
+    )
+    heads = ("method", "rate", "seeds", "loss", "MiB sent", "share", *LINKS)
+    for head in heads:
+        out.add_column(head, justify="left" if head == "method" else "right")
+    dense = done.get(DENSE)
+    for method, found in done.items():
+        sent = sent_bytes(found[0]["points"][-1], setting.workers)
+        share = "" if dense is None else sent / sent_bytes(
+            dense[0]["points"][-1], setting.workers)  # fmt: skip
+        times = (_median_seconds(found, setting, link) for link in LINKS.values())
+        out.add_row(
+            method,
+            f"{found[0]['key']['rate']:g}",
+            str(len(found)),
+            spread([last_loss(r) for r in found]),
+            f"{sent / 2**20:.2f}",
+            f"{share:.4f}" if share else "",
+            *(f"{t:.3g}" for t in times),
+        )
+    return out
+
+
+def spread(losses: list[float]) -> str:
+    mean = statistics.fmean(losses)
+    if mean == float("inf"):
+        return "diverged"
+    deviation = f" ± {statistics.stdev(losses):.3f}" if len(losses) > 1 else ""
+    return f"{mean:.3f}{deviation}"
+
+
+def _median_seconds(
+    found: list[dict[str, Any]], setting: Setting, link: float
+) -> float:
+    times = (seconds(r, r["points"][-1], setting.workers, link) for r in found)
+    return statistics.median(times)
+
+
+def picture(setting: Setting, results: Results, path: Path) -> bool:
+    """Loss against bytes, and against seconds on each link; False with no results."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    done = {m: found for m in METHODS if (found := finished(setting, m, results))}
+    if not done:
+        return False
+    figure, panels = plt.subplots(
+        1, 1 + len(LINKS), figsize=(18, 4.5), sharey=True, layout="constrained"
+    )
+    workers = setting.workers
+    for i, method in enumerate(METHODS):
+        if method not in done:
+            continue
+        found = done[method]
+        style = {"label": method, "color": plt.get_cmap("tab20")(i), "marker": "o"}
+        style |= {"markersize": 3, "linewidth": 2.5 if "SLAMB" in method else 1}
+        points = [list(same) for same in zip(*(r["points"] for r in found))]  # noqa: B905
+        losses = [_mean([p["loss"] for p in same]) for same in points]
+        sent = [sent_bytes(same[0], workers) / 2**20 for same in points]
+        panels[0].plot(sent, losses, **style)
+        for panel, link in zip(panels[1:], LINKS.values(), strict=True):
+            times = [seconds(found[0], same[0], workers, link) for same in points]
+            panel.plot(times, losses, **style)
+    panels[0].set(xlabel="MiB sent by each worker", ylabel=task(setting.task).unit)
+    for panel, name in zip(panels[1:], LINKS, strict=True):
+        panel.set(xlabel=f"seconds at {name}")
+    for panel in panels:
+        panel.set_xscale("log")
+        panel.xaxis.set_minor_formatter("")
+        panel.grid(alpha=0.3, which="both")
+    lines, labels = panels[0].get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside right center", fontsize=8)
+    figure.suptitle(str(setting))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return True
+
+
+def _mean(losses: list[float | None]) -> float:
+    known = [loss for loss in losses if loss is not None]
+    return statistics.fmean(known) if len(known) == len(losses) else float("nan")

@@ -1,0 +1,140 @@
+"""One run: a method at a rate in a setting from a seed, all workers simulated."""
+
+import collections
+import dataclasses
+import functools
+import math
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import slamb_jax
+from benchmarks.frontier.grid import Setting
+from benchmarks.frontier.methods import AXIS, METHODS, last_sends, sends
+from benchmarks.frontier.tasks import task
+from examples.byte_lm.train import schedule
+from examples.hardware import hardware
+
+EVALUATIONS = 8  # at steps that DiLoCo and SparseLoCo synchronize on
+TOGETHER = 16  # sequences or images whose gradients are computed at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What is run; with the method's settings, the key of its result."""
+
+    setting: Setting
+    method: str
+    rate: float
+    seed: int
+
+    def key(self) -> dict[str, Any]:
+        return {
+            **dataclasses.asdict(self.setting),
+            "method": self.method,
+            **METHODS[self.method].settings,
+            "rate": self.rate,
+            "seed": self.seed,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A method's compiled step in a setting, for any rate and seed."""
+
+    setting: Setting
+    step: Any
+    start: Any  # of a seed and a rate: the state
+    evaluate: Any
+
+
+@functools.lru_cache(maxsize=1)
+def program(setting: Setting, method: str) -> Program:
+    job, chosen = task(setting.task), METHODS[method]
+    shape = schedule(1.0, setting.steps)
+
+    def optimizer(rate: Any) -> optax.GradientTransformation:
+        scaled = lambda count: rate * shape(count)  # noqa: E731
+        return chosen.make(scaled, setting, **chosen.settings)
+
+    def step(state: Any, batch: Any) -> tuple[Any, Any]:
+        params, opt_state, rate = state  # the rate in it: one program for a sweep
+        both = jax.value_and_grad(job.loss)
+        chunk = max(1, TOGETHER // setting.batch)
+        loss, grads = slamb_jax.in_chunks(both, chunk)(params, batch)
+        updates, opt_state = optimizer(rate).update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state, rate), loss
+
+    def start(seed: int, rate: float) -> Any:
+        params = job.init(jax.random.key(seed))
+        state = (params, optimizer(rate).init(params), jnp.float32(rate))
+        return slamb_jax.simulated_replicas(state, setting.workers)
+
+    run = slamb_jax.simulated_step(step, setting.workers, AXIS)
+    loss = jax.jit(lambda params: job.loss(params, job.held_out))
+    return Program(setting, run, start, loss)
+
+
+def timing(setting: Setting, method: str, steps: int = 5) -> dict[str, float]:
+    """Seconds that a step takes, and what comes before the first."""
+    began = time.perf_counter()
+    compiled = program(setting, method)
+    state = compiled.start(0, 0.0)
+    size = setting.workers * setting.batch
+    times = []
+    for batch in task(setting.task).batches(size, steps + 1, 0):
+        start = time.perf_counter()
+        state, _ = jax.block_until_ready(compiled.step(state, batch))
+        times.append(time.perf_counter() - start)
+    compiled.evaluate(slamb_jax.consolidate(state[0])).block_until_ready()
+    step_seconds = float(np.median(times[1:]))
+    before = time.perf_counter() - began - steps * step_seconds
+    return {"step_seconds": step_seconds, "first_seconds": before}
+
+
+def execute(run: Run) -> dict[str, Any]:
+    """Trains, and tells the losses, what was sent by then, and the time of a step.
+
+    A point's ``exchanges`` are all collectives up to it, and the average that gives
+    one copy of the parameters where replicas differ: (kind, bytes put in, how often).
+    """
+    began = time.perf_counter()
+    setting, method = run.setting, METHODS[run.method]
+    compiled = program(setting, run.method)
+    state = compiled.start(run.seed, run.rate)
+    params = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state[0]
+    )
+    size = setting.workers * setting.batch
+    due = np.linspace(0, setting.steps, EVALUATIONS + 1).round()[1:]
+    sent: collections.Counter = collections.Counter()
+    points, times = [], []
+    stream = task(setting.task).batches(size, setting.steps, run.seed)
+    for t, batch in enumerate(stream, 1):
+        start = time.perf_counter()
+        state, _ = jax.block_until_ready(compiled.step(state, batch))
+        times.append(time.perf_counter() - start)
+        sent.update(sends(method, params, setting, t))
+        if t in due:
+            loss = float(compiled.evaluate(slamb_jax.consolidate(state[0])))
+            total = sent + collections.Counter(last_sends(method, params, setting, t))
+            points.append(
+                {
+                    "step": t,
+                    "loss": loss if math.isfinite(loss) else None,
+                    "exchanges": [[*send, often] for send, often in total.items()],
+                }
+            )
+            if points[-1]["loss"] is None:
+                break  # it will not come back
+    return {
+        "key": run.key(),
+        "points": points,
+        "step_seconds": float(np.median(times[1:] or times)),
+        "run_seconds": time.perf_counter() - began,
+        "hardware": hardware(jax.devices()[0]),
+    }

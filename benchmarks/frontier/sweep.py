@@ -1,0 +1,65 @@
+"""The same small sweep of rates for every method, and the runs that follow from it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.frontier.grid import SEEDS, Setting
+from benchmarks.frontier.methods import METHODS
+from benchmarks.frontier.results import Results, last_loss
+from benchmarks.frontier.run import Run
+
+POWERS = (-2, -1, 0, 1, 2)  # of two, times the middle of the method's rates
+FURTHER = 3  # more on a side, while the best stands at that end
+
+
+def rates(setting: Setting, method: str, results: Results) -> Iterator[Run]:
+    """The runs of the sweep that are still missing, one seed each."""
+    powers = list(POWERS)
+    while True:
+        runs = {p: _run(setting, method, p) for p in powers}
+        yield from (run for run in runs.values() if results.get(run.key()) is None)
+        best = min(powers, key=lambda p: _loss(results.get(runs[p].key())))
+        if best == max(powers) < max(POWERS) + FURTHER:
+            powers.append(best + 1)
+        elif best == min(powers) > min(POWERS) - FURTHER:
+            powers.append(best - 1)
+        else:
+            return
+
+
+def best_rate(setting: Setting, method: str, results: Results) -> float | None:
+    """The rate whose sweep ended lowest; None if the sweep is not done."""
+    if next(rates(setting, method, results), None) is not None:
+        return None
+    span = range(min(POWERS) - FURTHER, max(POWERS) + FURTHER + 1)
+    runs = [_run(setting, method, p) for p in span]
+    done = [run for run in runs if results.get(run.key()) is not None]
+    return min(done, key=lambda run: _loss(results.get(run.key()))).rate
+
+
+def missing(setting: Setting, method: str, results: Results) -> Iterator[Run]:
+    """All runs of a cell that are not there yet: the sweep, then every seed."""
+    yield from rates(setting.tuned_on(), method, results)
+    rate = best_rate(setting.tuned_on(), method, results)
+    assert rate is not None  # all of its runs were yielded, and are there by now
+    runs = (Run(setting, method, rate, seed) for seed in SEEDS)
+    yield from (run for run in runs if results.get(run.key()) is None)
+
+
+def finished(setting: Setting, method: str, results: Results) -> list[dict[str, Any]]:
+    """The results of all seeds at the tuned rate, as far as there are any."""
+    rate = best_rate(setting.tuned_on(), method, results)
+    if rate is None:
+        return []
+    runs = [Run(setting, method, rate, seed) for seed in SEEDS]
+    found = [results.get(run.key()) for run in runs]
+    return [result for result in found if result is not None]
+
+
+def _run(setting: Setting, method: str, power: int) -> Run:
+    rate = float(f"{METHODS[method].rate * 2.0**power:.3g}")
+    return Run(setting, method, rate, SEEDS[0])
+
+
+def _loss(result: dict[str, Any] | None) -> float:
+    return float("inf") if result is None else last_loss(result)

@@ -1,0 +1,193 @@
+"""The frontier's command: resumes, sweeps, counts; and its arithmetic."""
+
+import dataclasses
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+pytest.importorskip("sklearn")
+
+from benchmarks.frontier import sweep
+from benchmarks.frontier.__main__ import Config, run_all
+from benchmarks.frontier.grid import CORE, FULL, SEEDS, Setting
+from benchmarks.frontier.methods import METHODS, sends
+from benchmarks.frontier.report import seconds, sent_bytes, spread
+from benchmarks.frontier.results import Results
+from benchmarks.frontier.run import Run
+from benchmarks.frontier.seconds import LATENCY, exchange_seconds
+from benchmarks.frontier.tasks import MASKED, task
+from tests.workers import random_tree
+
+ROOT = Path(__file__).parents[1]
+SETTING = Setting("digits", 4, 4, 50)
+
+
+@pytest.fixture(autouse=True)
+def _promotion():
+    with (
+        jax.numpy_dtype_promotion("standard"),  # flax needs both
+        jax.numpy_rank_promotion("allow"),
+    ):
+        yield
+
+
+@pytest.mark.parametrize(("name", "classes"), [("masked_lm", 257), ("digits", 10)])
+def test_tasks_start_from_guessing(name, classes):
+    job = task(name)
+    params = job.init(jax.random.key(0))
+    loss = float(jax.jit(job.loss)(params, job.held_out))
+    assert loss == pytest.approx(math.log(classes), abs=0.6)
+    once, again = (list(job.batches(6, 2, 3)) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, once, again)
+    assert {len(x) for x in jax.tree.leaves(once)} == {6}
+    other = next(job.batches(6, 2, 4))
+    assert any((once[0][key] != other[key]).any() for key in other)
+
+
+def test_masked_bytes_are_distinct_and_only_they_count():
+    job = task("masked_lm")
+    (batch,) = job.batches(4, 1, 0)
+    places = batch["places"]
+    assert places.shape == (4, MASKED)
+    assert all(len(set(row)) == MASKED for row in places.tolist())
+    params = job.init(jax.random.key(0))
+    row = np.arange(4)[:, None]
+
+    def probability(byte):  # that the masked bytes are all this one, on average
+        changed = batch["bytes"].copy()
+        changed[row, places] = byte
+        one = {"bytes": changed[:1], "places": places[:1, :1]}
+        one["bytes"][0, places[0, 1:]] = 0  # visible now, and fixed
+        return np.exp(-float(loss(params, one)))
+
+    loss = jax.jit(job.loss)
+    total = sum(probability(byte) for byte in range(256))
+    assert 0.9 < total < 1  # a place that saw its byte would not add up; MASK has some
+
+
+def command(*arguments):
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.frontier", "--grid", "smoke", *arguments],
+        cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def test_the_command_sweeps_and_goes_on(tmp_path):
+    path = tmp_path / "r.jsonl"
+    here = ("--results", str(path), "--only", "SGD-M")
+    done = command(*here)
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(results) >= len(sweep.POWERS) + len(SEEDS) - 1
+    assert len({json.dumps(r["key"]) for r in results}) == len(results)
+    best = min(results, key=lambda r: r["points"][-1]["loss"])
+    assert best["points"][-1]["loss"] < 0.6 < best["points"][0]["loss"]
+    assert best["points"][-1]["exchanges"] == [["all-reduce", 4 * 38282, 50]]
+    assert "SGD-M" in done.stdout
+    (picture,) = tmp_path.glob("*.png")
+    assert picture.stat().st_size > 10_000
+    # What is there is not run again.
+    config = Config("smoke", only=("SGD-M", "AdamW"), budget=-1, results=path)
+    assert run_all_of(dataclasses.replace(config, only=("SGD-M",))) == ""
+    assert "budget of -1 s is spent" in run_all_of(config)
+    assert len(path.read_text().splitlines()) == len(results)
+
+
+def run_all_of(config):
+    out = io.StringIO()
+    run_all(config, Results(config.results), Console(file=out))
+    return out.getvalue()
+
+
+def test_wrong_arguments_are_named(tmp_path):
+    done = command("--only", "no such cell")
+    assert done.returncode != 0
+    assert "no cell has any of no such cell" in done.stderr
+    (tmp_path / "r.jsonl").write_text('{"key": {}}\nhalf a li')
+    done = command("--results", str(tmp_path / "r.jsonl"), "--report")
+    assert "r.jsonl:2 is not a result" in done.stderr
+
+
+def result(run, loss, **rest):
+    point = {"step": 50, "loss": loss, "exchanges": [["all-reduce", 4000, 50]]}
+    return {"key": run.key(), "points": [point], **rest}
+
+
+def swept(tmp_path, loss_of):
+    """The runs of a cell whose loss is a function of the rate's power of two."""
+    results = Results(tmp_path / "r.jsonl")
+    middle = METHODS["LAMB"].rate
+    runs = []
+    for run in sweep.missing(SETTING, "LAMB", results):
+        power = round(math.log2(run.rate / middle))
+        runs.append((power, run.seed))
+        results.add(result(run, loss_of(power)))
+    return runs, results
+
+
+@pytest.mark.parametrize(
+    ("best", "powers"),
+    [
+        (0, [-2, -1, 0, 1, 2]),
+        (2, [-2, -1, 0, 1, 2, 3]),
+        (9, [-2, -1, 0, 1, 2, 3, 4, 5]),  # three more at most
+        (-3, [-2, -1, 0, 1, 2, -3, -4]),
+    ],
+)
+def test_a_sweep_widens_where_its_best_stands_at_an_end(tmp_path, best, powers):
+    runs, results = swept(tmp_path, lambda power: abs(power - best))
+    rest = [(min(best, 5), seed) for seed in SEEDS[1:]]
+    assert runs == [(p, 0) for p in powers] + rest
+    assert len(sweep.finished(SETTING, "LAMB", results)) == len(SEEDS)
+    again = Results(tmp_path / "r.jsonl")  # read back: nothing is missing
+    assert list(sweep.missing(SETTING, "LAMB", again)) == []
+
+
+def test_a_diverged_run_is_no_best_rate(tmp_path):
+    runs, results = swept(tmp_path, lambda power: None if power > -1 else -power)
+    assert runs[-1] == (-1, SEEDS[-1])
+    assert sweep.best_rate(SETTING, "LAMB", results) == METHODS["LAMB"].rate / 2
+    assert spread([float("inf"), 1.0]) == "diverged"
+    assert spread([1.0, 2.0]) == "1.500 ± 0.707"
+
+
+def test_long_runs_take_the_rates_of_short_ones():
+    long = Setting("byte_lm", 16, 2, 1000)
+    assert long.tuned_on() == Setting("byte_lm", 16, 2, 200)
+    assert set(CORE) < set(FULL)
+    assert {s.tuned_on() for s in CORE} <= set(CORE)
+    assert len(FULL) == 36
+
+
+def test_bytes_and_seconds_of_a_run():
+    run = Run(SETTING, "LAMB", 0.02, 0)
+    done = result(run, 1.0, step_seconds=0.4)
+    (point,) = done["points"]
+    assert sent_bytes(point, 4) == 50 * 1.5 * 4000
+    link = 1e6
+    exchange = 50 * (1.5 * 8 * 4000 / link + 6 * LATENCY)
+    assert seconds(done, point, 4, link) == pytest.approx(50 * 0.1 + exchange)
+    gathered = exchange_seconds([("all-gather", 100), ("all-to-all", 400)], 4, link)
+    assert gathered == pytest.approx(
+        3 * (800 / link + LATENCY) + 0.75 * 3200 / link + LATENCY
+    )
+
+
+def test_what_slamb_sends_is_counted_as_it_packs():
+    params = random_tree({"big": (100, 40), "small": (30,)}, 0)
+    method = METHODS["SLAMB"]
+    plain = sends(method, params, SETTING, 2)
+    assert plain == [("all-reduce", 4 * (400 + 30))]
+    assert sends(method, params, SETTING, 26) == [*plain, ("all-reduce", 4 * 4030)]
+    narrow = sends(METHODS["SLAMB, bf16 momentum"], params, SETTING, 2)
+    assert narrow == [("all-to-all", 2 * 432), ("all-gather", 2 * 108)]
