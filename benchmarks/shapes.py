@@ -40,9 +40,50 @@ def resnet110() -> Shapes:
     return shapes | {"head": (64, 10), "head/bias": (10,)}
 
 
+def scanned(shapes: Shapes, layers: int) -> Shapes:
+    """The same model with its layers scanned: a stack of each kind of leaf."""
+    stacks: Shapes = {}
+    for name, shape in shapes.items():
+        layer, _, rest = name.partition("/")
+        if layer.isdigit():
+            stacks[f"layers/{rest}"] = (layers, *shape)
+        else:
+            stacks[name] = shape
+    return stacks
+
+
+def swin(width: int, depths: tuple[int, ...], heads: int, *, window: int = 7) -> Shapes:
+    """Swin Transformer for ImageNet, patches of 4 x 4 pixels."""
+    shapes: Shapes = {"patch": (4, 4, 3, width), "patch/bias": (width,)}
+
+    def norm(name: str, width: int) -> Shapes:
+        return {f"{name}/scale": (width,), f"{name}/bias": (width,)}
+
+    def dense(name: str, fan_in: int, out: int) -> Shapes:
+        return {f"{name}/kernel": (fan_in, out), f"{name}/bias": (out,)}
+
+    shapes |= norm("patch/norm", width)
+    for stage, depth in enumerate(depths):
+        for block in range(depth):
+            name = f"{stage}/{block}"
+            shapes[f"{name}/position"] = ((2 * window - 1) ** 2, heads)
+            shapes |= norm(f"{name}/norm1", width) | norm(f"{name}/norm2", width)
+            shapes |= dense(f"{name}/qkv", width, 3 * width)
+            shapes |= dense(f"{name}/out", width, width)
+            shapes |= dense(f"{name}/up", width, 4 * width)
+            shapes |= dense(f"{name}/down", 4 * width, width)
+        if stage < len(depths) - 1:
+            shapes |= norm(f"{stage}/merge/norm", 4 * width)
+            shapes[f"{stage}/merge/kernel"] = (4 * width, 2 * width)
+            width, heads = 2 * width, 2 * heads
+    return shapes | norm("norm", width) | dense("head", width, 1000)
+
+
 MODELS = {
     "resnet-110": resnet110(),
+    "swin-b": swin(128, (2, 2, 18, 2), 4),
     "bert-base": bert(12, 768),
+    "bert-base-scanned": scanned(bert(12, 768), 12),
     "bert-large": bert(24, 1024),
     "bert-xl": bert(24, 3072),  # 2.8 B; the paper does not say how deep or wide
 }

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import math
 import numbers
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from slamb_jax._checks import check_floating, check_integer, check_range
 from slamb_jax._leaves import Leaf, map_numbered
 from slamb_jax._momentum import momentum_dtype
 from slamb_jax._network import Network
-from slamb_jax._selections import Strided
+from slamb_jax._selections import Strided, rows_at
 from slamb_jax._timing import OptimizerSeconds, as_shapes, measure_optimizers
 from slamb_jax._units import duration, scaled
 from slamb_jax._wire import RING_SHARES
@@ -149,9 +148,9 @@ def _packed(
         return -(-int(float(params)) // selection.turns)
 
     def sent(leaf: Leaf, x: jax.ShapeDtypeStruct) -> int:
-        if selection.whole(leaf):
-            return x.size
-        pack = functools.partial(selection.pack, jnp.int32(1), leaf)
+        def pack(x: jax.Array) -> jax.Array:
+            return rows_at(selection, jnp.int32(1), leaf).pack(x)
+
         return jax.eval_shape(pack, x).size
 
     return sum(jax.tree.leaves(map_numbered(sent, shapes)))

@@ -9,18 +9,28 @@ import optax
 
 from slamb_jax import _collectives
 from slamb_jax._checks import check_params
+from slamb_jax._compress import randk_compress_with_error_feedback
 from slamb_jax._leaves import Leaf, present, spread_rows
-from slamb_jax._momentum import Corrections, corrections, direction
+from slamb_jax._momentum import (
+    Corrections,
+    corrections,
+    direction,
+    mask_momentum,
+)
 from slamb_jax._ratios import Layer, Ratios, Rule, ratios
-from slamb_jax._rescale import freshness
+from slamb_jax._rescale import elementwise_rescale, freshness
 from slamb_jax._selections import Selection
-from slamb_jax._trust_ratio import add_decay, decay_at, decay_mask
+from slamb_jax._trust_ratio import (
+    add_decay,
+    decay_at,
+    decay_mask,
+    layerwise_trust_ratio,
+)
 
 _LARGE = 2**16  # elements: below, computing the direction twice saves nothing
 
 
-def fuse_links(
-    links: tuple[optax.GradientTransformationExtraArgs, ...],
+def scale_by_slamb(
     selection: Selection,
     *,
     axis_name: _collectives.AxisName | None,
@@ -34,15 +44,40 @@ def fuse_links(
     c_min: Any,
     c_max: Any,
     bias_correction: bool,
+    mu_dtype: Any,
 ) -> optax.GradientTransformationExtraArgs:
-    """What a chain of SLAMB's first three links computes, with the same state.
+    """What the first three links of SLAMB's chain compute, with the same state.
 
-    The links are :func:`mask_momentum`, :func:`layerwise_trust_ratio` and
-    :func:`elementwise_rescale`. The first does its own work here, exchange included,
-    but for the direction u: that is computed once for the norms and once more for the
-    update, from m and v, and so never kept in memory. In 16 bits it is not rounded
-    between the links either.
+    The first, :func:`mask_momentum`, does its own work here, exchange included, but for
+    the direction u: that is computed once for the norms and once more for the update,
+    from m and v, and so never kept in memory. In 16 bits it is not rounded between the
+    links either. For the arguments see :func:`slamb`.
     """
+    compressor = randk_compress_with_error_feedback(
+        selection, axis_name=axis_name, keep_residual=False
+    )
+    links = (
+        mask_momentum(
+            compressor,
+            b1,
+            b2,
+            eps,
+            form=form,
+            bias_correction=bias_correction,
+            mu_dtype=mu_dtype,
+        ),
+        layerwise_trust_ratio(
+            selection,
+            b3,
+            axis_name=axis_name,
+            weight_decay=weight_decay,
+            mask=mask,
+            form=form,
+            c_min=c_min,
+            c_max=c_max,
+        ),
+        elementwise_rescale(selection, b3, axis_name=axis_name),
+    )
 
     def init(params: optax.Params) -> tuple[optax.OptState, ...]:
         return tuple(link.init(params) for link in links)
