@@ -13,10 +13,10 @@ import jax.numpy as jnp
 
 from slamb_jax._advice import Advice, StepCost
 from slamb_jax._checks import check_floating, check_integer, check_range
-from slamb_jax._leaves import Leaf, map_numbered
+from slamb_jax._leaves import map_numbered
 from slamb_jax._momentum import momentum_dtype
 from slamb_jax._network import Network
-from slamb_jax._selections import Strided, rows_at
+from slamb_jax._selections import Strided, elements_sent
 from slamb_jax._timing import OptimizerSeconds, as_shapes, measure_optimizers
 from slamb_jax._units import duration, scaled
 from slamb_jax._wire import RING_SHARES
@@ -147,13 +147,8 @@ def _packed(
     if isinstance(params, numbers.Real):
         return -(-int(float(params)) // selection.turns)
 
-    def sent(leaf: Leaf, x: jax.ShapeDtypeStruct) -> int:
-        def pack(x: jax.Array) -> jax.Array:
-            return rows_at(selection, jnp.int32(1), leaf).pack(x)
-
-        return jax.eval_shape(pack, x).size
-
-    return sum(jax.tree.leaves(map_numbered(sent, shapes)))
+    counts = map_numbered(lambda leaf, x: elements_sent(selection, leaf), shapes)
+    return sum(jax.tree.leaves(counts))
 
 
 def _mean(elements: int, itemsize: int, workers: int, times: float = 1.0) -> _Plan:

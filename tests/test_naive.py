@@ -131,21 +131,22 @@ def test_ages_follow_the_recurrence_and_packing_the_mask(
         return
     x = jnp.arange(1, leaf.size + 1, dtype=jnp.float32).reshape(shape)
 
+    @jax.jit
     def at(t):
         rows = rows_at(selection, t, leaf)
         packed = rows.pack(x)
         negated = rows.unpack(-packed, x)
-        used = packed[rows.used]
-        return selection.mask(t, leaf), selection.age(t, leaf), used, negated
+        masks = selection.mask(t, leaf), selection.age(t, leaf)
+        return *masks, packed, rows.used, negated
 
     age = None
     for t in range(1, 15):
-        mask, got, packed, negated = map(np.asarray, at(jnp.int32(t)))
+        mask, got, packed, used, negated = map(np.asarray, at(jnp.int32(t)))
         age = np.where(mask, 0, (0 if age is None else age) + 1)
         np.testing.assert_array_equal(got, age)
         rows = np.asarray(x).reshape(mask.shape[0], -1)
         np.testing.assert_array_equal(
             negated, np.where(mask, -rows, rows).reshape(shape)
         )
-        sent = np.sort(packed.reshape(-1))
+        sent = np.sort(packed[used].reshape(-1))
         np.testing.assert_array_equal(sent, rows[mask[:, 0]].reshape(-1))

@@ -1,13 +1,9 @@
 """The methods: how each is made, what it sends, and where its rates are looked for."""
 
 import dataclasses
-import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import optax
 
 import slamb_jax
@@ -16,6 +12,7 @@ from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.tasks import task
 from benchmarks.rivals.exchange import elements, mean_sends
 from slamb_jax._leaves import flatten_numbered
+from slamb_jax._selections import elements_sent
 
 AXIS = "data"
 
@@ -62,7 +59,7 @@ def slamb_sends(
     """A mean of what is packed, and of the parameters at 1, H + 1, 2H + 1, ..."""
     selection = slamb_jax.Strided(min_size=task(setting.task).min_size)
     leaves = flatten_numbered(params)[0]
-    sent = sum(_packed(selection, leaf) for leaf in leaves)
+    sent = sum(elements_sent(selection, leaf) for leaf in leaves)
     out = mean_sends(sent, setting.workers, dtype)
     if slamb_agreed(step, sync_every=sync_every):
         out = out + mean_sends(elements(params), setting.workers)
@@ -75,16 +72,6 @@ def slamb_agreed(step: int, *, sync_every: int, **_: Any) -> bool:
 
 def local_agreed(step: int, *, sync_every: int, **_: Any) -> bool:
     return step % sync_every == 0
-
-
-@functools.cache
-def _packed(selection: slamb_jax.Selection, leaf: slamb_jax.Leaf) -> int:
-    """The number of elements that travel of a leaf."""
-    if selection.whole(leaf):
-        return leaf.size
-    x = jax.ShapeDtypeStruct(leaf.shape, jnp.float32)
-    pack = functools.partial(selection.pack, jnp.int32(1), leaf)
-    return math.prod(jax.eval_shape(pack, x).shape)
 
 
 def dense(optimizer: Callable[..., Any], rate: float, **settings: Any) -> Method:

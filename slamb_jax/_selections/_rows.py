@@ -66,3 +66,13 @@ def rows_at(selection: Selection, step: jax.Array, leaf: Leaf) -> Rows:
     places = [row, *reversed(places)]  # a row beyond the last: beyond the first size
     places[-1] = places[-1] * width
     return Rows(width, jnp.stack(places, -1), used)
+
+
+def elements_sent(selection: Selection, leaf: Leaf) -> int:
+    """Elements of the leaf that travel per step, unused slots included."""
+    if selection.whole(leaf):
+        return leaf.size
+    rows = jax.eval_shape(
+        lambda step: selection.rows(step, leaf), jax.ShapeDtypeStruct((), jnp.int32)
+    )
+    return rows.size * selection.width(leaf)
