@@ -194,7 +194,7 @@ def main(config: Config) -> None:
         name = f"PyTorch {torch.__version__} LAMB, on CPU"
         ratios = f"{seconds / lamb:.2f}", f"{seconds / floor:.2f}"
         table.add_row(name, f"{seconds * 1000:.1f}", *ratios, *"----")
-    Console().print(table)
+    Console(width=110).print(table)
 
 
 if __name__ == "__main__":

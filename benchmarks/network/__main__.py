@@ -133,7 +133,7 @@ def main(config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):  # end as an interrupt does
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     jax.config.update("jax_platforms", "cpu")
-    console = Console()
+    console = Console(width=130)
     try:
         found = measure(config, console)
     except RuntimeError as error:
