@@ -124,14 +124,14 @@ def _squares_of_parts(rule: Rule, step: jax.Array, layers: Sequence[Layer]) -> A
         rest.append(tuple(w - s for w, s in zip(whole, mine, strict=True)))
         safe += [s <= _DWARFS * w for w, s in zip(whole, mine, strict=True)]
 
-    def masked(layers: list[Layer]) -> list[Any]:
+    def masked() -> list[Any]:
         ages = [rule.selection.age(step, layer.leaf) for layer in layers]
         return [
             x.squares_of(age[:, 0] > 0) for x, age in zip(layers, ages, strict=True)
         ]
 
     all_safe = functools.reduce(jnp.logical_and, safe)
-    kept = _collectives.cond(all_safe, lambda: rest, lambda: masked(list(layers)))
+    kept = _collectives.cond(all_safe, lambda: rest, masked)
     return list(zip(sent, kept, strict=True))
 
 

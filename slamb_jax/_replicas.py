@@ -103,10 +103,7 @@ def per_worker_step(
 
     def one_worker(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         own = jax.tree.map(lambda x: jnp.squeeze(x, 0), state)
-        keys = (
-            () if key is None else (jax.random.fold_in(key, worker_index(axis_name)),)
-        )
-        own, report = step(own, batch, *keys)
+        own, report = step(own, batch, *own_keys(key, axis_name))
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), (own, report))
 
     workers = jax.shard_map(
@@ -120,8 +117,7 @@ def per_worker_step(
     jitted = jax.jit(workers, donate_argnums=0)
 
     def placed(state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
-        _check_leading("state", state, lambda size: size == n, f"{n} replicas")
-        _check_leading("batch", batch, lambda size: size % n == 0, f"a multiple of {n}")
+        check_leading(state, batch, n)
         return (
             _place(state, mesh, split),
             _place(batch, mesh, split),
@@ -136,6 +132,19 @@ def per_worker_step(
 
     run.lower = lower  # type: ignore[attr-defined]
     return run
+
+
+def own_keys(key: jax.Array | None, axis_name: str) -> tuple[jax.Array, ...]:
+    """The worker's own random key, as a step takes it: not at all without ``key``."""
+    if key is None:
+        return ()
+    return (jax.random.fold_in(key, worker_index(axis_name)),)
+
+
+def check_leading(state: Any, batch: Any, n: int) -> None:
+    """Raises unless ``state`` has n replicas and ``batch`` splits into n shares."""
+    _check_leading("state", state, lambda size: size == n, f"{n} replicas")
+    _check_leading("batch", batch, lambda size: size % n == 0, f"a multiple of {n}")
 
 
 def _place(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:

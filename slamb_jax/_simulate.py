@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from slamb_jax._checks import check_integer
-from slamb_jax._collectives import worker_index
-from slamb_jax._replicas import _check_leading
+from slamb_jax._replicas import check_leading, own_keys
 
 
 def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
@@ -107,7 +106,7 @@ def simulated_step(
         )
 
         def one_worker(leaves: list[Any], batch: Any, key: Any) -> tuple[Any, Any]:
-            keys = () if key is None else (_own_key(key, axis_name),)
+            keys = own_keys(key, axis_name)
             new, report = step(treedef.unflatten(leaves), batch, *keys)
             if jax.tree.structure(new) != treedef:
                 raise ValueError(
@@ -138,13 +137,9 @@ def simulated_step(
     known: dict[int, jax.Array] = {}  # the counts that the last call returned
     apart: frozenset[int] = frozenset()  # those that were handed in unlike
 
-    def check(state: Any, batch: Any) -> None:
-        _check_leading("state", state, lambda size: size == n, f"{n} replicas")
-        _check_leading("batch", batch, lambda size: size % n == 0, f"a multiple of {n}")
-
     def run(state: Any, batch: Any, key: Any = None) -> tuple[Any, Any]:
         nonlocal apart
-        check(state, batch)
+        check_leading(state, batch, n)
         counts = _counts(state)
         if any(known.get(i) is not x for i, x in counts.items()):
             unlike = (i for i, x in counts.items() if np.ptp(np.asarray(x)) != 0)
@@ -155,7 +150,7 @@ def simulated_step(
         return state, report
 
     def lower(state: Any, batch: Any, key: Any = None) -> jax.stages.Lowered:
-        check(state, batch)
+        check_leading(state, batch, n)
         return jitted.lower(state, batch, key, frozenset())
 
     run.lower = lower  # type: ignore[attr-defined]
@@ -223,10 +218,6 @@ def in_chunks(fun: Callable[..., Any], size: int) -> Callable[..., Any]:
         return jax.tree.unflatten(jax.tree.structure(shape), out)
 
     return chunked
-
-
-def _own_key(key: jax.Array, axis_name: str) -> jax.Array:
-    return jax.random.fold_in(key, worker_index(axis_name))
 
 
 def _is_count(x: Any) -> bool:
