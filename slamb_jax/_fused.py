@@ -27,7 +27,7 @@ from slamb_jax._trust_ratio import (
     layerwise_trust_ratio,
 )
 
-_LARGE = 2**16  # elements: below, computing the direction twice saves nothing
+_LARGE = 2**16  # elements: below, what a barrier would save is not worth one
 
 
 def scale_by_slamb(
@@ -93,19 +93,21 @@ def scale_by_slamb(
         step = momentum.count
         n = _collectives.axis_size(axis_name)
         rule = Rule(selection, b3, form, c_min, c_max, n)
-        at = corrections(step, b1, b2, eps, bias_correction)
+        at = corrections(form, step, b1, b2, eps, bias_correction)
         decay = decay_at(weight_decay, state[0].count)
         trees = momentum.mu, momentum.nu, params, decay_mask(mask, params)
         rows, rebuild = present(updates, *trees, like=params)
 
         def along(at: Corrections, decays: bool) -> Callable[..., jax.Array]:
             add = add_decay(decay if decays else None)
-            return lambda p, m, v: add(p, direction(form, at, m, v))
+            return lambda p, m, v: add(p, direction(at, m, v))
 
         def layer(leaf: Leaf, m: Any, v: Any, p: Any, decays: bool) -> Layer:
-            # With the scalars behind a barrier of this leaf's, they do not become
-            # arrays that leaves of one shape share.
-            m, v, own = jax.lax.optimization_barrier((m, v, at))
+            own = at
+            if leaf.size >= _LARGE:
+                # With the scalars behind a barrier of this leaf's, they do not become
+                # arrays that leaves of one shape share.
+                m, v, own = jax.lax.optimization_barrier((m, v, at))
             normed = along(own, decays and form == "product")
             return Layer(leaf, normed, p.astype(jnp.float32), (m, v))
 

@@ -116,9 +116,9 @@ def mask_momentum(
         )
         nu = map_present(lambda g, v: b2_ * v + rest2 * jnp.square(g), g, state.nu)
         mu, inner = compressor.update(mu, state.compressor, params, **extra_args)
-        at = corrections(step, b1, b2, eps, bias_correction)
+        at = corrections(form, step, b1, b2, eps, bias_correction)
         u = map_present(
-            lambda m, v, like: direction(form, at, m, v).astype(like.dtype),
+            lambda m, v, like: direction(at, m, v).astype(like.dtype),
             mu,
             nu,
             updates if params is None else params,
@@ -132,30 +132,31 @@ def mask_momentum(
 
 
 class Corrections(NamedTuple):
-    """The scalars of a step: what bias correction divides by, and eps."""
+    """The scalars of a step: the factors of bias correction, and eps."""
 
-    fix1: jax.Array
-    fix2: jax.Array
+    m: jax.Array
+    v: jax.Array | None  # None in the sum form, which has a single factor
     eps: jax.Array
 
 
 def corrections(
-    step: jax.Array, b1: Any, b2: Any, eps: Any, bias_correction: bool
+    form: str, step: jax.Array, b1: Any, b2: Any, eps: Any, bias_correction: bool
 ) -> Corrections:
-    r""":math:`1-\beta_1^t` and :math:`1-\beta_2^t`, rounded as in optax, and eps."""
+    r"""From :math:`1-\beta_1^t` and :math:`1-\beta_2^t`, rounded as in optax."""
     t = step.astype(jnp.float32)
     fix1, fix2 = 1 - _decay(b1)[0] ** t, 1 - _decay(b2)[0] ** t
     if not bias_correction:
         fix1 = fix2 = jnp.float32(1)
-    return Corrections(fix1, fix2, jnp.asarray(eps, jnp.float32))
-
-
-def direction(form: str, at: Corrections, m: jax.Array, v: jax.Array) -> jax.Array:
-    """Adam's direction u, in float32."""
-    m = m.astype(jnp.float32)
+    eps = jnp.asarray(eps, jnp.float32)
     if form == "product":
-        return (m / at.fix1) / (jnp.sqrt(v / at.fix2) + at.eps)
-    return m / (jnp.sqrt(v) + at.eps) * (jnp.sqrt(at.fix2) / at.fix1)
+        return Corrections(1 / fix1, 1 / fix2, eps)
+    return Corrections(jnp.sqrt(fix2) / fix1, None, eps)
+
+
+def direction(at: Corrections, m: jax.Array, v: jax.Array) -> jax.Array:
+    """Adam's direction u, in float32."""
+    m = at.m * m.astype(jnp.float32)
+    return m / (jnp.sqrt(v if at.v is None else at.v * v) + at.eps)
 
 
 def _decay(b: Any) -> tuple[jax.Array, jax.Array]:

@@ -124,8 +124,10 @@ def _squares_of_parts(rule: Rule, step: jax.Array, layers: Sequence[Layer]) -> A
         rest.append(tuple(w - s for w, s in zip(whole, mine, strict=True)))
         safe += [s <= _DWARFS * w for w, s in zip(whole, mine, strict=True)]
 
+    ages = [rule.selection.age(step, layer.leaf) for layer in layers]
+
+    @jax.jit  # so that lax.cond and the look at its types before trace it once
     def masked() -> list[Any]:
-        ages = [rule.selection.age(step, layer.leaf) for layer in layers]
         return [
             x.squares_of(age[:, 0] > 0) for x, age in zip(layers, ages, strict=True)
         ]
@@ -145,10 +147,10 @@ def _square(x: jax.Array) -> jax.Array:
 
 def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
     """Root of p over u; ``otherwise`` where one of them is 0."""
-    defined = (p > 0) & (u > 0)
-    return jnp.where(
-        defined, jnp.sqrt(p) / jnp.sqrt(jnp.where(defined, u, 1)), otherwise
-    )
+    # In operations of lax: tracing a layer's ratios costs as much as compiling them.
+    zero, other = jnp.float32(0), jnp.float32(otherwise)
+    ratio = lax.div(lax.sqrt(p), lax.sqrt(u))
+    return lax.select(lax.gt(lax.min(p, u), zero), ratio, other)
 
 
 def _clips(rule: Rule) -> tuple[jax.Array, jax.Array]:

@@ -14,8 +14,8 @@ from slamb_jax._selections._selection import RandK
 
 
 def _modulo(x: jax.Array, divisor: int) -> jax.Array:
-    """``x % divisor`` for what is not negative, which spares a few instructions."""
-    return lax.rem(x, jnp.full_like(x, divisor))
+    """``x % divisor`` of int32 that is not negative, which spares instructions."""
+    return lax.rem(x, np.int32(divisor))
 
 
 class _RoundRobin(RandK, abc.ABC):

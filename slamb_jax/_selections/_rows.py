@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from slamb_jax._leaves import Leaf
@@ -32,7 +33,9 @@ class Rows:
             start_index_map=tuple(range(x.ndim)),
         )
         sizes = (1,) * (x.ndim - 1) + (self.width,)
-        return lax.gather(x, self.starts, numbers, sizes, mode="clip")
+        # XLA moves a row beyond the last inside by itself; "clip" would do it twice.
+        mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
+        return lax.gather(x, self.starts, numbers, sizes, mode=mode)
 
     def unpack(self, packed: jax.Array, x: jax.Array) -> jax.Array:
         """``x`` with these rows replaced."""
@@ -61,11 +64,19 @@ def rows_at(selection: Selection, step: jax.Array, leaf: Leaf) -> Rows:
     shape = leaf.shape or (1,)
     places = []
     for size in (shape[-1] // width, *reversed(shape[1:-1]))[: len(shape) - 1]:
-        places.append(lax.rem(row, jnp.int32(size)))
-        row = lax.div(row, jnp.int32(size))
+        row, place = _divmod(row, size)
+        places.append(place)
     places = [row, *reversed(places)]  # a row beyond the last: beyond the first size
     places[-1] = places[-1] * width
     return Rows(width, jnp.stack(places, -1), used)
+
+
+def _divmod(x: jax.Array, divisor: int) -> tuple[jax.Array, jax.Array]:
+    """Quotient and remainder of what is not negative, in as few instructions."""
+    if divisor & (divisor - 1) == 0:
+        bits = divisor.bit_length() - 1
+        return lax.shift_right_logical(x, np.int32(bits)), x & np.int32(divisor - 1)
+    return lax.div(x, np.int32(divisor)), lax.rem(x, np.int32(divisor))
 
 
 def elements_sent(selection: Selection, leaf: Leaf) -> int:
