@@ -161,7 +161,7 @@ def main(config: Config) -> None:
     arrays = [*params, *moments[0], *moments[1]]
     del params, moments
     torch_lamb = TorchLamb(shapes) if torch else None
-    host_grads = {name: np.asarray(g) for name, g in grads.items()}
+    host_grads = {name: np.array(g) for name, g in grads.items()}
     for _ in range(config.rounds + 2):
         for contestant in field.values():
             arrays = take_turn(contestant, arrays, grads)
@@ -191,7 +191,7 @@ def main(config: Config) -> None:
         )
     if torch_lamb:
         seconds = float(np.median(torch_lamb.times[2:]))
-        name = f"PyTorch {torch.__version__} LAMB, on CPU"
+        name = f"LAMB, PyTorch {torch.__version__}"
         ratios = f"{seconds / lamb:.2f}", f"{seconds / floor:.2f}"
         table.add_row(name, f"{seconds * 1000:.1f}", *ratios, *"----")
     Console(width=110).print(table)

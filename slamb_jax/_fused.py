@@ -19,7 +19,7 @@ from slamb_jax._momentum import (
 )
 from slamb_jax._ratios import Layer, Ratios, Rule, ratios
 from slamb_jax._rescale import elementwise_rescale, freshness
-from slamb_jax._selections import Selection
+from slamb_jax._selections import Selection, age_at
 from slamb_jax._trust_ratio import (
     add_decay,
     decay_at,
@@ -109,14 +109,15 @@ def scale_by_slamb(
                 # arrays that leaves of one shape share.
                 m, v, own = jax.lax.optimization_barrier((m, v, at))
             normed = along(own, decays and form == "product")
-            return Layer(leaf, normed, p.astype(jnp.float32), (m, v))
+            age = age_at(selection, step, leaf)
+            return Layer(leaf, age, normed, p.astype(jnp.float32), (m, v))
 
         layers = [layer(leaf, *columns) for leaf, _, *columns in rows]
 
         def scale(layer: Layer, found: Ratios, decays: bool) -> jax.Array:
             factor, (m, v), again = found.fresh, layer.rest, at
-            if found.stale is not None:
-                r = freshness(selection, step, layer.leaf, b3)
+            if layer.age is not None:
+                r = freshness(layer.age, b3)
                 factor = found.blend(rule, r)
                 if form == "product":
                     factor = factor * (r + (1 - r) / n**0.5)

@@ -33,13 +33,21 @@ class Rule:
 class Layer:
     """A leaf: its parameters, and what gives the direction whose norm is taken.
 
-    ``normed(p, *rest)`` is element-wise: it is asked for parts of the leaf too.
+    ``normed(p, *rest)`` is element-wise: it is asked for parts of the leaf too. ``age``
+    is None where the whole leaf is exchanged.
     """
 
     leaf: Leaf
+    age: jax.Array | None
     normed: Callable[..., jax.Array]
     p: jax.Array
     rest: tuple[jax.Array, ...]
+
+    @property
+    def kept(self) -> jax.Array:
+        """Which rows of a part do not travel: bool, of shape (rows,)."""
+        assert self.age is not None
+        return self.age[:, 0] > 0
 
     def squares(self) -> tuple[jax.Array, jax.Array]:
         """Squared norms of the parameters and of the direction."""
@@ -81,11 +89,11 @@ class Ratios:
 
 def ratios(rule: Rule, step: jax.Array, layers: Sequence[Layer]) -> list[Ratios]:
     """The ratios of all layers, clipped where the form wants it."""
-    parts = [x for x in layers if not rule.selection.whole(x.leaf)]
+    parts = [x for x in layers if x.age is not None]
     squares = iter(_squares_of_parts(rule, step, parts))
     out = []
     for layer in layers:
-        if rule.selection.whole(layer.leaf):
+        if layer.age is None:
             ratio = _ratio(*layer.squares(), otherwise=1.0)
             clipped = rule.form == "sum" or len(layer.leaf.shape) > 1
             out.append(
@@ -124,13 +132,9 @@ def _squares_of_parts(rule: Rule, step: jax.Array, layers: Sequence[Layer]) -> A
         rest.append(tuple(w - s for w, s in zip(whole, mine, strict=True)))
         safe += [s <= _DWARFS * w for w, s in zip(whole, mine, strict=True)]
 
-    ages = [rule.selection.age(step, layer.leaf) for layer in layers]
-
     @jax.jit  # so that lax.cond and the look at its types before trace it once
     def masked() -> list[Any]:
-        return [
-            x.squares_of(age[:, 0] > 0) for x, age in zip(layers, ages, strict=True)
-        ]
+        return [x.squares_of(x.kept) for x in layers]
 
     all_safe = functools.reduce(jnp.logical_and, safe)
     kept = _collectives.cond(all_safe, lambda: rest, masked)

@@ -81,7 +81,7 @@ def elementwise_rescale(
         def rescale(leaf: Leaf, u: jax.Array) -> jax.Array:
             if n == 1 or selection.whole(leaf):
                 return u
-            r = freshness(selection, step, leaf, b3)
+            r = freshness(selection.age(step, leaf), b3)
             factor = spread_rows(r + (1 - r) / n**0.5, leaf)
             return (factor * u.astype(jnp.float32)).astype(u.dtype)
 
@@ -91,9 +91,8 @@ def elementwise_rescale(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def freshness(selection: Selection, step: jax.Array, leaf: Leaf, b3: Any) -> jax.Array:
+def freshness(age: jax.Array, b3: Any) -> jax.Array:
     r""":math:`\beta_3^\tau`, float32, one per row; exactly 1 on the mask."""
-    age = selection.age(step, leaf)
     power = jnp.exp(age.astype(jnp.float32) * jnp.log(jnp.asarray(b3, jnp.float32)))
     # A power once per row, not once per element of all that uses it.
     return jax.lax.optimization_barrier(jnp.where(age == 0, jnp.float32(1), power))

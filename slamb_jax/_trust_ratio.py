@@ -19,7 +19,7 @@ from slamb_jax._leaves import present, spread_rows
 from slamb_jax._momentum import FORMS
 from slamb_jax._ratios import Layer, Ratios, Rule, ratios
 from slamb_jax._rescale import freshness
-from slamb_jax._selections import Selection, Strided, check_selection
+from slamb_jax._selections import Selection, Strided, age_at, check_selection
 
 
 class LayerwiseTrustRatioState(NamedTuple):
@@ -122,6 +122,7 @@ def layerwise_trust_ratio(
         layers = [
             Layer(
                 leaf,
+                age_at(selection, step, leaf),
                 add_decay(decay if form == "product" and decays else None),
                 p.astype(jnp.float32),
                 (u.astype(jnp.float32),),
@@ -131,9 +132,9 @@ def layerwise_trust_ratio(
 
         def scale(layer: Layer, found: Ratios, dtype: Any, decays: bool) -> jax.Array:
             u = add_decay(decay if decays else None)(layer.p, *layer.rest)
-            if found.stale is None:
+            if layer.age is None:
                 return (found.fresh * u).astype(dtype)
-            r = freshness(selection, step, layer.leaf, b3)
+            r = freshness(layer.age, b3)
             ratio = found.blend(rule, r)
             if form == "sum":
                 ratio = ratio / (r + (1 - r) / n**0.5)

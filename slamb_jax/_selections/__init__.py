@@ -14,6 +14,7 @@ from slamb_jax._selections._replay import replay_masks as replay_masks
 from slamb_jax._selections._round_robin import Permutation as Permutation
 from slamb_jax._selections._round_robin import Strided as Strided
 from slamb_jax._selections._rows import Rows as Rows
+from slamb_jax._selections._rows import age_at as age_at
 from slamb_jax._selections._rows import elements_sent as elements_sent
 from slamb_jax._selections._rows import rows_at as rows_at
 from slamb_jax._selections._selection import Selection as Selection

@@ -71,6 +71,11 @@ def rows_at(selection: Selection, step: jax.Array, leaf: Leaf) -> Rows:
     return Rows(width, jnp.stack(places, -1), used)
 
 
+def age_at(selection: Selection, step: jax.Array, leaf: Leaf) -> jax.Array | None:
+    """Steps since each row was exchanged; None for a leaf that goes whole."""
+    return None if selection.whole(leaf) else selection.age(step, leaf)
+
+
 def _divmod(x: jax.Array, divisor: int) -> tuple[jax.Array, jax.Array]:
     """Quotient and remainder of what is not negative, in as few instructions."""
     if divisor & (divisor - 1) == 0:
