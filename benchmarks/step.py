@@ -1,6 +1,6 @@
 """Times one optimizer step (update and apply) on the shapes of a model.
 
-Run from the root of the repository: ``python -m benchmarks.step --model bert-base``.
+Run from the root of the repository: ``python benchmarks/step.py --model bert-base``.
 One worker, no axis: SLAMB computes its ages and packs its share, and sends nothing.
 All optimizers take turns within one run, on the same donated buffers; medians. With
 PyTorch installed, a plain PyTorch LAMB takes its turn too.

@@ -6,6 +6,10 @@ import math
 from slamb_jax._checks import check_choice, check_integer, check_range
 from slamb_jax._wire import RING_SHARES, WireReport
 
+# What an all-to-all between nodes takes over what its bytes would: acknowledgements
+# queue behind the data that goes the other way.
+_CROSSING = 1.6
+
 
 @dataclasses.dataclass(frozen=True)
 class Network:
@@ -27,8 +31,9 @@ class Network:
     and an all-gather or a reduce-scatter half of that. In an all-to-all each worker
     sends each other one a piece, all at once, so the node's link carries
     :math:`w\,\frac{n-w}{n}\,B` and the latency counts once: with many workers a node
-    it is the dearer by far. A permute is taken to leave the node with the bytes of all
-    its workers.
+    it is the dearer by far. Between nodes its flows cross, and it takes 1.6 times what
+    those bytes alone would (TCP, measured by ``benchmarks/network``). A permute is
+    taken to leave the node with the bytes of all its workers.
 
     That is a model: no congestion, no time for sums, no overlap with anything else.
     Libraries that change to trees on many workers pay a lower latency.
@@ -97,6 +102,8 @@ class Network:
         if kind in ("all-to-all", "collective-permute"):
             away = n - w if kind == "all-to-all" else n - 1
             leaving = bits * w * away / (n - 1)
+            if kind == "all-to-all" and not self._one_node:
+                leaving *= _CROSSING
             return max(leaving / link, bits / local) + self.latency
         hops = 2 * (n - 1) if kind == "all-reduce" else n - 1
         slow, fast = bits / hops / link, bits / hops / local

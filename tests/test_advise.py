@@ -145,7 +145,8 @@ def test_sixteen_bits_do_not_pay_from_full_nodes():
         for m in (None, "bfloat16")
     )
     assert wide[1] == pytest.approx(wide[0])
-    assert narrow[0] == pytest.approx(wide[0] / 2, rel=0.01)
+    # An all-gather, and an all-to-all whose flows cross.
+    assert narrow[0] == pytest.approx(wide[0] / 2 * (1 + 1.6) / 2, rel=0.01)
     assert narrow[1] > 1.5 * wide[1]
 
 
