@@ -23,6 +23,7 @@ from slamb_jax._rescale import ElementwiseRescaleState as ElementwiseRescaleStat
 from slamb_jax._rescale import elementwise_rescale as elementwise_rescale
 from slamb_jax._selections import Bernoulli as Bernoulli
 from slamb_jax._selections import Permutation as Permutation
+from slamb_jax._selections import Piecewise as Piecewise
 from slamb_jax._selections import Selection as Selection
 from slamb_jax._selections import Strided as Strided
 from slamb_jax._selections import replay_masks as replay_masks

@@ -4,6 +4,7 @@ No other module calls a collective of ``jax.lax``. ``axis_name`` is a name, or a
 of names, bound by ``shard_map``, ``pmap`` or ``vmap``; None is a single worker.
 """
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -134,13 +135,25 @@ def cond(
     *operands: Any,
 ) -> Any:
     """``lax.cond`` whose branches may differ in the axes their results vary over."""
-    shapes = [jax.eval_shape(fun, *operands) for fun in (true_fun, false_fun)]
-    axes = jax.tree.map(lambda a, b: varying_axes(a) | varying_axes(b), *shapes)
+    funs = [functools.partial(fun, *operands) for fun in (true_fun, false_fun)]
+    return jax.lax.cond(pred, *_alike(funs))
 
-    def widened(fun: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: jax.tree.map(vary_over, fun(*args), axes)
 
-    return jax.lax.cond(pred, widened(true_fun), widened(false_fun), *operands)
+def switch(index: jax.Array, branches: Sequence[Callable[[], Any]]) -> Any:
+    """``lax.switch`` whose branches may differ in the axes their results vary over."""
+    return jax.lax.switch(index, _alike(branches))
+
+
+def _alike(branches: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
+    shapes = [jax.eval_shape(fun) for fun in branches]
+    axes = jax.tree.map(
+        lambda *xs: frozenset().union(*(varying_axes(x) for x in xs)), *shapes
+    )
+
+    def widened(fun: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: jax.tree.map(vary_over, fun(), axes)
+
+    return [widened(fun) for fun in branches]
 
 
 def varying_axes(x: Any) -> Axes:

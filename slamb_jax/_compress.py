@@ -1,6 +1,7 @@
 """Random-k compression of what the workers exchange, with error feedback."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,14 @@ import optax
 from slamb_jax import _collectives
 from slamb_jax._checks import check_axis_name, check_floating
 from slamb_jax._leaves import flatten_numbered
-from slamb_jax._selections import Selection, Strided, check_selection, rows_at
+from slamb_jax._selections import (
+    Rows,
+    Selection,
+    Strided,
+    by_phase,
+    check_selection,
+    rows_at,
+)
 
 
 class RandkCompressState(NamedTuple):
@@ -97,28 +105,43 @@ def randk_compress_with_error_feedback(
         _collectives.check_local(updates, axis_name)
         step = optax.safe_increment(state.count)
         leaves, gs, treedef = flatten_numbered(updates, params)
-        here = [
-            (i, rows_at(selection, step, leaf))
-            for i, leaf in enumerate(leaves)
-            if leaf is not None
-        ]
+        there = [(i, leaf) for i, leaf in enumerate(leaves) if leaf is not None]
+        here = [i for i, _ in there]
+        es = treedef.flatten_up_to(state.residual) if keep_residual else None
 
-        if not keep_residual:
-            means = _collectives.mean_over(
-                [rows.pack(gs[i]) for i, rows in here], axis_name
-            )
-            for (i, rows), mean in zip(here, means, strict=True):
-                gs[i] = rows.unpack(mean, gs[i])
-            return treedef.unflatten(gs), RandkCompressState(step, None)
+        def exchanged(selection: Selection) -> tuple[list[Any], list[Any] | None]:
+            rows = [rows_at(selection, step, leaf) for _, leaf in there]
+            if es is None:
+                packed = [r.pack(gs[i]) for i, r in zip(here, rows, strict=True)]
+                means = _collectives.mean_over(packed, axis_name)
+                return _put(gs, here, rows, means), None
+            xs = [gs[i].astype(jnp.float32) + es[i] for i in here]
+            packed = [
+                r.pack(x.astype(gs[i].dtype))
+                for i, r, x in zip(here, rows, xs, strict=True)
+            ]
+            means = _collectives.mean_over(packed, axis_name)
+            zeros = [None if g is None else jnp.zeros_like(g) for g in gs]
+            sent, rest = _put(zeros, here, rows, packed), list(es)
+            for i, x in zip(here, xs, strict=True):
+                rest[i] = x - sent[i].astype(jnp.float32)
+            return _put(zeros, here, rows, means), rest
 
-        es = treedef.flatten_up_to(state.residual)
-        xs = {i: gs[i].astype(jnp.float32) + es[i] for i, _ in here}
-        packed = [rows.pack(xs[i].astype(gs[i].dtype)) for i, rows in here]
-        means = _collectives.mean_over(packed, axis_name)
-        for (i, rows), sent, mean in zip(here, packed, means, strict=True):
-            zeros = jnp.zeros_like(gs[i])
-            gs[i] = rows.unpack(mean, zeros)
-            es[i] = xs[i] - rows.unpack(sent, zeros).astype(jnp.float32)
-        return treedef.unflatten(gs), RandkCompressState(step, treedef.unflatten(es))
+        us, es = by_phase(selection, step, exchanged)
+        residual = None if es is None else treedef.unflatten(es)
+        return treedef.unflatten(us), RandkCompressState(step, residual)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _put(
+    into: Sequence[Any],
+    places: Sequence[int],
+    rows: Sequence[Rows],
+    packed: Sequence[jax.Array],
+) -> list[Any]:
+    """``into`` with these rows of these places replaced."""
+    out = list(into)
+    for i, r, x in zip(places, rows, packed, strict=True):
+        out[i] = r.unpack(x, out[i])
+    return out

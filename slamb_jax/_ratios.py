@@ -11,7 +11,7 @@ from jax import lax
 
 from slamb_jax import _collectives
 from slamb_jax._leaves import Leaf
-from slamb_jax._selections import Selection, rows_at
+from slamb_jax._selections import Rows, Selection, by_phase, rows_at
 
 # From this share on, the rest as a difference would lose too many digits.
 _DWARFS = 0.9
@@ -52,6 +52,14 @@ class Layer:
     def squares(self) -> tuple[jax.Array, jax.Array]:
         """Squared norms of the parameters and of the direction."""
         return _square(self.p), _square(self.normed(self.p, *self.rest))
+
+    def squares_at(self, rows: Rows) -> tuple[jax.Array, jax.Array]:
+        """Those of the rows that travel, from copies of them."""
+        if rows.starts is None:
+            return self.squares()
+        p, *rest = (rows.pack(x) for x in (self.p, *self.rest))
+        part = dataclasses.replace(self, p=p, rest=tuple(rest))
+        return part.squares_of(rows.used)
 
     def squares_of(self, keep: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Those of the rows where ``keep``, of shape (rows,), is true."""
@@ -121,14 +129,14 @@ def _squares_of_parts(rule: Rule, step: jax.Array, layers: Sequence[Layer]) -> A
     """
     if not layers:
         return []
-    sent, rest, safe = [], [], []
-    for layer in layers:
-        rows = rows_at(rule.selection, step, layer.leaf)
-        p, *others = (rows.pack(x) for x in (layer.p, *layer.rest))
-        part = dataclasses.replace(layer, p=p, rest=tuple(others))
-        mine = part.squares_of(rows.used)
+
+    def squares_sent(selection: Selection) -> list[tuple[jax.Array, jax.Array]]:
+        return [x.squares_at(rows_at(selection, step, x.leaf)) for x in layers]
+
+    sent = by_phase(rule.selection, step, squares_sent)
+    rest, safe = [], []
+    for mine, layer in zip(sent, layers, strict=True):
         whole = layer.squares()
-        sent.append(mine)
         rest.append(tuple(w - s for w, s in zip(whole, mine, strict=True)))
         safe += [s <= _DWARFS * w for w, s in zip(whole, mine, strict=True)]
 

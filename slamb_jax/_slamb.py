@@ -1,5 +1,6 @@
 """SLAMB, as a chain of links."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ def slamb(
     learning_rate: optax.ScalarOrSchedule,
     *,
     axis_name: AxisName | None = None,
-    compress_ratio: float = 0.1,
+    compress_ratio: float | Mapping[int, float] = 0.1,
     b1: Any = 0.9,
     b2: Any = 0.999,
     b3: Any = 0.99,
@@ -90,7 +91,9 @@ def slamb(
       axis_name: the mesh axis (or a tuple of axes) over which the workers exchange,
         bound by ``shard_map``, ``pmap`` or ``vmap``. None: a single worker, with
         masks and ages as for n = 1 and nothing exchanged.
-      compress_ratio: k in (0, 1], the share of the coordinates exchanged per step.
+      compress_ratio: k in (0, 1], the share of the coordinates exchanged per step; or
+        a mapping from the step (from 0) at which a ratio begins to the ratio, such as
+        ``{0: 0.5, 500: 0.2, 1000: 0.1}``: compression warm-up, see :class:`Piecewise`.
       b1: decay rate of the first moment, in [0, 1).
       b2: decay rate of the second moment, in [0, 1).
       b3: decay rate of the freshness, in [0, 1]. The one to tune.

@@ -12,10 +12,23 @@ from slamb_jax._selections import rows_at
 from tests.naive import NaiveSlamb
 from tests.workers import AXIS, train
 
+
+def warmed_up(ratio, min_size, seed):
+    """Whole, then twice the ratio, then the ratio, then the other round robin."""
+    phases = {
+        0: slamb_jax.Strided(1.0, min_size, seed),
+        1: slamb_jax.Strided(min(1.0, 2 * ratio), min_size, seed),
+        3: slamb_jax.Strided(ratio, min_size, seed),
+        9: slamb_jax.Permutation(ratio, min_size, seed),
+    }
+    return slamb_jax.Piecewise(phases)
+
+
 SELECTIONS = {
     "strided": slamb_jax.Strided,
     "permutation": slamb_jax.Permutation,
     "bernoulli": slamb_jax.Bernoulli,
+    "piecewise": warmed_up,
 }
 SHAPES = st.lists(
     st.sampled_from(

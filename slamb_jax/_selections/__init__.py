@@ -6,10 +6,12 @@ it was last exchanged, ``t`` if it never was). Every worker computes the same an
 mask ever travels, and nothing is kept from step to step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from slamb_jax._checks import check_choice
 from slamb_jax._selections._bernoulli import Bernoulli as Bernoulli
+from slamb_jax._selections._piecewise import Piecewise as Piecewise
+from slamb_jax._selections._piecewise import by_phase as by_phase
 from slamb_jax._selections._replay import replay_masks as replay_masks
 from slamb_jax._selections._round_robin import Permutation as Permutation
 from slamb_jax._selections._round_robin import Strided as Strided
@@ -27,12 +29,25 @@ _BY_NAME: dict[str, Callable[[float, int, int], Selection]] = {
 
 
 def make_selection(
-    selection: str | Selection, compress_ratio: float, min_size: int, seed: int
+    selection: str | Selection,
+    compress_ratio: float | Mapping[int, float],
+    min_size: int,
+    seed: int,
 ) -> Selection:
     """A selection by its name, with these settings, or the object itself."""
     if isinstance(selection, str):
         check_choice("selection", selection, tuple(_BY_NAME))
-        return _BY_NAME[selection](compress_ratio, min_size, seed)
+        make = _BY_NAME[selection]
+        if not isinstance(compress_ratio, Mapping):
+            return make(compress_ratio, min_size, seed)
+        phases = {t: make(k, min_size, seed) for t, k in compress_ratio.items()}
+        try:
+            return Piecewise(phases)
+        except ValueError as error:
+            raise ValueError(
+                "compress_ratio must have steps from 0 on, one of them 0, where it is "
+                f"a mapping, got {dict(compress_ratio)!r}"
+            ) from error
     return check_selection(selection)
 
 
