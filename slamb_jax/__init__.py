@@ -14,6 +14,12 @@ from slamb_jax._compress import (
 )
 from slamb_jax._distribution import project_distribution as project_distribution
 from slamb_jax._distribution import update_distribution as update_distribution
+from slamb_jax._jointspar import JOINTSPAR_STATIC_ARGS as JOINTSPAR_STATIC_ARGS
+from slamb_jax._jointspar import jointspar as jointspar
+from slamb_jax._jointspar import jointspar_lars as jointspar_lars
+from slamb_jax._layer_draws import JointSparState as JointSparState
+from slamb_jax._layer_draws import active_layers as active_layers
+from slamb_jax._layer_draws import layer_probabilities as layer_probabilities
 from slamb_jax._leaves import Leaf as Leaf
 from slamb_jax._momentum import MaskMomentumState as MaskMomentumState
 from slamb_jax._momentum import mask_momentum as mask_momentum

@@ -1,4 +1,4 @@
-"""The distribution over layers that JointSpar learns: a bandit's step, in logarithms."""
+"""The distribution over layers that JointSpar learns: a bandit's step, in logs."""
 
 from typing import Any
 
@@ -23,9 +23,7 @@ def check_budget(budget: Any, p_min: Any, layers: int) -> None:
         )
 
 
-def project_distribution(
-    log_w: jax.Array, budget: float, p_min: float
-) -> jax.Array:
+def project_distribution(log_w: jax.Array, budget: float, p_min: float) -> jax.Array:
     r"""The distribution nearest to weights w, in relative entropy, within a budget.
 
     .. math::
@@ -137,7 +135,7 @@ def update_distribution(
       ...     budget=2.0, p_min=0.25, horizon=10,
       ... )
       >>> print(jnp.exp(log_p).round(3), max_norm)
-      [0.543 0.486 0.486 0.486] 3.0
+      [0.545 0.485 0.485 0.485] 3.0
 
     References:
       Liu & Mozafari, `Communication-efficient Distributed Learning for Large Batch

@@ -1,12 +1,11 @@
 """Which layer each parameter belongs to."""
 
-from collections.abc import Callable
 from typing import Any
 
 import chex
 import jax
 
-Layers = chex.ArrayTree | Callable[[Any], chex.ArrayTree]
+Layers = Any  # a tree of labels, or a function of the parameters that gives one
 
 
 def labels_of(layers: Layers, params: Any) -> chex.ArrayTree:
@@ -54,21 +53,22 @@ def labelled_leaves(
     Raises:
       ValueError: if ``layers`` is not a prefix of ``params``.
     """
-    tree = labels_of(layers, params)
-
-    def is_none(x: Any) -> bool:
-        return x is None
-
-    def spread(label: str | None, part: Any) -> Any:
-        return jax.tree.map(lambda _: (label,), part, is_leaf=is_none)
-
+    tree: Any = labels_of(layers, params)
+    labels: Any
+    prefix: Any
+    labels, prefix = jax.tree.flatten(tree, is_leaf=_is_none)
     try:
-        labels = jax.tree.map(spread, tree, params, is_leaf=is_none)
+        parts = prefix.flatten_up_to(params)
     except (ValueError, TypeError) as error:
         raise ValueError(
             "layers must have the structure of the parameters or be a prefix of it: "
             f"{error}"
         ) from error
-    leaves, treedef = jax.tree.flatten(params, is_leaf=is_none)
-    found = jax.tree.leaves(labels, is_leaf=lambda x: isinstance(x, tuple) and len(x) == 1 and (x[0] is None or isinstance(x[0], str)))
-    return [label for (label,) in found], leaves, treedef
+    below = [jax.tree.leaves(part, is_leaf=_is_none) for part in parts]
+    spread = [label for label, part in zip(labels, below, strict=True) for _ in part]
+    leaves, treedef = jax.tree.flatten(params, is_leaf=_is_none)
+    return spread, leaves, treedef
+
+
+def _is_none(x: Any) -> bool:
+    return x is None

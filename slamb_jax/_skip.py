@@ -163,6 +163,7 @@ def pulled_back(flags: tuple[Flag, Flag], vjp: Vjp, cotangent: Any) -> tuple[Any
 
 def floating(tree: Any) -> tuple[tuple[list[Any], list[Any]], Callable[..., Any]]:
     """The leaves that can be differentiated, the others, and what joins them again."""
+    treedef: Any
     leaves, treedef = jax.tree.flatten(tree)
     is_floating = [jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in leaves]
 

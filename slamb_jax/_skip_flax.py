@@ -44,7 +44,8 @@ def train_nnx_if(flags: Flags, module: nnx.Module) -> Callable[..., Any]:
     """An nnx module; what it changes of its own state (statistics, keys) is kept."""
 
     def layer(*inputs: Any, **settings: Any) -> Any:
-        graph, params, rest = nnx.split(module, nnx.Param, ...)
+        parts: Any = nnx.split(module, nnx.Param, ...)
+        graph, params, rest = parts
 
         def call(params: Any, rest: Any, *inputs: Any) -> Any:
             merged = nnx.merge(graph, params, rest, copy=True)
