@@ -12,10 +12,11 @@ _HALVINGS = 60  # of an interval of logarithms: down to the last bit of a float3
 
 
 def check_budget(budget: Any, p_min: Any, layers: int) -> None:
-    """Raises unless ``0 < budget <= D`` and ``0 < p_min <= budget / D``."""
+    """Raises unless ``0 < budget <= D`` and ``0 < p_min <= budget / D``; traced pass."""
     check_range("budget", budget, 0.0, layers, open_low=True)
     check_range("p_min", p_min, 0.0, 1.0, open_low=True)
-    if p_min > budget / layers:
+    known = not (isinstance(budget, jax.Array) or isinstance(p_min, jax.Array))
+    if known and p_min > budget / layers:
         raise ValueError(
             f"p_min must not exceed budget / D = {budget!r} / {layers} = "
             f"{budget / layers:g}, got {p_min!r}: D layers of that probability are "
@@ -62,7 +63,7 @@ def project_distribution(log_w: jax.Array, budget: float, p_min: float) -> jax.A
         raise ValueError(f"log_w must have shape (D,), D > 0, got {log_w.shape}")
     check_budget(budget, p_min, log_w.size)
     log_w = log_w - jnp.max(log_w)
-    floor = jnp.asarray(np.log(p_min), log_w.dtype)
+    floor = jnp.log(jnp.asarray(p_min, log_w.dtype))
     total = jnp.asarray(budget, log_w.dtype)
 
     def clipped(log_c: jax.Array) -> jax.Array:
@@ -79,10 +80,10 @@ def project_distribution(log_w: jax.Array, budget: float, p_min: float) -> jax.A
     at = log_w + log_c
     free = (at > floor) & (at < 0)
     held = jnp.where(free, 0, jnp.exp(clipped(log_c)))
-    weight = jax.nn.logsumexp(at, where=free)
-    # What the free ones are to sum to; where there are none, log c is good as it is.
-    missing = jnp.log(jnp.maximum(total - jnp.sum(held), jnp.exp(floor))) - weight
-    return clipped(log_c + jnp.where(jnp.any(free), missing, 0))
+    missing = jnp.log(jnp.maximum(total - jnp.sum(held), jnp.exp(floor)))
+    # Added to each, not to log c, whose last bit may be much where w spans much.
+    exact = at + (missing - jax.nn.logsumexp(at, where=free))
+    return jnp.clip(jnp.where(free, exact, at), floor, 0)
 
 
 def update_distribution(
