@@ -12,7 +12,7 @@ _HALVINGS = 60  # of an interval of logarithms: down to the last bit of a float3
 
 
 def check_budget(budget: Any, p_min: Any, layers: int) -> None:
-    """Raises unless ``0 < budget <= D`` and ``0 < p_min <= budget / D``; traced pass."""
+    """Raises unless ``0 < budget <= D`` and ``0 < p_min <= budget / D``."""
     check_range("budget", budget, 0.0, layers, open_low=True)
     check_range("p_min", p_min, 0.0, 1.0, open_low=True)
     known = not (isinstance(budget, jax.Array) or isinstance(p_min, jax.Array))
@@ -83,7 +83,8 @@ def project_distribution(log_w: jax.Array, budget: float, p_min: float) -> jax.A
     missing = jnp.log(jnp.maximum(total - jnp.sum(held), jnp.exp(floor)))
     # Added to each, not to log c, whose last bit may be much where w spans much.
     exact = at + (missing - jax.nn.logsumexp(at, where=free))
-    return jnp.clip(jnp.where(free, exact, at), floor, 0)
+    log_q = jnp.clip(jnp.where(free, exact, at), floor, 0)
+    return jnp.where(total < log_w.size, log_q, 0)  # s = D leaves no choice
 
 
 def update_distribution(

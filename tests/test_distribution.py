@@ -1,4 +1,4 @@
-"""The distribution over layers, against SciPy's optimizer and the formulas as written."""
+"""The distribution over layers, against SciPy and the formulas as written."""
 
 import jax
 import jax.numpy as jnp
@@ -96,9 +96,7 @@ def test_updates_follow_the_formulas():
     rng = np.random.default_rng(0)
     budget, p_min, horizon, layers = 3.0, 0.1, 50, 7
     settings = {"budget": budget, "p_min": p_min, "horizon": horizon}
-    update = jax.jit(
-        lambda *args: slamb_jax.update_distribution(*args, **settings)
-    )
+    update = jax.jit(lambda *args: slamb_jax.update_distribution(*args, **settings))
     log_p, largest = jnp.log(jnp.full(layers, budget / layers)), jnp.float32(0)
     for _ in range(60):
         norms, active = rng.lognormal(size=layers), rng.random(layers) < 0.5
