@@ -1,0 +1,58 @@
+"""What JointSpar-LARS saves of a step, and what it costs in accuracy.
+
+Run from the root of the repository: ``python -m benchmarks.jointspar``. It times steps
+over the budget, trains on digits and on bytes beside LARS, LAMB and SLAMB, prints
+tables, and writes pictures and the figures behind them to ``--out``.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Literal
+
+import jax
+import tyro
+from rich.console import Console
+
+from benchmarks.jointspar import report
+from benchmarks.jointspar.models import MODELS
+from benchmarks.jointspar.step import measure
+from examples.hardware import hardware
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What to run."""
+
+    part: Literal["all", "step", "train"] = "all"
+    rounds: int = 30
+    batch: int = 16  # images, sequences
+    shares: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)  # budgets, of D
+    seed: int = 0
+    out: Path = Path("runs/jointspar")
+
+
+def steps(config: Config, console: Console) -> None:
+    rows = []
+    for make in MODELS.values():
+        model = make(config.batch, config.seed)
+        budgets = [share * model.layers for share in config.shares]
+        rows += measure(model, budgets, config.rounds)
+    title = f"One worker, means of {config.rounds} steps, seed {config.seed}"
+    console.print(report.step_table(rows, title, hardware(jax.devices()[0])))
+    report.step_picture(rows, config.out / "step.png")
+    figures = [dataclasses.asdict(r) for r in rows]
+    (config.out / "step.json").write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def main(config: Config) -> None:
+    console = Console()
+    console.width = max(console.width, 110)  # the tables
+    config.out.mkdir(parents=True, exist_ok=True)
+    if config.part in ("all", "step"):
+        steps(config, console)
+    console.print(f"Wrote {config.out}", highlight=False)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
