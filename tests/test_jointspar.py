@@ -87,7 +87,7 @@ def test_the_whole_budget_is_the_dense_optimizer(name):
 
 
 @pytest.mark.parametrize("sampling", ["shared", "per_worker"])
-@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("mapping", ["shard_map", "pmap"])
 def test_the_whole_budget_on_many_workers(mapping, sampling):
     sparse = DENSE["lars, all"][0](axis_name=AXIS, sampling=sampling)
     grads = gradients(3, N)
@@ -210,7 +210,7 @@ def test_the_estimator_is_unbiased(sampling):
         error = np.mean(u[:, 0], axis=0) - want
         deviation = np.std(u[:, 0], axis=0) / draws**0.5
         assert (np.abs(error) <= 5 * deviation + 1e-5).all()
-        assert (deviation > 0).all() == (LABELS[name] is not None)
+        assert (deviation > 1e-6).all() == (LABELS[name] is not None)
 
 
 @functools.cache

@@ -13,12 +13,21 @@ from benchmarks.jointspar.step import Row
 def step_table(rows: Sequence[Row], title: str, machine: str) -> Table:
     out = Table(
         title=title,
-        caption="active: the share of the layers, of what was drawn; possible: the share "
-        "of the dense step that not to compute the inactive layers' weight gradients "
-        "and updates would save, measured on a program without any, and in brackets by "
-        f"FLOPs. {machine}",
+        caption="active: the share of the layers that were; possible: the share of the "
+        "dense step that the inactive layers' weight gradients and updates are, measured "
+        f"on a program without any, and in brackets by FLOPs. {machine}",
     )
-    heads = "model", "D", "s", "active", "ms", "/ dense", "saved", "possible", "realised"
+    heads = (
+        "model",
+        "D",
+        "s",
+        "active",
+        "ms",
+        "/ dense",
+        "saved",
+        "possible",
+        "realised",
+    )
     for head in heads:
         out.add_column(head, justify="left" if head == "model" else "right")
     for r in rows:
@@ -49,7 +58,9 @@ def step_picture(rows: Sequence[Row], path: Path) -> None:
         here = sorted((r for r in rows if r.model == model), key=lambda r: r.active)
         floor = here[0].frozen_seconds / here[0].dense_seconds
         axes.plot([0, 1], [floor, 1], "k--", label="possible, measured")
-        axes.plot([0, 1], [1 - here[0].flops_share, 1], "k:", label="possible, by FLOPs")
+        axes.plot(
+            [0, 1], [1 - here[0].flops_share, 1], "k:", label="possible, by FLOPs"
+        )
         steps = [r.seconds / r.dense_seconds for r in here]
         axes.plot([r.active for r in here], steps, "o-", label="JointSpar-LARS")
         axes.set(title=model, xlabel="share of layers active", ylabel="/ dense LARS")
