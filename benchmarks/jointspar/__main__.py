@@ -12,11 +12,14 @@ from typing import Literal
 
 import jax
 import tyro
+from jax.sharding import Mesh
 from rich.console import Console
 
 from benchmarks.jointspar import report
 from benchmarks.jointspar.models import MODELS
 from benchmarks.jointspar.step import measure
+from benchmarks.jointspar.training import TASKS, train_all
+from examples.byte_lm.main import worker_mesh
 from examples.hardware import hardware
 
 
@@ -24,11 +27,14 @@ from examples.hardware import hardware
 class Config:
     """What to run."""
 
-    part: Literal["all", "step", "train"] = "all"
-    rounds: int = 30
-    batch: int = 16  # images, sequences
+    part: Literal["all", "step", "digits", "byte_lm"] = "all"
+    rounds: int = 30  # of timed steps
+    batch: int = 16  # images, sequences of a timed step
     shares: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)  # budgets, of D
     seed: int = 0
+    workers: int = 4  # that train
+    steps: int = 200
+    seeds: tuple[int, ...] = (0, 1, 2)
     out: Path = Path("runs/jointspar")
 
 
@@ -45,12 +51,30 @@ def steps(config: Config, console: Console) -> None:
     (config.out / "step.json").write_text(json.dumps(figures, indent=1) + "\n")
 
 
+def training(config: Config, console: Console, names: list[str], mesh: Mesh) -> None:
+    machine = hardware(mesh.devices.flat[0])
+    found, units = {}, {}
+    for name in names:
+        make, batch = TASKS[name]
+        units[name] = make().unit
+        found[name] = train_all(name, mesh, config.steps, config.seeds, console.print)
+        size = f"{config.workers} workers x {batch}, {config.steps} steps"
+        title = f"{name}, {size}; loss in {units[name]}"
+        console.print(report.training_table(found[name], title, machine))
+    report.training_picture(found, units, config.out / "training.png")
+    runs = [dataclasses.asdict(r) for rows in found.values() for rs in rows for r in rs]
+    (config.out / "training.json").write_text(json.dumps(runs, indent=1) + "\n")
+
+
 def main(config: Config) -> None:
     console = Console()
     console.width = max(console.width, 110)  # the tables
     config.out.mkdir(parents=True, exist_ok=True)
+    mesh = worker_mesh(config.workers)  # before anything starts the devices
     if config.part in ("all", "step"):
         steps(config, console)
+    if names := [name for name in TASKS if config.part in ("all", name)]:
+        training(config, console, names, mesh)
     console.print(f"Wrote {config.out}", highlight=False)
 
 

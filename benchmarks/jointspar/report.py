@@ -1,5 +1,6 @@
 """The tables and the pictures."""
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,15 +8,17 @@ from typing import Any
 import matplotlib
 from rich.table import Table
 
+from benchmarks.frontier.report import spread
 from benchmarks.jointspar.step import Row
+from benchmarks.jointspar.training import Run
 
 
 def step_table(rows: Sequence[Row], title: str, machine: str) -> Table:
     out = Table(
         title=title,
         caption="active: the share of the layers that were; possible: the share of the "
-        "dense step that the inactive layers' weight gradients and updates are, measured "
-        f"on a program without any, and in brackets by FLOPs. {machine}",
+        "dense step that the inactive layers' weight gradients and updates are, on a "
+        f"program without any (measured; by FLOPs). {machine}",
     )
     heads = (
         "model",
@@ -75,3 +78,52 @@ def _pyplot() -> Any:
     from matplotlib import pyplot
 
     return pyplot
+
+
+def training_table(found: Sequence[Sequence[Run]], title: str, machine: str) -> Table:
+    """A row a method; losses with their deviation over the seeds."""
+    out = Table(title=title, caption=f"± is the deviation over seeds. {machine}")
+    heads = "method", "rate", "active", "loss", "MiB sent", "/ dense", "ms a step"
+    for head in heads:
+        out.add_column(head, justify="left" if head == "method" else "right")
+    dense = found[0][0].sent[-1]
+    for runs in found:
+        first = runs[0]
+        times = [r.seconds[-1] / r.steps[-1] * 1e3 for r in runs]
+        out.add_row(
+            first.method,
+            f"{first.rate:g}",
+            f"{first.active:.2f}",
+            spread([r.losses[-1] for r in runs]),
+            f"{first.sent[-1] / 2**20:.2f}",
+            f"{first.sent[-1] / dense:.3f}",
+            f"{statistics.median(times):.1f}",
+        )
+    return out
+
+
+def training_picture(
+    tasks: dict[str, Sequence[Sequence[Run]]], units: dict[str, str], path: Path
+) -> None:
+    """Loss against bytes and against seconds, the first seed's run of each method."""
+    pyplot = _pyplot()
+    figure, panels = pyplot.subplots(
+        len(tasks),
+        2,
+        figsize=(9, 3.6 * len(tasks)),
+        layout="constrained",
+        squeeze=False,
+    )
+    for (name, found), row in zip(tasks.items(), panels, strict=True):
+        for runs in found:
+            r = runs[0]
+            row[0].plot([x / 2**20 for x in r.sent], r.losses, "o-", label=r.method)
+            row[1].plot(r.seconds, r.losses, "o-", label=r.method)
+        row[0].set(xlabel="MiB sent by each worker", ylabel=f"{name}: {units[name]}")
+        row[1].set(xlabel="seconds in steps, nothing between the workers")
+        for axes in row:
+            axes.set(xscale="log")
+            axes.grid(alpha=0.3, which="both")
+        row[1].legend(fontsize=7)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
