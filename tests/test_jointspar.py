@@ -10,7 +10,15 @@ import optax
 import pytest
 
 import slamb_jax
-from tests.workers import AXIS, MAPPINGS, over_workers, random_tree, stack, train
+from tests.workers import (
+    AXIS,
+    MAPPINGS,
+    mesh_of,
+    over_workers,
+    random_tree,
+    stack,
+    train,
+)
 
 SHAPES = {"a": (6, 5), "b": (5, 7), "c": (7,), "d": (3, 3), "norm": (4,)}
 LABELS = {"a": "one", "b": "two", "c": "two", "d": "three", "norm": None}
@@ -276,6 +284,32 @@ def test_shared_draws_stay_alike_on_replicas():
     for params, state in history:
         for x in jax.tree.leaves((params, state)):
             np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape))
+
+
+@pytest.mark.parametrize("sampling", ["shared", "per_worker"])
+def test_simulated_workers_take_the_same_steps(sampling):
+    """Though under vmap both sides of a branch are computed."""
+    tx = spar(1.5, axis_name=AXIS, sampling=sampling, horizon=10)
+    params = random_tree(SHAPES, 0)
+
+    def step(state, batch):
+        params, opt_state = state
+        grads = jax.tree.map(lambda g: jnp.squeeze(g, 0), batch)
+        grads = masked(grads, slamb_jax.active_layers(opt_state))
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), 0
+
+    start = params, tx.init(params)
+    mesh = mesh_of(N)
+    both = (
+        slamb_jax.replicate(start, mesh, AXIS),
+        slamb_jax.simulated_replicas(start, N),
+    )
+    spread = slamb_jax.per_worker_step(step, mesh, AXIS)
+    simulated = slamb_jax.simulated_step(step, N, AXIS)
+    for g in gradients(6, N):
+        both = spread(both[0], g)[0], simulated(both[1], g)[0]
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), *both)
 
 
 BAD = [
