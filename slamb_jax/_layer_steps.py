@@ -111,8 +111,8 @@ def layer_steps(
             state, active, norms, settings.own_draws_over,
             **settings.of_distribution(len(active)),
         )  # fmt: skip
-        u, trace = (treedef.unflatten(column) for column in zip(*stepped, strict=True))
-        return u, new._replace(trace=trace)
+        trace = treedef.unflatten([trace for _, trace in stepped])
+        return treedef.unflatten([u for u, _ in stepped]), new._replace(trace=trace)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
