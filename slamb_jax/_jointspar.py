@@ -73,7 +73,8 @@ def jointspar(
         parameters' structure or a prefix of it, or a function of the parameters
         that gives one, as in ``optax.multi_transform``.
       budget: s in (0, D], layers per step.
-      p_min: the least probability of a layer, in (0, s/D]. None for half of s/D.
+      p_min: the least probability of a layer, in (0, s/D]. None for half of s/D: much
+        less, and the offset :math:`L^2/p_{min}^2` of the loss makes p a random walk.
       horizon: T, the steps that the run will take, more or less: the distribution
         moves by :math:`1/\sqrt T`.
       axis_name: the mesh axis (or a tuple of axes) over which the workers exchange.

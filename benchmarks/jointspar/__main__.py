@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from benchmarks.jointspar import report
+from benchmarks.jointspar.bandit import bandit_table
 from benchmarks.jointspar.models import MODELS
 from benchmarks.jointspar.step import measure
 from benchmarks.jointspar.training import TASKS, train_all
@@ -27,7 +28,7 @@ from examples.hardware import hardware
 class Config:
     """What to run."""
 
-    part: Literal["all", "step", "digits", "byte_lm"] = "all"
+    part: Literal["all", "step", "bandit", "digits", "byte_lm"] = "all"
     rounds: int = 30  # of timed steps
     batch: int = 16  # images, sequences of a timed step
     shares: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)  # budgets, of D
@@ -44,7 +45,7 @@ def steps(config: Config, console: Console) -> None:
         model = make(config.batch, config.seed)
         budgets = [share * model.layers for share in config.shares]
         rows += measure(model, budgets, config.rounds)
-    title = f"One worker, means of {config.rounds} steps, seed {config.seed}"
+    title = f"One worker, the best of {config.rounds} steps, seed {config.seed}"
     console.print(report.step_table(rows, title, hardware(jax.devices()[0])))
     report.step_picture(rows, config.out / "step.png")
     figures = [dataclasses.asdict(r) for r in rows]
@@ -73,6 +74,8 @@ def main(config: Config) -> None:
     mesh = worker_mesh(config.workers)  # before anything starts the devices
     if config.part in ("all", "step"):
         steps(config, console)
+    if config.part in ("all", "bandit"):
+        console.print(bandit_table(hardware(jax.devices()[0]), config.seed))
     if names := [name for name in TASKS if config.part in ("all", name)]:
         training(config, console, names, mesh)
     console.print(f"Wrote {config.out}", highlight=False)

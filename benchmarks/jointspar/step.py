@@ -24,7 +24,7 @@ class Row:
     budget: float
     layers: int
     active: float  # the mean share of layers that were active
-    seconds: float  # mean, as are all times
+    seconds: float  # see measure, as for all times
     dense_seconds: float
     frozen_seconds: float
     flops_share: float  # of the step's FLOPs, that the layers' weight gradients are
@@ -48,7 +48,7 @@ class Contestant:
     state: Any
     flops: float
     times: list[float] = dataclasses.field(default_factory=list)
-    active: list[float] = dataclasses.field(default_factory=list)
+    active: list[float] = dataclasses.field(default_factory=list)  # shares of layers
 
     def take_turn(self, batch: Any, *, count: bool) -> None:
         active = _active(self.state[1])
@@ -97,7 +97,11 @@ def compiled(model: Model, tx: optax.GradientTransformation, **how: bool) -> Con
 
 
 def measure(model: Model, budgets: list[float], rounds: int) -> list[Row]:
-    """All take turns: dense LARS, LARS with the layers frozen, and each budget."""
+    """All take turns: dense LARS, LARS with the layers frozen, and each budget.
+
+    The best time of each, which what else the machine does disturbs least; of JointSpar
+    the best of all steps that had as many layers active, in the mean over the draws.
+    """
     dense = compiled(model, optax.lars(RATE))
     frozen = compiled(model, optax.lars(RATE), frozen=True)
     field = [
@@ -111,15 +115,19 @@ def measure(model: Model, budgets: list[float], rounds: int) -> list[Row]:
     for i in range(rounds + 2):
         for contestant in (dense, frozen, *field):
             contestant.take_turn(model.batch, count=i >= 2)
+    best: dict[float, float] = {}
+    for contestant in field:
+        for share, seconds in zip(contestant.active, contestant.times, strict=True):
+            best[share] = min(seconds, best.get(share, seconds))
     return [
         Row(
             model=model.name,
             budget=budget,
             layers=model.layers,
             active=float(np.mean(contestant.active)),
-            seconds=float(np.mean(contestant.times)),
-            dense_seconds=float(np.mean(dense.times)),
-            frozen_seconds=float(np.mean(frozen.times)),
+            seconds=float(np.mean([best[share] for share in contestant.active])),
+            dense_seconds=min(dense.times),
+            frozen_seconds=min(frozen.times),
             flops_share=1 - frozen.flops / dense.flops,
         )
         for budget, contestant in zip(budgets, field, strict=True)
