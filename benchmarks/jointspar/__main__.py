@@ -28,9 +28,9 @@ from examples.hardware import hardware
 class Config:
     """What to run."""
 
-    part: Literal["all", "step", "bandit", "digits", "byte_lm"] = "all"
-    rounds: int = 30  # of timed steps
-    batch: int = 16  # images, sequences of a timed step
+    part: Literal["all", "resnet", "transformer", "bandit", "digits", "byte_lm"] = "all"
+    rounds: int = 20  # of timed steps
+    batch: int = 8  # images, sequences of a timed step
     shares: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)  # budgets, of D
     seed: int = 0
     workers: int = 4  # that train
@@ -39,17 +39,15 @@ class Config:
     out: Path = Path("runs/jointspar")
 
 
-def steps(config: Config, console: Console) -> None:
-    rows = []
-    for make in MODELS.values():
-        model = make(config.batch, config.seed)
-        budgets = [share * model.layers for share in config.shares]
-        rows += measure(model, budgets, config.rounds)
-    title = f"One worker, the best of {config.rounds} steps, seed {config.seed}"
+def steps(config: Config, console: Console, name: str) -> None:
+    model = MODELS[name](config.batch, config.seed)
+    budgets = [share * model.layers for share in config.shares]
+    rows = measure(model, budgets, config.rounds)
+    title = f"{model.name}; best of {config.rounds} steps, seed {config.seed}"
     console.print(report.step_table(rows, title, hardware(jax.devices()[0])))
-    report.step_picture(rows, config.out / "step.png")
+    report.step_picture(rows, config.out / f"{name}.png")
     figures = [dataclasses.asdict(r) for r in rows]
-    (config.out / "step.json").write_text(json.dumps(figures, indent=1) + "\n")
+    (config.out / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")
 
 
 def training(config: Config, console: Console, names: list[str], mesh: Mesh) -> None:
@@ -72,8 +70,9 @@ def main(config: Config) -> None:
     console.width = max(console.width, 110)  # the tables
     config.out.mkdir(parents=True, exist_ok=True)
     mesh = worker_mesh(config.workers)  # before anything starts the devices
-    if config.part in ("all", "step"):
-        steps(config, console)
+    for name in MODELS:
+        if config.part in ("all", name):
+            steps(config, console, name)
     if config.part in ("all", "bandit"):
         console.print(bandit_table(hardware(jax.devices()[0]), config.seed))
     if names := [name for name in TASKS if config.part in ("all", name)]:

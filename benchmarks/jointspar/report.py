@@ -3,9 +3,7 @@
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 from rich.table import Table
 
 from benchmarks.frontier.report import spread
@@ -21,7 +19,6 @@ def step_table(rows: Sequence[Row], title: str, machine: str) -> Table:
         f"program without any (measured; by FLOPs). {machine}",
     )
     heads = (
-        "model",
         "D",
         "s",
         "active",
@@ -32,12 +29,11 @@ def step_table(rows: Sequence[Row], title: str, machine: str) -> Table:
         "realised",
     )
     for head in heads:
-        out.add_column(head, justify="left" if head == "model" else "right")
+        out.add_column(head, justify="right")
     for r in rows:
         whole = r.active == 1
         by_flops = (1 - r.active) * r.flops_share
         out.add_row(
-            r.model,
             str(r.layers),
             f"{r.budget:g}",
             f"{r.active:.2f}",
@@ -53,31 +49,20 @@ def step_table(rows: Sequence[Row], title: str, machine: str) -> Table:
 def step_picture(rows: Sequence[Row], path: Path) -> None:
     """Steps over the share of active layers, above the line of what is possible."""
     pyplot = _pyplot()
-    models = list(dict.fromkeys(r.model for r in rows))
-    figure, panels = pyplot.subplots(
-        1, len(models), figsize=(4.5 * len(models), 3.4), layout="constrained"
-    )
-    for axes, model in zip(panels, models, strict=True):
-        here = sorted((r for r in rows if r.model == model), key=lambda r: r.active)
-        floor = here[0].frozen_seconds / here[0].dense_seconds
-        axes.plot([0, 1], [floor, 1], "k--", label="possible, measured")
-        axes.plot(
-            [0, 1], [1 - here[0].flops_share, 1], "k:", label="possible, by FLOPs"
-        )
-        steps = [r.seconds / r.dense_seconds for r in here]
-        axes.plot([r.active for r in here], steps, "o-", label="JointSpar-LARS")
-        axes.set(title=model, xlabel="share of layers active", ylabel="/ dense LARS")
-        axes.grid(alpha=0.3)
-        axes.legend()
+    figure, axes = pyplot.subplots(figsize=(5, 3.4), layout="constrained")
+    here = sorted(rows, key=lambda r: r.active)
+    floor = here[0].frozen_seconds / here[0].dense_seconds
+    axes.plot([0, 1], [floor, 1], "k--", label="possible, measured")
+    by_flops = 1 - here[0].flops_share
+    axes.plot([0, 1], [by_flops, 1], "k:", label="possible, by FLOPs")
+    steps = [r.seconds / r.dense_seconds for r in here]
+    axes.plot([r.active for r in here], steps, "o-", label="JointSpar-LARS")
+    axes.set(xlabel="share of layers active", ylabel="step / dense LARS")
+    axes.set(title=here[0].model)
+    axes.grid(alpha=0.3)
+    axes.legend()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
-
-
-def _pyplot() -> Any:
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
 
 
 def training_table(found: Sequence[Sequence[Run]], title: str, machine: str) -> Table:
