@@ -73,5 +73,5 @@ def test_a_run_counts_what_it_sent(tmp_path):
     assert all(np.isfinite(lars.losses + sparse.losses))
     found = [[lars], [sparse]]
     assert report.training_table(found, "", "").row_count == 2
-    report.training_picture({"digits": found}, {"digits": "nats"}, tmp_path / "x.png")
+    report.training_picture(found, "nats", tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 10_000

@@ -2,7 +2,8 @@
 
 Run from the root of the repository: ``python -m benchmarks.jointspar``. It times steps
 over the budget, trains on digits and on bytes beside LARS, LAMB and SLAMB, prints
-tables, and writes pictures and the figures behind them to ``--out``.
+tables, and writes pictures and the figures behind them to ``--out``. Training runs that
+are there already are not done again, so that it may be stopped and started.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ import tyro
 from jax.sharding import Mesh
 from rich.console import Console
 
+from benchmarks.frontier.results import Results
 from benchmarks.jointspar import report
 from benchmarks.jointspar.bandit import bandit_table
 from benchmarks.jointspar.models import MODELS
@@ -50,19 +52,16 @@ def steps(config: Config, console: Console, name: str) -> None:
     (config.out / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")
 
 
-def training(config: Config, console: Console, names: list[str], mesh: Mesh) -> None:
+def training(config: Config, console: Console, name: str, mesh: Mesh) -> None:
+    results = Results(config.out / "training.jsonl")
+    found = train_all(name, mesh, config.steps, config.seeds, results, console.print)
+    make, batch = TASKS[name]
+    unit = make().unit
+    size = f"{config.workers} workers x {batch}, {config.steps} steps"
+    title = f"{name}, {size}, {len(config.seeds)} seeds; loss in {unit}"
     machine = hardware(mesh.devices.flat[0])
-    found, units = {}, {}
-    for name in names:
-        make, batch = TASKS[name]
-        units[name] = make().unit
-        found[name] = train_all(name, mesh, config.steps, config.seeds, console.print)
-        size = f"{config.workers} workers x {batch}, {config.steps} steps"
-        title = f"{name}, {size}; loss in {units[name]}"
-        console.print(report.training_table(found[name], title, machine))
-    report.training_picture(found, units, config.out / "training.png")
-    runs = [dataclasses.asdict(r) for rows in found.values() for rs in rows for r in rs]
-    (config.out / "training.json").write_text(json.dumps(runs, indent=1) + "\n")
+    console.print(report.training_table(found, title, machine))
+    report.training_picture(found, unit, config.out / f"{name}.png")
 
 
 def main(config: Config) -> None:
@@ -75,8 +74,9 @@ def main(config: Config) -> None:
             steps(config, console, name)
     if config.part in ("all", "bandit"):
         console.print(bandit_table(hardware(jax.devices()[0]), config.seed))
-    if names := [name for name in TASKS if config.part in ("all", name)]:
-        training(config, console, names, mesh)
+    for name in TASKS:
+        if config.part in ("all", name):
+            training(config, console, name, mesh)
     console.print(f"Wrote {config.out}", highlight=False)
 
 

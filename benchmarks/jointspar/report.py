@@ -65,6 +65,13 @@ def step_picture(rows: Sequence[Row], path: Path) -> None:
     pyplot.close(figure)
 
 
+def _pyplot() -> Any:
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
 def training_table(found: Sequence[Sequence[Run]], title: str, machine: str) -> Table:
     """A row a method; losses with their deviation over the seeds."""
     out = Table(title=title, caption=f"± is the deviation over seeds. {machine}")
@@ -87,28 +94,21 @@ def training_table(found: Sequence[Sequence[Run]], title: str, machine: str) -> 
     return out
 
 
-def training_picture(
-    tasks: dict[str, Sequence[Sequence[Run]]], units: dict[str, str], path: Path
-) -> None:
+def training_picture(found: Sequence[Sequence[Run]], unit: str, path: Path) -> None:
     """Loss against bytes and against seconds, the first seed's run of each method."""
     pyplot = _pyplot()
-    figure, panels = pyplot.subplots(
-        len(tasks),
-        2,
-        figsize=(9, 3.6 * len(tasks)),
-        layout="constrained",
-        squeeze=False,
+    figure, (by_bytes, by_time) = pyplot.subplots(
+        1, 2, figsize=(9, 3.6), sharey=True, layout="constrained"
     )
-    for (name, found), row in zip(tasks.items(), panels, strict=True):
-        for runs in found:
-            r = runs[0]
-            row[0].plot([x / 2**20 for x in r.sent], r.losses, "o-", label=r.method)
-            row[1].plot(r.seconds, r.losses, "o-", label=r.method)
-        row[0].set(xlabel="MiB sent by each worker", ylabel=f"{name}: {units[name]}")
-        row[1].set(xlabel="seconds in steps, nothing between the workers")
-        for axes in row:
-            axes.set(xscale="log")
-            axes.grid(alpha=0.3, which="both")
-        row[1].legend(fontsize=7)
+    for runs in found:
+        r = runs[0]
+        by_bytes.plot([x / 2**20 for x in r.sent], r.losses, "o-", label=r.method)
+        by_time.plot(r.seconds, r.losses, "o-", label=r.method)
+    by_bytes.set(xlabel="MiB sent by each worker", ylabel=f"{found[0][0].task}, {unit}")
+    by_time.set(xlabel="seconds in steps, nothing between the workers")
+    for axes in (by_bytes, by_time):
+        axes.set(xscale="log")
+        axes.grid(alpha=0.3, which="both")
+    by_time.legend(fontsize=7)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

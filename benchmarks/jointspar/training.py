@@ -11,13 +11,14 @@ import numpy as np
 import optax
 
 import slamb_jax
+from benchmarks.frontier.results import Results
 from benchmarks.frontier.tasks import Task, byte_lm, digits
 from benchmarks.jointspar.methods import METHODS, SYNC_EVERY, Method, layer_sizes
 from examples.byte_lm.train import AXIS, schedule
 
-POWERS = (-1, 0, 1, 2)  # of two, times the middle of a method's rates
+POWERS = (-1, 0, 1)  # of two, times the middle of a method's rates
 EVALUATIONS = 8
-TASKS = {"digits": (digits, 16), "byte_lm": (functools.partial(byte_lm, 4), 4)}
+TASKS = {"digits": (digits, 16), "byte_lm": (functools.partial(byte_lm, 4), 2)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,16 +106,41 @@ class Trainer:
 
 
 def train_all(
-    name: str, mesh: Any, steps: int, seeds: tuple[int, ...], report: Any
+    name: str,
+    mesh: Any,
+    steps: int,
+    seeds: tuple[int, ...],
+    results: Results,
+    report: Any,
 ) -> list[list[Run]]:
     """Of each method, the runs of all seeds at the rate that was best for the first."""
-    found = []
-    for method in METHODS:
-        trainer = Trainer(name, method, mesh, steps)
-        sweep = [trainer.run(method.rate * 2.0**p, seeds[0]) for p in POWERS]
-        losses = [r.losses[-1] if np.isfinite(r.losses[-1]) else np.inf for r in sweep]
-        best = sweep[int(np.argmin(losses))]
-        runs = [best, *(trainer.run(best.rate, seed) for seed in seeds[1:])]
-        found.append(runs)
-        report(f"{name}: {method.name}, rates {[f'{x:.3f}' for x in losses]}")
-    return found
+    return [
+        _train(method, name, mesh, steps, seeds, results, report) for method in METHODS
+    ]
+
+
+def _train(
+    method: Method,
+    name: str,
+    mesh: Any,
+    steps: int,
+    seeds: tuple[int, ...],
+    results: Results,
+    report: Any,
+) -> list[Run]:
+    trainer = functools.cache(lambda: Trainer(name, method, mesh, steps))
+    job = {"task": name, "method": method.name, "workers": mesh.size, "steps": steps}
+
+    def run(rate: float, seed: int) -> Run:
+        key = job | {"rate": rate, "seed": seed}
+        if (done := results.get(key)) is None:
+            done = {"key": key, **dataclasses.asdict(trainer().run(rate, seed))}
+            results.add(done)
+            loss = done["losses"][-1]
+            report(f"{loss:.3f}  {name}  {method.name}  rate {rate:g}  seed {seed}")
+        return Run(**{k: x for k, x in done.items() if k != "key"})
+
+    sweep = [run(method.rate * 2.0**power, seeds[0]) for power in POWERS]
+    losses = [r.losses[-1] if np.isfinite(r.losses[-1]) else np.inf for r in sweep]
+    best = sweep[int(np.argmin(losses))]
+    return [best, *(run(best.rate, seed) for seed in seeds[1:])]
