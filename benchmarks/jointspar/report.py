@@ -3,7 +3,9 @@
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import matplotlib
 from rich.table import Table
 
 from benchmarks.frontier.report import spread
