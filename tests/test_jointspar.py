@@ -94,8 +94,9 @@ def test_the_whole_budget_is_the_dense_optimizer(name):
         assert all(x == 0 for x in s.log_p.values())
 
 
-@pytest.mark.parametrize("sampling", ["shared", "per_worker"])
-@pytest.mark.parametrize("mapping", ["shard_map", "pmap"])
+@pytest.mark.parametrize(
+    ("mapping", "sampling"), [("shard_map", "per_worker"), ("pmap", "shared")]
+)
 def test_the_whole_budget_on_many_workers(mapping, sampling):
     sparse = DENSE["lars, all"][0](axis_name=AXIS, sampling=sampling)
     grads = gradients(3, N)
@@ -160,8 +161,11 @@ def naive(params, grads, states, budget, sampling, tx):
     return new, trace, log_p
 
 
-@pytest.mark.parametrize("sampling", ["shared", "per_worker"])
-@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize(
+    ("mapping", "sampling"),
+    [(mapping, "shared") for mapping in MAPPINGS]
+    + [("vmap", "per_worker"), ("shard_map", "per_worker")],
+)
 def test_every_mapping_follows_the_formulas(mapping, sampling):
     """Draws, weights, standing still, norms and probabilities, step by step."""
     budget = 1.5

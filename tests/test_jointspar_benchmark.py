@@ -21,7 +21,8 @@ def standard_promotion():
 
 @pytest.fixture
 def small_resnet(monkeypatch):
-    monkeypatch.setattr("benchmarks.jointspar.models.ResNet.depth", 1)
+    for name, value in {"depth": 1, "channels": (4,)}.items():
+        monkeypatch.setattr(f"benchmarks.jointspar.models.ResNet.{name}", value)
     return MODELS["resnet"](2, 0)
 
 
