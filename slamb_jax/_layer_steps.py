@@ -135,7 +135,7 @@ def _step_all(
     for label, here in places.items():
         own = [leaves[i] for i in here]
         if label is None:
-            stepped = _step(own, [leaf.g for leaf in own], settings.axis_name)
+            stepped = _step(own, settings.axis_name)
         else:
             draws = wanted[label], active[label], jnp.exp(log_p[label])
             stepped, norms[label] = _step_if(settings, own, *draws)
@@ -164,42 +164,44 @@ def _step_if(
 ) -> tuple[list[Stepped], jax.Array]:
     """A layer's updates and traces, and its gradient's norm.
 
-    The exchange and all arithmetic stand in one branch, which all workers take or
-    none. A norm that is averaged travels with the layer it belongs to.
+    The exchange stands in a branch, which all workers take or none; a norm that is
+    averaged travels with the layer it belongs to. The step itself does not: what a
+    branch returns is memory of its own, which costs more than the arithmetic.
     """
     own_draws = settings.own_draws_over is not None
+    gs = [jnp.where(active, leaf.g, jnp.zeros_like(leaf.g)) for leaf in leaves]
+    norm = _norm(gs)
+    shares = [_divided(g, p) for g in gs]
 
-    def compute(gs: list[jax.Array]) -> Any:
-        norm = _norm(gs)
-        shares = [_divided(g, p) for g in gs]
-        if own_draws:
-            norm, *shares = (
-                jnp.where(active, x, jnp.zeros_like(x)) for x in (norm, *shares)
-            )
-            return _step(leaves, shares, settings.axis_name), norm
-        return _step(leaves, shares, settings.axis_name, norm)
+    def mean(arrays: list[jax.Array]) -> list[jax.Array]:
+        return _collectives.mean_over(arrays, settings.axis_name)
 
-    def keep(gs: list[jax.Array]) -> Any:
-        del gs
-        still = [(jnp.zeros_like(leaf.trace), leaf.trace) for leaf in leaves]
-        return still, jnp.zeros([], jnp.float32)
+    def nothing(arrays: list[jax.Array]) -> list[jax.Array]:
+        return [jnp.zeros_like(x) for x in arrays]
 
-    return _collectives.cond(wanted, compute, keep, [leaf.g for leaf in leaves])
+    if _collectives.axis_size(settings.axis_name) == 1:
+        means = shares
+    elif own_draws:
+        means = _collectives.cond(wanted, mean, nothing, shares)
+    else:
+        *means, norm = _collectives.cond(wanted, mean, nothing, [*shares, norm])
+    out = []
+    for leaf, g in zip(leaves, means, strict=True):
+        u, trace = leaf.rule(g.astype(leaf.trace.dtype), leaf.trace, leaf.p)
+        kept = jnp.where(wanted, trace, leaf.trace)
+        out.append((jnp.where(wanted, u, jnp.zeros_like(u)), kept))
+    return out, norm
 
 
 def _step(
-    leaves: list[_Leaf],
-    gs: list[jax.Array],
-    axis_name: _collectives.AxisName | None,
-    *also: jax.Array,
-) -> Any:
-    """Steps along the mean of the workers' gs; averages what is to travel with them."""
-    means = _collectives.mean_over([*gs, *also], axis_name)
-    stepped = [
+    leaves: list[_Leaf], axis_name: _collectives.AxisName | None
+) -> list[Stepped]:
+    """Steps along the workers' mean gradients."""
+    means = _collectives.mean_over([leaf.g for leaf in leaves], axis_name)
+    return [
         leaf.rule(mean.astype(leaf.trace.dtype), leaf.trace, leaf.p)
-        for leaf, mean in zip(leaves, means[: len(gs)], strict=True)
+        for leaf, mean in zip(leaves, means, strict=True)
     ]
-    return (stepped, *means[len(gs) :]) if also else stepped
 
 
 def _divided(g: jax.Array, p: jax.Array) -> jax.Array:

@@ -6,8 +6,7 @@ import optax
 import pytest
 
 import slamb_jax
-from benchmarks.jointspar import methods, report, step, training
-from benchmarks.jointspar.models import MODELS
+from benchmarks.jointspar import methods, models, report, step, training
 from examples.byte_lm.model import blocks
 from tests.workers import mesh_of
 
@@ -19,16 +18,9 @@ def standard_promotion():
         yield
 
 
-@pytest.fixture
-def small_resnet(monkeypatch):
-    for name, value in {"depth": 1, "channels": (4,)}.items():
-        monkeypatch.setattr(f"benchmarks.jointspar.models.ResNet.{name}", value)
-    return MODELS["resnet"](2, 0)
-
-
-def test_what_is_timed_is_training(small_resnet):
+def test_what_is_timed_is_training():
     """Dense and whole-budget steps agree; the frozen one moves what is not a layer."""
-    model = small_resnet
+    model = models.resnet(2, 0, models.ResNet(channels=(4,), depth=2))
     dense = step.compiled(model, optax.lars(step.RATE))
     frozen = step.compiled(model, optax.lars(step.RATE), frozen=True)
     tx = slamb_jax.jointspar_lars(step.RATE, blocks, model.layers)
@@ -50,7 +42,7 @@ def test_what_is_timed_is_training(small_resnet):
 
 
 def test_rows_tell_what_was_possible():
-    row = step.Row("m", 2, 4, 0.5, 0.9, 1.0, 0.6, 0.3)
+    row = step.Row("m", "CPU", 2, 4, 0.5, 0.9, 1.0, 0.6, 0.3)
     assert row.possible_seconds == pytest.approx(0.2)
     assert row.realised == pytest.approx(0.5)
 

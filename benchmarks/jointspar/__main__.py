@@ -45,7 +45,7 @@ def steps(config: Config, console: Console, name: str) -> None:
     model = MODELS[name](config.batch, config.seed)
     budgets = [share * model.layers for share in config.shares]
     rows = measure(model, budgets, config.rounds)
-    title = f"{model.name}; best of {config.rounds} steps, seed {config.seed}"
+    title = f"{model.name}; means of {config.rounds} steps, seed {config.seed}"
     console.print(report.step_table(rows, title, hardware(jax.devices()[0])))
     report.step_picture(rows, config.out / f"{name}.png")
     figures = [dataclasses.asdict(r) for r in rows]

@@ -62,8 +62,8 @@ class Model:
         return sum(label is not None for label in blocks(self.params).values())
 
 
-def resnet(batch: int, seed: int) -> Model:
-    net, rng = ResNet(), np.random.default_rng(seed)
+def resnet(batch: int, seed: int, net: ResNet | None = None) -> Model:
+    net, rng = net or ResNet(), np.random.default_rng(seed)
     images = rng.normal(size=(batch, 32, 32, 3)).astype(np.float32)
     labels = rng.integers(0, 10, batch)
 

@@ -21,6 +21,7 @@ def step_table(rows: Sequence[Row], title: str, machine: str) -> Table:
         f"program without any (measured; by FLOPs). {machine}",
     )
     heads = (
+        "clock",
         "D",
         "s",
         "active",
@@ -36,6 +37,7 @@ def step_table(rows: Sequence[Row], title: str, machine: str) -> Table:
         whole = r.active == 1
         by_flops = (1 - r.active) * r.flops_share
         out.add_row(
+            r.clock,
             str(r.layers),
             f"{r.budget:g}",
             f"{r.active:.2f}",
@@ -52,14 +54,14 @@ def step_picture(rows: Sequence[Row], path: Path) -> None:
     """Steps over the share of active layers, above the line of what is possible."""
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=(5, 3.4), layout="constrained")
-    here = sorted(rows, key=lambda r: r.active)
+    here = sorted((r for r in rows if r.clock == "CPU"), key=lambda r: r.active)
     floor = here[0].frozen_seconds / here[0].dense_seconds
     axes.plot([0, 1], [floor, 1], "k--", label="possible, measured")
     by_flops = 1 - here[0].flops_share
     axes.plot([0, 1], [by_flops, 1], "k:", label="possible, by FLOPs")
     steps = [r.seconds / r.dense_seconds for r in here]
     axes.plot([r.active for r in here], steps, "o-", label="JointSpar-LARS")
-    axes.set(xlabel="share of layers active", ylabel="step / dense LARS")
+    axes.set(xlabel="share of layers active", ylabel="CPU time / dense LARS")
     axes.set(title=here[0].model)
     axes.grid(alpha=0.3)
     axes.legend()
