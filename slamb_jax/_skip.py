@@ -13,6 +13,7 @@ from slamb_jax import _collectives
 
 Vjp = Callable[..., tuple[Any, Any]]
 Flag = jax.Array | tuple[()] | None  # traced; never; always
+_KEPT = ("dot_general", "conv_general_dilated", "random_bits", "random_wrap")
 
 
 def train_if(
@@ -38,10 +39,11 @@ def train_if(
       \end{cases}
 
     in real branches (``lax.cond``) of the backward pass: what is 0 is not computed.
-    The forward pass is that of ``layer``, and keeps the same residuals. It works under
+    The forward pass is that of ``layer``; of its results those of products and
+    convolutions are kept, and the cheap ones computed again. It works under
     ``jit``, ``shard_map`` and ``pmap``; under ``jax.vmap`` with flags of each one's own
     the numbers are right, but both sides of a branch are computed: it is not faster.
-    Nor is memory saved. ``jax.checkpoint`` may be inside or outside. There is no
+    ``jax.checkpoint`` may be inside or outside. There is no
     forward-mode differentiation.
 
     Args:
@@ -119,9 +121,11 @@ def train_function_if(
     def branching(flags: Any, own: Any, others: Any) -> Any:
         return call(own, others)
 
+    kept = jax.checkpoint(call, policy=is_kept, prevent_cse=False)
+
     def forward(flags: Any, own: Any, others: Any) -> tuple[Any, Any]:
         y, vjp = jax.vjp(
-            lambda params, inputs: call([*params, *inputs], others),
+            lambda params, inputs: kept([*params, *inputs], others),
             own[:of_params],
             own[of_params:],
         )
@@ -134,6 +138,15 @@ def train_function_if(
 
     branching.defvjp(forward, backward)
     return branching(flags, own, others)
+
+
+def is_kept(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Whether the backward pass finds a result in memory; the others it computes anew.
+
+    What crosses into a branch must lie in memory, where without branches XLA fuses
+    most of it away: to keep every intermediate result costs more than a skip saves.
+    """
+    return primitive.name in _KEPT
 
 
 def pulled_back(flags: tuple[Flag, Flag], vjp: Vjp, cotangent: Any) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 from flax import nnx
 
-from slamb_jax._skip import Flag, floating, pulled_back, train_function_if
+from slamb_jax._skip import Flag, floating, is_kept, pulled_back, train_function_if
 
 Flags = tuple[Flag, Flag]
 
@@ -27,7 +27,8 @@ def train_linen_if(flags: Flags, module: nn.Module) -> Callable[..., Any]:
             return call(module, own, others)
 
         def forward(module: nn.Module, flags: Any, own: Any, others: Any) -> Any:
-            y, vjp = nn.vjp(lambda m, own: call(m, own, others), module, own)
+            kept = nn.checkpoint(call, policy=is_kept, prevent_cse=False)
+            y, vjp = nn.vjp(lambda m, own: kept(m, own, others), module, own)
             return y, (flags, vjp)
 
         def backward(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
