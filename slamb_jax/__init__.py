@@ -12,6 +12,14 @@ from slamb_jax._compress import RandkCompressState as RandkCompressState
 from slamb_jax._compress import (
     randk_compress_with_error_feedback as randk_compress_with_error_feedback,
 )
+from slamb_jax._distribution import project_distribution as project_distribution
+from slamb_jax._distribution import update_distribution as update_distribution
+from slamb_jax._jointspar import JOINTSPAR_STATIC_ARGS as JOINTSPAR_STATIC_ARGS
+from slamb_jax._jointspar import jointspar as jointspar
+from slamb_jax._jointspar import jointspar_lars as jointspar_lars
+from slamb_jax._layer_draws import JointSparState as JointSparState
+from slamb_jax._layer_draws import active_layers as active_layers
+from slamb_jax._layer_draws import layer_probabilities as layer_probabilities
 from slamb_jax._leaves import Leaf as Leaf
 from slamb_jax._momentum import MaskMomentumState as MaskMomentumState
 from slamb_jax._momentum import mask_momentum as mask_momentum
@@ -30,6 +38,7 @@ from slamb_jax._selections import replay_masks as replay_masks
 from slamb_jax._simulate import in_chunks as in_chunks
 from slamb_jax._simulate import simulated_replicas as simulated_replicas
 from slamb_jax._simulate import simulated_step as simulated_step
+from slamb_jax._skip import train_if as train_if
 from slamb_jax._slamb import STATIC_ARGS as STATIC_ARGS
 from slamb_jax._slamb import slamb as slamb
 from slamb_jax._timing import OptimizerSeconds as OptimizerSeconds

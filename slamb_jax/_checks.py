@@ -66,14 +66,16 @@ def check_axis_name(axis_name: Any) -> None:
         )
 
 
-def check_static(names: tuple[str, ...], values: dict[str, Any]) -> None:
+def check_static(
+    names: tuple[str, ...], values: dict[str, Any], constant: str = "STATIC_ARGS"
+) -> None:
     """Raises for every named argument that ``inject_hyperparams`` made an array."""
     bad = [name for name in names if isinstance(values[name], jax.Array)]
     if bad:
         raise ValueError(
             f"{', '.join(bad)} must be static, got "
             f"{', '.join(repr(values[name]) for name in bad)}: pass "
-            "static_args=slamb_jax.STATIC_ARGS to optax.inject_hyperparams"
+            f"static_args=slamb_jax.{constant} to optax.inject_hyperparams"
         )
 
 

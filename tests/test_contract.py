@@ -40,10 +40,15 @@ ALL = {
     "accumulate": lambda: slamb_jax.accumulate(
         slamb_jax.slamb(0.01, selection=STRIDED), 2
     ),
+    "jointspar": lambda: slamb_jax.jointspar(0.01, "all", 0.6),
+    "jointspar_lars": lambda: slamb_jax.jointspar_lars(
+        optax.constant_schedule(0.01), "all", 0.6, weight_decay=0.1
+    ),
 }  # fmt: skip
+DRAWS = {"jointspar", "jointspar_lars"}  # their state has probabilities
 NEEDS_PARAMS = {
     "slamb", "slamb_product", "slamb_16_bit", "layerwise_trust_ratio",
-    "average_parameters_every", "accumulate",
+    "average_parameters_every", "accumulate", "jointspar_lars",
 }  # fmt: skip
 each = pytest.mark.parametrize("name", ALL)
 
@@ -158,7 +163,8 @@ def test_tree_map_params(name):
         for mark, x in zip(jax.tree.leaves(marked), jax.tree.leaves(state), strict=True)
         if mark == "other"
     ]
-    assert set(others) <= {jnp.dtype("int32")}
+    allowed = {"int32", "float32"} if name in DRAWS else {"int32"}
+    assert {str(dtype) for dtype in others} <= allowed
     like_params = len(jax.tree.leaves(state)) - len(others)
     assert like_params % len(jax.tree.leaves(params)) == 0
 

@@ -46,6 +46,27 @@ def test_main_job(tmp_path):
     assert (out / "curves.png").stat().st_size > 10_000
 
 
+def test_main_job_with_jointspar(tmp_path):
+    (tmp_path / "text").write_bytes(bytes(range(32, 127)) * 90)
+    tiny = [f"--{name}={value}" for name, value in (TINY | {"layers": 2}).items()]
+    done = run(
+        "-m", "examples.byte_lm.main", *tiny, "--optimizer", "lars", "jointspar_lars",
+        "--budget", "1", "--p-min", "0.2", "--files", str(tmp_path / "text"),
+        "--out", str(tmp_path / "out"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    dense, sparse = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert dense["blocks"] is None
+    blocks = sparse["blocks"]
+    assert (blocks["budget"], blocks["p_min"]) == (1.0, 0.2)
+    pairs = list(zip(*blocks["probabilities"].values(), strict=True))
+    assert len(pairs) == 2
+    assert all(abs(sum(p) - 1) < 1e-5 for p in pairs)
+    assert sparse["bytes_per_step"] <= dense["bytes_per_step"] * 1.01
+    assert "budget 1 of 2 blocks, p_min 0.2" in done.stdout
+    assert (tmp_path / "out" / "blocks.png").stat().st_size > 5_000
+
+
 def test_the_job_says_what_is_wrong_with_its_files(tmp_path):
     done = run("-m", "examples.byte_lm.main", "--files", str(tmp_path / "none"))
     assert done.returncode != 0

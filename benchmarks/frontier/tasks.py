@@ -12,7 +12,8 @@ import numpy as np
 import optax
 
 from examples.byte_lm import data
-from examples.byte_lm.model import ByteLM, next_byte_loss
+from examples.byte_lm.model import Active, ByteLM, blocks, next_byte_loss
+from slamb_jax import train_if
 
 CONTEXT = 64  # bytes of a sequence
 MASKED = 10  # of them, in a masked sequence: 16 %
@@ -25,11 +26,12 @@ class Task:
     """A model and its data; min_size is SLAMB's, for this model."""
 
     init: Callable[[jax.Array], Any]
-    loss: Callable[[Any, Any], jax.Array]
+    loss: Callable[..., jax.Array]  # of params, batch and, for JointSpar, active layers
     batches: Callable[[int, int, int], Iterator[Any]]  # of size, steps, seed
     held_out: Any
     min_size: int
     unit: str
+    layers: Callable[[Any], Any] | None = None  # JointSpar's labels, of the parameters
 
 
 class MaskedLM(nn.Module):
@@ -55,11 +57,19 @@ class DigitNet(nn.Module):
     """Two convolutions and two dense layers over images of 8 x 8."""
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = nn.relu(nn.Conv(16, (3, 3))(x))
-        x = nn.relu(nn.Conv(32, (3, 3), strides=2)(x))
-        x = nn.relu(nn.Dense(64)(x.reshape(len(x), -1)))
+    def __call__(self, x: jax.Array, active: Active = None) -> jax.Array:
+        conv0, conv1 = nn.Conv(16, (3, 3)), nn.Conv(32, (3, 3), strides=2)
+        x = nn.relu(train_if(active, "Conv_0", conv0, below=())(x))
+        x = nn.relu(train_if(active, "Conv_1", conv1, below=("Conv_0",))(x))
+        below = "Conv_0", "Conv_1"
+        x = x.reshape(len(x), -1)
+        x = nn.relu(train_if(active, "Dense_0", nn.Dense(64), below=below)(x))
         return nn.Dense(10)(x)
+
+    @staticmethod
+    def layers(params: Any) -> dict[str, str | None]:
+        """The last is always trained."""
+        return {name: None if name == "Dense_1" else name for name in params}
 
 
 @functools.cache
@@ -73,9 +83,9 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return jnp.mean(losses)
 
 
-def byte_lm() -> Task:
+def byte_lm(layers: int = 2) -> Task:
     """Predicts the next byte, as examples/byte_lm does, with a smaller model."""
-    model = ByteLM(layers=2, width=64, heads=4, context=CONTEXT)
+    model = ByteLM(layers=layers, width=64, heads=4, context=CONTEXT)
     text, held_out = texts()
 
     def batches(size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
@@ -85,11 +95,14 @@ def byte_lm() -> Task:
     first = jnp.zeros((1, CONTEXT), jnp.int32)
     return Task(
         init=lambda key: model.init(key, first)["params"],
-        loss=lambda params, text: next_byte_loss(model, params, text),
+        loss=lambda params, text, active=None: next_byte_loss(
+            model, params, text, active
+        ),
         batches=batches,
         held_out=sample,
         min_size=1000,
         unit="nats per byte",
+        layers=blocks,
     )
 
 
@@ -147,8 +160,8 @@ def digits() -> Task:
         for _ in range(steps):
             yield some(rng.choice(kept, size))
 
-    def loss(params: Any, batch: Any) -> jax.Array:
-        logits = model.apply({"params": params}, batch["images"])
+    def loss(params: Any, batch: Any, active: Active = None) -> jax.Array:
+        logits = model.apply({"params": params}, batch["images"], active)
         return cross_entropy(logits, batch["labels"])
 
     return Task(
@@ -158,6 +171,7 @@ def digits() -> Task:
         held_out=some(np.flatnonzero(held_out)),
         min_size=256,
         unit="nats",
+        layers=model.layers,
     )
 
 

@@ -2,7 +2,8 @@
 
 Run from the root of the repository: ``python -m examples.byte_lm.main``. It trains on
 the source code of the Python standard library, or on ``--files`` of yours; prints a
-table, and writes a picture and the figures behind it to ``--out``.
+table, and writes a picture and the figures behind it to ``--out``. Other optimizers
+by name: ``--optimizer lars jointspar_lars``.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from rich.progress import (
 from rich.table import Table
 
 from examples.byte_lm import data
-from examples.byte_lm.train import AXIS, Config, Result, lamb, slamb, train
+from examples.byte_lm.train import AXIS, OPTIMIZERS, Config, Result, train
 from examples.hardware import hardware
 
 
@@ -95,6 +96,31 @@ def picture(results: list[Result], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+def blocks_line(r: Result) -> str:
+    """Of JointSpar: what was asked for, what was drawn, what was learned."""
+    last = ", ".join(f"{k} {p[-1]:.2f}" for k, p in r.blocks["probabilities"].items())
+    return (
+        f"{r.name}: budget {r.blocks['budget']:g} of {len(r.blocks['probabilities'])} "
+        f"blocks, p_min {r.blocks['p_min']:.3g}; {r.blocks['active']:.3f} of them "
+        f"active on average; probabilities in the end: {last}"
+    )
+
+
+def blocks_picture(r: Result, path: Path) -> None:
+    """The distribution over the blocks, step by step."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(5, 3.4), layout="constrained")
+    for name, p in r.blocks["probabilities"].items():
+        axes.plot(range(1, len(p) + 1), p, label=name)
+    axes.axhline(r.blocks["p_min"], color="gray", linestyle=":", label="p_min")
+    axes.set(xlabel="step", ylabel="probability to be trained", ylim=(0, 1.02))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
 def main(config: Config) -> list[Result]:
     console = Console()
     files = data.text_files(config.files) if config.files else data.standard_library()
@@ -107,7 +133,7 @@ def main(config: Config) -> list[Result]:
     )
     results = []
     with progress_bar(console) as bars:
-        for name, make in (("LAMB (dense)", lamb), ("SLAMB", slamb)):
+        for name, make in (OPTIMIZERS[choice] for choice in config.optimizer):
             task = bars.add_task(f"{name:12}", total=config.steps, loss="compiling")
 
             def report(step: int, losses: list[float], task: int = task) -> None:
@@ -119,12 +145,16 @@ def main(config: Config) -> list[Result]:
     console.print(table(results, config, machine))
 
     config.out.mkdir(parents=True, exist_ok=True)
-    picture(results, config.out / "curves.png")
+    wrote = [config.out / "curves.png", config.out / "results.json"]
+    picture(results, wrote[0])
+    for r in results:
+        if r.blocks:
+            console.print(blocks_line(r))
+            wrote.append(config.out / "blocks.png")
+            blocks_picture(r, wrote[-1])
     figures = [dataclasses.asdict(r) for r in results]
-    (config.out / "results.json").write_text(json.dumps(figures, indent=1) + "\n")
-    console.print(
-        f"Wrote {config.out / 'curves.png'} and {config.out / 'results.json'}"
-    )
+    wrote[1].write_text(json.dumps(figures, indent=1) + "\n")
+    console.print(f"Wrote {' and '.join(map(str, wrote))}")
     return results
 
 

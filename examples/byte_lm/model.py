@@ -1,9 +1,15 @@
 """A small decoder-only transformer over bytes."""
 
+from collections.abc import Mapping
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+
+import slamb_jax
+
+Active = Mapping[str, jax.Array] | None  # the blocks to train; None for all
 
 
 class Block(nn.Module):
@@ -30,20 +36,28 @@ class ByteLM(nn.Module):
     context: int
 
     @nn.compact
-    def __call__(self, tokens: jax.Array) -> jax.Array:
+    def __call__(self, tokens: jax.Array, active: Active = None) -> jax.Array:
         embed = nn.Embed(256, self.width)
         place = self.param(
             "place", nn.initializers.normal(0.02), (self.context, self.width)
         )
         x = embed(tokens) + place[None, : tokens.shape[1]]
-        for _ in range(self.layers):
-            x = Block(self.heads)(x)
+        for i in range(self.layers):
+            block = Block(self.heads, name=f"Block_{i}")
+            x = slamb_jax.train_if(active, f"Block_{i}", block)(x)
         return embed.attend(nn.LayerNorm()(x))
 
 
-def next_byte_loss(model: ByteLM, params: optax.Params, text: jax.Array) -> jax.Array:
+def blocks(params: optax.Params) -> dict[str, str | None]:
+    """Labels for JointSpar: a block is a layer; the rest is always trained."""
+    return {name: name if name.startswith("Block") else None for name in params}
+
+
+def next_byte_loss(
+    model: ByteLM, params: optax.Params, text: jax.Array, active: Active = None
+) -> jax.Array:
     """Mean cross-entropy, in nats per byte, over sequences (batch, context + 1)."""
-    logits = model.apply({"params": params}, text[:, :-1])
+    logits = model.apply({"params": params}, text[:, :-1], active)
     return jnp.mean(
         optax.softmax_cross_entropy_with_integer_labels(logits, text[:, 1:])
     )

@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import optax
 
 import slamb_jax
 from examples.byte_lm.data import batches
-from examples.byte_lm.model import ByteLM, next_byte_loss
+from examples.byte_lm.model import ByteLM, blocks, next_byte_loss
 
 AXIS = "data"
 
@@ -22,6 +22,11 @@ AXIS = "data"
 class Config:
     """Settings of a run; the rates are tuned for these (see sweep.py)."""
 
+    optimizer: tuple[Literal["lamb", "slamb", "lars", "jointspar_lars"], ...] = (
+        "lamb",
+        "slamb",
+    )
+    """What to train with, one after the other; shares of bytes are of the first's."""
     workers: int = 8
     steps: int = 500
     batch: int = 8  # sequences per worker and step
@@ -36,6 +41,10 @@ class Config:
     sync_every: int = 25
     min_size: int = 9000
     selection: Literal["strided", "permutation", "bernoulli"] = "strided"
+    lars_rate: float = 1.0
+    jointspar_rate: float = 1.0
+    budget: float = 2.0  # blocks that JointSpar trains per step, of all layers
+    p_min: float | None = None  # the least probability of a block; half of budget / D
     evaluations: int = 10
     eval_batch: int = 512  # held-out sequences
     seed: int = 0
@@ -52,6 +61,7 @@ class Result:
     losses: list[float]  # evaluation loss, nats per byte, after those steps
     bytes_per_step: float  # sent by each worker, averaged over a cycle of H steps
     step_seconds: float  # median
+    blocks: dict[str, Any] | None = None  # of JointSpar: see blocks_drawn
 
 
 def schedule(peak: float, steps: int) -> optax.Schedule:
@@ -80,6 +90,47 @@ def slamb(config: Config) -> optax.GradientTransformation:
     )
 
 
+TRUST = 0.005  # LARS's relative step at a rate of 1, before momentum
+
+
+def matrices(params: optax.Params) -> optax.Params:
+    """Those that LARS gives a rate of their own; biases and norms start from zero."""
+    return jax.tree.map(lambda p: p.ndim > 1, params)
+
+
+def lars(config: Config) -> optax.GradientTransformation:
+    """Dense LARS: gradients averaged over the workers at every step."""
+    mean = optax.stateless(
+        lambda grads, _: slamb_jax.average_parameters(grads, axis_name=AXIS)
+    )
+    rate = schedule(config.lars_rate, config.steps)
+    rule = optax.lars(rate, trust_coefficient=TRUST, trust_ratio_mask=matrices)
+    return optax.chain(mean, rule)
+
+
+def jointspar_lars(config: Config) -> optax.GradientTransformation:
+    """JointSpar-LARS: the drawn blocks' gradients, the others are not computed."""
+    return slamb_jax.jointspar_lars(
+        schedule(config.jointspar_rate, config.steps),
+        blocks,
+        config.budget,
+        p_min=config.p_min,
+        horizon=config.steps,
+        axis_name=AXIS,
+        trust_coefficient=TRUST,
+        trust_ratio_mask=matrices,
+        seed=config.seed,
+    )
+
+
+OPTIMIZERS = {
+    "lamb": ("LAMB (dense)", lamb),
+    "slamb": ("SLAMB", slamb),
+    "lars": ("LARS (dense)", lars),
+    "jointspar_lars": ("JointSpar-LARS", jointspar_lars),
+}
+
+
 def train(
     name: str,
     tx: optax.GradientTransformation,
@@ -94,33 +145,54 @@ def train(
     first = jnp.zeros((1, config.context), jnp.int32)
     params = model.init(jax.random.key(config.seed), first)["params"]
 
-    def step(state: tuple, text: jax.Array) -> tuple[tuple, jax.Array]:
-        params, opt_state = state
-        loss, grads = jax.value_and_grad(lambda p: next_byte_loss(model, p, text))(
-            params
-        )
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), loss
+    opt_state = tx.init(params)
+    draws = isinstance(opt_state, slamb_jax.JointSparState)
 
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, AXIS)
+    def step(state: tuple, text: jax.Array) -> tuple[tuple, tuple]:
+        params, opt_state = state
+        active = slamb_jax.active_layers(opt_state) if draws else None
+        p = slamb_jax.layer_probabilities(opt_state) if draws else None
+        loss, grads = jax.value_and_grad(
+            lambda p: next_byte_loss(model, p, text, active)
+        )(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), (loss, active, p)
+
+    state = slamb_jax.replicate((params, opt_state), mesh, AXIS)
     run = slamb_jax.per_worker_step(step, mesh, AXIS)
     size = config.workers * config.batch
     stream = batches(text, size, config.context, config.steps, config.seed)
     wire = slamb_jax.wire_report(run.lower(state, text_like(size, config)))
-    sent = wire.bytes_sent() + wire.bytes_sent(conditional=True) / config.sync_every
 
     evaluate = evaluator(model, held_out, config)
     due = np.linspace(0, config.steps, config.evaluations + 1).round()[1:]
-    steps, losses, times = [], [], []
+    steps, losses, times, drawn = [], [], [], []
     for i, batch in enumerate(stream, 1):
         start = time.perf_counter()
-        state, _ = jax.block_until_ready(run(state, batch))
+        state, (_, *about) = jax.block_until_ready(run(state, batch))
         times.append(time.perf_counter() - start)
+        drawn.append(jax.tree.map(lambda x: x[0], jax.device_get(about)))
         if i in due:
             steps.append(i)
             losses.append(evaluate(slamb_jax.consolidate(state[0])))
         report(i, losses)
-    return Result(name, steps, losses, sent, float(np.median(times[1:] or times)))
+    seconds = float(np.median(times[1:] or times))
+    found = blocks_drawn(config, drawn) if draws else None
+    # What stands in a branch: the average of parameters, or the blocks, all of a size.
+    often = found["active"] if found else 1 / config.sync_every
+    sent = wire.bytes_sent() + wire.bytes_sent(conditional=True) * often
+    return Result(name, steps, losses, sent, seconds, found)
+
+
+def blocks_drawn(config: Config, drawn: list[Any]) -> dict[str, Any]:
+    """The budget, what came of it, and each block's probability at each step."""
+    names = list(drawn[0][0])
+    return {
+        "budget": config.budget,
+        "p_min": config.p_min or config.budget / len(names) / 2,
+        "active": float(np.mean([[*active.values()] for active, _ in drawn])),
+        "probabilities": {k: [float(p[k]) for _, p in drawn] for k in names},
+    }
 
 
 def text_like(size: int, config: Config) -> jax.ShapeDtypeStruct:

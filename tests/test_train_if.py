@@ -1,0 +1,266 @@
+"""A layer's backward pass branches: right under every mapping, and really skipped."""
+
+import functools
+import itertools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import slamb_jax
+from slamb_jax._wire import _called, _parse
+from tests.workers import MAPPINGS, over_workers, stack
+
+NAMES = ("a", "b", "c")
+WIDTH = 8
+close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
+
+
+@pytest.fixture
+def standard_promotion():
+    """Flax's own code needs it."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def dense(w, x):
+    return jnp.tanh(x @ w)
+
+
+def network(params, x, active=None, layer=dense, bottom=()):
+    for i, name in enumerate(NAMES):
+        below = None if bottom is None else NAMES[:i]
+        x = slamb_jax.train_if(active, name, layer, below=below)(params[name], x)
+    return jnp.sum(jnp.square(x))
+
+
+def arrays(seed=0, width=WIDTH, batch=5):
+    rng = np.random.default_rng(seed)
+    new = lambda *s: jnp.asarray(rng.normal(size=s) / width**0.5, jnp.float32)  # noqa: E731
+    return {name: new(width, width) for name in NAMES}, new(batch, width)
+
+
+def flags(names):
+    return {name: jnp.asarray(name in names) for name in NAMES}
+
+
+def check_gradient(got, full, active):
+    for name in full:
+        leaves = jax.tree.leaves(got[name]), jax.tree.leaves(full[name])
+        for g, f in zip(*leaves, strict=True):
+            want = f if name in active else np.zeros_like(f)
+            np.testing.assert_allclose(g, want, rtol=1e-4, atol=1e-6)
+
+
+SETS = [s for n in range(4) for s in itertools.combinations(NAMES, n)]
+LAYERS = {
+    "plain": dense,
+    "remat inside": jax.checkpoint(dense),
+    "jit inside": jax.jit(dense),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize("outside", [lambda f: f, jax.checkpoint], ids=["", "remat"])
+def test_active_layers_have_the_gradient_and_others_none(layer, outside):
+    params, x = arrays()
+    loss = outside(functools.partial(network, layer=layer))
+    grad = jax.jit(jax.grad(loss))
+    full = jax.grad(network)(params, x)
+    for active in SETS:
+        check_gradient(grad(params, x, flags(active)), full, active)
+    assert grad._cache_size() == 1
+
+
+def test_the_gradient_of_the_inputs():
+    """All the way down if something below is always trained; else it ends."""
+    params, x = arrays()
+    full = jax.grad(network, 1)(params, x)
+    for active in SETS:
+        through = jax.grad(network, 1)(params, x, flags(active), bottom=None)
+        np.testing.assert_allclose(through, full, rtol=1e-5, atol=1e-6)
+        assert not jax.grad(network, 1)(params, x, flags(active)).any()
+
+
+def test_integers_keys_trees_and_keywords_pass_through():
+    def layer(params, x, rows, key, *, scale):
+        w, order = params["w"], params["order"]
+        y = (x["x"] @ w)[rows] * scale + jax.random.normal(key, ())
+        return {"y": y[:, order], "rows": rows}
+
+    params = {"w": arrays()[0]["a"], "order": jnp.arange(WIDTH)[::-1]}
+    x, rows, key = {"x": arrays()[1]}, jnp.array([2, 0]), jax.random.key(0)
+
+    def loss(w, active):
+        run = slamb_jax.train_if(active, "a", layer)
+        out = run(params | {"w": w}, x, rows, key, scale=2.0)
+        return jnp.sum(out["y"] ** 2) + jnp.sum(out["rows"]).astype(jnp.float32)
+
+    for own in (flags("a"), flags("")):
+        got, value = jax.jit(jax.grad(loss))(params["w"], own), loss(params["w"], own)
+        np.testing.assert_allclose(value, loss(params["w"], None), rtol=1e-6)
+        full = jax.grad(loss)(params["w"], None)
+        check_gradient({"a": got}, {"a": full}, [n for n in NAMES if own[n]])
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+def test_every_mapping(mapping):
+    """Also under vmap, with active sets that differ: right, though not faster."""
+    n = 4
+    params = stack(arrays()[0], n)
+    x = jnp.stack([arrays(seed)[1] for seed in range(n)])
+    sets = [("a",), ("b", "c"), (), NAMES]
+    active = jax.tree.map(lambda *x: jnp.stack(x), *map(flags, sets))
+    got = over_workers(jax.grad(network), mapping, n)(params, x, active)
+    for i, own in enumerate(sets):
+        full = jax.grad(network)(arrays()[0], x[i])
+        check_gradient({k: g[i] for k, g in got.items()}, full, own)
+
+
+def program(grad):
+    """How many matrix products a compiled gradient runs, and what its branches may."""
+    params, x = arrays()
+    text = jax.jit(grad).lower(params, x, flags(NAMES)).compile().as_text()
+    computations, entry = _parse(text)
+
+    def plain(name):
+        total = 0
+        for op in computations[name].values():
+            total += op.opcode == "dot"
+            if op.opcode in ("fusion", "call"):
+                total += sum(plain(called) for called in _called(op.rest))
+        return total
+
+    def paths(name):
+        """The products of each way through a computation's conditionals."""
+        totals = [plain(name)]
+        for op in computations[name].values():
+            if op.opcode == "conditional":
+                ways = [n for branch in _called(op.rest) for n in paths(branch)]
+                totals = [a + b for a in totals for b in ways]
+        return totals
+
+    conditionals = (op for op in computations[entry].values())
+    branches = sorted(
+        sorted(n for branch in _called(op.rest) for n in paths(branch))
+        for op in conditionals
+        if op.opcode == "conditional"
+    )
+    return plain(entry), branches
+
+
+def test_the_compiled_program_skips_what_is_inactive():
+    """Neither gradient, one of them or both; the lowest layer has weights alone."""
+    layer = [0, 1, 1, 2]
+    assert program(jax.grad(network)) == (3, [[0, 1], layer, layer])
+    through = functools.partial(network, bottom=None)
+    assert program(jax.grad(through)) == (3, [[0, 1], [1, 2], [1, 2]])
+    plain = jax.grad(lambda params, x, active: network(params, x))
+    assert program(plain) == (3 + 5, [])
+    remat = jax.grad(functools.partial(network, layer=jax.checkpoint(dense)))
+    _, branches = program(remat)  # computed anew only where it is needed
+    assert [branch[0] for branch in branches] == [0, 0, 0]
+
+
+class Block(nn.Module):
+    train: bool
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.BatchNorm(use_running_average=not self.train)(nn.Dense(WIDTH)(x))
+        return x + nn.Dropout(0.3, deterministic=not self.train)(nn.relu(h))
+
+
+class Net(nn.Module):
+    remat: bool = False
+
+    @nn.compact
+    def __call__(self, x, active=None, *, train=False):
+        for i, name in enumerate(NAMES):
+            block = (nn.remat(Block) if self.remat else Block)(train, name=name)
+            x = slamb_jax.train_if(active, name, block, below=NAMES[:i])(x)
+        return nn.Dense(1, name="head")(x)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("remat", [False, True])
+def test_linen_modules_with_statistics_and_dropout(remat):
+    net, x = Net(), arrays()[1]
+    variables = net.init(jax.random.key(0), x, flags(NAMES))
+    assert jax.tree.structure(variables) == jax.tree.structure(
+        net.init(jax.random.key(0), x)
+    )
+
+    @jax.jit
+    def both(params, active):
+        def loss(params):
+            out, new = Net(remat).apply(
+                variables | {"params": params}, x, active, train=True,
+                mutable=["batch_stats"], rngs={"dropout": jax.random.key(1)},
+            )  # fmt: skip
+            return jnp.mean(jnp.square(out - 1)), new["batch_stats"]
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    (want, stats), full = both(variables["params"], None)
+    for active in (("a",), ("b", "c"), ()):
+        (value, new), grads = both(variables["params"], flags(active))
+        np.testing.assert_allclose(value, want, rtol=1e-6)
+        jax.tree.map(close, new, stats)
+        check_gradient(grads, full, (*active, "head"))
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, rngs):
+        self.a = nnx.Sequential(
+            nnx.Linear(WIDTH, WIDTH, rngs=rngs), nnx.BatchNorm(WIDTH, rngs=rngs),
+            nnx.Dropout(0.3, rngs=rngs),
+        )  # fmt: skip
+        self.b = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.c = nnx.Linear(WIDTH, 1, rngs=rngs)
+
+    def __call__(self, x, active=None):
+        for i, name in enumerate(NAMES):
+            layer, below = getattr(self, name), NAMES[:i]
+            x = jnp.tanh(slamb_jax.train_if(active, name, layer, below=below)(x))
+        return x
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_nnx_modules_with_statistics_and_dropout():
+    graph, params, rest = nnx.split(NnxNet(nnx.Rngs(0)), nnx.Param, ...)
+    x = arrays()[1]
+
+    @jax.jit
+    def both(params, active):
+        def loss(params):
+            net = nnx.merge(graph, params, rest, copy=True)
+            value = jnp.mean(jnp.square(net(x, active) - 1))
+            return value, nnx.state(net, nnx.BatchStat)
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    (want, stats), full = both(params, None)
+    assert jax.tree.leaves(stats)
+    for active in (("a",), ("b", "c"), ()):
+        (value, new), grads = both(params, flags(active))
+        np.testing.assert_allclose(value, want, rtol=1e-6)
+        jax.tree.map(close, new, stats)
+        check_gradient(grads, full, active)
+
+
+CALLS = [
+    (lambda: slamb_jax.train_if(flags(""), "d", dense), "no layer 'd' .*'a', 'b', 'c'"),
+    (lambda: slamb_jax.train_if(flags(""), "a", dense, below=["d"]), "no layer 'd'"),
+    (lambda: slamb_jax.train_if(["a"], "a", dense), r"active .*\['a'\]"),
+    (lambda: slamb_jax.train_if(flags(""), "a", 3), "layer must be .*3"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), CALLS)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
