@@ -58,7 +58,9 @@ def run_all(
         folder = out / hashlib.sha256(named.encode()).hexdigest()[:12]
         config = dataclasses.replace(config, out=folder)
         mesh = mesh or processes.start(config)
-        results[setting] = loop.run(train.task(config), config, mesh)
+        results[setting] = loop.run(
+            train.task(config, train.sources(config)), config, mesh
+        )
         told = " ".join(f"{n}={v}" for n, v in setting)
         console.print(f"{told}: {results[setting].metrics}")
     return results

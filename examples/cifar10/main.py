@@ -4,13 +4,13 @@ Run from the root of the repository: ``python -m examples.cifar10.main`` for the
 ``--config examples/cifar10/configs/slamb.yaml --data-dir DIR`` for CIFAR-10.
 """
 
-from examples.cifar10.train import Config, task
+from examples.cifar10.train import Config, sources, task
 from examples.common import loop, options, processes
 
 
 def main(config: Config) -> loop.Result:
     mesh = processes.start(config)
-    result = loop.run(task(config), config, mesh)
+    result = loop.run(task(config, sources(config)), config, mesh)
     loop.summary(result, config)
     return result
 

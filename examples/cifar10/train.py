@@ -11,6 +11,7 @@ import optax
 from examples.cifar10 import data
 from examples.cifar10.models import ResNet
 from examples.common import images
+from examples.common.inputs import Source
 from examples.common.loop import Task, Variables
 from examples.common.options import Options
 
@@ -37,14 +38,21 @@ def schedule(config: Config, per_epoch: float) -> optax.Schedule:
     return optax.piecewise_constant_schedule(config.learning_rate, falls)
 
 
-def task(config: Config) -> Task:
-    """Model, data, loss and schedule."""
-    if config.data_dir is None:
-        train, test = images.digits()
-        augment = images.shifted(1, flip=False)
-    else:
-        train, test = data.load(config.data_dir)
-        augment = images.shifted(4, flip=True)
+def sources(config: Config) -> tuple[Source, Source]:
+    """What to train on and what to test on."""
+    return data.load(config.data_dir) if config.data_dir else images.digits()
+
+
+def blank(config: Config) -> tuple[Source, Source]:
+    """As many black images as CIFAR-10 has, in no memory."""
+    return images.blank(50_000, (32, 32, 3)), images.blank(10_000, (32, 32, 3))
+
+
+def task(config: Config, sources: tuple[Source, Source]) -> Task:
+    """Model, loss and schedule."""
+    train, test = sources
+    small = config.data_dir is None
+    augment = images.shifted(1, flip=False) if small else images.shifted(4, flip=True)
     model = ResNet(config.depth, config.width)
     per_epoch = images.steps_per_epoch(train, config)
 

@@ -26,6 +26,12 @@ def digits() -> tuple[Arrays, Arrays]:
     return train, test
 
 
+def blank(number: int, shape: tuple[int, ...]) -> Arrays:
+    """Black images, in no memory: shapes to compile for."""
+    image = np.broadcast_to(np.zeros((), np.float32), (number, *shape))
+    return Arrays(image=image, label=np.zeros(number, np.int32))
+
+
 def shifted(pixels: int, flip: bool) -> object:
     """Augmentation: a random crop of the padded image, and half of them mirrored."""
 

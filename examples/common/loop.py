@@ -112,6 +112,22 @@ def run(task: Task, o: Options, mesh: Mesh) -> Result:
     return result
 
 
+def shapes(task: Task, o: Options, mesh: Mesh) -> tuple[State, Any, jax.Array]:
+    """What the compiled step takes, in no memory."""
+    tx = optimizer(o, task.schedule, task.decay_mask)
+    key = jax.random.key(0)
+    params, kept = jax.eval_shape(task.init, key)
+    state = State(params, kept, jax.eval_shape(tx.init, params))
+
+    def joined(x: Any, *lead: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype)
+
+    batch = jax.tree.map(
+        lambda x: joined(np.asarray(x), o.workers * o.batch_size), task.source[0]
+    )
+    return jax.tree.map(lambda x: joined(x, o.workers), state), batch, key
+
+
 @dataclasses.dataclass
 class _Loop:
     task: Task
