@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from examples.common import loop, processes, records
 
@@ -22,6 +23,22 @@ def standard_promotion():
     """Flax's and optax's own code needs it."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
+
+
+@contextlib.contextmanager
+def compiled_once(folder):
+    """What is compiled inside is kept and not compiled again."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = [getattr(jax.config, name) for name in names]
+    for name, value in zip(names, (str(folder), 0.1), strict=True):
+        jax.config.update(name, value)
+    reset_cache()
+    try:
+        yield
+    finally:
+        for name, value in zip(names, before, strict=True):
+            jax.config.update(name, value)
+        reset_cache()
 
 
 def train(task, config):

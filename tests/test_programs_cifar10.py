@@ -97,12 +97,10 @@ def test_the_digits_are_whole():
     assert set(test_on.arrays["label"]) == set(range(10))
 
 
-@pytest.mark.parametrize("name", ["slamb", "lamb", "sgdm"])
-def test_a_short_run(name, tmp_path):
-    result = run(tiny(tmp_path / "run", optimizer=name))
+def check_records(name, out, result):
     assert result.step == 4
     assert 0 <= result.metrics["eval_accuracy"] <= 100
-    found = records.read(tmp_path / "run" / "metrics.jsonl")
+    found = records.read(out / "metrics.jsonl")
     losses = [r["loss"] for r in found if "loss" in r]
     assert len(losses) == 4
     assert np.isfinite(losses).all()
@@ -112,21 +110,31 @@ def test_a_short_run(name, tmp_path):
     assert [r["step"] for r in evaluated] == [3, 4]
     assert (evaluated[0]["replica_spread"] > 1e-4) == (name == "slamb")
     assert bool(evaluated[0]["trust_ratio"]) == (name != "sgdm")
-    assert list((tmp_path / "run" / "tensorboard").glob("events*"))
-    assert programs.result(tmp_path / "run")["bytes_sent"] == result.bytes_sent
+    assert list((out / "tensorboard").glob("events*"))
+    assert programs.result(out)["bytes_sent"] == result.bytes_sent
+
+
+@pytest.mark.parametrize("name", ["lamb", "sgdm"])
+def test_a_short_dense_run(name, tmp_path):
+    result = run(tiny(tmp_path / "run", optimizer=name))
+    check_records(name, tmp_path / "run", result)
+    assert result.bytes_sent == result.dense_bytes > 0
 
 
 def test_a_stopped_run_goes_on_to_the_last_bit(tmp_path, monkeypatch):
-    whole = run(tiny(tmp_path / "whole"))
-    with monkeypatch.context() as patched:
-        programs.stopping_at(2, patched)
-        with pytest.raises(SystemExit) as stopped:
-            run(tiny(tmp_path / "parts"))
-    assert stopped.value.code == 143
-    assert not (tmp_path / "parts" / "result.json").exists()
-    with pytest.raises(SystemExit, match="other options"):
-        run(tiny(tmp_path / "parts", b3=0.5))
-    parts = run(tiny(tmp_path / "parts"))
+    with programs.compiled_once(tmp_path / "compiled"):
+        whole = run(tiny(tmp_path / "whole"))
+        with monkeypatch.context() as patched:
+            programs.stopping_at(2, patched)
+            with pytest.raises(SystemExit) as stopped:
+                run(tiny(tmp_path / "parts"))
+        assert stopped.value.code == 143
+        assert not (tmp_path / "parts" / "result.json").exists()
+        with pytest.raises(SystemExit, match="other options"):
+            run(tiny(tmp_path / "parts", b3=0.5))
+        parts = run(tiny(tmp_path / "parts"))
+    check_records("slamb", tmp_path / "whole", whole)
+    assert whole.bytes_sent < whole.dense_bytes
     assert parts.metrics == whole.metrics
     state, position = programs.checkpoint(tmp_path / "whole")
     resumed, there = programs.checkpoint(tmp_path / "parts")

@@ -1,8 +1,8 @@
 """The options that all programs share, from the command line and YAML or JSON files."""
 
+import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -68,16 +68,14 @@ T = TypeVar("T", bound=Options)
 
 def parse(kind: type[T], description: str, args: Sequence[str] | None = None) -> T:
     """The options: the defaults, then ``--config FILE``, then the command line."""
-    args = list(sys.argv[1:] if args is None else args)
+    files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    files.add_argument("--config", type=Path, action="append", default=[])
+    known, rest = files.parse_known_args(args)
     default = kind()
-    while "--config" in args:
-        i = args.index("--config")
-        if i + 1 == len(args):
-            raise SystemExit("--config: a YAML or JSON file must follow")
-        default = from_file(default, Path(args[i + 1]))
-        del args[i : i + 2]
+    for path in known.config:
+        default = from_file(default, path)
     description += " --config FILE reads options from a YAML or JSON file first."
-    options = tyro.cli(kind, args=args, default=default, description=description)
+    options = tyro.cli(kind, args=rest, default=default, description=description)
     check(options)
     return options
 
