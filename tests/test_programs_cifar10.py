@@ -14,8 +14,13 @@ from examples.common import images, options, processes, records
 from tests import programs
 
 CONFIGS = programs.ROOT / "examples" / "cifar10" / "configs"
-TINY = {"width": 4, "batch_size": 2, "workers": 2, "min_size": 0, "sync_every": 3}
-TINY |= {"log_every": 1, "eval_every": 3, "checkpoint_every": 100}
+TINY = {"width": 4, "batch_size": 2, "workers": 2, "sync_every": 3}
+TINY |= {
+    "learning_rate": 0.01,
+    "log_every": 1,
+    "eval_every": 3,
+    "checkpoint_every": 100,
+}
 
 
 @pytest.fixture(autouse=True)

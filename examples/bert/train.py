@@ -41,6 +41,8 @@ class Config(Options):
     weight_decay: float = 0.01
     b3: float = 0.9
     sync_every: int = 25
+    min_size: int = 256
+    """No leaf of the tiny model but biases and norms is exchanged whole."""
     out: Path = Path("runs/bert")
 
 

@@ -29,6 +29,10 @@ class Config(Options):
     epochs: float = 40
     milestones: tuple[float, ...] = (20, 30)
     """Epochs after which the rate falls to a tenth."""
+    learning_rate: float = 0.02
+    b3: float = 0.9
+    min_size: int = 0
+    """No leaf of the small ResNet is exchanged whole for its size."""
     out: Path = Path("runs/cifar10")
 
 

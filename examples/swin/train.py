@@ -38,6 +38,9 @@ class Config(Options):
     warmup_epochs: float = 4
     weight_decay: float = 0.05
     clip_norm: float | None = 1.0
+    b3: float = 0.9
+    min_size: int = 0
+    """No leaf of the small model is exchanged whole for its size."""
     out: Path = Path("runs/swin")
 
 
