@@ -39,6 +39,10 @@ class Checkpoints:
         )
         self.manager.save(step, args=arguments, force=True)
 
+    def wait(self) -> None:
+        """Until all that was saved is on disk."""
+        self.manager.wait_until_finished()
+
     def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
         """The state, laid out as ``like``, and the position."""
         shapes = jax.tree.map(

@@ -202,7 +202,7 @@ class _Loop:
         }
 
     def leave(self, step: int) -> None:
-        self.checkpoints.manager.wait_until_finished()
+        self.checkpoints.wait()
         if jax.process_index() == 0:
             told = f"Stopped and saved at step {step}; the same command goes on."
             Console().print(told)

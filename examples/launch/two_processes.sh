@@ -17,7 +17,7 @@ for id in 0 1; do
     --coordinator "localhost:$port" --process-id "$id" --num-processes 2 &
   processes+=($!)
 done
-trap 'kill -TERM "${processes[@]}" 2>/dev/null' TERM INT
+trap 'kill -TERM "${processes[@]}" 2>/dev/null || true' TERM INT
 status=0
 for process in "${processes[@]}"; do
   while true; do # a signal ends the wait, but not yet the process
