@@ -109,8 +109,16 @@ def test_a_stopped_run_goes_on_to_the_last_bit(tmp_path, monkeypatch):
     assert programs.numbers(tmp_path / "parts") == programs.numbers(tmp_path / "whole")
 
 
-# Without segments, pooler and next-sentence head, of 110, 335 and 2,800 million.
-SIZES = {"base": 109_112_890, "large": 334_643_514, "xl": 2_823_714_618}
+SIZES = {"base": (12, 768), "large": (24, 1024), "xl": (24, 3072)}
+MILLIONS = {"base": 109.2, "large": 334.8, "xl": 2822.5}
+
+
+def parameters(layers, width):
+    """BERT's, without segments, pooler and next-sentence head, positions to 128."""
+    norm, square = 2 * width, width**2 + width
+    layer = 4 * square + 8 * width**2 + 5 * width + 2 * norm
+    head = square + norm + 30_522
+    return (30_522 + 128) * width + norm + layers * layer + head
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -123,7 +131,9 @@ def test_full_size(name):
     task = train.task(config, train.blank(config))
     params, _ = jax.eval_shape(task.init, jax.random.key(0))
     assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype(jnp.float32)}
-    assert sum(x.size for x in jax.tree.leaves(params)) == SIZES[name]
+    found = sum(x.size for x in jax.tree.leaves(params))
+    assert found == parameters(*SIZES[name])
+    assert round(found / 1e6, 1) == MILLIONS[name]
     one = {k: (config.batch_size, *x.shape) for k, x in task.source[0].items()}
     batch = {k: jax.ShapeDtypeStruct(shape, jnp.int32) for k, shape in one.items()}
     assert batch["positions"].shape == (config.batch_size, 19)
@@ -133,6 +143,8 @@ def test_full_size(name):
     rates = [float(task.schedule(t)) for t in (0, 1000, 2000, 4519, 7038)]
     want = np.array([0, 0.5, 1, 0.5**0.5, 0]) * 6e-3
     np.testing.assert_allclose(rates, want, rtol=1e-4, atol=1e-9)
-    decays = train.decays(params)
+    decays = task.decay_mask(params)
+    attention = decays["layer_0"]["MultiHeadDotProductAttention_0"]
+    assert attention["query"] == {"kernel": True, "bias": False}
     assert decays["layer_0"]["Dense_0"] == {"kernel": True, "bias": False}
     assert decays["layer_0"]["LayerNorm_0"] == {"scale": False, "bias": False}

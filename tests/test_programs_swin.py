@@ -46,7 +46,7 @@ def test_tokens_see_their_window_and_nothing_else(shift):
     block = models.Block(2, 4, shift, 0.0, jnp.float32)
     x = jax.random.normal(jax.random.key(0), (1, 8, 8, 4))
     params = block.init(jax.random.key(1), x, train=False)
-    changed = x.at[0, 3, 6].add(1.0)
+    changed = x.at[0, 3, 6, 0].add(1.0)  # all channels alike the norm would undo
     before, after = (block.apply(params, y, train=False) for y in (x, changed))
     moved = np.abs(np.asarray(after - before)).max(-1)[0] > 1e-6
     side = [window_of(np.arange(8), 4, shift) == window_of(a, 4, shift) for a in (3, 6)]
@@ -59,7 +59,7 @@ def test_drop_path_leaves_a_block_out():
     params = block.init(jax.random.key(1), x, train=False)
     rngs = {"dropout": jax.random.key(2)}
     np.testing.assert_array_equal(block.apply(params, x, train=True, rngs=rngs), x)
-    assert jnp.abs(block.apply(params, x, train=False) - x).max() > 0.01
+    assert jnp.abs(block.apply(params, x, train=False) - x).max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_full_size(name):
     warm = 20 * 1_281_167 / 16_384
     assert float(task.schedule(round(warm))) == pytest.approx(5.656e-3, rel=1e-5)
     assert float(task.schedule(round(warm / 2))) == pytest.approx(2.828e-3, rel=1e-3)
-    decays = train.decays(params)["Block_0"]
+    decays = task.decay_mask(params)["Block_0"]
     attention = decays["WindowAttention_0"]
     assert attention["query"] == {"kernel": True, "bias": False}
     assert attention["relative_position_bias"] is False

@@ -13,6 +13,7 @@ from examples.bert import data
 from examples.bert.models import Bert
 from examples.common.inputs import Source
 from examples.common.loop import Task, Variables
+from examples.common.optimizers import kernels
 from examples.common.options import Options
 
 
@@ -67,11 +68,6 @@ def blank(config: Config) -> tuple[Source, Source]:
     return masked, masked
 
 
-def decays(params: Any) -> Any:
-    """Not biases and norms, the leaves of one dimension."""
-    return jax.tree.map(lambda p: p.ndim > 1, params)
-
-
 def task(config: Config, sources: tuple[Source, Source]) -> Task:
     """Model, loss and schedule."""
     train, held_out = sources
@@ -124,5 +120,5 @@ def task(config: Config, sources: tuple[Source, Source]) -> Task:
         augment=None
         if isinstance(train, data.Masked)
         else data.masking(config.vocabulary),
-        decay_mask=decays,
+        decay_mask=kernels,
     )

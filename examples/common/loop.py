@@ -185,7 +185,7 @@ class _Loop:
     def one_step(
         self, program: Any, state: State, stream: Any, step: int
     ) -> tuple[State, Any]:
-        """One update, of as many mini-steps as it takes, done when this returns."""
+        """One update, done when this returns; reported is its last mini-step."""
         every = self.o.accumulate_steps
         for mini in range((step - 1) * every, step * every):
             batch = processes.split(self.mesh, next(stream))

@@ -28,6 +28,19 @@ def optimizer(
     return optax.with_extra_args_support(tx)
 
 
+UNDECAYED = {"bias", "scale", "relative_position_bias"}
+
+
+def kernels(params: Any) -> Any:
+    """A decay mask: not biases, norms and tables of positions, by name.
+
+    By name, since the biases of Flax's attention have two dimensions.
+    """
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: path[-1].key not in UNDECAYED, params
+    )
+
+
 def _slamb(
     options: Options, schedule: optax.Schedule, mask: Any
 ) -> optax.GradientTransformation:

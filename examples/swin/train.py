@@ -11,6 +11,7 @@ import optax
 from examples.common import images
 from examples.common.inputs import Source
 from examples.common.loop import Task, Variables
+from examples.common.optimizers import kernels
 from examples.common.options import Options
 from examples.swin import data
 from examples.swin.models import Swin
@@ -67,13 +68,6 @@ def blank(config: Config) -> tuple[Source, Source]:
     return images.blank(1_281_167, shape), images.blank(50_000, shape)
 
 
-def decays(params: Any) -> Any:
-    """Not biases and norms, nor the tables of relative positions."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, p: p.ndim > 1 and path[-1].key != "relative_position_bias", params
-    )
-
-
 def task(config: Config, sources: tuple[Source, Source]) -> Task:
     """Model, loss and schedule."""
     train, test = sources
@@ -118,5 +112,5 @@ def task(config: Config, sources: tuple[Source, Source]) -> Task:
         schedule=schedule(config, per_epoch),
         steps=round(config.epochs * per_epoch),
         augment=augment,
-        decay_mask=decays,
+        decay_mask=kernels,
     )
