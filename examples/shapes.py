@@ -38,11 +38,10 @@ def describe(program: str, args: list[str], whole: bool) -> dict[str, Any]:
         "MiB sent per step": sent.until(task.steps) / task.steps / 2**20,
         "share of dense": sent.until(task.steps) / task.steps / sent.dense,
     }
-    tx = optimizer(config, task.schedule, task.decay_mask)
-    step = slamb_jax.per_worker_step(loop.make_step(task, tx), mesh, processes.AXIS)
-    lowered = step.lower(state, batch, key)
     if whole:
-        memory = lowered.compile().memory_analysis()
+        tx = optimizer(config, task.schedule, task.decay_mask)
+        step = slamb_jax.per_worker_step(loop.make_step(task, tx), mesh, processes.AXIS)
+        memory = step.lower(state, batch, key).compile().memory_analysis()
         found["GiB of state and batch"] = memory.argument_size_in_bytes / 2**30
         found["GiB of temporaries"] = memory.temp_size_in_bytes / 2**30
     return found
