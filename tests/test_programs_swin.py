@@ -130,7 +130,7 @@ def test_parts_lie_inside():
 
 def test_a_short_run(tmp_path):
     config = train.Config(
-        width=8, window=2, depths=(2, 1), heads=(1, 2), batch_size=2, workers=2,
+        width=8, window=2, depths=(1, 1), heads=(1, 2), batch_size=2, workers=2,
         epochs=2 * 4 / 1438, warmup_epochs=4 / 1438, learning_rate=0.01, log_every=1,
         min_size=50, out=tmp_path / "run",
     )  # fmt: skip

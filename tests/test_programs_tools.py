@@ -70,3 +70,19 @@ def test_description(monkeypatch):
     assert 0.12 < found["share of dense"] < 0.25  # a tenth, a fiftieth, and biases
     dense = found["MiB sent per step"] / found["share of dense"]
     assert dense == pytest.approx(found["parameters"] * 4 / 2**20)  # two on a ring
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["lamb", "sgdm"])
+def test_resnet110_is_compiled_whole(name):
+    file = programs.ROOT / "examples" / "cifar10" / "configs" / f"{name}.yaml"
+    process = programs.start(
+        "examples.shapes", "cifar10", "--config", file, "--compile"
+    )
+    try:
+        told, wrong = process.communicate(timeout=900)
+    finally:
+        process.kill()
+    assert process.returncode == 0, wrong
+    assert "parameters: 1,727,962" in told
+    assert "GiB of temporaries" in told
