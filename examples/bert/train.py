@@ -43,7 +43,7 @@ class Config(Options):
     b3: float = 0.9
     sync_every: int = 25
     min_size: int = 256
-    """No leaf of the tiny model but biases and norms is exchanged whole."""
+    """Leaves with fewer elements are exchanged whole."""
     out: Path = Path("runs/bert")
 
 

@@ -32,7 +32,7 @@ class Config(Options):
     learning_rate: float = 0.02
     b3: float = 0.9
     min_size: int = 0
-    """No leaf of the small ResNet is exchanged whole for its size."""
+    """Leaves with fewer elements are exchanged whole."""
     out: Path = Path("runs/cifar10")
 
 

@@ -41,7 +41,7 @@ class Config(Options):
     clip_norm: float | None = 1.0
     b3: float = 0.9
     min_size: int = 0
-    """No leaf of the small model is exchanged whole for its size."""
+    """Leaves with fewer elements are exchanged whole."""
     out: Path = Path("runs/swin")
 
 
