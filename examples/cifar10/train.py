@@ -1,0 +1,92 @@
+"""What this program trains: images to labels, BatchNorm's statistics kept by worker."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from examples.cifar10 import data
+from examples.cifar10.models import ResNet
+from examples.common import images
+from examples.common.inputs import Source
+from examples.common.loop import Task, Variables
+from examples.common.options import Options
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Options):
+    """Handwritten digits and a small ResNet; the files in configs/ have CIFAR-10."""
+
+    depth: int = 8
+    """Layers of the ResNet, 6 n + 2."""
+    width: int = 16
+    """Channels of the first stage."""
+    data_dir: Path | None = None
+    """Where cifar-10-binary.tar.gz lies. None: scikit-learn's digits."""
+    epochs: float = 40
+    milestones: tuple[float, ...] = (20, 30)
+    """Epochs after which the rate falls to a tenth."""
+    learning_rate: float = 0.02
+    b3: float = 0.9
+    min_size: int = 0
+    """Leaves with fewer elements are exchanged whole."""
+    out: Path = Path("runs/cifar10")
+
+
+def schedule(config: Config, per_epoch: float) -> optax.Schedule:
+    """The rate, a tenth of itself from each milestone on."""
+    falls = {round(epoch * per_epoch): 0.1 for epoch in config.milestones}
+    return optax.piecewise_constant_schedule(config.learning_rate, falls)
+
+
+def sources(config: Config) -> tuple[Source, Source]:
+    """What to train on and what to test on."""
+    return data.load(config.data_dir) if config.data_dir else images.digits()
+
+
+def blank(config: Config) -> tuple[Source, Source]:
+    """As many black images as CIFAR-10 has, in no memory."""
+    return images.blank(50_000, (32, 32, 3)), images.blank(10_000, (32, 32, 3))
+
+
+def task(config: Config, sources: tuple[Source, Source]) -> Task:
+    """Model, loss and schedule."""
+    train, test = sources
+    small = config.data_dir is None
+    augment = images.shifted(1, flip=False) if small else images.shifted(4, flip=True)
+    model = ResNet(config.depth, config.width)
+    per_epoch = images.steps_per_epoch(train, config)
+
+    def init(key: jax.Array) -> Variables:
+        variables = model.init(key, train[0]["image"][None], train=False)
+        return variables["params"], variables["batch_stats"]
+
+    def loss(params: Any, kept: Any, batch: Any, key: jax.Array) -> Any:
+        logits, new = model.apply(
+            {"params": params, "batch_stats": kept},
+            batch["image"],
+            train=True,
+            mutable=["batch_stats"],
+        )
+        accuracy = 100 * jnp.mean(images.correct(logits, batch["label"]))
+        value = jnp.mean(images.cross_entropy(logits, batch["label"]))
+        return value, (new["batch_stats"], {"accuracy": accuracy})
+
+    def evaluate(params: Any, kept: Any, batch: Any) -> dict[str, jax.Array]:
+        variables = {"params": params, "batch_stats": kept}
+        logits = model.apply(variables, batch["image"], train=False)
+        return images.scores(logits, batch)
+
+    return Task(
+        init=init,
+        loss=loss,
+        evaluate=evaluate,
+        source=train,
+        held_out=test,
+        schedule=schedule(config, per_epoch),
+        steps=round(config.epochs * per_epoch),
+        augment=augment,
+    )

@@ -1,0 +1,92 @@
+"""Batches by grain: shuffled, shared out among the workers, to be resumed anywhere."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import grain
+import jax
+import numpy as np
+
+Example = dict[str, np.ndarray]
+THREADS = grain.ReadOptions(num_threads=4, prefetch_buffer_size=16)
+
+
+class Source(Protocol):
+    """Examples by number: what ``grain.MapDataset.source`` takes."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Example: ...
+
+
+class Arrays:
+    """Examples that are rows of arrays in memory."""
+
+    def __init__(self, **arrays: np.ndarray) -> None:
+        lengths = {name: len(x) for name, x in arrays.items()}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"arrays must have one length, got {lengths}")
+        self.arrays = arrays
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def __getitem__(self, index: int) -> Example:
+        return {name: x[index] for name, x in self.arrays.items()}
+
+
+def training(
+    source: Source,
+    batch_size: int,
+    workers: int,
+    seed: int,
+    augment: Callable[[Example, np.random.Generator], Example] | None = None,
+) -> grain.DatasetIterator:
+    """Batches without end for the workers of this process, joined.
+
+    Batch t of all workers together is the same for any number of processes. Epochs
+    follow one another without a cut, each in an order of its own; ``augment`` draws
+    anew at every visit. ``get_state`` and ``set_state`` are the position.
+    """
+    if len(source) < 1:
+        raise SystemExit("there are no examples to train on")
+    examples = grain.MapDataset.source(source).seed(seed).shuffle().repeat()
+    if augment is not None:
+        examples = examples.random_map(augment)
+    here = workers // jax.process_count() * batch_size
+    batches = examples.batch(here)[jax.process_index() :: jax.process_count()]
+    return iter(batches.to_iter_dataset(THREADS))
+
+
+def held_out(source: Source, size: int) -> Iterator[Example]:
+    """Each example once, in batches of ``size`` over all processes.
+
+    The last batch is filled up; ``weight`` is 1 for an example and 0 for filling.
+    """
+    if size % jax.process_count():
+        raise ValueError(f"size must split over processes, got {size}")
+    batches = grain.MapDataset.source(_Filled(source, size))
+    batches = batches.batch(size // jax.process_count())
+    mine = batches[jax.process_index() :: jax.process_count()]
+    return iter(mine.to_iter_dataset(THREADS))
+
+
+class _Filled:
+    """``source`` with its last example repeated, without weight, to whole batches."""
+
+    def __init__(self, source: Source, size: int) -> None:
+        self.source, self.size = source, size
+
+    def __len__(self) -> int:
+        return -(-len(self.source) // self.size) * self.size
+
+    def __getitem__(self, index: int) -> Example:
+        last = len(self.source) - 1
+        weight = np.float32(index <= last)
+        return {**self.source[min(index, last)], "weight": weight}
+
+
+def position(stream: grain.DatasetIterator) -> dict[str, Any]:
+    """Where a stream stands, as JSON holds it: the same on all processes."""
+    state: dict[str, Any] = stream.get_state()
+    return state

@@ -1,0 +1,93 @@
+"""What a run has to say: JSON lines, TensorBoard, a progress bar."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+from tensorboardX import SummaryWriter
+
+
+class Records:
+    """Metrics by step, in ``metrics.jsonl`` and for TensorBoard; process 0 writes.
+
+    A run that goes on from ``step`` drops what was written of later ones.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.writer: SummaryWriter | None = None
+        if jax.process_index():
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "metrics.jsonl"
+        kept = [r for r in read(path) if r["step"] <= step] if path.exists() else []
+        self.file = path.open("w", buffering=1)
+        for record in kept:
+            self.file.write(json.dumps(record) + "\n")
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.writer is not None:
+            self.file.close()
+            self.writer.close()
+
+    def write(self, step: int, metrics: dict[str, Any]) -> None:
+        """Numbers, or mappings of names to numbers."""
+        if self.writer is None:
+            return
+        self.file.write(json.dumps({"step": step, **metrics}) + "\n")
+        for name, value in metrics.items():
+            if isinstance(value, dict):
+                for part, number in value.items():
+                    self.writer.add_scalar(f"{name}/{part}", number, step)
+            else:
+                self.writer.add_scalar(name, value, step)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The records of a ``metrics.jsonl``; a last line cut short is left out."""
+    lines = path.read_text().split("\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+class RateColumn(ProgressColumn):
+    """Steps per second."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:.1f}/s" if speed else "", no_wrap=True)
+
+
+@contextmanager
+def progress_bar(name: str, start: int, steps: int) -> Iterator[Any]:
+    """A function ``(step, note)`` that moves a bar, with rate and time left."""
+    quiet = jax.process_index() > 0
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        RateColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=Console(quiet=quiet), disable=quiet) as bars:
+        task = bars.add_task(name, completed=start, total=steps, note="")
+        yield lambda step, note: bars.update(task, completed=step, note=note)

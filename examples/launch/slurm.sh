@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# One process for each GPU, found by jax through SLURM's environment. Two minutes before
+# the time is up SLURM sends SIGTERM: the run saves, leaves with status 143, and the job
+# is queued again and goes on. --out and --cache must be on a disk that all nodes see.
+#
+#   sbatch examples/launch/slurm.sh bert --config examples/bert/configs/large.yaml --files DIR
+#
+#SBATCH --job-name=slamb
+#SBATCH --nodes=16
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-task=1
+#SBATCH --cpus-per-task=12
+#SBATCH --time=12:00:00
+#SBATCH --signal=TERM@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+set -uo pipefail
+program=${1:?the program: cifar10, bert or swin}
+shift
+srun python -m "examples.$program.main" "$@" \
+  --workers "$SLURM_NTASKS" --distributed
+status=$?
+if [ "$status" -eq 143 ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Two processes of one run by hand, here on one machine, two workers each. On two machines
+# start one line on each, with the first one's address in place of localhost.
+#
+#   examples/launch/two_processes.sh PROGRAM [OPTIONS]
+#
+# SIGTERM to this script, or to either process, saves at the same step in both and leaves
+# with status 143; the same command goes on from there. --out must be on a disk that both
+# see.
+set -euo pipefail
+program=${1:?the program: cifar10, bert or swin}
+shift
+port=${PORT:-29400}
+processes=()
+for id in 0 1; do
+  python -m "examples.$program.main" "$@" --workers 4 \
+    --coordinator "localhost:$port" --process-id "$id" --num-processes 2 &
+  processes+=($!)
+done
+trap 'kill -TERM "${processes[@]}" 2>/dev/null || true' TERM INT
+status=0
+for process in "${processes[@]}"; do
+  while true; do # a signal ends the wait, but not yet the process
+    wait "$process" && code=0 || code=$?
+    kill -0 "$process" 2>/dev/null || break
+  done
+  [ "$code" -eq 0 ] || status=$code
+done
+exit "$status"

@@ -1,0 +1,111 @@
+"""ImageNet from folders, one for each class: decoded, cropped and normalized."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from examples.common.inputs import Example
+
+SUFFIXES = {".jpeg", ".jpg", ".png", ".webp"}
+MEAN = np.array([0.485, 0.456, 0.406], np.float32)
+DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
+MARGIN = 224 / 256  # of a test image's shorter side, what its crop keeps
+
+
+class ImageFolder:
+    """``folder/CLASS/*.JPEG``; classes are numbered as their names sort.
+
+    With ``size`` images come resized, cropped in the middle and normalized; without,
+    as they are, for :func:`augmenting`.
+    """
+
+    def __init__(self, folder: Path, size: int | None) -> None:
+        if not folder.is_dir():
+            raise SystemExit(
+                f"--data-dir: there is no {folder}; wanted are train/ and val/ with a "
+                "folder of images for each class"
+            )
+        self.classes = sorted(p.name for p in folder.iterdir() if p.is_dir())
+        self.files = [
+            (path, label)
+            for label, name in enumerate(self.classes)
+            for path in sorted((folder / name).iterdir())
+            if path.suffix.lower() in SUFFIXES
+        ]
+        if not self.files:
+            raise SystemExit(f"--data-dir: there are no images below {folder}")
+        self.size = size
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Example:
+        path, label = self.files[index]
+        with Image.open(path) as file:
+            image = file.convert("RGB")
+        if self.size is not None:
+            return {"image": normalized(centre(image, self.size)), "label": _int(label)}
+        return {"image": np.asarray(image), "label": _int(label)}
+
+
+def load(folder: Path, size: int, classes: int) -> tuple[ImageFolder, ImageFolder]:
+    """What to train on and what to test on."""
+    train, test = ImageFolder(folder / "train", None), ImageFolder(folder / "val", size)
+    if not len(train.classes) == len(test.classes) == classes:
+        raise SystemExit(
+            f"--data-dir: {len(train.classes)} classes in train and "
+            f"{len(test.classes)} in val, --classes {classes}"
+        )
+    return train, test
+
+
+def centre(image: Image.Image, size: int) -> Image.Image:
+    """The middle of an image, its margins left out."""
+    side = min(image.size) * MARGIN
+    left, top = ((length - side) / 2 for length in image.size)
+    box = (left, top, left + side, top + side)
+    return image.resize((size, size), Image.Resampling.BICUBIC, box=box)
+
+
+def normalized(image: Image.Image) -> np.ndarray:
+    """Floats of about mean 0 and deviation 1."""
+    pixels: np.ndarray = (np.asarray(image, np.float32) / 255 - MEAN) / DEVIATION
+    return pixels
+
+
+class Augmenting:
+    """A random part of the image, 8 to 100 % of it, resized; half of them mirrored."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
+        image = Image.fromarray(example["image"])
+        box = part(image.size, rng)
+        image = image.resize((self.size, self.size), Image.Resampling.BICUBIC, box=box)
+        pixels = normalized(image)
+        if rng.random() < 0.5:
+            pixels = np.ascontiguousarray(pixels[:, ::-1])
+        return {**example, "image": pixels}
+
+
+def part(
+    size: tuple[int, int], rng: np.random.Generator
+) -> tuple[float, float, float, float]:
+    """A box of random area, shape (3:4 to 4:3) and place; else the largest square."""
+    width, height = size
+    for _ in range(10):
+        area = width * height * rng.uniform(0.08, 1.0)
+        shape = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+        w, h = np.sqrt(area * shape), np.sqrt(area / shape)
+        if w <= width and h <= height:
+            left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
+            return left, top, left + w, top + h
+    side = min(size)
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
+
+
+def _int(label: int) -> np.ndarray:
+    return np.asarray(label, np.int32)

@@ -1,0 +1,150 @@
+"""The BERT program: its tokens and masks, its sizes, a run that is stopped."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from examples.bert import data, train
+from examples.common import options, records
+from tests import programs
+
+CONFIGS = programs.ROOT / "examples" / "bert" / "configs"
+WORDS = ["tensor", "worker", "momentum", "average", "layer", "gradient", "ratio"]
+TINY = {"vocabulary": 120, "layers": 1, "width": 16, "heads": 2, "length": 16}
+TINY |= {"batch_size": 2, "workers": 2, "sync_every": 3, "min_size": 100, "steps": 4}
+TINY |= {"accumulate_steps": 2, "warmup_steps": 2, "log_every": 1, "dropout": 0.1}
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    with programs.standard_promotion():
+        yield
+
+
+def text_in(folder, files=25):
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(files):
+        (folder / f"{i:02}.txt").write_text(" ".join(rng.choice(WORDS, 60)))
+    return folder
+
+
+def tiny(tmp_path, out, **changes):
+    where = {"files": (tmp_path / "text",), "cache": tmp_path / "tokens"}
+    config = train.Config(out=tmp_path / out, **where, **TINY)
+    return dataclasses.replace(config, **changes)
+
+
+def run(config):
+    return programs.train(train.task(config, train.sources(config)), config)
+
+
+def test_masking():
+    inside = 126
+    sequence = np.concatenate([[data.CLS], np.arange(50, 50 + inside), [data.SEP]])
+    rng = np.random.default_rng(0)
+    hidden = kept = 0
+    for _ in range(400):
+        found = data.masking(1000)({"tokens": sequence.astype(np.int32)}, rng)
+        at = found["positions"]
+        assert len(set(at)) == len(at) == 19  # 15 % of 126
+        assert at.min() >= 1
+        assert at.max() <= inside
+        np.testing.assert_array_equal(found["labels"], sequence[at])
+        elsewhere = np.delete(np.arange(inside + 2), at)
+        np.testing.assert_array_equal(found["tokens"][elsewhere], sequence[elsewhere])
+        hidden += np.sum(found["tokens"][at] == data.MASK)
+        kept += np.sum(found["tokens"][at] == sequence[at])
+    assert hidden / (400 * 19) == pytest.approx(0.8, abs=0.02)
+    assert kept / (400 * 19) == pytest.approx(0.1, abs=0.02)
+
+
+def test_text_becomes_sequences(tmp_path):
+    files = [text_in(tmp_path / "text")]
+    train_on, held_out = data.load(files, tmp_path / "tokens", 120, 16)
+    words = sum(len(x.tokens) for x in (train_on, held_out.sequences))
+    assert words == 25 * 61  # each word one token, and a separator behind each file
+    first = train_on[0]["tokens"]
+    assert (first[0], first[-1], len(first)) == (data.CLS, data.SEP, 16)
+    row = np.concatenate([train_on[i]["tokens"][1:-1] for i in range(len(train_on))])
+    np.testing.assert_array_equal(row, train_on.tokens[: len(row)])
+    again = held_out[3]
+    for name, x in held_out[3].items():
+        np.testing.assert_array_equal(x, again[name])  # masked once and for all
+    before = (tmp_path / "tokens").stat().st_mtime_ns
+    data.load(files, tmp_path / "tokens", 120, 16)
+    assert (tmp_path / "tokens").stat().st_mtime_ns == before
+
+
+def test_too_little_text(tmp_path):
+    (tmp_path / "a").write_text("one")
+    with pytest.raises(SystemExit, match="at least two files are needed, got 1"):
+        data.load([tmp_path / "a"], tmp_path / "tokens", 120, 16)
+    (tmp_path / "b").write_text("two")
+    with pytest.raises(SystemExit, match="are too few for sequences of 16"):
+        data.load([tmp_path / "a", tmp_path / "b"], tmp_path / "tokens", 120, 16)
+    assert len(list((tmp_path / "tokens").iterdir())) == 1  # nothing half made
+
+
+def test_a_stopped_run_goes_on_to_the_last_bit(tmp_path, monkeypatch):
+    text_in(tmp_path / "text")
+    with programs.compiled_once(tmp_path / "compiled"):
+        whole = run(tiny(tmp_path, "whole"))
+        with monkeypatch.context() as patched:
+            programs.stopping_at(2, patched)
+            with pytest.raises(SystemExit):
+                run(tiny(tmp_path, "parts"))
+        parts = run(tiny(tmp_path, "parts"))
+    assert parts.metrics == whole.metrics
+    state, position = programs.checkpoint(tmp_path / "whole")
+    resumed, there = programs.checkpoint(tmp_path / "parts")
+    assert position == there == {"next_index": 8}  # two mini-steps a step
+    programs.assert_equal(state, resumed)
+    found = records.read(tmp_path / "whole" / "metrics.jsonl")
+    rates = [r["learning_rate"] for r in found if "learning_rate" in r]
+    np.testing.assert_allclose(rates, [0, 0.005, 0.01, 0.01 * 0.5**0.5], rtol=1e-5)
+    assert programs.numbers(tmp_path / "parts") == programs.numbers(tmp_path / "whole")
+
+
+SIZES = {"base": (12, 768), "large": (24, 1024), "xl": (24, 3072)}
+MILLIONS = {"base": 109.2, "large": 334.8, "xl": 2822.5}
+
+
+def parameters(layers, width):
+    """BERT's, without segments, pooler and next-sentence head, positions to 128."""
+    norm, square = 2 * width, width**2 + width
+    layer = 4 * square + 8 * width**2 + 5 * width + 2 * norm
+    head = square + norm + 30_522
+    return (30_522 + 128) * width + norm + layers * layer + head
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_full_size(name):
+    config = options.parse(
+        train.Config, "", ["--config", str(CONFIGS / f"{name}.yaml")]
+    )
+    batch = config.batch_size * config.accumulate_steps * config.workers
+    assert (batch, config.length, config.steps) == (65_536, 128, 7038)
+    task = train.task(config, train.blank(config))
+    params, _ = jax.eval_shape(task.init, jax.random.key(0))
+    assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype(jnp.float32)}
+    found = sum(x.size for x in jax.tree.leaves(params))
+    assert found == parameters(*SIZES[name])
+    assert round(found / 1e6, 1) == MILLIONS[name]
+    one = {k: (config.batch_size, *x.shape) for k, x in task.source[0].items()}
+    batch = {k: jax.ShapeDtypeStruct(shape, jnp.int32) for k, shape in one.items()}
+    assert batch["positions"].shape == (config.batch_size, 19)
+    jaxpr = jax.make_jaxpr(task.loss)(params, {}, batch, jax.random.key(0))
+    dots = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+    assert {e.outvars[0].aval.dtype for e in dots} == {jnp.dtype(jnp.bfloat16)}
+    rates = [float(task.schedule(t)) for t in (0, 1000, 2000, 4519, 7038)]
+    want = np.array([0, 0.5, 1, 0.5**0.5, 0]) * 6e-3
+    np.testing.assert_allclose(rates, want, rtol=1e-4, atol=1e-9)
+    decays = task.decay_mask(params)
+    attention = decays["layer_0"]["MultiHeadDotProductAttention_0"]
+    assert attention["query"] == {"kernel": True, "bias": False}
+    assert decays["layer_0"]["Dense_0"] == {"kernel": True, "bias": False}
+    assert decays["layer_0"]["LayerNorm_0"] == {"scale": False, "bias": False}

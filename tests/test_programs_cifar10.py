@@ -1,0 +1,182 @@
+"""The ResNet program: its data, its models, one short run of each optimizer."""
+
+import dataclasses
+import io
+import tarfile
+
+import jax
+import numpy as np
+import pytest
+
+from examples.cifar10 import data, train
+from examples.cifar10.models import ResNet
+from examples.common import images, options, processes, records
+from tests import programs
+
+CONFIGS = programs.ROOT / "examples" / "cifar10" / "configs"
+TINY = {"width": 4, "batch_size": 2, "workers": 2, "sync_every": 3}
+TINY |= {
+    "learning_rate": 0.01,
+    "log_every": 1,
+    "eval_every": 3,
+    "checkpoint_every": 100,
+}
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    with programs.standard_promotion():
+        yield
+
+
+def tiny(out, **changes):
+    # 1,438 images in batches of 4: these are the epochs of 4 steps.
+    config = train.Config(epochs=4 * 4 / 1438, milestones=(8 / 1438,), out=out, **TINY)
+    return dataclasses.replace(config, **changes)
+
+
+def run(config):
+    train_on, test_on = images.digits()
+    some = images.Arrays(**{k: x[:10] for k, x in test_on.arrays.items()})
+    return programs.train(train.task(config, (train_on, some)), config)
+
+
+def archive_in(folder, records=20, **changes):
+    rng = np.random.default_rng(0)
+    written = {}
+    path = folder / "cifar-10-binary.tar.gz"
+    with tarfile.open(path, "w:gz") as packed:
+        for name in (*data.TRAIN, *data.TEST):
+            content = rng.integers(0, 10, (records, data.RECORD), np.uint8)
+            written[name] = content
+            entry = tarfile.TarInfo(f"{data.FOLDER}/{name}")
+            entry.size = content.size
+            packed.addfile(entry, io.BytesIO(content.tobytes()))
+    md5 = data.hashlib.md5(path.read_bytes()).hexdigest()
+    known = data.Archive(size=path.stat().st_size, md5=md5, records=records)
+    return dataclasses.replace(known, **changes), written
+
+
+def test_archive_is_read(tmp_path):
+    known, written = archive_in(tmp_path)
+    train_on, test_on = data.load(tmp_path, known)
+    assert (len(train_on), len(test_on)) == (100, 20)
+    record = written["data_batch_2.bin"][3]
+    example = train_on[23]
+    assert example["label"] == record[0]
+    red = record[1 : 1 + 1024].reshape(32, 32)  # the first plane, by rows
+    want = (red / 255 - data.MEAN[0]) / data.DEVIATION[0]
+    np.testing.assert_allclose(example["image"][..., 0], want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"size": 5}, "bytes, not 5"),
+        ({"md5": "0" * 32}, "has MD5"),
+        ({"records": 21}, "data_batch_1.bin has"),
+        ({"name": "other.tar.gz"}, "Download other.tar.gz"),
+    ],
+)
+def test_archive_is_checked(tmp_path, changes, told):
+    known, _ = archive_in(tmp_path)
+    with pytest.raises(SystemExit, match=told):
+        data.load(tmp_path, dataclasses.replace(known, **changes))
+
+
+def test_augmentation_keeps_shape_and_pixels():
+    rng = np.random.default_rng(0)
+    image = np.arange(64, dtype=np.float32).reshape(8, 8, 1)
+    seen = set()
+    for _ in range(50):
+        moved = images.shifted(1, flip=True)({"image": image}, rng)["image"]
+        assert moved.shape == image.shape
+        assert moved.dtype == np.float32
+        seen.add(moved.tobytes())
+    assert len(seen) == 18  # 3 x 3 places, mirrored or not
+
+
+def test_the_digits_are_whole():
+    train_on, test_on = images.digits()
+    assert (len(train_on), len(test_on)) == (1438, 359)
+    assert set(test_on.arrays["label"]) == set(range(10))
+
+
+def check_records(name, out, result):
+    assert result.step == 4
+    assert 0 <= result.metrics["eval_accuracy"] <= 100
+    found = records.read(out / "metrics.jsonl")
+    losses = [r["loss"] for r in found if "loss" in r]
+    assert len(losses) == 4
+    assert np.isfinite(losses).all()
+    rates = [r["learning_rate"] for r in found if "learning_rate" in r]
+    np.testing.assert_allclose(rates, [0.01, 0.01, 0.001, 0.001], rtol=1e-6)
+    evaluated = [r for r in found if "eval_loss" in r]
+    assert [r["step"] for r in evaluated] == [3, 4]
+    assert (evaluated[0]["replica_spread"] > 1e-4) == (name == "slamb")
+    assert bool(evaluated[0]["trust_ratio"]) == (name != "sgdm")
+    assert list((out / "tensorboard").glob("events*"))
+    assert programs.result(out)["bytes_sent"] == result.bytes_sent
+
+
+@pytest.mark.parametrize("name", ["lamb", pytest.param("sgdm", marks=pytest.mark.long)])
+def test_a_short_dense_run(name, tmp_path):
+    result = run(tiny(tmp_path / "run", optimizer=name))
+    check_records(name, tmp_path / "run", result)
+    assert result.bytes_sent == result.dense_bytes > 0
+
+
+def test_a_stopped_run_goes_on_to_the_last_bit(tmp_path, monkeypatch):
+    with programs.compiled_once(tmp_path / "compiled"):
+        whole = run(tiny(tmp_path / "whole"))
+        with monkeypatch.context() as patched:
+            programs.stopping_at(2, patched)
+            with pytest.raises(SystemExit) as stopped:
+                run(tiny(tmp_path / "parts"))
+        assert stopped.value.code == 143
+        assert not (tmp_path / "parts" / "result.json").exists()
+        with pytest.raises(SystemExit, match="other options"):
+            run(tiny(tmp_path / "parts", b3=0.5))
+        parts = run(tiny(tmp_path / "parts"))
+    check_records("slamb", tmp_path / "whole", whole)
+    assert whole.bytes_sent < whole.dense_bytes
+    assert parts.metrics == whole.metrics
+    state, position = programs.checkpoint(tmp_path / "whole")
+    resumed, there = programs.checkpoint(tmp_path / "parts")
+    assert position == there == {"next_index": 4}
+    programs.assert_equal(state, resumed)
+    assert len(jax.tree.leaves(state)) > 60
+    assert programs.numbers(tmp_path / "parts") == programs.numbers(tmp_path / "whole")
+    assert run(tiny(tmp_path / "parts")) == parts  # finished: not made again
+
+
+@pytest.mark.parametrize("name", ["slamb", "lamb", "sgdm"])
+def test_full_size(name):
+    config = options.parse(
+        train.Config, "", ["--config", str(CONFIGS / f"{name}.yaml")]
+    )
+    assert config.depth == 110
+    assert config.optimizer == name
+    task = train.task(config, train.blank(config))
+    assert task.steps == 9766
+    params, kept = jax.eval_shape(task.init, jax.random.key(0))
+    assert sum(x.size for x in jax.tree.leaves(params)) == 1_727_962
+    batch = {
+        "image": jax.ShapeDtypeStruct((256, 32, 32, 3), np.float32),
+        "label": jax.ShapeDtypeStruct((256,), np.int32),
+    }
+    loss, _ = jax.eval_shape(task.loss, params, kept, batch, jax.random.key(0))
+    assert loss.shape == ()
+    rates = [float(task.schedule(t)) for t in (0, 4882, 4884, 9765)]
+    want = np.array([1, 1, 0.1, 0.01]) * config.learning_rate
+    np.testing.assert_allclose(rates, want, rtol=1e-6)
+
+
+def test_depth_is_checked():
+    with pytest.raises(ValueError, match=r"6 n \+ 2, n >= 1, got 9"):
+        ResNet(9).init(jax.random.key(0), np.zeros((1, 8, 8, 1)), train=False)
+
+
+def test_too_many_workers():
+    with pytest.raises(SystemExit, match="--workers: 1000 asked for"):
+        processes.mesh_of(1000)

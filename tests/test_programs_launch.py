@@ -1,0 +1,117 @@
+"""Two real processes of one run: stopped by SIGTERM, continued, like one process."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from examples.bert.train import Config
+from examples.common import records
+from examples.common.options import parse
+from tests import programs
+from tests.test_programs_bert import text_in
+
+LAUNCH = programs.ROOT / "examples" / "launch"
+STEPS = 400
+TINY = {"vocabulary": 120, "layers": 1, "width": 16, "heads": 2, "length": 16}
+TINY |= {"batch-size": 2, "sync-every": 3, "min-size": 100, "steps": STEPS}
+TINY |= {"warmup-steps": 2, "log-every": 1, "eval-every": 1000}
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
+def started(tmp_path, out, command):
+    options = [f"--{name}={value}" for name, value in TINY.items()]
+    options += ["--files", tmp_path / "text", "--cache", tmp_path / "tokens"]
+    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PORT")}
+    env |= {
+        "JAX_PLATFORMS": "cpu",
+        "PORT": str(free_port()),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    }
+    return subprocess.Popen(
+        [*command, *options, "--out", str(tmp_path / out)],
+        cwd=programs.ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def ended(process, timeout=180):
+    try:
+        told, _ = process.communicate(timeout=timeout)
+        return process.returncode, told
+    finally:
+        kill(process)
+
+
+def kill(process):
+    """All that it started too."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def wait_for_steps(process, path, steps, timeout=180):
+    until = time.monotonic() + timeout
+    while time.monotonic() < until and process.poll() is None:
+        if path.exists() and any(r["step"] >= steps for r in records.read(path)):
+            return
+        time.sleep(0.2)
+    kill(process)
+    pytest.fail(f"no step {steps}: {process.communicate()[0]}")
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_two_processes_stop_and_go_on_like_one(tmp_path):
+    text_in(tmp_path / "text")
+    script = ["bash", str(LAUNCH / "two_processes.sh"), "bert"]
+    metrics = tmp_path / "two" / "metrics.jsonl"
+    process = started(tmp_path, "two", script)
+    wait_for_steps(process, metrics, 3)
+    process.send_signal(signal.SIGTERM)
+    code, told = ended(process)
+    assert code == 143, told
+    at = records.read(metrics)[-1]["step"]
+    assert 3 <= at < STEPS
+    assert told.count(f"Stopped and saved at step {at}") == 1
+    code, told = ended(started(tmp_path, "two", script))
+    assert code == 0, told
+    assert programs.result(tmp_path / "two")["step"] == STEPS
+    two = [r for r in records.read(metrics) if "loss" in r]
+    assert [r["step"] for r in two] == list(range(1, STEPS + 1))
+
+    alone = [sys.executable, "-m", "examples.bert.main", "--workers", "4"]
+    code, told = ended(started(tmp_path, "one", alone))
+    assert code == 0, told
+    one = [r for r in records.read(tmp_path / "one" / "metrics.jsonl") if "loss" in r]
+    for name, close in (("bytes_sent", 0), ("loss", 1e-3)):
+        series = [[r[name] for r in run[: at + 5]] for run in (one, two)]
+        np.testing.assert_allclose(*series, rtol=close)
+
+
+def test_recipes_name_options_that_exist():
+    _, job = yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text())
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    args = [a.replace("$(JOB_COMPLETION_INDEX)", "1") for a in container["args"]]
+    config = parse(Config, "", args)
+    assert (config.workers, config.process_id, config.num_processes) == (16, 1, 2)
+    assert config.coordinator == "slamb-0.slamb:29400"
+    for name in ("two_processes.sh", "slurm.sh"):
+        done = subprocess.run(["bash", "-n", LAUNCH / name], check=False, timeout=30)
+        assert done.returncode == 0

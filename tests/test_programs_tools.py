@@ -1,0 +1,88 @@
+"""The sweep over options, and the description of a program from shapes."""
+
+import pytest
+from rich.console import Console
+
+from examples import shapes, sweep
+from examples.common import loop, processes
+from tests import programs
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    with programs.standard_promotion():
+        yield
+
+
+def test_grid():
+    found = sweep.settings(["optimizer=lamb,slamb", "seed=0,1"])
+    assert found[2] == (("optimizer", "slamb"), ("seed", "0"))
+    assert len(found) == 4
+    assert sweep.arguments((("depths", "2/2"),)) == ["--depths", "2", "2"]
+    with pytest.raises(SystemExit, match="got 'seed'"):
+        sweep.settings(["seed"])
+
+
+def test_table_averages_over_seeds():
+    def result(accuracy, sent):
+        return loop.Result(10, {"accuracy": accuracy}, sent, 102400.0, 0.002)
+
+    results = {
+        (("optimizer", name), ("seed", str(seed))): result(accuracy + seed, sent)
+        for name, accuracy, sent in (("lamb", 90, 102400.0), ("slamb", 95, 12288.0))
+        for seed in (0, 2)
+    }
+    console = Console(record=True, width=120)
+    console.print(sweep.table(results, "title", "caption"))
+    rows = [line.split("│") for line in console.export_text().splitlines()]
+    cells = {r[1].strip(): [c.strip() for c in r[2:-1]] for r in rows if len(r) > 3}
+    assert cells["lamb"] == ["2", "91.000 ± 1.414", "10.0", "1.000", "2"]
+    assert cells["slamb"] == ["2", "96.000 ± 1.414", "1.2", "0.120", "2"]
+
+
+def test_a_sweep_makes_each_run_once(tmp_path, monkeypatch):
+    made = []
+
+    def run(task, config, mesh):
+        made.append((config.optimizer, config.seed, config.out))
+        return loop.Result(1, {}, 1.0, 1.0, 1.0)
+
+    monkeypatch.setattr(loop, "run", run)
+    monkeypatch.setattr(processes, "start", lambda config: None)
+    chosen = sweep.settings(["optimizer=lamb,slamb", "seed=0,1"])
+    for _ in range(2):
+        sweep.run_all("cifar10", chosen, ["--epochs", "1"], tmp_path, Console())
+    assert made[:4] == made[4:]  # the same folder for the same options
+    assert len({out for _, _, out in made}) == 4
+    assert [m[:2] for m in made[:4]] == [
+        ("lamb", 0), ("lamb", 1), ("slamb", 0), ("slamb", 1)
+    ]  # fmt: skip
+
+
+def test_description(monkeypatch):
+    def start(config):
+        return processes.mesh_of(config.workers)
+
+    monkeypatch.setattr(processes, "start", start)
+    sizes = ["--layers=1", "--width=16", "--heads=2", "--length=16", "--vocabulary=50"]
+    sizes += ["--min-size=0", "--sync-every=50", "--steps=100", "--workers=2"]
+    found = shapes.describe("bert", sizes, whole=False)
+    assert 0.12 < found["share of dense"] < 0.25  # a tenth, a fiftieth, and biases
+    dense = found["MiB sent per step"] / found["share of dense"]
+    assert dense == pytest.approx(found["parameters"] * 4 / 2**20)  # two on a ring
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["lamb", "sgdm"])
+def test_resnet110_is_compiled_whole(name):
+    file = programs.ROOT / "examples" / "cifar10" / "configs" / f"{name}.yaml"
+    process = programs.start(
+        "examples.shapes", "cifar10", "--config", file, "--compile"
+    )
+    try:
+        told, wrong = process.communicate(timeout=900)
+    finally:
+        process.kill()
+    assert process.returncode == 0, wrong
+    assert "parameters: 1,727,962" in told
+    assert "GiB of temporaries" in told
