@@ -12,6 +12,9 @@ from slamb_jax._compress import RandkCompressState as RandkCompressState
 from slamb_jax._compress import (
     randk_compress_with_error_feedback as randk_compress_with_error_feedback,
 )
+from slamb_jax._finite import SkipNotFiniteState as SkipNotFiniteState
+from slamb_jax._finite import check_finite as check_finite
+from slamb_jax._finite import skip_not_finite as skip_not_finite
 from slamb_jax._leaves import Leaf as Leaf
 from slamb_jax._momentum import MaskMomentumState as MaskMomentumState
 from slamb_jax._momentum import mask_momentum as mask_momentum

@@ -7,6 +7,7 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
+import optax
 
 
 def check_range(
@@ -52,6 +53,12 @@ def check_clips(c_min: Any, c_max: Any) -> None:
     known = not (isinstance(c_min, jax.Array) or isinstance(c_max, jax.Array))
     if known and c_min > c_max:
         raise ValueError(f"c_min must not exceed c_max, got {c_min!r} and {c_max!r}")
+
+
+def check_transformation(name: str, tx: Any) -> None:
+    """Raises unless ``tx`` is an optax transformation, made and not its maker."""
+    if not isinstance(tx, optax.GradientTransformation):
+        raise ValueError(f"{name} must be an optax.GradientTransformation, got {tx!r}")
 
 
 def check_axis_name(axis_name: Any) -> None:
