@@ -42,6 +42,7 @@ from slamb_jax._timing import OptimizerSeconds as OptimizerSeconds
 from slamb_jax._timing import measure_optimizers as measure_optimizers
 from slamb_jax._trust_ratio import LayerwiseTrustRatioState as LayerwiseTrustRatioState
 from slamb_jax._trust_ratio import layerwise_trust_ratio as layerwise_trust_ratio
+from slamb_jax._watchdog import Watchdog as Watchdog
 from slamb_jax._wire import Collective as Collective
 from slamb_jax._wire import WireReport as WireReport
 from slamb_jax._wire import wire_report as wire_report
