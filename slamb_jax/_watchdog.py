@@ -175,7 +175,8 @@ class Watchdog:
         first = min(sign["step"] for sign in running.values())
         behind = {i: s for i, s in running.items() if s["step"] == first}
         idle = min(sign["idle"] for sign in behind.values())
-        if idle <= (self._step_timeout or math.inf):
+        ahead = self._me not in behind or len(behind) == self._all
+        if idle <= (self._step_timeout or math.inf) or not ahead:
             return ""
         if len(behind) == self._all:
             return f"all processes have been at step {first} for {idle:.1f} s"
