@@ -117,7 +117,11 @@ class Checkpoints:
         """
         check_integer("step", step, 0)
         check_range("rtol", rtol, 0.0, open_high=True)
+        if extra is not None and not isinstance(extra, dict):
+            raise ValueError(f"extra must be a dict, got {extra!r}")
         n = check_replicas("state", state)
+        if not jax.tree.leaves(state):
+            raise ValueError(f"state must have leaves, got {state!r}")
         leaves = named(state)
         once = [not u for u in differing(list(leaves.values()), rtol)]
         sums = checksums(list(leaves.values()))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from slamb_jax._checks import check_arrays, check_callable
 from slamb_jax._collectives import widened, worker_index
 
 
@@ -30,7 +31,8 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, axis_name: str) -> chex.ArrayTre
       A tree like ``tree`` of arrays of shape ``(n, ...)``.
 
     Raises:
-      ValueError: if the mesh has no axis of that name.
+      ValueError: if the mesh has no axis of that name, or for a leaf that is neither
+        an array nor a number.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
@@ -47,6 +49,7 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, axis_name: str) -> chex.ArrayTre
         one = np.asarray(x, dtype=jnp.result_type(x))
         return _put(np.broadcast_to(one, (n, *one.shape)), sharding)
 
+    check_arrays("tree", tree)
     return jax.tree.map(spread, tree)
 
 
@@ -99,6 +102,7 @@ def per_worker_step(
       >>> print(losses)
       [9. 9. 9. 9.]
     """
+    check_callable("step", step)
     n = _workers(mesh, axis_name)
     split, same = PartitionSpec(axis_name), PartitionSpec()
 
@@ -256,6 +260,8 @@ def _join(x: jax.Array) -> jax.Array:
 
 
 def _workers(mesh: Mesh, axis_name: str) -> int:
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}")
     if axis_name not in mesh.shape:
         raise ValueError(
             f"axis_name={axis_name!r} is not an axis of the mesh, which has "

@@ -97,6 +97,10 @@ def picture(results: list[Result], path: Path) -> None:
 
 def main(config: Config) -> list[Result]:
     console = Console()
+    try:
+        config.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"--out: cannot write to {config.out}: {error}") from error
     files = data.text_files(config.files) if config.files else data.standard_library()
     text, held_out = data.load(files, config.context)
     mesh = worker_mesh(config.workers)
@@ -118,7 +122,6 @@ def main(config: Config) -> list[Result]:
             results.append(train(name, tx, config, text, held_out, mesh, report))
     console.print(table(results, config, machine))
 
-    config.out.mkdir(parents=True, exist_ok=True)
     picture(results, config.out / "curves.png")
     figures = [dataclasses.asdict(r) for r in results]
     (config.out / "results.json").write_text(json.dumps(figures, indent=1) + "\n")
