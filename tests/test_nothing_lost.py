@@ -26,13 +26,26 @@ RATIOS = st.sampled_from([1.0, 0.9, 0.5, 0.3, 0.1, 0.02])
 SEEDS = st.integers(0, 2**31 - 1)
 
 
-def tries(examples):
-    return settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
+NAMES = ("bernoulli", "permutation", "strided")
+LAWS = {}
+
+
+def law(names, **strategies):
+    """A function of random trees that is to hold, by its name in ``LAWS``."""
+
+    def register(function):
+        chosen = {"name": st.sampled_from(names)} | strategies
+        LAWS[function.__name__] = given(**chosen)(function)
+        return function
+
+    return register
+
+
+def check(name, examples):
+    settings(
+        max_examples=examples, deadline=None, derandomize=True,
+        suppress_health_check=list(HealthCheck), database=None,
+    )(LAWS[name])()  # fmt: skip
 
 
 def trees(shapes, dtypes, n, seed, steps=4):
@@ -48,15 +61,13 @@ def trees(shapes, dtypes, n, seed, steps=4):
     return new(), [new(n) for _ in range(steps)]
 
 
-@pytest.mark.parametrize("name", SELECTIONS)
-@tries(8)
-@given(
+@law(NAMES,
     shapes=SHAPES, n=st.sampled_from([1, 2, 5]), ratio=RATIOS, seed=SEEDS,
     dtypes=st.lists(
         st.sampled_from(["float32", "bfloat16", "float16"]), min_size=4, max_size=4
     ),
 )  # fmt: skip
-def test_sent_and_kept_are_what_there_was(name, shapes, n, ratio, seed, dtypes):
+def sent_and_kept_are_what_there_was(name, shapes, n, ratio, seed, dtypes):
     """Of each worker: x = g + e is what it sends and what it keeps, at every step."""
     params, grads = trees(shapes, dtypes, n, seed)
     tx = slamb_jax.randk_compress_with_error_feedback(
@@ -83,15 +94,11 @@ def test_sent_and_kept_are_what_there_was(name, shapes, n, ratio, seed, dtypes):
                                               x[unsent & (x != 0)])  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SELECTIONS)
-@tries(8)
-@given(
+@law(NAMES,
     shapes=SHAPES, n=st.sampled_from([2, 3, 4]), ratio=RATIOS, seed=SEEDS,
     mu_dtype=st.sampled_from(["float32", "bfloat16"]),
 )  # fmt: skip
-def test_the_mean_of_the_momentum_is_that_of_adam(
-    name, shapes, n, ratio, seed, mu_dtype
-):
+def the_mean_of_the_momentum_is_that_of_adam(name, shapes, n, ratio, seed, mu_dtype):
     """Sent or not, nothing of a gradient is lost: the mean over workers is dense."""
     params, grads = trees(shapes, ["float32"] * 4, n, seed, steps=6)
     tx = slamb_jax.slamb(
@@ -108,15 +115,11 @@ def test_the_mean_of_the_momentum_is_that_of_adam(
             np.testing.assert_allclose(mean, dense, atol=8 * eps, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["strided", "permutation"])
-@tries(25)
-@given(
+@law(NAMES[1:],
     shape=SHAPE.filter(lambda shape: len(shape) > 1 and 0 not in shape),
     ratio=RATIOS, seed=SEEDS, index=st.integers(0, 500), start=st.integers(1, 10**6),
 )  # fmt: skip
-def test_a_round_sends_each_coordinate_exactly_once(
-    name, shape, ratio, seed, index, start
-):
+def a_round_sends_each_coordinate_exactly_once(name, shape, ratio, seed, index, start):
     selection = SELECTIONS[name](ratio, 0, seed)
     leaf = slamb_jax.Leaf(index, 0, shape, int(np.prod(shape)))
     if selection.whole(leaf):
@@ -131,15 +134,14 @@ def test_a_round_sends_each_coordinate_exactly_once(
     assert each * sent.shape[1] == leaf.size
 
 
-@tries(8)
-@given(
+@law(NAMES,
     shapes=SHAPES, n=st.sampled_from([1, 2, 4]), ratio=RATIOS, seed=SEEDS,
-    name=st.sampled_from(sorted(SELECTIONS)), form=st.sampled_from(["sum", "product"]),
+    form=st.sampled_from(["sum", "product"]),
     sync_every=st.sampled_from([None, 1, 2]),
     dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
     mapping=st.sampled_from(["vmap", "shard_map"]),
 )  # fmt: skip
-def test_the_same_seed_gives_the_same_bits(
+def the_same_seed_gives_the_same_bits(
     shapes, n, ratio, seed, name, form, sync_every, dtype, mapping
 ):
     params, grads = trees(shapes, [dtype] * 4, n, seed)
@@ -153,6 +155,17 @@ def test_the_same_seed_gives_the_same_bits(
 
     for a, b in zip(*(map(jax.tree.leaves, (run(), run()))), strict=True):
         assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_law(name):
+    check(name, 20 if "round" in name else 3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LAWS)
+def test_law_on_many_trees(name):
+    check(name, 500 if "round" in name else 60)
 
 
 WORKERS, STEPS, SAVE_EVERY = 4, 10_000, 97
