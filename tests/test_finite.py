@@ -251,6 +251,13 @@ def test_it_gives_up_after_too_many_in_a_row(stacked):
     slamb_jax.check_finite(state, 0)  # a finite step forgives
 
 
+def test_its_first_state_can_be_donated():
+    tx = slamb_jax.skip_not_finite(optax.sgd(0.1), None)
+    grads = jnp.ones(3)
+    _, state = jax.jit(tx.update, donate_argnums=1)(grads, tx.init(grads))
+    assert int(state.total_notfinite) == 0
+
+
 def test_on_a_mesh_through_the_library():
     mesh = jax.make_mesh((N,), (AXIS,), devices=jax.devices()[:N])
     tx = slamb_jax.skip_not_finite(small_slamb(), AXIS)
