@@ -97,7 +97,7 @@ STEPS, KILLS = 50, 10
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
-def test_ten_kills(seed, tmp_path, record_property):
+def test_ten_kills(seed, tmp_path):
     """Of each five launches two are killed in a save, two at a step, one in part."""
     options = {"steps": STEPS, "timeout": TIMEOUT}
     want = straight(tmp_path / "straight", **options)
@@ -123,12 +123,12 @@ def test_ten_kills(seed, tmp_path, record_property):
             tally[kind] += 1
             tally["torn"] += "was cut short" in run.told()[0]
             assert "is damaged" not in run.told()[0]
+            print(f"\n{k}: {kind}, from step {at}, {statuses}", end="", flush=True)
         whole = [int(p.name) for p in (directory / "checkpoints").glob("*[0-9]")]
         at = max([at, *(s for s in whole if whole_checkpoint(directory, s))])
     with Launch(directory, N, **options) as run:
         assert run.statuses() == [0] * N, run.told()
     check_same(ends(directory), want)
-    record_property("tally", tally)
     print(f"\nseed {seed}: {tally}, {time.monotonic() - started:.0f} s")
 
 
