@@ -28,7 +28,7 @@ from slamb_jax._checkpoint_form import (
     with_replicas,
 )
 from slamb_jax._checks import check_integer, check_range
-from slamb_jax._replicas import check_replicas, everywhere
+from slamb_jax._replicas import check_replicas, everywhere, local
 
 
 class Restored(NamedTuple):
@@ -125,9 +125,12 @@ class Checkpoints:
         leaves = named(state)
         once = [not u for u in differing(list(leaves.values()), rtol)]
         sums = checksums(list(leaves.values()))
-        arrays, told = {}, {}
+        arrays: dict[str, Any] = {}
+        told = {}
         for (name, x), one, words in zip(leaves.items(), once, sums, strict=True):
-            arrays[name] = everywhere(first, bits(x)) if one else bits(x)
+            arrays[name] = bits(x)
+            if one:  # on the host: Orbax slices replicated arrays as old jax cannot
+                arrays[name] = np.asarray(local(everywhere(first, bits(x))))
             told[name] = described(x, words[:1] if one else words, once=one)
         return self.write(step, arrays, n, told, extra or {})
 

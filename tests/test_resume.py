@@ -10,7 +10,7 @@ import pytest
 from tests.launcher import Launch
 
 N = 4
-TIMEOUT = 3.0
+TIMEOUT = 6.0  # a busy machine may pause for three
 
 
 def ends(directory):
@@ -56,7 +56,7 @@ def test_killed_and_torn_it_ends_as_if_it_had_not_been(tmp_path):
         assert run.until("step 7")
         started = time.monotonic()
         statuses = run.statuses()
-        assert time.monotonic() - started < 6 * TIMEOUT  # and the machine may be busy
+        assert time.monotonic() - started < 4 * TIMEOUT  # and the machine may be busy
         assert statuses[2] == -9
         assert others(statuses, 2) == [75] * 3, run.told()
         check_named(run, 2)
