@@ -5,15 +5,21 @@ from slamb_jax._accumulate import accumulate as accumulate
 from slamb_jax._advice import Advice as Advice
 from slamb_jax._advice import StepCost as StepCost
 from slamb_jax._advise import advise as advise
+from slamb_jax._agree import assert_replicas_agree as assert_replicas_agree
 from slamb_jax._average import AverageParametersState as AverageParametersState
 from slamb_jax._average import average_parameters as average_parameters
 from slamb_jax._average import average_parameters_every as average_parameters_every
+from slamb_jax._checkpoint import Checkpoints as Checkpoints
+from slamb_jax._checkpoint import Restored as Restored
 from slamb_jax._compress import RandkCompressState as RandkCompressState
 from slamb_jax._compress import (
     randk_compress_with_error_feedback as randk_compress_with_error_feedback,
 )
 from slamb_jax._distribution import project_distribution as project_distribution
 from slamb_jax._distribution import update_distribution as update_distribution
+from slamb_jax._finite import SkipNotFiniteState as SkipNotFiniteState
+from slamb_jax._finite import check_finite as check_finite
+from slamb_jax._finite import skip_not_finite as skip_not_finite
 from slamb_jax._jointspar import JOINTSPAR_STATIC_ARGS as JOINTSPAR_STATIC_ARGS
 from slamb_jax._jointspar import jointspar as jointspar
 from slamb_jax._jointspar import jointspar_lars as jointspar_lars
@@ -29,6 +35,7 @@ from slamb_jax._replicas import per_worker_step as per_worker_step
 from slamb_jax._replicas import replicate as replicate
 from slamb_jax._rescale import ElementwiseRescaleState as ElementwiseRescaleState
 from slamb_jax._rescale import elementwise_rescale as elementwise_rescale
+from slamb_jax._resize import resize as resize
 from slamb_jax._selections import Bernoulli as Bernoulli
 from slamb_jax._selections import Permutation as Permutation
 from slamb_jax._selections import Piecewise as Piecewise
@@ -45,6 +52,7 @@ from slamb_jax._timing import OptimizerSeconds as OptimizerSeconds
 from slamb_jax._timing import measure_optimizers as measure_optimizers
 from slamb_jax._trust_ratio import LayerwiseTrustRatioState as LayerwiseTrustRatioState
 from slamb_jax._trust_ratio import layerwise_trust_ratio as layerwise_trust_ratio
+from slamb_jax._watchdog import Watchdog as Watchdog
 from slamb_jax._wire import Collective as Collective
 from slamb_jax._wire import WireReport as WireReport
 from slamb_jax._wire import wire_report as wire_report

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax import _collectives
-from slamb_jax._checks import check_integer
+from slamb_jax._checks import check_integer, check_transformation
 from slamb_jax._leaves import keep_absent, map_present
 
 
@@ -32,8 +32,9 @@ def accumulate(
     collectives, on every mini-step and throws the result away.
 
     The mini-step is counted alike on all workers. (A predicate that may differ between
-    workers, as in ``optax.apply_if_finite``, would hang in the exchange.) Under
-    ``vmap`` with a batched count both branches are computed.
+    workers, as in ``optax.apply_if_finite``, would hang in the exchange: see
+    :func:`skip_not_finite`.) Under ``vmap`` with a batched count both branches are
+    computed.
 
     Args:
       tx: the optimizer to step.
@@ -56,8 +57,7 @@ def accumulate(
       [0.]
       [-2.]
     """
-    if not isinstance(tx, optax.GradientTransformation):
-        raise ValueError(f"tx must be an optax.GradientTransformation, got {tx!r}")
+    check_transformation("tx", tx)
     check_integer("every", every, 1)
     tx = optax.with_extra_args_support(tx)
 

@@ -7,6 +7,7 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
+import optax
 
 
 def check_range(
@@ -54,6 +55,12 @@ def check_clips(c_min: Any, c_max: Any) -> None:
         raise ValueError(f"c_min must not exceed c_max, got {c_min!r} and {c_max!r}")
 
 
+def check_transformation(name: str, tx: Any) -> None:
+    """Raises unless ``tx`` is an optax transformation, made and not its maker."""
+    if not isinstance(tx, optax.GradientTransformation):
+        raise ValueError(f"{name} must be an optax.GradientTransformation, got {tx!r}")
+
+
 def check_axis_name(axis_name: Any) -> None:
     """Raises unless ``axis_name`` is None, a name or a tuple of names."""
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
@@ -82,11 +89,48 @@ def check_static(
 def check_floating(tree: chex.ArrayTree, what: str) -> None:
     """Raises for a leaf that no optimizer can step along, and names it."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not hasattr(leaf, "dtype"):
+            raise ValueError(
+                f"{what} must be arrays, got {leaf!r} at "
+                f"{what}{jax.tree_util.keystr(path)}"
+            )
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ValueError(
                 f"{what} must be real floating point, got {leaf.dtype} at "
                 f"{what}{jax.tree_util.keystr(path)}"
             )
+
+
+def check_arrays(name: str, tree: chex.ArrayTree) -> None:
+    """Raises for a leaf that is neither an array nor a number, and names it."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, numbers.Number):
+            raise ValueError(
+                f"{name}{jax.tree_util.keystr(path)} must be an array or a number, got "
+                f"{leaf!r}"
+            )
+
+
+def check_gradients(updates: chex.ArrayTree, moments: chex.ArrayTree) -> None:
+    """Raises for a gradient that does not fit its moment; None is none."""
+    check_floating(updates, "updates")
+
+    def check(path: Any, g: jax.Array | None, m: jax.Array) -> None:
+        if g is not None and g.shape != m.shape:
+            raise ValueError(
+                f"updates{jax.tree_util.keystr(path)} must have the shape of its "
+                f"parameter, got {g.shape} for {m.shape}"
+            )
+
+    jax.tree_util.tree_map_with_path(
+        check, updates, moments, is_leaf=lambda x: x is None
+    )
+
+
+def check_callable(name: str, value: Any) -> None:
+    """Raises unless ``value`` can be called."""
+    if not callable(value):
+        raise ValueError(f"{name} must be a function, got {value!r}")
 
 
 def check_params(params: Any) -> None:

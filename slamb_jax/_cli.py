@@ -1,6 +1,7 @@
 """The command ``slamb-jax``."""
 
 import argparse
+import pathlib
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -8,6 +9,7 @@ import jax
 
 from slamb_jax._advise import advise
 from slamb_jax._network import Network
+from slamb_jax._resize import resize_checkpoint
 from slamb_jax._units import parse_count, parse_duration, parse_rate
 
 _NEEDED = (
@@ -58,11 +60,35 @@ def main(arguments: list[str] | None = None) -> None:
                 f"--{name}", type=_typed(parse), metavar=metavar, help=text,
                 required=options is _NEEDED,
             )  # fmt: skip
+    _add_resize(commands)
     given = vars(parser.parse_args(arguments))
+    run = {"advise": _print_advice, "resize": _print_resized}[given["command"]]
     try:
-        _print_advice(given)
-    except ValueError as error:
-        command.error(str(error))
+        run(given)
+    except (ValueError, ImportError) as error:
+        commands.choices[given["command"]].error(str(error))
+
+
+def _add_resize(commands: Any) -> None:
+    command = commands.add_parser(
+        "resize",
+        help="make a checkpoint of n workers one of m",
+        description="Writes the latest checkpoint of a directory for another number of "
+        "workers, by the rule of slamb_jax.resize.",
+        allow_abbrev=False,
+    )
+    for name, text in (
+        ("checkpoint", "directory that slamb_jax.Checkpoints wrote"),
+        ("out", "directory for the new one; must be empty or new"),
+    ):
+        command.add_argument(name, type=pathlib.Path, metavar=name.upper(), help=text)
+    command.add_argument(
+        "--workers", type=int, required=True, metavar="8", help="number of workers"
+    )
+
+
+def _print_resized(given: dict[str, Any]) -> None:
+    print(resize_checkpoint(given["checkpoint"], given["out"], given["workers"]))
 
 
 def _typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -123,6 +123,17 @@ def widened(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 
 
+def on_any(flag: jax.Array, axis_name: AxisName | None) -> jax.Array:
+    """Whether ``flag`` is set on any worker: a bool that all of them agree on.
+
+    Fit to choose a branch that exchanges: under ``check_vma=True`` its type does not
+    vary over the axis, and under ``vmap`` it is not batched.
+    """
+    if axis_size(axis_name) == 1:
+        return flag
+    return jax.lax.pmax(flag.astype(jnp.int32), axis_name) > 0
+
+
 def worker_index(axis_name: AxisName) -> jax.Array:
     """This worker's place on the axis."""
     return jax.lax.axis_index(axis_name)

@@ -7,7 +7,13 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax import _collectives
-from slamb_jax._checks import check_choice, check_floating, check_range
+from slamb_jax._checks import (
+    check_choice,
+    check_floating,
+    check_gradients,
+    check_range,
+    check_transformation,
+)
 from slamb_jax._leaves import keep_absent, map_present
 
 FORMS = ("sum", "product")
@@ -64,8 +70,9 @@ def mask_momentum(
       the parameters, where they are given, else of the gradients.
 
     Raises:
-      ValueError: for a value out of range; in ``update``, for gradients that do not
-        vary over a mesh axis over which m does.
+      ValueError: for a value out of range; in ``update``, for gradients of another
+        shape or kind than the parameters, or that do not vary over a mesh axis over
+        which m does.
 
     Examples:
       >>> import jax.numpy as jnp, slamb_jax
@@ -90,6 +97,7 @@ def mask_momentum(
             "always bias-corrected"
         )
     dtype = momentum_dtype(mu_dtype)
+    check_transformation("compressor", compressor)
     compressor = optax.with_extra_args_support(compressor)
 
     def init(params: optax.Params) -> MaskMomentumState:
@@ -104,6 +112,7 @@ def mask_momentum(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, MaskMomentumState]:
+        check_gradients(updates, state.mu)
         _collectives.check_local_like(updates, state.mu)
         step = optax.safe_increment(state.count)
         b1_, rest1 = _decay(b1)

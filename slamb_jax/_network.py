@@ -93,6 +93,7 @@ class Network:
           ValueError: for another kind.
         """
         check_choice("kind", kind, tuple(RING_SHARES))
+        check_range("payload_bytes", payload_bytes, 0.0, open_high=True)
         n, w, link, local = self.workers, self.workers_per_node, self.link, math.inf
         if self._one_node:  # each of its workers as a node of its own
             w, link = 1, self.local_link

@@ -1,5 +1,6 @@
 """Replicas that drift apart: laid out on a mesh, stepped, and joined again."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from slamb_jax._checks import check_arrays, check_callable
 from slamb_jax._collectives import widened, worker_index
 
 
@@ -29,7 +31,8 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, axis_name: str) -> chex.ArrayTre
       A tree like ``tree`` of arrays of shape ``(n, ...)``.
 
     Raises:
-      ValueError: if the mesh has no axis of that name.
+      ValueError: if the mesh has no axis of that name, or for a leaf that is neither
+        an array nor a number.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
@@ -41,11 +44,12 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, axis_name: str) -> chex.ArrayTre
     sharding = NamedSharding(mesh, PartitionSpec(axis_name))
 
     def spread(x: Any) -> jax.Array:
-        if _is_key(x):
+        if is_key(x):
             return _like_key(x, spread(jax.random.key_data(x)))
         one = np.asarray(x, dtype=jnp.result_type(x))
         return _put(np.broadcast_to(one, (n, *one.shape)), sharding)
 
+    check_arrays("tree", tree)
     return jax.tree.map(spread, tree)
 
 
@@ -98,6 +102,7 @@ def per_worker_step(
       >>> print(losses)
       [9. 9. 9. 9.]
     """
+    check_callable("step", step)
     n = _workers(mesh, axis_name)
     split, same = PartitionSpec(axis_name), PartitionSpec()
 
@@ -165,13 +170,14 @@ def _put(x: Any, sharding: NamedSharding) -> jax.Array:
     """``x``, which all processes know, as an array on devices of all of them."""
     if sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
-    if _is_key(x):
+    if is_key(x):
         return _like_key(x, _put(jax.random.key_data(x), sharding))
     known = np.asarray(x)
     return jax.make_array_from_callback(known.shape, sharding, lambda i: known[i])
 
 
-def _is_key(x: Any) -> bool:
+def is_key(x: Any) -> bool:
+    """Whether a leaf is an array of typed random keys."""
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
@@ -201,19 +207,48 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
       >>> print(slamb_jax.consolidate({"w": jnp.array([[1.0, 2.0], [3.0, 2.0]])})["w"])
       [2. 2.]
     """
-    _check_leading("tree", tree, lambda size: size > 0, "at least one replica")
+    check_replicas("tree", tree)
     return jax.tree.map(_joined_locally, tree)
 
 
 def _joined_locally(x: Any) -> jax.Array:
-    sharding = getattr(x, "sharding", None)
-    if not isinstance(sharding, NamedSharding):
-        return jax.jit(_join)(x)
+    return local(everywhere(_join, x))
+
+
+def everywhere(fun: Callable[[Any], jax.Array], leaves: Any) -> jax.Array:
+    """``fun`` of a tree of arrays with replicas, known on all of their devices.
+
+    ``fun`` is jitted, and is to be a function of a module, traced but once.
+    """
+    meshes = {s.mesh for s in map(_mesh_sharding, jax.tree.leaves(leaves)) if s}
+    if not meshes:
+        return jax.jit(fun)(leaves)
+    (mesh, *others) = meshes
+    if others:
+        raise ValueError(f"all leaves must lie on one mesh, got {mesh} and {others[0]}")
     # Without sharding in types: the replica axis is about to go.
-    mesh = Mesh(sharding.mesh.devices, sharding.mesh.axis_names)
-    x = jax.device_put(x, NamedSharding(mesh, sharding.spec))
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    return jax.jit(_join, out_shardings=everywhere)(x).addressable_data(0)
+    plain = Mesh(mesh.devices, mesh.axis_names)
+
+    def placed(x: Any) -> Any:
+        own = _mesh_sharding(x)
+        return jax.device_put(x, NamedSharding(plain, own.spec)) if own else x
+
+    return _gathered(fun, plain)(jax.tree.map(placed, leaves))
+
+
+@functools.lru_cache(maxsize=64)
+def _gathered(fun: Callable[..., jax.Array], mesh: Mesh) -> Callable[..., jax.Array]:
+    return jax.jit(fun, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def _mesh_sharding(x: Any) -> NamedSharding | None:
+    sharding = getattr(x, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) else None
+
+
+def local(x: jax.Array) -> jax.Array:
+    """What each device has of ``x``, from the first of this process."""
+    return x.addressable_data(0) if _mesh_sharding(x) else x
 
 
 def _join(x: jax.Array) -> jax.Array:
@@ -225,12 +260,23 @@ def _join(x: jax.Array) -> jax.Array:
 
 
 def _workers(mesh: Mesh, axis_name: str) -> int:
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}")
     if axis_name not in mesh.shape:
         raise ValueError(
             f"axis_name={axis_name!r} is not an axis of the mesh, which has "
             f"{', '.join(map(repr, mesh.axis_names))}"
         )
     return mesh.shape[axis_name]
+
+
+def check_replicas(name: str, tree: Any) -> int:
+    """The number of replicas of ``tree``; raises unless all leaves have as many."""
+    sizes = {jnp.shape(x)[0] for x in jax.tree.leaves(tree) if jnp.ndim(x)}
+    n = min(sizes, default=0)
+    many = f"{n} replicas" if n and len(sizes) == 1 else "the same number of replicas"
+    _check_leading(name, tree, lambda size: size == n and size > 0, many)
+    return n
 
 
 def _check_leading(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax._checks import check_integer
+from slamb_jax._checks import check_callable, check_integer
 from slamb_jax._replicas import check_leading, own_keys
 
 
@@ -93,6 +93,7 @@ def simulated_step(
       >>> print(losses.shape, losses[0])
       (128,) 9.0
     """
+    check_callable("step", step)
     check_integer("workers", workers, 1)
     n = workers
 
@@ -183,6 +184,7 @@ def in_chunks(fun: Callable[..., Any], size: int) -> Callable[..., Any]:
       >>> print(jax.vmap(square)(jnp.arange(5.0)))
       [0. 2. 4. 6. 8.]
     """
+    check_callable("fun", fun)
     check_integer("size", size, 1)
 
     def chunked(*args: Any) -> Any:

@@ -131,10 +131,10 @@ def slamb(
     .. warning::
       Do not wrap it in ``optax.apply_if_finite``, ``optax.conditionally_transform``
       or ``optax.MultiSteps(should_skip_update_fn=...)``: when one worker skips and
-      another does not, the exchange waits for ever. To accumulate gradients use
-      :func:`accumulate`. Under ``optax.inject_hyperparams`` pass
-      ``static_args=slamb_jax.STATIC_ARGS`` and, with 16-bit parameters,
-      ``hyperparam_dtype=jnp.float32``: in bfloat16 0.999 is 1.
+      another does not, the exchange waits for ever. To skip poisoned gradients use
+      :func:`skip_not_finite`, to accumulate gradients :func:`accumulate`. Under
+      ``optax.inject_hyperparams`` pass ``static_args=slamb_jax.STATIC_ARGS`` and, with
+      16-bit parameters, ``hyperparam_dtype=jnp.float32``: in bfloat16 0.999 is 1.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax

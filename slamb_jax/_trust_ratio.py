@@ -101,6 +101,8 @@ def layerwise_trust_ratio(
     check_range("weight_decay", weight_decay, 0.0)
     check_choice("form", form, FORMS)
     check_clips(c_min, c_max)
+    if mask is not None and not callable(mask):
+        _check_bools(mask)
 
     def init(params: optax.Params) -> LayerwiseTrustRatioState:
         del params
@@ -169,13 +171,17 @@ def add_decay(decay: jax.Array | None) -> Callable[..., jax.Array]:
 def decay_mask(mask: Any, params: optax.Params) -> optax.Params:
     """The user's mask (a tree, a prefix or a function) as one bool per parameter."""
     tree = mask(params) if callable(mask) else True if mask is None else mask
-    for path, m in jax.tree_util.tree_leaves_with_path(tree):
-        if not isinstance(m, bool) and getattr(m, "dtype", None) != jnp.dtype(bool):
-            where = f"mask{jax.tree_util.keystr(path)}"
-            raise ValueError(f"mask must have bools for leaves, got {m!r} at {where}")
+    _check_bools(tree)
     try:
         return jax.tree.map(lambda m, p: jax.tree.map(lambda _: m, p), tree, params)
     except ValueError as error:
         raise ValueError(
             f"mask must have the structure of the parameters or a prefix of it: {error}"
         ) from error
+
+
+def _check_bools(mask: Any) -> None:
+    for path, m in jax.tree_util.tree_leaves_with_path(mask):
+        if not isinstance(m, bool) and getattr(m, "dtype", None) != jnp.dtype(bool):
+            where = f"mask{jax.tree_util.keystr(path)}"
+            raise ValueError(f"mask must have bools for leaves, got {m!r} at {where}")

@@ -132,7 +132,7 @@ def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> Wire
     """
     if isinstance(program, jax.stages.Lowered):
         program = program.compile()
-    text = program if isinstance(program, str) else program.as_text()
+    text = program if isinstance(program, str) else getattr(program, "as_text", str)()
     if not text or "ENTRY" not in text:
         raise ValueError(f"program must be compiled or have HLO text, got {program!r}")
     computations, entry = _parse(text)

@@ -20,9 +20,7 @@ def mesh_of(n: int) -> Mesh:
 
 def stack(tree: Any, n: int) -> Any:
     """The same tree for each of n workers."""
-    return jax.tree.map(
-        lambda x: jnp.broadcast_to(jnp.asarray(x), (n, *jnp.shape(x))) + 0, tree
-    )
+    return jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * n), tree)
 
 
 def over_workers(fun: Callable[..., Any], mapping: str, n: int) -> Callable[..., Any]:

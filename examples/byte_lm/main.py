@@ -123,6 +123,10 @@ def blocks_picture(r: Result, path: Path) -> None:
 
 def main(config: Config) -> list[Result]:
     console = Console()
+    try:
+        config.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"--out: cannot write to {config.out}: {error}") from error
     files = data.text_files(config.files) if config.files else data.standard_library()
     text, held_out = data.load(files, config.context)
     mesh = worker_mesh(config.workers)
@@ -144,7 +148,6 @@ def main(config: Config) -> list[Result]:
             results.append(train(name, tx, config, text, held_out, mesh, report))
     console.print(table(results, config, machine))
 
-    config.out.mkdir(parents=True, exist_ok=True)
     wrote = [config.out / "curves.png", config.out / "results.json"]
     picture(results, wrote[0])
     for r in results:

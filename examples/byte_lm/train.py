@@ -14,6 +14,7 @@ import optax
 import slamb_jax
 from examples.byte_lm.data import batches
 from examples.byte_lm.model import ByteLM, blocks, next_byte_loss
+from slamb_jax._checks import check_integer, check_range
 
 AXIS = "data"
 
@@ -50,6 +51,18 @@ class Config:
     seed: int = 0
     files: tuple[Path, ...] = ()  # train on these instead of the standard library
     out: Path = Path("runs/byte_lm")
+
+    def __post_init__(self) -> None:
+        counts = ("workers", "steps", "batch", "context", "layers", "width", "heads")
+        for name in (*counts, "evaluations", "eval_batch"):
+            check_integer(name, getattr(self, name), 1)
+        for name in ("lamb_rate", "slamb_rate"):
+            check_range(name, getattr(self, name), 0.0, open_high=True)
+        if self.width % self.heads:
+            raise ValueError(
+                f"width must be a multiple of heads, got {self.width} and {self.heads}"
+            )
+        slamb(self)  # which checks the rest
 
 
 @dataclasses.dataclass(frozen=True)

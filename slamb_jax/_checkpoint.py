@@ -1,0 +1,311 @@
+"""Checkpoints that hold every replica, and know whether they are whole."""
+
+import functools
+import json
+import pathlib
+import re
+import warnings
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from slamb_jax._agree import checksums, differing
+from slamb_jax._checkpoint_form import (
+    FORMAT,
+    as_written,
+    bits,
+    blank,
+    check_fits,
+    check_format,
+    damage,
+    described,
+    first,
+    named,
+    placed,
+    with_replicas,
+)
+from slamb_jax._checks import check_integer, check_range
+from slamb_jax._replicas import check_replicas, everywhere, local
+
+
+class Restored(NamedTuple):
+    """What :meth:`Checkpoints.restore` found."""
+
+    step: int
+    state: chex.ArrayTree  # with a leading replica axis, placed as it was asked for
+    extra: dict[str, Any]
+
+
+class Checkpoints:
+    """Checkpoints of all replicas in a directory, by Orbax, for exact resume.
+
+    n workers' parameters and moments are n different things: an exact checkpoint holds
+    n (p, m, v). Leaves whose replicas are the same to the bit (counts, keys, moments of
+    what is exchanged whole) are written once. A checkpoint carries the names, shapes
+    and dtypes of its leaves and a 64-bit checksum of each replica of each, taken on the
+    devices: one that was cut short (its process killed) or has been damaged since is
+    found out, and the one before it is restored instead, with a warning.
+
+    All processes call each method, and see the same directory; arrays are written by
+    the process that has them. Nothing is pickled. Needs ``slamb-jax[checkpoint]``.
+
+    Args:
+      directory: where to write; made if it is missing.
+      keep: how many checkpoints to keep, the latest ones; at least 2, so that there is
+        one before the last.
+
+    Raises:
+      ValueError: for ``keep`` out of range, or a ``directory`` that cannot be one.
+      ImportError: without Orbax.
+
+    Examples:
+      >>> import tempfile, jax.numpy as jnp, slamb_jax
+      >>> state = {"w": jnp.array([[1.0, 2.0], [3.0, 4.0]]), "count": jnp.full(2, 7)}
+      >>> with slamb_jax.Checkpoints(tempfile.mkdtemp()) as checkpoints:
+      ...     size = checkpoints.save(7, state, extra={"position": 112})
+      ...     found = checkpoints.restore(state)
+      >>> print(found.step, found.extra, found.state["w"][1])
+      7 {'position': 112} [3. 4.]
+    """
+
+    def __init__(self, directory: str | pathlib.Path, *, keep: int = 2):
+        check_integer("keep", keep, 2)
+        self._directory = _directory(directory)
+        self._orbax = _orbax()
+        self._damaged: set[int] = set()
+        options = self._orbax.CheckpointManagerOptions(
+            max_to_keep=keep,
+            enable_async_checkpointing=False,  # the state is donated to the next step
+            cleanup_tmp_directories=True,
+        )
+        torn = _cut_short(self._directory)
+        self._manager = self._orbax.CheckpointManager(
+            self._directory, options=options, item_names=("state", "about")
+        )
+        for name in torn:
+            _tell(f"a save into {self._directory / name} was cut short and is ignored")
+
+    def save(
+        self,
+        step: int,
+        state: chex.ArrayTree,
+        extra: dict[str, Any] | None = None,
+        *,
+        rtol: float = 0.0,
+    ) -> int:
+        """Writes a checkpoint, and returns when it is whole.
+
+        Args:
+          step: its number, larger than those before it.
+          state: parameters, optimizer state, random keys: with a leading replica axis.
+          extra: what JSON can hold: position in the data, a generator's state.
+          rtol: leaves of floating point whose replicas agree to this tolerance (see
+            :func:`assert_replicas_agree`) are written once, as the first replica's. 0
+            loses nothing. 1e-5 is the compact form, for steps at which the parameters
+            were averaged, t = 1, H + 1, 2H + 1, ...: p is written once, and what is
+            lost is the rounding by which the replicas differed.
+
+        Returns:
+          The bytes that it takes on disk.
+
+        Raises:
+          ValueError: for ``step``, ``extra`` or ``rtol`` out of range, or a ``state``
+            without a common replica axis.
+        """
+        check_integer("step", step, 0)
+        check_range("rtol", rtol, 0.0, open_high=True)
+        if extra is not None and not isinstance(extra, dict):
+            raise ValueError(f"extra must be a dict, got {extra!r}")
+        n = check_replicas("state", state)
+        if not jax.tree.leaves(state):
+            raise ValueError(f"state must have leaves, got {state!r}")
+        leaves = named(state)
+        once = [not u for u in differing(list(leaves.values()), rtol)]
+        sums = checksums(list(leaves.values()))
+        arrays: dict[str, Any] = {}
+        told = {}
+        for (name, x), one, words in zip(leaves.items(), once, sums, strict=True):
+            arrays[name] = bits(x)
+            if one:  # on the host: Orbax slices replicated arrays as old jax cannot
+                arrays[name] = np.asarray(local(everywhere(first, bits(x))))
+            told[name] = described(x, words[:1] if one else words, once=one)
+        return self.write(step, arrays, n, told, extra or {})
+
+    def write(
+        self,
+        step: int,
+        arrays: dict[str, Any],
+        workers: int,
+        leaves: dict[str, Any],
+        extra: dict[str, Any],
+    ) -> int:
+        """Writes arrays by name, with what :meth:`about` is to tell of them."""
+        about = {
+            "format": FORMAT, "workers": workers, "leaves": leaves, "extra": extra,
+        }  # fmt: skip
+        try:
+            json.dumps(extra)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"extra must be what JSON can hold, got {error}"
+            ) from error
+        for passed_over in sorted(self._damaged):  # before what replaces them
+            self._manager.delete(passed_over)
+        self._damaged.clear()
+        if step in self._manager.all_steps():
+            raise ValueError(f"step must be one that is not there yet, got {step}")
+        args = self._orbax.args
+        state = args.StandardSave(arrays)
+        self._manager.save(
+            step,
+            args=args.Composite(state=state, about=args.JsonSave(about)),
+            force=True,
+        )
+        files = (self._directory / str(step)).rglob("*")
+        return sum(f.stat().st_size for f in files if f.is_file())
+
+    def restore(self, like: chex.ArrayTree) -> Restored | None:
+        """The latest checkpoint that is whole, placed like ``like``; None if none is.
+
+        Args:
+          like: the state that is expected, as :func:`replicate` returned it: its
+            structure, shapes, dtypes and places count, not its values.
+
+        Raises:
+          ValueError: if the checkpoint does not fit: of another model or optimizer,
+            another number of workers (:func:`resize` that) or a later format.
+        """
+        for step in sorted(self._manager.all_steps(), reverse=True):
+            where = self._directory / str(step)
+            about, problem = self._agreed(functools.partial(self.about, step))
+            state = None
+            if not problem:
+                check_fits(about, like, where)
+                read = functools.partial(self._read, step, about, like)
+                state, problem = self._agreed(read)
+            if not problem:
+                problem = damage(about, named(state))
+            if not problem:
+                return Restored(step, state, about["extra"])
+            self._damaged.add(step)
+            _tell(
+                f"checkpoint {where} is damaged ({problem}) and is ignored: going "
+                "back to the one before it"
+            )
+        return None
+
+    def about(self, step: int) -> dict[str, Any]:
+        """What a checkpoint says of itself: workers, leaves, checksums, extra."""
+        args = self._orbax.args
+        found = self._manager.restore(
+            step, args=args.Composite(about=args.JsonRestore())
+        )
+        if not isinstance(found.about, dict) or "leaves" not in found.about:
+            raise ValueError("it is not one of slamb_jax.Checkpoints")
+        return found.about
+
+    def read(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
+        """The arrays of a checkpoint by name, placed like those of ``like``."""
+        args = self._orbax.args
+        found = self._manager.restore(
+            step, args=args.Composite(state=args.StandardRestore(like))
+        )
+        return found.state
+
+    def load(self, step: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """A whole checkpoint without a state to compare it with, on the host."""
+        about, problem = self._agreed(functools.partial(self.about, step))
+        arrays: dict[str, Any] = {}
+        if not problem:
+            check_format(about, self._directory / str(step))
+            like = {name: blank(x, about) for name, x in about["leaves"].items()}
+            arrays, problem = self._agreed(functools.partial(self.read, step, like))
+        if not problem:
+            problem = damage(about, with_replicas(arrays, about))
+        if problem:
+            raise ValueError(
+                f"checkpoint {self._directory / str(step)} is damaged ({problem}): "
+                "remove it, and the one before it is the latest"
+            )
+        return about, arrays
+
+    def latest(self) -> int | None:
+        """The step of the latest checkpoint, whole or damaged; None without any."""
+        return self._manager.latest_step()
+
+    def _read(self, step: int, about: dict[str, Any], like: chex.ArrayTree) -> Any:
+        leaves = named(like)
+        shapes = {
+            name: as_written(bits(x), once=about["leaves"][name]["once"])
+            for name, x in leaves.items()
+        }
+        read = self.read(step, shapes)
+        treedef: Any = jax.tree.structure(like)
+        return treedef.unflatten([placed(read[name], x) for name, x in leaves.items()])
+
+    def _agreed(self, attempt: Any) -> tuple[Any, str]:
+        """What ``attempt`` returns, and why it failed, on this process or another."""
+        found, problem = None, ""
+        try:
+            found = attempt()
+        except Exception as error:  # whatever a damaged file makes a reader raise
+            problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        if jax.process_count() > 1:
+            bad = multihost_utils.process_allgather(np.int32(bool(problem)))
+            if bad.any() and not problem:
+                problem = f"seen by process {int(np.argmax(bad))}"
+        return found, problem
+
+    def close(self) -> None:
+        """Lets go of the directory."""
+        self._manager.close()
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _directory(directory: str | pathlib.Path) -> pathlib.Path:
+    if not isinstance(directory, str | pathlib.Path):
+        raise ValueError(f"directory must be a path, got {directory!r}")
+    path = pathlib.Path(directory).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".writable-{jax.process_index()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"directory must be one that can be written to, got {directory}: {error}"
+        ) from error
+    return path
+
+
+def _cut_short(directory: pathlib.Path) -> list[str]:
+    """Names of saves that a killed process left unfinished."""
+    found = (d for d in directory.iterdir() if re.match(r"\d+", d.name) and d.is_dir())
+    whole = re.compile(r"\d+")
+    return sorted(
+        d.name
+        for d in found
+        if not whole.fullmatch(d.name) or not (d / "_CHECKPOINT_METADATA").exists()
+    )
+
+
+def _tell(message: str) -> None:
+    warnings.warn(message, UserWarning, stacklevel=3)
+
+
+def _orbax() -> Any:
+    try:
+        import orbax.checkpoint
+    except ImportError as error:
+        raise ImportError(
+            "checkpoints need Orbax: pip install 'slamb-jax[checkpoint]'"
+        ) from error
+    return orbax.checkpoint

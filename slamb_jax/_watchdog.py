@@ -1,0 +1,210 @@
+"""Ends a process whose fellow workers are gone, instead of waiting for ever."""
+
+import contextlib
+import json
+import math
+import os
+import sys
+import threading
+import time
+import traceback
+from typing import Any, NoReturn
+
+import jax
+from jax._src import distributed  # the coordination service has no public client
+
+from slamb_jax._checks import check_integer, check_range
+
+EXIT_STATUS = 75  # EX_TEMPFAIL: start again, from the last checkpoint
+_PREFIX = "slamb_jax/watchdog/"
+
+
+class Watchdog:
+    """Ends this process if another worker's dies, stops or hangs, and says which.
+
+    A collective waits for a worker that does not come for as long as its runtime
+    lets it: minutes, or for ever. Inside ``with Watchdog(timeout)`` a thread of each
+    process leaves a sign of life with jax's coordination service, five times in
+    ``timeout`` seconds, and looks at those of the others. If one fails to, it
+    names the process on standard error and ends its own with exit status 75, within
+    twice ``timeout``: for a launcher to start all again from the last checkpoint
+    (:class:`Checkpoints`). If process 0 dies, whose service all depend on, jax itself
+    ends the others at once (SIGABRT, and a message that speaks of the leader).
+
+    An error raised inside the ``with`` is told to the others, which then end at once.
+    One that jax raised from an exchange (the link was cut) waits first to learn who
+    is gone.
+
+    With one process there is nobody to watch, and nothing is started.
+
+    Args:
+      timeout: seconds without a sign of life after which a process counts as gone;
+        positive. Set it above what a machine may pause for.
+      step_timeout: seconds from one :meth:`beat` to the next after which a process that
+        is behind the others, and still shows signs of life, counts as hung: above the
+        longest step, with its evaluation and saving. The first step, which compiles,
+        is not timed. None: hangs are not looked for.
+
+    Raises:
+      ValueError: for values out of range.
+
+    Examples:
+      >>> import slamb_jax
+      >>> with slamb_jax.Watchdog(timeout=30) as watchdog:
+      ...     for step in range(3):
+      ...         watchdog.beat(step)  # before the step is run
+    """
+
+    def __init__(self, timeout: float, *, step_timeout: float | None = None):
+        check_range("timeout", timeout, 0.0, open_low=True, open_high=True)
+        if step_timeout is not None:
+            check_range("step_timeout", step_timeout, 0.0, open_low=True)
+        self._timeout, self._step_timeout = timeout, step_timeout
+        self._client: Any = distributed.global_state.client
+        self._me, self._all = jax.process_index(), jax.process_count()
+        self._alone = self._all == 1 or self._client is None
+        self._step, self._beats, self._signs = -1, 0, 0
+        self._beaten = self._answered = self._started = time.monotonic()
+        self._others: dict[int, tuple[dict[str, Any], float]] = {}
+        self._state = "runs"
+        self._stop, self._last_words = threading.Event(), threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    def beat(self, step: int) -> None:
+        """Tells that ``step`` begins; cheap, to be called before each.
+
+        Raises:
+          ValueError: if ``step`` is not an integer.
+        """
+        check_integer("step", step)
+        self._step, self._beats, self._beaten = step, self._beats + 1, time.monotonic()
+
+    def __enter__(self) -> "Watchdog":
+        now = time.monotonic()
+        self._beaten = self._answered = self._started = now
+        if not self._alone:
+            # Two: the first may wait for a coordinator that has stopped.
+            for work in (self._tell_and_ask, self._judge):
+                thread = threading.Thread(
+                    target=self._repeat, args=(work,), daemon=True
+                )
+                thread.start()
+                self._threads.append(thread)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if self._alone:
+            return
+        if error is not None and isinstance(error, jax.errors.JaxRuntimeError):
+            # Most likely the other end of a link is gone: learn which.
+            traceback.print_exception(kind, error, trace)
+            self._stop.wait(1.5 * self._timeout)
+        self._state = "is done" if error is None else f"failed: {error!r}"[:500]
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(self._timeout / 5)
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # nobody is there
+            self._publish()
+
+    def _repeat(self, work: Any) -> None:
+        while not self._stop.wait(self._timeout / 5):
+            work()
+
+    def _idle(self) -> float:
+        """Seconds since the last beat; the first step, which compiles, is free."""
+        return time.monotonic() - self._beaten if self._beats > 1 else 0.0
+
+    def _publish(self) -> None:
+        self._signs += 1
+        sign = {
+            "sign": self._signs, "step": self._step, "idle": self._idle(),
+            "state": self._state,
+        }  # fmt: skip
+        self._client.key_value_set(
+            f"{_PREFIX}{self._me}", json.dumps(sign), allow_overwrite=True
+        )
+
+    def _tell_and_ask(self) -> None:
+        try:
+            self._publish()
+            found = self._client.key_value_dir_get(_PREFIX)
+        except jax.errors.JaxRuntimeError as error:
+            self._give_up(
+                f"process 0, which coordinates the others, is gone ({error})"[:400]
+            )
+        now = time.monotonic()
+        signs = {key.rsplit("/", 1)[1]: value for key, value in found}
+        if reason := signs.pop("verdict", None):
+            self._give_up(reason)
+        for index, sign in ((int(k), json.loads(v)) for k, v in signs.items()):
+            if index not in self._others or self._others[index][0] != sign:
+                self._others[index] = sign, now
+        self._answered = now
+
+    def _judge(self) -> None:
+        now = time.monotonic()
+        if now - self._answered > self._timeout:
+            self._give_up(
+                "process 0, which coordinates the others, has given no answer for "
+                f"{now - self._answered:.1f} s: it died or was stopped"
+            )
+        for index in range(self._all):
+            sign, seen = self._others.get(index, ({}, self._started))
+            if index != self._me:
+                self._judge_one(index, sign, now - seen)
+        if self._state == "runs" and (reason := self._hung()):
+            self._give_up(reason)
+
+    def _judge_one(self, index: int, sign: dict[str, Any], silent: float) -> None:
+        state = sign.get("state", "")
+        if state.startswith("failed"):
+            self._give_up(f"process {index} {state} (at step {sign['step']})")
+        if silent > self._timeout and state != "is done":
+            at = f" (last at step {sign['step']})" if sign else ""
+            self._give_up(
+                f"process {index} has given no sign of life for {silent:.1f} s{at}: it "
+                "died or was stopped"
+            )
+
+    def _hung(self) -> str:
+        """Who is too long at a step, if anybody is."""
+        mine = {"step": self._step, "idle": self._idle(), "state": self._state}
+        signs = {index: sign for index, (sign, _) in self._others.items()}
+        signs[self._me] = mine
+        running = {i: sign for i, sign in signs.items() if sign["state"] == "runs"}
+        first = min(sign["step"] for sign in running.values())
+        behind = {i: s for i, s in running.items() if s["step"] == first}
+        idle = min(sign["idle"] for sign in behind.values())
+        ahead = self._me not in behind or len(behind) == self._all
+        if idle <= (self._step_timeout or math.inf) or not ahead:
+            return ""
+        if len(behind) == self._all:
+            return f"all processes have been at step {first} for {idle:.1f} s"
+        names = ", ".join(map(str, sorted(behind)))
+        return (
+            f"process {names} has been at step {first} for {idle:.1f} s, behind the "
+            "others: it hangs"
+        )
+
+    def _give_up(self, reason: str) -> NoReturn:
+        while not self._last_words.acquire(timeout=1):
+            pass  # the other thread is at it, and will end both
+        print(
+            f"slamb_jax.Watchdog: {reason}. Process {self._me}, at step {self._step}, "
+            f"ends with exit status {EXIT_STATUS}: start all again from the last "
+            "checkpoint",
+            file=sys.stderr,
+            flush=True,
+        )
+        # In a thread: it may wait for a coordinator that has stopped.
+        teller = threading.Thread(target=self._tell_verdict, args=(reason,))
+        teller.daemon = True
+        teller.start()
+        teller.join(self._timeout / 5)
+        if self._me == 0:  # the service ends with it: let the others read why
+            time.sleep(self._timeout / 2)
+        os._exit(EXIT_STATUS)
+
+    def _tell_verdict(self, reason: str) -> None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            self._client.key_value_set(f"{_PREFIX}verdict", reason, True)

@@ -1,0 +1,139 @@
+"""A training program for several processes that may be killed and started again.
+
+``python -m tests.resumable INDEX COUNT PORT DIRECTORY``: it goes on from the last whole
+checkpoint, tells each step on standard output, and writes what it ends with.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import slamb_jax
+
+AXIS = "data"
+FEATURES, TARGETS = 24, 16
+
+
+def arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("index", type=int)
+    parser.add_argument("count", type=int)
+    parser.add_argument("port", type=int)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--save-every", type=int, default=3)
+    parser.add_argument("--pause", type=float, default=0.0)  # seconds before a step
+    parser.add_argument("--timeout", type=float, default=10.0)
+    parser.add_argument("--step-timeout", type=float, default=None)
+    parser.add_argument("--fail", default="")  # PROCESS:STEP:HOW
+    return parser.parse_args()
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+def optimizer(steps):
+    rate = optax.warmup_cosine_decay_schedule(0.0, 0.05, 3, steps)
+    tx = slamb_jax.slamb(rate, axis_name=AXIS, min_size=20, sync_every=4, b3=0.9)
+    return slamb_jax.skip_not_finite(tx, AXIS)
+
+
+def make_step(tx):
+    def step(state, batch, key):
+        params, opt_state, noise = state
+        inputs, targets = jnp.split(batch, [FEATURES], axis=1)
+        noise, own = jax.random.split(noise)
+        scale = 1e-3 * jax.random.normal(jax.random.fold_in(own, 7), inputs.shape)
+        keep = jax.random.bernoulli(key, 0.9, inputs.shape)  # dropout
+
+        def loss_of(p):
+            hidden = jnp.where(keep, inputs + scale, 0.0) @ p["w1"] + p["b"]
+            return jnp.mean((jnp.tanh(hidden) @ p["w2"] - targets) ** 2)
+
+        loss, grads = jax.value_and_grad(loss_of)(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state, noise), loss
+
+    return step
+
+
+def start(tx, mesh):
+    rng = np.random.default_rng(1)
+    shapes = {"w1": (FEATURES, 32), "b": (32,), "w2": (32, TARGETS)}
+    params = {
+        k: jnp.asarray(rng.normal(size=s) / 5, jnp.float32) for k, s in shapes.items()
+    }
+    return slamb_jax.replicate((params, tx.init(params), jax.random.key(2)), mesh, AXIS)
+
+
+def misbehave(how):
+    if how == "raise":
+        raise RuntimeError("the disk of this worker is gone")
+    if how == "hang":
+        time.sleep(600)
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
+
+
+def train(given, watchdog):
+    mesh = jax.make_mesh((jax.device_count(),), (AXIS,))
+    tx = optimizer(given.steps)
+    run = slamb_jax.per_worker_step(make_step(tx), mesh, AXIS)
+    state, begun, stream = start(tx, mesh), 0, np.random.default_rng(3)
+    with slamb_jax.Checkpoints(given.directory / "checkpoints") as checkpoints:
+        if found := checkpoints.restore(state):
+            begun, state = found.step, found.state
+            stream.bit_generator.state = found.extra["stream"]
+        say("resumed", begun)
+        for t in range(begun + 1, given.steps + 1):
+            time.sleep(given.pause)
+            if given.fail.rsplit(":", 1)[0] == f"{given.index}:{t}":
+                misbehave(given.fail.rsplit(":", 1)[1])
+            watchdog.beat(t)
+            batch = stream.normal(size=(8 * mesh.size, FEATURES + TARGETS))
+            if t == 5:
+                batch[3, 1] = np.nan  # one worker's; all skip
+            key = jax.random.fold_in(jax.random.key(4), t)
+            state, _ = jax.block_until_ready(run(state, batch.astype(np.float32), key))
+            slamb_jax.check_finite(state, 3)
+            say("step", t)
+            if t % given.save_every == 0:
+                say("saving", t)
+                checkpoints.save(t, state, {"stream": stream.bit_generator.state})
+                say("saved", t)
+    return state, stream
+
+
+def write(given, state, stream):
+    """Each process its own replica, in bits."""
+    end = {"stream": json.dumps(stream.bit_generator.state)}
+    for path, x in jax.tree_util.tree_leaves_with_path(state):
+        bits = x
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            bits = jax.random.key_data(x)
+        name = jax.tree_util.keystr(path)
+        end[name] = np.asarray(bits.addressable_shards[0].data).tobytes().hex()
+    (given.directory / f"end-{given.index}.json").write_text(json.dumps(end))
+
+
+def main():
+    given = arguments()
+    jax.distributed.initialize(
+        f"localhost:{given.port}", given.count, given.index, initialization_timeout=60
+    )
+    with slamb_jax.Watchdog(given.timeout, step_timeout=given.step_timeout) as watchdog:
+        write(given, *train(given, watchdog))
+        say("ended")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
