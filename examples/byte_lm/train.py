@@ -1,6 +1,7 @@
 """Trains the byte-level model with one optimizer on all workers."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,6 @@ import optax
 import slamb_jax
 from examples.byte_lm.data import batches
 from examples.byte_lm.model import ByteLM, blocks, next_byte_loss
-from slamb_jax._checks import check_integer, check_range
 
 AXIS = "data"
 
@@ -55,9 +55,15 @@ class Config:
     def __post_init__(self) -> None:
         counts = ("workers", "steps", "batch", "context", "layers", "width", "heads")
         for name in (*counts, "evaluations", "eval_batch"):
-            check_integer(name, getattr(self, name), 1)
-        for name in ("lamb_rate", "slamb_rate"):
-            check_range(name, getattr(self, name), 0.0, open_high=True)
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} must be at least 1, got {getattr(self, name)}"
+                )
+        for name in ("lamb_rate", "slamb_rate", "lars_rate", "jointspar_rate"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"{name} must be finite and not negative, got {getattr(self, name)}"
+                )
         if self.width % self.heads:
             raise ValueError(
                 f"width must be a multiple of heads, got {self.width} and {self.heads}"
