@@ -92,7 +92,7 @@ def test_other_ends_of_a_worker(fail, gone, said, tmp_path):
             assert re.search(said, run.told()[i]), run.told()[i]
 
 
-STEPS, KILLS = 50, 10
+STEPS, KILLS = 51, 10  # does not end at an averaging step: replicas differ
 
 
 @pytest.mark.long
