@@ -25,8 +25,8 @@ class Config(Options):
     """A folder with train/CLASS/ and val/CLASS/. None: scikit-learn's digits."""
     image_size: int = 8
     classes: int = 10
-    patch: int = 1
-    window: int = 4
+    patch: int = 2
+    window: int = 2
     width: int = 32
     depths: tuple[int, ...] = (2, 2)
     heads: tuple[int, ...] = (2, 4)
@@ -37,6 +37,7 @@ class Config(Options):
     """Of the computation; parameters and moments are float32."""
     epochs: float = 40
     warmup_epochs: float = 4
+    learning_rate: float = 0.02
     weight_decay: float = 0.05
     clip_norm: float | None = 1.0
     b3: float = 0.9
