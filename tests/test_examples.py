@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from examples.byte_lm import data
 
@@ -45,6 +46,7 @@ def test_main_job(tmp_path):
     assert (out / "curves.png").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_main_job_with_jointspar(tmp_path):
     (tmp_path / "text").write_bytes(bytes(range(32, 127)) * 90)
     tiny = [f"--{name}={value}" for name, value in (TINY | {"layers": 2}).items()]

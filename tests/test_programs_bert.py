@@ -89,6 +89,7 @@ def test_too_little_text(tmp_path):
     assert len(list((tmp_path / "tokens").iterdir())) == 1  # nothing half made
 
 
+@pytest.mark.long
 def test_a_stopped_run_goes_on_to_the_last_bit(tmp_path, monkeypatch):
     text_in(tmp_path / "text")
     with programs.compiled_once(tmp_path / "compiled"):

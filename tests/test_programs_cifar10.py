@@ -126,6 +126,7 @@ def test_a_short_dense_run(name, tmp_path):
     assert result.bytes_sent == result.dense_bytes > 0
 
 
+@pytest.mark.long
 def test_a_stopped_run_goes_on_to_the_last_bit(tmp_path, monkeypatch):
     with programs.compiled_once(tmp_path / "compiled"):
         whole = run(tiny(tmp_path / "whole"))

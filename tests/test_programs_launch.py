@@ -77,6 +77,7 @@ def wait_for_steps(process, path, steps, timeout=180):
     pytest.fail(f"no step {steps}: {process.communicate()[0]}")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_two_processes_stop_and_go_on_like_one(tmp_path):
     text_in(tmp_path / "text")

@@ -55,14 +55,14 @@ class Config:
     def __post_init__(self) -> None:
         counts = ("workers", "steps", "batch", "context", "layers", "width", "heads")
         for name in (*counts, "evaluations", "eval_batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name} must be at least 1, got {getattr(self, name)}"
-                )
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an integer from 1, got {value!r}")
         for name in ("lamb_rate", "slamb_rate", "lars_rate", "jointspar_rate"):
-            if not 0 <= getattr(self, name) < math.inf:
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
                 raise ValueError(
-                    f"{name} must be finite and not negative, got {getattr(self, name)}"
+                    f"{name} must be finite and not negative, got {value!r}"
                 )
         if self.width % self.heads:
             raise ValueError(
