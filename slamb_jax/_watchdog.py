@@ -11,7 +11,6 @@ import traceback
 from typing import Any, NoReturn
 
 import jax
-from jax._src import distributed  # the coordination service has no public client
 
 from slamb_jax._checks import check_integer, check_range
 
@@ -60,6 +59,9 @@ class Watchdog:
         if step_timeout is not None:
             check_range("step_timeout", step_timeout, 0.0, open_low=True)
         self._timeout, self._step_timeout = timeout, step_timeout
+        # The coordination service has no public client: asked for only by who needs it.
+        from jax._src import distributed
+
         self._client: Any = distributed.global_state.client
         self._me, self._all = jax.process_index(), jax.process_count()
         self._alone = self._all == 1 or self._client is None
