@@ -110,9 +110,10 @@ def test_the_whole_budget_on_many_workers(mapping, sampling):
 
 def masked(grads, active):
     """What a model gives whose layers were skipped."""
-    zero = lambda x: jnp.zeros_like(x)  # noqa: E731
     return {
-        name: g if LABELS[name] is None else jnp.where(active[LABELS[name]], g, zero(g))
+        name: g
+        if LABELS[name] is None
+        else jnp.where(active[LABELS[name]], g, jnp.zeros_like(g))
         for name, g in grads.items()
     }
 

@@ -20,6 +20,7 @@ from slamb_jax._selections._rows import age_at as age_at
 from slamb_jax._selections._rows import elements_sent as elements_sent
 from slamb_jax._selections._rows import rows_at as rows_at
 from slamb_jax._selections._selection import Selection as Selection
+from slamb_jax._selections._selection import is_selection
 
 _BY_NAME: dict[str, Callable[[float, int, int], Selection]] = {
     "strided": Strided,
@@ -53,7 +54,7 @@ def make_selection(
 
 def check_selection(selection: Selection) -> Selection:
     """Raises unless ``selection`` is an object with the protocol's methods."""
-    if isinstance(selection, type) or not isinstance(selection, Selection):
+    if not is_selection(selection):
         raise ValueError(
             f"selection must be one of {', '.join(_BY_NAME)} or an object with the "
             f"methods of slamb_jax.Selection, got {selection!r}"

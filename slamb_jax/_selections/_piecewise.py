@@ -13,7 +13,7 @@ from jax import lax
 from slamb_jax import _collectives
 from slamb_jax._checks import check_integer
 from slamb_jax._leaves import Leaf
-from slamb_jax._selections._selection import Selection
+from slamb_jax._selections._selection import Selection, is_selection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Piecewise:
             )
         for start, selection in self.phases.items():
             check_integer("phases (a step)", start, 0)
-            if isinstance(selection, type) or not isinstance(selection, Selection):
+            if not is_selection(selection):
                 raise ValueError(
                     "phases must have for values objects with the methods of "
                     f"slamb_jax.Selection, got {selection!r} at {start}"

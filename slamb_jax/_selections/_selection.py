@@ -37,6 +37,11 @@ class Selection(Protocol):
         """
 
 
+def is_selection(x: object) -> bool:
+    """Whether ``x`` is an object with the protocol's methods, not a class of them."""
+    return not isinstance(x, type) and isinstance(x, Selection)
+
+
 @dataclasses.dataclass(frozen=True)
 class RandK:
     """The settings that the random selections share."""
