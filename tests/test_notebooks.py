@@ -11,7 +11,16 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+TRAINS = "choosing_k_b3_and_h"  # forty small runs: a minute
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(p, marks=[pytest.mark.long] if p.stem == TRAINS else [], id=p.stem)
+        for p in NOTEBOOKS
+    ],
+)
 def test_notebook_runs(path, tmp_path):
     env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(path.parents[1])}
