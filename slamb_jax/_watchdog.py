@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import sys
 import threading
 import time
@@ -97,7 +98,7 @@ class Watchdog:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if self._alone:
             return
-        if error is not None and isinstance(error, jax.errors.JaxRuntimeError):
+        if error is not None and _from_exchange(error):
             # Most likely the other end of a link is gone: learn which.
             traceback.print_exception(kind, error, trace)
             self._stop.wait(1.5 * self._timeout)
@@ -152,8 +153,8 @@ class Watchdog:
             )
         for index in range(self._all):
             sign, seen = self._others.get(index, ({}, self._started))
-            if index != self._me:
-                self._judge_one(index, sign, now - seen)
+            if index != self._me:  # known as of the last answer, not as of now
+                self._judge_one(index, sign, self._answered - seen)
         if self._state == "runs" and (reason := self._hung()):
             self._give_up(reason)
 
@@ -210,3 +211,9 @@ class Watchdog:
     def _tell_verdict(self, reason: str) -> None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             self._client.key_value_set(f"{_PREFIX}verdict", reason, True)
+
+
+def _from_exchange(error: BaseException) -> bool:
+    """Whether jax's runtime raised it: some links' errors are plain ValueErrors."""
+    status = isinstance(error, ValueError) and re.match(r"[A-Z_]+: ", str(error))
+    return isinstance(error, jax.errors.JaxRuntimeError) or bool(status)

@@ -5,8 +5,10 @@ import random
 import re
 import time
 
+import jax
 import pytest
 
+from slamb_jax._watchdog import _from_exchange
 from tests.launcher import Launch
 
 N = 4
@@ -90,6 +92,19 @@ def test_other_ends_of_a_worker(fail, gone, said, tmp_path):
         assert set(statuses) <= allowed
         for i in alive:
             assert re.search(said, run.told()[i]), run.told()[i]
+
+
+@pytest.mark.parametrize(
+    ("error", "broken"),
+    [
+        (ValueError("UNKNOWN: Gloo all-reduce failed: connection reset"), True),
+        (jax.errors.JaxRuntimeError("INTERNAL: the other end is gone"), True),
+        (ValueError("b1 must be in [0, 1), got 2"), False),
+        (RuntimeError("UNKNOWN: a user's own"), False),
+    ],
+)
+def test_a_broken_exchange_is_told_from_a_failure(error, broken):
+    assert _from_exchange(error) is broken
 
 
 STEPS, KILLS = 51, 10  # does not end at an averaging step: replicas differ
