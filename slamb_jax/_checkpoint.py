@@ -3,12 +3,11 @@
 import functools
 import json
 import pathlib
-import re
-import warnings
 from typing import Any, NamedTuple
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -27,6 +26,7 @@ from slamb_jax._checkpoint_form import (
     placed,
     with_replicas,
 )
+from slamb_jax._checkpoint_store import Store, tell
 from slamb_jax._checks import check_integer, check_range
 from slamb_jax._replicas import check_replicas, everywhere, local
 
@@ -56,9 +56,14 @@ class Checkpoints:
       directory: where to write; made if it is missing.
       keep: how many checkpoints to keep, the latest ones; at least 2, so that there is
         one before the last.
+      asynchronous: :meth:`save` copies the state on its devices and returns, threads
+        write the copy, and the next save, :meth:`wait` and :meth:`close` wait for them
+        and raise what went wrong. False: it returns when all is written, and copies
+        nothing.
 
     Raises:
       ValueError: for ``keep`` out of range, or a ``directory`` that cannot be one.
+      OSError: where writing fails (a disk that is full): the checkpoints before stay.
       ImportError: without Orbax.
 
     Examples:
@@ -71,22 +76,16 @@ class Checkpoints:
       7 {'position': 112} [3. 4.]
     """
 
-    def __init__(self, directory: str | pathlib.Path, *, keep: int = 2):
-        check_integer("keep", keep, 2)
-        self._directory = _directory(directory)
-        self._orbax = _orbax()
+    def __init__(
+        self,
+        directory: str | pathlib.Path,
+        *,
+        keep: int = 2,
+        asynchronous: bool = False,
+    ) -> None:
+        self._store = Store(directory, keep=keep, asynchronous=asynchronous)
+        self._asynchronous = asynchronous
         self._damaged: set[int] = set()
-        options = self._orbax.CheckpointManagerOptions(
-            max_to_keep=keep,
-            enable_async_checkpointing=False,  # the state is donated to the next step
-            cleanup_tmp_directories=True,
-        )
-        torn = _cut_short(self._directory)
-        self._manager = self._orbax.CheckpointManager(
-            self._directory, options=options, item_names=("state", "about")
-        )
-        for name in torn:
-            _tell(f"a save into {self._directory / name} was cut short and is ignored")
 
     def save(
         self,
@@ -96,7 +95,7 @@ class Checkpoints:
         *,
         rtol: float = 0.0,
     ) -> int:
-        """Writes a checkpoint, and returns when it is whole.
+        """Writes a checkpoint.
 
         Args:
           step: its number, larger than those before it.
@@ -109,7 +108,7 @@ class Checkpoints:
             lost is the rounding by which the replicas differed.
 
         Returns:
-          The bytes that it takes on disk.
+          The bytes of its arrays, before Orbax compresses them.
 
         Raises:
           ValueError: for ``step``, ``extra`` or ``rtol`` out of range, or a ``state``
@@ -128,7 +127,8 @@ class Checkpoints:
         arrays: dict[str, Any] = {}
         told = {}
         for (name, x), one, words in zip(leaves.items(), once, sums, strict=True):
-            arrays[name] = bits(x)
+            # The state is donated to the next step, perhaps before it is written.
+            arrays[name] = jnp.copy(bits(x)) if self._asynchronous else bits(x)
             if one:  # on the host: Orbax slices replicated arrays as old jax cannot
                 arrays[name] = np.asarray(local(everywhere(first, bits(x))))
             told[name] = described(x, words[:1] if one else words, once=one)
@@ -153,19 +153,16 @@ class Checkpoints:
                 f"extra must be what JSON can hold, got {error}"
             ) from error
         for passed_over in sorted(self._damaged):  # before what replaces them
-            self._manager.delete(passed_over)
+            self._store.delete(passed_over)
         self._damaged.clear()
-        if step in self._manager.all_steps():
+        if step in self._store.steps():
             raise ValueError(f"step must be one that is not there yet, got {step}")
-        args = self._orbax.args
-        state = args.StandardSave(arrays)
-        self._manager.save(
-            step,
-            args=args.Composite(state=state, about=args.JsonSave(about)),
-            force=True,
-        )
-        files = (self._directory / str(step)).rglob("*")
-        return sum(f.stat().st_size for f in files if f.is_file())
+        self._store.write(step, arrays, about)
+        return sum(x.nbytes for x in arrays.values())
+
+    def wait(self) -> None:
+        """Returns when all that was saved is whole."""
+        self._store.wait()
 
     def restore(self, like: chex.ArrayTree) -> Restored | None:
         """The latest checkpoint that is whole, placed like ``like``; None if none is.
@@ -178,8 +175,8 @@ class Checkpoints:
           ValueError: if the checkpoint does not fit: of another model or optimizer,
             another number of workers (:func:`resize` that) or a later format.
         """
-        for step in sorted(self._manager.all_steps(), reverse=True):
-            where = self._directory / str(step)
+        for step in self._store.steps():
+            where = self._store.directory / str(step)
             about, problem = self._agreed(functools.partial(self.about, step))
             state = None
             if not problem:
@@ -191,7 +188,7 @@ class Checkpoints:
             if not problem:
                 return Restored(step, state, about["extra"])
             self._damaged.add(step)
-            _tell(
+            tell(
                 f"checkpoint {where} is damaged ({problem}) and is ignored: going "
                 "back to the one before it"
             )
@@ -199,42 +196,33 @@ class Checkpoints:
 
     def about(self, step: int) -> dict[str, Any]:
         """What a checkpoint says of itself: workers, leaves, checksums, extra."""
-        args = self._orbax.args
-        found = self._manager.restore(
-            step, args=args.Composite(about=args.JsonRestore())
-        )
-        if not isinstance(found.about, dict) or "leaves" not in found.about:
+        found: dict[str, Any] = self._store.about(step)
+        if not isinstance(found, dict) or "leaves" not in found:
             raise ValueError("it is not one of slamb_jax.Checkpoints")
-        return found.about
-
-    def read(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
-        """The arrays of a checkpoint by name, placed like those of ``like``."""
-        args = self._orbax.args
-        found = self._manager.restore(
-            step, args=args.Composite(state=args.StandardRestore(like))
-        )
-        return found.state
+        return found
 
     def load(self, step: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """A whole checkpoint without a state to compare it with, on the host."""
+        where = self._store.directory / str(step)
         about, problem = self._agreed(functools.partial(self.about, step))
         arrays: dict[str, Any] = {}
         if not problem:
-            check_format(about, self._directory / str(step))
+            check_format(about, where)
             like = {name: blank(x, about) for name, x in about["leaves"].items()}
-            arrays, problem = self._agreed(functools.partial(self.read, step, like))
+            read = functools.partial(self._store.read, step, like)
+            arrays, problem = self._agreed(read)
         if not problem:
             problem = damage(about, with_replicas(arrays, about))
         if problem:
             raise ValueError(
-                f"checkpoint {self._directory / str(step)} is damaged ({problem}): "
+                f"checkpoint {where} is damaged ({problem}): "
                 "remove it, and the one before it is the latest"
             )
         return about, arrays
 
     def latest(self) -> int | None:
         """The step of the latest checkpoint, whole or damaged; None without any."""
-        return self._manager.latest_step()
+        return self._store.latest()
 
     def _read(self, step: int, about: dict[str, Any], like: chex.ArrayTree) -> Any:
         leaves = named(like)
@@ -242,7 +230,7 @@ class Checkpoints:
             name: as_written(bits(x), once=about["leaves"][name]["once"])
             for name, x in leaves.items()
         }
-        read = self.read(step, shapes)
+        read = self._store.read(step, shapes)
         treedef: Any = jax.tree.structure(like)
         return treedef.unflatten([placed(read[name], x) for name, x in leaves.items()])
 
@@ -261,51 +249,10 @@ class Checkpoints:
 
     def close(self) -> None:
         """Lets go of the directory."""
-        self._manager.close()
+        self._store.close()
 
     def __enter__(self) -> "Checkpoints":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _directory(directory: str | pathlib.Path) -> pathlib.Path:
-    if not isinstance(directory, str | pathlib.Path):
-        raise ValueError(f"directory must be a path, got {directory!r}")
-    path = pathlib.Path(directory).absolute()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".writable-{jax.process_index()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"directory must be one that can be written to, got {directory}: {error}"
-        ) from error
-    return path
-
-
-def _cut_short(directory: pathlib.Path) -> list[str]:
-    """Names of saves that a killed process left unfinished."""
-    found = (d for d in directory.iterdir() if re.match(r"\d+", d.name) and d.is_dir())
-    whole = re.compile(r"\d+")
-    return sorted(
-        d.name
-        for d in found
-        if not whole.fullmatch(d.name) or not (d / "_CHECKPOINT_METADATA").exists()
-    )
-
-
-def _tell(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=3)
-
-
-def _orbax() -> Any:
-    try:
-        import orbax.checkpoint
-    except ImportError as error:
-        raise ImportError(
-            "checkpoints need Orbax: pip install 'slamb-jax[checkpoint]'"
-        ) from error
-    return orbax.checkpoint

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+import slamb_jax
 from examples.common import loop, processes, records
 
 ROOT = Path(__file__).parents[1]
@@ -60,12 +60,9 @@ def stopping_at(step, monkeypatch):
 
 def checkpoint(out):
     """The newest checkpoint's arrays, and where its data stood."""
-    with ocp.CheckpointManager((out / "checkpoints").absolute()) as manager:
-        arguments = ocp.args.Composite(
-            state=ocp.args.StandardRestore(), position=ocp.args.JsonRestore()
-        )
-        found = manager.restore(manager.latest_step(), args=arguments)
-    return jax.tree.map(np.asarray, found.state), found.position
+    with slamb_jax.Checkpoints(out / "checkpoints") as checkpoints:
+        about, arrays = checkpoints.load(checkpoints.latest())
+    return arrays, about["extra"]
 
 
 def numbers(out):

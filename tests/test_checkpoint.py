@@ -142,6 +142,55 @@ def test_a_save_that_was_cut_short_is_told(tmp_path):
         assert checkpoints.restore(state).step == 2
 
 
+def test_what_is_saved_in_the_background_is_what_was_there(tmp_path):
+    state = {"w": jax.random.normal(jax.random.key(0), (4, 50_000))}
+    add = jax.jit(lambda s: {"w": s["w"] + 1}, donate_argnums=0)
+    with slamb_jax.Checkpoints(tmp_path, asynchronous=True) as checkpoints:
+        want = np.array(state["w"])
+        checkpoints.save(1, state)
+        for _ in range(5):
+            state = add(state)
+    with slamb_jax.Checkpoints(tmp_path) as checkpoints:
+        np.testing.assert_array_equal(checkpoints.restore(state).state["w"], want)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 900 KiB, where one may be mounted."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=900k", "none", tmp_path]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
+        pytest.skip("may not mount a file system here")
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_full_disk_is_told_and_loses_nothing(small_disk, asynchronous):
+    def state(step):  # random: it does not compress
+        key = jax.random.key(step)
+        return {"w": jax.random.normal(key, (4, 20_000))}
+
+    settings = {"asynchronous": asynchronous}
+    checkpoints = slamb_jax.Checkpoints(small_disk / "run", **settings)
+
+    def save(step):
+        checkpoints.save(step, state(step))
+        checkpoints.wait()
+
+    save(1)
+    save(2)
+    with pytest.raises(OSError, match=r"could not be written into .*space.* one is 2"):
+        save(3)
+    checkpoints.close()
+    with (
+        pytest.warns(UserWarning, match="3.* was cut short"),
+        slamb_jax.Checkpoints(small_disk / "run") as checkpoints,
+    ):
+        found = checkpoints.restore(state(0))
+    assert found.step == 2
+    np.testing.assert_array_equal(found.state["w"], state(2)["w"])
+
+
 def test_the_compact_form_and_what_it_loses(tmp_path):
     """At an averaging step p is the same on all workers, but for rounding."""
     params = random_tree({"w": (300, 400)}, 0, 1)["w"]

@@ -15,7 +15,6 @@ from rich.console import Console
 
 import slamb_jax
 from examples.common import inputs, options, processes, records
-from examples.common.checkpoints import Checkpoints
 from examples.common.diagnostics import diagnose
 from examples.common.optimizers import Traffic, optimizer, traffic
 from examples.common.options import Options
@@ -96,10 +95,11 @@ def run(task: Task, o: Options, mesh: Mesh) -> Result:
     state = State(params, kept, tx.init(params))
     state = slamb_jax.replicate(state, mesh, processes.AXIS)
     sent = traffic(o, params, mesh)
-    with Checkpoints(o.out / "checkpoints") as checkpoints:
-        start = checkpoints.latest() or 0
-        if start:
-            state, position = checkpoints.restore(start, state)
+    kept_in = o.out / "checkpoints"
+    with slamb_jax.Checkpoints(kept_in, asynchronous=True) as checkpoints:
+        start = 0
+        if found := checkpoints.restore(state):
+            start, state, position = found
             stream.set_state(position)
         with records.Records(o.out, start) as log, processes.Stop() as stop:
             if jax.process_index() == 0:
@@ -107,8 +107,8 @@ def run(task: Task, o: Options, mesh: Mesh) -> Result:
             loop = _Loop(task, o, mesh, tx, sent, checkpoints, log, stop)
             result = loop.train(state, stream, start)
     if jax.process_index() == 0:
-        found = json.dumps(dataclasses.asdict(result), indent=1)
-        (o.out / "result.json").write_text(found + "\n")
+        text = json.dumps(dataclasses.asdict(result), indent=1)
+        (o.out / "result.json").write_text(text + "\n")
     return result
 
 
@@ -135,7 +135,7 @@ class _Loop:
     mesh: Mesh
     tx: optax.GradientTransformation
     sent: Traffic
-    checkpoints: Checkpoints
+    checkpoints: slamb_jax.Checkpoints
     log: records.Records
     stop: processes.Stop
 
