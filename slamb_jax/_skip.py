@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from slamb_jax import _collectives
+from slamb_jax._convolutions import with_ordered_convolutions
 
 Vjp = Callable[..., tuple[Any, Any]]
 Flag = jax.Array | tuple[()] | None  # traced; never; always
@@ -152,10 +153,11 @@ def is_kept(primitive: Any, *_: Any, **__: Any) -> bool:
 def pulled_back(flags: tuple[Flag, Flag], vjp: Vjp, cotangent: Any) -> tuple[Any, Any]:
     """The two cotangents that ``vjp`` gives, each computed if its flag says so."""
     shapes = jax.eval_shape(vjp, cotangent)
+    in_branch = with_ordered_convolutions(vjp)
 
     def only(params: bool, inputs: bool) -> Callable[[], tuple[Any, Any]]:
         def branch() -> tuple[Any, Any]:
-            found = vjp(cotangent) if params or inputs else (None, None)
+            found = in_branch(cotangent) if params or inputs else (None, None)
             zeros = jax.tree.map(_zeros, shapes)
             return found[0] if params else zeros[0], found[1] if inputs else zeros[1]
 
