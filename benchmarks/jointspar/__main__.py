@@ -32,7 +32,7 @@ class Config:
 
     part: Literal["all", "resnet", "transformer", "bandit", "digits", "byte_lm"] = "all"
     rounds: int = 20  # of timed steps
-    batch: int = 8  # images, sequences of a timed step
+    batch: int = 32  # images, sequences of a timed step
     shares: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)  # budgets, of D
     seed: int = 0
     workers: int = 4  # that train
