@@ -111,8 +111,9 @@ def swap(codes: jax.Array, axis_name: AxisName) -> jax.Array:
 
 def gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """``x`` of all workers, of shape (n, ...)."""
-    bits = _as_integers(x)
-    bits = jax.lax.all_gather(bits, axis_name)
+    if x.dtype.itemsize != 2:
+        return jax.lax.all_gather(x, axis_name)
+    bits = jax.lax.all_gather(_as_integers(x), axis_name)
     return jax.lax.bitcast_convert_type(bits, x.dtype)
 
 

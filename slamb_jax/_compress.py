@@ -133,7 +133,9 @@ def randk_compress_with_error_feedback(
                 found = exchange(packed, route, step)
                 means = [
                     (mean.astype(jnp.float32) + x.astype(jnp.float32) - sent)
-                    for mean, x, sent in zip(found.means, packed, found.sent, strict=True)
+                    for mean, x, sent in zip(
+                        found.means, packed, found.sent, strict=True
+                    )
                 ]
                 means = [x.astype(p.dtype) for x, p in zip(means, packed, strict=True)]
                 return _put(gs, here, rows, means), None

@@ -71,7 +71,7 @@ def _exchange(
     if coded and keep:
         owed = [jnp.zeros(x.shape, jnp.float32) for x in arrays]
     sent = [x.astype(jnp.float32) for x in arrays]
-    common = "float32" if coded else payload
+    common = payload if isinstance(payload, str) else "float32" if coded else None
     kinds = {i: common or x.dtype.name for i, x in enumerate(arrays)}
     for kind in sorted(set(kinds.values())):
         places = [i for i, x in enumerate(arrays) if kinds[i] == kind and x.size]
@@ -100,7 +100,7 @@ def _plain(flat: jax.Array, route: Route, step: jax.Array, keep: bool) -> Any:
 
 
 def _coded(flat: jax.Array, route: Route, step: jax.Array, keep: bool) -> Any:
-    """The mean in codes: sent to the owner of a slice, averaged, coded again, shared."""
+    """The mean in codes: to the owner of a slice, averaged, coded again, shared."""
     quantizer: Any = route.payload
     n, w = _collectives.axis_size(route.axis_name), _width(route)
     slices = _cut(flat, w * n).reshape(w, n, -1)

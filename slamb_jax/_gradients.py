@@ -19,8 +19,8 @@ def average_gradients(
 
     The first link of a chain whose workers are groups of devices with fast links: the
     links behind it then see one gradient a group, and parameters and state stay the
-    same, to the last bit, on all devices of it. ``slamb(local_axis_name=...)`` does this
-    by itself. Sums in float32 at least.
+    same, to the last bit, on all devices of it. ``slamb(local_axis_name=...)`` does
+    this by itself. Sums in float32 at least.
 
     Each device must pass the gradient of its own share of the batch. Where types are
     tracked (``shard_map`` with ``check_vma=True``), ``jax.grad`` with respect to
@@ -97,8 +97,8 @@ def _check_own(
             names = ", ".join(sorted(map(repr, missing)))
             raise ValueError(
                 f"updates{jax.tree_util.keystr(path)} does not vary over the mesh axis "
-                f"{names} of local_axis_name={axis_name!r}: jax.grad of parameters that "
-                "do not vary over an axis sums the gradient over it. Let "
+                f"{names} of local_axis_name={axis_name!r}: jax.grad of parameters "
+                "that do not vary over an axis sums the gradient over it. Let "
                 "slamb_jax.per_worker_step(..., local_axis_name=...) hand over the "
                 f"parameters, or cast them with jax.lax.pcast(params, {names}, "
                 "to='varying') before jax.grad, and do not average gradients yourself."

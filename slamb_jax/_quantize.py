@@ -17,15 +17,15 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 @runtime_checkable
 class Quantizer(Protocol):
-    """What a payload must offer to be sent in codes; any object with these serves.
+    """What a payload must offer to be sent in codes; any object with these serves."""
 
-    Attributes:
-      error_feedback: whether a worker keeps what rounding took of what it sent.
-      seed: changes the rounding.
-    """
+    @property
+    def error_feedback(self) -> bool:
+        """Whether a worker keeps what rounding took of what it sent."""
 
-    error_feedback: bool
-    seed: int
+    @property
+    def seed(self) -> int:
+        """Changes the rounding."""
 
     def nbytes(self, size: int) -> int:
         """Bytes of an array of ``size`` elements, scales included (static)."""
@@ -55,9 +55,9 @@ class StochasticUniform:
       x \to s \left\lfloor x / s + U \right\rfloor, \qquad U \sim [0, 1)
 
     so each element is right on average, a zero stays a zero, and the error of each is
-    less than s. (QSGD has the norm of the block for a scale; the largest magnitude gives
-    a finer grid.) A block with something not finite comes out as NaN; one whose largest
-    magnitude is below :math:`10^{-36}` as zeros.
+    less than s. (QSGD has the norm of the block for a scale; the largest magnitude
+    gives a finer grid.) A block with something not finite comes out as NaN; one whose
+    largest magnitude is below :math:`10^{-35}` as zeros.
 
     U is a hash of (seed, step, worker, element): nothing is kept, and the same seed and
     step give the same bits.
@@ -150,8 +150,8 @@ class NaturalCompression:
         \pm 2^e & \text{otherwise}
       \end{cases}
 
-    so each element is right on average, a zero stays a zero, and the variance is at most
-    :math:`x^2/8`, however small an element is beside others: seven bits hold the
+    so each element is right on average, a zero stays a zero, and the variance is at
+    most :math:`x^2/8`, however small an element is beside others: seven bits hold the
     distance of the exponent to that of the block's largest, which takes a byte; what is
     :math:`2^{127}` times smaller than that is 0. A block with something not finite (or
     rounded up to :math:`2^{128}`) comes out as NaN. Rounding is an addition of random
@@ -222,13 +222,20 @@ class NaturalCompression:
         return x.reshape(*lead, end)[..., :size]
 
 
+def parse_payload(text: str) -> Payload:
+    """A payload by its name on a command line."""
+    if text not in PAYLOADS:
+        raise ValueError(f"must be one of {', '.join(PAYLOADS)}, got {text!r}")
+    return PAYLOADS[text]
+
+
 def check_payload(name: str, payload: Any) -> Payload:
     """Raises unless ``payload`` is one of those there are."""
     good = payload is None or payload in NARROW
     if isinstance(payload, type) or not (good or isinstance(payload, Quantizer)):
         raise ValueError(
-            f"{name} must be None, {', '.join(map(repr, NARROW))} or an object with the "
-            f"methods of slamb_jax.Quantizer, got {payload!r}"
+            f"{name} must be None, {', '.join(map(repr, NARROW))} or an object with "
+            f"the methods of slamb_jax.Quantizer, got {payload!r}"
         )
     return payload
 
@@ -261,3 +268,12 @@ def _noise(shape: tuple[int, ...], salt: jax.Array) -> jax.Array:
     """Random words, one for each place in ``shape``."""
     place = lax.iota(jnp.uint32, int(np.prod(shape))).reshape(shape)
     return hash_u32(place, salt)
+
+
+PAYLOADS: dict[str, Payload] = {
+    **{name: name for name in NARROW},
+    "uniform8": StochasticUniform(bits=8),
+    "uniform4": StochasticUniform(bits=4),
+    "natural": NaturalCompression(),
+}
+"""Payloads by the names that a command line has for them."""

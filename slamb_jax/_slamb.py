@@ -98,11 +98,11 @@ def slamb(
       axis_name: the mesh axis (or a tuple of axes) over which the workers exchange,
         bound by ``shard_map``, ``pmap`` or ``vmap``. None: a single worker, with
         masks and ages as for n = 1 and nothing exchanged.
-      local_axis_name: the mesh axis (or axes) within a group of devices with fast links
-        between them, if each worker is such a group. Its devices' gradients are averaged
-        densely over it, n is the number of groups, and parameters and state are the
-        same within a group; of what travels between the groups each device exchanges a
-        share. See :func:`per_worker_step`.
+      local_axis_name: the mesh axis (or axes) within a group of devices with fast
+        links between them, if each worker is such a group. Its devices' gradients are
+        averaged densely over it, n is the number of groups, and parameters and state
+        are the same within a group; of what travels between the groups each device
+        exchanges a share. See :func:`per_worker_step`.
       compress_ratio: k in (0, 1], the share of the coordinates exchanged per step; or
         a mapping from the step (from 0) at which a ratio begins to the ratio, such as
         ``{0: 0.5, 500: 0.2, 1000: 0.1}``: compression warm-up, see :class:`Piecewise`.
