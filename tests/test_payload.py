@@ -45,7 +45,7 @@ def close(got, want, tolerance):
     )  # fmt: skip
 
 
-LARGE = {"a": (100, 120), "b": (96, 512), "odd": (101, 103), "bias": (512,)}
+LARGE = {"a": (100, 120), "odd": (101, 103), "bias": (512,)}
 
 
 @each
@@ -75,7 +75,10 @@ def test_it_travels_as_asked(payload):
     scale = {UNIFORM: 32, FOUR: 32, NATURAL: 8}.get(payload, 0) / 32  # bits an element
     for conditional in (False, True):
         got, full = (r.bytes_sent(conditional=conditional) for r in (report, wide))
-        assert got == pytest.approx(full * (bits + scale) / 32, rel=0.02)
+        assert got == pytest.approx(full * (bits + scale) / 32, rel=0.05)
+        if not narrow:
+            slices = -(-round(full / 7) // n)
+            assert got == 2 * 7 * payload.nbytes(slices)
 
 
 @each
