@@ -124,7 +124,7 @@ def _coded(flat: jax.Array, route: Route, step: jax.Array, keep: bool) -> Any:
     else:
         codes = coded(mine, place)
     codes = _collectives.swap(codes, route.axis_name)
-    mean = jnp.mean(quantizer.decode(codes, size), axis=0)
+    mean = _mean_of_rows(quantizer, codes, size)
     own = quantizer.encode(mean, salts(1, place))
     shared = _collectives.gather(own, route.axis_name)
     shared = _joined(shared, place, route, like=flat)
@@ -135,6 +135,17 @@ def _coded(flat: jax.Array, route: Route, step: jax.Array, keep: bool) -> Any:
         here = (jnp.arange(n, dtype=jnp.int32) == me)[None, :, None]
         owed = jnp.where(here, lost, jnp.float32(0)).reshape(-1)[: flat.size]
     return means[: flat.size], sent, owed
+
+
+def _mean_of_rows(quantizer: Any, codes: jax.Array, size: int) -> jax.Array:
+    """Row after row: to sum columns of what all say takes a CPU six times as long."""
+
+    def add(i: Any, total: jax.Array) -> jax.Array:
+        row = jax.lax.dynamic_index_in_dim(codes, i, keepdims=False)
+        return total + quantizer.decode(row, size)
+
+    total = jax.lax.fori_loop(1, len(codes), add, quantizer.decode(codes[0], size))
+    return total / np.float32(len(codes))
 
 
 def _width(route: Route) -> int:

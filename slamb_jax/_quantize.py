@@ -86,7 +86,7 @@ class StochasticUniform:
 
     bits: int = 8
     block_size: int = 256
-    error_feedback: bool = True
+    error_feedback: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -181,7 +181,7 @@ class NaturalCompression:
     """
 
     block_size: int = 256
-    error_feedback: bool = True
+    error_feedback: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -127,10 +127,11 @@ def slamb(
       mu_dtype: dtype of m, and so of what travels every step: None for float32, or
         bfloat16 or float16. v is always float32.
       payload: what travels of m, if not its dtype: ``"bfloat16"``, ``"float16"``, or
-        the codes of :class:`StochasticUniform` or :class:`NaturalCompression`. With the
-        quantizer's ``error_feedback`` each worker keeps what rounding took of its own,
-        :math:`m[M_t] \leftarrow \text{mean} + (m - Q(m))[M_t]`, and sends it the next
-        time: nothing is lost but what rounding takes of the mean itself.
+        the codes of :class:`StochasticUniform` or :class:`NaturalCompression`, which
+        are right on average. With the quantizer's ``error_feedback`` each worker keeps
+        what rounding took of its own, :math:`m[M_t] \leftarrow \text{mean} + (m -
+        Q(m))[M_t]`, and sends it the next time; but until then it steps along its own
+        error, which without it is averaged over n workers: off by default.
       average_payload: what travels of the parameters every H steps, likewise, as the
         difference to the last average: see :func:`average_parameters_every`. It needs
         one more copy of the parameters.
