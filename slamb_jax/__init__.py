@@ -20,6 +20,7 @@ from slamb_jax._distribution import update_distribution as update_distribution
 from slamb_jax._finite import SkipNotFiniteState as SkipNotFiniteState
 from slamb_jax._finite import check_finite as check_finite
 from slamb_jax._finite import skip_not_finite as skip_not_finite
+from slamb_jax._gradients import average_gradients as average_gradients
 from slamb_jax._jointspar import JOINTSPAR_STATIC_ARGS as JOINTSPAR_STATIC_ARGS
 from slamb_jax._jointspar import jointspar as jointspar
 from slamb_jax._jointspar import jointspar_lars as jointspar_lars
@@ -30,6 +31,9 @@ from slamb_jax._leaves import Leaf as Leaf
 from slamb_jax._momentum import MaskMomentumState as MaskMomentumState
 from slamb_jax._momentum import mask_momentum as mask_momentum
 from slamb_jax._network import Network as Network
+from slamb_jax._quantize import NaturalCompression as NaturalCompression
+from slamb_jax._quantize import Quantizer as Quantizer
+from slamb_jax._quantize import StochasticUniform as StochasticUniform
 from slamb_jax._replicas import consolidate as consolidate
 from slamb_jax._replicas import per_worker_step as per_worker_step
 from slamb_jax._replicas import replicate as replicate

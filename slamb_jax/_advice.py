@@ -19,12 +19,14 @@ class StepCost:
       compute_seconds: forward and backward pass.
       exchange_seconds: the exchange, behind the compute.
       optimizer_seconds: update and apply.
+      local_bytes_per_step: of ``bytes_per_step`` those that stay within the node.
     """
 
     bytes_per_step: float
     compute_seconds: float
     exchange_seconds: float
     optimizer_seconds: float
+    local_bytes_per_step: float = 0.0
 
     @property
     def step_seconds(self) -> float:

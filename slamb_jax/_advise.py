@@ -5,7 +5,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -16,12 +16,23 @@ from slamb_jax._checks import check_floating, check_integer, check_range
 from slamb_jax._leaves import map_numbered
 from slamb_jax._momentum import momentum_dtype
 from slamb_jax._network import Network
+from slamb_jax._quantize import PAYLOADS, Payload, Quantizer, check_payload
 from slamb_jax._selections import Strided, elements_sent
 from slamb_jax._timing import OptimizerSeconds, as_shapes, measure_optimizers
 from slamb_jax._units import duration, scaled
 from slamb_jax._wire import RING_SHARES
 
-_Plan = list[tuple[str, float, float]]  # kind, bytes put in, times per step
+
+class _Part(NamedTuple):
+    """A collective of a step."""
+
+    kind: str
+    bytes_in: float
+    times: float  # per step
+    among: str = "all"  # workers; or the "groups" (each's devices at once), or "local"
+
+
+_Plan = list[_Part]
 
 
 def advise(
@@ -33,6 +44,9 @@ def advise(
     sync_every: int | None = 100,
     min_size: int = 9000,
     mu_dtype: Any = None,
+    payload: Payload = None,
+    average_payload: Payload = None,
+    hierarchical: bool = False,
     optimizer_seconds: tuple[float, float] | None = None,
 ) -> Advice:
     r"""Predicts the step time of SLAMB and of dense LAMB, and whether SLAMB pays.
@@ -64,6 +78,12 @@ def advise(
       sync_every: H; None for never.
       min_size: leaves with fewer elements are exchanged whole.
       mu_dtype: dtype of the momentum, and so of what travels; None is float32.
+      payload: what travels of the momentum instead, as in :func:`slamb`. What coding
+        costs is not in ``optimizer_seconds`` if they are measured.
+      average_payload: what travels of the parameters, likewise.
+      hierarchical: whether the ``workers_per_node`` of the network are one group, with
+        gradients averaged densely over ``local_link`` and momentum exchanged between
+        nodes: ``slamb(axis_name="node", local_axis_name="device")``.
       optimizer_seconds: what update and apply of LAMB and of SLAMB take on all
         parameters, ``(lamb, slamb)``; None: :func:`measure_optimizers` times both
         now, on this machine.
@@ -91,7 +111,10 @@ def advise(
     if sync_every is not None:
         check_integer("sync_every", sync_every, 1)
     selection = Strided(compress_ratio, min_size)
-    itemsize = momentum_dtype(mu_dtype).itemsize
+    dtype = momentum_dtype(mu_dtype).name
+    check_payload("payload", payload)
+    check_payload("average_payload", average_payload)
+    groups = _groups(network, hierarchical)
     if optimizer_seconds is None:
         optimizer_seconds = measure_optimizers(
             params, compress_ratio=compress_ratio, min_size=min_size, mu_dtype=mu_dtype
@@ -99,13 +122,14 @@ def advise(
     own = _checked(optimizer_seconds)
 
     d = sum(x.size for x in jax.tree.leaves(shapes))
-    n = network.workers
+    packed = _packed(params, shapes, selection)
     plans = {
-        "lamb": [("all-reduce", 4 * d, 1.0)],
-        "lamb_bfloat16": [("all-reduce", 2 * d, 1.0)],
+        "lamb": [_Part("all-reduce", 4 * d, 1.0)],
+        "lamb_bfloat16": [_Part("all-reduce", 2 * d, 1.0)],
         "slamb": [
-            *_mean(_packed(params, shapes, selection), itemsize, n),
-            *_average(shapes, sync_every, n),
+            *([_Part("all-reduce", 4 * d, 1.0, "local")] if hierarchical else []),
+            *_mean(packed, payload or dtype, groups),
+            *_average(shapes, sync_every, average_payload, groups),
         ],
     }
 
@@ -124,7 +148,8 @@ def advise(
         **{name: cost(name, network) for name in plans},
         break_even_link=break_even("lamb"),
         break_even_link_bfloat16=break_even("lamb_bfloat16"),
-        title=_title(d, network, 1 / selection.turns, sync_every),
+        title=_title(d, network, 1 / selection.turns, sync_every)
+        + _choices(payload, average_payload, hierarchical),
     )
 
 
@@ -151,32 +176,92 @@ def _packed(
     return sum(jax.tree.leaves(counts))
 
 
-def _mean(elements: int, itemsize: int, workers: int, times: float = 1.0) -> _Plan:
-    """The collectives of ``_collectives.mean_over``."""
-    if itemsize > 2:
-        return [("all-reduce", elements * itemsize, times)]
-    piece = -(-elements // workers) * itemsize
-    return [("all-to-all", piece * workers, times), ("all-gather", piece, times)]
+def _groups(network: Network, hierarchical: bool) -> tuple[int, int]:
+    """How many groups exchange, and how many devices each has."""
+    if not isinstance(hierarchical, bool):
+        raise ValueError(f"hierarchical must be a bool, got {hierarchical!r}")
+    w = network.workers_per_node if hierarchical else 1
+    if hierarchical and not 1 < w < network.workers:
+        raise ValueError(
+            "hierarchical=True needs several nodes of several workers, got "
+            f"workers={network.workers} and workers_per_node={w}"
+        )
+    return network.workers // w, w
 
 
-def _average(shapes: chex.ArrayTree, sync_every: int | None, workers: int) -> _Plan:
+def _mean(
+    elements: int, payload: Any, groups: tuple[int, int], times: float = 1.0
+) -> _Plan:
+    """The collectives of ``_exchange.means_of``."""
+    n, w = groups
+    among = "groups" if w > 1 else "all"
+    if isinstance(payload, Quantizer):
+        piece = payload.nbytes(-(-elements // (n * w)))
+        parts, share = _halves(piece, n, times, among), n * piece
+    else:
+        itemsize = jnp.dtype(payload).itemsize
+        mine = -(-elements // w)
+        share = mine * itemsize
+        if itemsize > 2:
+            parts = [_Part("all-reduce", share, times, among)]
+        else:
+            parts = _halves(-(-mine // n) * itemsize, n, times, among)
+    return parts + ([_Part("all-gather", share, times, "local")] if w > 1 else [])
+
+
+def _halves(piece: float, n: int, times: float, among: str) -> _Plan:
+    """An all-reduce by slices, each averaged by its owner."""
+    return [
+        _Part("all-to-all", piece * n, times, among),
+        _Part("all-gather", piece, times, among),
+    ]
+
+
+def _average(
+    shapes: chex.ArrayTree,
+    sync_every: int | None,
+    payload: Payload,
+    groups: tuple[int, int],
+) -> _Plan:
     """The average of parameters, a group for each dtype, amortized."""
-    sizes: collections.Counter[jnp.dtype] = collections.Counter()
+    sizes: collections.Counter[Any] = collections.Counter()
     for x in jax.tree.leaves(shapes):
-        sizes[jnp.dtype(x.dtype)] += x.size
+        sizes[payload or x.dtype.name] += x.size
     times = 1 / sync_every if sync_every else 0.0
-    groups = [_mean(d, dtype.itemsize, workers, times) for dtype, d in sizes.items()]
-    return [collective for group in groups for collective in group]
+    plans = [_mean(d, kind, groups, times) for kind, d in sizes.items()]
+    return [collective for plan in plans for collective in plan]
 
 
 def _cost(plan: _Plan, network: Network, compute: float, update: float) -> StepCost:
-    n = network.workers
+    w = network.workers_per_node
+    sizes = {"all": network.workers, "groups": network.workers // w, "local": w}
+    sent = {
+        among: math.fsum(
+            p.times * RING_SHARES[p.kind](size) * p.bytes_in
+            for p in plan
+            if p.among == among
+        )
+        for among, size in sizes.items()
+    }
     return StepCost(
-        bytes_per_step=sum(t * RING_SHARES[kind](n) * b for kind, b, t in plan),
+        bytes_per_step=math.fsum(sent.values()),
         compute_seconds=compute,
-        exchange_seconds=sum(t * network.seconds(kind, b) for kind, b, t in plan),
+        exchange_seconds=math.fsum(p.times * _seconds(p, network) for p in plan),
         optimizer_seconds=update,
+        local_bytes_per_step=sent["local"],
     )
+
+
+def _seconds(part: _Part, network: Network) -> float:
+    """Of one collective; the devices of a node share its link for their slices."""
+    w, latency = network.workers_per_node, network.latency
+    if part.among == "local":
+        link = min(network.local_link, 1e18)
+        return Network(w, link, latency=latency).seconds(part.kind, part.bytes_in)
+    if part.among == "groups":
+        nodes = Network(network.workers // w, network.link, latency=latency)
+        return nodes.seconds(part.kind, w * part.bytes_in)
+    return network.seconds(part.kind, part.bytes_in)
 
 
 def _last_gain(gain: Callable[[float], float]) -> float:
@@ -192,6 +277,17 @@ def _last_gain(gain: Callable[[float], float]) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if gain(10**middle) >= 0 else (low, middle)
     return 10**low
+
+
+def _choices(payload: Payload, average_payload: Payload, hierarchical: bool) -> str:
+    """What the title says of what is not the default."""
+    names = {value: name for name, value in PAYLOADS.items()}
+    told = [
+        f"; {what} {names.get(value, value)}"
+        for what, value in (("payload", payload), ("average", average_payload))
+        if value is not None
+    ]
+    return "".join([*told, "; hierarchical" if hierarchical else ""])
 
 
 def _title(d: int, network: Network, k: float, sync_every: int | None) -> str:

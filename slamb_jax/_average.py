@@ -7,18 +7,25 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax import _collectives
-from slamb_jax._checks import check_axis_name, check_integer, check_params
+from slamb_jax._checks import check_apart, check_integer, check_params
+from slamb_jax._exchange import Route, exchange, means_of
 from slamb_jax._leaves import map_present
+from slamb_jax._quantize import Payload, check_payload
 
 
 class AverageParametersState(NamedTuple):
     """State of :func:`average_parameters_every`."""
 
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
+    anchor: optax.Params | None = None  # float32, as params; only with a payload
 
 
 def average_parameters_every(
-    sync_every: int | None, axis_name: _collectives.AxisName | None
+    sync_every: int | None,
+    axis_name: _collectives.AxisName | None,
+    *,
+    local_axis_name: _collectives.AxisName | None = None,
+    payload: Payload = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages the parameters over the workers every H steps, after the update.
 
@@ -40,9 +47,26 @@ def average_parameters_every(
     The step count must be the same on all workers. Under ``vmap`` with a batched
     count both branches are computed.
 
+    With a ``payload`` of fewer bits what travels is the difference to the anchor a, the
+    last average, which all workers keep (one more copy of the parameters):
+
+    .. math::
+
+      d = p + u - a, \quad a \leftarrow a + \text{mean over workers of } Q(d),
+      \quad p + u \leftarrow a + (d - Q(d))
+
+    What rounding took of its own a worker keeps in its parameters and sends the next
+    time; the mean of the parameters stays what it was, but for the rounding of the mean
+    itself. All workers must begin with the same parameters, as :func:`replicate` has
+    it; the anchor stays the same on all to the last bit.
+
     Args:
       sync_every: H, a positive integer; None for never.
       axis_name: the mesh axis (or axes) of the workers; None for a single one.
+      local_axis_name: the mesh axis (or axes) of the devices within a worker, if it is
+        a group of several, which then each exchange a slice.
+      payload: what travels: None for the parameters as they are; ``"bfloat16"``,
+        ``"float16"`` or codes, as in :func:`randk_compress_with_error_feedback`.
 
     Returns:
       A :class:`optax.GradientTransformationExtraArgs`; it needs ``params``.
@@ -65,11 +89,12 @@ def average_parameters_every(
     """
     if sync_every is not None:
         check_integer("sync_every", sync_every, 1)
-    check_axis_name(axis_name)
+    check_apart(axis_name, local_axis_name)
+    route = Route(axis_name, local_axis_name, check_payload("payload", payload))
 
     def init(params: optax.Params) -> AverageParametersState:
-        del params
-        return AverageParametersState(jnp.zeros([], jnp.int32))
+        anchor = None if payload is None else jax.tree.map(_anchor, params)
+        return AverageParametersState(jnp.zeros([], jnp.int32), anchor)
 
     def update(
         updates: optax.Updates,
@@ -79,22 +104,28 @@ def average_parameters_every(
     ) -> tuple[optax.Updates, AverageParametersState]:
         del extra_args
         check_params(params)
-        new_state = AverageParametersState(optax.safe_increment(state.count))
+        step, anchor = optax.safe_increment(state.count), state.anchor
         n = _collectives.axis_size(axis_name)
         if sync_every is None or n == 1:
-            return updates, new_state
+            return updates, AverageParametersState(step, anchor)
 
-        def average(updates: optax.Updates, params: optax.Params) -> optax.Updates:
-            return _towards_mean(updates, params, axis_name)
+        def average(updates: optax.Updates, params: optax.Params, anchor: Any) -> Any:
+            if anchor is None:
+                return _towards_mean(updates, params, route, step), None
+            return _towards_anchor(updates, params, anchor, route, step)
 
-        def keep(updates: optax.Updates, params: optax.Params) -> optax.Updates:
+        def keep(updates: optax.Updates, params: optax.Params, anchor: Any) -> Any:
             del params
-            return updates
+            return updates, anchor
 
         if sync_every == 1:
-            return average(updates, params), new_state
-        due = state.count % sync_every == 0
-        return _collectives.cond(due, average, keep, updates, params), new_state
+            updates, anchor = average(updates, params, anchor)
+        else:
+            due = state.count % sync_every == 0
+            updates, anchor = _collectives.cond(
+                due, average, keep, updates, params, anchor
+            )
+        return updates, AverageParametersState(step, anchor)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -128,14 +159,42 @@ def average_parameters(
 
 
 def _towards_mean(
-    updates: optax.Updates, params: optax.Params, axis_name: _collectives.AxisName
+    updates: optax.Updates, params: optax.Params, route: Route, step: jax.Array
 ) -> optax.Updates:
     """The updates that take each replica to the mean of where all would go."""
     there = map_present(lambda u, p: p + u.astype(p.dtype), updates, params)
     places, treedef = jax.tree.flatten(there)
-    mean = jax.tree.unflatten(treedef, _collectives.mean_over(places, axis_name))
+    mean = jax.tree.unflatten(treedef, means_of(places, route, step))
     return map_present(_step_between, updates, mean, params)
 
 
 def _step_between(u: jax.Array, mean: jax.Array, p: jax.Array) -> jax.Array:
     return (_collectives.widened(mean) - _collectives.widened(p)).astype(u.dtype)
+
+
+def _anchor(p: Any) -> jax.Array:
+    """A copy, for buffers may be donated; of zeros where there is but a shape."""
+    if isinstance(p, jax.ShapeDtypeStruct):
+        return jnp.zeros(p.shape, jnp.float32)
+    return jnp.array(p, jnp.float32, copy=True)
+
+
+def _towards_anchor(
+    updates: optax.Updates,
+    params: optax.Params,
+    anchor: optax.Params,
+    route: Route,
+    step: jax.Array,
+) -> tuple[optax.Updates, optax.Params]:
+    """The updates that take each replica near the new anchor, and that anchor."""
+    treedef: Any
+    us, treedef = jax.tree.flatten(updates, is_leaf=lambda x: x is None)
+    ps, anchors = treedef.flatten_up_to(params), treedef.flatten_up_to(anchor)
+    here = [i for i, u in enumerate(us) if u is not None]
+    wide = {i: ps[i].astype(jnp.float32) for i in here}
+    away = [wide[i] + us[i].astype(jnp.float32) - anchors[i] for i in here]
+    found = exchange(away, route, step)
+    for i, d, mean, sent in zip(here, away, found.means, found.sent, strict=True):
+        anchors[i] = anchors[i] + mean
+        us[i] = (anchors[i] + (d - sent) - wide[i]).astype(us[i].dtype)
+    return treedef.unflatten(us), treedef.unflatten(anchors)

@@ -73,6 +73,28 @@ def check_axis_name(axis_name: Any) -> None:
         )
 
 
+def check_local_axis_name(local_axis_name: Any) -> None:
+    """Raises unless it is None, a name or a tuple of names."""
+    try:
+        check_axis_name(local_axis_name)
+    except ValueError as error:
+        raise ValueError(f"local_{error}") from error
+
+
+def check_apart(axis_name: Any, local_axis_name: Any) -> None:
+    """Raises unless the axes between groups and within them are others."""
+    check_axis_name(axis_name)
+    check_local_axis_name(local_axis_name)
+    between, within = (
+        set(x if isinstance(x, tuple) else (x,)) for x in (axis_name, local_axis_name)
+    )
+    if local_axis_name is not None and (axis_name is None or between & within):
+        raise ValueError(
+            "local_axis_name must name other mesh axes than axis_name, the axis "
+            f"between the groups, got {local_axis_name!r} and {axis_name!r}"
+        )
+
+
 def check_static(
     names: tuple[str, ...], values: dict[str, Any], constant: str = "STATIC_ARGS"
 ) -> None:

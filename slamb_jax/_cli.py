@@ -9,6 +9,7 @@ import jax
 
 from slamb_jax._advise import advise
 from slamb_jax._network import Network
+from slamb_jax._quantize import PAYLOADS, parse_payload
 from slamb_jax._resize import resize_checkpoint
 from slamb_jax._units import parse_count, parse_duration, parse_rate
 
@@ -27,6 +28,13 @@ _SLAMB = (
     ("compress-ratio", float, "0.1", "k, the share sent per step; default: 0.1"),
     ("sync-every", int, "100", "H, steps between averages; default: 100"),
     ("mu-dtype", str, "bfloat16", "dtype of what is sent; default: float32"),
+    (
+        "payload",
+        parse_payload,
+        "uniform8",
+        f"what is sent instead: {', '.join(PAYLOADS)}",
+    ),
+    ("average-payload", parse_payload, "uniform8", "the same for the parameters"),
 )
 _UPDATES = tuple(
     (name, parse_duration, "10ms", f"{name.upper()}'s update on your accelerator; give "
@@ -60,6 +68,10 @@ def main(arguments: list[str] | None = None) -> None:
                 f"--{name}", type=_typed(parse), metavar=metavar, help=text,
                 required=options is _NEEDED,
             )  # fmt: skip
+    command.add_argument(
+        "--hierarchical", action="store_true",
+        help="average gradients in each node, exchange momentum between nodes",
+    )  # fmt: skip
     _add_resize(commands)
     given = vars(parser.parse_args(arguments))
     run = {"advise": _print_advice, "resize": _print_resized}[given["command"]]
@@ -118,6 +130,7 @@ def _print_advice(given: dict[str, Any]) -> None:
             network,
             step_seconds=given["step"],
             optimizer_seconds=updates or None,
+            hierarchical=given.get("hierarchical", False),
             **chosen(_SLAMB),
         )
     )

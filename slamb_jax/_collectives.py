@@ -38,7 +38,7 @@ def axis_size(axis_name: AxisName | None) -> int:
 
 
 def mean_over(
-    arrays: Sequence[jax.Array], axis_name: AxisName | None
+    arrays: Sequence[jax.Array], axis_name: AxisName | None, *, typed_same: bool = False
 ) -> list[jax.Array]:
     """Means over the workers, in one exchange, in the dtype of each array.
 
@@ -48,11 +48,12 @@ def mean_over(
     float32 by the worker that owns the slice, and rounded once: an all-to-all and an
     all-gather, the two halves of an all-reduce, with as many bytes on the wire as a
     16-bit all-reduce would have. (XLA's CPU backend turns that into a 32-bit one,
-    and summing thousands of 16-bit terms loses what was saved.)
+    and summing thousands of 16-bit terms loses what was saved.) Their types vary as
+    those of the arrays, unless ``typed_same``: then, for 32 bits, not over the axis.
     """
     n = axis_size(axis_name)
     out = list(arrays)
-    if n == 1:
+    if n == 1 and not typed_same:
         return out
     for dtype in sorted({x.dtype.name for x in arrays}):
         places = [i for i, x in enumerate(arrays) if x.dtype.name == dtype and x.size]
@@ -62,23 +63,24 @@ def mean_over(
         narrow = group[0].dtype.itemsize == 2
         means = (_narrow_mean if narrow else _wide_mean)(group, axis_name)
         for i, mean in zip(places, means, strict=True):
-            out[i] = vary_over(mean, varying_axes(arrays[i]))
+            axes = frozenset() if typed_same else varying_axes(arrays[i])
+            out[i] = vary_over(mean, axes)
     return out
 
 
 def _wide_mean(arrays: Sequence[jax.Array], axis_name: AxisName) -> list[jax.Array]:
     small = [x for x in arrays if x.size < _ALONE]
     large = [x for x in arrays if x.size >= _ALONE]
-    operands = large + ([_join(small)] if small else [])
+    operands = large + ([join(small)] if small else [])
     means = jax.lax.pmean(operands, axis_name)
-    parts = iter(_part(means[-1], small) if small else [])
+    parts = iter(part(means[-1], small) if small else [])
     wholes = iter(means)
     return [next(parts if x.size < _ALONE else wholes) for x in arrays]
 
 
 def _narrow_mean(arrays: Sequence[jax.Array], axis_name: AxisName) -> list[jax.Array]:
     n, dtype = axis_size(axis_name), arrays[0].dtype
-    flat = _join(arrays)
+    flat = join(arrays)
     slices = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
     # As integers: XLA widens a 16-bit float collective where it can, not these.
     bits = jax.lax.bitcast_convert_type(slices, jnp.uint16)
@@ -87,18 +89,50 @@ def _narrow_mean(arrays: Sequence[jax.Array], axis_name: AxisName) -> list[jax.A
     mean = jnp.mean(mine, axis=0).astype(dtype)
     bits = jax.lax.bitcast_convert_type(mean, jnp.uint16)
     bits = jax.lax.all_gather(bits, axis_name, tiled=True)
-    return _part(jax.lax.bitcast_convert_type(bits, dtype), arrays)
+    return part(jax.lax.bitcast_convert_type(bits, dtype), arrays)
 
 
-def _join(arrays: Sequence[jax.Array]) -> jax.Array:
+def join(arrays: Sequence[jax.Array]) -> jax.Array:
+    """All elements, one array behind the other."""
     return jnp.concatenate([x.reshape(-1) for x in arrays])
 
 
-def _part(flat: jax.Array, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """What :func:`_join` joined, in the shapes of ``arrays``."""
+def part(flat: jax.Array, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """What :func:`join` joined, in the shapes of ``arrays``."""
     ends = [sum(x.size for x in arrays[: i + 1]) for i in range(len(arrays))]
     parts = jnp.split(flat, ends)
     return [part.reshape(x.shape) for part, x in zip(parts, arrays, strict=False)]
+
+
+def swap(codes: jax.Array, axis_name: AxisName) -> jax.Array:
+    """Row i goes to worker i: of shape (n, ...), what each worker had for this one."""
+    return jax.lax.all_to_all(codes, axis_name, split_axis=0, concat_axis=0)
+
+
+def gather(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """``x`` of all workers, of shape (n, ...)."""
+    if x.dtype.itemsize != 2:
+        return jax.lax.all_gather(x, axis_name)
+    bits = jax.lax.all_gather(_as_integers(x), axis_name)
+    return jax.lax.bitcast_convert_type(bits, x.dtype)
+
+
+def gather_same(x: jax.Array, place: jax.Array, axis_name: AxisName) -> jax.Array:
+    """:func:`gather`, whose result's type says that it is the same on all workers.
+
+    As a sum of zeros and one other, of integers: it sends twice as much.
+    """
+    bits = _as_integers(x)
+    rows = jnp.arange(axis_size(axis_name), dtype=place.dtype) == place
+    mine = rows.reshape(-1, *(1,) * x.ndim)
+    bits = jax.lax.psum(jnp.where(mine, bits[None], jnp.zeros_like(bits)), axis_name)
+    return jax.lax.bitcast_convert_type(bits, x.dtype)
+
+
+def _as_integers(x: jax.Array) -> jax.Array:
+    """The bits of a narrow ``x``: XLA widens 16-bit floats where it can, not these."""
+    width = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
+    return jax.lax.bitcast_convert_type(x, width)
 
 
 def agreed_mean(tree: chex.ArrayTree, axis_name: AxisName | None) -> chex.ArrayTree:
@@ -199,10 +233,15 @@ def check_local(updates: chex.ArrayTree, axis_name: AxisName | None) -> None:
     if axis_name is None:
         return
     axis_size(axis_name)
-    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-    tracked = frozenset().union(*(varying_axes(worker_index(a)) for a in names))
+    tracked = tracked_axes(axis_name)
     for path, x in jax.tree_util.tree_leaves_with_path(updates):
         _check_varies(path, x, tracked)
+
+
+def tracked_axes(axis_name: AxisName) -> Axes:
+    """Those of the axes over which types tell what varies."""
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    return frozenset().union(*(varying_axes(worker_index(a)) for a in names))
 
 
 def check_local_like(updates: chex.ArrayTree, moments: chex.ArrayTree) -> None:

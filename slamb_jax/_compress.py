@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax import _collectives
-from slamb_jax._checks import check_axis_name, check_floating
+from slamb_jax._checks import check_apart, check_floating
+from slamb_jax._exchange import Route, exchange, means_of
 from slamb_jax._leaves import flatten_numbered
+from slamb_jax._quantize import Payload, check_payload
 from slamb_jax._selections import (
     Rows,
     Selection,
@@ -31,6 +33,8 @@ def randk_compress_with_error_feedback(
     selection: Selection = Strided(),  # noqa: B008 (frozen)
     *,
     axis_name: _collectives.AxisName | None = None,
+    local_axis_name: _collectives.AxisName | None = None,
+    payload: Payload = None,
     keep_residual: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages a chosen share of the updates over the workers; the rest waits.
@@ -53,12 +57,21 @@ def randk_compress_with_error_feedback(
       selection: which coordinates travel when, see :class:`slamb_jax.Selection`.
       axis_name: the mesh axis (or axes) of the workers; None for a single one, which
         keeps the masks and exchanges nothing.
+      local_axis_name: the mesh axis (or axes) of the devices within a worker, if it is
+        a group of several; their updates must be the same, see
+        :func:`average_gradients`. Each exchanges a slice for the group.
+      payload: what travels: None for the dtype of the updates, ``"bfloat16"``,
+        ``"float16"``, or codes of :class:`StochasticUniform` or
+        :class:`NaturalCompression`. Where the rest passes through, a quantizer with
+        ``error_feedback`` leaves each worker what rounding took of what it sent,
+        :math:`u[M_t] = \text{mean} + (g - Q(g))[M_t]`.
       keep_residual: hold what was not sent in a residual, which is added at the next
         step. If False it passes through.
 
     Returns:
-      A :class:`optax.GradientTransformationExtraArgs`. What travels has the dtype of
-      the updates; a residual is float32 and also keeps what rounding took.
+      A :class:`optax.GradientTransformationExtraArgs`. A residual is float32 and also
+      keeps what rounding took: of what the worker sent, and with a quantizer of the
+      means that it rounded for all.
 
     Raises:
       ValueError: in ``update``, if ``axis_name`` is not bound, or if the updates were
@@ -86,7 +99,8 @@ def randk_compress_with_error_feedback(
       `Sparsified SGD with Memory <https://arxiv.org/abs/1809.07599>`_, 2018.
     """
     check_selection(selection)
-    check_axis_name(axis_name)
+    check_apart(axis_name, local_axis_name)
+    route = Route(axis_name, local_axis_name, check_payload("payload", payload))
 
     def init(params: optax.Params) -> RandkCompressState:
         check_floating(params, "params")
@@ -113,19 +127,33 @@ def randk_compress_with_error_feedback(
             rows = [rows_at(selection, step, leaf) for _, leaf in there]
             if es is None:
                 packed = [r.pack(gs[i]) for i, r in zip(here, rows, strict=True)]
-                means = _collectives.mean_over(packed, axis_name)
+                if not route.feeds_back:
+                    means = means_of(packed, route, step)
+                    return _put(gs, here, rows, means), None
+                found = exchange(packed, route, step)
+                means = [
+                    (mean.astype(jnp.float32) + x.astype(jnp.float32) - sent)
+                    for mean, x, sent in zip(
+                        found.means, packed, found.sent, strict=True
+                    )
+                ]
+                means = [x.astype(p.dtype) for x, p in zip(means, packed, strict=True)]
                 return _put(gs, here, rows, means), None
             xs = [gs[i].astype(jnp.float32) + es[i] for i in here]
             packed = [
                 r.pack(x.astype(gs[i].dtype))
                 for i, r, x in zip(here, rows, xs, strict=True)
             ]
-            means = _collectives.mean_over(packed, axis_name)
+            found = exchange(packed, route, step)
             zeros = [None if g is None else jnp.zeros_like(g) for g in gs]
-            sent, rest = _put(zeros, here, rows, packed), list(es)
+            wide = [None if g is None else jnp.zeros(g.shape, jnp.float32) for g in gs]
+            gone = found.sent
+            if found.owed is not None:
+                gone = [x - owed for x, owed in zip(gone, found.owed, strict=True)]
+            sent, rest = _put(wide, here, rows, gone), list(es)
             for i, x in zip(here, xs, strict=True):
-                rest[i] = x - sent[i].astype(jnp.float32)
-            return _put(zeros, here, rows, means), rest
+                rest[i] = x - sent[i]
+            return _put(zeros, here, rows, found.means), rest
 
         us, es = by_phase(selection, step, exchanged)
         residual = None if es is None else treedef.unflatten(es)

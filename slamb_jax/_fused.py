@@ -10,6 +10,7 @@ import optax
 from slamb_jax import _collectives
 from slamb_jax._checks import check_params
 from slamb_jax._compress import randk_compress_with_error_feedback
+from slamb_jax._gradients import mean_gradients
 from slamb_jax._leaves import Leaf, present, spread_rows
 from slamb_jax._momentum import (
     Corrections,
@@ -17,6 +18,7 @@ from slamb_jax._momentum import (
     direction,
     mask_momentum,
 )
+from slamb_jax._quantize import Payload
 from slamb_jax._ratios import Layer, Ratios, Rule, ratios
 from slamb_jax._rescale import elementwise_rescale, freshness
 from slamb_jax._selections import Selection, age_at
@@ -34,6 +36,8 @@ def scale_by_slamb(
     selection: Selection,
     *,
     axis_name: _collectives.AxisName | None,
+    local_axis_name: _collectives.AxisName | None,
+    payload: Payload,
     b1: Any,
     b2: Any,
     b3: Any,
@@ -54,7 +58,11 @@ def scale_by_slamb(
     links either. For the arguments see :func:`slamb`.
     """
     compressor = randk_compress_with_error_feedback(
-        selection, axis_name=axis_name, keep_residual=False
+        selection,
+        axis_name=axis_name,
+        local_axis_name=local_axis_name,
+        payload=payload,
+        keep_residual=False,
     )
     links = (
         mask_momentum(
@@ -89,6 +97,7 @@ def scale_by_slamb(
         **extra_args: Any,
     ) -> tuple[optax.Updates, tuple[Any, ...]]:
         check_params(params)
+        updates = mean_gradients(updates, params, local_axis_name)
         _, momentum = links[0].update(updates, state[0], params, **extra_args)
         step = momentum.count
         n = _collectives.axis_size(axis_name)

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slamb_jax._checks import check_arrays, check_callable
-from slamb_jax._collectives import widened, worker_index
+from slamb_jax._checks import check_apart, check_arrays, check_callable
+from slamb_jax._collectives import tracked_axes, vary_over, widened, worker_index
+from slamb_jax._same import check_same_state
 
 
 def replicate(tree: chex.ArrayTree, mesh: Mesh, axis_name: str) -> chex.ArrayTree:
@@ -58,6 +59,7 @@ def per_worker_step(
     mesh: Mesh,
     axis_name: str,
     *,
+    local_axis_name: str | None = None,
     check_vma: bool = True,
 ) -> Callable[..., tuple[Any, Any]]:
     """Turns a step as one worker sees it into a jitted step of all workers.
@@ -69,6 +71,11 @@ def per_worker_step(
         ``axis_name`` in collectives. It must take its gradient as if it were alone.
       mesh: the device mesh.
       axis_name: the mesh axis of the workers.
+      local_axis_name: the mesh axis of the devices within a worker, if it is a group of
+        several: the batch is split over both axes, each device has a key of its own and
+        takes the gradient of its own share, and the state, one a group, is to come out
+        the same on all devices of it, as it does from
+        ``slamb(axis_name=..., local_axis_name=...)``.
       check_vma: as in ``jax.shard_map``. With True, gradients that were averaged
         behind the user's back are refused; False is for models whose kernels do not
         support the check.
@@ -83,7 +90,8 @@ def per_worker_step(
 
     Raises:
       ValueError: if the mesh has no such axis; when called, if ``state`` was not
-        replicated over it or a leaf of ``batch`` does not split evenly.
+        replicated over it, a leaf of ``batch`` does not split evenly, or the new state
+        might differ within a group.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
@@ -105,27 +113,51 @@ def per_worker_step(
     check_callable("step", step)
     n = _workers(mesh, axis_name)
     split, same = PartitionSpec(axis_name), PartitionSpec()
+    axes: Any = axis_name
+    if local_axis_name is not None:
+        check_apart(axis_name, local_axis_name)
+        _workers(mesh, local_axis_name, "local_axis_name")
+        axes = (axis_name, local_axis_name)
+    shares = n * mesh.shape[local_axis_name] if local_axis_name else n
+    each = PartitionSpec(axes)
 
     def one_worker(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         own = jax.tree.map(lambda x: jnp.squeeze(x, 0), state)
-        own, report = step(own, batch, *own_keys(key, axis_name))
+        keys = own_keys(key, axes)
+        if local_axis_name is None:
+            own, report = step(own, batch, *keys)
+        else:
+            own = _own_by_type(own, local_axis_name)
+            own, report = check_same_state(step, own, (batch, *keys), local_axis_name)
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), (own, report))
 
     workers = jax.shard_map(
         one_worker,
         mesh=mesh,
-        in_specs=(split, split, same),
-        out_specs=split,
+        in_specs=(split, each, same),
+        out_specs=each,
         check_vma=check_vma,
     )
 
-    jitted = jax.jit(workers, donate_argnums=0)
+    def groups(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        state, report = workers(state, batch, key)
+        # The same on all devices of a group, as was checked: nothing moves.
+        joined = jax.shard_map(
+            lambda state: state,
+            mesh=mesh,
+            in_specs=each,
+            out_specs=split,
+            check_vma=False,
+        )
+        return joined(state), report
+
+    jitted = jax.jit(workers if axes == axis_name else groups, donate_argnums=0)
 
     def placed(state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
-        check_leading(state, batch, n)
+        check_leading(state, batch, n, shares)
         return (
             _place(state, mesh, split),
-            _place(batch, mesh, split),
+            _place(batch, mesh, each),
             _place(key, mesh, same),
         )
 
@@ -139,17 +171,30 @@ def per_worker_step(
     return run
 
 
-def own_keys(key: jax.Array | None, axis_name: str) -> tuple[jax.Array, ...]:
+def _own_by_type(state: Any, local_axis_name: str) -> Any:
+    """The state, with a type that varies over the axis: else jax.grad would sum."""
+    axes = tracked_axes(local_axis_name)
+
+    def own(x: Any) -> Any:
+        if is_key(x):
+            return _like_key(x, vary_over(jax.random.key_data(x), axes))
+        return vary_over(x, axes)
+
+    return jax.tree.map(own, state)
+
+
+def own_keys(key: jax.Array | None, axis_name: Any) -> tuple[jax.Array, ...]:
     """The worker's own random key, as a step takes it: not at all without ``key``."""
     if key is None:
         return ()
     return (jax.random.fold_in(key, worker_index(axis_name)),)
 
 
-def check_leading(state: Any, batch: Any, n: int) -> None:
+def check_leading(state: Any, batch: Any, n: int, shares: int | None = None) -> None:
     """Raises unless ``state`` has n replicas and ``batch`` splits into n shares."""
+    m = n if shares is None else shares
     _check_leading("state", state, lambda size: size == n, f"{n} replicas")
-    _check_leading("batch", batch, lambda size: size % n == 0, f"a multiple of {n}")
+    _check_leading("batch", batch, lambda size: size % m == 0, f"a multiple of {m}")
 
 
 def _place(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
@@ -259,12 +304,12 @@ def _join(x: jax.Array) -> jax.Array:
     return (wide[0] + jnp.mean(wide - wide[:1], axis=0)).astype(x.dtype)
 
 
-def _workers(mesh: Mesh, axis_name: str) -> int:
+def _workers(mesh: Mesh, axis_name: str, argument: str = "axis_name") -> int:
     if not isinstance(mesh, Mesh):
         raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}")
     if axis_name not in mesh.shape:
         raise ValueError(
-            f"axis_name={axis_name!r} is not an axis of the mesh, which has "
+            f"{argument}={axis_name!r} is not an axis of the mesh, which has "
             f"{', '.join(map(repr, mesh.axis_names))}"
         )
     return mesh.shape[axis_name]

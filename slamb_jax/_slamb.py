@@ -10,10 +10,12 @@ from slamb_jax._average import average_parameters_every
 from slamb_jax._checks import check_integer, check_range, check_static
 from slamb_jax._collectives import AxisName
 from slamb_jax._fused import scale_by_slamb
+from slamb_jax._quantize import Payload, check_payload
 from slamb_jax._selections import Selection, make_selection
 
 STATIC_ARGS = (
     "axis_name",
+    "local_axis_name",
     "compress_ratio",
     "mask",
     "sync_every",
@@ -22,6 +24,8 @@ STATIC_ARGS = (
     "min_size",
     "bias_correction",
     "mu_dtype",
+    "payload",
+    "average_payload",
     "seed",
 )
 """Arguments of :func:`slamb` that cannot be traced: what to pass as ``static_args``
@@ -32,6 +36,7 @@ def slamb(
     learning_rate: optax.ScalarOrSchedule,
     *,
     axis_name: AxisName | None = None,
+    local_axis_name: AxisName | None = None,
     compress_ratio: float | Mapping[int, float] = 0.1,
     b1: Any = 0.9,
     b2: Any = 0.999,
@@ -47,6 +52,8 @@ def slamb(
     min_size: int = 9000,
     bias_correction: bool = True,
     mu_dtype: Any = None,
+    payload: Payload = None,
+    average_payload: Payload = None,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     r"""SLAMB: LAMB that exchanges a tenth of its momentum per step.
@@ -91,6 +98,11 @@ def slamb(
       axis_name: the mesh axis (or a tuple of axes) over which the workers exchange,
         bound by ``shard_map``, ``pmap`` or ``vmap``. None: a single worker, with
         masks and ages as for n = 1 and nothing exchanged.
+      local_axis_name: the mesh axis (or axes) within a group of devices with fast
+        links between them, if each worker is such a group. Its devices' gradients are
+        averaged densely over it, n is the number of groups, and parameters and state
+        are the same within a group; of what travels between the groups each device
+        exchanges a share. See :func:`per_worker_step`.
       compress_ratio: k in (0, 1], the share of the coordinates exchanged per step; or
         a mapping from the step (from 0) at which a ratio begins to the ratio, such as
         ``{0: 0.5, 500: 0.2, 1000: 0.1}``: compression warm-up, see :class:`Piecewise`.
@@ -114,6 +126,15 @@ def slamb(
       bias_correction: False, in the product form only, leaves it out.
       mu_dtype: dtype of m, and so of what travels every step: None for float32, or
         bfloat16 or float16. v is always float32.
+      payload: what travels of m, if not its dtype: ``"bfloat16"``, ``"float16"``, or
+        the codes of :class:`StochasticUniform` or :class:`NaturalCompression`, which
+        are right on average. With the quantizer's ``error_feedback`` each worker keeps
+        what rounding took of its own, :math:`m[M_t] \leftarrow \text{mean} + (m -
+        Q(m))[M_t]`, and sends it the next time; but until then it steps along its own
+        error, which without it is averaged over n workers: off by default.
+      average_payload: what travels of the parameters every H steps, likewise, as the
+        difference to the last average: see :func:`average_parameters_every`. It needs
+        one more copy of the parameters.
       seed: changes the coordinates' turns; must be the same on all workers.
 
     Returns:
@@ -165,6 +186,8 @@ def slamb(
     scaled = scale_by_slamb(
         make_selection(selection, compress_ratio, min_size, seed),
         axis_name=axis_name,
+        local_axis_name=local_axis_name,
+        payload=payload,
         b1=b1,
         b2=b2,
         b3=b3,
@@ -180,7 +203,12 @@ def slamb(
     return _then(
         scaled,
         optax.scale_by_learning_rate(learning_rate),
-        average_parameters_every(sync_every, axis_name),
+        average_parameters_every(
+            sync_every,
+            axis_name,
+            local_axis_name=local_axis_name,
+            payload=check_payload("average_payload", average_payload),
+        ),
     )
 
 

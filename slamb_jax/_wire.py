@@ -4,8 +4,12 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
+from jax.sharding import Mesh
+
+from slamb_jax._groups import groups_along, parse_groups
 
 RING_SHARES: dict[str, Callable[[int], float]] = {
     "all-reduce": lambda g: 2 * (g - 1) / g,
@@ -86,10 +90,24 @@ class WireReport:
         Raises:
           ValueError: if one of them cannot be counted.
         """
+        return _bytes([c for c in self.collectives if c.conditional == conditional])
+
+    def bytes_over(
+        self, mesh: Mesh, axis_name: Any, *, conditional: bool = False
+    ) -> float:
+        """Of :meth:`bytes_sent` those over one mesh axis, by the replica groups.
+
+        Args:
+          mesh: the mesh that the program runs on.
+          axis_name: a mesh axis, or a tuple of those that take part together.
+          conditional: those inside conditionals instead of those outside.
+
+        Raises:
+          ValueError: for an axis that the mesh has not, and if one cannot be counted.
+        """
+        along = groups_along(mesh, axis_name)
         chosen = [c for c in self.collectives if c.conditional == conditional]
-        if any(c.wire_bytes is None for c in chosen):
-            raise ValueError(f"there are collectives that cannot be counted:\n{self}")
-        return math.fsum(c.wire_bytes or 0 for c in chosen)
+        return _bytes([c for c in chosen if parse_groups(c.groups) == along])
 
     def __str__(self) -> str:
         head = ("kind", "dtype", "elements", "bytes sent", "devices", "runs")
@@ -100,6 +118,13 @@ class WireReport:
             for row in rows
         ]
         return "\n".join(line.rstrip() for line in lines)
+
+
+def _bytes(collectives: list[Collective]) -> float:
+    report = WireReport(tuple(collectives))
+    if any(c.wire_bytes is None for c in collectives):
+        raise ValueError(f"there are collectives that cannot be counted:\n{report}")
+    return math.fsum(c.wire_bytes or 0 for c in collectives)
 
 
 def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> WireReport:

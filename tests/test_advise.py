@@ -6,8 +6,10 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 
 import slamb_jax
 from slamb_jax import _collectives
@@ -18,6 +20,13 @@ SHAPES = {
     "embed": (517, 48), "kernel": (96, 512), "conv": (3, 3, 32, 64), "odd": (101, 103),
     "little": (10, 20), "bias": (512,), "scale": (),
 }  # fmt: skip
+PAYLOADS = {
+    "as it is": None,
+    "bfloat16": "bfloat16",
+    "uniform8": slamb_jax.StochasticUniform(),
+    "uniform4": slamb_jax.StochasticUniform(4),
+    "natural": slamb_jax.NaturalCompression(block_size=100),
+}
 UPDATES = (0.010, 0.012)
 NETWORK = slamb_jax.Network(N, 1e9)
 
@@ -74,6 +83,57 @@ def test_slamb_bytes_are_those_of_the_compiled_program(
     assert never.exchange_seconds == pytest.approx(seconds, rel=0.01)
     seconds += quick.report_seconds(report, conditional=True) / 10
     assert tenth.exchange_seconds == pytest.approx(seconds, rel=0.01)
+
+
+@pytest.mark.parametrize("hierarchical", [False, True])
+@pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
+def test_bytes_of_payloads_and_groups_are_those_of_the_compiled_program(
+    payload, hierarchical
+):
+    settings = {"min_size": 0, "sync_every": 10, "average_payload": payload}
+    settings["payload"] = payload
+    per_node = 2 if hierarchical else 1
+    mesh = Mesh(np.array(jax.devices()).reshape(N // per_node, per_node), (AXIS, "x"))
+    local = {"local_axis_name": "x"} if hierarchical else {}
+    tx = slamb_jax.slamb(0.01, axis_name=AXIS, **local, **settings)
+
+    def step(state, batch):
+        params, state = state
+        grads = jax.tree.map(lambda p: p * batch.mean(), params)
+        updates, state = tx.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    params = random_tree(SHAPES, 0)
+    state = slamb_jax.replicate((params, tx.init(params)), mesh, AXIS)
+    run = slamb_jax.per_worker_step(step, mesh, AXIS, **local)
+    report = slamb_jax.wire_report(run.lower(state, jnp.ones((N, 1))))
+    network = dataclasses.replace(NETWORK, workers_per_node=per_node)
+    ask = functools.partial(
+        advise, params, network, hierarchical=hierarchical, **settings
+    )
+    never, tenth = ask(sync_every=None).slamb, ask().slamb
+    assert never.bytes_per_step == pytest.approx(report.bytes_sent(), rel=0.01)
+    average = 10 * (tenth.bytes_per_step - never.bytes_per_step)
+    assert average == pytest.approx(report.bytes_sent(conditional=True), rel=0.01)
+    if hierarchical:
+        inner = report.bytes_over(mesh, "x")
+        assert never.local_bytes_per_step == pytest.approx(inner, rel=0.01)
+
+
+def test_groups_send_once_over_the_link_of_their_node():
+    """As much between nodes as a ring of all workers, with fewer hops."""
+    flat = slamb_jax.Network(64, 1e9, workers_per_node=8, local_link=400e9, latency=0)
+    ask = functools.partial(advise, network=flat, sync_every=None)
+    wide, groups = ask().slamb, ask(hierarchical=True).slamb
+    assert wide.local_bytes_per_step == 0
+    between = groups.bytes_per_step - groups.local_bytes_per_step
+    assert between == pytest.approx(2 * 7 / 8 * 0.1 * 340e6 * 4 / 8)
+    seconds = groups.exchange_seconds - 8 * groups.local_bytes_per_step / 400e9
+    assert seconds == pytest.approx(wide.exchange_seconds * (7 / 8) / (63 / 64))
+    # Eight bits: an all-to-all and an all-gather of bytes, no flows of one node's.
+    eight = ask(hierarchical=True, payload=slamb_jax.StochasticUniform()).slamb
+    assert eight.exchange_seconds < 0.4 * groups.exchange_seconds
+    assert "uniform8" in str(ask(payload=slamb_jax.StochasticUniform()))
 
 
 def test_a_count_sends_k_and_an_hth():
@@ -161,6 +221,8 @@ BAD = [
     ({"sync_every": 0}, "sync_every .*0"),
     ({"compress_ratio": 0}, "compress_ratio .*0"),
     ({"mu_dtype": "int8"}, "mu_dtype .*'int8'"),
+    ({"payload": "int8"}, "payload .*'int8'"),
+    ({"hierarchical": True}, "hierarchical=True .*workers_per_node=1"),
     ({"network": 8}, "network must be a slamb_jax.Network, got 8"),
     ({"optimizer_seconds": (0.1, -1)}, r"optimizer_seconds \(slamb\) .*-1"),
     ({"optimizer_seconds": 0.1}, r"optimizer_seconds must be \(lamb, slamb\), got 0.1"),

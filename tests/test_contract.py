@@ -36,6 +36,11 @@ ALL = {
     "layerwise_trust_ratio": functools.partial(
         slamb_jax.layerwise_trust_ratio, STRIDED, weight_decay=0.1
     ),
+    "slamb_payload": functools.partial(
+        slamb_jax.slamb, 0.01, selection=STRIDED, payload="bfloat16",
+        average_payload=slamb_jax.StochasticUniform(4),
+    ),
+    "average_gradients": lambda: slamb_jax.average_gradients(None),
     "average_parameters_every": lambda: slamb_jax.average_parameters_every(3, None),
     "accumulate": lambda: slamb_jax.accumulate(
         slamb_jax.slamb(0.01, selection=STRIDED), 2
@@ -47,7 +52,7 @@ ALL = {
 }  # fmt: skip
 DRAWS = {"jointspar", "jointspar_lars"}  # their state has probabilities
 NEEDS_PARAMS = {
-    "slamb", "slamb_product", "slamb_16_bit", "layerwise_trust_ratio",
+    "slamb", "slamb_product", "slamb_16_bit", "slamb_payload", "layerwise_trust_ratio",
     "average_parameters_every", "accumulate", "jointspar_lars",
 }  # fmt: skip
 each = pytest.mark.parametrize("name", ALL)

@@ -108,6 +108,16 @@ SETTINGS = [
     ({"axis_name": ["data"]}, r"axis_name .*\['data'\]"),
     ({"axis_name": ()}, r"axis_name .*\(\)"),
     ({"mask": 3}, "mask .*3"),
+    ({"payload": "int8"}, "payload .*Quantizer, got 'int8'"),
+    ({"payload": jnp.bfloat16}, "payload .*bfloat16"),
+    ({"payload": slamb_jax.StochasticUniform}, "payload .*StochasticUniform"),
+    ({"average_payload": 8}, "average_payload .*got 8"),
+    ({"local_axis_name": 0, "axis_name": "node"}, "local_axis_name .*0"),
+    ({"local_axis_name": "device"}, "local_axis_name .*'device' and None"),
+    (
+        {"local_axis_name": ("a", "b"), "axis_name": ("b", "c")},
+        r"local_axis_name .*\('a', 'b'\) and \('b', 'c'\)",
+    ),
 ]
 
 LINKS = [
@@ -125,6 +135,22 @@ LINKS = [
         "selection .*strided",
     ),
     (of(slamb_jax.randk_compress_with_error_feedback, axis_name={}), r"axis_name .*\{"),
+    (
+        of(slamb_jax.randk_compress_with_error_feedback, payload="float8"),
+        "payload .*'float8'",
+    ),
+    (of(slamb_jax.average_gradients, 3), "local_axis_name .*3"),
+    (of(slamb_jax.StochasticUniform, 2), "bits .*2"),
+    (of(slamb_jax.StochasticUniform, True), "bits .*True"),
+    (of(slamb_jax.StochasticUniform, block_size=1), "block_size .*1"),
+    (of(slamb_jax.StochasticUniform, error_feedback=1), "error_feedback .*1"),
+    (of(slamb_jax.NaturalCompression, block_size=2.5), "block_size .*2.5"),
+    (of(slamb_jax.NaturalCompression, seed="a"), "seed .*'a'"),
+    (of(slamb_jax.average_parameters_every, 5, "a", payload=True), "payload .*True"),
+    (
+        of(slamb_jax.average_parameters_every, 5, "a", local_axis_name="a"),
+        "local_axis_name .*'a' and 'a'",
+    ),
     (of(slamb_jax.layerwise_trust_ratio, b3=2.0), "b3 .*2.0"),
     (of(slamb_jax.layerwise_trust_ratio, form="product "), "form .*'product '"),
     (of(slamb_jax.layerwise_trust_ratio, c_max=-1), "c_max .*-1"),
@@ -173,6 +199,30 @@ def averaged_already():
     spec = jax.sharding.PartitionSpec
     split = jax.shard_map(
         step, mesh=mesh_of(2), in_specs=(spec(), spec(AXIS)), out_specs=spec()
+    )
+    split({"w": PARAMS["w"]}, jnp.ones((4, 2)))
+
+
+def on_groups(step, state=None, devices=4):
+    """One step on two groups of two devices."""
+    mesh = jax.make_mesh((2, 2), (AXIS, "device"), devices=jax.devices()[:4])
+    state = {"w": jnp.ones(3)} if state is None else state
+    slamb_jax.per_worker_step(step, mesh, AXIS, local_axis_name="device")(
+        slamb_jax.replicate(state, mesh, AXIS), jnp.ones((devices, 3))
+    )
+
+
+def summed_in_the_group():
+    tx = slamb_jax.average_gradients("device")
+    mesh = jax.make_mesh((2, 2), (AXIS, "device"), devices=jax.devices()[:4])
+    spec = jax.sharding.PartitionSpec
+
+    def step(p, x):
+        grads = jax.grad(lambda p: jnp.sum((x @ p["w"]) ** 2))(p)
+        return tx.update(grads, tx.init(p), p)[0]
+
+    split = jax.shard_map(
+        step, mesh=mesh, in_specs=(spec(), spec((AXIS, "device"))), out_specs=spec()
     )
     split({"w": PARAMS["w"]}, jnp.ones((4, 2)))
 
@@ -246,6 +296,20 @@ REPLICAS = [
         lambda: slamb_jax.per_worker_step(STEP, mesh_of(4), AXIS)(STATE, jnp.ones(())),
         r"batch .*multiple of 4.*\(\)",
     ),
+    (
+        lambda: slamb_jax.per_worker_step(STEP, mesh_of(2), AXIS, local_axis_name="x"),
+        "local_axis_name='x' is not an axis",
+    ),
+    (
+        lambda: slamb_jax.per_worker_step(STEP, mesh_of(2), AXIS, local_axis_name=AXIS),
+        "local_axis_name .*'data' and 'data'",
+    ),
+    (lambda: on_groups(STEP, devices=6), r"batch .*multiple of 4.*\(6, 3\)"),
+    (
+        lambda: on_groups(lambda state, batch: ({"w": batch.mean(0)}, 0.0)),
+        r"state\['w'\] .*may differ .*local_axis_name='device'",
+    ),
+    (summed_in_the_group, r"updates\['w'\] .*'device'.*sums"),
     (of(slamb_jax.consolidate, {"s": jnp.ones(())}), r"tree\['s'\] .*\(\)"),
     (of(slamb_jax.consolidate, {"s": jnp.ones((0, 2))}), r"tree\['s'\] .*\(0, 2\)"),
     (of(slamb_jax.simulated_replicas, PARAMS, 0), "workers .*0"),
@@ -292,6 +356,26 @@ ADVICE = [
     (
         of(slamb_jax.advise, 1e6, NETWORK, step_seconds=1.0, optimizer_seconds=3),
         "optimizer_seconds .*3",
+    ),
+    (
+        of(slamb_jax.advise, 1e6, NETWORK, step_seconds=1.0, payload="int8"),
+        "payload .*'int8'",
+    ),
+    (
+        of(slamb_jax.advise, 1e6, NETWORK, step_seconds=1.0, average_payload=4),
+        "average_payload .*4",
+    ),
+    (
+        of(slamb_jax.advise, 1e6, NETWORK, step_seconds=1.0, hierarchical=True),
+        "hierarchical=True .*workers_per_node=1",
+    ),
+    (
+        of(slamb_jax.advise, 1e6, NETWORK, step_seconds=1.0, hierarchical="yes"),
+        "hierarchical .*'yes'",
+    ),
+    (
+        lambda: slamb_jax.WireReport(()).bytes_over(mesh_of(2), "model"),
+        "mesh must have the axis 'model'",
     ),
     (of(slamb_jax.wire_report, "no program"), "program .*'no program'"),
     (of(slamb_jax.wire_report, 3), "program .*3"),
@@ -410,6 +494,8 @@ COMMANDS = [
     (command(ADVISE + "--step 5"), "--step: .*'5'"),
     (command(ADVISE + "--mu-dtype int8"), "mu_dtype .*'int8'"),
     (command(ADVISE + "--compress-ratio nan"), "compress_ratio .*nan"),
+    (command(ADVISE + "--payload int8"), "--payload: .*uniform8.*'int8'"),
+    (command(ADVISE + "--hierarchical"), "hierarchical=True .*workers_per_node=1"),
     (command(ADVISE + "--speed 3"), "unrecognized arguments: --speed 3"),
     (resizing("{d}/out --workers 0"), "workers .*0"),
     (resizing("{d}/out --workers two"), "--workers: .*'two'"),

@@ -1,0 +1,105 @@
+"""Gradients averaged among the devices of a group, over its fast links."""
+
+from typing import Any
+
+import jax
+import optax
+
+from slamb_jax import _collectives
+from slamb_jax._checks import check_local_axis_name
+from slamb_jax._leaves import map_present
+
+
+def average_gradients(
+    local_axis_name: _collectives.AxisName | None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Averages the gradients densely over a mesh axis, as plain data parallelism does.
+
+    .. math:: g \leftarrow \text{mean over the devices of the group of } g
+
+    The first link of a chain whose workers are groups of devices with fast links: the
+    links behind it then see one gradient a group, and parameters and state stay the
+    same, to the last bit, on all devices of it. ``slamb(local_axis_name=...)`` does
+    this by itself. Sums in float32 at least.
+
+    Each device must pass the gradient of its own share of the batch. Where types are
+    tracked (``shard_map`` with ``check_vma=True``), ``jax.grad`` with respect to
+    parameters whose type does not vary over the axis has summed over it already, which
+    is refused here: :func:`per_worker_step` hands over parameters whose type does.
+
+    Args:
+      local_axis_name: the mesh axis (or axes) within a group; None for a single device.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs` without state; dtypes are kept.
+
+    Raises:
+      ValueError: in ``update``, for an axis that is not bound, and for gradients that
+        were summed over it already where the types show it.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax, slamb_jax
+      >>> tx = optax.chain(slamb_jax.average_gradients("device"), optax.sgd(1.0))
+      >>> update = lambda g: tx.update(g, tx.init(g))[0]
+      >>> print(jax.vmap(update, axis_name="device")(jnp.array([1.0, 3.0])))
+      [-2. -2.]
+    """
+    check_local_axis_name(local_axis_name)
+
+    def init(params: optax.Params) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    def update(
+        updates: optax.Updates,
+        state: optax.EmptyState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.EmptyState]:
+        del extra_args
+        means = mean_gradients(updates, params, local_axis_name)
+        return map_present(lambda g, m: m.astype(g.dtype), updates, means), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def mean_gradients(
+    updates: optax.Updates,
+    params: optax.Params | None,
+    local_axis_name: _collectives.AxisName | None,
+) -> optax.Updates:
+    """The means, in float32 at least; None stays None.
+
+    Their types vary over the axis where those of the parameters do, and only there.
+    """
+    if local_axis_name is None:
+        return updates
+    axes = _collectives.tracked_axes(local_axis_name)
+    _check_own(updates, local_axis_name, axes)
+    treedef: Any
+    gs, treedef = jax.tree.flatten(updates, is_leaf=lambda x: x is None)
+    ps = gs if params is None else treedef.flatten_up_to(params)
+    here = [i for i, g in enumerate(gs) if g is not None]
+    wide = [_collectives.widened(gs[i]) for i in here]
+    means = _collectives.mean_over(wide, local_axis_name, typed_same=True)
+    for i, mean in zip(here, means, strict=True):
+        like = frozenset() if params is None else _collectives.varying_axes(ps[i])
+        gs[i] = _collectives.vary_over(mean, axes & like)
+    return treedef.unflatten(gs)
+
+
+def _check_own(
+    updates: optax.Updates, axis_name: Any, tracked: _collectives.Axes
+) -> None:
+    """Refuses gradients that are the same on all devices, where types show it."""
+    for path, g in jax.tree_util.tree_leaves_with_path(updates):
+        if missing := tracked - _collectives.varying_axes(g):
+            names = ", ".join(sorted(map(repr, missing)))
+            raise ValueError(
+                f"updates{jax.tree_util.keystr(path)} does not vary over the mesh axis "
+                f"{names} of local_axis_name={axis_name!r}: jax.grad of parameters "
+                "that do not vary over an axis sums the gradient over it. Let "
+                "slamb_jax.per_worker_step(..., local_axis_name=...) hand over the "
+                f"parameters, or cast them with jax.lax.pcast(params, {names}, "
+                "to='varying') before jax.grad, and do not average gradients yourself."
+            )
