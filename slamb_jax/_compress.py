@@ -9,13 +9,17 @@ import optax
 
 from slamb_jax import _collectives
 from slamb_jax._checks import check_axis_name, check_floating
-from slamb_jax._leaves import flatten_numbered
+from slamb_jax._leaves import flatten_numbered, present
 from slamb_jax._selections import (
+    Kept,
     Rows,
     Selection,
     Strided,
     by_phase,
     check_selection,
+    chosen_now,
+    kept_at_first,
+    learned,
     rows_at,
 )
 
@@ -25,6 +29,7 @@ class RandkCompressState(NamedTuple):
 
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
     residual: optax.Updates | None  # float32, as updates; None if not kept
+    chosen: Kept = None  # of a TopK, for each leaf: what it chooses by
 
 
 def randk_compress_with_error_feedback(
@@ -91,8 +96,11 @@ def randk_compress_with_error_feedback(
     def init(params: optax.Params) -> RandkCompressState:
         check_floating(params, "params")
         residual = optax.tree.zeros_like(params, dtype=jnp.float32)
+        leaves = [leaf for leaf, *_ in present(params)[0]]
         return RandkCompressState(
-            jnp.zeros([], jnp.int32), residual if keep_residual else None
+            jnp.zeros([], jnp.int32),
+            residual if keep_residual else None,
+            kept_at_first(selection, leaves),
         )
 
     def update(
@@ -107,14 +115,22 @@ def randk_compress_with_error_feedback(
         leaves, gs, treedef = flatten_numbered(updates, params)
         there = [(i, leaf) for i, leaf in enumerate(leaves) if leaf is not None]
         here = [i for i, _ in there]
+        if state.chosen is not None and params is None and len(here) < len(leaves):
+            raise ValueError(
+                "params must be given where gradients are None and the selection is a "
+                "TopK: without them nothing tells which leaf a number is of"
+            )
         es = treedef.flatten_up_to(state.residual) if keep_residual else None
 
-        def exchanged(selection: Selection) -> tuple[list[Any], list[Any] | None]:
+        numbered = [leaf for _, leaf in there]
+        chosen = chosen_now(selection, state.chosen, numbered)
+
+        def exchanged(selection: Selection) -> tuple[Any, ...]:
             rows = [rows_at(selection, step, leaf) for _, leaf in there]
             if es is None:
                 packed = [r.pack(gs[i]) for i, r in zip(here, rows, strict=True)]
                 means = _collectives.mean_over(packed, axis_name)
-                return _put(gs, here, rows, means), None
+                return _put(gs, here, rows, means), None, learn(selection, means)
             xs = [gs[i].astype(jnp.float32) + es[i] for i in here]
             packed = [
                 r.pack(x.astype(gs[i].dtype))
@@ -125,11 +141,16 @@ def randk_compress_with_error_feedback(
             sent, rest = _put(zeros, here, rows, packed), list(es)
             for i, x in zip(here, xs, strict=True):
                 rest[i] = x - sent[i].astype(jnp.float32)
-            return _put(zeros, here, rows, means), rest
+            return _put(zeros, here, rows, means), rest, learn(selection, means)
 
-        us, es = by_phase(selection, step, exchanged)
+        def learn(selection: Selection, means: Any) -> Kept:
+            return learned(
+                state.chosen, selection, numbered, means, added_up=keep_residual
+            )
+
+        us, es, kept = by_phase(chosen, step, exchanged)
         residual = None if es is None else treedef.unflatten(es)
-        return treedef.unflatten(us), RandkCompressState(step, residual)
+        return treedef.unflatten(us), RandkCompressState(step, residual, kept)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

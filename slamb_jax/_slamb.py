@@ -22,6 +22,7 @@ STATIC_ARGS = (
     "min_size",
     "bias_correction",
     "mu_dtype",
+    "overlap",
     "seed",
 )
 """Arguments of :func:`slamb` that cannot be traced: what to pass as ``static_args``
@@ -47,6 +48,7 @@ def slamb(
     min_size: int = 9000,
     bias_correction: bool = True,
     mu_dtype: Any = None,
+    overlap: bool = False,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     r"""SLAMB: LAMB that exchanges a tenth of its momentum per step.
@@ -114,6 +116,9 @@ def slamb(
       bias_correction: False, in the product form only, leaves it out.
       mu_dtype: dtype of m, and so of what travels every step: None for float32, or
         bfloat16 or float16. v is always float32.
+      overlap: exchange at each step what the last one left, so that the exchange does
+        not wait for the gradient and can run behind the forward and backward pass, see
+        :func:`mask_momentum`; the average of parameters is exchanged as ever.
       seed: changes the coordinates' turns; must be the same on all workers.
 
     Returns:
@@ -176,6 +181,7 @@ def slamb(
         c_max=c_max,
         bias_correction=bias_correction,
         mu_dtype=mu_dtype,
+        overlap=overlap,
     )
     return _then(
         scaled,
