@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from slamb_jax._advice import Advice, StepCost
-from slamb_jax._checks import check_floating, check_integer, check_range
+from slamb_jax._checks import check_bool, check_floating, check_integer, check_range
 from slamb_jax._leaves import map_numbered
 from slamb_jax._momentum import momentum_dtype
 from slamb_jax._network import Network
@@ -33,6 +33,7 @@ def advise(
     sync_every: int | None = 100,
     min_size: int = 9000,
     mu_dtype: Any = None,
+    overlap: bool = False,
     optimizer_seconds: tuple[float, float] | None = None,
 ) -> Advice:
     r"""Predicts the step time of SLAMB and of dense LAMB, and whether SLAMB pays.
@@ -49,7 +50,9 @@ def advise(
     16 bits through an all-to-all, a float32 sum and an all-gather, as in :func:`slamb`:
     the same bytes for each worker, but more on the link of a node that has many.
 
-    Nothing overlaps: an optax optimizer runs behind the gradient. A dense program whose
+    Nothing overlaps: an optax optimizer runs behind the gradient. With ``overlap`` what
+    SLAMB exchanges at every step runs beside the compute, and the step waits only for
+    what is left then; the average of parameters stays behind it. A dense program whose
     exchange hides behind its backward pass is faster than predicted here. Leaves are
     taken to travel together in one collective; where XLA makes several, each costs its
     latency (:meth:`Network.report_seconds` counts them).
@@ -64,6 +67,7 @@ def advise(
       sync_every: H; None for never.
       min_size: leaves with fewer elements are exchanged whole.
       mu_dtype: dtype of the momentum, and so of what travels; None is float32.
+      overlap: as in :func:`slamb`. Whether it comes true is up to the compiler.
       optimizer_seconds: what update and apply of LAMB and of SLAMB take on all
         parameters, ``(lamb, slamb)``; None: :func:`measure_optimizers` times both
         now, on this machine.
@@ -90,6 +94,7 @@ def advise(
     check_range("step_seconds", step_seconds, 0.0, open_low=True, open_high=True)
     if sync_every is not None:
         check_integer("sync_every", sync_every, 1)
+    check_bool("overlap", overlap)
     selection = Strided(compress_ratio, min_size)
     itemsize = momentum_dtype(mu_dtype).itemsize
     if optimizer_seconds is None:
@@ -100,18 +105,19 @@ def advise(
 
     d = sum(x.size for x in jax.tree.leaves(shapes))
     n = network.workers
+    every_step = _mean(_packed(params, shapes, selection), itemsize, n)
     plans = {
         "lamb": [("all-reduce", 4 * d, 1.0)],
         "lamb_bfloat16": [("all-reduce", 2 * d, 1.0)],
-        "slamb": [
-            *_mean(_packed(params, shapes, selection), itemsize, n),
-            *_average(shapes, sync_every, n),
-        ],
+        "slamb": [*every_step, *_average(shapes, sync_every, n)],
     }
+    beside = {"slamb": every_step if overlap else []}
 
     def cost(name: str, network: Network) -> StepCost:
         update = own.slamb if name == "slamb" else own.lamb
-        return _cost(plans[name], network, step_seconds, update)
+        found = _cost(plans[name], network, step_seconds, update)
+        hidden = min(step_seconds, _seconds(beside.get(name, []), network))
+        return dataclasses.replace(found, hidden_seconds=hidden)
 
     def break_even(dense: str) -> float:
         def gain(link: float) -> float:
@@ -124,7 +130,8 @@ def advise(
         **{name: cost(name, network) for name in plans},
         break_even_link=break_even("lamb"),
         break_even_link_bfloat16=break_even("lamb_bfloat16"),
-        title=_title(d, network, 1 / selection.turns, sync_every),
+        title=_title(d, network, 1 / selection.turns, sync_every)
+        + ", overlap" * overlap,
     )
 
 
@@ -174,9 +181,13 @@ def _cost(plan: _Plan, network: Network, compute: float, update: float) -> StepC
     return StepCost(
         bytes_per_step=sum(t * RING_SHARES[kind](n) * b for kind, b, t in plan),
         compute_seconds=compute,
-        exchange_seconds=sum(t * network.seconds(kind, b) for kind, b, t in plan),
+        exchange_seconds=_seconds(plan, network),
         optimizer_seconds=update,
     )
+
+
+def _seconds(plan: _Plan, network: Network) -> float:
+    return sum(t * network.seconds(kind, b) for kind, b, t in plan)
 
 
 def _last_gain(gain: Callable[[float], float]) -> float:

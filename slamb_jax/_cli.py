@@ -60,6 +60,9 @@ def main(arguments: list[str] | None = None) -> None:
                 f"--{name}", type=_typed(parse), metavar=metavar, help=text,
                 required=options is _NEEDED,
             )  # fmt: skip
+    command.add_argument(
+        "--overlap", action="store_true", help="exchange during the compute"
+    )
     _add_resize(commands)
     given = vars(parser.parse_args(arguments))
     run = {"advise": _print_advice, "resize": _print_resized}[given["command"]]
@@ -118,6 +121,7 @@ def _print_advice(given: dict[str, Any]) -> None:
             network,
             step_seconds=given["step"],
             optimizer_seconds=updates or None,
+            overlap=given.get("overlap", False),
             **chosen(_SLAMB),
         )
     )

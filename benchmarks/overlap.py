@@ -1,0 +1,118 @@
+"""What a TPU's compiler puts between the start and the end of SLAMB's exchange.
+
+Run from the root of the repository, on any machine, with the extra ``tpu-aot``:
+``python -m benchmarks.overlap``. It compiles a whole training step (forward, backward,
+update) of a byte-level transformer for chips that are not there, with and without
+``overlap``, and counts in the schedule the matrix products between the start of each
+exchange and its end. It takes minutes.
+"""
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import tyro
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from rich.console import Console
+from rich.table import Table
+
+import slamb_jax
+from benchmarks.chips import AXIS, mesh_of
+from examples.byte_lm.model import ByteLM, next_byte_loss
+from examples.hardware import hardware
+from slamb_jax._wire import _KINDS, _parse
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What to compile."""
+
+    topology: str = "v5p:4x4x4"
+    layers: int = 4
+    width: int = 1024
+    context: int = 512
+    batch: int = 8  # sequences of a worker
+
+
+def compiled(config: Config, mesh: Mesh, *, overlap: bool) -> str:
+    """The scheduled HLO of the step."""
+    model = ByteLM(config.layers, config.width, config.width // 64, config.context)
+    tx = slamb_jax.slamb(1e-3, axis_name=AXIS, overlap=overlap)
+
+    def step(state: Any, text: jax.Array) -> tuple[Any, jax.Array]:
+        params, opt_state = state
+        loss, grads = jax.value_and_grad(lambda p: next_byte_loss(model, p, text))(
+            params
+        )
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), loss
+
+    first = jnp.zeros((1, config.context), jnp.int32)
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), first)["params"])
+    there = NamedSharding(mesh, PartitionSpec(AXIS))
+    state = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=there),
+        (params, jax.eval_shape(tx.init, params)),
+    )
+    shape = (mesh.size * config.batch, config.context + 1)
+    text = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=there)
+    run = slamb_jax.per_worker_step(step, mesh, AXIS)
+    return run.lower(state, text).compile().as_text()
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """A collective in the schedule of the entry computation."""
+
+    name: str
+    megabytes: float  # put in by each chip
+    begins: int  # matrix products scheduled before it begins
+    ends: int  # and before it ends: the same where nothing runs beside it
+
+
+def exchanges(hlo: str) -> tuple[list[Exchange], int]:
+    """Those that run at every step, in order; and the products of the whole step."""
+    computations, entry = _parse(hlo)
+    products = {
+        name
+        for name, body in computations.items()
+        if any(x.opcode in ("convolution", "dot") for x in body.values())
+    }
+    sent = {c.elements: c.payload_bytes for c in slamb_jax.wire_report(hlo).collectives}
+    seen, began, found = 0, {}, []
+    for name, x in computations[entry].items():
+        called = re.findall(r"\bcalls=%?([\w.\-]+)", x.rest)
+        own = x.opcode in ("convolution", "dot")
+        seen += own or (x.opcode == "fusion" and bool(products & set(called)))
+        holds = [
+            y.opcode
+            for c in called
+            for y in computations.get(c, {}).values()
+            if y.opcode.removesuffix("-start") in _KINDS
+        ]
+        kind = x.opcode.removesuffix("-start").removesuffix("-done")
+        if x.opcode.endswith("-start") and (kind in _KINDS or holds):
+            began[name] = seen
+        elif x.opcode.endswith("-done") and x.operands[0] in began:
+            found.append((x.operands[0], began[x.operands[0]], seen))
+        elif kind in _KINDS or holds:
+            found.append((name, seen, seen))
+    del sent
+    return [Exchange(n, 0.0, a, b) for n, a, b in found], seen
+
+
+def main(config: Config) -> None:
+    jax.config.update("jax_platforms", "cpu")
+    console, mesh = Console(width=110), mesh_of(config.topology)
+    for overlap in (False, True):
+        hlo = compiled(config, mesh, overlap=overlap)
+        open(f"/tmp/v/tk/tpu_{overlap}.txt", "w").write(hlo)
+        print(overlap, exchanges(hlo))
+        print(slamb_jax.wire_report(hlo))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
