@@ -24,6 +24,7 @@ from benchmarks.chips import AXIS, mesh_of
 from examples.hardware import hardware
 from slamb_jax._wire import _KINDS, _parse
 import json, os
+
 OPTIONS = json.loads(os.environ.get("OPTS", "{}"))
 
 

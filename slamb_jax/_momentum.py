@@ -62,8 +62,11 @@ def mask_momentum(
     .. math:: m \leftarrow \beta_1\,\text{compressor}(m) + (1-\beta_1) g
 
     so that the exchange can run behind the forward and backward pass. What was
-    exchanged then holds one gradient that is the worker's own, and the mean of m over
-    the workers is what it was: nothing is lost, all of it is one step late.
+    exchanged then holds one gradient that is the worker's own, whole leaves too, at
+    age 0; the mean of m over the workers is what it was: nothing is lost, all of it is
+    one step late. What waits for the gradient as a whole, a conditional as
+    :func:`skip_not_finite` and :func:`accumulate` have it, leaves nothing to hide
+    behind; numbers and bytes are the same there.
 
     Args:
       compressor: takes m and returns m with its chosen coordinates averaged:

@@ -84,8 +84,9 @@ def slamb(
     pass its own gradient: :func:`replicate` and :func:`per_worker_step` arrange that.
 
     Departures from the paper: the default choice of :math:`M_t` is computed instead of
-    stored (:class:`Strided`); ``sync_every=1`` averages at every step, where the
-    authors' never does; k is 1/c with ``c = round(1/k)`` for round robins.
+    stored (:class:`Strided`); of what :class:`TopK` chose, :math:`\phi_{hi}` and
+    :math:`\phi_{lo}` are both taken of the whole leaf; ``sync_every=1`` averages at
+    every step, where the authors' never does; k is 1/c with ``c = round(1/k)`` for round robins.
 
     Args:
       learning_rate: a number, or a schedule of the step from 0. The large-batch rate:
@@ -105,10 +106,10 @@ def slamb(
       sync_every: H, the steps from one average of the parameters to the next; None
         for never.
       form: ``"sum"`` or ``"product"``.
-      selection: ``"strided"``, ``"permutation"``, ``"bernoulli"``, or any object with
-        the methods of :class:`Selection`, which then has a ratio, a smallest size and
-        a seed of its own: ``compress_ratio``, ``min_size`` and ``seed`` here are for
-        the named ones.
+      selection: ``"strided"``, ``"permutation"``, ``"bernoulli"``, ``"top_k"``, or any
+        object with the methods of :class:`Selection`, which then has a ratio, a
+        smallest size and a seed of its own: ``compress_ratio``, ``min_size`` and
+        ``seed`` here are for the named ones.
       c_min: lower bound of the trust ratio, not negative.
       c_max: upper bound of the trust ratio, at least ``c_min``; may be infinite.
       min_size: leaves with fewer elements are exchanged whole. Choose it for the

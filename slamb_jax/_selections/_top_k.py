@@ -52,7 +52,7 @@ class TopK(RandK):
     :func:`randk_compress_with_error_feedback`; so :func:`slamb` and that function take
     it, and the links behind it, which cannot see that state, do not. Nor does
     :class:`Piecewise`. What was sent is no fair sample of the layer, so :func:`slamb`
-    scales both parts with the ratio of the whole leaf, see there.
+    takes both trust ratios of the whole leaf.
 
     Not in the paper, whose authors lacked a layer-wise scaling for top-k.
 
