@@ -22,10 +22,7 @@ from rich.table import Table
 import slamb_jax
 from benchmarks.chips import AXIS, mesh_of
 from examples.hardware import hardware
-from slamb_jax._wire import _KINDS, _parse
-import json, os
-
-OPTIONS = json.loads(os.environ.get("OPTS", "{}"))
+from slamb_jax._wire import RING_SHARES, _parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +61,7 @@ def compiled(config: Config, mesh: Mesh, *, overlap: bool) -> str:
     shape = (mesh.size * config.tokens, d)
     x = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=there)
     run = slamb_jax.per_worker_step(step, mesh, AXIS)
-    return run.lower(state, x).compile(compiler_options=OPTIONS).as_text()
+    return run.lower(state, x).compile().as_text()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,50 +69,52 @@ class Exchange:
     """A collective in the schedule of the entry computation."""
 
     name: str
-    megabytes: float  # put in by each chip
     begins: int  # matrix products scheduled before it begins
-    ends: int  # and before it ends: the same where nothing runs beside it
+    ends: int  # and before it ends: as many, where nothing runs beside it
 
 
 def exchanges(hlo: str) -> tuple[list[Exchange], int]:
     """Those that run at every step, in order; and the products of the whole step."""
     computations, entry = _parse(hlo)
-    products = {
-        name
-        for name, body in computations.items()
-        if any(x.opcode in ("convolution", "dot") for x in body.values())
-    }
-    sent = {c.elements: c.payload_bytes for c in slamb_jax.wire_report(hlo).collectives}
-    seen, began, found = 0, {}, []
-    for name, x in computations[entry].items():
+
+    def opcodes(x: Any) -> set[str]:
+        """Of an instruction and of what it calls."""
         called = re.findall(r"\bcalls=%?([\w.\-]+)", x.rest)
-        own = x.opcode in ("convolution", "dot")
-        seen += own or (x.opcode == "fusion" and bool(products & set(called)))
-        holds = [
-            y.opcode
-            for c in called
-            for y in computations.get(c, {}).values()
-            if y.opcode.removesuffix("-start") in _KINDS
-        ]
-        kind = x.opcode.removesuffix("-start").removesuffix("-done")
-        if x.opcode.endswith("-start") and (kind in _KINDS or holds):
+        inside = [opcodes(y) for c in called for y in computations[c].values()]
+        return {x.opcode}.union(*inside)
+
+    began: dict[str, int] = {}
+    seen, found = 0, []
+    for name, x in computations[entry].items():
+        codes = opcodes(x)
+        seen += bool(codes & {"convolution", "dot"})
+        if x.opcode.endswith("-done"):
+            if x.operands[0] in began:
+                found.append(Exchange(name, began.pop(x.operands[0]), seen))
+        elif x.opcode.endswith("-start"):
             began[name] = seen
-        elif x.opcode.endswith("-done") and x.operands[0] in began:
-            found.append((x.operands[0], began[x.operands[0]], seen))
-        elif kind in _KINDS or holds:
-            found.append((name, seen, seen))
-    del sent
-    return [Exchange(n, 0.0, a, b) for n, a, b in found], seen
+        elif codes & set(RING_SHARES):
+            found.append(Exchange(name, seen, seen))
+    return found, seen
 
 
 def main(config: Config) -> None:
     jax.config.update("jax_platforms", "cpu")
     console, mesh = Console(width=110), mesh_of(config.topology)
+    table = Table(
+        title=f"SLAMB on {config.topology}, {config.layers} layers of width "
+        f"{config.width}, {config.tokens} tokens a worker",
+        caption=f"compiled on {hardware(jax.devices()[0])}",
+    )
+    for head in ("overlap", "exchange", "begins after", "ends after", "products"):
+        table.add_column(head, justify="right")
     for overlap in (False, True):
-        hlo = compiled(config, mesh, overlap=overlap)
-        open(f"/tmp/v/tk/tpu_{overlap}.txt", "w").write(hlo)
-        print(overlap, exchanges(hlo))
-        print(slamb_jax.wire_report(hlo))
+        found, products = exchanges(compiled(config, mesh, overlap=overlap))
+        for x in found:
+            table.add_row(
+                str(overlap), x.name, str(x.begins), str(x.ends), str(products)
+            )
+    console.print(table)
 
 
 if __name__ == "__main__":

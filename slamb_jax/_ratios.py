@@ -11,7 +11,7 @@ from jax import lax
 
 from slamb_jax import _collectives
 from slamb_jax._leaves import Leaf
-from slamb_jax._selections import Chosen, Rows, Selection, by_phase, rows_at
+from slamb_jax._selections import Rows, Selection, by_phase, rows_at
 
 # From this share on, the rest as a difference would lose too many digits.
 _DWARFS = 0.9
@@ -97,8 +97,7 @@ class Ratios:
 
 def ratios(rule: Rule, step: jax.Array, layers: Sequence[Layer]) -> list[Ratios]:
     """The ratios of all layers, clipped where the form wants it."""
-    whole = isinstance(rule.selection, Chosen)
-    parts = [x for x in layers if x.age is not None and not whole]
+    parts = [x for x in layers if x.age is not None]
     squares = iter(_squares_of_parts(rule, step, parts))
     out = []
     for layer in layers:
@@ -109,8 +108,7 @@ def ratios(rule: Rule, step: jax.Array, layers: Sequence[Layer]) -> list[Ratios]
                 Ratios(jnp.clip(ratio, *_clips(rule)) if clipped else ratio, None)
             )
             continue
-        # Of what a TopK sent and kept, neither is a fair sample of the layer.
-        sent, kept = (layer.squares(),) * 2 if whole else next(squares)
+        sent, kept = next(squares)
         if rule.form == "sum":
             low, high = _clips(rule)
             fresh = jnp.clip(_ratio(*sent, otherwise=1.0), low, high)

@@ -84,9 +84,8 @@ def slamb(
     pass its own gradient: :func:`replicate` and :func:`per_worker_step` arrange that.
 
     Departures from the paper: the default choice of :math:`M_t` is computed instead of
-    stored (:class:`Strided`); of what :class:`TopK` chose, :math:`\phi_{hi}` and
-    :math:`\phi_{lo}` are both taken of the whole leaf; ``sync_every=1`` averages at
-    every step, where the authors' never does; k is 1/c with ``c = round(1/k)`` for round robins.
+    stored (:class:`Strided`); ``sync_every=1`` averages at every step, where the
+    authors' never does; k is 1/c with ``c = round(1/k)`` for round robins.
 
     Args:
       learning_rate: a number, or a schedule of the step from 0. The large-batch rate:

@@ -18,7 +18,6 @@ class NaiveSlamb:
     """n workers, each a list of leaves; masks are given, ages follow a recurrence."""
 
     overlap = False  # exchange m before the gradient is added
-    one_ratio = False  # of the whole leaf, for both of its parts
 
     def __init__(self, params: list[np.ndarray], n: int, **settings: Any):
         self.p = [[x.astype(np.float64) for x in params] for _ in range(n)]
@@ -57,10 +56,6 @@ class NaiveSlamb:
         for i in range(self.n):
             self.m[i][j] = np.where(mask, mean, self.m[i][j])
 
-    def parts(self, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        both = np.ones_like(mask)
-        return (both, both) if self.one_ratio else (mask, ~mask)
-
     def product(self, params, m, v, j, mask, r):
         p, decay = params[j], self.weight_decay * self.decays[j]
         if self.bias_correction:
@@ -69,8 +64,7 @@ class NaiveSlamb:
         if p.ndim <= 1:
             params[j] = p - self.lr * ratio(p, u, 1.0) * u
             return
-        sent, rest = self.parts(mask)
-        high, low = ratio(p[sent], u[sent], 1.0), ratio(p[rest], u[rest], 1.0)
+        high, low = ratio(p[mask], u[mask], 1.0), ratio(p[~mask], u[~mask], 1.0)
         phi = np.clip(r * high + (1 - r) * low, self.c_min, self.c_max)
         eta = r * self.lr + (1 - r) * self.lr / np.sqrt(self.n)
         params[j] = p - phi * eta * u
@@ -79,9 +73,8 @@ class NaiveSlamb:
         p, decay = params[j], self.weight_decay * self.decays[j]
         correction = np.sqrt(1 - self.b2**self.t) / (1 - self.b1**self.t)
         u0 = m / (np.sqrt(v) + self.eps) * correction
-        sent, rest = self.parts(mask)
-        high = np.clip(ratio(p[sent], u0[sent], 1.0), self.c_min, self.c_max)
-        low = np.clip(ratio(p[rest], u0[rest], 0.0), 0.0, self.c_max)
+        high = np.clip(ratio(p[mask], u0[mask], 1.0), self.c_min, self.c_max)
+        low = np.clip(ratio(p[~mask], u0[~mask], 0.0), 0.0, self.c_max)
         u = u0 + decay * p
         small = self.lr / np.sqrt(self.n)
         params[j] = p - self.lr * high * r * u - small * low * (1 - r) * u

@@ -51,10 +51,11 @@ class TopK(RandK):
     It has a state, 8 bytes for each row, in the state of
     :func:`randk_compress_with_error_feedback`; so :func:`slamb` and that function take
     it, and the links behind it, which cannot see that state, do not. Nor does
-    :class:`Piecewise`. What was sent is no fair sample of the layer, so :func:`slamb`
-    takes both trust ratios of the whole leaf.
+    :class:`Piecewise`.
 
-    Not in the paper, whose authors lacked a layer-wise scaling for top-k.
+    Not in the paper, whose authors lacked a layer-wise scaling for top-k. Here the
+    ratios of the parts serve as they are: their norms are of m over the root of v, in
+    which the scale by which rows are chosen cancels.
 
     Args:
       compress_ratio: k in (0, 1]; c is ``max(1, round(1/k))``.
