@@ -91,9 +91,11 @@ def exchanges(hlo: str) -> tuple[list[Exchange], int]:
         if x.opcode.endswith("-done"):
             if x.operands[0] in began:
                 found.append(Exchange(name, began.pop(x.operands[0]), seen))
+        elif not {c.removesuffix("-start") for c in codes} & set(RING_SHARES):
+            continue
         elif x.opcode.endswith("-start"):
             began[name] = seen
-        elif codes & set(RING_SHARES):
+        else:
             found.append(Exchange(name, seen, seen))
     return found, seen
 
