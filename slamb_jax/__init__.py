@@ -41,10 +41,12 @@ from slamb_jax._rescale import ElementwiseRescaleState as ElementwiseRescaleStat
 from slamb_jax._rescale import elementwise_rescale as elementwise_rescale
 from slamb_jax._resize import resize as resize
 from slamb_jax._selections import Bernoulli as Bernoulli
+from slamb_jax._selections import ChosenRows as ChosenRows
 from slamb_jax._selections import Permutation as Permutation
 from slamb_jax._selections import Piecewise as Piecewise
 from slamb_jax._selections import Selection as Selection
 from slamb_jax._selections import Strided as Strided
+from slamb_jax._selections import TopK as TopK
 from slamb_jax._selections import replay_masks as replay_masks
 from slamb_jax._simulate import in_chunks as in_chunks
 from slamb_jax._simulate import simulated_replicas as simulated_replicas

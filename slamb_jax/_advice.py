@@ -17,9 +17,10 @@ class StepCost:
       bytes_per_step: bytes that each worker sends, by the ring convention of
         :func:`wire_report`.
       compute_seconds: forward and backward pass.
-      exchange_seconds: the exchange, behind the compute.
+      exchange_seconds: the exchange.
       optimizer_seconds: update and apply.
       local_bytes_per_step: of ``bytes_per_step`` those that stay within the node.
+      hidden_seconds: of the exchange, what runs during the compute.
     """
 
     bytes_per_step: float
@@ -27,16 +28,22 @@ class StepCost:
     exchange_seconds: float
     optimizer_seconds: float
     local_bytes_per_step: float = 0.0
+    hidden_seconds: float = 0.0
 
     @property
     def step_seconds(self) -> float:
-        """The whole step: nothing overlaps."""
-        return self.compute_seconds + self.exchange_seconds + self.optimizer_seconds
+        """The whole step: nothing overlaps but what is hidden."""
+        return self.compute_seconds + self.exposed_seconds + self.optimizer_seconds
+
+    @property
+    def exposed_seconds(self) -> float:
+        """The exchange that the step waits for."""
+        return self.exchange_seconds - self.hidden_seconds
 
     @property
     def efficiency(self) -> float:
-        """Share of the step that is not exchange: the scaling efficiency."""
-        return 1 - self.exchange_seconds / self.step_seconds
+        """Share of the step that waits for no exchange: the scaling efficiency."""
+        return 1 - self.exposed_seconds / self.step_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +95,11 @@ class Advice:
         )
 
     def __str__(self) -> str:
-        head = ("", "MB sent", "compute", "exchange", "optimizer", "step", "speed-up")
-        rows: list[tuple[str, ...]] = [head]
+        overlaps = self.slamb.hidden_seconds > 0
+        beside = ("hidden",) * overlaps
+        head: tuple[str, ...] = ("", "MB sent", "compute", "exchange", *beside)
+        head += ("optimizer", "step", "speed-up")
+        rows = [head]
         for name, cost in (
             ("LAMB, float32", self.lamb),
             ("LAMB, bfloat16", self.lamb_bfloat16),
@@ -98,6 +108,7 @@ class Advice:
             seconds = (
                 cost.compute_seconds,
                 cost.exchange_seconds,
+                *(cost.hidden_seconds,) * overlaps,
                 cost.optimizer_seconds,
                 cost.step_seconds,
             )

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from slamb_jax._advice import Advice, StepCost
-from slamb_jax._checks import check_floating, check_integer, check_range
+from slamb_jax._checks import check_bool, check_floating, check_integer, check_range
 from slamb_jax._leaves import map_numbered
 from slamb_jax._momentum import momentum_dtype
 from slamb_jax._network import Network
@@ -47,6 +47,7 @@ def advise(
     payload: Payload = None,
     average_payload: Payload = None,
     hierarchical: bool = False,
+    overlap: bool = False,
     optimizer_seconds: tuple[float, float] | None = None,
 ) -> Advice:
     r"""Predicts the step time of SLAMB and of dense LAMB, and whether SLAMB pays.
@@ -63,7 +64,9 @@ def advise(
     16 bits through an all-to-all, a float32 sum and an all-gather, as in :func:`slamb`:
     the same bytes for each worker, but more on the link of a node that has many.
 
-    Nothing overlaps: an optax optimizer runs behind the gradient. A dense program whose
+    Nothing overlaps: an optax optimizer runs behind the gradient. With ``overlap`` what
+    SLAMB exchanges at every step runs beside the compute, and the step waits only for
+    what is left then; the average of parameters stays behind it. A dense program whose
     exchange hides behind its backward pass is faster than predicted here. Leaves are
     taken to travel together in one collective; where XLA makes several, each costs its
     latency (:meth:`Network.report_seconds` counts them).
@@ -84,6 +87,7 @@ def advise(
       hierarchical: whether the ``workers_per_node`` of the network are one group, with
         gradients averaged densely over ``local_link`` and momentum exchanged between
         nodes: ``slamb(axis_name="node", local_axis_name="device")``.
+      overlap: as in :func:`slamb`. Whether it comes true is up to the compiler.
       optimizer_seconds: what update and apply of LAMB and of SLAMB take on all
         parameters, ``(lamb, slamb)``; None: :func:`measure_optimizers` times both
         now, on this machine.
@@ -110,6 +114,7 @@ def advise(
     check_range("step_seconds", step_seconds, 0.0, open_low=True, open_high=True)
     if sync_every is not None:
         check_integer("sync_every", sync_every, 1)
+    check_bool("overlap", overlap)
     selection = Strided(compress_ratio, min_size)
     dtype = momentum_dtype(mu_dtype).name
     check_payload("payload", payload)
@@ -123,19 +128,23 @@ def advise(
 
     d = sum(x.size for x in jax.tree.leaves(shapes))
     packed = _packed(params, shapes, selection)
+    every_step = _mean(packed, payload or dtype, groups)
     plans = {
         "lamb": [_Part("all-reduce", 4 * d, 1.0)],
         "lamb_bfloat16": [_Part("all-reduce", 2 * d, 1.0)],
         "slamb": [
             *([_Part("all-reduce", 4 * d, 1.0, "local")] if hierarchical else []),
-            *_mean(packed, payload or dtype, groups),
+            *every_step,
             *_average(shapes, sync_every, average_payload, groups),
         ],
     }
+    beside = {"slamb": every_step if overlap else []}
 
     def cost(name: str, network: Network) -> StepCost:
         update = own.slamb if name == "slamb" else own.lamb
-        return _cost(plans[name], network, step_seconds, update)
+        found = _cost(plans[name], network, step_seconds, update)
+        hidden = min(step_seconds, _exchange_seconds(beside.get(name, []), network))
+        return dataclasses.replace(found, hidden_seconds=hidden)
 
     def break_even(dense: str) -> float:
         def gain(link: float) -> float:
@@ -149,7 +158,7 @@ def advise(
         break_even_link=break_even("lamb"),
         break_even_link_bfloat16=break_even("lamb_bfloat16"),
         title=_title(d, network, 1 / selection.turns, sync_every)
-        + _choices(payload, average_payload, hierarchical),
+        + _choices(payload, average_payload, hierarchical, overlap),
     )
 
 
@@ -246,10 +255,14 @@ def _cost(plan: _Plan, network: Network, compute: float, update: float) -> StepC
     return StepCost(
         bytes_per_step=math.fsum(sent.values()),
         compute_seconds=compute,
-        exchange_seconds=math.fsum(p.times * _seconds(p, network) for p in plan),
+        exchange_seconds=_exchange_seconds(plan, network),
         optimizer_seconds=update,
         local_bytes_per_step=sent["local"],
     )
+
+
+def _exchange_seconds(plan: _Plan, network: Network) -> float:
+    return math.fsum(part.times * _seconds(part, network) for part in plan)
 
 
 def _seconds(part: _Part, network: Network) -> float:
@@ -279,7 +292,9 @@ def _last_gain(gain: Callable[[float], float]) -> float:
     return 10**low
 
 
-def _choices(payload: Payload, average_payload: Payload, hierarchical: bool) -> str:
+def _choices(
+    payload: Payload, average_payload: Payload, hierarchical: bool, overlap: bool
+) -> str:
     """What the title says of what is not the default."""
     names = {value: name for name, value in PAYLOADS.items()}
     told = [
@@ -287,7 +302,8 @@ def _choices(payload: Payload, average_payload: Payload, hierarchical: bool) -> 
         for what, value in (("payload", payload), ("average", average_payload))
         if value is not None
     ]
-    return "".join([*told, "; hierarchical" if hierarchical else ""])
+    said = {"hierarchical": hierarchical, "overlap": overlap}
+    return "".join([*told, *(f"; {name}" for name, is_so in said.items() if is_so)])
 
 
 def _title(d: int, network: Network, k: float, sync_every: int | None) -> str:

@@ -40,6 +40,12 @@ def check_integer(name: str, value: Any, low: int | None = None) -> None:
         raise ValueError(f"{name} must be an integer{bound}, got {value!r}")
 
 
+def check_bool(name: str, value: Any) -> None:
+    """Raises unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Raises unless ``value`` is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:

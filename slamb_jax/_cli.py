@@ -72,6 +72,9 @@ def main(arguments: list[str] | None = None) -> None:
         "--hierarchical", action="store_true",
         help="average gradients in each node, exchange momentum between nodes",
     )  # fmt: skip
+    command.add_argument(
+        "--overlap", action="store_true", help="exchange during the compute"
+    )
     _add_resize(commands)
     given = vars(parser.parse_args(arguments))
     run = {"advise": _print_advice, "resize": _print_resized}[given["command"]]
@@ -131,6 +134,7 @@ def _print_advice(given: dict[str, Any]) -> None:
             step_seconds=given["step"],
             optimizer_seconds=updates or None,
             hierarchical=given.get("hierarchical", False),
+            overlap=given.get("overlap", False),
             **chosen(_SLAMB),
         )
     )

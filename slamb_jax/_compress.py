@@ -10,14 +10,18 @@ import optax
 from slamb_jax import _collectives
 from slamb_jax._checks import check_apart, check_floating
 from slamb_jax._exchange import Route, exchange, means_of
-from slamb_jax._leaves import flatten_numbered
+from slamb_jax._leaves import flatten_numbered, present
 from slamb_jax._quantize import Payload, check_payload
 from slamb_jax._selections import (
+    Kept,
     Rows,
     Selection,
     Strided,
     by_phase,
     check_selection,
+    chosen_now,
+    kept_at_first,
+    learned,
     rows_at,
 )
 
@@ -27,6 +31,7 @@ class RandkCompressState(NamedTuple):
 
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
     residual: optax.Updates | None  # float32, as updates; None if not kept
+    chosen: Kept = None  # of a TopK, for each leaf: what it chooses by
 
 
 def randk_compress_with_error_feedback(
@@ -105,8 +110,11 @@ def randk_compress_with_error_feedback(
     def init(params: optax.Params) -> RandkCompressState:
         check_floating(params, "params")
         residual = optax.tree.zeros_like(params, dtype=jnp.float32)
+        leaves = [leaf for leaf, *_ in present(params)[0]]
         return RandkCompressState(
-            jnp.zeros([], jnp.int32), residual if keep_residual else None
+            jnp.zeros([], jnp.int32),
+            residual if keep_residual else None,
+            kept_at_first(selection, leaves),
         )
 
     def update(
@@ -121,24 +129,33 @@ def randk_compress_with_error_feedback(
         leaves, gs, treedef = flatten_numbered(updates, params)
         there = [(i, leaf) for i, leaf in enumerate(leaves) if leaf is not None]
         here = [i for i, _ in there]
+        if state.chosen is not None and params is None and len(here) < len(leaves):
+            raise ValueError(
+                "params must be given where gradients are None and the selection is a "
+                "TopK: without them nothing tells which leaf a number is of"
+            )
         es = treedef.flatten_up_to(state.residual) if keep_residual else None
 
-        def exchanged(selection: Selection) -> tuple[list[Any], list[Any] | None]:
+        numbered = [leaf for _, leaf in there]
+        chosen = chosen_now(selection, state.chosen, numbered)
+
+        def exchanged(selection: Selection) -> tuple[Any, ...]:
             rows = [rows_at(selection, step, leaf) for _, leaf in there]
             if es is None:
                 packed = [r.pack(gs[i]) for i, r in zip(here, rows, strict=True)]
                 if not route.feeds_back:
                     means = means_of(packed, route, step)
-                    return _put(gs, here, rows, means), None
+                    return _put(gs, here, rows, means), None, learn(selection, means)
                 found = exchange(packed, route, step)
-                means = [
-                    (mean.astype(jnp.float32) + x.astype(jnp.float32) - sent)
+                own = [
+                    mean.astype(jnp.float32) + x.astype(jnp.float32) - sent
                     for mean, x, sent in zip(
                         found.means, packed, found.sent, strict=True
                     )
                 ]
-                means = [x.astype(p.dtype) for x, p in zip(means, packed, strict=True)]
-                return _put(gs, here, rows, means), None
+                own = [x.astype(p.dtype) for x, p in zip(own, packed, strict=True)]
+                kept = learn(selection, found.means)
+                return _put(gs, here, rows, own), None, kept
             xs = [gs[i].astype(jnp.float32) + es[i] for i in here]
             packed = [
                 r.pack(x.astype(gs[i].dtype))
@@ -153,11 +170,17 @@ def randk_compress_with_error_feedback(
             sent, rest = _put(wide, here, rows, gone), list(es)
             for i, x in zip(here, xs, strict=True):
                 rest[i] = x - sent[i]
-            return _put(zeros, here, rows, found.means), rest
+            kept = learn(selection, found.means)
+            return _put(zeros, here, rows, found.means), rest, kept
 
-        us, es = by_phase(selection, step, exchanged)
+        def learn(selection: Selection, means: Any) -> Kept:
+            return learned(
+                state.chosen, selection, numbered, means, added_up=keep_residual
+            )
+
+        us, es, kept = by_phase(chosen, step, exchanged)
         residual = None if es is None else treedef.unflatten(es)
-        return treedef.unflatten(us), RandkCompressState(step, residual)
+        return treedef.unflatten(us), RandkCompressState(step, residual, kept)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -21,7 +21,7 @@ from slamb_jax._momentum import (
 from slamb_jax._quantize import Payload
 from slamb_jax._ratios import Layer, Ratios, Rule, ratios
 from slamb_jax._rescale import elementwise_rescale, freshness
-from slamb_jax._selections import Selection, age_at
+from slamb_jax._selections import Selection, age_at, chosen_last
 from slamb_jax._trust_ratio import (
     add_decay,
     decay_at,
@@ -49,6 +49,7 @@ def scale_by_slamb(
     c_max: Any,
     bias_correction: bool,
     mu_dtype: Any,
+    overlap: bool,
 ) -> optax.GradientTransformationExtraArgs:
     """What the first three links of SLAMB's chain compute, with the same state.
 
@@ -73,6 +74,7 @@ def scale_by_slamb(
             form=form,
             bias_correction=bias_correction,
             mu_dtype=mu_dtype,
+            overlap=overlap,
         ),
         layerwise_trust_ratio(
             selection,
@@ -101,7 +103,8 @@ def scale_by_slamb(
         _, momentum = links[0].update(updates, state[0], params, **extra_args)
         step = momentum.count
         n = _collectives.axis_size(axis_name)
-        rule = Rule(selection, b3, form, c_min, c_max, n)
+        chosen = chosen_last(selection, momentum.compressor.chosen)
+        rule = Rule(chosen, b3, form, c_min, c_max, n)
         at = corrections(form, step, b1, b2, eps, bias_correction)
         decay = decay_at(weight_decay, state[0].count)
         trees = momentum.mu, momentum.nu, params, decay_mask(mask, params)
@@ -118,7 +121,7 @@ def scale_by_slamb(
                 # arrays that leaves of one shape share.
                 m, v, own = jax.lax.optimization_barrier((m, v, at))
             normed = along(own, decays and form == "product")
-            age = age_at(selection, step, leaf)
+            age = age_at(chosen, step, leaf)
             return Layer(leaf, age, normed, p.astype(jnp.float32), (m, v))
 
         layers = [layer(leaf, *columns) for leaf, _, *columns in rows]

@@ -278,7 +278,9 @@ def everywhere(fun: Callable[[Any], jax.Array], leaves: Any) -> jax.Array:
         own = _mesh_sharding(x)
         return jax.device_put(x, NamedSharding(plain, own.spec)) if own else x
 
-    return _gathered(fun, plain)(jax.tree.map(placed, leaves))
+    # Waited for on all devices: on CPU more than 32 programs in flight, as a tree has
+    # leaves, end in a deadlock of those that exchange.
+    return jax.block_until_ready(_gathered(fun, plain)(jax.tree.map(placed, leaves)))
 
 
 @functools.lru_cache(maxsize=64)

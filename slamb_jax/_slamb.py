@@ -26,6 +26,7 @@ STATIC_ARGS = (
     "mu_dtype",
     "payload",
     "average_payload",
+    "overlap",
     "seed",
 )
 """Arguments of :func:`slamb` that cannot be traced: what to pass as ``static_args``
@@ -54,6 +55,7 @@ def slamb(
     mu_dtype: Any = None,
     payload: Payload = None,
     average_payload: Payload = None,
+    overlap: bool = False,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     r"""SLAMB: LAMB that exchanges a tenth of its momentum per step.
@@ -115,10 +117,10 @@ def slamb(
       sync_every: H, the steps from one average of the parameters to the next; None
         for never.
       form: ``"sum"`` or ``"product"``.
-      selection: ``"strided"``, ``"permutation"``, ``"bernoulli"``, or any object with
-        the methods of :class:`Selection`, which then has a ratio, a smallest size and
-        a seed of its own: ``compress_ratio``, ``min_size`` and ``seed`` here are for
-        the named ones.
+      selection: ``"strided"``, ``"permutation"``, ``"bernoulli"``, ``"top_k"``, or any
+        object with the methods of :class:`Selection`, which then has a ratio, a
+        smallest size and a seed of its own: ``compress_ratio``, ``min_size`` and
+        ``seed`` here are for the named ones.
       c_min: lower bound of the trust ratio, not negative.
       c_max: upper bound of the trust ratio, at least ``c_min``; may be infinite.
       min_size: leaves with fewer elements are exchanged whole. Choose it for the
@@ -135,6 +137,9 @@ def slamb(
       average_payload: what travels of the parameters every H steps, likewise, as the
         difference to the last average: see :func:`average_parameters_every`. It needs
         one more copy of the parameters.
+      overlap: exchange at each step what the last one left, so that the exchange does
+        not wait for the gradient and can run behind the forward and backward pass, see
+        :func:`mask_momentum`; the average of parameters is exchanged as ever.
       seed: changes the coordinates' turns; must be the same on all workers.
 
     Returns:
@@ -199,6 +204,7 @@ def slamb(
         c_max=c_max,
         bias_correction=bias_correction,
         mu_dtype=mu_dtype,
+        overlap=overlap,
     )
     return _then(
         scaled,

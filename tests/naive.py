@@ -17,6 +17,8 @@ def ratio(p: np.ndarray, u: np.ndarray, otherwise: float) -> float:
 class NaiveSlamb:
     """n workers, each a list of leaves; masks are given, ages follow a recurrence."""
 
+    overlap = False  # exchange m before the gradient is added
+
     def __init__(self, params: list[np.ndarray], n: int, **settings: Any):
         self.p = [[x.astype(np.float64) for x in params] for _ in range(n)]
         self.m = [[np.zeros(x.shape) for x in params] for _ in range(n)]
@@ -30,13 +32,14 @@ class NaiveSlamb:
     def step(self, grads: list[list[np.ndarray]], masks: list[np.ndarray]) -> None:
         self.t += 1
         for j, mask in enumerate(masks):
+            if self.overlap:
+                self.exchange(j, mask)
             for i in range(self.n):
                 g = grads[i][j].astype(np.float64)
                 self.m[i][j] = self.b1 * self.m[i][j] + (1 - self.b1) * g
                 self.v[i][j] = self.b2 * self.v[i][j] + (1 - self.b2) * g**2
-            mean = np.mean([self.m[i][j] for i in range(self.n)], axis=0)
-            for i in range(self.n):
-                self.m[i][j] = np.where(mask, mean, self.m[i][j])
+            if not self.overlap:
+                self.exchange(j, mask)
             self.age[j] = np.where(mask, 0, self.age[j] + 1)
             r = self.b3 ** self.age[j]
             for i in range(self.n):
@@ -47,6 +50,11 @@ class NaiveSlamb:
                 mean = np.mean([self.p[i][j] for i in range(self.n)], axis=0)
                 for i in range(self.n):
                     self.p[i][j] = mean
+
+    def exchange(self, j: int, mask: np.ndarray) -> None:
+        mean = np.mean([self.m[i][j] for i in range(self.n)], axis=0)
+        for i in range(self.n):
+            self.m[i][j] = np.where(mask, mean, self.m[i][j])
 
     def product(self, params, m, v, j, mask, r):
         p, decay = params[j], self.weight_decay * self.decays[j]

@@ -136,6 +136,30 @@ def test_groups_send_once_over_the_link_of_their_node():
     assert "uniform8" in str(ask(payload=slamb_jax.StochasticUniform()))
 
 
+@pytest.mark.parametrize("choice", [{"selection": "top_k"}, {"overlap": True}])
+def test_what_is_chosen_changes_no_bytes(choice):
+    tx = slamb_jax.slamb(0.01, axis_name=AXIS, sync_every=10, **choice)
+    report = report_of(tx)
+    overlap = choice.get("overlap", False)
+    cost = advise(random_tree(SHAPES, 0), sync_every=10, overlap=overlap).slamb
+    sent = report.bytes_sent() + report.bytes_sent(conditional=True) / 10
+    assert cost.bytes_per_step == pytest.approx(sent, rel=0.01)
+
+
+@pytest.mark.parametrize("step_seconds", [10.0, 1e-3])
+def test_no_more_is_hidden_than_there_is_compute(step_seconds):
+    ask = functools.partial(advise, step_seconds=step_seconds, sync_every=10)
+    soon, late = ask().slamb, ask(overlap=True).slamb
+    every_step = ask(sync_every=None).slamb.exchange_seconds
+    assert soon.hidden_seconds == 0
+    assert late.hidden_seconds == pytest.approx(min(step_seconds, every_step))
+    gain = soon.step_seconds - late.step_seconds
+    assert gain == pytest.approx(late.hidden_seconds)
+    assert late.exposed_seconds > 0  # the average of parameters is not hidden
+    assert late.efficiency > soon.efficiency
+    assert late.bytes_per_step == soon.bytes_per_step
+
+
 def test_a_count_sends_k_and_an_hth():
     cost = advise(1e9).slamb
     assert cost.bytes_per_step == pytest.approx(2 * 7 / 8 * 4e9 * (0.1 + 0.01))
@@ -223,6 +247,7 @@ BAD = [
     ({"mu_dtype": "int8"}, "mu_dtype .*'int8'"),
     ({"payload": "int8"}, "payload .*'int8'"),
     ({"hierarchical": True}, "hierarchical=True .*workers_per_node=1"),
+    ({"overlap": 1}, "overlap .*1"),
     ({"network": 8}, "network must be a slamb_jax.Network, got 8"),
     ({"optimizer_seconds": (0.1, -1)}, r"optimizer_seconds \(slamb\) .*-1"),
     ({"optimizer_seconds": 0.1}, r"optimizer_seconds must be \(lamb, slamb\), got 0.1"),

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import slamb_jax
+from slamb_jax._replicas import _join, everywhere
 from tests.workers import AXIS, P, mesh_of
 
 N = 8
@@ -100,3 +101,10 @@ def test_wrong_meshes_and_shapes_are_named():
         run({"w": jnp.ones(2)}, {"x": jnp.ones((8, 2))})
     with pytest.raises(ValueError, match=r"tree\['s'\] must have a leading axis"):
         slamb_jax.consolidate({"s": jnp.ones(())})
+
+
+def test_consolidating_leaves_nothing_in_flight():
+    """Programs that exchange, more than 32 of them in flight, deadlock on CPU."""
+    mesh = mesh_of(8)
+    x = slamb_jax.replicate(jnp.ones((1000, 1000)), mesh, AXIS)
+    assert all(everywhere(_join, x + i).is_ready() for i in range(5))

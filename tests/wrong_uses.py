@@ -45,6 +45,17 @@ def updating(make, grads=PARAMS, params=PARAMS, like=PARAMS):
     return call
 
 
+def rescaling(selection):
+    """A call that rescales once, on two workers."""
+
+    def call():
+        tx = slamb_jax.elementwise_rescale(selection, axis_name=AXIS)
+        update = over_workers(lambda u: tx.update(u, tx.init(u))[0], "vmap", 2)
+        update(stack(PARAMS, 2))
+
+    return call
+
+
 def initial(make, params):
     return lambda: make().init(params)
 
@@ -87,7 +98,10 @@ SETTINGS = [
     ({"sync_every": True}, "sync_every .*True"),
     ({"form": "difference"}, "form .*sum, product.*'difference'"),
     ({"form": None}, "form .*None"),
-    ({"selection": "random"}, "selection .*strided, permutation, bernoulli.*'random'"),
+    (
+        {"selection": "random"},
+        "selection .*strided, permutation, bernoulli, top_k.*'random'",
+    ),
     ({"selection": 3}, "selection .*3"),
     ({"selection": None}, "selection .*None"),
     ({"selection": slamb_jax.Strided}, "selection .*Strided"),
@@ -118,6 +132,12 @@ SETTINGS = [
         {"local_axis_name": ("a", "b"), "axis_name": ("b", "c")},
         r"local_axis_name .*\('a', 'b'\) and \('b', 'c'\)",
     ),
+    ({"overlap": 1}, "overlap .*True or False.*1"),
+    ({"overlap": "yes"}, "overlap .*'yes'"),
+    (
+        {"selection": "top_k", "compress_ratio": {0: 0.5, 9: 0.1}},
+        "compress_ratio .*a number .*top_k",
+    ),
 ]
 
 LINKS = [
@@ -128,6 +148,15 @@ LINKS = [
     (of(slamb_jax.skip_not_finite, optax.sgd, None), "tx .*function sgd"),
     (of(slamb_jax.skip_not_finite, optax.sgd(1.0), 3), "axis_name .*3"),
     (of(slamb_jax.mask_momentum, "randk"), "compressor .*'randk'"),
+    (of(slamb_jax.mask_momentum, optax.identity(), overlap=None), "overlap .*None"),
+    (of(slamb_jax.TopK, patience=0), "patience .*at least 1.*0"),
+    (of(slamb_jax.TopK, compress_ratio=0.0), "compress_ratio .*0.0"),
+    (of(slamb_jax.Piecewise, {0: slamb_jax.TopK()}), "phases .*TopK.* at 0"),
+    (rescaling(slamb_jax.TopK(min_size=1)), "selection=TopK.*slamb_jax.slamb"),
+    (
+        updating(lambda: slamb_jax.layerwise_trust_ratio(slamb_jax.TopK(min_size=1))),
+        "selection=TopK.*slamb_jax.slamb",
+    ),
     (of(slamb_jax.mask_momentum, optax.identity(), 1.5), "b1 .*1.5"),
     (of(slamb_jax.mask_momentum, optax.identity(), eps=0), "eps .*0"),
     (
@@ -496,6 +525,7 @@ COMMANDS = [
     (command(ADVISE + "--compress-ratio nan"), "compress_ratio .*nan"),
     (command(ADVISE + "--payload int8"), "--payload: .*uniform8.*'int8'"),
     (command(ADVISE + "--hierarchical"), "hierarchical=True .*workers_per_node=1"),
+    (command(ADVISE + "--overlap 3"), "unrecognized arguments: 3"),
     (command(ADVISE + "--speed 3"), "unrecognized arguments: --speed 3"),
     (resizing("{d}/out --workers 0"), "workers .*0"),
     (resizing("{d}/out --workers two"), "--workers: .*'two'"),

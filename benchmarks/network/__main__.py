@@ -106,9 +106,10 @@ def measure(config: Config, console: Console) -> list[Row]:
         with console.status(f"{config.workers} workers start and compile"):
             wires = running.reports(PATIENCE)[0]
         console.print(f"SLAMB's compiled step:\n{wires['SLAMB']['table']}")
-        steps = dict.fromkeys(wires, DENSE_STEPS) | {"SLAMB": config.sync_every}
-        bits = 8 * sum(w["every_step"] * steps[name] for name, w in wires.items())
-        bits += 8 * wires["SLAMB"]["at_average"]
+        bits = 0.0
+        for name, wire in wires.items():
+            cycle = config.sync_every if name.startswith("SLAMB") else DENSE_STEPS
+            bits += 8 * (cycle * wire["every_step"] + wire["at_average"])
         for rate in [None] if config.loopback else config.rates:
             timeout = PATIENCE + (5 * bits / rate / 1e6 if rate else 0)
             if rate:

@@ -20,6 +20,7 @@ ADVISED = {
     "LAMB, float32": "lamb",
     "LAMB, bfloat16": "lamb_bfloat16",
     "SLAMB": "slamb",
+    "SLAMB, overlap": "slamb",
 }  # the optimizers, and what an Advice calls them
 Round = Sequence[dict[str, Any]]  # one report of each worker
 
@@ -73,6 +74,7 @@ def rows(
             optimizer_seconds=(0.0, 0.0),
             compress_ratio=compress_ratio,
             sync_every=sync_every,
+            overlap=name.endswith("overlap"),
         )
         cost = getattr(advice, field)
         predicted = cost.step_seconds

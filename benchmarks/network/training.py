@@ -59,15 +59,14 @@ def dense(dtype: Any) -> optax.GradientTransformation:
 def optimizers(
     compress_ratio: float, sync_every: int
 ) -> dict[str, optax.GradientTransformation]:
+    settings: dict[str, Any] = {
+        "axis_name": AXIS, "compress_ratio": compress_ratio, "sync_every": sync_every
+    }  # fmt: skip
     return {
         "LAMB, float32": dense(jnp.float32),
         "LAMB, bfloat16": dense(jnp.bfloat16),
-        "SLAMB": slamb_jax.slamb(
-            RATE,
-            axis_name=AXIS,
-            compress_ratio=compress_ratio,
-            sync_every=sync_every,
-        ),
+        "SLAMB": slamb_jax.slamb(RATE, **settings),
+        "SLAMB, overlap": slamb_jax.slamb(RATE, **settings, overlap=True),
     }
 
 

@@ -41,7 +41,8 @@ class Config:
     b3: float = 0.7
     sync_every: int = 25
     min_size: int = 9000
-    selection: Literal["strided", "permutation", "bernoulli"] = "strided"
+    selection: Literal["strided", "permutation", "bernoulli", "top_k"] = "strided"
+    overlap: bool = False  # exchange behind the forward and backward pass
     lars_rate: float = 1.0
     jointspar_rate: float = 1.0
     budget: float = 2.0  # blocks that JointSpar trains per step, of all layers
@@ -106,6 +107,7 @@ def slamb(config: Config) -> optax.GradientTransformation:
         sync_every=config.sync_every,
         min_size=config.min_size,
         selection=config.selection,
+        overlap=config.overlap,
     )
 
 

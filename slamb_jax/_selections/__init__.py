@@ -21,11 +21,20 @@ from slamb_jax._selections._rows import elements_sent as elements_sent
 from slamb_jax._selections._rows import rows_at as rows_at
 from slamb_jax._selections._selection import Selection as Selection
 from slamb_jax._selections._selection import is_selection
+from slamb_jax._selections._top_k import Chosen as Chosen
+from slamb_jax._selections._top_k import ChosenRows as ChosenRows
+from slamb_jax._selections._top_k import Kept as Kept
+from slamb_jax._selections._top_k import TopK as TopK
+from slamb_jax._selections._top_k import chosen_last as chosen_last
+from slamb_jax._selections._top_k import chosen_now as chosen_now
+from slamb_jax._selections._top_k import kept_at_first as kept_at_first
+from slamb_jax._selections._top_k import learned as learned
 
 _BY_NAME: dict[str, Callable[[float, int, int], Selection]] = {
     "strided": Strided,
     "permutation": Permutation,
     "bernoulli": Bernoulli,
+    "top_k": TopK,
 }
 
 
@@ -41,6 +50,11 @@ def make_selection(
         make = _BY_NAME[selection]
         if not isinstance(compress_ratio, Mapping):
             return make(compress_ratio, min_size, seed)
+        if make is TopK:
+            raise ValueError(
+                "compress_ratio must be a number with selection='top_k', whose choice "
+                f"has a state, got {dict(compress_ratio)!r}"
+            )
         phases = {t: make(k, min_size, seed) for t, k in compress_ratio.items()}
         try:
             return Piecewise(phases)

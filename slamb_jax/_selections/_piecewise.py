@@ -14,6 +14,7 @@ from slamb_jax import _collectives
 from slamb_jax._checks import check_integer
 from slamb_jax._leaves import Leaf
 from slamb_jax._selections._selection import Selection, is_selection
+from slamb_jax._selections._top_k import TopK
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +65,11 @@ class Piecewise:
                 raise ValueError(
                     "phases must have for values objects with the methods of "
                     f"slamb_jax.Selection, got {selection!r} at {start}"
+                )
+            if isinstance(selection, TopK):
+                raise ValueError(
+                    "phases cannot have a TopK, whose choice has a state that another "
+                    f"phase would not keep, got {selection!r} at {start}"
                 )
         object.__setattr__(self, "phases", dict(sorted(self.phases.items())))
 

@@ -1,0 +1,123 @@
+"""What a TPU's compiler puts between the start and the end of SLAMB's exchange.
+
+Run from the root of the repository, on any machine, with the extra ``tpu-aot``:
+``python -m benchmarks.overlap``. It compiles a whole training step (forward, backward,
+update) of a tower of dense layers for chips that are not there, with and without
+``overlap``, and counts in the schedule the matrix products between the start of each
+exchange and its end. It takes minutes.
+"""
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import tyro
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from rich.console import Console
+from rich.table import Table
+
+import slamb_jax
+from benchmarks.chips import AXIS, mesh_of
+from examples.hardware import hardware
+from slamb_jax._wire import RING_SHARES, _parse
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What to compile."""
+
+    topology: str = "v5p:4x4x4"
+    layers: int = 6  # of two matrices each, width x 4 width and back
+    width: int = 1024
+    tokens: int = 4096  # of a worker
+
+
+def compiled(config: Config, mesh: Mesh, *, overlap: bool) -> str:
+    """The scheduled HLO of the step."""
+    tx = slamb_jax.slamb(1e-3, axis_name=AXIS, overlap=overlap)
+
+    def loss_of(params: Any, x: jax.Array) -> jax.Array:
+        for up, down in params:
+            x = x + jax.nn.gelu(x @ up) @ down
+        return jnp.mean(jnp.square(x))
+
+    def step(state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+        params, opt_state = state
+        loss, grads = jax.value_and_grad(loss_of)(params, x)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), loss
+
+    d = config.width
+    block = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((d, 4 * d), (4 * d, d))]
+    params = [block] * config.layers
+    there = NamedSharding(mesh, PartitionSpec(AXIS))
+    state = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=there),
+        (params, jax.eval_shape(tx.init, params)),
+    )
+    shape = (mesh.size * config.tokens, d)
+    x = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=there)
+    run = slamb_jax.per_worker_step(step, mesh, AXIS)
+    return run.lower(state, x).compile().as_text()
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """A collective in the schedule of the entry computation."""
+
+    name: str
+    begins: int  # matrix products scheduled before it begins
+    ends: int  # and before it ends: as many, where nothing runs beside it
+
+
+def exchanges(hlo: str) -> tuple[list[Exchange], int]:
+    """Those that run at every step, in order; and the products of the whole step."""
+    computations, entry = _parse(hlo)
+
+    def opcodes(x: Any) -> set[str]:
+        """Of an instruction and of what it calls."""
+        called = re.findall(r"\bcalls=%?([\w.\-]+)", x.rest)
+        inside = [opcodes(y) for c in called for y in computations[c].values()]
+        return {x.opcode}.union(*inside)
+
+    began: dict[str, int] = {}
+    seen, found = 0, []
+    for name, x in computations[entry].items():
+        codes = opcodes(x)
+        seen += bool(codes & {"convolution", "dot"})
+        if x.opcode.endswith("-done"):
+            if x.operands[0] in began:
+                found.append(Exchange(name, began.pop(x.operands[0]), seen))
+        elif not {c.removesuffix("-start") for c in codes} & set(RING_SHARES):
+            continue
+        elif x.opcode.endswith("-start"):
+            began[name] = seen
+        else:
+            found.append(Exchange(name, seen, seen))
+    return found, seen
+
+
+def main(config: Config) -> None:
+    jax.config.update("jax_platforms", "cpu")
+    console, mesh = Console(width=110), mesh_of(config.topology)
+    table = Table(
+        title=f"SLAMB on {config.topology}, {config.layers} layers of width "
+        f"{config.width}, {config.tokens} tokens a worker",
+        caption=f"compiled on {hardware(jax.devices()[0])}",
+    )
+    for head in ("overlap", "exchange", "begins after", "ends after", "products"):
+        table.add_column(head, justify="right")
+    for overlap in (False, True):
+        found, products = exchanges(compiled(config, mesh, overlap=overlap))
+        for x in found:
+            table.add_row(
+                str(overlap), x.name, str(x.begins), str(x.ends), str(products)
+            )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
