@@ -42,6 +42,7 @@ from slamb_jax._selections import Piecewise as Piecewise
 from slamb_jax._selections import Selection as Selection
 from slamb_jax._selections import Strided as Strided
 from slamb_jax._selections import replay_masks as replay_masks
+from slamb_jax._shards import on_shards as on_shards
 from slamb_jax._simulate import in_chunks as in_chunks
 from slamb_jax._simulate import simulated_replicas as simulated_replicas
 from slamb_jax._simulate import simulated_step as simulated_step

@@ -54,8 +54,10 @@ def mean_over(
     out = list(arrays)
     if n == 1:
         return out
-    for dtype in sorted({x.dtype.name for x in arrays}):
-        places = [i for i, x in enumerate(arrays) if x.dtype.name == dtype and x.size]
+    # Joined only with what varies over the same axes: the parts keep their types.
+    kinds = [(x.dtype.name, *sorted(map(str, varying_axes(x)))) for x in arrays]
+    for kind in sorted(set(kinds)):
+        places = [i for i, x in enumerate(arrays) if kinds[i] == kind and x.size]
         if not places:
             continue
         group = [arrays[i] for i in places]
@@ -116,6 +118,14 @@ def agreed_mean(tree: chex.ArrayTree, axis_name: AxisName | None) -> chex.ArrayT
         return jax.lax.pmean(widened(x), axis_name).astype(x.dtype)
 
     return jax.tree.map(mean, tree)
+
+
+def sum_over(tree: chex.ArrayTree, axes: tuple[Hashable, ...]) -> chex.ArrayTree:
+    """Sums of small float32 arrays over mesh axes, all in one all-reduce."""
+    if not axes:
+        return tree
+    arrays, treedef = jax.tree.flatten(tree)
+    return jax.tree.unflatten(treedef, _part(jax.lax.psum(_join(arrays), axes), arrays))
 
 
 def widened(x: jax.Array) -> jax.Array:
@@ -184,6 +194,9 @@ def vary_over(x: jax.Array, axes: Axes) -> jax.Array:
     (``lax.pcast`` would do it, where there is one; it does not know ``vmap``'s axes.)
     """
     for axis in sorted(axes - varying_axes(x), key=str):
+        if not hasattr(jax.lax, "pcast"):  # jax 0.7 cannot lower what is below where
+            x = jax.lax.pvary(x, (axis,))  # one shard_map is inside another
+            continue
         other = jnp.broadcast_to(worker_index(axis), x.shape).astype(x.dtype)
         x = jnp.where(jnp.zeros(x.shape, bool), other, x)
     return x

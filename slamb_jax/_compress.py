@@ -9,6 +9,7 @@ import optax
 
 from slamb_jax import _collectives
 from slamb_jax._checks import check_axis_name, check_floating
+from slamb_jax._layout import make_layout
 from slamb_jax._leaves import flatten_numbered
 from slamb_jax._selections import (
     Rows,
@@ -32,6 +33,8 @@ def randk_compress_with_error_feedback(
     *,
     axis_name: _collectives.AxisName | None = None,
     keep_residual: bool = True,
+    param_specs: Any = None,
+    stacked: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages a chosen share of the updates over the workers; the rest waits.
 
@@ -55,6 +58,8 @@ def randk_compress_with_error_feedback(
         keeps the masks and exchanges nothing.
       keep_residual: hold what was not sent in a residual, which is added at the next
         step. If False it passes through.
+      param_specs: how the parameters are cut, as in :func:`slamb_jax.slamb`.
+      stacked: which leaves are stacks of layers, as in :func:`slamb_jax.slamb`.
 
     Returns:
       A :class:`optax.GradientTransformationExtraArgs`. What travels has the dtype of
@@ -87,6 +92,7 @@ def randk_compress_with_error_feedback(
     """
     check_selection(selection)
     check_axis_name(axis_name)
+    layout = make_layout(param_specs, stacked, axis_name)
 
     def init(params: optax.Params) -> RandkCompressState:
         check_floating(params, "params")
@@ -104,7 +110,7 @@ def randk_compress_with_error_feedback(
         del extra_args
         _collectives.check_local(updates, axis_name)
         step = optax.safe_increment(state.count)
-        leaves, gs, treedef = flatten_numbered(updates, params)
+        leaves, gs, treedef = flatten_numbered(updates, params, layout)
         there = [(i, leaf) for i, leaf in enumerate(leaves) if leaf is not None]
         here = [i for i, _ in there]
         es = treedef.flatten_up_to(state.residual) if keep_residual else None

@@ -10,6 +10,7 @@ import optax
 from slamb_jax import _collectives
 from slamb_jax._checks import check_params
 from slamb_jax._compress import randk_compress_with_error_feedback
+from slamb_jax._layout import make_layout
 from slamb_jax._leaves import Leaf, present, spread_rows
 from slamb_jax._momentum import (
     Corrections,
@@ -45,6 +46,8 @@ def scale_by_slamb(
     c_max: Any,
     bias_correction: bool,
     mu_dtype: Any,
+    param_specs: Any,
+    stacked: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """What the first three links of SLAMB's chain compute, with the same state.
 
@@ -53,8 +56,10 @@ def scale_by_slamb(
     from m and v, and so never kept in memory. In 16 bits it is not rounded between the
     links either. For the arguments see :func:`slamb`.
     """
+    laid_out = {"param_specs": param_specs, "stacked": stacked}
+    layout = make_layout(param_specs, stacked, axis_name)
     compressor = randk_compress_with_error_feedback(
-        selection, axis_name=axis_name, keep_residual=False
+        selection, axis_name=axis_name, keep_residual=False, **laid_out
     )
     links = (
         mask_momentum(
@@ -75,8 +80,9 @@ def scale_by_slamb(
             form=form,
             c_min=c_min,
             c_max=c_max,
+            **laid_out,
         ),
-        elementwise_rescale(selection, b3, axis_name=axis_name),
+        elementwise_rescale(selection, b3, axis_name=axis_name, **laid_out),
     )
 
     def init(params: optax.Params) -> tuple[optax.OptState, ...]:
@@ -96,7 +102,7 @@ def scale_by_slamb(
         at = corrections(form, step, b1, b2, eps, bias_correction)
         decay = decay_at(weight_decay, state[0].count)
         trees = momentum.mu, momentum.nu, params, decay_mask(mask, params)
-        rows, rebuild = present(updates, *trees, like=params)
+        rows, rebuild = present(updates, *trees, like=params, layout=layout)
 
         def along(at: Corrections, decays: bool) -> Callable[..., jax.Array]:
             add = add_decay(decay if decays else None)

@@ -12,9 +12,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from slamb_jax._checks import check_arrays, check_callable
 from slamb_jax._collectives import widened, worker_index
+from slamb_jax._layout import names_of
+from slamb_jax._shards import specs_of
 
 
-def replicate(tree: chex.ArrayTree, mesh: Mesh, axis_name: str) -> chex.ArrayTree:
+def replicate(
+    tree: chex.ArrayTree, mesh: Mesh, axis_name: str, param_specs: Any = None
+) -> chex.ArrayTree:
     """Gives every worker on the mesh its own copy of ``tree``, all the same.
 
     Each leaf gets a leading replica axis, as long as the mesh axis and sharded over
@@ -26,13 +30,16 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, axis_name: str) -> chex.ArrayTre
         With several processes, each passes the same values.
       mesh: the device mesh.
       axis_name: the mesh axis of the workers.
+      param_specs: a tree of ``jax.sharding.PartitionSpec``, one for each parameter
+        (None: not cut): every part of ``tree`` with the structure of this tree, as
+        parameters and moments have, is cut over further axes of the mesh as it says.
 
     Returns:
       A tree like ``tree`` of arrays of shape ``(n, ...)``.
 
     Raises:
-      ValueError: if the mesh has no axis of that name, or for a leaf that is neither
-        an array nor a number.
+      ValueError: if the mesh has no axis of that name, for a leaf that is neither
+        an array nor a number, and for specs that do not fit.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
@@ -41,16 +48,18 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, axis_name: str) -> chex.ArrayTre
       (4, 3)
     """
     n = _workers(mesh, axis_name)
-    sharding = NamedSharding(mesh, PartitionSpec(axis_name))
 
-    def spread(x: Any) -> jax.Array:
+    def spread(x: Any, spec: PartitionSpec) -> jax.Array:
         if is_key(x):
-            return _like_key(x, spread(jax.random.key_data(x)))
+            return _like_key(x, spread(jax.random.key_data(x), spec))
+        sharding = NamedSharding(mesh, PartitionSpec(axis_name, *spec))
+        if _is_cut(x):
+            return _copies(n, sharding)(x)
         one = np.asarray(x, dtype=jnp.result_type(x))
         return _put(np.broadcast_to(one, (n, *one.shape)), sharding)
 
     check_arrays("tree", tree)
-    return jax.tree.map(spread, tree)
+    return jax.tree.map(spread, tree, specs_of(tree, param_specs, mesh, axis_name))
 
 
 def per_worker_step(
@@ -58,6 +67,7 @@ def per_worker_step(
     mesh: Mesh,
     axis_name: str,
     *,
+    param_specs: Any = None,
     check_vma: bool = True,
 ) -> Callable[..., tuple[Any, Any]]:
     """Turns a step as one worker sees it into a jitted step of all workers.
@@ -69,6 +79,9 @@ def per_worker_step(
         ``axis_name`` in collectives. It must take its gradient as if it were alone.
       mesh: the device mesh.
       axis_name: the mesh axis of the workers.
+      param_specs: as :func:`replicate` got them, for a model that does not fit on one
+        device. ``step`` is written as if it did: how it computes on its shards is left
+        to the compiler, and the state that it returns is cut as before.
       check_vma: as in ``jax.shard_map``. With True, gradients that were averaged
         behind the user's back are refused; False is for models whose kernels do not
         support the check.
@@ -111,20 +124,34 @@ def per_worker_step(
         own, report = step(own, batch, *own_keys(key, axis_name))
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), (own, report))
 
+    if param_specs is not None:
+        # Not in the types: it is the compiler's, who else gathers (jax 0.10).
+        mesh = Mesh(mesh.devices, mesh.axis_names)
     workers = jax.shard_map(
         one_worker,
         mesh=mesh,
         in_specs=(split, split, same),
         out_specs=split,
         check_vma=check_vma,
+        **({} if param_specs is None else {"axis_names": {axis_name}}),
     )
 
-    jitted = jax.jit(workers, donate_argnums=0)
+    def shardings(state: Any) -> Any:
+        specs = specs_of(state, param_specs, mesh, axis_name, behind=1)
+        return jax.tree.map(
+            lambda spec: NamedSharding(mesh, PartitionSpec(axis_name, *spec)), specs
+        )
+
+    def cut(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        new, report = workers(state, batch, key)
+        return jax.lax.with_sharding_constraint(new, shardings(new)), report
+
+    jitted = jax.jit(workers if param_specs is None else cut, donate_argnums=0)
 
     def placed(state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
         check_leading(state, batch, n)
         return (
-            _place(state, mesh, split),
+            jax.tree.map(_place_one, state, shardings(state)),
             _place(batch, mesh, split),
             _place(key, mesh, same),
         )
@@ -155,15 +182,15 @@ def check_leading(state: Any, batch: Any, n: int) -> None:
 def _place(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
     """Puts what is not there yet where the step expects it."""
     there = NamedSharding(mesh, spec)
+    return jax.tree.map(lambda x: _place_one(x, there), tree)
 
-    def place(x: Any) -> Any:
-        if isinstance(x, jax.ShapeDtypeStruct):
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)
-        if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(there, x.ndim):
-            return x
-        return _put(x, there)
 
-    return jax.tree.map(place, tree)
+def _place_one(x: Any, there: NamedSharding) -> Any:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)
+    if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(there, x.ndim):
+        return x
+    return _put(x, there)
 
 
 def _put(x: Any, sharding: NamedSharding) -> jax.Array:
@@ -197,7 +224,8 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
         or as they came out of ``vmap``.
 
     Returns:
-      A tree of arrays without that axis, on one local device.
+      A tree of arrays without that axis: on one local device, or, if any leaf is cut
+      over further axes of the mesh, all of them on the mesh, cut as they were.
 
     Raises:
       ValueError: for a leaf without a leading axis.
@@ -208,11 +236,35 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
       [2. 2.]
     """
     check_replicas("tree", tree)
-    return jax.tree.map(_joined_locally, tree)
+    cut = any(_is_cut(x, behind=1) for x in jax.tree.leaves(tree))
+    return jax.tree.map(_joined_in_place if cut else _joined_locally, tree)
 
 
 def _joined_locally(x: Any) -> jax.Array:
     return local(everywhere(_join, x))
+
+
+def _joined_in_place(x: Any) -> jax.Array:
+    own = _mesh_sharding(x)
+    if own is None:
+        return _joined_locally(x)
+    plain = Mesh(own.mesh.devices, own.mesh.axis_names)
+    x = jax.device_put(x, NamedSharding(plain, own.spec))
+    return _gathered(_join, plain, PartitionSpec(*own.spec[1:]))(x)
+
+
+def _is_cut(x: Any, behind: int = 0) -> bool:
+    """Whether an array is sharded along a dimension behind so many."""
+    own = _mesh_sharding(x)
+    return own is not None and bool(names_of(own.spec[behind:]))
+
+
+@functools.lru_cache(maxsize=64)
+def _copies(n: int, sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    """n copies of an array that no device has whole."""
+    return jax.jit(
+        lambda x: jnp.broadcast_to(x[None], (n, *x.shape)), out_shardings=sharding
+    )
 
 
 def everywhere(fun: Callable[[Any], jax.Array], leaves: Any) -> jax.Array:
@@ -237,8 +289,10 @@ def everywhere(fun: Callable[[Any], jax.Array], leaves: Any) -> jax.Array:
 
 
 @functools.lru_cache(maxsize=64)
-def _gathered(fun: Callable[..., jax.Array], mesh: Mesh) -> Callable[..., jax.Array]:
-    return jax.jit(fun, out_shardings=NamedSharding(mesh, PartitionSpec()))
+def _gathered(
+    fun: Callable[..., jax.Array], mesh: Mesh, spec: PartitionSpec = PartitionSpec()
+) -> Callable[..., jax.Array]:
+    return jax.jit(fun, out_shardings=NamedSharding(mesh, spec))
 
 
 def _mesh_sharding(x: Any) -> NamedSharding | None:

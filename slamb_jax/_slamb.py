@@ -11,6 +11,7 @@ from slamb_jax._checks import check_integer, check_range, check_static
 from slamb_jax._collectives import AxisName
 from slamb_jax._fused import scale_by_slamb
 from slamb_jax._selections import Selection, make_selection
+from slamb_jax._shards import on_shards
 
 STATIC_ARGS = (
     "axis_name",
@@ -22,6 +23,8 @@ STATIC_ARGS = (
     "min_size",
     "bias_correction",
     "mu_dtype",
+    "param_specs",
+    "stacked",
     "seed",
 )
 """Arguments of :func:`slamb` that cannot be traced: what to pass as ``static_args``
@@ -47,6 +50,8 @@ def slamb(
     min_size: int = 9000,
     bias_correction: bool = True,
     mu_dtype: Any = None,
+    param_specs: Any = None,
+    stacked: Any = None,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     r"""SLAMB: LAMB that exchanges a tenth of its momentum per step.
@@ -114,6 +119,16 @@ def slamb(
       bias_correction: False, in the product form only, leaves it out.
       mu_dtype: dtype of m, and so of what travels every step: None for float32, or
         bfloat16 or float16. v is always float32.
+      param_specs: for a model that does not fit on one device: a tree of
+        ``jax.sharding.PartitionSpec`` with the structure of the parameters, or a prefix
+        of it, with the mesh axes, other than the workers', over which each leaf is cut
+        (None: not). Masks and exchange are those of each shard by itself, norms of the
+        whole layer. The axes may be manual (``jax.shard_map``) or left to the compiler
+        (:func:`per_worker_step` with ``param_specs``): see :func:`on_shards`.
+      stacked: which leaves are stacks of layers along their first dimension, as of a
+        model whose layers are scanned: a tree of bools, a prefix of it or a function of
+        the parameters, as for ``mask``. Each layer then has trust ratios of its own,
+        and is what counts as one-dimensional or small. None: no leaf.
       seed: changes the coordinates' turns; must be the same on all workers.
 
     Returns:
@@ -176,12 +191,15 @@ def slamb(
         c_max=c_max,
         bias_correction=bias_correction,
         mu_dtype=mu_dtype,
+        param_specs=param_specs,
+        stacked=stacked,
     )
-    return _then(
+    tx = _then(
         scaled,
         optax.scale_by_learning_rate(learning_rate),
         average_parameters_every(sync_every, axis_name),
     )
+    return tx if param_specs is None else on_shards(tx, param_specs)
 
 
 def _then(
