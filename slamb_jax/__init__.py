@@ -9,6 +9,8 @@ from slamb_jax._agree import assert_replicas_agree as assert_replicas_agree
 from slamb_jax._average import AverageParametersState as AverageParametersState
 from slamb_jax._average import average_parameters as average_parameters
 from slamb_jax._average import average_parameters_every as average_parameters_every
+from slamb_jax._bfloat16 import TrainInBfloat16State as TrainInBfloat16State
+from slamb_jax._bfloat16 import train_in_bfloat16 as train_in_bfloat16
 from slamb_jax._checkpoint import Checkpoints as Checkpoints
 from slamb_jax._checkpoint import Restored as Restored
 from slamb_jax._compress import RandkCompressState as RandkCompressState

@@ -46,6 +46,7 @@ def scale_by_slamb(
     c_max: Any,
     bias_correction: bool,
     mu_dtype: Any,
+    nu_dtype: Any,
     param_specs: Any,
     stacked: Any,
 ) -> optax.GradientTransformationExtraArgs:
@@ -70,6 +71,7 @@ def scale_by_slamb(
             form=form,
             bias_correction=bias_correction,
             mu_dtype=mu_dtype,
+            nu_dtype=nu_dtype,
         ),
         layerwise_trust_ratio(
             selection,

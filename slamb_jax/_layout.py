@@ -151,7 +151,9 @@ def _check_bools(tree: Any) -> None:
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
         if not isinstance(x, bool) and getattr(x, "dtype", None) != jnp.dtype(bool):
             where = f"stacked{jax.tree_util.keystr(path)}"
-            raise ValueError(f"stacked must have bools for leaves, got {x!r} at {where}")
+            raise ValueError(
+                f"stacked must have bools for leaves, got {x!r} at {where}"
+            )
 
 
 def _about(p: Any, stacked: bool, spec: PartitionSpec) -> About:

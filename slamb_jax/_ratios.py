@@ -143,9 +143,7 @@ def _squares(rule: Rule, step: jax.Array, layers: Sequence[Layer]) -> list[Any]:
         group = [(i, x) for i, x in enumerate(layers) if x.leaf.axes == axes]
         parts = [x for _, x in group if x.age is not None]
         of_parts = iter(_squares_of_parts(rule, step, parts))
-        found = {
-            i: x.squares() if x.age is None else next(of_parts) for i, x in group
-        }
+        found = {i: x.squares() if x.age is None else next(of_parts) for i, x in group}
         out |= _collectives.sum_over(found, axes)
     return [out[i] for i in range(len(layers))]
 

@@ -261,7 +261,7 @@ def _is_cut(x: Any, behind: int = 0) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _copies(n: int, sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
-    """n copies of an array that no device has whole."""
+    """N copies of an array that no device has whole."""
     return jax.jit(
         lambda x: jnp.broadcast_to(x[None], (n, *x.shape)), out_shardings=sharding
     )

@@ -23,6 +23,7 @@ STATIC_ARGS = (
     "min_size",
     "bias_correction",
     "mu_dtype",
+    "nu_dtype",
     "param_specs",
     "stacked",
     "seed",
@@ -50,6 +51,7 @@ def slamb(
     min_size: int = 9000,
     bias_correction: bool = True,
     mu_dtype: Any = None,
+    nu_dtype: Any = None,
     param_specs: Any = None,
     stacked: Any = None,
     seed: int = 0,
@@ -118,7 +120,9 @@ def slamb(
         model: the default suits BERT, not a small ResNet.
       bias_correction: False, in the product form only, leaves it out.
       mu_dtype: dtype of m, and so of what travels every step: None for float32, or
-        bfloat16 or float16. v is always float32.
+        bfloat16 or float16.
+      nu_dtype: dtype of v, which never travels: None for float32, or bfloat16, to which
+        it is rounded at random (:func:`mask_momentum`).
       param_specs: for a model that does not fit on one device: a tree of
         ``jax.sharding.PartitionSpec`` with the structure of the parameters, or a prefix
         of it, with the mesh axes, other than the workers', over which each leaf is cut
@@ -191,6 +195,7 @@ def slamb(
         c_max=c_max,
         bias_correction=bias_correction,
         mu_dtype=mu_dtype,
+        nu_dtype=nu_dtype,
         param_specs=param_specs,
         stacked=stacked,
     )

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -107,9 +106,7 @@ def trained(params, grads, tx, mesh, specs=None, check_vma=True):
 def manual(params, grads, tx, specs, check_vma=True, update=None):
     """Everything inside one shard_map over both axes."""
     mesh = mesh_4x2()
-    tree = jax.tree.map(lambda p: P(), params) | {
-        k: s or P() for k, s in specs.items()
-    }
+    tree = jax.tree.map(lambda p: P(), params) | {k: s or P() for k, s in specs.items()}
     lead = jax.tree.map(lambda s: P(AXIS, *s), tree)
     opt_state = tx.init(params)
     like = jax.tree.structure(params)
@@ -184,9 +181,7 @@ def test_shards_follow_the_whole_model(form, check_vma, how):
     if "auto" in how:
         got = trained(params, grads, tx, mesh_4x2(), SPECS, check_vma)
         up = got[0]["up"].sharding
-        assert up.is_equivalent_to(
-            NamedSharding(up.mesh, P(AXIS, None, "model")), 3
-        )
+        assert up.is_equivalent_to(NamedSharding(up.mesh, P(AXIS, None, "model")), 3)
     else:
         got = manual(params, grads, tx, SPECS, check_vma)
     close(got, want)
