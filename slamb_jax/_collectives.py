@@ -195,7 +195,8 @@ def vary_over(x: jax.Array, axes: Axes) -> jax.Array:
     """
     for axis in sorted(axes - varying_axes(x), key=str):
         if not hasattr(jax.lax, "pcast"):  # jax 0.7 cannot lower what is below where
-            x = jax.lax.pvary(x, (axis,))  # one shard_map is inside another
+            pvary = jax.lax.pvary  # type: ignore[attr-defined]
+            x = pvary(x, (axis,))  # one shard_map is inside another
             continue
         other = jnp.broadcast_to(worker_index(axis), x.shape).astype(x.dtype)
         x = jnp.where(jnp.zeros(x.shape, bool), other, x)

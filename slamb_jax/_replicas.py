@@ -15,6 +15,8 @@ from slamb_jax._collectives import widened, worker_index
 from slamb_jax._layout import names_of
 from slamb_jax._shards import specs_of
 
+_WHOLE = PartitionSpec()
+
 
 def replicate(
     tree: chex.ArrayTree, mesh: Mesh, axis_name: str, param_specs: Any = None
@@ -290,7 +292,7 @@ def everywhere(fun: Callable[[Any], jax.Array], leaves: Any) -> jax.Array:
 
 @functools.lru_cache(maxsize=64)
 def _gathered(
-    fun: Callable[..., jax.Array], mesh: Mesh, spec: PartitionSpec = PartitionSpec()
+    fun: Callable[..., jax.Array], mesh: Mesh, spec: PartitionSpec = _WHOLE
 ) -> Callable[..., jax.Array]:
     return jax.jit(fun, out_shardings=NamedSharding(mesh, spec))
 

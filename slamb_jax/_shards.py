@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from slamb_jax import _collectives
-from slamb_jax._checks import check_transformation
+from slamb_jax._checks import check_params, check_transformation
 from slamb_jax._layout import (
     axes_of,
     make_layout,
@@ -31,15 +31,15 @@ def on_shards(
     For models that do not fit on one device, whose parameters are cut over mesh axes
     that are left to the compiler: ``jax.shard_map`` manual over the workers' axis only,
     as :func:`per_worker_step` has it with ``param_specs``. To pack or flatten a leaf
-    there would make the compiler gather it. This goes on with a ``jax.shard_map`` of its
-    own over the axes in ``param_specs``, inside of which ``tx`` sees shards, and nothing
-    is gathered by construction. Axes that are manual already are let alone: inside a
+    there would make the compiler gather it. This goes on with a ``jax.shard_map`` over
+    the axes in ``param_specs``, inside of which ``tx`` sees shards, and nothing is
+    gathered by construction. Axes that are manual already are let alone: inside a
     ``jax.shard_map`` over all of them it is ``tx``.
 
     :func:`slamb` with ``param_specs`` does this by itself; it is for chains made by
-    hand, and for what ``optax.inject_hyperparams`` made under ``check_vma=False``, whose
-    traced values must not come from outside of a ``jax.shard_map``. ``tx`` must do with
-    shards: what sums over a whole leaf must sum over the mesh axes too
+    hand, and for what ``optax.inject_hyperparams`` made under ``check_vma=False``: its
+    traced values must not come from outside of the ``jax.shard_map``. ``tx`` must do
+    with shards: what sums over a whole leaf must sum over the mesh axes too
     (:func:`layerwise_trust_ratio` with ``param_specs`` does).
 
     Args:
@@ -52,9 +52,9 @@ def on_shards(
       A :class:`optax.GradientTransformationExtraArgs`; it needs ``params``.
 
     Raises:
-      ValueError: for leaves of ``param_specs`` that are no specs; in ``update``, without
-        ``params``, without a mesh that has the axes, and for a state that cannot be cut
-        like the parameters.
+      ValueError: for leaves of ``param_specs`` that are no specs; in ``update``,
+        without a mesh that has the axes, and for a state that cannot be cut like the
+        parameters.
 
     Examples:
       >>> import jax, jax.numpy as jnp, numpy as np, optax, slamb_jax
@@ -80,8 +80,9 @@ def on_shards(
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         free = [a for a in axes_of(param_specs) if not _is_bound(a)]
-        if not free or params is None:
+        if not free:
             return tx.update(updates, state, params, **extra_args)
+        check_params(params)
         _check_mesh(free)
         specs = spread_specs(param_specs, params)
         specs = jax.tree.map(lambda spec: _only(spec, free), specs, is_leaf=_is_spec)
@@ -155,7 +156,7 @@ def specs_of(
     make_layout(param_specs, None, axis_name)
     if unknown := [a for a in axes_of(param_specs) if a not in mesh.shape]:
         raise ValueError(
-            f"param_specs names {unknown[0]!r}, which is not an axis of the mesh, which "
+            f"param_specs names {unknown[0]!r}, which is not an axis of the mesh: it "
             f"has {', '.join(map(repr, mesh.axis_names))}"
         )
     treedef: Any
@@ -168,7 +169,7 @@ def specs_of(
         fit = zip(jax.tree.leaves(x), specs, strict=True)
         return all(jnp.ndim(leaf) - behind >= len(spec) for leaf, spec in fit)
 
-    parts: Any
+    outer: Any
     parts, outer = jax.tree.flatten(tree, is_leaf=is_params)
     if not any(map(is_params, parts)):
         raise ValueError(
