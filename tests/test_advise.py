@@ -11,7 +11,7 @@ import pytest
 
 import slamb_jax
 from slamb_jax import _collectives
-from tests.workers import AXIS, random_tree, stack, stepper
+from tests.workers import AXIS, P, random_tree, stack, stepper
 
 N = 8
 SHAPES = {
@@ -74,6 +74,29 @@ def test_slamb_bytes_are_those_of_the_compiled_program(
     assert never.exchange_seconds == pytest.approx(seconds, rel=0.01)
     seconds += quick.report_seconds(report, conditional=True) / 10
     assert tenth.exchange_seconds == pytest.approx(seconds, rel=0.01)
+
+
+def test_stacks_count_by_layers_as_in_the_compiled_program():
+    stacked = {name: name in ("kernel", "conv") for name in SHAPES}  # of (512,), ...
+    tx = slamb_jax.slamb(0.01, axis_name=AXIS, sync_every=None, stacked=stacked)
+    params = random_tree(SHAPES, 0)
+    cost = advise(params, sync_every=None, stacked=stacked).slamb
+    assert cost.bytes_per_step == pytest.approx(report_of(tx).bytes_sent(), rel=0.01)
+    apart = advise(params, sync_every=None).slamb
+    assert cost.bytes_per_step > 1.1 * apart.bytes_per_step
+
+
+def test_of_shards_those_of_one_device_count():
+    """Beside the program of test_sharded, whose traffic is asserted there."""
+    mesh = jax.make_mesh((4, 2), (AXIS, "model"))
+    there = jax.sharding.NamedSharding(mesh, P(None, "model"))
+    like = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    whole = {"w": like((100, 100), sharding=there), "b": like((512,))}
+    shard = {"w": like((100, 50)), "b": like((512,))}
+    ask = functools.partial(advise, sync_every=7)
+    got, small = ask(whole).slamb, ask(shard, min_size=0).slamb
+    assert got.bytes_per_step == small.bytes_per_step  # 10,000 elements, not 5,000
+    assert ask(whole).lamb.bytes_per_step == ask(shard).lamb.bytes_per_step
 
 
 def test_a_count_sends_k_and_an_hth():

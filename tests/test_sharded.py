@@ -307,6 +307,19 @@ def test_nothing_is_gathered_that_dense_lamb_does_not_gather(style, check_vma):
     assert {c.kind for c in between} == {"all-reduce"}
     sent = sum(c.elements for c in between if not c.conditional)
     assert sent == packed
+    network = slamb_jax.Network(N, 1e9)
+    like = jax.tree.map(
+        lambda p, spec: jax.ShapeDtypeStruct(
+            p.shape, p.dtype, sharding=NamedSharding(mesh_4x2(), spec)
+        ),
+        params, specs,
+    )  # fmt: skip
+    cost = slamb_jax.advise(
+        like, network, step_seconds=1.0, optimizer_seconds=(0, 0), min_size=500,
+        sync_every=None,
+    ).slamb  # fmt: skip
+    wire = sum(c.wire_bytes for c in between if not c.conditional)
+    assert cost.bytes_per_step == pytest.approx(wire, rel=0.01)
     average = sum(c.elements for c in between if c.conditional)
     assert average == sum(x.size for x in jax.tree.leaves(shards))
     # The norms are summed over the shards in one small all-reduce more.

@@ -530,7 +530,7 @@ BYTE_LM = [
 def everything():
     """All rows: ``(call, error, message)``."""
     rows = [(slamb(**s), ValueError, m) for s, m in SETTINGS]
-    for group in (LINKS, TREES, REPLICAS, ADVICE, CHECKPOINTS, CONFIGS):
+    for group in (SHARDS, LINKS, TREES, REPLICAS, ADVICE, CHECKPOINTS, CONFIGS):
         rows += [(call, ValueError, m) for call, m in group]
     return rows + [(call, SystemExit, m) for call, m in COMMANDS + BYTE_LM]
 
