@@ -194,10 +194,6 @@ def vary_over(x: jax.Array, axes: Axes) -> jax.Array:
     (``lax.pcast`` would do it, where there is one; it does not know ``vmap``'s axes.)
     """
     for axis in sorted(axes - varying_axes(x), key=str):
-        if not hasattr(jax.lax, "pcast"):  # jax 0.7 cannot lower what is below where
-            pvary = jax.lax.pvary  # type: ignore[attr-defined]
-            x = pvary(x, (axis,))  # one shard_map is inside another
-            continue
         other = jnp.broadcast_to(worker_index(axis), x.shape).astype(x.dtype)
         x = jnp.where(jnp.zeros(x.shape, bool), other, x)
     return x

@@ -116,6 +116,19 @@ def per_worker_step(
       >>> state, losses = run(state, jnp.ones((8, 3)))
       >>> print(losses)
       [9. 9. 9. 9.]
+
+      A model in two halves, on each of four workers:
+
+      >>> from jax.sharding import PartitionSpec as P
+      >>> mesh = jax.make_mesh((4, 2), ("data", "model"))
+      >>> specs = {"up": P(None, "model"), "down": P("model", None)}
+      >>> tx = slamb_jax.slamb(0.1, axis_name="data", param_specs=specs)
+      >>> params = {"up": jnp.ones((3, 8)), "down": jnp.ones((8, 3))}
+      >>> start = (params, tx.init(params))
+      >>> state = slamb_jax.replicate(start, mesh, "data", specs)
+      >>> state[0]["up"].addressable_shards[0].data.shape
+      (1, 3, 4)
+      >>> run = slamb_jax.per_worker_step(step, mesh, "data", param_specs=specs)
     """
     check_callable("step", step)
     n = _workers(mesh, axis_name)

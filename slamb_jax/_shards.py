@@ -55,6 +55,8 @@ def on_shards(
       ValueError: for leaves of ``param_specs`` that are no specs; in ``update``,
         without a mesh that has the axes, and for a state that cannot be cut like the
         parameters.
+      NotImplementedError: for axes left to the compiler on jax 0.7, whose XLA aborts
+        on some of these programs.
 
     Examples:
       >>> import jax, jax.numpy as jnp, numpy as np, optax, slamb_jax
@@ -83,6 +85,7 @@ def on_shards(
         if not free:
             return tx.update(updates, state, params, **extra_args)
         check_params(params)
+        _check_jax()
         _check_mesh(free)
         specs = spread_specs(param_specs, params)
         specs = jax.tree.map(lambda spec: _only(spec, free), specs, is_leaf=_is_spec)
@@ -202,6 +205,15 @@ def _is_bound(axis: Any) -> bool:
     except NameError:
         return False
     return True
+
+
+def _check_jax() -> None:
+    if not hasattr(jax.lax, "pcast"):
+        raise NotImplementedError(
+            "param_specs over mesh axes that are left to the compiler need a jax newer "
+            f"than 0.7, got {jax.__version__}, whose compiler aborts on some of these "
+            "programs: update inside jax.shard_map over all axes"
+        )
 
 
 def _check_mesh(axes: list[Any]) -> None:

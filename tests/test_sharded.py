@@ -17,6 +17,8 @@ from slamb_jax import Leaf, Strided
 from tests.workers import AXIS, P
 
 N, CUT = 4, 2
+OLD = not hasattr(jax.lax, "pcast")  # jax 0.7: only axes that are manual
+auto = pytest.mark.skipif(OLD, reason="needs a jax newer than 0.7")
 SPECS = {
     "embed": P("model", None), "up": P(None, "model"), "bias": P("model"),
     "down": P("model"), "conv": P(None, None, "model"), "scale": None, "whole": P(),
@@ -175,6 +177,8 @@ CASES = [
 
 @pytest.mark.parametrize(("how", "form", "check_vma"), CASES)
 def test_shards_follow_the_whole_model(how, form, check_vma):
+    if OLD and "auto" in how:
+        pytest.skip("needs a jax newer than 0.7")
     params = draw(SHAPES, 0)
     grads = [draw(SHAPES, t, N) for t in range(1, 8)]
     selection = tiled(params, [SPECS[k] for k in sorted(SPECS)], **SETTINGS)
@@ -274,6 +278,7 @@ def moved(report):
     return collections.Counter((c.kind, c.elements) for c in found)
 
 
+@auto
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("style", STYLES)
 def test_nothing_is_gathered_that_dense_lamb_does_not_gather(style, check_vma):
@@ -327,6 +332,7 @@ def test_nothing_is_gathered_that_dense_lamb_does_not_gather(style, check_vma):
     assert min(inner) <= 4 * len(jax.tree.leaves(params))
 
 
+@auto
 @pytest.mark.parametrize("style", STYLES)
 def test_a_transformer_trains_as_the_whole_one(style):
     params, specs = transformer(style)
@@ -356,6 +362,15 @@ def test_a_transformer_trains_as_the_whole_one(style):
         assert up.spec == P(None, "model")
 
 
+@auto
+def test_without_a_mesh_that_has_the_axes():
+    tx = slamb_jax.slamb(0.1, param_specs={"w": P("model")})
+    params = {"w": jnp.ones((4, 4))}
+    with pytest.raises(ValueError, match="'model', and the mesh here has none"):
+        tx.update(params, tx.init(params), params)
+
+
+@auto
 def test_what_goes_around_it(tmp_path):
     """Hyperparameters in the state, skipped steps, checkpoints, equal replicas."""
     params, specs = transformer("fully sharded")
@@ -393,3 +408,11 @@ def test_cut_arrays_are_not_gathered_to_be_replicated():
     out = slamb_jax.replicate({"w": big}, mesh, AXIS, {"w": P(None, "model")})["w"]
     assert out.addressable_shards[0].data.shape == (1, 4, 4)
     np.testing.assert_array_equal(out, np.broadcast_to(big, (N, 4, 8)))
+
+
+@pytest.mark.skipif(not OLD, reason="only jax 0.7 cannot")
+def test_an_old_jax_says_so():
+    params = draw(SHAPES, 0)
+    tx = slamb_jax.slamb(0.1, axis_name=AXIS, param_specs=SPECS)
+    with pytest.raises(NotImplementedError, match=r"newer than 0\.7, got 0\.7"):
+        trained(params, [draw(SHAPES, 1, N)], tx, mesh_4x2(), SPECS)

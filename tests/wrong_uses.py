@@ -124,10 +124,6 @@ SETTINGS = [
 CUT = {"w": P(None, "model"), "b": P()}
 
 
-def cut(**settings):
-    return functools.partial(slamb_jax.slamb, 0.01, param_specs=CUT, **settings)
-
-
 def ratio(**settings):
     return functools.partial(slamb_jax.layerwise_trust_ratio, **settings)
 
@@ -138,7 +134,6 @@ def scalar_stack():
 
 
 SHARDS = [
-    (updating(cut()), "the mesh axis 'model', and the mesh here has none"),
     (updating(ratio(param_specs=CUT)), "'model', which is not bound here"),
     (updating(slamb(stacked={"x": True})), "stacked must have the structure"),
     (scalar_stack(), r"stacked must be False .* params\['s'\]"),
