@@ -164,8 +164,10 @@ def chain(form, selection, specs):
 
 
 CASES = [
-    ("manual", "sum", True), ("manual", "product", False), ("auto", "sum", False),
-    ("auto", "product", True), ("links", "product", True),
+    ("manual", "sum", True), ("auto", "product", True),
+    pytest.param("manual", "product", False, marks=pytest.mark.long),
+    pytest.param("auto", "sum", False, marks=pytest.mark.long),
+    pytest.param("links", "product", True, marks=pytest.mark.long),
     pytest.param("manual", "sum", False, marks=pytest.mark.long),
     pytest.param("manual", "product", True, marks=pytest.mark.long),
     pytest.param("auto", "sum", True, marks=pytest.mark.long),
@@ -279,8 +281,15 @@ def moved(report):
 
 
 @auto
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    ("style", "check_vma"),
+    [
+        ("fully sharded", True),
+        pytest.param("tensor parallel", False, marks=pytest.mark.long),
+        pytest.param("tensor parallel", True, marks=pytest.mark.long),
+        pytest.param("fully sharded", False, marks=pytest.mark.long),
+    ],
+)
 def test_nothing_is_gathered_that_dense_lamb_does_not_gather(style, check_vma):
     params, specs = transformer(style)
     mean = optax.stateless(
@@ -333,7 +342,10 @@ def test_nothing_is_gathered_that_dense_lamb_does_not_gather(style, check_vma):
 
 
 @auto
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "style",
+    ["tensor parallel", pytest.param("fully sharded", marks=pytest.mark.long)],
+)
 def test_a_transformer_trains_as_the_whole_one(style):
     params, specs = transformer(style)
     settings = {"axis_name": AXIS, "min_size": 500, "seed": 3, "sync_every": 3}
