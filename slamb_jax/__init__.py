@@ -9,6 +9,8 @@ from slamb_jax._agree import assert_replicas_agree as assert_replicas_agree
 from slamb_jax._average import AverageParametersState as AverageParametersState
 from slamb_jax._average import average_parameters as average_parameters
 from slamb_jax._average import average_parameters_every as average_parameters_every
+from slamb_jax._bfloat16 import TrainInBfloat16State as TrainInBfloat16State
+from slamb_jax._bfloat16 import train_in_bfloat16 as train_in_bfloat16
 from slamb_jax._checkpoint import Checkpoints as Checkpoints
 from slamb_jax._checkpoint import Restored as Restored
 from slamb_jax._compress import RandkCompressState as RandkCompressState
@@ -48,6 +50,7 @@ from slamb_jax._selections import Selection as Selection
 from slamb_jax._selections import Strided as Strided
 from slamb_jax._selections import TopK as TopK
 from slamb_jax._selections import replay_masks as replay_masks
+from slamb_jax._shards import on_shards as on_shards
 from slamb_jax._simulate import in_chunks as in_chunks
 from slamb_jax._simulate import simulated_replicas as simulated_replicas
 from slamb_jax._simulate import simulated_step as simulated_step

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from slamb_jax._advice import Advice, StepCost
 from slamb_jax._checks import check_bool, check_floating, check_integer, check_range
-from slamb_jax._leaves import map_numbered
+from slamb_jax._layout import Layout, make_layout
+from slamb_jax._leaves import Leaf, map_numbered
 from slamb_jax._momentum import momentum_dtype
 from slamb_jax._network import Network
 from slamb_jax._quantize import PAYLOADS, Payload, Quantizer, check_payload
@@ -48,6 +49,7 @@ def advise(
     average_payload: Payload = None,
     hierarchical: bool = False,
     overlap: bool = False,
+    stacked: Any = None,
     optimizer_seconds: tuple[float, float] | None = None,
 ) -> Advice:
     r"""Predicts the step time of SLAMB and of dense LAMB, and whether SLAMB pays.
@@ -74,7 +76,9 @@ def advise(
     Args:
       params: the number d of parameters, taken to be large float32 leaves of which
         the share k travels; or a tree of arrays or of ``jax.ShapeDtypeStruct``, for
-        which what travels is counted as the optimizer packs it (:class:`Strided`).
+        which what travels is counted as the optimizer packs it (:class:`Strided`). Of
+        one with a ``NamedSharding`` over axes other than the workers' it is the shard
+        of one device that counts; all those of a worker go over its link.
       network: the workers and their links.
       step_seconds: compute of one step, forward and backward pass, on one worker.
       compress_ratio: k in (0, 1]; taken as ``1 / max(1, round(1/k))``.
@@ -88,6 +92,7 @@ def advise(
         gradients averaged densely over ``local_link`` and momentum exchanged between
         nodes: ``slamb(axis_name="node", local_axis_name="device")``.
       overlap: as in :func:`slamb`. Whether it comes true is up to the compiler.
+      stacked: which leaves are stacks of layers, as in :func:`slamb`.
       optimizer_seconds: what update and apply of LAMB and of SLAMB take on all
         parameters, ``(lamb, slamb)``; None: :func:`measure_optimizers` times both
         now, on this machine.
@@ -109,8 +114,10 @@ def advise(
     """
     if not isinstance(network, Network):
         raise ValueError(f"network must be a slamb_jax.Network, got {network!r}")
-    shapes = as_shapes(params)
-    check_floating(shapes, "params")
+    wholes = as_shapes(params)
+    check_floating(wholes, "params")
+    shapes = wholes if isinstance(params, numbers.Real) else _shards(params)
+    layout = make_layout(None, stacked, None)
     check_range("step_seconds", step_seconds, 0.0, open_low=True, open_high=True)
     if sync_every is not None:
         check_integer("sync_every", sync_every, 1)
@@ -122,12 +129,15 @@ def advise(
     groups = _groups(network, hierarchical)
     if optimizer_seconds is None:
         optimizer_seconds = measure_optimizers(
-            params, compress_ratio=compress_ratio, min_size=min_size, mu_dtype=mu_dtype
+            params if isinstance(params, numbers.Real) else shapes,
+            compress_ratio=compress_ratio,
+            min_size=min_size,
+            mu_dtype=mu_dtype,
         )
     own = _checked(optimizer_seconds)
 
     d = sum(x.size for x in jax.tree.leaves(shapes))
-    packed = _packed(params, shapes, selection)
+    packed = _packed(params, shapes, wholes, selection, layout)
     every_step = _mean(packed, payload or dtype, groups)
     plans = {
         "lamb": [_Part("all-reduce", 4 * d, 1.0)],
@@ -174,14 +184,34 @@ def _checked(seconds: tuple[float, float]) -> OptimizerSeconds:
     return own
 
 
+def _shards(params: chex.ArrayTree) -> chex.ArrayTree:
+    """Shapes and dtypes of what one device has of each leaf."""
+
+    def shard(x: Any) -> jax.ShapeDtypeStruct:
+        sharding = getattr(x, "sharding", None)
+        shape = x.shape if sharding is None else sharding.shard_shape(x.shape)
+        return jax.ShapeDtypeStruct(shape, x.dtype)
+
+    return jax.tree.map(shard, params)
+
+
 def _packed(
-    params: float | chex.ArrayTree, shapes: chex.ArrayTree, selection: Strided
+    params: float | chex.ArrayTree,
+    shapes: chex.ArrayTree,
+    wholes: chex.ArrayTree,
+    selection: Strided,
+    layout: Layout,
 ) -> int:
     """Elements that SLAMB sends per step."""
     if isinstance(params, numbers.Real):
         return -(-int(float(params)) // selection.turns)
 
-    counts = map_numbered(lambda leaf, x: elements_sent(selection, leaf), shapes)
+    def sent(leaf: Leaf, shape: Any, whole: Any) -> int:
+        layer = math.prod(whole.shape[1:] if leaf.stacked else whole.shape)
+        shards = layer // max(leaf.layer_size, 1)
+        return elements_sent(selection, dataclasses.replace(leaf, shards=shards))
+
+    counts = map_numbered(sent, shapes, wholes, layout=layout)
     return sum(jax.tree.leaves(counts))
 
 

@@ -55,8 +55,10 @@ def mean_over(
     out = list(arrays)
     if n == 1 and not typed_same:
         return out
-    for dtype in sorted({x.dtype.name for x in arrays}):
-        places = [i for i, x in enumerate(arrays) if x.dtype.name == dtype and x.size]
+    # Joined only with what varies over the same axes: the parts keep their types.
+    kinds = [(x.dtype.name, *sorted(map(str, varying_axes(x)))) for x in arrays]
+    for kind in sorted(set(kinds)):
+        places = [i for i, x in enumerate(arrays) if kinds[i] == kind and x.size]
         if not places:
             continue
         group = [arrays[i] for i in places]
@@ -150,6 +152,14 @@ def agreed_mean(tree: chex.ArrayTree, axis_name: AxisName | None) -> chex.ArrayT
         return jax.lax.pmean(widened(x), axis_name).astype(x.dtype)
 
     return jax.tree.map(mean, tree)
+
+
+def sum_over(tree: chex.ArrayTree, axes: tuple[Hashable, ...]) -> chex.ArrayTree:
+    """Sums of small float32 arrays over mesh axes, all in one all-reduce."""
+    if not axes:
+        return tree
+    arrays, treedef = jax.tree.flatten(tree)
+    return jax.tree.unflatten(treedef, part(jax.lax.psum(join(arrays), axes), arrays))
 
 
 def widened(x: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ import optax
 from slamb_jax import _collectives
 from slamb_jax._checks import check_apart, check_floating
 from slamb_jax._exchange import Route, exchange, means_of
+from slamb_jax._layout import make_layout
 from slamb_jax._leaves import flatten_numbered, present
 from slamb_jax._quantize import Payload, check_payload
 from slamb_jax._selections import (
@@ -41,6 +42,8 @@ def randk_compress_with_error_feedback(
     local_axis_name: _collectives.AxisName | None = None,
     payload: Payload = None,
     keep_residual: bool = True,
+    param_specs: Any = None,
+    stacked: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages a chosen share of the updates over the workers; the rest waits.
 
@@ -72,6 +75,8 @@ def randk_compress_with_error_feedback(
         :math:`u[M_t] = \text{mean} + (g - Q(g))[M_t]`.
       keep_residual: hold what was not sent in a residual, which is added at the next
         step. If False it passes through.
+      param_specs: how the parameters are cut, as in :func:`slamb_jax.slamb`.
+      stacked: which leaves are stacks of layers, as in :func:`slamb_jax.slamb`.
 
     Returns:
       A :class:`optax.GradientTransformationExtraArgs`. A residual is float32 and also
@@ -106,6 +111,7 @@ def randk_compress_with_error_feedback(
     check_selection(selection)
     check_apart(axis_name, local_axis_name)
     route = Route(axis_name, local_axis_name, check_payload("payload", payload))
+    layout = make_layout(param_specs, stacked, axis_name)
 
     def init(params: optax.Params) -> RandkCompressState:
         check_floating(params, "params")
@@ -126,7 +132,7 @@ def randk_compress_with_error_feedback(
         del extra_args
         _collectives.check_local(updates, axis_name)
         step = optax.safe_increment(state.count)
-        leaves, gs, treedef = flatten_numbered(updates, params)
+        leaves, gs, treedef = flatten_numbered(updates, params, layout)
         there = [(i, leaf) for i, leaf in enumerate(leaves) if leaf is not None]
         here = [i for i, _ in there]
         if state.chosen is not None and params is None and len(here) < len(leaves):

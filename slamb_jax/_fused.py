@@ -11,6 +11,7 @@ from slamb_jax import _collectives
 from slamb_jax._checks import check_params
 from slamb_jax._compress import randk_compress_with_error_feedback
 from slamb_jax._gradients import mean_gradients
+from slamb_jax._layout import make_layout
 from slamb_jax._leaves import Leaf, present, spread_rows
 from slamb_jax._momentum import (
     Corrections,
@@ -50,6 +51,9 @@ def scale_by_slamb(
     bias_correction: bool,
     mu_dtype: Any,
     overlap: bool,
+    nu_dtype: Any,
+    param_specs: Any,
+    stacked: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """What the first three links of SLAMB's chain compute, with the same state.
 
@@ -58,12 +62,15 @@ def scale_by_slamb(
     from m and v, and so never kept in memory. In 16 bits it is not rounded between the
     links either. For the arguments see :func:`slamb`.
     """
+    laid_out = {"param_specs": param_specs, "stacked": stacked}
+    layout = make_layout(param_specs, stacked, axis_name)
     compressor = randk_compress_with_error_feedback(
         selection,
         axis_name=axis_name,
         local_axis_name=local_axis_name,
         payload=payload,
         keep_residual=False,
+        **laid_out,
     )
     links = (
         mask_momentum(
@@ -75,6 +82,7 @@ def scale_by_slamb(
             bias_correction=bias_correction,
             mu_dtype=mu_dtype,
             overlap=overlap,
+            nu_dtype=nu_dtype,
         ),
         layerwise_trust_ratio(
             selection,
@@ -85,8 +93,9 @@ def scale_by_slamb(
             form=form,
             c_min=c_min,
             c_max=c_max,
+            **laid_out,
         ),
-        elementwise_rescale(selection, b3, axis_name=axis_name),
+        elementwise_rescale(selection, b3, axis_name=axis_name, **laid_out),
     )
 
     def init(params: optax.Params) -> tuple[optax.OptState, ...]:
@@ -108,7 +117,7 @@ def scale_by_slamb(
         at = corrections(form, step, b1, b2, eps, bias_correction)
         decay = decay_at(weight_decay, state[0].count)
         trees = momentum.mu, momentum.nu, params, decay_mask(mask, params)
-        rows, rebuild = present(updates, *trees, like=params)
+        rows, rebuild = present(updates, *trees, like=params, layout=layout)
 
         def along(at: Corrections, decays: bool) -> Callable[..., jax.Array]:
             add = add_decay(decay if decays else None)

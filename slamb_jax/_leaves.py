@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
+
+from slamb_jax._layout import WHOLE, Layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,19 +19,40 @@ class Leaf:
     Attributes:
       index: position in the order of ``jax.tree.leaves``.
       offset: number of elements in the leaves before this one.
-      shape: shape of the leaf.
+      shape: shape of the leaf; where it is cut over mesh axes, of one shard.
       total: number of elements in the whole tree.
+      stacked: whether its first dimension counts layers, each with ratios of its own.
+      shards: into how many shards each of its layers is cut.
+      axes: the mesh axes over which each of its layers is cut.
     """
 
     index: int
     offset: int
     shape: tuple[int, ...]
     total: int
+    stacked: bool = False
+    shards: int = 1
+    axes: tuple[Hashable, ...] = ()
 
     @property
     def size(self) -> int:
         """Number of elements of the leaf."""
         return math.prod(self.shape)
+
+    @property
+    def layers(self) -> int:
+        """Number of layers in it."""
+        return self.shape[0] if self.stacked else 1
+
+    @property
+    def layer_shape(self) -> tuple[int, ...]:
+        """Shape of one of its layers."""
+        return self.shape[1:] if self.stacked else self.shape
+
+    @property
+    def layer_size(self) -> int:
+        """Number of elements of one of its layers, all shards together."""
+        return math.prod(self.layer_shape) * self.shards
 
 
 def spread_rows(rows: jax.Array, leaf: Leaf) -> jax.Array:
@@ -41,7 +64,7 @@ def spread_rows(rows: jax.Array, leaf: Leaf) -> jax.Array:
 
 
 def flatten_numbered(
-    tree: chex.ArrayTree, like: chex.ArrayTree | None = None
+    tree: chex.ArrayTree, like: chex.ArrayTree | None = None, layout: Layout = WHOLE
 ) -> tuple[list[Leaf | None], list[Any], Any]:
     """Flattens ``tree`` and numbers its leaves as ``like`` (or itself) has them.
 
@@ -52,12 +75,15 @@ def flatten_numbered(
     treedef: Any
     values, treedef = jax.tree.flatten(tree, is_leaf=lambda x: x is None)
     models = values if like is None else treedef.flatten_up_to(like)
+    abouts = treedef.flatten_up_to(layout.of(tree if like is None else like))
     total = sum(x.size for x in jax.tree.leaves(models))
     leaves: list[Leaf | None] = []
     index = offset = 0
-    for value, model in zip(values, models, strict=True):
-        leaf = None if value is None else Leaf(index, offset, value.shape, total)
-        leaves.append(leaf)
+    for value, model, about in zip(values, models, abouts, strict=True):
+        if value is None:
+            leaves.append(None)
+        else:
+            leaves.append(Leaf(index, offset, value.shape, total, *about.settings))
         below = jax.tree.leaves(model)
         index += len(below)
         offset += sum(x.size for x in below)
@@ -65,13 +91,16 @@ def flatten_numbered(
 
 
 def present(
-    tree: chex.ArrayTree, *rest: chex.ArrayTree, like: chex.ArrayTree | None = None
+    tree: chex.ArrayTree,
+    *rest: chex.ArrayTree,
+    like: chex.ArrayTree | None = None,
+    layout: Layout = WHOLE,
 ) -> tuple[list[tuple[Any, ...]], Callable[[list[Any]], chex.ArrayTree]]:
     """The leaves that are not None, as ``(Leaf, x, *others)``, and what rebuilds.
 
     The second answer makes a tree of one value for each of them, None where it was.
     """
-    leaves, values, treedef = flatten_numbered(tree, like)
+    leaves, values, treedef = flatten_numbered(tree, like, layout)
     columns = [treedef.flatten_up_to(r) for r in rest]
     rows = list(zip(leaves, values, *columns, strict=True))
 
@@ -89,9 +118,10 @@ def map_numbered(
     tree: chex.ArrayTree,
     *rest: chex.ArrayTree,
     like: chex.ArrayTree | None = None,
+    layout: Layout = WHOLE,
 ) -> chex.ArrayTree:
     """``jax.tree.map`` whose function also gets the :class:`Leaf`; None stays None."""
-    rows, rebuild = present(tree, *rest, like=like)
+    rows, rebuild = present(tree, *rest, like=like, layout=layout)
     return rebuild([fn(*row) for row in rows])
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax import _collectives
+from slamb_jax._bfloat16 import round_at_random, step_salt
 from slamb_jax._checks import (
     check_bool,
     check_choice,
@@ -15,7 +16,7 @@ from slamb_jax._checks import (
     check_range,
     check_transformation,
 )
-from slamb_jax._leaves import keep_absent, map_present
+from slamb_jax._leaves import keep_absent, map_numbered, map_present
 
 FORMS = ("sum", "product")
 
@@ -25,7 +26,7 @@ class MaskMomentumState(NamedTuple):
 
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
     mu: optax.Updates  # first moment, as params, float32 or mu_dtype
-    nu: optax.Updates  # second moment, as params, float32
+    nu: optax.Updates  # second moment, as params, float32 or nu_dtype
     compressor: optax.OptState
 
 
@@ -39,6 +40,7 @@ def mask_momentum(
     bias_correction: bool = True,
     mu_dtype: Any = None,
     overlap: bool = False,
+    nu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Adam's direction from a momentum that a compressor exchanges in part.
 
@@ -77,7 +79,9 @@ def mask_momentum(
       eps: added to the root of the second moment, positive.
       form: ``"sum"`` or ``"product"``: where eps stands, see above.
       bias_correction: False leaves out both powers of t (product form only).
-      mu_dtype: dtype of m, and so of what travels; None is float32. v is float32.
+      mu_dtype: dtype of m, and so of what travels; None is float32.
+      nu_dtype: dtype of v, None (float32) or bfloat16, to which it is rounded at
+        random: a change of :math:`1 - \beta_2` of itself would round to none.
       overlap: exchange m before the gradient is added, not after it.
 
     Returns:
@@ -113,13 +117,14 @@ def mask_momentum(
             "always bias-corrected"
         )
     dtype = momentum_dtype(mu_dtype)
+    short = is_short(nu_dtype)
     check_transformation("compressor", compressor)
     compressor = optax.with_extra_args_support(compressor)
 
     def init(params: optax.Params) -> MaskMomentumState:
         check_floating(params, "params")
         mu = optax.tree.zeros_like(params, dtype=dtype)
-        nu = optax.tree.zeros_like(params, dtype=jnp.float32)
+        nu = optax.tree.zeros_like(params, dtype=jnp.bfloat16 if short else jnp.float32)
         return MaskMomentumState(jnp.zeros([], jnp.int32), mu, nu, compressor.init(mu))
 
     def update(
@@ -142,7 +147,17 @@ def mask_momentum(
             g,
             mu,
         )
-        nu = map_present(lambda g, v: b2_ * v + rest2 * jnp.square(g), g, state.nu)
+        nu = map_present(
+            lambda g, v: b2_ * v.astype(jnp.float32) + rest2 * jnp.square(g),
+            g,
+            state.nu,
+        )
+        if short:
+            nu = map_numbered(
+                lambda leaf, v: round_at_random(v, step_salt(step, leaf.index)),
+                nu,
+                like=params,
+            )
         if not overlap:
             mu, inner = compressor.update(mu, state.compressor, params, **extra_args)
         at = corrections(form, step, b1, b2, eps, bias_correction)
@@ -185,12 +200,26 @@ def corrections(
 def direction(at: Corrections, m: jax.Array, v: jax.Array) -> jax.Array:
     """Adam's direction u, in float32."""
     m = at.m * m.astype(jnp.float32)
+    v = v.astype(jnp.float32)
     return m / (jnp.sqrt(v if at.v is None else at.v * v) + at.eps)
 
 
 def _decay(b: Any) -> tuple[jax.Array, jax.Array]:
     """The decay b and the rest, 1 - b, in float32."""
     return jnp.asarray(b, jnp.float32), jnp.asarray(1 - b, jnp.float32)
+
+
+def is_short(nu_dtype: Any) -> bool:
+    """Whether v is bfloat16 and not float32, as None is."""
+    try:
+        dtype = jnp.dtype(jnp.float32 if nu_dtype is None else nu_dtype)
+    except TypeError:
+        dtype = None
+    if dtype not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
+        raise ValueError(
+            f"nu_dtype must be None, float32 or bfloat16, got {nu_dtype!r}"
+        )
+    return dtype == jnp.dtype(jnp.bfloat16)
 
 
 def momentum_dtype(mu_dtype: Any) -> jnp.dtype:

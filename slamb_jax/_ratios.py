@@ -51,7 +51,10 @@ class Layer:
 
     def squares(self) -> tuple[jax.Array, jax.Array]:
         """Squared norms of the parameters and of the direction."""
-        return _square(self.p), _square(self.normed(self.p, *self.rest))
+        both = (self.p, self.normed(self.p, *self.rest))
+        over = tuple(range(1, self.p.ndim)) if self.leaf.stacked else None
+        p, u = (jnp.sum(jnp.square(x), over) for x in both)
+        return p, u
 
     def squares_at(self, rows: Rows) -> tuple[jax.Array, jax.Array]:
         """Those of the rows that travel, from copies of them."""
@@ -59,17 +62,28 @@ class Layer:
             return self.squares()
         p, *rest = (rows.pack(x) for x in (self.p, *self.rest))
         part = dataclasses.replace(self, p=p, rest=tuple(rest))
-        return part.squares_of(rows.used)
+        return part.squares_of(rows.used, rows.starts[:, 0])
 
-    def squares_of(self, keep: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Those of the rows where ``keep``, of shape (rows,), is true."""
+    def squares_of(
+        self, keep: jax.Array, layers: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Those of the rows where ``keep``, of shape (rows,), is true.
+
+        In a stack ``layers`` are the rows' layers; None where it has all its rows.
+        """
         both = (self.p, self.normed(self.p, *self.rest))
         squares = tuple(jnp.square(x).reshape(len(keep), -1) for x in both)
         zero = jnp.float32(0)
         # Both sums in one reduction: XLA then reads rows where they lie, where for a
         # single sum it would copy them first.
         sums = lax.reduce(squares, (zero, zero), _add, (1,))
-        p, u = (jnp.sum(jnp.where(keep, x, zero)) for x in sums)
+        kept = (jnp.where(keep, x, zero) for x in sums)
+        if not self.leaf.stacked:
+            p, u = (jnp.sum(x) for x in kept)
+        elif layers is None:
+            p, u = (jnp.sum(x.reshape(self.leaf.layers, -1), 1) for x in kept)
+        else:
+            p, u = (jax.ops.segment_sum(x, layers, self.leaf.layers) for x in kept)
         return p, u
 
 
@@ -77,7 +91,8 @@ class Layer:
 class Ratios:
     """Of a layer: what its fresh coordinates are scaled by, and its stale ones.
 
-    ``stale`` is None where the whole leaf is exchanged.
+    ``stale`` is None where the whole leaf is exchanged. In a stack of layers both have
+    a value for each row, (rows, 1), or for each layer where the leaf is sent whole.
     """
 
     fresh: jax.Array
@@ -97,18 +112,17 @@ class Ratios:
 
 def ratios(rule: Rule, step: jax.Array, layers: Sequence[Layer]) -> list[Ratios]:
     """The ratios of all layers, clipped where the form wants it."""
-    parts = [x for x in layers if x.age is not None]
-    squares = iter(_squares_of_parts(rule, step, parts))
     out = []
-    for layer in layers:
+    for layer, found in zip(layers, _squares(rule, step, layers), strict=True):
         if layer.age is None:
-            ratio = _ratio(*layer.squares(), otherwise=1.0)
-            clipped = rule.form == "sum" or len(layer.leaf.shape) > 1
+            ratio = _spread(_ratio(*found, otherwise=1.0), layer.leaf)
+            clipped = rule.form == "sum" or len(layer.leaf.layer_shape) > 1
             out.append(
                 Ratios(jnp.clip(ratio, *_clips(rule)) if clipped else ratio, None)
             )
             continue
-        sent, kept = next(squares)
+        rows = len(layer.age)
+        sent, kept = (tuple(_spread(x, layer.leaf, rows) for x in xs) for xs in found)
         if rule.form == "sum":
             low, high = _clips(rule)
             fresh = jnp.clip(_ratio(*sent, otherwise=1.0), low, high)
@@ -119,6 +133,19 @@ def ratios(rule: Rule, step: jax.Array, layers: Sequence[Layer]) -> list[Ratios]
                 Ratios(_ratio(*sent, otherwise=1.0), _ratio(*kept, otherwise=1.0))
             )
     return out
+
+
+def _squares(rule: Rule, step: jax.Array, layers: Sequence[Layer]) -> list[Any]:
+    """For each layer its squares, or those of its two parts, of all shards together."""
+    out: dict[int, Any] = {}
+    for axes in dict.fromkeys(x.leaf.axes for x in layers):
+        # By axes, so that no type varies over more of them than its leaf does.
+        group = [(i, x) for i, x in enumerate(layers) if x.leaf.axes == axes]
+        parts = [x for _, x in group if x.age is not None]
+        of_parts = iter(_squares_of_parts(rule, step, parts))
+        found = {i: x.squares() if x.age is None else next(of_parts) for i, x in group}
+        out |= _collectives.sum_over(found, axes)
+    return [out[i] for i in range(len(layers))]
 
 
 def _squares_of_parts(rule: Rule, step: jax.Array, layers: Sequence[Layer]) -> Any:
@@ -138,7 +165,10 @@ def _squares_of_parts(rule: Rule, step: jax.Array, layers: Sequence[Layer]) -> A
     for mine, layer in zip(sent, layers, strict=True):
         whole = layer.squares()
         rest.append(tuple(w - s for w, s in zip(whole, mine, strict=True)))
-        safe += [s <= _DWARFS * w for w, s in zip(whole, mine, strict=True)]
+        safe += [
+            less if less.ndim == 0 else jnp.all(less)
+            for less in (s <= _DWARFS * w for w, s in zip(whole, mine, strict=True))
+        ]
 
     @jax.jit  # so that lax.cond and the look at its types before trace it once
     def masked() -> list[Any]:
@@ -153,8 +183,12 @@ def _add(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array,
     return tuple(x + y for x, y in zip(a, b, strict=True))
 
 
-def _square(x: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.square(x))
+def _spread(x: jax.Array, leaf: Leaf, rows: int | None = None) -> jax.Array:
+    """One value per layer of a stack as one per row; a single layer's as it is."""
+    if not leaf.stacked:
+        return x
+    rows_per_layer = 1 if rows is None else rows // leaf.layers
+    return jnp.broadcast_to(x[:, None], (leaf.layers, rows_per_layer)).reshape(-1, 1)
 
 
 def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
@@ -162,6 +196,8 @@ def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
     # In operations of lax: tracing a layer's ratios costs as much as compiling them.
     zero, other = jnp.float32(0), jnp.float32(otherwise)
     ratio = lax.div(lax.sqrt(p), lax.sqrt(u))
+    if p.ndim:
+        return jnp.where(lax.min(p, u) > zero, ratio, other)
     return lax.select(lax.gt(lax.min(p, u), zero), ratio, other)
 
 

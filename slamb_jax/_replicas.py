@@ -12,10 +12,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from slamb_jax._checks import check_apart, check_arrays, check_callable
 from slamb_jax._collectives import tracked_axes, vary_over, widened, worker_index
+from slamb_jax._layout import names_of
 from slamb_jax._same import check_same_state
+from slamb_jax._shards import specs_of
+
+_WHOLE = PartitionSpec()
 
 
-def replicate(tree: chex.ArrayTree, mesh: Mesh, axis_name: str) -> chex.ArrayTree:
+def replicate(
+    tree: chex.ArrayTree, mesh: Mesh, axis_name: str, param_specs: Any = None
+) -> chex.ArrayTree:
     """Gives every worker on the mesh its own copy of ``tree``, all the same.
 
     Each leaf gets a leading replica axis, as long as the mesh axis and sharded over
@@ -27,13 +33,16 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, axis_name: str) -> chex.ArrayTre
         With several processes, each passes the same values.
       mesh: the device mesh.
       axis_name: the mesh axis of the workers.
+      param_specs: a tree of ``jax.sharding.PartitionSpec``, one for each parameter
+        (None: not cut): every part of ``tree`` with the structure of this tree, as
+        parameters and moments have, is cut over further axes of the mesh as it says.
 
     Returns:
       A tree like ``tree`` of arrays of shape ``(n, ...)``.
 
     Raises:
-      ValueError: if the mesh has no axis of that name, or for a leaf that is neither
-        an array nor a number.
+      ValueError: if the mesh has no axis of that name, for a leaf that is neither
+        an array nor a number, and for specs that do not fit.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
@@ -42,16 +51,18 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, axis_name: str) -> chex.ArrayTre
       (4, 3)
     """
     n = _workers(mesh, axis_name)
-    sharding = NamedSharding(mesh, PartitionSpec(axis_name))
 
-    def spread(x: Any) -> jax.Array:
+    def spread(x: Any, spec: PartitionSpec) -> jax.Array:
         if is_key(x):
-            return _like_key(x, spread(jax.random.key_data(x)))
+            return _like_key(x, spread(jax.random.key_data(x), spec))
+        sharding = NamedSharding(mesh, PartitionSpec(axis_name, *spec))
+        if _is_cut(x):
+            return _copies(n, sharding)(x)
         one = np.asarray(x, dtype=jnp.result_type(x))
         return _put(np.broadcast_to(one, (n, *one.shape)), sharding)
 
     check_arrays("tree", tree)
-    return jax.tree.map(spread, tree)
+    return jax.tree.map(spread, tree, specs_of(tree, param_specs, mesh, axis_name))
 
 
 def per_worker_step(
@@ -60,6 +71,7 @@ def per_worker_step(
     axis_name: str,
     *,
     local_axis_name: str | None = None,
+    param_specs: Any = None,
     check_vma: bool = True,
 ) -> Callable[..., tuple[Any, Any]]:
     """Turns a step as one worker sees it into a jitted step of all workers.
@@ -76,6 +88,9 @@ def per_worker_step(
         takes the gradient of its own share, and the state, one a group, is to come out
         the same on all devices of it, as it does from
         ``slamb(axis_name=..., local_axis_name=...)``.
+      param_specs: as :func:`replicate` got them, for a model that does not fit on one
+        device. ``step`` is written as if it did: how it computes on its shards is left
+        to the compiler, and the state that it returns is cut as before.
       check_vma: as in ``jax.shard_map``. With True, gradients that were averaged
         behind the user's back are refused; False is for models whose kernels do not
         support the check.
@@ -109,6 +124,19 @@ def per_worker_step(
       >>> state, losses = run(state, jnp.ones((8, 3)))
       >>> print(losses)
       [9. 9. 9. 9.]
+
+      A model in two halves, on each of four workers:
+
+      >>> from jax.sharding import PartitionSpec as P
+      >>> mesh = jax.make_mesh((4, 2), ("data", "model"))
+      >>> specs = {"up": P(None, "model"), "down": P("model", None)}
+      >>> tx = slamb_jax.slamb(0.1, axis_name="data", param_specs=specs)
+      >>> params = {"up": jnp.ones((3, 8)), "down": jnp.ones((8, 3))}
+      >>> start = (params, tx.init(params))
+      >>> state = slamb_jax.replicate(start, mesh, "data", specs)
+      >>> state[0]["up"].addressable_shards[0].data.shape
+      (1, 3, 4)
+      >>> run = slamb_jax.per_worker_step(step, mesh, "data", param_specs=specs)
     """
     check_callable("step", step)
     n = _workers(mesh, axis_name)
@@ -131,12 +159,16 @@ def per_worker_step(
             own, report = check_same_state(step, own, (batch, *keys), local_axis_name)
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), (own, report))
 
+    if param_specs is not None:
+        # Not in the types: it is the compiler's, who else gathers (jax 0.10).
+        mesh = Mesh(mesh.devices, mesh.axis_names)
     workers = jax.shard_map(
         one_worker,
         mesh=mesh,
         in_specs=(split, each, same),
         out_specs=each,
         check_vma=check_vma,
+        **({} if param_specs is None else {"axis_names": {axis_name}}),
     )
 
     def groups(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
@@ -151,12 +183,27 @@ def per_worker_step(
         )
         return joined(state), report
 
-    jitted = jax.jit(workers if axes == axis_name else groups, donate_argnums=0)
+    def shardings(state: Any) -> Any:
+        specs = specs_of(state, param_specs, mesh, axis_name, behind=1)
+        return jax.tree.map(
+            lambda spec: NamedSharding(mesh, PartitionSpec(axis_name, *spec)), specs
+        )
+
+    def cut(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        new, report = workers(state, batch, key)
+        return jax.lax.with_sharding_constraint(new, shardings(new)), report
+
+    program = workers
+    if local_axis_name is not None:
+        program = groups
+    if param_specs is not None:
+        program = cut
+    jitted = jax.jit(program, donate_argnums=0)
 
     def placed(state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
         check_leading(state, batch, n, shares)
         return (
-            _place(state, mesh, split),
+            jax.tree.map(_place_one, state, shardings(state)),
             _place(batch, mesh, each),
             _place(key, mesh, same),
         )
@@ -200,15 +247,15 @@ def check_leading(state: Any, batch: Any, n: int, shares: int | None = None) -> 
 def _place(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
     """Puts what is not there yet where the step expects it."""
     there = NamedSharding(mesh, spec)
+    return jax.tree.map(lambda x: _place_one(x, there), tree)
 
-    def place(x: Any) -> Any:
-        if isinstance(x, jax.ShapeDtypeStruct):
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)
-        if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(there, x.ndim):
-            return x
-        return _put(x, there)
 
-    return jax.tree.map(place, tree)
+def _place_one(x: Any, there: NamedSharding) -> Any:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)
+    if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(there, x.ndim):
+        return x
+    return _put(x, there)
 
 
 def _put(x: Any, sharding: NamedSharding) -> jax.Array:
@@ -242,7 +289,8 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
         or as they came out of ``vmap``.
 
     Returns:
-      A tree of arrays without that axis, on one local device.
+      A tree of arrays without that axis: on one local device, or, if any leaf is cut
+      over further axes of the mesh, all of them on the mesh, cut as they were.
 
     Raises:
       ValueError: for a leaf without a leading axis.
@@ -253,11 +301,35 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
       [2. 2.]
     """
     check_replicas("tree", tree)
-    return jax.tree.map(_joined_locally, tree)
+    cut = any(_is_cut(x, behind=1) for x in jax.tree.leaves(tree))
+    return jax.tree.map(_joined_in_place if cut else _joined_locally, tree)
 
 
 def _joined_locally(x: Any) -> jax.Array:
     return local(everywhere(_join, x))
+
+
+def _joined_in_place(x: Any) -> jax.Array:
+    own = _mesh_sharding(x)
+    if own is None:
+        return _joined_locally(x)
+    plain = Mesh(own.mesh.devices, own.mesh.axis_names)
+    x = jax.device_put(x, NamedSharding(plain, own.spec))
+    return _gathered(_join, plain, PartitionSpec(*own.spec[1:]))(x)
+
+
+def _is_cut(x: Any, behind: int = 0) -> bool:
+    """Whether an array is sharded along a dimension behind so many."""
+    own = _mesh_sharding(x)
+    return own is not None and bool(names_of(own.spec[behind:]))
+
+
+@functools.lru_cache(maxsize=64)
+def _copies(n: int, sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    """N copies of an array that no device has whole."""
+    return jax.jit(
+        lambda x: jnp.broadcast_to(x[None], (n, *x.shape)), out_shardings=sharding
+    )
 
 
 def everywhere(fun: Callable[[Any], jax.Array], leaves: Any) -> jax.Array:
@@ -284,8 +356,10 @@ def everywhere(fun: Callable[[Any], jax.Array], leaves: Any) -> jax.Array:
 
 
 @functools.lru_cache(maxsize=64)
-def _gathered(fun: Callable[..., jax.Array], mesh: Mesh) -> Callable[..., jax.Array]:
-    return jax.jit(fun, out_shardings=NamedSharding(mesh, PartitionSpec()))
+def _gathered(
+    fun: Callable[..., jax.Array], mesh: Mesh, spec: PartitionSpec = _WHOLE
+) -> Callable[..., jax.Array]:
+    return jax.jit(fun, out_shardings=NamedSharding(mesh, spec))
 
 
 def _mesh_sharding(x: Any) -> NamedSharding | None:

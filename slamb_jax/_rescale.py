@@ -8,6 +8,7 @@ import optax
 
 from slamb_jax import _collectives
 from slamb_jax._checks import check_axis_name, check_range
+from slamb_jax._layout import make_layout
 from slamb_jax._leaves import Leaf, map_numbered, spread_rows
 from slamb_jax._selections import Selection, Strided, check_selection
 
@@ -23,6 +24,8 @@ def elementwise_rescale(
     b3: Any = 0.99,
     *,
     axis_name: _collectives.AxisName | None = None,
+    param_specs: Any = None,
+    stacked: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Steps a stale coordinate with the rate of a smaller batch.
 
@@ -38,6 +41,8 @@ def elementwise_rescale(
       selection: the one that chose what was exchanged.
       b3: decay rate of the freshness, in [0, 1].
       axis_name: the mesh axis (or axes) of the workers; None for a single one.
+      param_specs: how the parameters are cut, as in :func:`slamb`.
+      stacked: which leaves are stacks of layers, as in :func:`slamb`.
 
     Returns:
       A :class:`optax.GradientTransformationExtraArgs`; dtypes are kept.
@@ -63,6 +68,7 @@ def elementwise_rescale(
     check_selection(selection)
     check_range("b3", b3, 0.0, 1.0)
     check_axis_name(axis_name)
+    layout = make_layout(param_specs, stacked, axis_name)
 
     def init(params: optax.Params) -> ElementwiseRescaleState:
         del params
@@ -85,7 +91,7 @@ def elementwise_rescale(
             factor = spread_rows(r + (1 - r) / n**0.5, leaf)
             return (factor * u.astype(jnp.float32)).astype(u.dtype)
 
-        u = map_numbered(rescale, updates, like=params)
+        u = map_numbered(rescale, updates, like=params, layout=layout)
         return u, ElementwiseRescaleState(step)
 
     return optax.GradientTransformationExtraArgs(init, update)

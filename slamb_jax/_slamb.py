@@ -12,6 +12,7 @@ from slamb_jax._collectives import AxisName
 from slamb_jax._fused import scale_by_slamb
 from slamb_jax._quantize import Payload, check_payload
 from slamb_jax._selections import Selection, make_selection
+from slamb_jax._shards import on_shards
 
 STATIC_ARGS = (
     "axis_name",
@@ -27,6 +28,9 @@ STATIC_ARGS = (
     "payload",
     "average_payload",
     "overlap",
+    "nu_dtype",
+    "param_specs",
+    "stacked",
     "seed",
 )
 """Arguments of :func:`slamb` that cannot be traced: what to pass as ``static_args``
@@ -56,6 +60,9 @@ def slamb(
     payload: Payload = None,
     average_payload: Payload = None,
     overlap: bool = False,
+    nu_dtype: Any = None,
+    param_specs: Any = None,
+    stacked: Any = None,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     r"""SLAMB: LAMB that exchanges a tenth of its momentum per step.
@@ -127,7 +134,9 @@ def slamb(
         model: the default suits BERT, not a small ResNet.
       bias_correction: False, in the product form only, leaves it out.
       mu_dtype: dtype of m, and so of what travels every step: None for float32, or
-        bfloat16 or float16. v is always float32.
+        bfloat16 or float16.
+      nu_dtype: dtype of v, which never travels: None for float32, or bfloat16, to which
+        it is rounded at random (:func:`mask_momentum`).
       payload: what travels of m, if not its dtype: ``"bfloat16"``, ``"float16"``, or
         the codes of :class:`StochasticUniform` or :class:`NaturalCompression`, which
         are right on average. With the quantizer's ``error_feedback`` each worker keeps
@@ -140,6 +149,16 @@ def slamb(
       overlap: exchange at each step what the last one left, so that the exchange does
         not wait for the gradient and can run behind the forward and backward pass, see
         :func:`mask_momentum`; the average of parameters is exchanged as ever.
+      param_specs: for a model that does not fit on one device: a tree of
+        ``jax.sharding.PartitionSpec`` with the structure of the parameters, or a prefix
+        of it, with the mesh axes, other than the workers', over which each leaf is cut
+        (None: not). Masks and exchange are those of each shard by itself, norms of the
+        whole layer. The axes may be manual (``jax.shard_map``) or left to the compiler
+        (:func:`per_worker_step` with ``param_specs``): see :func:`on_shards`.
+      stacked: which leaves are stacks of layers along their first dimension, as of a
+        model whose layers are scanned: a tree of bools, a prefix of it or a function of
+        the parameters, as for ``mask``. Each layer then has trust ratios of its own,
+        and is what counts as one-dimensional or small. None: no leaf.
       seed: changes the coordinates' turns; must be the same on all workers.
 
     Returns:
@@ -205,8 +224,11 @@ def slamb(
         bias_correction=bias_correction,
         mu_dtype=mu_dtype,
         overlap=overlap,
+        nu_dtype=nu_dtype,
+        param_specs=param_specs,
+        stacked=stacked,
     )
-    return _then(
+    tx = _then(
         scaled,
         optax.scale_by_learning_rate(learning_rate),
         average_parameters_every(
@@ -216,6 +238,7 @@ def slamb(
             payload=check_payload("average_payload", average_payload),
         ),
     )
+    return tx if param_specs is None else on_shards(tx, param_specs)
 
 
 def _then(

@@ -15,6 +15,7 @@ from slamb_jax._checks import (
     check_params,
     check_range,
 )
+from slamb_jax._layout import make_layout
 from slamb_jax._leaves import present, spread_rows
 from slamb_jax._momentum import FORMS
 from slamb_jax._ratios import Layer, Ratios, Rule, ratios
@@ -38,6 +39,8 @@ def layerwise_trust_ratio(
     form: str = "sum",
     c_min: Any = 0.01,
     c_max: Any = 1000.0,
+    param_specs: Any = None,
+    stacked: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""LAMB's trust ratio, one for what was exchanged and one for the rest.
 
@@ -74,6 +77,10 @@ def layerwise_trust_ratio(
       form: ``"sum"`` or ``"product"``.
       c_min: lower bound of the ratio, not negative.
       c_max: upper bound of the ratio, at least ``c_min``; may be infinite.
+      param_specs: how the parameters are cut, as in :func:`slamb`: norms are summed
+        over the mesh axes of each leaf, which must be bound. None: not at all.
+      stacked: which leaves are stacks of layers, as in :func:`slamb`: each layer has
+        ratios of its own. None: no leaf.
 
     Returns:
       A :class:`optax.GradientTransformationExtraArgs`; it needs ``params``. Norms are
@@ -103,6 +110,7 @@ def layerwise_trust_ratio(
     check_clips(c_min, c_max)
     if mask is not None and not callable(mask):
         _check_bools(mask)
+    layout = make_layout(param_specs, stacked, axis_name)
 
     def init(params: optax.Params) -> LayerwiseTrustRatioState:
         del params
@@ -120,7 +128,8 @@ def layerwise_trust_ratio(
         n = _collectives.axis_size(axis_name)
         rule = Rule(selection, b3, form, c_min, c_max, n)
         decay = decay_at(weight_decay, state.count)
-        rows, rebuild = present(updates, params, decay_mask(mask, params), like=params)
+        trees = params, decay_mask(mask, params)
+        rows, rebuild = present(updates, *trees, like=params, layout=layout)
         layers = [
             Layer(
                 leaf,
@@ -135,7 +144,7 @@ def layerwise_trust_ratio(
         def scale(layer: Layer, found: Ratios, dtype: Any, decays: bool) -> jax.Array:
             u = add_decay(decay if decays else None)(layer.p, *layer.rest)
             if layer.age is None:
-                return (found.fresh * u).astype(dtype)
+                return (spread_rows(found.fresh, layer.leaf) * u).astype(dtype)
             r = freshness(layer.age, b3)
             ratio = found.blend(rule, r)
             if form == "sum":

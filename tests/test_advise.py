@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 import slamb_jax
 from slamb_jax import _collectives
-from tests.workers import AXIS, random_tree, stack, stepper
+from tests.workers import AXIS, P, random_tree, stack, stepper
 
 N = 8
 SHAPES = {
@@ -158,6 +158,29 @@ def test_no_more_is_hidden_than_there_is_compute(step_seconds):
     assert late.exposed_seconds > 0  # the average of parameters is not hidden
     assert late.efficiency > soon.efficiency
     assert late.bytes_per_step == soon.bytes_per_step
+
+
+def test_stacks_count_by_layers_as_in_the_compiled_program():
+    stacked = {name: name in ("kernel", "conv") for name in SHAPES}  # of (512,), ...
+    tx = slamb_jax.slamb(0.01, axis_name=AXIS, sync_every=None, stacked=stacked)
+    params = random_tree(SHAPES, 0)
+    cost = advise(params, sync_every=None, stacked=stacked).slamb
+    assert cost.bytes_per_step == pytest.approx(report_of(tx).bytes_sent(), rel=0.01)
+    apart = advise(params, sync_every=None).slamb
+    assert cost.bytes_per_step > 1.1 * apart.bytes_per_step
+
+
+def test_of_shards_those_of_one_device_count():
+    """Beside the program of test_sharded, whose traffic is asserted there."""
+    mesh = jax.make_mesh((4, 2), (AXIS, "model"))
+    there = jax.sharding.NamedSharding(mesh, P(None, "model"))
+    like = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    whole = {"w": like((100, 100), sharding=there), "b": like((512,))}
+    shard = {"w": like((100, 50)), "b": like((512,))}
+    ask = functools.partial(advise, sync_every=7)
+    got, small = ask(whole).slamb, ask(shard, min_size=0).slamb
+    assert got.bytes_per_step == small.bytes_per_step  # 10,000 elements, not 5,000
+    assert ask(whole).lamb.bytes_per_step == ask(shard).lamb.bytes_per_step
 
 
 def test_a_count_sends_k_and_an_hth():

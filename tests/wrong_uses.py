@@ -19,7 +19,7 @@ from examples.byte_lm import data
 from examples.byte_lm.main import main as byte_lm
 from examples.byte_lm.train import Config
 from slamb_jax import _cli
-from tests.workers import AXIS, mesh_of, over_workers, stack
+from tests.workers import AXIS, P, mesh_of, over_workers, stack
 
 NAN, INF = float("nan"), float("inf")
 PARAMS = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
@@ -137,6 +137,66 @@ SETTINGS = [
     (
         {"selection": "top_k", "compress_ratio": {0: 0.5, 9: 0.1}},
         "compress_ratio .*a number .*top_k",
+    ),
+    ({"nu_dtype": "float16"}, "nu_dtype .*'float16'"),
+    ({"nu_dtype": "no such"}, "nu_dtype .*'no such'"),
+    ({"stacked": 3}, "stacked must have bools .*3"),
+    ({"stacked": {"w": "yes"}}, r"stacked must have bools .*'yes' at stacked\['w'\]"),
+    ({"param_specs": "model"}, "param_specs must have .*PartitionSpec.*'model'"),
+    ({"param_specs": {"w": 3}}, "param_specs must have .*PartitionSpec.*got 3"),
+    ({"param_specs": P.UNCONSTRAINED}, "param_specs must have .*UNCONSTRAINED"),
+    (
+        {"param_specs": P("data"), "axis_name": "data"},
+        "param_specs must not name the axis of the workers, 'data'",
+    ),
+]
+
+CUT = {"w": P(None, "model"), "b": P()}
+
+
+def ratio(**settings):
+    return functools.partial(slamb_jax.layerwise_trust_ratio, **settings)
+
+
+def scalar_stack():
+    params = {"s": jnp.ones(())}
+    return updating(slamb(stacked=True), params, params, params)
+
+
+SHARDS = [
+    (updating(ratio(param_specs=CUT)), "'model', which is not bound here"),
+    (updating(slamb(stacked={"x": True})), "stacked must have the structure"),
+    (scalar_stack(), r"stacked must be False .* params\['s'\]"),
+    (
+        updating(ratio(param_specs={"w": P(None, None, "a"), "b": None})),
+        r"param_specs must have at most one entry .*\(2, 3\) at params\['w'\]",
+    ),
+    (of(slamb_jax.on_shards, "slamb", CUT), "tx .*'slamb'"),
+    (of(slamb_jax.on_shards, optax.sgd(0.1), {"w": 1}), "param_specs .*got 1"),
+    (
+        lambda: slamb_jax.replicate(PARAMS, mesh_of(8), AXIS, CUT),
+        "param_specs names 'model', which is not an axis of the mesh",
+    ),
+    (
+        lambda: slamb_jax.replicate(PARAMS, mesh_of(8), AXIS, {"w": P()}),
+        "param_specs must have one spec for each parameter",
+    ),
+    (
+        lambda: slamb_jax.replicate(PARAMS, mesh_of(8), AXIS, {"w": P(AXIS), "b": P()}),
+        "param_specs must not name the axis of the workers",
+    ),
+    (of(slamb_jax.train_in_bfloat16, optax.sgd), "inner .*function sgd"),
+    (of(slamb_jax.train_in_bfloat16, optax.sgd(0.1), "up"), "rounding .*'up'"),
+    (of(slamb_jax.train_in_bfloat16, optax.sgd(0.1), seed=0.5), "seed .*0.5"),
+    (
+        lambda: slamb_jax.train_in_bfloat16(optax.sgd(0.1)).init(
+            {"w": jnp.ones(2, jnp.float16)}
+        ),
+        r"params must be bfloat16 or float32, got float16 at params\['w'\]",
+    ),
+    (
+        updating(lambda: slamb_jax.train_in_bfloat16(optax.sgd(0.1)), params=None),
+        "params must be passed",
     ),
 ]
 
@@ -581,7 +641,7 @@ BYTE_LM = [
 def everything():
     """All rows: ``(call, error, message)``."""
     rows = [(slamb(**s), ValueError, m) for s, m in SETTINGS]
-    for group in (LINKS, TREES, REPLICAS, ADVICE, CHECKPOINTS, CONFIGS):
+    for group in (SHARDS, LINKS, TREES, REPLICAS, ADVICE, CHECKPOINTS, CONFIGS):
         rows += [(call, ValueError, m) for call, m in group]
     return rows + [(call, SystemExit, m) for call, m in COMMANDS + BYTE_LM]
 

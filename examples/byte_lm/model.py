@@ -59,5 +59,7 @@ def next_byte_loss(
     """Mean cross-entropy, in nats per byte, over sequences (batch, context + 1)."""
     logits = model.apply({"params": params}, text[:, :-1], active)
     return jnp.mean(
-        optax.softmax_cross_entropy_with_integer_labels(logits, text[:, 1:])
+        optax.softmax_cross_entropy_with_integer_labels(
+            logits.astype(jnp.float32), text[:, 1:]
+        )
     )

@@ -47,6 +47,10 @@ class Config:
     jointspar_rate: float = 1.0
     budget: float = 2.0  # blocks that JointSpar trains per step, of all layers
     p_min: float | None = None  # the least probability of a block; half of budget / D
+    precision: Literal[
+        "float32", "bfloat16", "bfloat16_master", "bfloat16_stochastic"
+    ] = "float32"
+    """Of parameters and SLAMB's moments; how small steps are kept from being lost."""
     evaluations: int = 10
     eval_batch: int = 512  # held-out sequences
     seed: int = 0
@@ -108,6 +112,8 @@ def slamb(config: Config) -> optax.GradientTransformation:
         min_size=config.min_size,
         selection=config.selection,
         overlap=config.overlap,
+        mu_dtype=None if config.precision == "float32" else "bfloat16",
+        nu_dtype=None if config.precision == "float32" else "bfloat16",
     )
 
 
@@ -165,6 +171,10 @@ def train(
     model = ByteLM(config.layers, config.width, config.heads, config.context)
     first = jnp.zeros((1, config.context), jnp.int32)
     params = model.init(jax.random.key(config.seed), first)["params"]
+    if config.precision != "float32":
+        params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+    if rounding := config.precision.partition("_")[2]:
+        tx = slamb_jax.train_in_bfloat16(tx, rounding, seed=config.seed)
 
     opt_state = tx.init(params)
     draws = isinstance(opt_state, slamb_jax.JointSparState)

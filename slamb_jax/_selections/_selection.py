@@ -57,7 +57,7 @@ class RandK:
 
     def whole(self, leaf: Leaf) -> bool:
         """Leaves of one dimension or fewer, small ones, and all when k is 1."""
-        small = len(leaf.shape) <= 1 or leaf.size < self.min_size
+        small = len(leaf.layer_shape) <= 1 or leaf.layer_size < self.min_size
         return small or leaf.size == 0 or self.compress_ratio == 1.0
 
     def width(self, leaf: Leaf) -> int:
