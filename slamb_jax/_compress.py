@@ -18,6 +18,7 @@ from slamb_jax._selections import (
     Rows,
     Selection,
     Strided,
+    TopK,
     by_phase,
     check_selection,
     chosen_now,
@@ -112,11 +113,16 @@ def randk_compress_with_error_feedback(
     check_apart(axis_name, local_axis_name)
     route = Route(axis_name, local_axis_name, check_payload("payload", payload))
     layout = make_layout(param_specs, stacked, axis_name)
+    if isinstance(selection, TopK) and param_specs is not None:
+        raise ValueError(
+            f"selection={selection!r} and param_specs cannot both be given: what a "
+            "TopK keeps is of the rows of whole leaves. Take a round robin."
+        )
 
     def init(params: optax.Params) -> RandkCompressState:
         check_floating(params, "params")
         residual = optax.tree.zeros_like(params, dtype=jnp.float32)
-        leaves = [leaf for leaf, *_ in present(params)[0]]
+        leaves = [leaf for leaf, *_ in present(params, layout=layout)[0]]
         return RandkCompressState(
             jnp.zeros([], jnp.int32),
             residual if keep_residual else None,

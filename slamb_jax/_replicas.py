@@ -143,6 +143,12 @@ def per_worker_step(
     split, same = PartitionSpec(axis_name), PartitionSpec()
     axes: Any = axis_name
     if local_axis_name is not None:
+        if param_specs is not None:
+            raise ValueError(
+                "param_specs and local_axis_name cannot both be given here, got "
+                f"{param_specs!r} and {local_axis_name!r}: use jax.shard_map over all "
+                "axes of the mesh, where slamb takes both"
+            )
         check_apart(axis_name, local_axis_name)
         _workers(mesh, local_axis_name, "local_axis_name")
         axes = (axis_name, local_axis_name)

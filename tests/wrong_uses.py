@@ -289,12 +289,13 @@ def averaged_already():
     split = jax.shard_map(
         step, mesh=mesh_of(2), in_specs=(spec(), spec(AXIS)), out_specs=spec()
     )
-    split({"w": PARAMS["w"]}, jnp.ones((4, 2)))
+    jax.jit(split)({"w": PARAMS["w"]}, jnp.ones((4, 2)))
 
 
 def on_groups(step, state=None, devices=4):
     """One step on two groups of two devices."""
-    mesh = jax.make_mesh((2, 2), (AXIS, "device"), devices=jax.devices()[:4])
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    mesh = jax.sharding.Mesh(devices, (AXIS, "device"))
     state = {"w": jnp.ones(3)} if state is None else state
     slamb_jax.per_worker_step(step, mesh, AXIS, local_axis_name="device")(
         slamb_jax.replicate(state, mesh, AXIS), jnp.ones((devices, 3))
@@ -303,7 +304,8 @@ def on_groups(step, state=None, devices=4):
 
 def summed_in_the_group():
     tx = slamb_jax.average_gradients("device")
-    mesh = jax.make_mesh((2, 2), (AXIS, "device"), devices=jax.devices()[:4])
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    mesh = jax.sharding.Mesh(devices, (AXIS, "device"))
     spec = jax.sharding.PartitionSpec
 
     def step(p, x):
@@ -313,7 +315,7 @@ def summed_in_the_group():
     split = jax.shard_map(
         step, mesh=mesh, in_specs=(spec(), spec((AXIS, "device"))), out_specs=spec()
     )
-    split({"w": PARAMS["w"]}, jnp.ones((4, 2)))
+    jax.jit(split)({"w": PARAMS["w"]}, jnp.ones((4, 2)))
 
 
 SHORT = {"w": PARAMS["w"]}
