@@ -306,8 +306,8 @@ def test_what_rounding_took_is_sent_later():
             spreads.append(float(np.ptp(np.asarray(params["w"]), axis=0).max()))
         assert spreads[1] < 0.5 * spreads[0]
         assert spreads[-1] < far
-        bound = 0.01 if payload is UNIFORM else 0.05
-        assert np.abs(np.asarray(params["w"]).mean(0) - mean).max() < bound
+        moved = np.abs(np.asarray(params["w"]).mean(0) - mean).max()
+        assert moved < 0.02  # the first mean's own rounding, a step of its grid
 
 
 def test_a_resized_anchor_is_the_same_for_all():
@@ -325,9 +325,10 @@ def test_a_resized_anchor_is_the_same_for_all():
 
 def test_without_a_payload_the_state_is_what_it_was(tmp_path):
     plain, anchored = (small_slamb(average_payload=p) for p in (None, "bfloat16"))
-    params = random_tree(SHAPES, 0)
+    shapes = {name: shape for name, shape in SHAPES.items() if name != "empty"}
+    params = random_tree(shapes, 0)
     names, more = (set(named(tx.init(params))) for tx in (plain, anchored))
-    assert more - names == {f"[4].anchor['{name}']" for name in SHAPES}
+    assert more - names == {f"[4].anchor['{name}']" for name in shapes}
     assert names < more
     state = stack((params, anchored.init(params)), N)
     with slamb_jax.Checkpoints(tmp_path) as checkpoints:
