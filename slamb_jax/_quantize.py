@@ -62,6 +62,10 @@ class StochasticUniform:
     U is a hash of (seed, step, worker, element): nothing is kept, and the same seed and
     step give the same bits.
 
+    The grid is as fine for a small element as for the largest of its block: where m is
+    divided by the root of v, :class:`NaturalCompression` costs less accuracy at as many
+    bits.
+
     Args:
       bits: 8 or 4 for each element; two of 4 share a byte.
       block_size: about how many elements share a scale of 4 bytes; at least 2.

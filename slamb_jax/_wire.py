@@ -289,7 +289,8 @@ def _bits(dtype: str) -> int:
 
 def _groups(attributes: str) -> tuple[int | None, str]:
     """The size of the replica groups and their text, in any of XLA's notations."""
-    if listed := re.search(r"replica_groups=(\{\{([\d,]*)\}[^=]*?\})[,\s]", attributes):
+    lists = r"replica_groups=(\{\{([\d,]*)\}(?:,\s*\{[\d,]*\})*\})"
+    if listed := re.search(lists, attributes):
         return listed[2].count(",") + 1, listed[1]
     iota = r"replica_groups=(\[(\d+),(\d+)\]<=\[[\d,]*\](?:T\([\d,]*\))?)"
     if listed := re.search(iota, attributes):

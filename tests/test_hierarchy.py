@@ -14,6 +14,8 @@ from tests.workers import P, random_tree, stack
 
 G, D = 4, 2  # groups, devices of each
 SHAPES = {"w": (24, 48), "b": (48,)}
+# Sums in another order; and where that tips what is rounded, a step of its grid.
+ROUNDING = {"plain": 3e-6, "16 bits": 2e-2, "codes": 5e-2, "narrow": 2e-3}
 OUTER, INNER = "node", "device"
 SETTINGS = {
     "plain": {},
@@ -85,8 +87,10 @@ def close(got, want, tolerance):
         np.testing.assert_allclose(a, b, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize(
+    ("name", "check_vma"),
+    [*((name, True) for name in SETTINGS), ("plain", False), ("codes", False)],
+)
 def test_a_group_has_one_state(name, check_vma):
     state = trained(name, check_vma)
     there = NamedSharding(mesh(), P(OUTER))
@@ -112,8 +116,9 @@ def test_a_group_is_a_worker(name, tolerance):
     close(trained(name, True), state, tolerance)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("mapping", ["vmap", "pmap"])
+@pytest.mark.parametrize(
+    ("name", "mapping"), [*((name, "vmap") for name in SETTINGS), ("codes", "pmap")]
+)
 def test_nested_mappings(name, mapping):
     tx = slamb(**SETTINGS[name])
     inner = jax.vmap(step_of(tx), axis_name=INNER)
@@ -127,7 +132,7 @@ def test_nested_mappings(name, mapping):
     for leaf in jax.tree.leaves(state):
         assert (np.asarray(leaf[:, :1]) == np.asarray(leaf)).all()
     one = jax.tree.map(lambda x: x[:, 0], state)
-    close(one, trained(name, False), 3e-6 if "mu_dtype" not in SETTINGS[name] else 2e-2)
+    close(one, trained(name, True), ROUNDING[name])
 
 
 def test_a_chain_made_by_hand():
@@ -181,7 +186,7 @@ def test_types_that_do_not_vary_stay_so(name):
     tx = slamb(**SETTINGS[name])
     got = by_hand(tx, True, batches()[0])
     want, _ = per_group(tx)(fresh(tx), batches()[0])
-    close(got, want, 2e-6)
+    close(got, want, ROUNDING[name])
 
 
 def test_gradients_that_were_summed_already_are_refused():
@@ -237,7 +242,7 @@ def test_loops_that_end_by_the_device_are_refused():
 def test_skips_must_be_agreed_on_by_all_devices():
     """One that only the groups agree on would wait for ever."""
     tx = slamb_jax.skip_not_finite(slamb(), OUTER)
-    with pytest.raises(ValueError, match=r"notfinite.* may differ"):
+    with pytest.raises(ValueError, match=r"state\[0\].* may differ .*skip_not_finite"):
         per_group(tx)(fresh(tx), batches()[0])
     tx = slamb_jax.skip_not_finite(slamb(), (OUTER, INNER))
     run, state = per_group(tx), fresh(tx)

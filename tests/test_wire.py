@@ -5,10 +5,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 import slamb_jax
 from slamb_jax._collectives import mean_over
+from slamb_jax._groups import groups_along, parse_groups
 from slamb_jax._wire import _parse
 from tests.workers import AXIS, P, mesh_of, random_tree, stack, stepper
 
@@ -62,6 +65,21 @@ def test_groups_dtypes_and_variadic_forms():
     for c in report.collectives:  # joined or not, as this XLA likes it
         groups[c.group_size, c.dtype] += c.elements
     assert groups == {(4, "f32"): 800, (8, "f32"): 810, (8, "s32"): 800}
+
+
+def test_groups_in_every_notation():
+    rows = frozenset(map(frozenset, ((0, 1), (2, 3), (4, 5))))
+    columns = frozenset(map(frozenset, ((0, 2, 4), (1, 3, 5))))
+    assert parse_groups("{{0,1},{2,3},{4,5}}") == rows
+    assert parse_groups("[3,2]<=[6]") == rows
+    assert parse_groups("[2,3]<=[3,2]T(1,0)") == columns
+    assert parse_groups("mesh['node'=3,'device'=2] {'device'}") == rows
+    assert parse_groups("mesh['node'=3,'device'=2] {'node'}") == columns
+    assert parse_groups("") is None
+    mesh = Mesh(np.array(jax.devices()[:6]).reshape(3, 2), ("node", "device"))
+    assert groups_along(mesh, "device") == rows
+    assert groups_along(mesh, "node") == columns
+    assert groups_along(mesh, ("node", "device")) == {frozenset(range(6))}
 
 
 def test_loops_are_multiplied_and_branches_marked():

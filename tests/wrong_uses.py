@@ -294,8 +294,7 @@ def averaged_already():
 
 def on_groups(step, state=None, devices=4):
     """One step on two groups of two devices."""
-    devices = np.array(jax.devices()[:4]).reshape(2, 2)
-    mesh = jax.sharding.Mesh(devices, (AXIS, "device"))
+    mesh = jax.sharding.Mesh(mesh_of(4).devices.reshape(2, 2), (AXIS, "device"))
     state = {"w": jnp.ones(3)} if state is None else state
     slamb_jax.per_worker_step(step, mesh, AXIS, local_axis_name="device")(
         slamb_jax.replicate(state, mesh, AXIS), jnp.ones((devices, 3))
@@ -304,8 +303,7 @@ def on_groups(step, state=None, devices=4):
 
 def summed_in_the_group():
     tx = slamb_jax.average_gradients("device")
-    devices = np.array(jax.devices()[:4]).reshape(2, 2)
-    mesh = jax.sharding.Mesh(devices, (AXIS, "device"))
+    mesh = jax.sharding.Mesh(mesh_of(4).devices.reshape(2, 2), (AXIS, "device"))
     spec = jax.sharding.PartitionSpec
 
     def step(p, x):

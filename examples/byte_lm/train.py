@@ -85,6 +85,7 @@ class Result:
     losses: list[float]  # evaluation loss, nats per byte, after those steps
     bytes_per_step: float  # sent by each worker, averaged over a cycle of H steps
     step_seconds: float  # median
+    local_bytes_per_step: float = 0.0  # of them, those within a group of devices
     blocks: dict[str, Any] | None = None  # of JointSpar: see blocks_drawn
 
 
@@ -167,7 +168,10 @@ def train(
     mesh: jax.sharding.Mesh,
     report: Callable[[int, list[float]], None],
 ) -> Result:
-    """Trains from the same start on the same batches, whatever the optimizer."""
+    """Trains from the same start on the same batches, whatever the optimizer.
+
+    A second axis of the mesh is that of the devices within a worker.
+    """
     model = ByteLM(config.layers, config.width, config.heads, config.context)
     first = jnp.zeros((1, config.context), jnp.int32)
     params = model.init(jax.random.key(config.seed), first)["params"]
@@ -190,7 +194,8 @@ def train(
         return (optax.apply_updates(params, updates), opt_state), (loss, active, p)
 
     state = slamb_jax.replicate((params, opt_state), mesh, AXIS)
-    run = slamb_jax.per_worker_step(step, mesh, AXIS)
+    local = mesh.axis_names[1] if len(mesh.axis_names) > 1 else None
+    run = slamb_jax.per_worker_step(step, mesh, AXIS, local_axis_name=local)
     size = config.workers * config.batch
     stream = batches(text, size, config.context, config.steps, config.seed)
     wire = slamb_jax.wire_report(run.lower(state, text_like(size, config)))
@@ -212,7 +217,8 @@ def train(
     # What stands in a branch: the average of parameters, or the blocks, all of a size.
     often = found["active"] if found else 1 / config.sync_every
     sent = wire.bytes_sent() + wire.bytes_sent(conditional=True) * often
-    return Result(name, steps, losses, sent, seconds, found)
+    within = wire.bytes_over(mesh, local) if local else 0.0
+    return Result(name, steps, losses, sent, seconds, within, found)
 
 
 def blocks_drawn(config: Config, drawn: list[Any]) -> dict[str, Any]:
