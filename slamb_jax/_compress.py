@@ -122,11 +122,12 @@ def randk_compress_with_error_feedback(
     def init(params: optax.Params) -> RandkCompressState:
         check_floating(params, "params")
         residual = optax.tree.zeros_like(params, dtype=jnp.float32)
-        leaves = [leaf for leaf, *_ in present(params, layout=layout)[0]]
+        kept: Kept = None
+        if isinstance(selection, TopK):  # the others need not know of shards here
+            leaves = [leaf for leaf, *_ in present(params, layout=layout)[0]]
+            kept = kept_at_first(selection, leaves)
         return RandkCompressState(
-            jnp.zeros([], jnp.int32),
-            residual if keep_residual else None,
-            kept_at_first(selection, leaves),
+            jnp.zeros([], jnp.int32), residual if keep_residual else None, kept
         )
 
     def update(

@@ -217,7 +217,10 @@ def train(
     # What stands in a branch: the average of parameters, or the blocks, all of a size.
     often = found["active"] if found else 1 / config.sync_every
     sent = wire.bytes_sent() + wire.bytes_sent(conditional=True) * often
-    within = wire.bytes_over(mesh, local) if local else 0.0
+    within = 0.0
+    if local:
+        within = wire.bytes_over(mesh, local)
+        within += wire.bytes_over(mesh, local, conditional=True) * often
     return Result(name, steps, losses, sent, seconds, within, found)
 
 

@@ -175,10 +175,8 @@ class Chosen:
 Kept = tuple[ChosenRows | None, ...] | None
 
 
-def kept_at_first(selection: Selection, leaves: Sequence[Leaf]) -> Kept:
-    """What there is to keep of all leaves from step to step; None for most."""
-    if not isinstance(selection, TopK):
-        return None
+def kept_at_first(selection: TopK, leaves: Sequence[Leaf]) -> Kept:
+    """What there is to keep of all leaves from step to step."""
     return tuple(selection.initial(leaf) for leaf in leaves)
 
 
