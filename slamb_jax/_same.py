@@ -122,7 +122,10 @@ def _of_while(params: Any, given: list[_Known]) -> list[_Known]:
 
 
 def _of_scan(params: Any, given: list[_Known]) -> list[_Known]:
-    first, carried = params["num_consts"], params["num_carry"]
+    if "ft_in" in params:  # jax 0.12 and newer
+        first, carried, _ = (len(part) for part in params["ft_in"].unpack())
+    else:
+        first, carried = params["num_consts"], params["num_carry"]
     consts, xs = given[:first], given[first + carried :]
 
     def run(carry: list[_Known]) -> list[_Known]:
