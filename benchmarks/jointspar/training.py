@@ -54,8 +54,8 @@ class Trainer:
         def step(state: Any, batch: Any) -> Any:
             params, opt_state, rate = state  # the rate in it: one program for a sweep
             active = slamb_jax.active_layers(opt_state) if method.share else None
-            loss = functools.partial(self.task.loss, batch=batch, active=active)
-            grads = jax.grad(lambda params: loss(params))(params)
+            loss = self.task.loss
+            grads = jax.grad(lambda params: loss(params, batch, active))(params)
             updates, opt_state = optimizer(rate).update(grads, opt_state, params)
             return (optax.apply_updates(params, updates), opt_state, rate), active
 
