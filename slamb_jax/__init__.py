@@ -37,7 +37,6 @@ from slamb_jax._quantize import NaturalCompression as NaturalCompression
 from slamb_jax._quantize import Quantizer as Quantizer
 from slamb_jax._quantize import StochasticUniform as StochasticUniform
 from slamb_jax._replicas import consolidate as consolidate
-from slamb_jax._replicas import per_worker_step as per_worker_step
 from slamb_jax._replicas import replicate as replicate
 from slamb_jax._rescale import ElementwiseRescaleState as ElementwiseRescaleState
 from slamb_jax._rescale import elementwise_rescale as elementwise_rescale
@@ -65,5 +64,6 @@ from slamb_jax._watchdog import Watchdog as Watchdog
 from slamb_jax._wire import Collective as Collective
 from slamb_jax._wire import WireReport as WireReport
 from slamb_jax._wire import wire_report as wire_report
+from slamb_jax._worker_step import per_worker_step as per_worker_step
 
 __version__ = "0.1.0"

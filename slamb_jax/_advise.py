@@ -1,39 +1,32 @@
 """Whether SLAMB will pay, before it is turned on."""
 
-import collections
 import dataclasses
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import chex
 import jax
-import jax.numpy as jnp
 
 from slamb_jax._advice import Advice, StepCost
 from slamb_jax._checks import check_bool, check_floating, check_integer, check_range
-from slamb_jax._layout import Layout, make_layout
-from slamb_jax._leaves import Leaf, map_numbered
+from slamb_jax._layout import make_layout
 from slamb_jax._momentum import momentum_dtype
 from slamb_jax._network import Network
-from slamb_jax._quantize import PAYLOADS, Payload, Quantizer, check_payload
-from slamb_jax._selections import Strided, elements_sent
+from slamb_jax._plan import (
+    Part,
+    average,
+    cost_of,
+    exchange_seconds,
+    mean,
+    packed,
+    shards_of,
+)
+from slamb_jax._quantize import PAYLOADS, Payload, check_payload
+from slamb_jax._selections import Strided
 from slamb_jax._timing import OptimizerSeconds, as_shapes, measure_optimizers
 from slamb_jax._units import duration, scaled
-from slamb_jax._wire import RING_SHARES
-
-
-class _Part(NamedTuple):
-    """A collective of a step."""
-
-    kind: str
-    bytes_in: float
-    times: float  # per step
-    among: str = "all"  # workers; or the "groups" (each's devices at once), or "local"
-
-
-_Plan = list[_Part]
 
 
 def advise(
@@ -116,7 +109,7 @@ def advise(
         raise ValueError(f"network must be a slamb_jax.Network, got {network!r}")
     wholes = as_shapes(params)
     check_floating(wholes, "params")
-    shapes = wholes if isinstance(params, numbers.Real) else _shards(params)
+    shapes = wholes if isinstance(params, numbers.Real) else shards_of(params)
     layout = make_layout(None, stacked, None)
     check_range("step_seconds", step_seconds, 0.0, open_low=True, open_high=True)
     if sync_every is not None:
@@ -137,23 +130,23 @@ def advise(
     own = _checked(optimizer_seconds)
 
     d = sum(x.size for x in jax.tree.leaves(shapes))
-    packed = _packed(params, shapes, wholes, selection, layout)
-    every_step = _mean(packed, payload or dtype, groups)
+    sent = packed(params, shapes, wholes, selection, layout)
+    every_step = mean(sent, payload or dtype, groups)
     plans = {
-        "lamb": [_Part("all-reduce", 4 * d, 1.0)],
-        "lamb_bfloat16": [_Part("all-reduce", 2 * d, 1.0)],
+        "lamb": [Part("all-reduce", 4 * d, 1.0)],
+        "lamb_bfloat16": [Part("all-reduce", 2 * d, 1.0)],
         "slamb": [
-            *([_Part("all-reduce", 4 * d, 1.0, "local")] if hierarchical else []),
+            *([Part("all-reduce", 4 * d, 1.0, "local")] if hierarchical else []),
             *every_step,
-            *_average(shapes, sync_every, average_payload, groups),
+            *average(shapes, sync_every, average_payload, groups),
         ],
     }
     beside = {"slamb": every_step if overlap else []}
 
     def cost(name: str, network: Network) -> StepCost:
         update = own.slamb if name == "slamb" else own.lamb
-        found = _cost(plans[name], network, step_seconds, update)
-        hidden = min(step_seconds, _exchange_seconds(beside.get(name, []), network))
+        found = cost_of(plans[name], network, step_seconds, update)
+        hidden = min(step_seconds, exchange_seconds(beside.get(name, []), network))
         return dataclasses.replace(found, hidden_seconds=hidden)
 
     def break_even(dense: str) -> float:
@@ -184,37 +177,6 @@ def _checked(seconds: tuple[float, float]) -> OptimizerSeconds:
     return own
 
 
-def _shards(params: chex.ArrayTree) -> chex.ArrayTree:
-    """Shapes and dtypes of what one device has of each leaf."""
-
-    def shard(x: Any) -> jax.ShapeDtypeStruct:
-        sharding = getattr(x, "sharding", None)
-        shape = x.shape if sharding is None else sharding.shard_shape(x.shape)
-        return jax.ShapeDtypeStruct(shape, x.dtype)
-
-    return jax.tree.map(shard, params)
-
-
-def _packed(
-    params: float | chex.ArrayTree,
-    shapes: chex.ArrayTree,
-    wholes: chex.ArrayTree,
-    selection: Strided,
-    layout: Layout,
-) -> int:
-    """Elements that SLAMB sends per step."""
-    if isinstance(params, numbers.Real):
-        return -(-int(float(params)) // selection.turns)
-
-    def sent(leaf: Leaf, shape: Any, whole: Any) -> int:
-        layer = math.prod(whole.shape[1:] if leaf.stacked else whole.shape)
-        shards = layer // max(leaf.layer_size, 1)
-        return elements_sent(selection, dataclasses.replace(leaf, shards=shards))
-
-    counts = map_numbered(sent, shapes, wholes, layout=layout)
-    return sum(jax.tree.leaves(counts))
-
-
 def _groups(network: Network, hierarchical: bool) -> tuple[int, int]:
     """How many groups exchange, and how many devices each has."""
     if not isinstance(hierarchical, bool):
@@ -226,85 +188,6 @@ def _groups(network: Network, hierarchical: bool) -> tuple[int, int]:
             f"workers={network.workers} and workers_per_node={w}"
         )
     return network.workers // w, w
-
-
-def _mean(
-    elements: int, payload: Any, groups: tuple[int, int], times: float = 1.0
-) -> _Plan:
-    """The collectives of ``_exchange.means_of``."""
-    n, w = groups
-    among = "groups" if w > 1 else "all"
-    if isinstance(payload, Quantizer):
-        piece = payload.nbytes(-(-elements // (n * w)))
-        parts, share = _halves(piece, n, times, among), n * piece
-    else:
-        itemsize = jnp.dtype(payload).itemsize
-        mine = -(-elements // w)
-        share = mine * itemsize
-        if itemsize > 2:
-            parts = [_Part("all-reduce", share, times, among)]
-        else:
-            parts = _halves(-(-mine // n) * itemsize, n, times, among)
-    return parts + ([_Part("all-gather", share, times, "local")] if w > 1 else [])
-
-
-def _halves(piece: float, n: int, times: float, among: str) -> _Plan:
-    """An all-reduce by slices, each averaged by its owner."""
-    return [
-        _Part("all-to-all", piece * n, times, among),
-        _Part("all-gather", piece, times, among),
-    ]
-
-
-def _average(
-    shapes: chex.ArrayTree,
-    sync_every: int | None,
-    payload: Payload,
-    groups: tuple[int, int],
-) -> _Plan:
-    """The average of parameters, a group for each dtype, amortized."""
-    sizes: collections.Counter[Any] = collections.Counter()
-    for x in jax.tree.leaves(shapes):
-        sizes[payload or x.dtype.name] += x.size
-    times = 1 / sync_every if sync_every else 0.0
-    plans = [_mean(d, kind, groups, times) for kind, d in sizes.items()]
-    return [collective for plan in plans for collective in plan]
-
-
-def _cost(plan: _Plan, network: Network, compute: float, update: float) -> StepCost:
-    w = network.workers_per_node
-    sizes = {"all": network.workers, "groups": network.workers // w, "local": w}
-    sent = {
-        among: math.fsum(
-            p.times * RING_SHARES[p.kind](size) * p.bytes_in
-            for p in plan
-            if p.among == among
-        )
-        for among, size in sizes.items()
-    }
-    return StepCost(
-        bytes_per_step=math.fsum(sent.values()),
-        compute_seconds=compute,
-        exchange_seconds=_exchange_seconds(plan, network),
-        optimizer_seconds=update,
-        local_bytes_per_step=sent["local"],
-    )
-
-
-def _exchange_seconds(plan: _Plan, network: Network) -> float:
-    return math.fsum(part.times * _seconds(part, network) for part in plan)
-
-
-def _seconds(part: _Part, network: Network) -> float:
-    """Of one collective; the devices of a node share its link for their slices."""
-    w, latency = network.workers_per_node, network.latency
-    if part.among == "local":
-        link = min(network.local_link, 1e18)
-        return Network(w, link, latency=latency).seconds(part.kind, part.bytes_in)
-    if part.among == "groups":
-        nodes = Network(network.workers // w, network.link, latency=latency)
-        return nodes.seconds(part.kind, w * part.bytes_in)
-    return network.seconds(part.kind, part.bytes_in)
 
 
 def _last_gain(gain: Callable[[float], float]) -> float:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from slamb_jax._checks import check_callable, check_integer
-from slamb_jax._replicas import check_leading, own_keys
+from slamb_jax._worker_step import check_leading, own_keys
 
 
 def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
