@@ -68,8 +68,9 @@ def test_every_mapping_gives_the_same_numbers(selection, form, mu_dtype, mapping
         )
 
 
-@pytest.mark.parametrize("mapping", MAPPINGS)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("dtype", "mapping"), [*(("bfloat16", m) for m in MAPPINGS), ("float16", "vmap")]
+)
 def test_sixteen_bit_parameters_follow_the_float32_run(dtype, mapping):
     tx = small_slamb()
     narrow = functools.partial(jax.tree.map, lambda x: x.astype(dtype))

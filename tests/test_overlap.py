@@ -83,7 +83,10 @@ def chain(**settings):
     )
 
 
-@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize(
+    "mapping",
+    ["shard_map", *(pytest.param(m, marks=pytest.mark.long) for m in MAPPINGS[:1])],
+)
 def test_the_chain_of_links_does_the_same(mapping):
     params = random_tree(TREE, 9)
     grads = [random_tree(TREE, t, N) for t in range(5)]
@@ -125,8 +128,14 @@ def test_a_poisoned_gradient_stays_with_its_worker_for_a_step():
     assert not np.isfinite(soon[[0, 2]]).all()
 
 
-@pytest.mark.parametrize("mapping", ["vmap", "shard_map"])
-@pytest.mark.parametrize("selection", ["strided", "top_k"])
+@pytest.mark.parametrize(
+    ("selection", "mapping"),
+    [
+        ("top_k", "shard_map"),
+        pytest.param("strided", "shard_map", marks=pytest.mark.long),
+        pytest.param("top_k", "vmap", marks=pytest.mark.long),
+    ],
+)
 def test_a_skipped_step_leaves_all_workers_untouched(mapping, selection):
     tx = slamb_jax.skip_not_finite(slamb(selection=selection), AXIS)
     params = random_tree(TREE, 9)

@@ -89,10 +89,18 @@ def test_it_travels_as_asked(payload):
 @pytest.mark.parametrize(
     ("payload", "mapping"),
     [
-        (UNIFORM, "shard_map"), (UNIFORM, "pmap"), (FOUR, "shard_map"),
-        (NATURAL, "shard_map_unchecked"), ("float16", "shard_map"),
+        (UNIFORM, "shard_map"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                (UNIFORM, "pmap"),
+                (FOUR, "shard_map"),
+                (NATURAL, "shard_map_unchecked"),
+                ("float16", "shard_map"),
+            )
+        ),
     ],
-)  # fmt: skip
+)
 def test_every_mapping_gives_the_same_numbers(payload, mapping):
     tx = small_slamb(payload=payload, average_payload=payload)
     want = train(tx, random_tree(SHAPES, 0), gradients(4), "vmap")
@@ -232,6 +240,7 @@ def test_error_feedback_leaves_each_its_own():
     assert errors[True] < 0.8 * errors[False]
 
 
+@pytest.mark.long
 def test_it_composes():
     """With 16-bit momentum and compression warm-up; near the run in float32."""
     kinds = {"mu_dtype": "bfloat16", "compress_ratio": {0: 0.5, 2: 0.25}}

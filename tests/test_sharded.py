@@ -285,11 +285,12 @@ def moved(report):
     ("style", "check_vma"),
     [
         ("fully sharded", True),
-        pytest.param("tensor parallel", False, marks=pytest.mark.long),
-        pytest.param("tensor parallel", True, marks=pytest.mark.long),
-        pytest.param("fully sharded", False, marks=pytest.mark.long),
+        ("tensor parallel", False),
+        ("tensor parallel", True),
+        ("fully sharded", False),
     ],
 )
+@pytest.mark.long
 def test_nothing_is_gathered_that_dense_lamb_does_not_gather(style, check_vma):
     params, specs = transformer(style)
     mean = optax.stateless(
@@ -342,10 +343,8 @@ def test_nothing_is_gathered_that_dense_lamb_does_not_gather(style, check_vma):
 
 
 @auto
-@pytest.mark.parametrize(
-    "style",
-    ["tensor parallel", pytest.param("fully sharded", marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("style", ["tensor parallel", "fully sharded"])
 def test_a_transformer_trains_as_the_whole_one(style):
     params, specs = transformer(style)
     settings = {"axis_name": AXIS, "min_size": 500, "seed": 3, "sync_every": 3}
@@ -383,6 +382,7 @@ def test_without_a_mesh_that_has_the_axes():
 
 
 @auto
+@pytest.mark.long
 def test_what_goes_around_it(tmp_path):
     """Hyperparameters in the state, skipped steps, checkpoints, equal replicas."""
     params, specs = transformer("fully sharded")
