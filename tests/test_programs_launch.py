@@ -77,6 +77,36 @@ def wait_for_steps(process, path, steps, timeout=180):
     pytest.fail(f"no step {steps}: {process.communicate()[0]}")
 
 
+def process_of(group, words):
+    """Its number, of a group of processes, by words of its command."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_text()
+            if words in command and os.getpgid(int(entry.name)) == group:
+                return int(entry.name)
+        except (OSError, ValueError):
+            continue
+    raise ValueError(f"no process {words!r} in group {group}")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="no /proc")
+def test_one_of_two_processes_dies_and_both_start_again_and_go_on(tmp_path):
+    text_in(tmp_path / "text")
+    script = ["bash", str(LAUNCH / "two_processes.sh"), "bert"]
+    script += ["--timeout", "6", "--checkpoint-every", "5"]
+    metrics = tmp_path / "two" / "metrics.jsonl"
+    process = started(tmp_path, "two", script)
+    wait_for_steps(process, metrics, 12)
+    os.kill(process_of(process.pid, "--process-id\0001"), signal.SIGKILL)
+    code, told = ended(process)
+    assert code == 0, told
+    assert "both start again (time 1 of 3)" in told
+    assert "process 1" in told
+    steps = [r["step"] for r in records.read(metrics) if "loss" in r]
+    assert steps == list(range(1, STEPS + 1))
+
+
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_two_processes_stop_and_go_on_like_one(tmp_path):

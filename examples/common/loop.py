@@ -101,11 +101,17 @@ def run(task: Task, o: Options, mesh: Mesh) -> Result:
         if found := checkpoints.restore(state):
             start, state, position = found
             stream.set_state(position)
-        with records.Records(o.out, start) as log, processes.Stop() as stop:
+        with (
+            records.Records(o.out, start) as log,
+            processes.Stop() as stop,
+            slamb_jax.Watchdog(o.timeout) as watchdog,
+        ):
             if jax.process_index() == 0:
                 started.write_text(options.as_text(o))
-            loop = _Loop(task, o, mesh, tx, sent, checkpoints, log, stop)
+            loop = _Loop(task, o, mesh, tx, sent, checkpoints, log, stop, watchdog)
             result = loop.train(state, stream, start)
+    if result is None:
+        raise SystemExit(STOPPED)
     if jax.process_index() == 0:
         text = json.dumps(dataclasses.asdict(result), indent=1)
         (o.out / "result.json").write_text(text + "\n")
@@ -138,8 +144,10 @@ class _Loop:
     checkpoints: slamb_jax.Checkpoints
     log: records.Records
     stop: processes.Stop
+    watchdog: slamb_jax.Watchdog
 
-    def train(self, state: State, stream: Any, start: int) -> Result:
+    def train(self, state: State, stream: Any, start: int) -> Result | None:
+        """To the end; None if it was stopped, and saved."""
         o, last = self.o, self.task.steps
         diagnosed, evaluated = (
             diagnose(o, self.mesh),
@@ -161,6 +169,7 @@ class _Loop:
 
         with records.progress_bar(o.optimizer, start, last) as show:
             for step in range(start + 1, last + 1):
+                self.watchdog.beat(step)
                 began = time.perf_counter()
                 state, metrics = self.one_step(program, state, stream, step)
                 times.append(time.perf_counter() - began)
@@ -175,6 +184,7 @@ class _Loop:
                     self.checkpoints.save(step, state, inputs.position(stream))
                 if stopped:
                     self.leave(step)
+                    return None
             if not times:  # stopped after the last step and before the end
                 evaluate(last)
             show(last, _note(scores))
@@ -206,7 +216,6 @@ class _Loop:
         if jax.process_index() == 0:
             told = f"Stopped and saved at step {step}; the same command goes on."
             Console().print(told)
-        raise SystemExit(STOPPED)
 
 
 def evaluator(

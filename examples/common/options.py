@@ -49,6 +49,8 @@ class Options:
     num_processes: int | None = None
     distributed: bool = False
     """Join the processes that SLURM, Open MPI or Kubernetes started."""
+    timeout: float = 60.0
+    """Seconds without a sign of life of another process, after which this one ends."""
 
     out: Path = Path("runs/program")
     """Checkpoints and logs; a run that was stopped goes on from there."""
@@ -58,7 +60,7 @@ class Options:
 
 
 # What may change when a run goes on: where it runs and what is written of it.
-FREE = {"coordinator", "process_id", "num_processes", "distributed", "out"}
+FREE = {"coordinator", "process_id", "num_processes", "distributed", "timeout", "out"}
 FREE |= {"log_every", "eval_every", "checkpoint_every"}
 SPREAD = {"batch_size", "accumulate_steps", "workers", "sync_every"}
 SPREAD |= {"log_every", "eval_every", "checkpoint_every"}

@@ -5,25 +5,40 @@
 #   examples/launch/two_processes.sh PROGRAM [OPTIONS]
 #
 # SIGTERM to this script, or to either process, saves at the same step in both and leaves
-# with status 143; the same command goes on from there. --out must be on a disk that both
-# see.
+# with status 143; the same command goes on from there. If one dies or hangs, the other
+# ends within twice --timeout, and both are started again from the last checkpoint, up to
+# three times. --out must be on a disk that both see.
 set -euo pipefail
 program=${1:?the program: cifar10, bert or swin}
 shift
 port=${PORT:-29400}
 processes=()
-for id in 0 1; do
-  python -m "examples.$program.main" "$@" --workers 4 \
-    --coordinator "localhost:$port" --process-id "$id" --num-processes 2 &
-  processes+=($!)
-done
-trap 'kill -TERM "${processes[@]}" 2>/dev/null || true' TERM INT
-status=0
-for process in "${processes[@]}"; do
-  while true; do # a signal ends the wait, but not yet the process
-    wait "$process" && code=0 || code=$?
-    kill -0 "$process" 2>/dev/null || break
+stopped=no
+trap 'stopped=yes; kill -TERM "${processes[@]}" 2>/dev/null || true' TERM INT
+
+run() { # both, to their end; sets the status
+  processes=()
+  for id in 0 1; do
+    python -m "examples.$program.main" "${@:2}" --workers 4 \
+      --coordinator "localhost:$port" --process-id "$id" --num-processes 2 &
+    processes+=($!)
   done
-  [ "$code" -eq 0 ] || status=$code
+  status=0
+  for process in "${processes[@]}"; do
+    while true; do # a signal ends the wait, but not yet the process
+      wait "$process" && code=0 || code=$?
+      kill -0 "$process" 2>/dev/null || break
+    done
+    [ "$code" -eq 0 ] || status=$code
+  done
+}
+
+for again in 1 2 3 no; do
+  run "$program" "$@"
+  case "$stopped $status" in
+    "no 75" | "no 134" | "no 137") ;; # one is gone, the other ended with 75
+    *) break ;;
+  esac
+  [ "$again" = no ] || echo "status $status: both start again (time $again of 3)" >&2
 done
 exit "$status"
