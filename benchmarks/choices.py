@@ -22,6 +22,19 @@ from examples.byte_lm import data, train
 from examples.byte_lm.main import progress_bar, worker_mesh
 from examples.hardware import hardware
 
+
+@dataclasses.dataclass(frozen=True)
+class Blocks(slamb_jax.Strided):
+    """The round robin with rows of a width of its own."""
+
+    most: int = 1
+
+    def width(self, leaf: slamb_jax.Leaf) -> int:
+        """The largest divisor of the last dimension up to ``most``."""
+        last = leaf.shape[-1]
+        return max(w for w in range(1, min(last, self.most) + 1) if last % w == 0)
+
+
 GROUP = 2  # devices in a group, where there are groups
 SIXTEEN = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
 EIGHT = slamb_jax.StochasticUniform()
@@ -33,6 +46,8 @@ CHOICES: dict[str, dict[str, Any]] = {
     "payload 4 bit": {"payload": slamb_jax.StochasticUniform(bits=4)},
     "payload and average 8 bit": {"payload": EIGHT, "average_payload": EIGHT},
     "top-k": {"selection": "top_k"},
+    "blocks of 1": {"selection": Blocks(most=1)},
+    "blocks of whole rows": {"selection": Blocks(most=2**20)},
     "overlap": {"overlap": True},
     "groups of 2": {"local_axis_name": "device"},
     "bfloat16, float32 master": {"rounding": "master", **SIXTEEN},
