@@ -168,3 +168,11 @@ def check_params(params: Any) -> None:
             "params must be passed to update, got None: updates, state = "
             "tx.update(grads, state, params)"
         )
+
+
+def check_bools(name: str, tree: Any) -> None:
+    """Raises unless all leaves are bools, or arrays of them."""
+    for path, x in jax.tree_util.tree_leaves_with_path(tree):
+        if not isinstance(x, bool) and getattr(x, "dtype", None) != jnp.dtype(bool):
+            where = f"{name}{jax.tree_util.keystr(path)}"
+            raise ValueError(f"{name} must have bools for leaves, got {x!r} at {where}")

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from slamb_jax import _collectives
+from slamb_jax._checks import check_bools
 
 Axes = tuple[Hashable, ...]
 
@@ -59,7 +60,7 @@ def make_layout(
             "worker has parameters of its own, cut along other axes of the mesh"
         )
     if stacked is not None and not callable(stacked):
-        _check_bools(stacked)
+        check_bools("stacked", stacked)
     return Layout(param_specs, stacked)
 
 
@@ -107,7 +108,7 @@ def spread_specs(param_specs: Any, params: chex.ArrayTree) -> chex.ArrayTree:
             )
         return spec
 
-    specs = _spread("param_specs", param_specs, params, _is_spec)
+    specs = spread("param_specs", param_specs, params, _is_spec)
     specs = jax.tree.map(lambda s: s or PartitionSpec(), specs, is_leaf=_is_spec)
     return jax.tree_util.tree_map_with_path(check, specs, params, is_leaf=_is_spec)
 
@@ -116,8 +117,8 @@ def spread_stacked(stacked: Any, params: chex.ArrayTree) -> chex.ArrayTree:
     """One bool per parameter, from a tree, a prefix of it or a function."""
     tree = stacked(params) if callable(stacked) else stacked
     tree = False if tree is None else tree
-    _check_bools(tree)
-    spread = _spread("stacked", tree, params, None)
+    check_bools("stacked", tree)
+    stacks = spread("stacked", tree, params)
 
     def check(path: Any, is_stack: Any, p: Any) -> bool:
         if is_stack and not jnp.ndim(p):
@@ -127,12 +128,16 @@ def spread_stacked(stacked: Any, params: chex.ArrayTree) -> chex.ArrayTree:
             )
         return bool(is_stack)
 
-    return jax.tree_util.tree_map_with_path(check, spread, params)
+    return jax.tree_util.tree_map_with_path(check, stacks, params)
 
 
-def _spread(
-    name: str, tree: Any, params: chex.ArrayTree, is_leaf: Callable[[Any], bool] | None
+def spread(
+    name: str,
+    tree: Any,
+    params: chex.ArrayTree,
+    is_leaf: Callable[[Any], bool] | None = None,
 ) -> chex.ArrayTree:
+    """A tree like the parameters of a prefix of one; ``name`` is for the error."""
     try:
         return jax.tree.map(
             lambda x, below: jax.tree.map(lambda _: x, below),
@@ -145,15 +150,6 @@ def _spread(
             f"{name} must have the structure of the parameters or a prefix of it: "
             f"{error}"
         ) from error
-
-
-def _check_bools(tree: Any) -> None:
-    for path, x in jax.tree_util.tree_leaves_with_path(tree):
-        if not isinstance(x, bool) and getattr(x, "dtype", None) != jnp.dtype(bool):
-            where = f"stacked{jax.tree_util.keystr(path)}"
-            raise ValueError(
-                f"stacked must have bools for leaves, got {x!r} at {where}"
-            )
 
 
 def _about(p: Any, stacked: bool, spec: PartitionSpec) -> About:

@@ -10,12 +10,13 @@ import optax
 from slamb_jax import _collectives
 from slamb_jax._checks import (
     check_axis_name,
+    check_bools,
     check_choice,
     check_clips,
     check_params,
     check_range,
 )
-from slamb_jax._layout import make_layout
+from slamb_jax._layout import make_layout, spread
 from slamb_jax._leaves import present, spread_rows
 from slamb_jax._momentum import FORMS
 from slamb_jax._ratios import Layer, Ratios, Rule, ratios
@@ -109,7 +110,7 @@ def layerwise_trust_ratio(
     check_choice("form", form, FORMS)
     check_clips(c_min, c_max)
     if mask is not None and not callable(mask):
-        _check_bools(mask)
+        check_bools("mask", mask)
     layout = make_layout(param_specs, stacked, axis_name)
 
     def init(params: optax.Params) -> LayerwiseTrustRatioState:
@@ -180,17 +181,5 @@ def add_decay(decay: jax.Array | None) -> Callable[..., jax.Array]:
 def decay_mask(mask: Any, params: optax.Params) -> optax.Params:
     """The user's mask (a tree, a prefix or a function) as one bool per parameter."""
     tree = mask(params) if callable(mask) else True if mask is None else mask
-    _check_bools(tree)
-    try:
-        return jax.tree.map(lambda m, p: jax.tree.map(lambda _: m, p), tree, params)
-    except ValueError as error:
-        raise ValueError(
-            f"mask must have the structure of the parameters or a prefix of it: {error}"
-        ) from error
-
-
-def _check_bools(mask: Any) -> None:
-    for path, m in jax.tree_util.tree_leaves_with_path(mask):
-        if not isinstance(m, bool) and getattr(m, "dtype", None) != jnp.dtype(bool):
-            where = f"mask{jax.tree_util.keystr(path)}"
-            raise ValueError(f"mask must have bools for leaves, got {m!r} at {where}")
+    check_bools("mask", tree)
+    return spread("mask", tree, params)
