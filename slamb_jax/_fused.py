@@ -51,6 +51,7 @@ def scale_by_slamb(
     bias_correction: bool,
     mu_dtype: Any,
     overlap: bool,
+    nu_of: str,
     nu_dtype: Any,
     param_specs: Any,
     stacked: Any,
@@ -82,6 +83,7 @@ def scale_by_slamb(
             bias_correction=bias_correction,
             mu_dtype=mu_dtype,
             overlap=overlap,
+            nu_of=nu_of,
             nu_dtype=nu_dtype,
         ),
         layerwise_trust_ratio(

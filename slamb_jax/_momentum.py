@@ -19,6 +19,7 @@ from slamb_jax._checks import (
 from slamb_jax._leaves import keep_absent, map_numbered, map_present
 
 FORMS = ("sum", "product")
+SQUARED = ("gradient", "momentum")
 
 
 class MaskMomentumState(NamedTuple):
@@ -40,6 +41,7 @@ def mask_momentum(
     bias_correction: bool = True,
     mu_dtype: Any = None,
     overlap: bool = False,
+    nu_of: str = "gradient",
     nu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Adam's direction from a momentum that a compressor exchanges in part.
@@ -57,6 +59,16 @@ def mask_momentum(
 
     What the compressor returns is stored as m: coordinates it let through unsent keep
     accumulating there, which is SLAMB's local error compensation. v is never sent.
+
+    ``nu_of="momentum"`` has the second moment of m as the compressor left it,
+
+    .. math:: v \leftarrow \beta_2 v + (1-\beta_2) m^2
+
+    which the workers agree on as far as they agree on m. That of their own gradients
+    differs from worker to worker, most in the first steps, and their parameters part
+    even where all of m is exchanged. It is also the less noisy of the two, and what
+    rounding adds to a small coordinate of m is in it and not blown up by it. A
+    departure from the paper, and from Adam.
 
     ``overlap=True`` hands the compressor m as the last step left it, before this
     step's gradient is known,
@@ -80,6 +92,7 @@ def mask_momentum(
       form: ``"sum"`` or ``"product"``: where eps stands, see above.
       bias_correction: False leaves out both powers of t (product form only).
       mu_dtype: dtype of m, and so of what travels; None is float32.
+      nu_of: what v is the second moment of, ``"gradient"`` or ``"momentum"``.
       nu_dtype: dtype of v, None (float32) or bfloat16, to which it is rounded at
         random: a change of :math:`1 - \beta_2` of itself would round to none.
       overlap: exchange m before the gradient is added, not after it.
@@ -111,6 +124,7 @@ def mask_momentum(
     check_range("eps", eps, 0.0, open_low=True)
     check_choice("form", form, FORMS)
     check_bool("overlap", overlap)
+    check_choice("nu_of", nu_of, SQUARED)
     if form == "sum" and not bias_correction:
         raise ValueError(
             "bias_correction=False needs form='product', got form='sum', which is "
@@ -147,9 +161,13 @@ def mask_momentum(
             g,
             mu,
         )
+        if not overlap:
+            mu, inner = compressor.update(mu, state.compressor, params, **extra_args)
         nu = map_present(
-            lambda g, v: b2_ * v.astype(jnp.float32) + rest2 * jnp.square(g),
-            g,
+            lambda x, v: (
+                b2_ * v.astype(jnp.float32) + rest2 * jnp.square(x.astype(jnp.float32))
+            ),
+            g if nu_of == "gradient" else mu,
             state.nu,
         )
         if short:
@@ -158,8 +176,6 @@ def mask_momentum(
                 nu,
                 like=params,
             )
-        if not overlap:
-            mu, inner = compressor.update(mu, state.compressor, params, **extra_args)
         at = corrections(form, step, b1, b2, eps, bias_correction)
         u = map_present(
             lambda m, v, like: direction(at, m, v).astype(like.dtype),

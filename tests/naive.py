@@ -18,6 +18,7 @@ class NaiveSlamb:
     """n workers, each a list of leaves; masks are given, ages follow a recurrence."""
 
     overlap = False  # exchange m before the gradient is added
+    nu_of = "gradient"
 
     def __init__(self, params: list[np.ndarray], n: int, **settings: Any):
         self.p = [[x.astype(np.float64) for x in params] for _ in range(n)]
@@ -37,9 +38,12 @@ class NaiveSlamb:
             for i in range(self.n):
                 g = grads[i][j].astype(np.float64)
                 self.m[i][j] = self.b1 * self.m[i][j] + (1 - self.b1) * g
-                self.v[i][j] = self.b2 * self.v[i][j] + (1 - self.b2) * g**2
             if not self.overlap:
                 self.exchange(j, mask)
+            for i in range(self.n):
+                g = grads[i][j].astype(np.float64)
+                square = (g if self.nu_of == "gradient" else self.m[i][j]) ** 2
+                self.v[i][j] = self.b2 * self.v[i][j] + (1 - self.b2) * square
             self.age[j] = np.where(mask, 0, self.age[j] + 1)
             r = self.b3 ** self.age[j]
             for i in range(self.n):

@@ -21,6 +21,7 @@ CHOICES = {
     "payload": (None, "bfloat16", "float16", "uniform8", "uniform4", "natural"),
     "average_payload": (None, "bfloat16", "uniform8"),
     "mu_dtype": (None, "bfloat16"),
+    "nu_of": ("gradient", "momentum"),
     "nu_dtype": (None, "bfloat16"),
     "groups": (False, True),
     "overlap": (False, True),
@@ -62,7 +63,7 @@ def optimizer(choice):
         average_payload=CODES.get(choice["average_payload"], choice["average_payload"]),
         param_specs=SPECS if choice["shards"] else None,
         stacked={"stack": True, "w": False, "b": False} if choice["stacked"] else None,
-        **{k: choice[k] for k in ("form", "mu_dtype", "nu_dtype", "overlap")},
+        **{k: choice[k] for k in ("form", "mu_dtype", "nu_of", "nu_dtype", "overlap")},
     )
     workers = ("data", "device", "model")
     match choice["wrapped"]:

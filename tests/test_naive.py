@@ -77,6 +77,7 @@ def masks_at(selection, leaves, t):
     clips=st.sampled_from([(0.01, 1000.0), (0.0, float("inf")), (0.5, 2.0)]),
     min_size=st.sampled_from([0, 10]),
     zero=st.booleans(),
+    nu_of=st.sampled_from(["gradient", "momentum"]),
     seed=st.integers(0, 100),
 )
 def test_agrees_with_the_naive_version(
@@ -91,6 +92,7 @@ def test_agrees_with_the_naive_version(
     clips,
     min_size,
     zero,
+    nu_of,
     seed,
 ):
     rng = np.random.default_rng(seed)
@@ -107,13 +109,13 @@ def test_agrees_with_the_naive_version(
     naive = NaiveSlamb(
         params, n, lr=0.01, b1=0.9, b2=0.99, b3=b3, eps=1e-6, c_min=clips[0],
         c_max=clips[1], weight_decay=weight_decay, decays=decays, form=form,
-        sync_every=sync_every, bias_correction=True,
+        sync_every=sync_every, bias_correction=True, nu_of=nu_of,
     )  # fmt: skip
     selection = SELECTIONS[name](ratio, min_size, seed)
     tx = slamb_jax.slamb(
         0.01, axis_name=AXIS, selection=selection, b2=0.99, b3=b3, form=form,
         sync_every=sync_every, weight_decay=weight_decay, mask=decays,
-        c_min=clips[0], c_max=clips[1],
+        c_min=clips[0], c_max=clips[1], nu_of=nu_of,
     )  # fmt: skip
     history = train(tx, params, jax.tree.map(jnp.asarray, grads), "vmap")
     leaves = numbered(shapes)

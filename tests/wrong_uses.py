@@ -138,6 +138,7 @@ SETTINGS = [
         {"selection": "top_k", "compress_ratio": {0: 0.5, 9: 0.1}},
         "compress_ratio .*a number .*top_k",
     ),
+    ({"nu_of": "gradients"}, "nu_of must be .*'gradients'"),
     ({"nu_dtype": "float16"}, "nu_dtype .*'float16'"),
     ({"nu_dtype": "no such"}, "nu_dtype .*'no such'"),
     ({"stacked": 3}, "stacked must have bools .*3"),

@@ -26,21 +26,26 @@ class Setting:
         return f"{self.task}-{self.workers}x{self.batch}-{self.steps}"
 
 
-FULL = tuple(
-    Setting(task, workers, batch, steps)
-    for task in BATCHES
-    for workers, batch, steps in itertools.product(
-        WORKERS, BATCHES[task], (SHORT, LONG)
-    )
+NOISY = Setting("byte_lm", 8, 8, 300)  # short, and little data per worker and step
+LARGE = Setting("byte_lm", 4, 48, 900)  # long, and much
+FULL = (
+    NOISY,
+    LARGE,
+    *(
+        Setting(task, workers, batch, steps)
+        for task in BATCHES
+        for workers, batch, steps in itertools.product(
+            WORKERS, BATCHES[task], (SHORT, LONG)
+        )
+    ),
 )
 CORE = (
-    *(Setting("byte_lm", workers, 2, SHORT) for workers in WORKERS),
-    Setting("byte_lm", 16, 8, SHORT),
-    Setting("byte_lm", 16, 2, LONG),
-    *(Setting("masked_lm", workers, 2, SHORT) for workers in WORKERS),
+    NOISY,
+    LARGE,
     *(Setting("digits", workers, 4, SHORT) for workers in WORKERS),
-    Setting("digits", 16, 16, SHORT),
     Setting("digits", 16, 4, LONG),
+    Setting("byte_lm", 64, 2, SHORT),
+    Setting("masked_lm", 16, 2, SHORT),
 )
 SMOKE = (Setting("digits", 4, 4, 50),)
 GRIDS = {"core": CORE, "full": FULL, "smoke": SMOKE}

@@ -15,6 +15,21 @@ from slamb_jax._leaves import flatten_numbered
 from slamb_jax._selections import elements_sent
 
 AXIS = "data"
+PAYLOADS: dict[str, Any] = {
+    "float32": None,
+    "bfloat16": "bfloat16",
+    "8 bit": slamb_jax.StochasticUniform(),
+    "4 bit": slamb_jax.StochasticUniform(bits=4),
+}
+SLAMB: dict[str, Any] = {
+    "compress_ratio": 0.1,
+    "b3": 0.7,
+    "sync_every": 70,
+    "nu_of": "momentum",
+    "payload": "float32",
+    "average": "float32",
+}
+FOUR_BITS = {"b3": 0.5, "sync_every": 12, "payload": "4 bit", "average": "8 bit"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,24 +60,42 @@ def last_sends(
 
 
 def make_slamb(
-    rate: optax.Schedule, setting: Setting, *, b3: float, sync_every: int, dtype: str
+    rate: optax.Schedule,
+    setting: Setting,
+    *,
+    payload: str,
+    average: str,
+    **settings: Any,
 ) -> optax.GradientTransformation:
     return slamb_jax.slamb(
-        rate, axis_name=AXIS, b3=b3, sync_every=sync_every, mu_dtype=dtype,
+        rate,
+        axis_name=AXIS,
+        payload=PAYLOADS[payload],
+        average_payload=PAYLOADS[average],
         min_size=task(setting.task).min_size,
-    )  # fmt: skip
+        **settings,
+    )
 
 
 def slamb_sends(
-    params: Any, setting: Setting, step: int, *, sync_every: int, dtype: str, **_: Any
+    params: Any,
+    setting: Setting,
+    step: int,
+    *,
+    compress_ratio: float,
+    sync_every: int,
+    payload: str,
+    average: str,
+    **_: Any,
 ) -> rivals.Sends:
     """A mean of what is packed, and of the parameters at 1, H + 1, 2H + 1, ..."""
-    selection = slamb_jax.Strided(min_size=task(setting.task).min_size)
+    selection = slamb_jax.Strided(compress_ratio, task(setting.task).min_size)
     leaves = flatten_numbered(params)[0]
     sent = sum(elements_sent(selection, leaf) for leaf in leaves)
-    out = mean_sends(sent, setting.workers, dtype)
+    out = mean_sends(sent, setting.workers, PAYLOADS[payload])
     if slamb_agreed(step, sync_every=sync_every):
-        out = out + mean_sends(elements(params), setting.workers)
+        every = elements(params)
+        out = out + mean_sends(every, setting.workers, PAYLOADS[average])
     return out
 
 
@@ -86,9 +119,8 @@ def dense(optimizer: Callable[..., Any], rate: float, **settings: Any) -> Method
     )
 
 
-def slamb(dtype: str) -> Method:
-    settings = {"b3": 0.7, "sync_every": 25, "dtype": dtype}
-    return Method(settings, 0.02, make_slamb, slamb_sends, slamb_agreed)
+def slamb(**settings: Any) -> Method:
+    return Method(SLAMB | settings, 0.02, make_slamb, slamb_sends, slamb_agreed)
 
 
 def warmup_steps(setting: Setting, share: float) -> int:
@@ -98,10 +130,26 @@ def warmup_steps(setting: Setting, share: float) -> int:
 METHODS = {
     "LAMB": dense(optax.lamb, 0.02),
     "LAMB, bf16 gradients": dense(optax.lamb, 0.02, dtype="bfloat16"),
+    "LAMB, 4 bit gradients": Method(
+        {"payload": "4 bit"},
+        0.02,
+        lambda rate, _, payload: optax.chain(
+            slamb_jax.randk_compress_with_error_feedback(
+                slamb_jax.Strided(1.0), axis_name=AXIS, payload=PAYLOADS[payload]
+            ),
+            optax.lamb(rate),
+        ),
+        lambda params, setting, step, payload: mean_sends(
+            elements(params), setting.workers, PAYLOADS[payload]
+        ),
+    ),
     "AdamW": dense(lambda rate: optax.adamw(rate, weight_decay=0.0), 0.004),
     "SGD-M": dense(lambda rate: optax.sgd(rate, momentum=0.9), 0.1),
-    "SLAMB": slamb("float32"),
-    "SLAMB, bf16 momentum": slamb("bfloat16"),
+    "SLAMB": slamb(),
+    "SLAMB, 4 bit": slamb(compress_ratio=0.25, **FOUR_BITS),
+    "SLAMB, 4 bit, k 1/2": slamb(compress_ratio=0.5, **FOUR_BITS),
+    "SLAMB, k 1": slamb(compress_ratio=1.0),
+    "SLAMB, as published": slamb(b3=0.99, sync_every=100, nu_of="gradient"),
     "1-bit LAMB": Method(
         {"warmup": 0.2},
         0.02,

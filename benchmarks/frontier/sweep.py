@@ -8,8 +8,8 @@ from benchmarks.frontier.methods import METHODS
 from benchmarks.frontier.results import Results, last_loss
 from benchmarks.frontier.run import Run
 
-POWERS = (-2, -1, 0, 1, 2)  # of two, times the middle of the method's rates
-FURTHER = 3  # more on a side, while the best stands at that end
+POWERS = (-1, 0, 1)  # of the root of two, times the middle of the method's rates
+FURTHER = 6  # more on a side, while the best stands at that end
 
 
 def rates(setting: Setting, method: str, results: Results) -> Iterator[Run]:
@@ -57,7 +57,7 @@ def finished(setting: Setting, method: str, results: Results) -> list[dict[str, 
 
 
 def _run(setting: Setting, method: str, power: int) -> Run:
-    rate = float(f"{METHODS[method].rate * 2.0**power:.3g}")
+    rate = float(f"{METHODS[method].rate * 2 ** (power / 2):.3g}")
     return Run(setting, method, rate, SEEDS[0])
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from slamb_jax import Quantizer
 from slamb_jax._collectives import mean_over
 
 Sends = list[tuple[str, float]]  # the kinds of collectives, and bytes put in
@@ -38,12 +39,16 @@ def wire_bytes(sends: Sends, workers: int) -> float:
     return math.fsum(shares[kind] * payload for kind, payload in sends)
 
 
-def mean_sends(elements: int, workers: int, dtype: Any = jnp.float32) -> Sends:
-    """What :func:`mean` of that many elements of a dtype sends."""
-    if jnp.dtype(dtype).itemsize == 4:
-        return [("all-reduce", 4 * elements)]
+def mean_sends(elements: int, workers: int, payload: Any = None) -> Sends:
+    """What a mean of that many elements sends, in a dtype or a quantizer's codes."""
     mine = -(-elements // workers)
-    return [("all-to-all", 2 * workers * mine), ("all-gather", 2 * mine)]
+    if isinstance(payload, Quantizer):
+        size = payload.nbytes(mine)
+    elif jnp.dtype(payload or jnp.float32).itemsize == 4:
+        return [("all-reduce", 4 * elements)]
+    else:
+        size = 2 * mine
+    return [("all-to-all", workers * size), ("all-gather", size)]
 
 
 def elements(params: Any) -> int:
