@@ -20,6 +20,7 @@ from benchmarks.frontier.report import picture, table
 from benchmarks.frontier.results import Results, last_loss
 from benchmarks.frontier.run import execute, timing
 from benchmarks.frontier.sweep import POWERS, missing
+from benchmarks.frontier.versus import versus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +80,12 @@ def estimate(config: Config, console: Console) -> None:
                 break
             found = {"key": key, **timing(short, method)}
             known.add(found)
-        # The sweep is done where the setting is short, with a rate more for where it
-        # is widened, and its best run is the first seed's.
-        runs = len(POWERS) + len(SEEDS) if setting == short else len(SEEDS)
-        took = found["first_seconds"] + runs * setting.steps * found["step_seconds"]
+        steps = len(SEEDS) * setting.steps
+        if short not in totals:  # else the sweep is counted there
+            steps += (len(POWERS) + 1) * short.steps  # one more where it widens
+        if setting == short:  # whose best run is the first seed's
+            steps -= short.steps
+        took = found["first_seconds"] + steps * found["step_seconds"]
         totals[setting] = totals.get(setting, 0.0) + took
     for setting, took in totals.items():
         console.print(f"{took / 60:7.1f} min  {setting}", highlight=False)
@@ -103,6 +106,8 @@ def main(config: Config) -> None:
         path = config.results.with_name(f"{config.results.stem}-{setting}.png")
         if picture(setting, results, path):
             console.print(table(setting, results))
+            if (beside := versus(setting, results)) is not None:
+                console.print(beside)
             console.print(f"Wrote {path}", highlight=False)
 
 

@@ -148,6 +148,9 @@ METHODS = {
     "SLAMB": slamb(),
     "SLAMB, 4 bit": slamb(compress_ratio=0.25, **FOUR_BITS),
     "SLAMB, 4 bit, k 1/2": slamb(compress_ratio=0.5, **FOUR_BITS),
+    "SLAMB, 4 bit, k 1/32": slamb(
+        compress_ratio=1 / 32, **FOUR_BITS | {"sync_every": 50, "average": "4 bit"}
+    ),
     "SLAMB, k 1": slamb(compress_ratio=1.0),
     "SLAMB, as published": slamb(b3=0.99, sync_every=100, nu_of="gradient"),
     "1-bit LAMB": Method(

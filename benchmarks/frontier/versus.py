@@ -1,0 +1,52 @@
+"""Who is ahead at whose bytes: each rival beside SLAMB at no more than it sends."""
+
+import statistics
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.frontier.grid import Setting
+from benchmarks.frontier.methods import METHODS
+from benchmarks.frontier.report import DENSE, sent_bytes, spread
+from benchmarks.frontier.results import Results, last_loss
+from benchmarks.frontier.sweep import finished
+
+SHARES = 1 / 500, 1 / 5  # of dense LAMB's bytes: where to compare
+
+
+def versus(setting: Setting, results: Results) -> Table | None:
+    """A row for each rival within the range; None without dense LAMB or any SLAMB."""
+    found = {name: finished(setting, name, results) for name in METHODS}
+    sent = {
+        name: sent_bytes(runs[0]["points"][-1], setting.workers)
+        for name, runs in found.items()
+        if runs
+    }
+    ours = [name for name in sent if name.startswith("SLAMB")]
+    if DENSE not in sent or not ours:
+        return None
+    shares = {name: value / sent[DENSE] for name, value in sent.items()}
+    out = Table(title=f"{setting}: each rival, and SLAMB at no more bytes")
+    for head in ("rival", "share", "loss", "SLAMB", "share", "loss", "behind by, %"):
+        left = head in ("rival", "SLAMB")
+        out.add_column(head, justify="left" if left else "right")
+    for name in sorted(shares, key=shares.__getitem__, reverse=True):
+        if name in ours or not SHARES[0] <= shares[name] <= SHARES[1]:
+            continue
+        row = [name, f"{shares[name]:.4f}", spread(_losses(found[name]))]
+        cheaper = [other for other in ours if shares[other] <= shares[name]]
+        if cheaper:
+            best = min(cheaper, key=lambda other: _mean(found[other]))
+            behind = 100 * (_mean(found[best]) / _mean(found[name]) - 1)
+            ours_are = [best, f"{shares[best]:.4f}", spread(_losses(found[best]))]
+            row += [*ours_are, f"{behind:+.1f}"]
+        out.add_row(*row)
+    return out
+
+
+def _losses(runs: list[dict[str, Any]]) -> list[float]:
+    return [last_loss(run) for run in runs]
+
+
+def _mean(runs: list[dict[str, Any]]) -> float:
+    return statistics.fmean(_losses(runs))
