@@ -1,5 +1,6 @@
 """SLAMB for JAX: large-batch training that exchanges a tenth of its momentum."""
 
+from slamb_jax import recipes as recipes
 from slamb_jax._accumulate import AccumulateState as AccumulateState
 from slamb_jax._accumulate import accumulate as accumulate
 from slamb_jax._advice import Advice as Advice
