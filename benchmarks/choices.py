@@ -40,6 +40,10 @@ SIXTEEN = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
 EIGHT = slamb_jax.StochasticUniform()
 CHOICES: dict[str, dict[str, Any]] = {
     "SLAMB": {},
+    "v of the momentum": {"nu_of": "momentum"},
+    "recipe LARGE_BATCH": dict(slamb_jax.recipes.LARGE_BATCH),
+    "recipe FEW_BYTES": dict(slamb_jax.recipes.FEW_BYTES),
+    "recipe NOISY": dict(slamb_jax.recipes.NOISY),
     "payload bfloat16": {"payload": "bfloat16"},
     "payload 8 bit": {"payload": EIGHT},
     "payload 8 bit, natural": {"payload": slamb_jax.NaturalCompression()},
@@ -68,14 +72,10 @@ class Config:
 
 def optimizer(choice: dict[str, Any], config: train.Config) -> Any:
     """The main job's SLAMB with this choice."""
-    settings = {k: v for k, v in choice.items() if k != "rounding"}
-    return slamb_jax.slamb(
-        train.schedule(config.slamb_rate, config.steps),
-        axis_name=train.AXIS,
-        b3=config.b3,
-        sync_every=config.sync_every,
-        **settings,
-    )
+    settings = {"b3": config.b3, "sync_every": config.sync_every} | choice
+    settings.pop("rounding", None)
+    rate = train.schedule(config.slamb_rate, config.steps)
+    return slamb_jax.slamb(rate, axis_name=train.AXIS, **settings)
 
 
 def run(
