@@ -2,8 +2,9 @@
 
 Run from the root of the repository: ``python -m benchmarks.frontier``. It does what is
 missing of the core of the grid (``--grid full``: of all of it), a line to the results
-for each run, so that it may be stopped and started again; then prints tables, and draws
-a picture of each setting. ``--estimate`` tells how long that will take.
+for each run, so that it may be stopped and started again; then prints tables, and
+writes them, with a picture of each setting, to a page beside the results.
+``--estimate`` tells how long that will take.
 """
 
 import dataclasses
@@ -16,11 +17,10 @@ from rich.console import Console
 
 from benchmarks.frontier.grid import GRIDS, SEEDS, Setting
 from benchmarks.frontier.methods import METHODS
-from benchmarks.frontier.report import picture, table
+from benchmarks.frontier.page import write_page
 from benchmarks.frontier.results import Results, last_loss
 from benchmarks.frontier.run import execute, timing
 from benchmarks.frontier.sweep import POWERS, missing
-from benchmarks.frontier.versus import versus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ def estimate(config: Config, console: Console) -> None:
 
 def main(config: Config) -> None:
     console = Console()
-    console.width = max(console.width, 120)  # the tables
+    console.width = max(console.width, 150)  # the tables
     if config.estimate:
         estimate(config, console)
         return
@@ -102,13 +102,7 @@ def main(config: Config) -> None:
     if not config.report:
         run_all(config, results, console)
     settings = dict.fromkeys(setting for setting, _ in cells(config))
-    for setting in settings:
-        path = config.results.with_name(f"{config.results.stem}-{setting}.png")
-        if picture(setting, results, path):
-            console.print(table(setting, results))
-            if (beside := versus(setting, results)) is not None:
-                console.print(beside)
-            console.print(f"Wrote {path}", highlight=False)
+    console.print(f"Wrote {write_page(settings, results, console)}", highlight=False)
 
 
 if __name__ == "__main__":

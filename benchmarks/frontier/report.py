@@ -51,25 +51,37 @@ def table(setting: Setting, results: Results) -> Table:
         caption="; ".join(sorted(machines))
         + "; ± is the deviation over seeds; seconds at each link",
     )
-    heads = ("method", "rate", "seeds", "loss", "MiB sent", "share", *LINKS)
+    heads = (
+        *("method", "rate", "seeds", "loss", "above LAMB, %", "MiB sent", "share"),
+        *LINKS,
+    )
     for head in heads:
         out.add_column(head, justify="left" if head == "method" else "right")
     dense = done.get(DENSE)
     for method, found in done.items():
         sent = sent_bytes(found[0]["points"][-1], setting.workers)
-        share = "" if dense is None else sent / sent_bytes(
-            dense[0]["points"][-1], setting.workers)  # fmt: skip
+        share = above = ""
+        if dense is not None:
+            of = sent_bytes(dense[0]["points"][-1], setting.workers)
+            share = f"{sent / of:.4f}"
+            above = f"{100 * (mean_loss(found) / mean_loss(dense) - 1):+.1f}"
         times = (_median_seconds(found, setting, link) for link in LINKS.values())
         out.add_row(
             method,
             f"{found[0]['key']['rate']:g}",
             str(len(found)),
             spread([last_loss(r) for r in found]),
+            above,
             f"{sent / 2**20:.2f}",
-            f"{share:.4f}" if share else "",
+            share,
             *(f"{t:.3g}" for t in times),
         )
     return out
+
+
+def mean_loss(found: list[dict[str, Any]]) -> float:
+    """The last evaluation loss, over seeds."""
+    return statistics.fmean(last_loss(result) for result in found)
 
 
 def spread(losses: list[float]) -> str:

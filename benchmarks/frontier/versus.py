@@ -1,13 +1,12 @@
 """Who is ahead at whose bytes: each rival beside SLAMB at no more than it sends."""
 
-import statistics
 from typing import Any
 
 from rich.table import Table
 
 from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.methods import METHODS
-from benchmarks.frontier.report import DENSE, sent_bytes, spread
+from benchmarks.frontier.report import DENSE, mean_loss, sent_bytes, spread
 from benchmarks.frontier.results import Results, last_loss
 from benchmarks.frontier.sweep import finished
 
@@ -36,8 +35,8 @@ def versus(setting: Setting, results: Results) -> Table | None:
         row = [name, f"{shares[name]:.4f}", spread(_losses(found[name]))]
         cheaper = [other for other in ours if shares[other] <= shares[name]]
         if cheaper:
-            best = min(cheaper, key=lambda other: _mean(found[other]))
-            behind = 100 * (_mean(found[best]) / _mean(found[name]) - 1)
+            best = min(cheaper, key=lambda other: mean_loss(found[other]))
+            behind = 100 * (mean_loss(found[best]) / mean_loss(found[name]) - 1)
             ours_are = [best, f"{shares[best]:.4f}", spread(_losses(found[best]))]
             row += [*ours_are, f"{behind:+.1f}"]
         out.add_row(*row)
@@ -46,7 +45,3 @@ def versus(setting: Setting, results: Results) -> Table | None:
 
 def _losses(runs: list[dict[str, Any]]) -> list[float]:
     return [last_loss(run) for run in runs]
-
-
-def _mean(runs: list[dict[str, Any]]) -> float:
-    return statistics.fmean(_losses(runs))
