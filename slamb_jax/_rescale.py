@@ -21,7 +21,7 @@ class ElementwiseRescaleState(NamedTuple):
 
 def elementwise_rescale(
     selection: Selection = Strided(),  # noqa: B008 (frozen)
-    b3: Any = 0.99,
+    b3: Any = 0.7,
     *,
     axis_name: _collectives.AxisName | None = None,
     param_specs: Any = None,

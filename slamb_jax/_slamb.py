@@ -46,7 +46,7 @@ def slamb(
     compress_ratio: float | Mapping[int, float] = 0.1,
     b1: Any = 0.9,
     b2: Any = 0.999,
-    b3: Any = 0.99,
+    b3: Any = 0.7,
     eps: Any = 1e-6,
     weight_decay: optax.ScalarOrSchedule = 0.0,
     mask: Any = None,
@@ -119,7 +119,8 @@ def slamb(
         ``{0: 0.5, 500: 0.2, 1000: 0.1}``: compression warm-up, see :class:`Piecewise`.
       b1: decay rate of the first moment, in [0, 1).
       b2: decay rate of the second moment, in [0, 1).
-      b3: decay rate of the freshness, in [0, 1]. The one to tune.
+      b3: decay rate of the freshness, in [0, 1]. The one to tune; the paper's, 0.93 to
+        0.999, are in :mod:`slamb_jax.recipes`.
       eps: added to the root of the second moment, positive.
       weight_decay: :math:`\lambda`, not negative, or a schedule of the step from 0.
       mask: which leaves decay, as in ``optax.adamw``. None: all.

@@ -32,7 +32,7 @@ class LayerwiseTrustRatioState(NamedTuple):
 
 def layerwise_trust_ratio(
     selection: Selection = Strided(),  # noqa: B008 (frozen)
-    b3: Any = 0.99,
+    b3: Any = 0.7,
     *,
     axis_name: _collectives.AxisName | None = None,
     weight_decay: optax.ScalarOrSchedule = 0.0,
