@@ -114,6 +114,16 @@ def test_folders_that_are_missing(tmp_path):
         data.load(folder_of_images(tmp_path / "whole"), 32, 4)
 
 
+def test_images_that_are_not_there(tmp_path, monkeypatch):
+    path = CONFIGS / "tiny.yaml"
+    config = options.parse(train.Config, "", ["--config", str(path)])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="there is no data/imagenet/train"):
+        train.sources(config)
+    with pytest.raises(SystemExit, match="8 x 8 pixels, got 16"):
+        train.sources(train.Config(image_size=16))
+
+
 def test_parts_lie_inside():
     rng = np.random.default_rng(0)
     boxes = np.array([data.part((300, 200), rng) for _ in range(500)])

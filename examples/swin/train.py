@@ -59,6 +59,11 @@ def schedule(config: Config, per_epoch: float) -> optax.Schedule:
 def sources(config: Config) -> tuple[Source, Source]:
     """What to train on and what to test on."""
     if config.data_dir is None:
+        if config.image_size != 8:
+            raise SystemExit(
+                f"--image-size: the digits have 8 x 8 pixels, got {config.image_size}; "
+                "images of your own need --data-dir"
+            )
         return images.digits()
     return data.load(config.data_dir, config.image_size, config.classes)
 
