@@ -90,7 +90,7 @@ def test_too_little_text(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, least", [("length", 3), ("vocabulary", 6), ("steps", 1)]
+    ("name", "least"), [("length", 3), ("vocabulary", 6), ("steps", 1)]
 )
 def test_sizes_out_of_range(name, least):
     with pytest.raises(SystemExit, match=f"--{name}: must be at least {least}, got 0"):
