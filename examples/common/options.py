@@ -142,7 +142,8 @@ def as_text(options: Options) -> str:
     """The options as a file that ``--config`` reads."""
     values = json.loads(json.dumps(dataclasses.asdict(options), default=str))
     values["compress_ratio"] = options.compress_ratio  # JSON's keys are strings
-    present = {k: v for k, v in values.items() if v is not None and v != []}
+    known = {f.name: f.default for f in dataclasses.fields(options)}
+    present = {k: v for k, v in values.items() if v not in (None, []) or known[k]}
     return yaml.safe_dump(present, sort_keys=False)
 
 

@@ -40,7 +40,9 @@ class Config(Options):
     learning_rate: float = 0.02
     weight_decay: float = 0.05
     clip_norm: float | None = 1.0
-    b3: float = 0.9
+    sync_every: int = 5
+    payload: Literal["bfloat16", "8bit", "4bit"] | None = "8bit"
+    average_payload: Literal["bfloat16", "8bit", "4bit"] | None = "8bit"
     min_size: int = 0
     """Leaves with fewer elements are exchanged whole."""
     out: Path = Path("runs/swin")
