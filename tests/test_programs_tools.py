@@ -85,7 +85,7 @@ SIZES = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("program", "name"), SIZES, ids="-".join)
+@pytest.mark.parametrize(("program", "name"), SIZES, ids=map("-".join, SIZES))
 def test_full_size_is_compiled_whole(program, name):
     file = programs.ROOT / "examples" / program / "configs" / f"{name}.yaml"
     process = programs.start("examples.shapes", program, "--config", file, "--compile")
