@@ -57,6 +57,7 @@ def test_files_say_what_is_wrong(tmp_path, text, told):
     ("args", "told"),
     [
         (["--workers", "0"], "--workers: must be at least 1, got 0"),
+        (["--learning-rate", "0"], "--learning-rate: must be positive, got 0"),
         (["--coordinator", "localhost:1"], "go together"),
         (["--config", "none.yaml"], "none.yaml"),
         (
@@ -157,6 +158,19 @@ def test_traffic_is_that_of_the_compiled_step(name, accumulate):
     if name == "slamb":
         assert found.exchange[0] == 2 * 3 / 4 * 4 * (60 + 20 + 9)
         assert found.average == found.dense
+
+
+def test_traffic_of_codes_is_that_of_the_compiled_step():
+    o = Options(payload="8bit", average_payload="bfloat16", min_size=50)
+    mesh = processes.mesh_of(o.workers)
+    found = traffic(o, random_tree(SHAPES, 0), mesh)
+    report = whole_step(o, mesh)
+    both = report.bytes_sent() + report.bytes_sent(conditional=True)
+    assert both == pytest.approx(found.exchange[0] + found.average)
+    exact = traffic(Options(min_size=50), random_tree(SHAPES, 0), mesh)
+    assert found.exchange[0] < 0.5 * exact.exchange[0]  # scales, and each leaf's own
+    assert found.average == pytest.approx(exact.average / 2, rel=0.05)
+    assert found.dense == exact.dense
 
 
 def test_bytes_until_a_step():

@@ -114,6 +114,23 @@ def test_folders_that_are_missing(tmp_path):
         data.load(folder_of_images(tmp_path / "whole"), 32, 4)
 
 
+def test_none_in_place_of_a_default_is_written_and_read(tmp_path):
+    path = tmp_path / "options.yaml"
+    config = train.Config(clip_norm=None, payload=None, out=tmp_path)
+    path.write_text(options.as_text(config))
+    assert options.parse(train.Config, "", ["--config", str(path)]) == config
+
+
+def test_images_that_are_not_there(tmp_path, monkeypatch):
+    path = CONFIGS / "tiny.yaml"
+    config = options.parse(train.Config, "", ["--config", str(path)])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="there is no data/imagenet/train"):
+        train.sources(config)
+    with pytest.raises(SystemExit, match="8 x 8 pixels, got 16"):
+        train.sources(train.Config(image_size=16))
+
+
 def test_parts_lie_inside():
     rng = np.random.default_rng(0)
     boxes = np.array([data.part((300, 200), rng) for _ in range(500)])
@@ -157,6 +174,7 @@ def test_full_size(name):
     )
     task = train.task(config, train.blank(config))
     assert task.steps == round(300 * 1_281_167 / 16_384)
+    assert config.payload is config.average_payload is None
     params, kept = jax.eval_shape(task.init, jax.random.key(0))
     assert sum(x.size for x in jax.tree.leaves(params)) == SIZES[name]
     batch = {

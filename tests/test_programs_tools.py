@@ -72,17 +72,23 @@ def test_description(monkeypatch):
     assert dense == pytest.approx(found["parameters"] * 4 / 2**20)  # two on a ring
 
 
+SIZES = {
+    ("cifar10", "sgdm"): "1,727,962",
+    ("cifar10", "lamb"): "1,727,962",
+    ("bert", "base"): "109,217,850",
+    ("swin", "tiny"): "28,288,354",
+}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["lamb", "sgdm"])
-def test_resnet110_is_compiled_whole(name):
-    file = programs.ROOT / "examples" / "cifar10" / "configs" / f"{name}.yaml"
-    process = programs.start(
-        "examples.shapes", "cifar10", "--config", file, "--compile"
-    )
+@pytest.mark.parametrize(("program", "name"), SIZES, ids=map("-".join, SIZES))
+def test_full_size_is_compiled_whole(program, name):
+    file = programs.ROOT / "examples" / program / "configs" / f"{name}.yaml"
+    process = programs.start("examples.shapes", program, "--config", file, "--compile")
     try:
         told, wrong = process.communicate(timeout=900)
     finally:
         process.kill()
     assert process.returncode == 0, wrong
-    assert "parameters: 1,727,962" in told
+    assert f"parameters: {SIZES[program, name]}" in told
     assert "GiB of temporaries" in told

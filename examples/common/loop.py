@@ -89,6 +89,8 @@ def run(task: Task, o: Options, mesh: Mesh) -> Result:
         options.check_same_run(o, started)
     if result := Result.read(o.out):
         return result
+    if task.steps < 1:
+        raise SystemExit("--epochs: not one step of all workers; ask for more")
     tx = optimizer(o, task.schedule, task.decay_mask)
     stream = inputs.training(task.source, o.batch_size, o.workers, o.seed, task.augment)
     params, kept = jax.jit(task.init)(jax.random.key(o.seed))

@@ -57,8 +57,16 @@ def _slamb(
         sync_every=options.sync_every,
         form=options.form,
         min_size=options.min_size,
+        payload=_codes(options.payload),
+        average_payload=_codes(options.average_payload),
         seed=options.seed,
     )
+
+
+def _codes(name: str | None) -> Any:
+    """What the library calls a payload of that name."""
+    bits = {"8bit": 8, "4bit": 4}
+    return slamb_jax.StochasticUniform(bits[name]) if name in bits else name
 
 
 _mean = optax.stateless(

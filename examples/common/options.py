@@ -34,6 +34,10 @@ class Options:
     min_size: int = 9000
     """Leaves with fewer elements are exchanged whole."""
     form: Literal["sum", "product"] = "sum"
+    payload: Literal["bfloat16", "8bit", "4bit"] | None = None
+    """What travels of the momentum: None is float32; bits are rounded at random."""
+    average_payload: Literal["bfloat16", "8bit", "4bit"] | None = None
+    """What travels of the parameters every H steps, likewise."""
 
     batch_size: int = 32
     """Examples per worker and mini-step."""
@@ -62,8 +66,9 @@ class Options:
 # What may change when a run goes on: where it runs and what is written of it.
 FREE = {"coordinator", "process_id", "num_processes", "distributed", "timeout", "out"}
 FREE |= {"log_every", "eval_every", "checkpoint_every"}
-SPREAD = {"batch_size", "accumulate_steps", "workers", "sync_every"}
-SPREAD |= {"log_every", "eval_every", "checkpoint_every"}
+LEAST = dict.fromkeys(("batch_size", "accumulate_steps", "workers", "sync_every"), 1)
+LEAST |= dict.fromkeys(("log_every", "eval_every", "checkpoint_every", "steps"), 1)
+LEAST |= {"warmup_steps": 0, "warmup_epochs": 0, "vocabulary": 6, "length": 3}
 
 T = TypeVar("T", bound=Options)
 
@@ -111,12 +116,14 @@ def _words(name: str, value: Any) -> list[str]:
 
 def check(options: Options) -> None:
     """Says what is out of range before anything starts."""
-    for name in sorted(SPREAD):
-        if getattr(options, name) < 1:
+    if options.learning_rate <= 0:
+        raise SystemExit(
+            f"--learning-rate: must be positive, got {options.learning_rate}"
+        )
+    for name, least in LEAST.items():
+        if (value := getattr(options, name, least)) < least:
             flag = f"--{name.replace('_', '-')}"
-            raise SystemExit(
-                f"{flag}: must be at least 1, got {getattr(options, name)}"
-            )
+            raise SystemExit(f"{flag}: must be at least {least}, got {value}")
     manual = (options.coordinator, options.process_id, options.num_processes)
     if any(x is not None for x in manual) and None in manual:
         raise SystemExit(
@@ -135,7 +142,8 @@ def as_text(options: Options) -> str:
     """The options as a file that ``--config`` reads."""
     values = json.loads(json.dumps(dataclasses.asdict(options), default=str))
     values["compress_ratio"] = options.compress_ratio  # JSON's keys are strings
-    present = {k: v for k, v in values.items() if v is not None and v != []}
+    known = {f.name: f.default for f in dataclasses.fields(options)}
+    present = {k: v for k, v in values.items() if v not in (None, []) or known[k]}
     return yaml.safe_dump(present, sort_keys=False)
 
 

@@ -40,7 +40,9 @@ class Config(Options):
     learning_rate: float = 0.02
     weight_decay: float = 0.05
     clip_norm: float | None = 1.0
-    b3: float = 0.9
+    sync_every: int = 5
+    payload: Literal["bfloat16", "8bit", "4bit"] | None = "8bit"
+    average_payload: Literal["bfloat16", "8bit", "4bit"] | None = "8bit"
     min_size: int = 0
     """Leaves with fewer elements are exchanged whole."""
     out: Path = Path("runs/swin")
@@ -59,6 +61,11 @@ def schedule(config: Config, per_epoch: float) -> optax.Schedule:
 def sources(config: Config) -> tuple[Source, Source]:
     """What to train on and what to test on."""
     if config.data_dir is None:
+        if config.image_size != 8:
+            raise SystemExit(
+                f"--image-size: the digits have 8 x 8 pixels, got {config.image_size}; "
+                "images of your own need --data-dir"
+            )
         return images.digits()
     return data.load(config.data_dir, config.image_size, config.classes)
 
