@@ -41,6 +41,8 @@ class Config:
     b3: float = 0.7
     sync_every: int = 25
     min_size: int = 9000
+    nu_of: Literal["gradient", "momentum"] = "gradient"
+    """What SLAMB's v is the second moment of."""
     selection: Literal["strided", "permutation", "bernoulli", "top_k"] = "strided"
     overlap: bool = False  # exchange behind the forward and backward pass
     lars_rate: float = 1.0
@@ -112,6 +114,7 @@ def slamb(config: Config) -> optax.GradientTransformation:
         sync_every=config.sync_every,
         min_size=config.min_size,
         selection=config.selection,
+        nu_of=config.nu_of,
         overlap=config.overlap,
         mu_dtype=None if config.precision == "float32" else "bfloat16",
         nu_dtype=None if config.precision == "float32" else "bfloat16",

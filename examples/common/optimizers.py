@@ -57,6 +57,7 @@ def _slamb(
         sync_every=options.sync_every,
         form=options.form,
         min_size=options.min_size,
+        nu_of=options.nu_of,
         payload=_codes(options.payload),
         average_payload=_codes(options.average_payload),
         seed=options.seed,
