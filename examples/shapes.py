@@ -19,6 +19,9 @@ from examples.common import loop, options, processes
 from examples.common.optimizers import optimizer, traffic
 from examples.sweep import PROGRAMS
 
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Options of XLA's on CPU for a program that is not going to run."""
+
 
 def describe(program: str, args: list[str], whole: bool) -> dict[str, Any]:
     """Parameters, bytes sent per step and share of dense; memory if compiled."""
@@ -41,7 +44,8 @@ def describe(program: str, args: list[str], whole: bool) -> dict[str, Any]:
     if whole:
         tx = optimizer(config, task.schedule, task.decay_mask)
         step = slamb_jax.per_worker_step(loop.make_step(task, tx), mesh, processes.AXIS)
-        memory = step.lower(state, batch, key).compile().memory_analysis()
+        lowered = step.lower(state, batch, key)
+        memory = lowered.compile(compiler_options=QUICK).memory_analysis()
         found["GiB of state and batch"] = memory.argument_size_in_bytes / 2**30
         found["GiB of temporaries"] = memory.temp_size_in_bytes / 2**30
     return found
