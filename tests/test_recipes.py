@@ -14,7 +14,9 @@ TOLD = {"LARGE_BATCH": 0.115, "FEW_BYTES": 0.053, "NOISY": 0.085}
 
 
 def names():
-    return sorted(name for name in vars(recipes) if name[0].isalpha() and name.isupper())
+    return sorted(
+        name for name in vars(recipes) if name[0].isalpha() and name.isupper()
+    )
 
 
 @pytest.mark.parametrize("name", names())

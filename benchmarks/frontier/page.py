@@ -48,4 +48,5 @@ def _markdown(page: Console, shown: Table) -> None:
     with page.capture() as text:
         page.print(shown)
     _line(page, text.get().strip())
-    _line(page, f"{caption}." if caption else "")
+    if caption:
+        _line(page, f"{caption}.")

@@ -10,11 +10,11 @@ from benchmarks.frontier.report import DENSE, mean_loss, sent_bytes, spread
 from benchmarks.frontier.results import Results, last_loss
 from benchmarks.frontier.sweep import finished
 
-SHARES = 1 / 500, 1 / 5  # of dense LAMB's bytes: where to compare
+SHARES = 1 / 500, 1 / 4  # of dense LAMB's bytes: where to compare
 
 
 def versus(setting: Setting, results: Results) -> Table | None:
-    """A row for each rival within the range; None without dense LAMB or any SLAMB."""
+    """A row for each rival within the range; None if there is nothing to compare."""
     found = {name: finished(setting, name, results) for name in METHODS}
     sent = {
         name: sent_bytes(runs[0]["points"][-1], setting.workers)
@@ -40,7 +40,7 @@ def versus(setting: Setting, results: Results) -> Table | None:
             ours_are = [best, f"{shares[best]:.4f}", spread(_losses(found[best]))]
             row += [*ours_are, f"{behind:+.1f}"]
         out.add_row(*row)
-    return out
+    return out if out.row_count else None
 
 
 def _losses(runs: list[dict[str, Any]]) -> list[float]:
