@@ -7,7 +7,7 @@ import pytest
 
 import slamb_jax
 from slamb_jax import recipes
-from tests.workers import AXIS, mesh_of, random_tree, stack, stepper
+from tests.workers import AXIS, random_tree, stack, stepper
 
 N = 8
 TOLD = {"LARGE_BATCH": 0.115, "FEW_BYTES": 0.053, "NOISY": 0.085}

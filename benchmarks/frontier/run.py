@@ -19,7 +19,8 @@ from benchmarks.frontier.tasks import task
 from examples.byte_lm.train import schedule
 from examples.hardware import hardware
 
-EVALUATIONS = 8  # at steps that DiLoCo and SparseLoCo synchronize on
+EVALUATIONS = 8
+ROUND = 25  # steps: they are where DiLoCo and SparseLoCo have just synchronized
 TOGETHER = 16  # sequences or images whose gradients are computed at once
 
 
@@ -110,7 +111,7 @@ def execute(run: Run) -> dict[str, Any]:
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state[0]
     )
     size = setting.workers * setting.batch
-    due = np.linspace(0, setting.steps, EVALUATIONS + 1).round()[1:]
+    due = np.linspace(0, setting.steps / ROUND, EVALUATIONS + 1).round()[1:] * ROUND
     sent: collections.Counter = collections.Counter()
     points, times = [], []
     stream = task(setting.task).batches(size, setting.steps, run.seed)
