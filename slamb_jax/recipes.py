@@ -59,8 +59,8 @@ FEW_BYTES = _settings(
     payload=StochasticUniform(bits=4),
     average_payload=StochasticUniform(bits=8),
 )
-"""0.053 of the bytes: more of the momentum than in :data:`LARGE_BATCH`, and more averages,
-in codes. Needs another copy of the parameters, and time to code."""
+"""0.053 of the bytes: more of the momentum than in :data:`LARGE_BATCH`, averaged more
+often, in codes. Needs another copy of the parameters, and time to code."""
 
 NOISY = _settings(**{**FEW_BYTES, "compress_ratio": 0.5})
 """For short runs whose workers see little data per step, where it came out below dense
