@@ -19,12 +19,13 @@ pytest.importorskip("sklearn")
 from benchmarks.frontier import sweep
 from benchmarks.frontier.__main__ import Config, run_all
 from benchmarks.frontier.grid import CORE, FULL, SEEDS, Setting
-from benchmarks.frontier.methods import METHODS, sends
+from benchmarks.frontier.methods import METHODS, PAYLOADS, sends
 from benchmarks.frontier.report import seconds, sent_bytes, spread
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.run import Run
 from benchmarks.frontier.seconds import LATENCY, exchange_seconds
 from benchmarks.frontier.tasks import MASKED, task
+from slamb_jax import recipes
 from tests.workers import random_tree
 
 ROOT = Path(__file__).parents[1]
@@ -193,3 +194,21 @@ def test_what_slamb_sends_is_counted_as_it_packs():
     coded = sends(METHODS["SLAMB, 4 bit"], params, SETTING, 2)
     # 1,030 elements in 4 slices of 258, each in 2 blocks of 130 codes.
     assert coded == [("all-to-all", 4 * 138), ("all-gather", 138)]
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ("SLAMB", "LARGE_BATCH"),
+        ("SLAMB, 4 bit", "FEW_BYTES"),
+        ("SLAMB, 4 bit, k 1/2", "NOISY"),
+    ],
+)
+def test_its_slambs_are_the_recipes(row, name):
+    settings = dict(METHODS[row].settings)
+    sent = {
+        "payload": PAYLOADS[settings.pop("payload")],
+        "average_payload": PAYLOADS[settings.pop("average")],
+    }
+    whole = {"payload": None, "average_payload": None}
+    assert settings | sent == whole | dict(getattr(recipes, name))
