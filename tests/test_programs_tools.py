@@ -75,8 +75,11 @@ def test_description(monkeypatch):
 SIZES = {
     ("cifar10", "sgdm"): "1,727,962",
     ("cifar10", "lamb"): "1,727,962",
+    ("cifar10", "slamb"): "1,727,962",
     ("bert", "base"): "109,217,850",
+    ("bert", "large"): "334,779,194",
     ("swin", "tiny"): "28,288,354",
+    ("swin", "base"): "87,768,224",
 }
 
 
