@@ -41,7 +41,7 @@ EIGHT = slamb_jax.StochasticUniform()
 CHOICES: dict[str, dict[str, Any]] = {
     "SLAMB": {},
     "v of the momentum": {"nu_of": "momentum"},
-    "recipe LARGE_BATCH": dict(slamb_jax.recipes.LARGE_BATCH),
+    "recipe FLOAT32": dict(slamb_jax.recipes.FLOAT32),
     "recipe FEW_BYTES": dict(slamb_jax.recipes.FEW_BYTES),
     "recipe NOISY": dict(slamb_jax.recipes.NOISY),
     "payload bfloat16": {"payload": "bfloat16"},

@@ -6,7 +6,7 @@ Each is a mapping of keyword arguments, to be read, printed and overridden:
 >>> from slamb_jax import recipes
 >>> tx = slamb_jax.slamb(0.02, axis_name="data", **recipes.FEW_BYTES)
 >>> tx = slamb_jax.slamb(6e-3, **recipes.BERT | {"sync_every": 50})
->>> recipes.LARGE_BATCH["b3"]
+>>> recipes.FLOAT32["b3"]
 0.7
 
 The rate is not in them: tune it. ``min_size`` is not in those to start from: what it
@@ -48,7 +48,7 @@ BERT = _settings(**_PUBLISHED, b3=0.93, sync_every=100)
 """The paper's for BERT-Large, phase 1, at rate 6e-3; what it does not tell is the
 library's default."""
 
-LARGE_BATCH = _settings(compress_ratio=0.1, b3=0.7, sync_every=70, nu_of="momentum")
+FLOAT32 = _settings(compress_ratio=0.1, b3=0.7, sync_every=70, nu_of="momentum")
 """To start from: float32, 0.115 of the bytes and the leaves that travel whole."""
 
 FEW_BYTES = _settings(
@@ -59,7 +59,7 @@ FEW_BYTES = _settings(
     payload=StochasticUniform(bits=4),
     average_payload=StochasticUniform(bits=8),
 )
-"""0.053 of the bytes: more of the momentum than in :data:`LARGE_BATCH`, averaged more
+"""0.053 of the bytes: more of the momentum than in :data:`FLOAT32`, averaged more
 often, in codes. Needs another copy of the parameters, and time to code."""
 
 NOISY = _settings(**{**FEW_BYTES, "compress_ratio": 0.5})

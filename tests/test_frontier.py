@@ -199,7 +199,7 @@ def test_what_slamb_sends_is_counted_as_it_packs():
 @pytest.mark.parametrize(
     ("row", "name"),
     [
-        ("SLAMB", "LARGE_BATCH"),
+        ("SLAMB", "FLOAT32"),
         ("SLAMB, 4 bit", "FEW_BYTES"),
         ("SLAMB, 4 bit, k 1/2", "NOISY"),
     ],

@@ -98,14 +98,6 @@ def test_sizes_out_of_range(name, least):
     options.parse(train.Config, "", [f"--{name}", str(least)])
 
 
-def test_full_size_without_its_text(tmp_path, monkeypatch):
-    path = CONFIGS / "large.yaml"
-    config = options.parse(train.Config, "", ["--config", str(path)])
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="--files: there is no data/text"):
-        train.sources(config)
-
-
 @pytest.mark.long
 def test_a_stopped_run_goes_on_to_the_last_bit(tmp_path, monkeypatch):
     text_in(tmp_path / "text")

@@ -173,17 +173,6 @@ def test_full_size(name):
     np.testing.assert_allclose(rates, want, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["slamb", "lamb", "sgdm"])
-def test_full_size_without_its_data_says_what_to_download(name, tmp_path, monkeypatch):
-    config = options.parse(
-        train.Config, "", ["--config", str(CONFIGS / f"{name}.yaml")]
-    )
-    monkeypatch.chdir(tmp_path)
-    told = "there is no data/cifar-10/cifar-10-binary.tar.gz. Download"
-    with pytest.raises(SystemExit, match=told):
-        train.sources(config)
-
-
 def test_no_step_to_make(tmp_path):
     with pytest.raises(SystemExit, match="--epochs: not one step"):
         run(tiny(tmp_path, epochs=1 / 1438))

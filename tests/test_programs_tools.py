@@ -1,10 +1,12 @@
 """The sweep over options, and the description of a program from shapes."""
 
+import importlib
+
 import pytest
 from rich.console import Console
 
 from examples import shapes, sweep
-from examples.common import loop, processes
+from examples.common import loop, options, processes
 from tests import programs
 
 
@@ -82,6 +84,23 @@ SIZES = {
     ("swin", "tiny"): "28,288,354",
     ("swin", "base"): "87,768,224",
 }
+
+
+MISSING = {
+    "cifar10": "there is no data/cifar-10/cifar-10-binary.tar.gz. Download",
+    "bert": "--files: there is no data/text",
+    "swin": "there is no data/imagenet/train",
+}
+
+
+@pytest.mark.parametrize(("program", "name"), SIZES, ids=map("-".join, SIZES))
+def test_full_size_without_its_data(program, name, tmp_path, monkeypatch):
+    train = importlib.import_module(f"examples.{program}.train")
+    file = programs.ROOT / "examples" / program / "configs" / f"{name}.yaml"
+    config = options.parse(train.Config, "", ["--config", str(file)])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=MISSING[program]):
+        train.sources(config)
 
 
 @pytest.mark.long

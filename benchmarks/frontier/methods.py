@@ -1,7 +1,7 @@
 """The methods: how each is made, what it sends, and where its rates are looked for."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import optax
@@ -11,25 +11,17 @@ from benchmarks import rivals
 from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.tasks import task
 from benchmarks.rivals.exchange import elements, mean_sends
+from slamb_jax import recipes
 from slamb_jax._leaves import flatten_numbered
 from slamb_jax._selections import elements_sent
 
 AXIS = "data"
 PAYLOADS: dict[str, Any] = {
     "float32": None,
-    "bfloat16": "bfloat16",
-    "8 bit": slamb_jax.StochasticUniform(),
+    "8 bit": slamb_jax.StochasticUniform(bits=8),
     "4 bit": slamb_jax.StochasticUniform(bits=4),
 }
-SLAMB: dict[str, Any] = {
-    "compress_ratio": 0.1,
-    "b3": 0.7,
-    "sync_every": 70,
-    "nu_of": "momentum",
-    "payload": "float32",
-    "average": "float32",
-}
-FOUR_BITS = {"b3": 0.5, "sync_every": 12, "payload": "4 bit", "average": "8 bit"}
+NAMES = {payload: name for name, payload in PAYLOADS.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +111,12 @@ def dense(optimizer: Callable[..., Any], rate: float, **settings: Any) -> Method
     )
 
 
-def slamb(**settings: Any) -> Method:
-    return Method(SLAMB | settings, 0.02, make_slamb, slamb_sends, slamb_agreed)
+def slamb(recipe: Mapping[str, Any], **changed: Any) -> Method:
+    """A recipe, its payloads by name."""
+    settings = {"payload": None, "average_payload": None, **recipe, **changed}
+    settings["average"] = NAMES[settings.pop("average_payload")]
+    settings["payload"] = NAMES[settings["payload"]]
+    return Method(settings, 0.02, make_slamb, slamb_sends, slamb_agreed)
 
 
 def warmup_steps(setting: Setting, share: float) -> int:
@@ -145,14 +141,19 @@ METHODS = {
     ),
     "AdamW": dense(lambda rate: optax.adamw(rate, weight_decay=0.0), 0.004),
     "SGD-M": dense(lambda rate: optax.sgd(rate, momentum=0.9), 0.1),
-    "SLAMB": slamb(),
-    "SLAMB, 4 bit": slamb(compress_ratio=0.25, **FOUR_BITS),
-    "SLAMB, 4 bit, k 1/2": slamb(compress_ratio=0.5, **FOUR_BITS),
+    "SLAMB": slamb(recipes.FLOAT32),
+    "SLAMB, 4 bit": slamb(recipes.FEW_BYTES),
+    "SLAMB, 4 bit, k 1/2": slamb(recipes.NOISY),
     "SLAMB, 4 bit, k 1/32": slamb(
-        compress_ratio=1 / 32, **FOUR_BITS | {"sync_every": 50, "average": "4 bit"}
+        recipes.FEW_BYTES,
+        compress_ratio=1 / 32,
+        sync_every=50,
+        average_payload=PAYLOADS["4 bit"],
     ),
-    "SLAMB, k 1": slamb(compress_ratio=1.0),
-    "SLAMB, as published": slamb(b3=0.99, sync_every=100, nu_of="gradient"),
+    "SLAMB, k 1": slamb(recipes.FLOAT32, compress_ratio=1.0),
+    "SLAMB, as published": slamb(
+        recipes.FLOAT32, b3=0.99, sync_every=100, nu_of="gradient"
+    ),
     "1-bit LAMB": Method(
         {"warmup": 0.2},
         0.02,

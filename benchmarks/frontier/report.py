@@ -70,7 +70,7 @@ def table(setting: Setting, results: Results) -> Table:
             method,
             f"{found[0]['key']['rate']:g}",
             str(len(found)),
-            spread([last_loss(r) for r in found]),
+            spread(losses(found)),
             above,
             f"{sent / 2**20:.2f}",
             share,
@@ -79,16 +79,21 @@ def table(setting: Setting, results: Results) -> Table:
     return out
 
 
+def losses(found: list[dict[str, Any]]) -> list[float]:
+    """The last evaluation loss of each."""
+    return [last_loss(result) for result in found]
+
+
 def mean_loss(found: list[dict[str, Any]]) -> float:
     """The last evaluation loss, over seeds."""
-    return statistics.fmean(last_loss(result) for result in found)
+    return statistics.fmean(losses(found))
 
 
-def spread(losses: list[float]) -> str:
-    mean = statistics.fmean(losses)
+def spread(values: list[float]) -> str:
+    mean = statistics.fmean(values)
     if mean == float("inf"):
         return "diverged"
-    deviation = f" ± {statistics.stdev(losses):.3f}" if len(losses) > 1 else ""
+    deviation = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
     return f"{mean:.3f}{deviation}"
 
 
@@ -117,13 +122,15 @@ def picture(setting: Setting, results: Results, path: Path) -> bool:
         found = done[method]
         style = {"label": method, "color": plt.get_cmap("tab20")(i), "marker": "o"}
         style |= {"markersize": 3, "linewidth": 2.5 if "SLAMB" in method else 1}
-        points = [list(same) for same in zip(*(r["points"] for r in found))]  # noqa: B905
-        losses = [_mean([p["loss"] for p in same]) for same in points]
+        # To the end of the shortest: a run that diverged has fewer.
+        every = zip(*(r["points"] for r in found), strict=False)
+        points = [list(same) for same in every]
+        means = [_mean([p["loss"] for p in same]) for same in points]
         sent = [sent_bytes(same[0], workers) / 2**20 for same in points]
-        panels[0].plot(sent, losses, **style)
+        panels[0].plot(sent, means, **style)
         for panel, link in zip(panels[1:], LINKS.values(), strict=True):
             times = [seconds(found[0], same[0], workers, link) for same in points]
-            panel.plot(times, losses, **style)
+            panel.plot(times, means, **style)
     panels[0].set(xlabel="MiB sent by each worker", ylabel=task(setting.task).unit)
     for panel, name in zip(panels[1:], LINKS, strict=True):
         panel.set(xlabel=f"seconds at {name}")

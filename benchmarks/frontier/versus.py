@@ -1,13 +1,11 @@
 """Who is ahead at whose bytes: each rival beside SLAMB at no more than it sends."""
 
-from typing import Any
-
 from rich.table import Table
 
 from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.methods import METHODS
-from benchmarks.frontier.report import DENSE, mean_loss, sent_bytes, spread
-from benchmarks.frontier.results import Results, last_loss
+from benchmarks.frontier.report import DENSE, losses, mean_loss, sent_bytes, spread
+from benchmarks.frontier.results import Results
 from benchmarks.frontier.sweep import finished
 
 SHARES = 1 / 500, 1 / 4  # of dense LAMB's bytes: where to compare
@@ -32,16 +30,12 @@ def versus(setting: Setting, results: Results) -> Table | None:
     for name in sorted(shares, key=shares.__getitem__, reverse=True):
         if name in ours or not SHARES[0] <= shares[name] <= SHARES[1]:
             continue
-        row = [name, f"{shares[name]:.4f}", spread(_losses(found[name]))]
+        row = [name, f"{shares[name]:.4f}", spread(losses(found[name]))]
         cheaper = [other for other in ours if shares[other] <= shares[name]]
         if cheaper:
             best = min(cheaper, key=lambda other: mean_loss(found[other]))
             behind = 100 * (mean_loss(found[best]) / mean_loss(found[name]) - 1)
-            ours_are = [best, f"{shares[best]:.4f}", spread(_losses(found[best]))]
+            ours_are = [best, f"{shares[best]:.4f}", spread(losses(found[best]))]
             row += [*ours_are, f"{behind:+.1f}"]
         out.add_row(*row)
     return out if out.row_count else None
-
-
-def _losses(runs: list[dict[str, Any]]) -> list[float]:
-    return [last_loss(run) for run in runs]
