@@ -1,0 +1,74 @@
+"""Checkpoints that cannot be written or read."""
+
+import jax.numpy as jnp
+import numpy as np
+
+import slamb_jax
+from tests.wrong_uses.common import NAN
+from tests.wrong_uses.replicas import STATE
+
+
+def saved(directory, state=None):
+    with slamb_jax.Checkpoints(directory / "c") as checkpoints:
+        checkpoints.save(3, {"w": jnp.ones((4, 3))} if state is None else state)
+    return directory / "c"
+
+
+def restoring(like):
+    def call(directory):
+        with slamb_jax.Checkpoints(saved(directory)) as checkpoints:
+            checkpoints.restore(like)
+
+    return call
+
+
+def saving(*args, **settings):
+    def call(directory):
+        with slamb_jax.Checkpoints(directory) as checkpoints:
+            checkpoints.save(*args, **settings)
+
+    return call
+
+
+def saving_twice(directory):
+    with slamb_jax.Checkpoints(saved(directory)) as checkpoints:
+        checkpoints.save(3, {"w": jnp.ones((4, 3))})
+
+
+def in_a_file(directory):
+    (directory / "file").write_text("")
+    slamb_jax.Checkpoints(directory / "file")
+
+
+def on_a_full_disk(directory):
+    del directory
+    slamb_jax.Checkpoints("/proc/nowhere")  # takes no files, not even root's
+
+
+def of_a_later_format(directory):
+    about = saved(directory) / "3" / "about" / "metadata"
+    about.write_text(about.read_text().replace('"format": 1', '"format": 2'))
+    with slamb_jax.Checkpoints(directory / "c") as checkpoints:
+        checkpoints.restore({"w": jnp.ones((4, 3))})
+
+
+CHECKPOINTS = [
+    (lambda directory: slamb_jax.Checkpoints(3), "directory .*3"),
+    (lambda directory: slamb_jax.Checkpoints(directory, keep=1), "keep .*1"),
+    (in_a_file, "directory .*file"),
+    (on_a_full_disk, "directory .*/proc/nowhere"),
+    (saving(-1, STATE), "step .*-1"),
+    (saving(1.5, STATE), "step .*1.5"),
+    (saving(1, {"w": jnp.ones(())}), r"state\['w'\] .*\(\)"),
+    (saving(1, {}), r"state .*leaves.*\{\}"),
+    (saving(1, STATE, {"rng": object()}), "extra .*object"),
+    (saving(1, STATE, {"x": np.ones(2)}), "extra .*ndarray"),
+    (saving(1, STATE, [1]), r"extra .*\[1\]"),
+    (saving(1, STATE, rtol=NAN), "rtol .*nan"),
+    (saving_twice, "step .*not there yet, got 3"),
+    (restoring({"w": jnp.ones((2, 3))}), "is of 4 workers, expected 2"),
+    (restoring({"v": jnp.ones((4, 3))}), r"\['v'\] is missing; \['w'\] is not expec"),
+    (restoring({"w": jnp.ones((4, 2))}), r"\['w'\] has shape \[3\], expected \[2\]"),
+    (restoring({"w": jnp.ones((4, 3), jnp.bfloat16)}), "float32, expected bfloat16"),
+    (of_a_later_format, "has format 2, and this version of slamb_jax reads 1"),
+]

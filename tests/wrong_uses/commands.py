@@ -1,0 +1,120 @@
+"""Wrong command lines, and wrong runs of the example."""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from examples.byte_lm import data
+from examples.byte_lm.main import main as byte_lm
+from examples.byte_lm.train import Config
+from slamb_jax import _cli
+from tests.wrong_uses.checkpoints import saved
+from tests.wrong_uses.common import NAN
+
+
+def command(text):
+    return lambda: _cli.main(text.split())
+
+
+def resizing(options, make=saved):
+    def call(directory):
+        source = make(directory)
+        _cli.main(["resize", str(source), *options.format(d=directory).split()])
+
+    return call
+
+
+def nothing(directory):
+    return directory / "nothing"
+
+
+def no_checkpoints(directory):
+    (directory / "empty").mkdir()
+    return directory / "empty"
+
+
+def occupied(directory):
+    (directory / "out").mkdir()
+    (directory / "out" / "thesis").write_text("")
+    return saved(directory)
+
+
+def unlike(directory):
+    return saved(directory, {"t": jnp.arange(4)})
+
+
+def damaged(directory):
+    about = saved(directory) / "3" / "about" / "metadata"
+    found = json.loads(about.read_text())
+    found["leaves"]["['w']"]["checksums"][0][0] ^= 1
+    about.write_text(json.dumps(found))
+    return directory / "c"
+
+
+ADVISE = "advise --params 1M --workers 8 --link 1Gbit --step 1s --lamb 1ms --slamb 1ms "
+
+COMMANDS = [
+    (command(""), "arguments are required: command"),
+    (command("average"), "invalid choice: 'average'"),
+    (command("advise --params 1M"), "required: --workers, --link, --step"),
+    (command(ADVISE + "--params lots"), "--params: .*'lots'"),
+    (command(ADVISE + "--workers 1"), "workers .*1"),
+    (command(ADVISE + "--link 10"), "--link: .*'10'"),
+    (command(ADVISE + "--step 5"), "--step: .*'5'"),
+    (command(ADVISE + "--mu-dtype int8"), "mu_dtype .*'int8'"),
+    (command(ADVISE + "--compress-ratio nan"), "compress_ratio .*nan"),
+    (command(ADVISE + "--payload int8"), "--payload: .*uniform8.*'int8'"),
+    (command(ADVISE + "--hierarchical"), "hierarchical=True .*workers_per_node=1"),
+    (command(ADVISE + "--overlap 3"), "unrecognized arguments: 3"),
+    (command(ADVISE + "--speed 3"), "unrecognized arguments: --speed 3"),
+    (resizing("{d}/out --workers 0"), "workers .*0"),
+    (resizing("{d}/out --workers two"), "--workers: .*'two'"),
+    (resizing("{d}/out"), "required: --workers"),
+    (resizing("--workers 2"), "required: OUT"),
+    (resizing("{d}/out --workers 2", nothing), "CHECKPOINT .*nothing"),
+    (resizing("{d}/out --workers 2", no_checkpoints), "CHECKPOINT .*empty"),
+    (resizing("{d}/out --workers 2", occupied), "OUT .*empty or new.*out"),
+    (resizing("{d}/out --workers 2", unlike), r"\['t'\] must be the same on all"),
+    (resizing("{d}/out --workers 2", damaged), r"damaged .*\['w'\]"),
+    (resizing("/proc/nowhere --workers 2"), "directory .*/proc/nowhere"),
+]
+
+
+def reading(contents, context=64):
+    def call(directory):
+        for name, content in contents.items():
+            (directory / name).write_bytes(content)
+        data.load(data.text_files([directory]), context)
+
+    return call
+
+
+def running(**settings):
+    return lambda directory: byte_lm(Config(**({"out": directory} | settings)))
+
+
+CONFIGS = [
+    (running(workers=0), "workers .*0"),
+    (running(workers=2.5), "workers .*2.5"),
+    (running(steps=0), "steps .*0"),
+    (running(batch=0), "batch .*0"),
+    (running(context=-1), "context .*-1"),
+    (running(layers=0), "layers .*0"),
+    (running(width=96, heads=5), "width .*heads.*96 and 5"),
+    (running(lamb_rate=NAN), "lamb_rate .*nan"),
+    (running(slamb_rate=-1.0), "slamb_rate .*-1.0"),
+    (running(compress_ratio=0.0), "compress_ratio .*0.0"),
+    (running(b3=2.0), "b3 .*2.0"),
+    (running(sync_every=0), "sync_every .*0"),
+    (running(selection="best"), "selection .*'best'"),
+    (running(evaluations=0), "evaluations .*0"),
+]
+
+BYTE_LM = [
+    (running(files=(Path("/nowhere/text"),)), "--files: .*/nowhere/text"),
+    (running(out=Path("/proc/nowhere")), "--out: .*/proc/nowhere"),
+    (reading({}), "--files: 0 bytes in 0 files"),
+    (reading({"a": b""}), "--files: 0 bytes in 1 files"),
+    (reading({"a": b"abc" * 50}), "--files: 150 bytes in 1 files"),
+]
