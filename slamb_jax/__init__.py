@@ -33,10 +33,9 @@ from slamb_jax._layer_draws import layer_probabilities as layer_probabilities
 from slamb_jax._leaves import Leaf as Leaf
 from slamb_jax._momentum import MaskMomentumState as MaskMomentumState
 from slamb_jax._momentum import mask_momentum as mask_momentum
+from slamb_jax._natural import NaturalCompression as NaturalCompression
 from slamb_jax._network import Network as Network
-from slamb_jax._quantize import NaturalCompression as NaturalCompression
 from slamb_jax._quantize import Quantizer as Quantizer
-from slamb_jax._quantize import StochasticUniform as StochasticUniform
 from slamb_jax._replicas import consolidate as consolidate
 from slamb_jax._replicas import replicate as replicate
 from slamb_jax._rescale import ElementwiseRescaleState as ElementwiseRescaleState
@@ -61,6 +60,7 @@ from slamb_jax._timing import OptimizerSeconds as OptimizerSeconds
 from slamb_jax._timing import measure_optimizers as measure_optimizers
 from slamb_jax._trust_ratio import LayerwiseTrustRatioState as LayerwiseTrustRatioState
 from slamb_jax._trust_ratio import layerwise_trust_ratio as layerwise_trust_ratio
+from slamb_jax._uniform import StochasticUniform as StochasticUniform
 from slamb_jax._watchdog import Watchdog as Watchdog
 from slamb_jax._wire import Collective as Collective
 from slamb_jax._wire import WireReport as WireReport

@@ -18,7 +18,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from slamb_jax._quantize import StochasticUniform
+from slamb_jax._uniform import StochasticUniform
 
 
 def _settings(**settings: Any) -> Mapping[str, Any]:

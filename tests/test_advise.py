@@ -171,7 +171,7 @@ def test_stacks_count_by_layers_as_in_the_compiled_program():
 
 
 def test_of_shards_those_of_one_device_count():
-    """Beside the program of test_sharded_transformer, whose traffic is asserted there."""
+    """Beside test_sharded_transformer, where the traffic is asserted."""
     mesh = jax.make_mesh((4, 2), (AXIS, "model"))
     there = jax.sharding.NamedSharding(mesh, P(None, "model"))
     like = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)

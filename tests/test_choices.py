@@ -18,7 +18,15 @@ STEPS = 24
 CHOICES = {
     "selection": ("strided", "top_k", "permutation", "bernoulli", "by phase"),
     "form": ("sum", "product"),
-    "payload": (None, "bfloat16", "float16", "uniform8", "uniform4", "natural"),
+    "payload": (
+        None,
+        "bfloat16",
+        "float16",
+        "uniform8",
+        "uniform4",
+        "natural",
+        "natural4",
+    ),
     "average_payload": (None, "bfloat16", "uniform8"),
     "mu_dtype": (None, "bfloat16"),
     "nu_of": ("gradient", "momentum"),
@@ -33,7 +41,8 @@ DEFAULT = {name: values[0] for name, values in CHOICES.items()}
 CODES = {
     "uniform8": slamb_jax.StochasticUniform(block_size=16),
     "uniform4": slamb_jax.StochasticUniform(4, block_size=16, error_feedback=True),
-    "natural": slamb_jax.NaturalCompression(block_size=16),
+    "natural": slamb_jax.NaturalCompression(8, block_size=16),
+    "natural4": slamb_jax.NaturalCompression(4, block_size=16),
 }
 SPECS = {"stack": P(None, None, "model"), "w": P("model", None), "b": P()}
 

@@ -18,13 +18,16 @@ N = 4
 SHAPES = {"w": (12, 16), "b": (16,), "odd": (7, 11), "empty": (0, 3), "scale": ()}
 UNIFORM = slamb_jax.StochasticUniform(8, block_size=32, error_feedback=True)
 FOUR = slamb_jax.StochasticUniform(4, block_size=32)
-NATURAL = slamb_jax.NaturalCompression(block_size=32)
+NATURAL = slamb_jax.NaturalCompression(8, block_size=32)
+NATURAL4 = slamb_jax.NaturalCompression(4, block_size=32)
 PAYLOADS = {
     "bfloat16": "bfloat16", "float16": "float16",
-    "uniform8": UNIFORM, "uniform4": FOUR, "natural": NATURAL,
+    "uniform8": UNIFORM, "uniform4": FOUR, "natural": NATURAL, "natural4": NATURAL4,
 }  # fmt: skip
 each = pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
-coded = pytest.mark.parametrize("payload", [UNIFORM, FOUR, NATURAL], ids="84n")
+coded = pytest.mark.parametrize(
+    "payload", [UNIFORM, FOUR, NATURAL, NATURAL4], ids="84nm"
+)
 
 
 def gradients(steps, seed=1):
@@ -76,8 +79,10 @@ def test_it_travels_as_asked(payload):
         ("all-gather", False), ("all-gather", True),
         ("all-to-all", False), ("all-to-all", True),
     ]  # fmt: skip
-    bits = 16 if narrow else getattr(payload, "bits", 8)
-    scale = {UNIFORM: 32, FOUR: 32, NATURAL: 8}.get(payload, 0) / 32  # bits an element
+    bits = 16 if narrow else payload.bits
+    scale = {UNIFORM: 32, FOUR: 32, NATURAL: 8, NATURAL4: 8}.get(
+        payload, 0
+    ) / 32  # bits each
     for conditional in (False, True):
         got, full = (r.bytes_sent(conditional=conditional) for r in (report, wide))
         assert got == pytest.approx(full * (bits + scale) / 32, rel=0.05)
@@ -219,7 +224,7 @@ def test_the_mean_is_kept(payload, keep):
 
 def _feeding_back(payload):
     if isinstance(payload, slamb_jax.NaturalCompression):
-        return slamb_jax.NaturalCompression(32, error_feedback=True)
+        return slamb_jax.NaturalCompression(8, 32, error_feedback=True)
     return slamb_jax.StochasticUniform(payload.bits, 32, error_feedback=True)
 
 

@@ -11,7 +11,8 @@ from slamb_jax._hashing import hash_u32
 QUANTIZERS = {
     "uniform8": slamb_jax.StochasticUniform(8, block_size=64),
     "uniform4": slamb_jax.StochasticUniform(4, block_size=64),
-    "natural": slamb_jax.NaturalCompression(block_size=64),
+    "natural8": slamb_jax.NaturalCompression(8, block_size=64),
+    "natural4": slamb_jax.NaturalCompression(4, block_size=64),
 }
 each = pytest.mark.parametrize("quantizer", QUANTIZERS.values(), ids=QUANTIZERS)
 
@@ -65,7 +66,7 @@ def test_uniform_errs_by_less_than_a_step(bits):
 
 def test_natural_is_a_neighbouring_power_of_two():
     x = draws()
-    y = np.asarray(trip(slamb_jax.NaturalCompression(64), x, jnp.uint32(3)))
+    y = np.asarray(trip(slamb_jax.NaturalCompression(block_size=64), x, jnp.uint32(3)))
     some = np.asarray(x) != 0
     x, y = np.asarray(x)[some], y[some]
     low = 2.0 ** np.floor(np.log2(np.abs(x)))
@@ -73,6 +74,14 @@ def test_natural_is_a_neighbouring_power_of_two():
     exact = np.abs(x) == low
     assert exact.any()
     np.testing.assert_array_equal(y[exact], x[exact])
+
+
+def test_natural_of_four_bits_ends_at_a_limit():
+    quantizer = slamb_jax.NaturalCompression(4, block_size=64)
+    x = jnp.full(64, 0.01).at[0].set(-8.0)  # the limit is 8 / 2**6
+    y = np.concatenate([np.asarray(trip(quantizer, x, s))[1:] for s in salts(60)])
+    assert set(np.unique(y)) == {0.0, 0.125}
+    assert y.mean() == pytest.approx(0.01, rel=0.2)
 
 
 @each
@@ -104,8 +113,7 @@ def test_bytes_are_those_announced(quantizer, size):
     assert codes.dtype == jnp.uint8
     assert codes.shape == (3, quantizer.nbytes(size))
     assert quantizer.decode(codes, size).shape == (3, size)
-    bits = getattr(quantizer, "bits", 8)
-    assert quantizer.nbytes(size) <= (size + 64) * bits / 8 + (size // 64 + 1) * 5
+    assert quantizer.nbytes(size) <= (size + 64) * quantizer.bits / 8 + (size // 64 + 1) * 5
 
 
 @each

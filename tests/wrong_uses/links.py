@@ -104,6 +104,7 @@ LINKS = [
     (of(slamb_jax.StochasticUniform, True), "bits .*True"),
     (of(slamb_jax.StochasticUniform, block_size=1), "block_size .*1"),
     (of(slamb_jax.StochasticUniform, error_feedback=1), "error_feedback .*1"),
+    (of(slamb_jax.NaturalCompression, 3), "bits .*3"),
     (of(slamb_jax.NaturalCompression, block_size=2.5), "block_size .*2.5"),
     (of(slamb_jax.NaturalCompression, seed="a"), "seed .*'a'"),
     (of(slamb_jax.average_parameters_every, 5, "a", payload=True), "payload .*True"),
