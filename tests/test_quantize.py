@@ -113,7 +113,8 @@ def test_bytes_are_those_announced(quantizer, size):
     assert codes.dtype == jnp.uint8
     assert codes.shape == (3, quantizer.nbytes(size))
     assert quantizer.decode(codes, size).shape == (3, size)
-    assert quantizer.nbytes(size) <= (size + 64) * quantizer.bits / 8 + (size // 64 + 1) * 5
+    each, blocks = quantizer.bits / 8, size // 64 + 1
+    assert quantizer.nbytes(size) <= (size + 64) * each + blocks * 5
 
 
 @each
