@@ -51,6 +51,8 @@ def check_quantizer(quantizer: Any) -> None:
             f"error_feedback must be a bool, got {quantizer.error_feedback!r}"
         )
     check_integer("seed", quantizer.seed)
-    bits = quantizer.bits
-    if bits not in (8, 4) or isinstance(bits, bool):
-        raise ValueError(f"bits must be 8 or 4, got {bits!r}")
+    for name in ("bits", "mean_bits"):
+        bits = getattr(quantizer, name)
+        fits = bits in (8, 4) and not isinstance(bits, bool)
+        if not fits and not (name == "mean_bits" and bits is None):
+            raise ValueError(f"{name} must be 8 or 4, got {bits!r}")

@@ -102,6 +102,7 @@ def _plain(flat: jax.Array, route: Route, step: jax.Array, keep: bool) -> Any:
 def _coded(flat: jax.Array, route: Route, step: jax.Array, keep: bool) -> Any:
     """The mean in codes: to the owner of a slice, averaged, coded again, shared."""
     quantizer: Any = route.payload
+    back = quantizer.for_means
     n, w = _collectives.axis_size(route.axis_name), _width(route)
     slices = _cut(flat, w * n).reshape(w, n, -1)
     size = slices.shape[-1]
@@ -125,12 +126,12 @@ def _coded(flat: jax.Array, route: Route, step: jax.Array, keep: bool) -> Any:
         codes = coded(mine, place)
     codes = _collectives.swap(codes, route.axis_name)
     mean = _mean_of_rows(quantizer, codes, size)
-    own = quantizer.encode(mean, salts(1, place))
+    own = back.encode(mean, salts(1, place))
     shared = _collectives.gather(own, route.axis_name)
     shared = _joined(shared, place, route, like=flat)
-    means = quantizer.decode(shared.reshape(w, n, -1), size).reshape(-1)
+    means = back.decode(shared.reshape(w, n, -1), size).reshape(-1)
     if keep:
-        lost = np.float32(n) * (mean - quantizer.decode(own, size))
+        lost = np.float32(n) * (mean - back.decode(own, size))
         lost = _joined(lost, place, route, like=flat).reshape(w, 1, size)
         here = (jnp.arange(n, dtype=jnp.int32) == me)[None, :, None]
         owed = jnp.where(here, lost, jnp.float32(0)).reshape(-1)[: flat.size]

@@ -1,6 +1,7 @@
 """Codes by stochastic rounding to powers of two."""
 
 import dataclasses
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +45,8 @@ class NaturalCompression:
         least 2.
       error_feedback: whether a worker keeps what rounding took, see :func:`slamb`.
       seed: changes the rounding.
+      mean_bits: 8 or 4 for the means on their way back to the workers, whose rounding
+        no further mean takes away; None for ``bits``.
 
     Raises:
       ValueError: for a value out of range.
@@ -66,6 +69,7 @@ class NaturalCompression:
     block_size: int = 256
     error_feedback: bool = False
     seed: int = 0
+    mean_bits: int | None = None
 
     def __post_init__(self) -> None:
         check_quantizer(self)
@@ -74,6 +78,12 @@ class NaturalCompression:
     def _zero(self) -> np.uint32:
         """The distance that says 0: the largest there is."""
         return np.uint32(2 ** (self.bits - 1) - 1)
+
+    @property
+    def for_means(self) -> Self:
+        """What the means are sent back in."""
+        bits = self.bits if self.mean_bits is None else self.mean_bits
+        return dataclasses.replace(self, bits=bits, mean_bits=None)
 
     def nbytes(self, size: int) -> int:
         """Bytes of ``size`` elements, exponents included."""

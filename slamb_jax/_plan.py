@@ -69,8 +69,9 @@ def mean(
     n, w = groups
     among = "groups" if w > 1 else "all"
     if isinstance(payload, Quantizer):
-        piece = payload.nbytes(-(-elements // (n * w)))
-        parts, share = _halves(piece, n, times, among), n * piece
+        mine = -(-elements // (n * w))
+        there, back = payload.nbytes(mine), payload.for_means.nbytes(mine)
+        parts, share = _halves(there, back, n, times, among), n * back
     else:
         itemsize = jnp.dtype(payload).itemsize
         mine = -(-elements // w)
@@ -78,15 +79,16 @@ def mean(
         if itemsize > 2:
             parts = [Part("all-reduce", share, times, among)]
         else:
-            parts = _halves(-(-mine // n) * itemsize, n, times, among)
+            piece = -(-mine // n) * itemsize
+            parts = _halves(piece, piece, n, times, among)
     return parts + ([Part("all-gather", share, times, "local")] if w > 1 else [])
 
 
-def _halves(piece: float, n: int, times: float, among: str) -> Plan:
+def _halves(there: float, back: float, n: int, times: float, among: str) -> Plan:
     """An all-reduce by slices, each averaged by its owner."""
     return [
-        Part("all-to-all", piece * n, times, among),
-        Part("all-gather", piece, times, among),
+        Part("all-to-all", there * n, times, among),
+        Part("all-gather", back, times, among),
     ]
 
 

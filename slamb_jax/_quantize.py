@@ -22,6 +22,10 @@ class Quantizer(Protocol):
     def seed(self) -> int:
         """Changes the rounding."""
 
+    @property
+    def for_means(self) -> "Quantizer":
+        """What the means are sent back in, often itself; it has the same seed."""
+
     def nbytes(self, size: int) -> int:
         """Bytes of an array of ``size`` elements, scales included (static)."""
 

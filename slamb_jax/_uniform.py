@@ -1,6 +1,7 @@
 """Codes by stochastic rounding to a uniform grid."""
 
 import dataclasses
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +47,8 @@ class StochasticUniform:
       block_size: about how many elements share a scale of 4 bytes; at least 2.
       error_feedback: whether a worker keeps what rounding took, see :func:`slamb`.
       seed: changes U.
+      mean_bits: 8 or 4 for the means on their way back to the workers, whose rounding
+        no further mean takes away; None for ``bits``.
 
     Raises:
       ValueError: for a value out of range.
@@ -67,9 +70,16 @@ class StochasticUniform:
     block_size: int = 256
     error_feedback: bool = False
     seed: int = 0
+    mean_bits: int | None = None
 
     def __post_init__(self) -> None:
         check_quantizer(self)
+
+    @property
+    def for_means(self) -> Self:
+        """What the means are sent back in."""
+        bits = self.bits if self.mean_bits is None else self.mean_bits
+        return dataclasses.replace(self, bits=bits, mean_bits=None)
 
     def nbytes(self, size: int) -> int:
         """Bytes of ``size`` elements, scales included."""

@@ -25,6 +25,7 @@ PAYLOADS = {
     "bfloat16": "bfloat16",
     "uniform8": slamb_jax.StochasticUniform(),
     "uniform4": slamb_jax.StochasticUniform(4),
+    "mixed": slamb_jax.StochasticUniform(4, mean_bits=8),
     "natural": slamb_jax.NaturalCompression(block_size=100),
 }
 UPDATES = (0.010, 0.012)

@@ -1,5 +1,6 @@
 """What travels in fewer bits: its dtype and bytes, and that nothing gets lost by it."""
 
+import dataclasses
 import functools
 
 import jax
@@ -18,15 +19,17 @@ N = 4
 SHAPES = {"w": (12, 16), "b": (16,), "odd": (7, 11), "empty": (0, 3), "scale": ()}
 UNIFORM = slamb_jax.StochasticUniform(8, block_size=32, error_feedback=True)
 FOUR = slamb_jax.StochasticUniform(4, block_size=32)
+MIXED = slamb_jax.StochasticUniform(4, block_size=32, mean_bits=8)
 NATURAL = slamb_jax.NaturalCompression(8, block_size=32)
 NATURAL4 = slamb_jax.NaturalCompression(4, block_size=32)
 PAYLOADS = {
     "bfloat16": "bfloat16", "float16": "float16",
-    "uniform8": UNIFORM, "uniform4": FOUR, "natural": NATURAL, "natural4": NATURAL4,
+    "uniform8": UNIFORM, "uniform4": FOUR, "mixed": MIXED,
+    "natural": NATURAL, "natural4": NATURAL4,
 }  # fmt: skip
 each = pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
 coded = pytest.mark.parametrize(
-    "payload", [UNIFORM, FOUR, NATURAL, NATURAL4], ids="84nm"
+    "payload", [UNIFORM, FOUR, MIXED, NATURAL, NATURAL4], ids="84mnN"
 )
 
 
@@ -79,8 +82,8 @@ def test_it_travels_as_asked(payload):
         ("all-gather", False), ("all-gather", True),
         ("all-to-all", False), ("all-to-all", True),
     ]  # fmt: skip
-    bits = 16 if narrow else payload.bits
-    scale = {UNIFORM: 32, FOUR: 32, NATURAL: 8, NATURAL4: 8}.get(
+    bits = 16 if narrow else (payload.bits + payload.for_means.bits) / 2
+    scale = {UNIFORM: 32, FOUR: 32, MIXED: 32, NATURAL: 8, NATURAL4: 8}.get(
         payload, 0
     ) / 32  # bits each
     for conditional in (False, True):
@@ -88,7 +91,8 @@ def test_it_travels_as_asked(payload):
         assert got == pytest.approx(full * (bits + scale) / 32, rel=0.05)
         if not narrow:
             slices = -(-round(full / 7) // n)
-            assert got == 2 * 7 * payload.nbytes(slices)
+            both = payload.nbytes(slices) + payload.for_means.nbytes(slices)
+            assert got == 7 * both
 
 
 @pytest.mark.parametrize(
@@ -223,9 +227,19 @@ def test_the_mean_is_kept(payload, keep):
 
 
 def _feeding_back(payload):
-    if isinstance(payload, slamb_jax.NaturalCompression):
-        return slamb_jax.NaturalCompression(8, 32, error_feedback=True)
-    return slamb_jax.StochasticUniform(payload.bits, 32, error_feedback=True)
+    return dataclasses.replace(payload, error_feedback=True)
+
+
+def test_means_in_eight_bits_are_finer():
+    """What they are rounded by is not averaged, unlike what each worker's part is."""
+    x = random_tree({"x": (N, 4000)}, 0)["x"]
+    errors = {}
+    for payload in (FOUR, MIXED, dataclasses.replace(MIXED, bits=8)):
+        means = np.asarray(on_workers(payload, x).means[0])
+        assert (means == means[:1]).all()
+        errors[payload] = np.std(means[0] - np.asarray(x).mean(0))
+    four, mixed, eight = errors.values()
+    assert eight < 0.2 * mixed < 0.2 * 0.95 * four
 
 
 def test_error_feedback_leaves_each_its_own():

@@ -20,6 +20,7 @@ PAYLOADS: dict[str, Any] = {
     "float32": None,
     "8 bit": slamb_jax.StochasticUniform(bits=8),
     "4 bit": slamb_jax.StochasticUniform(bits=4),
+    "4 bit, means 8": slamb_jax.StochasticUniform(bits=4, mean_bits=8),
 }
 NAMES = {payload: name for name, payload in PAYLOADS.items()}
 
@@ -151,9 +152,7 @@ METHODS = {
         average_payload=PAYLOADS["4 bit"],
     ),
     "SLAMB, k 1": slamb(recipes.FLOAT32, compress_ratio=1.0),
-    "SLAMB, as published": slamb(
-        recipes.FLOAT32, b3=0.99, sync_every=100, nu_of="gradient"
-    ),
+    "SLAMB, as published": slamb(recipes.FLOAT32, b3=0.99, sync_every=100),
     "1-bit LAMB": Method(
         {"warmup": 0.2},
         0.02,

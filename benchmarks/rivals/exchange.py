@@ -43,12 +43,12 @@ def mean_sends(elements: int, workers: int, payload: Any = None) -> Sends:
     """What a mean of that many elements sends, in a dtype or a quantizer's codes."""
     mine = -(-elements // workers)
     if isinstance(payload, Quantizer):
-        size = payload.nbytes(mine)
+        there, back = payload.nbytes(mine), payload.for_means.nbytes(mine)
     elif jnp.dtype(payload or jnp.float32).itemsize == 4:
         return [("all-reduce", 4 * elements)]
     else:
-        size = 2 * mine
-    return [("all-to-all", workers * size), ("all-gather", size)]
+        there = back = 2 * mine
+    return [("all-to-all", workers * there), ("all-gather", back)]
 
 
 def elements(params: Any) -> int:

@@ -102,6 +102,7 @@ LINKS = [
     (of(slamb_jax.average_gradients, 3), "local_axis_name .*3"),
     (of(slamb_jax.StochasticUniform, 2), "bits .*2"),
     (of(slamb_jax.StochasticUniform, True), "bits .*True"),
+    (of(slamb_jax.StochasticUniform, mean_bits=16), "mean_bits .*16"),
     (of(slamb_jax.StochasticUniform, block_size=1), "block_size .*1"),
     (of(slamb_jax.StochasticUniform, error_feedback=1), "error_feedback .*1"),
     (of(slamb_jax.NaturalCompression, 3), "bits .*3"),
