@@ -43,6 +43,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "v of the momentum": {"nu_of": "momentum"},
     "recipe FLOAT32": dict(slamb_jax.recipes.FLOAT32),
     "recipe FEW_BYTES": dict(slamb_jax.recipes.FEW_BYTES),
+    "recipe LARGE_BATCH": dict(slamb_jax.recipes.LARGE_BATCH),
     "recipe NOISY": dict(slamb_jax.recipes.NOISY),
     "payload bfloat16": {"payload": "bfloat16"},
     "payload 8 bit": {"payload": EIGHT},

@@ -193,7 +193,9 @@ def test_what_slamb_sends_is_counted_as_it_packs():
     assert sends(method, params, SETTING, 71) == [*plain, ("all-reduce", 4 * 4030)]
     coded = sends(METHODS["SLAMB, 4 bit"], params, SETTING, 2)
     # 1,030 elements in 4 slices of 258, each in 2 blocks of 130 codes.
-    assert coded == [("all-to-all", 4 * 138), ("all-gather", 268)]
+    assert coded == [("all-to-all", 4 * 138), ("all-gather", 138)]
+    mixed = sends(METHODS["SLAMB, 4 bit, means 8"], params, SETTING, 2)
+    assert mixed == [("all-to-all", 4 * 138), ("all-gather", 268)]
 
 
 @pytest.mark.parametrize(
@@ -202,6 +204,7 @@ def test_what_slamb_sends_is_counted_as_it_packs():
         ("SLAMB", "FLOAT32"),
         ("SLAMB, 4 bit", "FEW_BYTES"),
         ("SLAMB, 4 bit, k 1/2", "NOISY"),
+        ("SLAMB, 4 bit, means 8", "LARGE_BATCH"),
     ],
 )
 def test_its_slambs_are_the_recipes(row, name):

@@ -145,6 +145,7 @@ METHODS = {
     "SLAMB": slamb(recipes.FLOAT32),
     "SLAMB, 4 bit": slamb(recipes.FEW_BYTES),
     "SLAMB, 4 bit, k 1/2": slamb(recipes.NOISY),
+    "SLAMB, 4 bit, means 8": slamb(recipes.LARGE_BATCH),
     "SLAMB, 4 bit, k 1/32": slamb(
         recipes.FEW_BYTES,
         compress_ratio=1 / 32,
@@ -152,7 +153,9 @@ METHODS = {
         average_payload=PAYLOADS["4 bit"],
     ),
     "SLAMB, k 1": slamb(recipes.FLOAT32, compress_ratio=1.0),
-    "SLAMB, as published": slamb(recipes.FLOAT32, b3=0.99, sync_every=100),
+    "SLAMB, as published": slamb(
+        recipes.FLOAT32, b3=0.99, sync_every=100, nu_of="gradient"
+    ),
     "1-bit LAMB": Method(
         {"warmup": 0.2},
         0.02,
