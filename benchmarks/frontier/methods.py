@@ -21,6 +21,9 @@ PAYLOADS: dict[str, Any] = {
     "8 bit": slamb_jax.StochasticUniform(bits=8),
     "4 bit": slamb_jax.StochasticUniform(bits=4),
     "4 bit, means 8": slamb_jax.StochasticUniform(bits=4, mean_bits=8),
+    "4 bit, means 8, fed back": slamb_jax.StochasticUniform(
+        bits=4, mean_bits=8, error_feedback=True
+    ),
 }
 NAMES = {payload: name for name, payload in PAYLOADS.items()}
 
