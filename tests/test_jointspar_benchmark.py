@@ -18,6 +18,7 @@ def standard_promotion():
         yield
 
 
+@pytest.mark.long
 def test_what_is_timed_is_training():
     """Dense and whole-budget steps agree; the frozen one moves what is not a layer."""
     model = models.resnet(2, 0, models.ResNet(channels=(4,), depth=2))
@@ -47,6 +48,7 @@ def test_rows_tell_what_was_possible():
     assert row.realised == pytest.approx(0.5)
 
 
+@pytest.mark.long
 def test_a_run_counts_what_it_sent(tmp_path):
     """Of JointSpar what was drawn, to the byte; of LARS everything."""
     mesh, steps = mesh_of(2), 8

@@ -11,13 +11,14 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 
-TRAINS = "choosing_k_b3_and_h"  # forty small runs: a minute
+# Forty small runs, a minute; and programs to compile, half of one.
+SLOW = ("choosing_k_b3_and_h", "where_the_bytes_go")
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(p, marks=[pytest.mark.long] if p.stem == TRAINS else [], id=p.stem)
+        pytest.param(p, marks=[pytest.mark.long] if p.stem in SLOW else [], id=p.stem)
         for p in NOTEBOOKS
     ],
 )

@@ -25,7 +25,7 @@ NATURAL4 = slamb_jax.NaturalCompression(4, block_size=32)
 PAYLOADS = {
     "bfloat16": "bfloat16", "float16": "float16",
     "uniform8": UNIFORM, "uniform4": FOUR, "mixed": MIXED,
-    "natural": NATURAL, "natural4": NATURAL4,
+    "natural": NATURAL,
 }  # fmt: skip
 each = pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
 coded = pytest.mark.parametrize(
@@ -83,9 +83,8 @@ def test_it_travels_as_asked(payload):
         ("all-to-all", False), ("all-to-all", True),
     ]  # fmt: skip
     bits = 16 if narrow else (payload.bits + payload.for_means.bits) / 2
-    scale = {UNIFORM: 32, FOUR: 32, MIXED: 32, NATURAL: 8, NATURAL4: 8}.get(
-        payload, 0
-    ) / 32  # bits each
+    overhead = {UNIFORM: 32, FOUR: 32, MIXED: 32, NATURAL: 8}  # bits a block of 32
+    scale = overhead.get(payload, 0) / 32
     for conditional in (False, True):
         got, full = (r.bytes_sent(conditional=conditional) for r in (report, wide))
         assert got == pytest.approx(full * (bits + scale) / 32, rel=0.05)

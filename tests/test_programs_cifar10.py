@@ -119,7 +119,8 @@ def check_records(name, out, result):
     assert programs.result(out)["bytes_sent"] == result.bytes_sent
 
 
-@pytest.mark.parametrize("name", ["lamb", pytest.param("sgdm", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["lamb", "sgdm"])
 def test_a_short_dense_run(name, tmp_path):
     result = run(tiny(tmp_path / "run", optimizer=name))
     check_records(name, tmp_path / "run", result)

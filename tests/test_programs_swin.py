@@ -140,6 +140,7 @@ def test_parts_lie_inside():
     assert data.part((1000, 10), rng) == (495, 0, 505, 10)  # nothing else fits
 
 
+@pytest.mark.long
 def test_a_short_run(tmp_path):
     config = train.Config(
         width=8, window=2, depths=(1, 1), heads=(1, 2), batch_size=2, workers=2,
