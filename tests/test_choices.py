@@ -67,6 +67,8 @@ def optimizer(choice):
         selection=selection,
         min_size=0,
         b3=0.7,
+        # A gradient in bfloat16 can be 0, and v with it, where the mean m is not.
+        eps=1e-3,
         sync_every=5,
         payload=CODES.get(choice["payload"], choice["payload"]),
         average_payload=CODES.get(choice["average_payload"], choice["average_payload"]),
