@@ -1,6 +1,7 @@
 """What the quantizers share: blocks, random bits, and two codes to a byte."""
 
-from typing import Any
+import dataclasses
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -43,16 +44,38 @@ def from_nibbles(packed: jax.Array) -> jax.Array:
     return jnp.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
 
 
-def check_quantizer(quantizer: Any) -> None:
-    """Raises unless the settings that all quantizers have are in range."""
-    check_integer("block_size", quantizer.block_size, 2)
-    if not isinstance(quantizer.error_feedback, bool):
-        raise ValueError(
-            f"error_feedback must be a bool, got {quantizer.error_feedback!r}"
-        )
-    check_integer("seed", quantizer.seed)
-    for name in ("bits", "mean_bits"):
-        bits = getattr(quantizer, name)
-        fits = bits in (8, 4) and not isinstance(bits, bool)
-        if not fits and not (name == "mean_bits" and bits is None):
-            raise ValueError(f"{name} must be 8 or 4, got {bits!r}")
+@dataclasses.dataclass(frozen=True)
+class Codes:
+    """The settings that the quantizers share, and what follows from them alone."""
+
+    bits: int = 8
+    block_size: int = 256
+    error_feedback: bool = False
+    seed: int = 0
+    mean_bits: int | None = None
+
+    _per_block: ClassVar[int]  # bytes beside the elements' codes
+
+    def __post_init__(self) -> None:
+        check_integer("block_size", self.block_size, 2)
+        if not isinstance(self.error_feedback, bool):
+            raise ValueError(
+                f"error_feedback must be a bool, got {self.error_feedback!r}"
+            )
+        check_integer("seed", self.seed)
+        for name in ("bits", "mean_bits"):
+            bits = getattr(self, name)
+            fits = bits in (8, 4) and not isinstance(bits, bool)
+            if not fits and not (name == "mean_bits" and bits is None):
+                raise ValueError(f"{name} must be 8 or 4, got {bits!r}")
+
+    @property
+    def for_means(self) -> Self:
+        """What the means are sent back in."""
+        bits = self.bits if self.mean_bits is None else self.mean_bits
+        return dataclasses.replace(self, bits=bits, mean_bits=None)
+
+    def nbytes(self, size: int) -> int:
+        """Bytes of ``size`` elements, what each block takes besides included."""
+        blocks, length = division(size, self.block_size)
+        return blocks * (length * self.bits // 8 + self._per_block)

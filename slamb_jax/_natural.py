@@ -1,7 +1,6 @@
 """Codes by stochastic rounding to powers of two."""
 
 import dataclasses
-from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +8,8 @@ import numpy as np
 from jax import lax
 
 from slamb_jax._codes import (
+    Codes,
     blocks_of,
-    check_quantizer,
     division,
     from_nibbles,
     nibbles,
@@ -19,7 +18,7 @@ from slamb_jax._codes import (
 
 
 @dataclasses.dataclass(frozen=True)
-class NaturalCompression:
+class NaturalCompression(Codes):
     r"""Eight or four bits: a sign and a power of two, by stochastic rounding.
 
     .. math::
@@ -65,30 +64,12 @@ class NaturalCompression:
       <https://arxiv.org/abs/1905.10988>`_, 2019.
     """
 
-    bits: int = 8
-    block_size: int = 256
-    error_feedback: bool = False
-    seed: int = 0
-    mean_bits: int | None = None
-
-    def __post_init__(self) -> None:
-        check_quantizer(self)
+    _per_block = 1
 
     @property
     def _zero(self) -> np.uint32:
         """The distance that says 0: the largest there is."""
         return np.uint32(2 ** (self.bits - 1) - 1)
-
-    @property
-    def for_means(self) -> Self:
-        """What the means are sent back in."""
-        bits = self.bits if self.mean_bits is None else self.mean_bits
-        return dataclasses.replace(self, bits=bits, mean_bits=None)
-
-    def nbytes(self, size: int) -> int:
-        """Bytes of ``size`` elements, exponents included."""
-        blocks, length = division(size, self.block_size)
-        return blocks * (length * self.bits // 8 + 1)
 
     def encode(self, x: jax.Array, salt: jax.Array) -> jax.Array:
         """Float32 (..., size) to uint8 (..., nbytes(size))."""

@@ -1,7 +1,6 @@
 """Codes by stochastic rounding to a uniform grid."""
 
 import dataclasses
-from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +8,8 @@ import numpy as np
 from jax import lax
 
 from slamb_jax._codes import (
+    Codes,
     blocks_of,
-    check_quantizer,
     division,
     from_nibbles,
     nibbles,
@@ -21,7 +20,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 
 @dataclasses.dataclass(frozen=True)
-class StochasticUniform:
+class StochasticUniform(Codes):
     r"""Eight or four bits by stochastic rounding to a uniform grid (QSGD).
 
     With L = 127 (or 7 for four bits) and s a block's largest magnitude over L,
@@ -66,25 +65,7 @@ class StochasticUniform:
       Alistarh et al., `QSGD <https://arxiv.org/abs/1610.02132>`_, 2016.
     """
 
-    bits: int = 8
-    block_size: int = 256
-    error_feedback: bool = False
-    seed: int = 0
-    mean_bits: int | None = None
-
-    def __post_init__(self) -> None:
-        check_quantizer(self)
-
-    @property
-    def for_means(self) -> Self:
-        """What the means are sent back in."""
-        bits = self.bits if self.mean_bits is None else self.mean_bits
-        return dataclasses.replace(self, bits=bits, mean_bits=None)
-
-    def nbytes(self, size: int) -> int:
-        """Bytes of ``size`` elements, scales included."""
-        blocks, length = division(size, self.block_size)
-        return blocks * (length * self.bits // 8 + 4)
+    _per_block = 4
 
     def encode(self, x: jax.Array, salt: jax.Array) -> jax.Array:
         """Float32 (..., size) to uint8 (..., nbytes(size))."""
