@@ -46,6 +46,7 @@ def check_named(run, gone):
         assert i == gone or re.search(said, told), told
 
 
+@pytest.mark.long
 def test_killed_and_torn_it_ends_as_if_it_had_not_been(tmp_path):
     options = {"steps": 11, "timeout": TIMEOUT}
     want = straight(tmp_path / "straight", **options)
