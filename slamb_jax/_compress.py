@@ -32,7 +32,7 @@ class RandkCompressState(NamedTuple):
     """State of :func:`randk_compress_with_error_feedback`."""
 
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
-    residual: optax.Updates | None  # float32, as updates; None if not kept
+    residual: optax.Updates | None  # float32, as updates; None if nothing is kept
     chosen: Kept = None  # of a TopK, for each leaf: what it chooses by
 
 
@@ -71,18 +71,18 @@ def randk_compress_with_error_feedback(
         :func:`average_gradients`. Each exchanges a slice for the group.
       payload: what travels: None for the dtype of the updates, ``"bfloat16"``,
         ``"float16"``, or codes of :class:`StochasticUniform` or
-        :class:`NaturalCompression`. Where the rest passes through, a quantizer with
-        ``error_feedback`` leaves each worker what rounding took of what it sent,
-        :math:`u[M_t] = \text{mean} + (g - Q(g))[M_t]`.
+        :class:`NaturalCompression`.
       keep_residual: hold what was not sent in a residual, which is added at the next
-        step. If False it passes through.
+        step. If False it passes through, and a residual is kept of what rounding took
+        only, and only of a quantizer with ``error_feedback``:
+        :math:`x[M_t] = (g + e)[M_t]`, :math:`e[M_t] = (x - Q(x))[M_t]`.
       param_specs: how the parameters are cut, as in :func:`slamb_jax.slamb`.
       stacked: which leaves are stacks of layers, as in :func:`slamb_jax.slamb`.
 
     Returns:
       A :class:`optax.GradientTransformationExtraArgs`. A residual is float32 and also
       keeps what rounding took: of what the worker sent, and with a quantizer of the
-      means that it rounded for all.
+      means that it rounded for all, n times, since it sends an nth of the next.
 
     Raises:
       ValueError: in ``update``, if ``axis_name`` is not bound, or if the updates were
@@ -113,6 +113,7 @@ def randk_compress_with_error_feedback(
     check_apart(axis_name, local_axis_name)
     route = Route(axis_name, local_axis_name, check_payload("payload", payload))
     layout = make_layout(param_specs, stacked, axis_name)
+    holds = keep_residual or route.feeds_back
     if isinstance(selection, TopK) and param_specs is not None:
         raise ValueError(
             f"selection={selection!r} and param_specs cannot both be given: what a "
@@ -121,14 +122,14 @@ def randk_compress_with_error_feedback(
 
     def init(params: optax.Params) -> RandkCompressState:
         check_floating(params, "params")
-        residual = optax.tree.zeros_like(params, dtype=jnp.float32)
+        residual = None
+        if holds:
+            residual = optax.tree.zeros_like(params, dtype=jnp.float32)
         kept: Kept = None
         if isinstance(selection, TopK):  # the others need not know of shards here
             leaves = [leaf for leaf, *_ in present(params, layout=layout)[0]]
             kept = kept_at_first(selection, leaves)
-        return RandkCompressState(
-            jnp.zeros([], jnp.int32), residual if keep_residual else None, kept
-        )
+        return RandkCompressState(jnp.zeros([], jnp.int32), residual, kept)
 
     def update(
         updates: optax.Updates,
@@ -147,7 +148,7 @@ def randk_compress_with_error_feedback(
                 "params must be given where gradients are None and the selection is a "
                 "TopK: without them nothing tells which leaf a number is of"
             )
-        es = treedef.flatten_up_to(state.residual) if keep_residual else None
+        es = treedef.flatten_up_to(state.residual) if holds else None
 
         numbered = [leaf for _, leaf in there]
         chosen = chosen_now(selection, state.chosen, numbered)
@@ -156,35 +157,26 @@ def randk_compress_with_error_feedback(
             rows = [rows_at(selection, step, leaf) for _, leaf in there]
             if es is None:
                 packed = [r.pack(gs[i]) for i, r in zip(here, rows, strict=True)]
-                if not route.feeds_back:
-                    means = means_of(packed, route, step)
-                    return _put(gs, here, rows, means), None, learn(selection, means)
-                found = exchange(packed, route, step)
-                own = [
-                    mean.astype(jnp.float32) + x.astype(jnp.float32) - sent
-                    for mean, x, sent in zip(
-                        found.means, packed, found.sent, strict=True
-                    )
-                ]
-                own = [x.astype(p.dtype) for x, p in zip(own, packed, strict=True)]
-                kept = learn(selection, found.means)
-                return _put(gs, here, rows, own), None, kept
-            xs = [gs[i].astype(jnp.float32) + es[i] for i in here]
-            packed = [
-                r.pack(x.astype(gs[i].dtype))
-                for i, r, x in zip(here, rows, xs, strict=True)
-            ]
+                means = means_of(packed, route, step)
+                return _put(gs, here, rows, means), None, learn(selection, means)
+            wide = {i: gs[i].astype(jnp.float32) for i in here}
+            xs = [r.pack(wide[i] + es[i]) for i, r in zip(here, rows, strict=True)]
+            packed = [x.astype(gs[i].dtype) for i, x in zip(here, xs, strict=True)]
             found = exchange(packed, route, step)
-            zeros = [None if g is None else jnp.zeros_like(g) for g in gs]
-            wide = [None if g is None else jnp.zeros(g.shape, jnp.float32) for g in gs]
-            gone = found.sent
+            left = [x - sent for x, sent in zip(xs, found.sent, strict=True)]
             if found.owed is not None:
-                gone = [x - owed for x, owed in zip(gone, found.owed, strict=True)]
-            sent, rest = _put(wide, here, rows, gone), list(es)
-            for i, x in zip(here, xs, strict=True):
-                rest[i] = x - sent[i]
+                left = [x + owed for x, owed in zip(left, found.owed, strict=True)]
+            us, rest = list(gs), list(es)
+            if keep_residual:  # what is not chosen waits too, and does not pass through
+                us = [None if g is None else jnp.zeros_like(g) for g in gs]
+                for i in here:
+                    rest[i] = wide[i] + es[i]
             kept = learn(selection, found.means)
-            return _put(zeros, here, rows, found.means), rest, kept
+            return (
+                _put(us, here, rows, found.means),
+                _put(rest, here, rows, left),
+                kept,
+            )
 
         def learn(selection: Selection, means: Any) -> Kept:
             return learned(

@@ -148,10 +148,9 @@ def slamb(
       payload: what travels of m, if not its dtype: ``"bfloat16"``, ``"float16"``, or
         the codes of :class:`StochasticUniform` or :class:`NaturalCompression`, which
         are right on average. With the quantizer's ``error_feedback`` each worker keeps
-        what rounding took of its own, :math:`m[M_t] \leftarrow \text{mean} + (m -
-        Q(m))[M_t]`, and sends it the next time; but until then it steps along its own
-        error, which without it is averaged over n workers: off by default, on in
-        :data:`slamb_jax.recipes.LARGE_BATCH`, for long runs, where it costs less.
+        what rounding took, of its own momentum and of the means that it rounded for
+        all, in one more float32 copy of the parameters, and sends it with the next
+        exchange of the coordinate: on in :data:`slamb_jax.recipes.LARGE_BATCH`.
       average_payload: what travels of the parameters every H steps, likewise, as the
         difference to the last average: see :func:`average_parameters_every`. It needs
         one more copy of the parameters.
