@@ -194,9 +194,12 @@ def test_what_slamb_sends_is_counted_as_it_packs():
     coded = sends(METHODS["SLAMB, 4 bit"], params, SETTING, 2)
     # 1,030 elements in 4 slices of 258, each in 2 blocks of 130 codes.
     assert coded == [("all-to-all", 4 * 138), ("all-gather", 138)]
-    mixed = sends(METHODS["SLAMB, 4 bit, means 8"], params, SETTING, 2)
-    # 830 in 4 slices of 208, a block each: 104 bytes there, 208 back, and a scale.
-    assert mixed == [("all-to-all", 4 * 108), ("all-gather", 212)]
+    mixed = sends(METHODS["SLAMB, 4 bit, fed back"], params, SETTING, 15)
+    # 1,364 elements in 4 slices of 341, in 2 blocks of 172; of the parameters slices of
+    # 1,008 in 4 blocks: 504 bytes there, 1,008 back, and the scales.
+    third, average = mixed[:2], mixed[2:]
+    assert third == [("all-to-all", 4 * 180), ("all-gather", 180)]
+    assert average == [("all-to-all", 4 * 520), ("all-gather", 1024)]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +208,7 @@ def test_what_slamb_sends_is_counted_as_it_packs():
         ("SLAMB", "FLOAT32"),
         ("SLAMB, 4 bit", "FEW_BYTES"),
         ("SLAMB, 4 bit, k 1/2", "NOISY"),
-        ("SLAMB, 4 bit, means 8", "LARGE_BATCH"),
+        ("SLAMB, 4 bit, fed back", "LARGE_BATCH"),
     ],
 )
 def test_its_slambs_are_the_recipes(row, name):

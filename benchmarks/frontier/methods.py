@@ -21,9 +21,7 @@ PAYLOADS: dict[str, Any] = {
     "8 bit": slamb_jax.StochasticUniform(bits=8),
     "4 bit": slamb_jax.StochasticUniform(bits=4),
     "4 bit, means 8": slamb_jax.StochasticUniform(bits=4, mean_bits=8),
-    "4 bit, means 8, fed back": slamb_jax.StochasticUniform(
-        bits=4, mean_bits=8, error_feedback=True
-    ),
+    "4 bit, fed back": slamb_jax.StochasticUniform(bits=4, error_feedback=True),
 }
 NAMES = {payload: name for name, payload in PAYLOADS.items()}
 
@@ -148,7 +146,7 @@ METHODS = {
     "SLAMB": slamb(recipes.FLOAT32),
     "SLAMB, 4 bit": slamb(recipes.FEW_BYTES),
     "SLAMB, 4 bit, k 1/2": slamb(recipes.NOISY),
-    "SLAMB, 4 bit, means 8": slamb(recipes.LARGE_BATCH),
+    "SLAMB, 4 bit, fed back": slamb(recipes.LARGE_BATCH),
     "SLAMB, 4 bit, k 1/32": slamb(
         recipes.FEW_BYTES,
         compress_ratio=1 / 32,
