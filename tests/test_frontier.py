@@ -25,6 +25,7 @@ from benchmarks.frontier.results import Results
 from benchmarks.frontier.run import Run
 from benchmarks.frontier.seconds import LATENCY, exchange_seconds
 from benchmarks.frontier.tasks import MASKED, task
+from benchmarks.frontier.versus import versus
 from slamb_jax import recipes
 from tests.workers import random_tree
 
@@ -162,6 +163,28 @@ def test_a_diverged_run_is_no_best_rate(tmp_path):
     )
     assert spread([float("inf"), 1.0]) == "diverged"
     assert spread([1.0, 2.0]) == "1.500 ± 0.707"
+
+
+def test_a_rival_is_set_beside_slamb_at_no_more_bytes(tmp_path):
+    """Or where it sends less than any, beside the SLAMB that sends the fewest."""
+    results = Results(tmp_path / "r.jsonl")
+    done = {  # loss, and elements in 50 all-reduces
+        "LAMB": (1.0, 1000), "SLAMB": (1.2, 100), "SLAMB, 4 bit": (1.5, 20),
+        "1-bit LAMB": (1.25, 200), "DeMo": (1.4, 50), "DiLoCo": (1.0, 10),
+        "AdamW": (0.9, 1000),
+    }  # fmt: skip
+    for method, (loss, elements) in done.items():
+        for run in sweep.missing(SETTING, method, results):
+            made = result(run, loss)
+            made["points"][0]["exchanges"] = [["all-reduce", 4 * elements, 50]]
+            results.add(made)
+    table = versus(SETTING, results)
+    columns = [list(column.cells) for column in table.columns]
+    assert columns[0] == ["1-bit LAMB", "DeMo", "DiLoCo"]
+    assert columns[1] == ["0.2000", "0.0500", "0.0100"]
+    assert columns[3] == ["SLAMB", "SLAMB, 4 bit", "SLAMB, 4 bit"]
+    assert columns[6] == ["-4.0", "+7.1", "+50.0"]
+    assert versus(dataclasses.replace(SETTING, workers=5), results) is None
 
 
 def test_long_runs_take_the_rates_of_short_ones():

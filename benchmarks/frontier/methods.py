@@ -121,6 +121,41 @@ def slamb(recipe: Mapping[str, Any], **changed: Any) -> Method:
     return Method(settings, 0.02, make_slamb, slamb_sends, slamb_agreed)
 
 
+def diloco(**settings: int) -> Method:
+    return Method(
+        settings,
+        0.004,
+        lambda rate, _, **settings: rivals.diloco(rate, AXIS, **settings),
+        lambda params, setting, step, **settings: rivals.diloco_sends(
+            params, setting.workers, step, **settings
+        ),
+        local_agreed,
+    )
+
+
+def sparseloco(**settings: int) -> Method:
+    return Method(
+        settings,
+        0.016,
+        lambda rate, _, **settings: rivals.sparseloco(rate, AXIS, **settings),
+        lambda params, setting, step, **settings: rivals.sparseloco_sends(
+            params, setting.workers, step, **settings
+        ),
+        local_agreed,
+    )
+
+
+def demo(**settings: int) -> Method:
+    return Method(
+        settings,
+        0.004,
+        lambda rate, _, **settings: rivals.demo(rate, AXIS, **settings),
+        lambda params, setting, step, **settings: rivals.demo_sends(
+            params, setting.workers, step, **settings
+        ),
+    )
+
+
 def warmup_steps(setting: Setting, share: float) -> int:
     return round(share * setting.steps)
 
@@ -167,32 +202,13 @@ METHODS = {
             params, setting.workers, step, warmup_steps(setting, warmup)
         ),
     ),
-    "DiLoCo": Method(
-        {"sync_every": 25},
-        0.004,
-        lambda rate, _, **settings: rivals.diloco(rate, AXIS, **settings),
-        lambda params, setting, step, **settings: rivals.diloco_sends(
-            params, setting.workers, step, **settings
-        ),
-        local_agreed,
-    ),
-    "SparseLoCo": Method(
-        {"sync_every": 25, "chosen": 64},
-        0.016,
-        lambda rate, _, **settings: rivals.sparseloco(rate, AXIS, **settings),
-        lambda params, setting, step, **settings: rivals.sparseloco_sends(
-            params, setting.workers, step, **settings
-        ),
-        local_agreed,
-    ),
-    "DeMo": Method(
-        {"chosen": 32},
-        0.004,
-        lambda rate, _, **settings: rivals.demo(rate, AXIS, **settings),
-        lambda params, setting, step, **settings: rivals.demo_sends(
-            params, setting.workers, step, **settings
-        ),
-    ),
+    "DiLoCo": diloco(sync_every=25),
+    "DiLoCo, H 5": diloco(sync_every=5),
+    "DiLoCo, H 100": diloco(sync_every=100),
+    "SparseLoCo": sparseloco(sync_every=25, chosen=64),
+    "SparseLoCo, H 5": sparseloco(sync_every=5, chosen=64),
+    "DeMo": demo(chosen=32),
+    "DeMo, 4 of a chunk": demo(chosen=4),
     "top-k, LAMB": Method(
         {"ratio": 0.01},
         0.02,

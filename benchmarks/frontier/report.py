@@ -120,7 +120,9 @@ def picture(setting: Setting, results: Results, path: Path) -> bool:
         if method not in done:
             continue
         found = done[method]
-        style = {"label": method, "color": plt.get_cmap("tab20")(i), "marker": "o"}
+        colors = plt.get_cmap("tab20")
+        style = {"label": method, "color": colors(i % 20), "marker": "o"}
+        style |= {"linestyle": "-" if i < 20 else "--"}
         style |= {"markersize": 3, "linewidth": 2.5 if "SLAMB" in method else 1}
         # To the end of the shortest: a run that diverged has fewer.
         every = zip(*(r["points"] for r in found), strict=False)
