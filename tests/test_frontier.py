@@ -17,9 +17,9 @@ from rich.console import Console
 pytest.importorskip("sklearn")
 
 from benchmarks.frontier import sweep
-from benchmarks.frontier.__main__ import Config, run_all
+from benchmarks.frontier.__main__ import Config, cells, run_all
 from benchmarks.frontier.grid import CORE, FULL, SEEDS, Setting
-from benchmarks.frontier.methods import METHODS, PAYLOADS, sends
+from benchmarks.frontier.methods import MAIN, METHODS, PAYLOADS, sends
 from benchmarks.frontier.report import seconds, sent_bytes, spread
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.run import Run
@@ -191,6 +191,9 @@ def test_long_runs_take_the_rates_of_short_ones():
     long = Setting("byte_lm", 16, 2, 1000)
     assert long.tuned_on() == Setting("byte_lm", 16, 2, 200)
     assert set(CORE) < set(FULL)
+    core, full = (set(cells(Config(grid))) for grid in ("core", "full"))
+    assert core < full
+    assert {method for _, method in core} == set(METHODS) > set(MAIN)
     assert len(set(FULL)) == 38
 
 

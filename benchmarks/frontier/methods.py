@@ -230,3 +230,9 @@ METHODS = {
         ),
     ),
 }
+
+MAIN = (  # where not all can be run: one of each kind, at what it is known for
+    *("LAMB", "AdamW", "1-bit LAMB", "DiLoCo", "SparseLoCo", "DeMo"),
+    *("top-k, LAMB", "PowerSGD, LAMB", "SLAMB, as published", "SLAMB"),
+    *("SLAMB, 4 bit", "SLAMB, 4 bit, fed back", "SLAMB, 4 bit, k 1/32"),
+)
