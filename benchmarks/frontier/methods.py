@@ -185,7 +185,7 @@ METHODS = {
     "SLAMB, 4 bit, k 1/32": slamb(
         recipes.FEW_BYTES,
         compress_ratio=1 / 32,
-        sync_every=50,
+        sync_every=100,
         average_payload=PAYLOADS["4 bit"],
     ),
     "SLAMB, k 1": slamb(recipes.FLOAT32, compress_ratio=1.0),
