@@ -20,9 +20,9 @@ from benchmarks.frontier import sweep
 from benchmarks.frontier.__main__ import Config, cells, run_all
 from benchmarks.frontier.grid import CORE, FULL, SEEDS, Setting
 from benchmarks.frontier.methods import MAIN, METHODS, PAYLOADS, sends
-from benchmarks.frontier.report import seconds, sent_bytes, spread
+from benchmarks.frontier.report import seconds, sent_bytes, spread, step_seconds
 from benchmarks.frontier.results import Results
-from benchmarks.frontier.run import Run
+from benchmarks.frontier.run import Run, timing, timing_key
 from benchmarks.frontier.seconds import LATENCY, exchange_seconds
 from benchmarks.frontier.tasks import MASKED, task
 from benchmarks.frontier.versus import versus
@@ -197,14 +197,28 @@ def test_long_runs_take_the_rates_of_short_ones():
     assert len(set(FULL)) == 38
 
 
+def test_seconds_are_those_timed_beside_the_others(tmp_path):
+    results = Results(tmp_path / "r.jsonl")
+    for i, run in enumerate(sweep.missing(SETTING, "LAMB", results)):
+        results.add(result(run, 1.0, step_seconds=0.1 * i))
+    under_load = step_seconds(SETTING, "LAMB", results)
+    assert under_load > 0
+    timed = timing(SETTING, "LAMB", steps=2)
+    assert timed["first_seconds"] > timed["step_seconds"] > 0
+    results.add(timed | {"step_seconds": 0.3})
+    long = dataclasses.replace(SETTING, steps=5000)
+    assert timing_key(long.tuned_on(), "LAMB") == timing_key(long, "LAMB")
+    again = Results(tmp_path / "r.jsonl")
+    assert step_seconds(SETTING, "LAMB", again) == 0.3 != under_load
+
+
 def test_bytes_and_seconds_of_a_run():
     run = Run(SETTING, "LAMB", 0.02, 0)
-    done = result(run, 1.0, step_seconds=0.4)
-    (point,) = done["points"]
+    (point,) = result(run, 1.0)["points"]
     assert sent_bytes(point, 4) == 50 * 1.5 * 4000
     link = 1e6
     exchange = 50 * (1.5 * 8 * 4000 / link + 6 * LATENCY)
-    assert seconds(done, point, 4, link) == pytest.approx(50 * 0.1 + exchange)
+    assert seconds(0.4, point, 4, link) == pytest.approx(50 * 0.1 + exchange)
     gathered = exchange_seconds([("all-gather", 100), ("all-to-all", 400)], 4, link)
     assert gathered == pytest.approx(
         3 * (800 / link + LATENCY) + 0.75 * 3200 / link + LATENCY

@@ -4,7 +4,8 @@ Run from the root of the repository: ``python -m benchmarks.frontier``. It does 
 missing of the core of the grid (``--grid full``: of all of it), a line to the results
 for each run, so that it may be stopped and started again; then prints tables, and
 writes them, with a picture of each setting, to a page beside the results.
-``--estimate`` tells how long that will take.
+``--estimate`` tells how long that will take; what it times, one method after the other
+on a machine with nothing else to do, is also what the tables reckon seconds from.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from benchmarks.frontier.grid import GRIDS, NOISY, SEEDS, Setting
 from benchmarks.frontier.methods import MAIN, METHODS
 from benchmarks.frontier.page import write_page
 from benchmarks.frontier.results import Results, last_loss
-from benchmarks.frontier.run import execute, timing
+from benchmarks.frontier.run import execute, timing, timing_key
 from benchmarks.frontier.sweep import POWERS, missing
 
 
@@ -73,19 +74,17 @@ def run_all(config: Config, results: Results, console: Console) -> None:
 
 
 def estimate(config: Config, console: Console) -> None:
-    """Times each cell's step once (kept in runs/), and adds up what the grid takes."""
-    known = Results(Path("runs/frontier_timings.jsonl"))
+    """Times each cell's step once, for the tables too, and adds up what all takes."""
+    known = Results(config.results)
     stop = time.monotonic() + config.budget
     totals: dict[Setting, float] = {}
     for setting, method in cells(config):
         short = setting.tuned_on()
-        key = dataclasses.asdict(short) | {"method": method}
-        if (found := known.get(key)) is None:
+        if (found := known.get(timing_key(setting, method))) is None:
             if time.monotonic() > stop:
                 console.print(f"The budget of {config.budget:g} s is spent.")
                 break
-            found = {"key": key, **timing(short, method)}
-            known.add(found)
+            known.add(found := timing(short, method))
         steps = len(SEEDS) * setting.steps
         if short not in totals:  # else the sweep is counted there
             steps += (len(POWERS) + 1) * short.steps  # one more where it widens

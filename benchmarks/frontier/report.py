@@ -10,6 +10,7 @@ from rich.table import Table
 from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.methods import METHODS
 from benchmarks.frontier.results import Results, last_loss
+from benchmarks.frontier.run import timing_key
 from benchmarks.frontier.seconds import LINKS, exchange_seconds
 from benchmarks.frontier.sweep import finished
 from benchmarks.frontier.tasks import task
@@ -26,15 +27,20 @@ def sent_bytes(point: dict[str, Any], workers: int) -> float:
     )
 
 
-def seconds(
-    result: dict[str, Any], point: dict[str, Any], workers: int, link: float
-) -> float:
+def step_seconds(setting: Setting, method: str, results: Results) -> float:
+    """Of a simulated step: as timed beside the other methods', else as in the runs."""
+    timed = results.get(timing_key(setting, method))
+    runs = [timed] if timed is not None else finished(setting, method, results)
+    return statistics.median(run["step_seconds"] for run in runs)
+
+
+def seconds(step: float, point: dict[str, Any], workers: int, link: float) -> float:
     """Wall time by a point: compute and update, then the exchange.
 
-    A worker's compute and update are its share of the simulated step, on the machine
-    that simulated it.
+    A worker's compute and update are its share of the simulated step, which takes so
+    many seconds on the machine that simulated it.
     """
-    compute = point["step"] * result["step_seconds"] / workers
+    compute = point["step"] * step / workers
     return compute + sum(
         often * exchange_seconds([(kind, payload)], workers, link)
         for kind, payload, often in point["exchanges"]
@@ -65,7 +71,9 @@ def table(setting: Setting, results: Results) -> Table:
             of = sent_bytes(dense[0]["points"][-1], setting.workers)
             share = f"{sent / of:.4f}"
             above = f"{100 * (mean_loss(found) / mean_loss(dense) - 1):+.1f}"
-        times = (_median_seconds(found, setting, link) for link in LINKS.values())
+        step = step_seconds(setting, method, results)
+        last = found[0]["points"][-1]
+        times = (seconds(step, last, setting.workers, li) for li in LINKS.values())
         out.add_row(
             method,
             f"{found[0]['key']['rate']:g}",
@@ -97,13 +105,6 @@ def spread(values: list[float]) -> str:
     return f"{mean:.3f}{deviation}"
 
 
-def _median_seconds(
-    found: list[dict[str, Any]], setting: Setting, link: float
-) -> float:
-    times = (seconds(r, r["points"][-1], setting.workers, link) for r in found)
-    return statistics.median(times)
-
-
 def picture(setting: Setting, results: Results, path: Path) -> bool:
     """Loss against bytes, and against seconds on each link; False with no results."""
     matplotlib.use("Agg")
@@ -130,8 +131,9 @@ def picture(setting: Setting, results: Results, path: Path) -> bool:
         means = [_mean([p["loss"] for p in same]) for same in points]
         sent = [sent_bytes(same[0], workers) / 2**20 for same in points]
         panels[0].plot(sent, means, **style)
+        step = step_seconds(setting, method, results)
         for panel, link in zip(panels[1:], LINKS.values(), strict=True):
-            times = [seconds(found[0], same[0], workers, link) for same in points]
+            times = [seconds(step, same[0], workers, link) for same in points]
             panel.plot(times, means, **style)
     panels[0].set(xlabel="MiB sent by each worker", ylabel=task(setting.task).unit)
     for panel, name in zip(panels[1:], LINKS, strict=True):

@@ -80,7 +80,13 @@ def program(setting: Setting, method: str) -> Program:
     return Program(setting, run, start, loss)
 
 
-def timing(setting: Setting, method: str, steps: int = 5) -> dict[str, float]:
+def timing_key(setting: Setting, method: str) -> dict[str, Any]:
+    """The key of :func:`timing`'s result, which runs of any length share."""
+    short = dataclasses.asdict(setting.tuned_on())
+    return {**short, "method": method, **METHODS[method].settings, "timed": True}
+
+
+def timing(setting: Setting, method: str, steps: int = 9) -> dict[str, Any]:
     """Seconds that a step takes, and what comes before the first."""
     began = time.perf_counter()
     compiled = program(setting, method)
@@ -94,7 +100,12 @@ def timing(setting: Setting, method: str, steps: int = 5) -> dict[str, float]:
     compiled.evaluate(slamb_jax.consolidate(state[0])).block_until_ready()
     step_seconds = float(np.median(times[1:]))
     before = time.perf_counter() - began - steps * step_seconds
-    return {"step_seconds": step_seconds, "first_seconds": before}
+    return {
+        "key": timing_key(setting, method),
+        "step_seconds": step_seconds,
+        "first_seconds": before,
+        "hardware": hardware(jax.devices()[0]),
+    }
 
 
 def execute(run: Run) -> dict[str, Any]:
