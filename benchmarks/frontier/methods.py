@@ -121,39 +121,28 @@ def slamb(recipe: Mapping[str, Any], **changed: Any) -> Method:
     return Method(settings, 0.02, make_slamb, slamb_sends, slamb_agreed)
 
 
-def diloco(**settings: int) -> Method:
+def rival(
+    make: Callable[..., optax.GradientTransformation],
+    sends: Callable[..., rivals.Sends],
+    rate: float,
+    agreed: Callable[..., bool] = lambda step, **settings: True,
+    **settings: int,
+) -> Method:
+    """An optimizer that exchanges on its own."""
     return Method(
         settings,
-        0.004,
-        lambda rate, _, **settings: rivals.diloco(rate, AXIS, **settings),
-        lambda params, setting, step, **settings: rivals.diloco_sends(
+        rate,
+        lambda rate, _, **settings: make(rate, AXIS, **settings),
+        lambda params, setting, step, **settings: sends(
             params, setting.workers, step, **settings
         ),
-        local_agreed,
+        agreed,
     )
 
 
-def sparseloco(**settings: int) -> Method:
-    return Method(
-        settings,
-        0.016,
-        lambda rate, _, **settings: rivals.sparseloco(rate, AXIS, **settings),
-        lambda params, setting, step, **settings: rivals.sparseloco_sends(
-            params, setting.workers, step, **settings
-        ),
-        local_agreed,
-    )
-
-
-def demo(**settings: int) -> Method:
-    return Method(
-        settings,
-        0.004,
-        lambda rate, _, **settings: rivals.demo(rate, AXIS, **settings),
-        lambda params, setting, step, **settings: rivals.demo_sends(
-            params, setting.workers, step, **settings
-        ),
-    )
+DILOCO = rivals.diloco, rivals.diloco_sends, 0.004, local_agreed
+SPARSELOCO = rivals.sparseloco, rivals.sparseloco_sends, 0.016, local_agreed
+DEMO = rivals.demo, rivals.demo_sends, 0.004
 
 
 def warmup_steps(setting: Setting, share: float) -> int:
@@ -202,13 +191,13 @@ METHODS = {
             params, setting.workers, step, warmup_steps(setting, warmup)
         ),
     ),
-    "DiLoCo": diloco(sync_every=25),
-    "DiLoCo, H 5": diloco(sync_every=5),
-    "DiLoCo, H 100": diloco(sync_every=100),
-    "SparseLoCo": sparseloco(sync_every=25, chosen=64),
-    "SparseLoCo, H 5": sparseloco(sync_every=5, chosen=64),
-    "DeMo": demo(chosen=32),
-    "DeMo, 4 of a chunk": demo(chosen=4),
+    "DiLoCo": rival(*DILOCO, sync_every=25),
+    "DiLoCo, H 5": rival(*DILOCO, sync_every=5),
+    "DiLoCo, H 100": rival(*DILOCO, sync_every=100),
+    "SparseLoCo": rival(*SPARSELOCO, sync_every=25, chosen=64),
+    "SparseLoCo, H 5": rival(*SPARSELOCO, sync_every=5, chosen=64),
+    "DeMo": rival(*DEMO, chosen=32),
+    "DeMo, 4 of a chunk": rival(*DEMO, chosen=4),
     "top-k, LAMB": Method(
         {"ratio": 0.01},
         0.02,
