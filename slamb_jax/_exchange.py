@@ -119,8 +119,8 @@ def _coded(flat: jax.Array, route: Route, step: jax.Array, keep: bool) -> Any:
 
     sent = owed = exact = None
     mine, place = _slice_of(slices, route)
-    here = (jnp.arange(n, dtype=jnp.int32) == me)[None, :, None]
     if keep:
+        here = (jnp.arange(n, dtype=jnp.int32) == me)[None, :, None]
         every = jax.vmap(coded)(slices, jnp.arange(w, dtype=jnp.int32))
         sent = jnp.where(here, slices, quantizer.decode(every, size))
         sent = sent.reshape(-1)[: flat.size]

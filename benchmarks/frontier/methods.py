@@ -125,7 +125,7 @@ def rival(
     make: Callable[..., optax.GradientTransformation],
     sends: Callable[..., rivals.Sends],
     rate: float,
-    agreed: Callable[..., bool] = lambda step, **settings: True,
+    agreed: Callable[..., bool] = Method.agreed,
     **settings: int,
 ) -> Method:
     """An optimizer that exchanges on its own."""

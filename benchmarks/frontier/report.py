@@ -34,13 +34,13 @@ def step_seconds(setting: Setting, method: str, results: Results) -> float:
     return statistics.median(run["step_seconds"] for run in runs)
 
 
-def seconds(step: float, point: dict[str, Any], workers: int, link: float) -> float:
+def seconds(per_step: float, point: dict[str, Any], workers: int, link: float) -> float:
     """Wall time by a point: compute and update, then the exchange.
 
-    A worker's compute and update are its share of the simulated step, which takes so
-    many seconds on the machine that simulated it.
+    A worker's compute and update are its share of the simulated step, which takes
+    ``per_step`` seconds on the machine that simulated it.
     """
-    compute = point["step"] * step / workers
+    compute = point["step"] * per_step / workers
     return compute + sum(
         often * exchange_seconds([(kind, payload)], workers, link)
         for kind, payload, often in point["exchanges"]
@@ -71,9 +71,11 @@ def table(setting: Setting, results: Results) -> Table:
             of = sent_bytes(dense[0]["points"][-1], setting.workers)
             share = f"{sent / of:.4f}"
             above = f"{100 * (mean_loss(found) / mean_loss(dense) - 1):+.1f}"
-        step = step_seconds(setting, method, results)
+        per_step = step_seconds(setting, method, results)
         last = found[0]["points"][-1]
-        times = (seconds(step, last, setting.workers, li) for li in LINKS.values())
+        times = (
+            seconds(per_step, last, setting.workers, link) for link in LINKS.values()
+        )
         out.add_row(
             method,
             f"{found[0]['key']['rate']:g}",
@@ -131,9 +133,9 @@ def picture(setting: Setting, results: Results, path: Path) -> bool:
         means = [_mean([p["loss"] for p in same]) for same in points]
         sent = [sent_bytes(same[0], workers) / 2**20 for same in points]
         panels[0].plot(sent, means, **style)
-        step = step_seconds(setting, method, results)
+        per_step = step_seconds(setting, method, results)
         for panel, link in zip(panels[1:], LINKS.values(), strict=True):
-            times = [seconds(step, same[0], workers, link) for same in points]
+            times = [seconds(per_step, same[0], workers, link) for same in points]
             panel.plot(times, means, **style)
     panels[0].set(xlabel="MiB sent by each worker", ylabel=task(setting.task).unit)
     for panel, name in zip(panels[1:], LINKS, strict=True):
