@@ -22,7 +22,8 @@ from rich.table import Table
 import slamb_jax
 from benchmarks.chips import AXIS, mesh_of
 from examples.hardware import hardware
-from slamb_jax._wire import RING_SHARES, _parse
+from slamb_jax._hlo import parse_hlo
+from slamb_jax._wire import RING_SHARES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +76,11 @@ class Exchange:
 
 def exchanges(hlo: str) -> tuple[list[Exchange], int]:
     """Those that run at every step, in order; and the products of the whole step."""
-    computations, entry = _parse(hlo)
+    computations, entry = parse_hlo(hlo)
 
     def opcodes(x: Any) -> set[str]:
         """Of an instruction and of what it calls."""
-        called = re.findall(r"\bcalls=%?([\w.\-]+)", x.rest)
+        called = re.findall(r"\bcalls=%?([\w.\-]+)", x.attributes)
         inside = [opcodes(y) for c in called for y in computations[c].values()]
         return {x.opcode}.union(*inside)
 

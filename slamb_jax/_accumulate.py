@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax import _collectives
+from slamb_jax import _axes
 from slamb_jax._checks import check_integer, check_transformation
 from slamb_jax._leaves import keep_absent, map_present
 
@@ -90,7 +90,7 @@ def accumulate(
             lambda g: tx.update(g, state.inner, params, **extra_args), updates
         )
         last = state.mini_step == every - 1
-        u, mean, inner = _collectives.cond(last, step, wait, mean, state.inner)
+        u, mean, inner = _axes.cond(last, step, wait, mean, state.inner)
         mini_step = jnp.where(last, 0, state.mini_step + 1)
         return u, AccumulateState(mini_step, mean, inner)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax import _collectives
+from slamb_jax import _axes, _collectives
 from slamb_jax._checks import check_apart, check_integer, check_params
 from slamb_jax._exchange import Route, exchange, means_of
 from slamb_jax._leaves import map_present
@@ -22,9 +22,9 @@ class AverageParametersState(NamedTuple):
 
 def average_parameters_every(
     sync_every: int | None,
-    axis_name: _collectives.AxisName | None,
+    axis_name: _axes.AxisName | None,
     *,
-    local_axis_name: _collectives.AxisName | None = None,
+    local_axis_name: _axes.AxisName | None = None,
     payload: Payload = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages the parameters over the workers every H steps, after the update.
@@ -105,7 +105,7 @@ def average_parameters_every(
         del extra_args
         check_params(params)
         step, anchor = optax.safe_increment(state.count), state.anchor
-        n = _collectives.axis_size(axis_name)
+        n = _axes.axis_size(axis_name)
         if sync_every is None or n == 1:
             return updates, AverageParametersState(step, anchor)
 
@@ -122,16 +122,14 @@ def average_parameters_every(
             updates, anchor = average(updates, params, anchor)
         else:
             due = state.count % sync_every == 0
-            updates, anchor = _collectives.cond(
-                due, average, keep, updates, params, anchor
-            )
+            updates, anchor = _axes.cond(due, average, keep, updates, params, anchor)
         return updates, AverageParametersState(step, anchor)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def average_parameters(
-    params: optax.Params, axis_name: _collectives.AxisName | None
+    params: optax.Params, axis_name: _axes.AxisName | None
 ) -> optax.Params:
     """The mean of the replicas: the same bits on every worker.
 

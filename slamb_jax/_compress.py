@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax import _collectives
+from slamb_jax import _axes
 from slamb_jax._checks import check_apart, check_floating
 from slamb_jax._exchange import Route, exchange, means_of
 from slamb_jax._layout import make_layout
@@ -39,8 +39,8 @@ class RandkCompressState(NamedTuple):
 def randk_compress_with_error_feedback(
     selection: Selection = Strided(),  # noqa: B008 (frozen)
     *,
-    axis_name: _collectives.AxisName | None = None,
-    local_axis_name: _collectives.AxisName | None = None,
+    axis_name: _axes.AxisName | None = None,
+    local_axis_name: _axes.AxisName | None = None,
     payload: Payload = None,
     keep_residual: bool = True,
     param_specs: Any = None,
@@ -138,7 +138,7 @@ def randk_compress_with_error_feedback(
         **extra_args: object,
     ) -> tuple[optax.Updates, RandkCompressState]:
         del extra_args
-        _collectives.check_local(updates, axis_name)
+        _axes.check_local(updates, axis_name)
         step = optax.safe_increment(state.count)
         leaves, gs, treedef = flatten_numbered(updates, params, layout)
         there = [(i, leaf) for i, leaf in enumerate(leaves) if leaf is not None]

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax import _collectives
-from slamb_jax._collectives import AxisName
+from slamb_jax import _axes, _collectives
+from slamb_jax._axes import AxisName
 from slamb_jax._hashing import hash_u32, hash_words
 from slamb_jax._quantize import Payload, Quantizer
 
@@ -63,7 +63,7 @@ def _exchange(
     arrays: Sequence[jax.Array], route: Route, step: jax.Array, *, keep: bool
 ) -> Exchanged:
     axis_name, local_axis_name, payload = route
-    alone = _collectives.axis_size(axis_name) == 1
+    alone = _axes.axis_size(axis_name) == 1
     if alone or (payload is None and local_axis_name is None):
         means = _collectives.mean_over(arrays, axis_name)
         return Exchanged(means, [x.astype(jnp.float32) for x in arrays], None)
@@ -86,8 +86,8 @@ def _exchange(
                 continue
             for i, x in zip(places, _collectives.part(whole, group), strict=True):
                 dtype = arrays[i].dtype if column is means else jnp.float32
-                axes = _collectives.varying_axes(arrays[i])
-                column[i] = _collectives.vary_over(x.astype(dtype), axes)
+                axes = _axes.varying_axes(arrays[i])
+                column[i] = _axes.vary_over(x.astype(dtype), axes)
     return Exchanged(means, sent, owed)
 
 
@@ -104,10 +104,10 @@ def _coded(flat: jax.Array, route: Route, step: jax.Array, keep: bool) -> Any:
     """The mean in codes: to the owner of a slice, averaged, coded again, shared."""
     quantizer: Any = route.payload
     back = quantizer.for_means
-    n, w = _collectives.axis_size(route.axis_name), _width(route)
+    n, w = _axes.axis_size(route.axis_name), _width(route)
     slices = _cut(flat, w * n).reshape(w, n, -1)
     size = slices.shape[-1]
-    me = _collectives.worker_index(route.axis_name)
+    me = _axes.worker_index(route.axis_name)
     salt = hash_u32(step.astype(jnp.uint32), hash_words(quantizer.seed, 0x5A17))
 
     def salts(stage: int, place: jax.Array) -> jax.Array:
@@ -163,7 +163,7 @@ def _mean_of_rows(
 
 
 def _width(route: Route) -> int:
-    return _collectives.axis_size(route.local_axis_name)
+    return _axes.axis_size(route.local_axis_name)
 
 
 def _cut(flat: jax.Array, count: int) -> jax.Array:
@@ -175,7 +175,7 @@ def _slice_of(slices: jax.Array, route: Route) -> tuple[jax.Array, jax.Array]:
     """The slice that this device of its group sends, and its place."""
     if _width(route) == 1:
         return slices[0], jnp.int32(0)
-    place = _collectives.worker_index(route.local_axis_name)
+    place = _axes.worker_index(route.local_axis_name)
     return jax.lax.dynamic_index_in_dim(slices, place, keepdims=False), place
 
 
@@ -184,7 +184,7 @@ def _joined(x: jax.Array, place: jax.Array, route: Route, like: jax.Array) -> ja
     axis_name, w = route.local_axis_name, _width(route)
     if w == 1:
         return x.reshape(-1)
-    wanted = _collectives.tracked_axes(axis_name) - _collectives.varying_axes(like)
+    wanted = _axes.tracked_axes(axis_name) - _axes.varying_axes(like)
     if not wanted:
         return _collectives.gather(x, axis_name).reshape(-1)
     return _collectives.gather_same(x, place, axis_name).reshape(-1)

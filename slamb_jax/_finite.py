@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from slamb_jax import _collectives
+from slamb_jax import _axes, _collectives
 from slamb_jax._checks import check_axis_name, check_integer, check_transformation
 
 
@@ -22,7 +22,7 @@ class SkipNotFiniteState(NamedTuple):
 
 
 def skip_not_finite(
-    tx: optax.GradientTransformation, axis_name: _collectives.AxisName | None
+    tx: optax.GradientTransformation, axis_name: _axes.AxisName | None
 ) -> optax.GradientTransformationExtraArgs:
     r"""Skips a step on all workers if the gradients of one are not finite.
 
@@ -105,10 +105,8 @@ def skip_not_finite(
 
         shapes, _ = jax.eval_shape(take, updates, state.inner)
         poisoned = _collectives.on_any(_not_finite(updates), axis_name)
-        u, inner = _collectives.cond(poisoned, skip, take, updates, state.inner)
-        finite = _collectives.vary_over(
-            ~poisoned, _collectives.varying_axes(state.last_finite)
-        )
+        u, inner = _axes.cond(poisoned, skip, take, updates, state.inner)
+        finite = _axes.vary_over(~poisoned, _axes.varying_axes(state.last_finite))
         in_a_row = optax.safe_increment(state.notfinite_count)
         in_all = optax.safe_increment(state.total_notfinite)
         return u, SkipNotFiniteState(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax import _collectives
+from slamb_jax import _axes
 from slamb_jax._checks import check_params
 from slamb_jax._compress import randk_compress_with_error_feedback
 from slamb_jax._gradients import mean_gradients
@@ -36,8 +36,8 @@ _LARGE = 2**16  # elements: below, what a barrier would save is not worth one
 def scale_by_slamb(
     selection: Selection,
     *,
-    axis_name: _collectives.AxisName | None,
-    local_axis_name: _collectives.AxisName | None,
+    axis_name: _axes.AxisName | None,
+    local_axis_name: _axes.AxisName | None,
     payload: Payload,
     b1: Any,
     b2: Any,
@@ -113,7 +113,7 @@ def scale_by_slamb(
         updates = mean_gradients(updates, params, local_axis_name)
         _, momentum = links[0].update(updates, state[0], params, **extra_args)
         step = momentum.count
-        n = _collectives.axis_size(axis_name)
+        n = _axes.axis_size(axis_name)
         chosen = chosen_last(selection, momentum.compressor.chosen)
         rule = Rule(chosen, b3, form, c_min, c_max, n)
         at = corrections(form, step, b1, b2, eps, bias_correction)

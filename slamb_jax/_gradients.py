@@ -5,13 +5,13 @@ from typing import Any
 import jax
 import optax
 
-from slamb_jax import _collectives
+from slamb_jax import _axes, _collectives
 from slamb_jax._checks import check_local_axis_name
 from slamb_jax._leaves import map_present
 
 
 def average_gradients(
-    local_axis_name: _collectives.AxisName | None,
+    local_axis_name: _axes.AxisName | None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages the gradients densely over a mesh axis, as plain data parallelism does.
 
@@ -66,7 +66,7 @@ def average_gradients(
 def mean_gradients(
     updates: optax.Updates,
     params: optax.Params | None,
-    local_axis_name: _collectives.AxisName | None,
+    local_axis_name: _axes.AxisName | None,
 ) -> optax.Updates:
     """The means, in float32 at least; None stays None.
 
@@ -74,7 +74,7 @@ def mean_gradients(
     """
     if local_axis_name is None:
         return updates
-    axes = _collectives.tracked_axes(local_axis_name)
+    axes = _axes.tracked_axes(local_axis_name)
     _check_own(updates, local_axis_name, axes)
     treedef: Any
     gs, treedef = jax.tree.flatten(updates, is_leaf=lambda x: x is None)
@@ -83,17 +83,15 @@ def mean_gradients(
     wide = [_collectives.widened(gs[i]) for i in here]
     means = _collectives.mean_over(wide, local_axis_name, typed_same=True)
     for i, mean in zip(here, means, strict=True):
-        like = frozenset() if params is None else _collectives.varying_axes(ps[i])
-        gs[i] = _collectives.vary_over(mean, axes & like)
+        like = frozenset() if params is None else _axes.varying_axes(ps[i])
+        gs[i] = _axes.vary_over(mean, axes & like)
     return treedef.unflatten(gs)
 
 
-def _check_own(
-    updates: optax.Updates, axis_name: Any, tracked: _collectives.Axes
-) -> None:
+def _check_own(updates: optax.Updates, axis_name: Any, tracked: _axes.Axes) -> None:
     """Refuses gradients that are the same on all devices, where types show it."""
     for path, g in jax.tree_util.tree_leaves_with_path(updates):
-        if missing := tracked - _collectives.varying_axes(g):
+        if missing := tracked - _axes.varying_axes(g):
             names = ", ".join(sorted(map(repr, missing)))
             raise ValueError(
                 f"updates{jax.tree_util.keystr(path)} does not vary over the mesh axis "

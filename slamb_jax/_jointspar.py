@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from slamb_jax._axes import AxisName
 from slamb_jax._checks import check_params, check_range, check_static
-from slamb_jax._collectives import AxisName
 from slamb_jax._labels import Layers
 from slamb_jax._layer_steps import Settings, layer_steps
 from slamb_jax._trust_ratio import decay_at, decay_mask

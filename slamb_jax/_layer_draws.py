@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax import _collectives
+from slamb_jax import _axes
 from slamb_jax._distribution import update_distribution
 
 
@@ -90,7 +90,7 @@ def drawn_from(
     state: JointSparState,
     active: dict[str, jax.Array],
     norms: dict[str, jax.Array],
-    own_draws_over: _collectives.AxisName | None,
+    own_draws_over: _axes.AxisName | None,
     **settings: Any,
 ) -> JointSparState:
     """The state of the next draw, after these layers had gradients of these norms."""
@@ -102,7 +102,7 @@ def drawn_from(
     )
     worker = state.worker
     if own_draws_over is not None:
-        worker = _collectives.worker_index(own_draws_over).astype(jnp.int32)
+        worker = _axes.worker_index(own_draws_over).astype(jnp.int32)
     return state._replace(
         count=optax.safe_increment(state.count),
         worker=worker,

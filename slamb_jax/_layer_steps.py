@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from slamb_jax import _collectives
+from slamb_jax import _axes, _collectives
 from slamb_jax._checks import (
     check_axis_name,
     check_choice,
@@ -35,7 +35,7 @@ class Settings:
     budget: float
     p_min: float | None
     horizon: int
-    axis_name: _collectives.AxisName | None
+    axis_name: _axes.AxisName | None
     sampling: str
     seed: int
 
@@ -55,7 +55,7 @@ class Settings:
         return {"budget": self.budget, "p_min": p_min, "horizon": self.horizon}
 
     @property
-    def own_draws_over(self) -> _collectives.AxisName | None:
+    def own_draws_over(self) -> _axes.AxisName | None:
         """The axis whose workers draw each for itself; None if there is one draw."""
         return None if self.sampling == "shared" else self.axis_name
 
@@ -97,7 +97,7 @@ def layer_steps(
         **extra_args: Any,
     ) -> tuple[optax.Updates, JointSparState]:
         del extra_args
-        _collectives.check_local(updates, axis_name)
+        _axes.check_local(updates, axis_name)
         like = updates if params is None else params
         labels, _, treedef = labelled_leaves(layers, like)
         trees = (
@@ -179,12 +179,12 @@ def _step_if(
     def nothing(arrays: list[jax.Array]) -> list[jax.Array]:
         return [jnp.zeros_like(x) for x in arrays]
 
-    if _collectives.axis_size(settings.axis_name) == 1:
+    if _axes.axis_size(settings.axis_name) == 1:
         means = shares
     elif own_draws:
-        means = _collectives.cond(wanted, mean, nothing, shares)
+        means = _axes.cond(wanted, mean, nothing, shares)
     else:
-        *means, norm = _collectives.cond(wanted, mean, nothing, [*shares, norm])
+        *means, norm = _axes.cond(wanted, mean, nothing, [*shares, norm])
     out = []
     for leaf, g in zip(leaves, means, strict=True):
         u, trace = leaf.rule(g.astype(leaf.trace.dtype), leaf.trace, leaf.p)
@@ -193,9 +193,7 @@ def _step_if(
     return out, norm
 
 
-def _step(
-    leaves: list[_Leaf], axis_name: _collectives.AxisName | None
-) -> list[Stepped]:
+def _step(leaves: list[_Leaf], axis_name: _axes.AxisName | None) -> list[Stepped]:
     """Steps along the workers' mean gradients."""
     means = _collectives.mean_over([leaf.g for leaf in leaves], axis_name)
     return [

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from slamb_jax import _collectives
+from slamb_jax import _axes
 from slamb_jax._checks import check_bools
 
 Axes = tuple[Hashable, ...]
@@ -48,7 +48,7 @@ WHOLE = Layout()
 
 
 def make_layout(
-    param_specs: Any, stacked: Any, axis_name: _collectives.AxisName | None
+    param_specs: Any, stacked: Any, axis_name: _axes.AxisName | None
 ) -> Layout:
     """A layout of checked arguments."""
     for spec in spec_leaves(param_specs):
@@ -156,18 +156,18 @@ def _about(p: Any, stacked: bool, spec: PartitionSpec) -> About:
     cut = names_of(spec)
     for axis in cut:
         try:
-            tracked = _collectives.varying_axes(_collectives.worker_index(axis))
+            tracked = _axes.varying_axes(_axes.worker_index(axis))
         except NameError as error:
             raise ValueError(
                 f"param_specs names the mesh axis {axis!r}, which is not bound here: "
                 "update inside jax.shard_map over it, or wrap the transformation in "
                 "slamb_jax.on_shards"
             ) from error
-        if tracked - _collectives.varying_axes(p):
+        if tracked - _axes.varying_axes(p):
             raise ValueError(
                 f"param_specs has {spec} for a leaf that does not vary over the mesh "
                 f"axis {axis!r}: it is whole on every device"
             )
     axes = names_of(spec[1:]) if stacked and len(spec) else cut
-    shards = _collectives.axis_size(axes) if axes else 1
+    shards = _axes.axis_size(axes) if axes else 1
     return About(stacked, shards, tuple(sorted(axes, key=str)))

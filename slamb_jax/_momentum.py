@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax import _collectives
+from slamb_jax import _axes
 from slamb_jax._bfloat16 import round_at_random, step_salt
 from slamb_jax._checks import (
     check_bool,
@@ -148,7 +148,7 @@ def mask_momentum(
         **extra_args: Any,
     ) -> tuple[optax.Updates, MaskMomentumState]:
         check_gradients(updates, state.mu)
-        _collectives.check_local_like(updates, state.mu)
+        _axes.check_local_like(updates, state.mu)
         step = optax.safe_increment(state.count)
         b1_, rest1 = _decay(b1)
         b2_, rest2 = _decay(b2)

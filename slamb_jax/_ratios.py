@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from slamb_jax import _collectives
+from slamb_jax import _axes, _collectives
 from slamb_jax._leaves import Leaf
 from slamb_jax._selections import Rows, Selection, by_phase, rows_at
 
@@ -175,7 +175,7 @@ def _squares_of_parts(rule: Rule, step: jax.Array, layers: Sequence[Layer]) -> A
         return [x.squares_of(x.kept) for x in layers]
 
     all_safe = functools.reduce(jnp.logical_and, safe)
-    kept = _collectives.cond(all_safe, lambda: rest, masked)
+    kept = _axes.cond(all_safe, lambda: rest, masked)
     return list(zip(sent, kept, strict=True))
 
 

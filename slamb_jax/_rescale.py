@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax import _collectives
+from slamb_jax import _axes
 from slamb_jax._checks import check_axis_name, check_range
 from slamb_jax._layout import make_layout
 from slamb_jax._leaves import Leaf, map_numbered, spread_rows
@@ -23,7 +23,7 @@ def elementwise_rescale(
     selection: Selection = Strided(),  # noqa: B008 (frozen)
     b3: Any = 0.7,
     *,
-    axis_name: _collectives.AxisName | None = None,
+    axis_name: _axes.AxisName | None = None,
     param_specs: Any = None,
     stacked: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -82,7 +82,7 @@ def elementwise_rescale(
     ) -> tuple[optax.Updates, ElementwiseRescaleState]:
         del extra_args
         step = optax.safe_increment(state.count)
-        n = _collectives.axis_size(axis_name)
+        n = _axes.axis_size(axis_name)
 
         def rescale(leaf: Leaf, u: jax.Array) -> jax.Array:
             if n == 1 or selection.whole(leaf):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from slamb_jax._collectives import AxisName
+from slamb_jax._axes import AxisName
 
 # What gives all devices along its axes the same.
 _JOIN = {

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from slamb_jax import _collectives
+from slamb_jax import _axes
 from slamb_jax._checks import check_params, check_transformation
 from slamb_jax._layout import (
     axes_of,
@@ -94,7 +94,7 @@ def on_shards(
             state_specs(state, specs, params),
             specs,
         )
-        tracked = any(_collectives.varying_axes(x) for x in jax.tree.leaves(updates))
+        tracked = any(_axes.varying_axes(x) for x in jax.tree.leaves(updates))
         arrays = {k: x for k, x in extra_args.items() if _are_arrays(x)}
         others = {k: x for k, x in extra_args.items() if k not in arrays}
 
@@ -201,7 +201,7 @@ def _only(spec: PartitionSpec, free: list[Any]) -> PartitionSpec:
 
 def _is_bound(axis: Any) -> bool:
     try:
-        _collectives.worker_index(axis)
+        _axes.worker_index(axis)
     except NameError:
         return False
     return True

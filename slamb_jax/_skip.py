@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from slamb_jax import _collectives
+from slamb_jax import _axes
 from slamb_jax._convolutions import with_ordered_convolutions
 
 Vjp = Callable[..., tuple[Any, Any]]
@@ -166,7 +166,7 @@ def pulled_back(flags: tuple[Flag, Flag], vjp: Vjp, cotangent: Any) -> tuple[Any
     def on(flag: Flag, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
         if flag is None or isinstance(flag, tuple):
             return yes() if flag is None else no()
-        return _collectives.cond(flag, yes, no)
+        return _axes.cond(flag, yes, no)
 
     own, below = flags
     return on(
@@ -193,7 +193,7 @@ def floating(tree: Any) -> tuple[tuple[list[Any], list[Any]], Callable[..., Any]
 
 def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
     zeros = jnp.zeros(like.shape, like.dtype)
-    return _collectives.vary_over(zeros, _collectives.varying_axes(like))
+    return _axes.vary_over(zeros, _axes.varying_axes(like))
 
 
 def _any(active: Mapping[str, jax.Array], names: Sequence[str]) -> Flag:

@@ -7,8 +7,8 @@ import jax
 import optax
 
 from slamb_jax._average import average_parameters_every
+from slamb_jax._axes import AxisName
 from slamb_jax._checks import check_integer, check_range, check_static
-from slamb_jax._collectives import AxisName
 from slamb_jax._fused import scale_by_slamb
 from slamb_jax._quantize import Payload, check_payload
 from slamb_jax._selections import Selection, make_selection

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax import _collectives
+from slamb_jax import _axes
 from slamb_jax._checks import (
     check_axis_name,
     check_bools,
@@ -34,7 +34,7 @@ def layerwise_trust_ratio(
     selection: Selection = Strided(),  # noqa: B008 (frozen)
     b3: Any = 0.7,
     *,
-    axis_name: _collectives.AxisName | None = None,
+    axis_name: _axes.AxisName | None = None,
     weight_decay: optax.ScalarOrSchedule = 0.0,
     mask: Any = None,
     form: str = "sum",
@@ -126,7 +126,7 @@ def layerwise_trust_ratio(
         del extra_args
         check_params(params)
         step = optax.safe_increment(state.count)
-        n = _collectives.axis_size(axis_name)
+        n = _axes.axis_size(axis_name)
         rule = Rule(selection, b3, form, c_min, c_max, n)
         decay = decay_at(weight_decay, state.count)
         trees = params, decay_mask(mask, params)

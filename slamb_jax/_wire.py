@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from slamb_jax._groups import groups_along, parse_groups
+from slamb_jax._hlo import Computations, Instruction, arrays_of, parse_hlo
 
 RING_SHARES: dict[str, Callable[[int], float]] = {
     "all-reduce": lambda g: 2 * (g - 1) / g,
@@ -29,16 +30,6 @@ _KINDS = (
     "collective-broadcast",
     "ragged-all-to-all",
 )
-_BITS = {"pred": 8, "c64": 64, "c128": 128}
-_COMPUTATION = re.compile(r"^\s*(ENTRY\s+)?%?([\w.\-]+)\s*\(.*->.*\{\s*$")
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT\s+)?%?([\w.\-]+) = (.*)$")
-_SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
-_CALLED = re.compile(
-    r"\b(calls|to_apply|body|condition|true_computation|false_computation)"
-    r"=%?([\w.\-]+)"
-)
-_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,52 +151,13 @@ def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> Wire
     text = program if isinstance(program, str) else getattr(program, "as_text", str)()
     if not text or "ENTRY" not in text:
         raise ValueError(f"program must be compiled or have HLO text, got {program!r}")
-    computations, entry = _parse(text)
+    computations, entry = parse_hlo(text)
     found = _walk(computations, entry, conditional=False, times=1)
     return WireReport(tuple(found))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Instruction:
-    shape: str
-    opcode: str
-    operands: tuple[str, ...]
-    rest: str
-
-
-def _parse(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
-    computations: dict[str, dict[str, _Instruction]] = {}
-    entry, current = "", {}
-    for line in text.splitlines():
-        if header := _COMPUTATION.match(line):
-            current = computations.setdefault(header[2], {})
-            entry = header[2] if header[1] else entry
-        elif match := _INSTRUCTION.match(line):
-            current[match[1]] = _instruction(re.sub(r"/\*.*?\*/", "", match[2]))
-    return computations, entry
-
-
-def _instruction(text: str) -> _Instruction:
-    """``shape opcode(operands), attributes``; the shape may be a nested tuple."""
-    end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
-    shape, rest = text[:end], text[end:].lstrip()
-    opening = rest.find("(")
-    closing = _closing(rest, opening)
-    operands = tuple(re.findall(r"%?([\w.\-]+)\s*(?:,|$)", rest[opening + 1 : closing]))
-    return _Instruction(shape, rest[:opening], operands, rest[closing + 1 :])
-
-
-def _closing(text: str, opening: int) -> int:
-    depth = 0
-    for i in range(max(opening, 0), len(text)):
-        depth += (text[i] == "(") - (text[i] == ")")
-        if depth == 0:
-            return i
-    return len(text) - 1
-
-
 def _walk(
-    computations: dict[str, dict[str, _Instruction]],
+    computations: Computations,
     name: str,
     *,
     conditional: bool,
@@ -226,65 +178,44 @@ def _walk(
         if instruction.opcode == "conditional":
             inside = True
         if instruction.opcode == "while":
-            trips = _TRIPS.search(instruction.rest)
-            often = times * int(trips[1]) if trips and times is not None else None
-        for called in _called(instruction.rest):
+            trips = instruction.trips
+            often = None if trips is None or times is None else times * trips
+        for called in instruction.called:
             yield from _walk(computations, called, conditional=inside, times=often)
 
 
-def _kind(instruction: _Instruction) -> str:
+def _kind(instruction: Instruction) -> str:
     """The opcode; what is exchanged between TPU slices is a send to the runtime."""
-    between = re.search(r'_megascale_transfer_type="(\w+)"', instruction.rest)
+    between = re.search(r'_megascale_transfer_type="(\w+)"', instruction.attributes)
     if instruction.opcode == "send" and between:
         return between[1].lower().replace("_", "-")
     return instruction.opcode.removesuffix("-start")
 
 
-def _called(attributes: str) -> list[str]:
-    names = [match[2] for match in _CALLED.finditer(attributes)]
-    if branches := _BRANCHES.search(attributes):
-        names += [name.strip().lstrip("%") for name in branches[1].split(",")]
-    return names
-
-
 def _collective(
     kind: str,
-    instruction: _Instruction,
-    body: dict[str, _Instruction],
+    instruction: Instruction,
+    body: dict[str, Instruction],
     conditional: bool,
     times: int | None,
 ) -> Collective:
-    arrays = [
-        shape
-        for name in instruction.operands
-        if name in body
-        for shape in _SHAPE.findall(body[name].shape)
-        if shape[0] != "token"
-    ]
-    sizes = [math.prod(int(n) for n in dims.split(",") if n) for _, dims in arrays]
-    dtypes = {dtype for dtype, _ in arrays}
-    size, groups = _groups(instruction.rest)
+    operands = [body[name] for name in instruction.operands if name in body]
+    arrays = [array for operand in operands for array in arrays_of(operand.shape)]
+    dtypes = {array.dtype for array in arrays}
+    size, groups = _groups(instruction.attributes)
     if kind == "collective-permute":
         size = size or 2  # each source sends to one target
     return Collective(
         kind=kind,
         dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
-        elements=sum(sizes),
-        payload_bytes=sum(
-            -(-n * _bits(dtype) // 8)
-            for (dtype, _), n in zip(arrays, sizes, strict=True)
-        ),
+        elements=sum(array.elements for array in arrays),
+        payload_bytes=sum(array.bytes for array in arrays),
         group_size=size,
         groups=groups,
         conditional=conditional,
         times=times,
         between_slices=instruction.opcode == "send",
     )
-
-
-def _bits(dtype: str) -> int:
-    known = _BITS.get(dtype) or re.search(r"\d+", dtype)
-    return known if isinstance(known, int) else int(known[0]) if known else 0
 
 
 def _groups(attributes: str) -> tuple[int | None, str]:

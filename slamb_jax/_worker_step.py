@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from slamb_jax._axes import tracked_axes, vary_over, worker_index
 from slamb_jax._checks import check_apart, check_callable
-from slamb_jax._collectives import tracked_axes, vary_over, worker_index
 from slamb_jax._replicas import (
     check_leading_sizes,
     is_key,

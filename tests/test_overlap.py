@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import slamb_jax
-from slamb_jax._wire import _parse, _walk
+from slamb_jax._hlo import parse_hlo
+from slamb_jax._wire import _walk
 from tests.naive import NaiveSlamb
 from tests.test_naive import SELECTIONS, SHAPES, masks_at, numbered
 from tests.workers import AXIS, MAPPINGS, mesh_of, random_tree, train
@@ -172,7 +173,7 @@ def program(tx):
 
 def exchanges(hlo):
     """The instructions of the entry that exchange, themselves or in a branch."""
-    computations, entry = _parse(hlo)
+    computations, entry = parse_hlo(hlo)
     for name, x in computations[entry].items():
         alone = {entry: {name: x}}
         if list(_walk(computations | alone, entry, conditional=False, times=1)):
@@ -181,7 +182,7 @@ def exchanges(hlo):
 
 def needs_text(hlo):
     """For each exchange, whether it waits for what the step reads."""
-    computations, entry = _parse(hlo)
+    computations, entry = parse_hlo(hlo)
     body = computations[entry]
     text = {
         name
@@ -198,7 +199,7 @@ def needs_text(hlo):
                 continue
             seen.add(at)
             waiting += body[at].operands
-            if before := re.search(r"control-predecessors=\{(.*?)\}", body[at].rest):
+            if before := re.search(r"control-predecessors=\{(.*?)\}", body[at].attributes):
                 waiting += [x.strip().lstrip("%") for x in before[1].split(",")]
         found[name] = bool(seen & text)
     return list(found.values())

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import slamb_jax
-from slamb_jax._wire import _called, _parse
+from slamb_jax._hlo import parse_hlo
 from tests.workers import MAPPINGS, over_workers, stack
 
 NAMES = ("a", "b", "c")
@@ -124,14 +124,14 @@ def program(grad):
     """How many matrix products a compiled gradient runs, and what its branches may."""
     params, x = arrays()
     text = jax.jit(grad).lower(params, x, flags(NAMES)).compile().as_text()
-    computations, entry = _parse(text)
+    computations, entry = parse_hlo(text)
 
     def plain(name):
         total = 0
         for op in computations[name].values():
             total += op.opcode == "dot"
             if op.opcode in ("fusion", "call"):
-                total += sum(plain(called) for called in _called(op.rest))
+                total += sum(plain(called) for called in op.called)
         return total
 
     def paths(name):
@@ -139,13 +139,13 @@ def program(grad):
         totals = [plain(name)]
         for op in computations[name].values():
             if op.opcode == "conditional":
-                ways = [n for branch in _called(op.rest) for n in paths(branch)]
+                ways = [n for branch in op.called for n in paths(branch)]
                 totals = [a + b for a in totals for b in ways]
         return totals
 
     conditionals = (op for op in computations[entry].values())
     branches = sorted(
-        sorted(n for branch in _called(op.rest) for n in paths(branch))
+        sorted(n for branch in op.called for n in paths(branch))
         for op in conditionals
         if op.opcode == "conditional"
     )

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 import slamb_jax
 from slamb_jax._collectives import mean_over
 from slamb_jax._groups import groups_along, parse_groups
-from slamb_jax._wire import _parse
+from slamb_jax._hlo import parse_hlo
 from tests.workers import AXIS, P, mesh_of, random_tree, stack, stepper
 
 N = 8
@@ -259,7 +259,7 @@ def test_small_arrays_travel_as_one_and_large_ones_alone():
         return treedef.unflatten(mean_over(leaves, AXIS))
 
     program = compiled(fun, tree)
-    computations, _ = _parse(program.as_text())
+    computations, _ = parse_hlo(program.as_text())
     found = [x for body in computations.values() for x in body.values()]
     reductions = [x for x in found if x.opcode == "all-reduce"]
     # Where XLA has no other way each operand is a round of its own.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.rivals.exchange import Sends, elements, mean, mean_sends
-from slamb_jax._collectives import cond
+from slamb_jax._axes import cond
 
 
 class DilocoState(NamedTuple):

@@ -16,7 +16,7 @@ from benchmarks.rivals.exchange import (
     mean_sends,
     unflatten,
 )
-from slamb_jax._collectives import cond
+from slamb_jax._axes import cond
 
 
 class OneBitLambState(NamedTuple):

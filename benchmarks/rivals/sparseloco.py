@@ -13,7 +13,7 @@ from benchmarks.rivals.exchange import (
     gather,
     unflatten,
 )
-from slamb_jax._collectives import cond
+from slamb_jax._axes import cond
 
 CHUNK = 4096  # places in a chunk take 12 bits
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from slamb_jax import _collectives
+from slamb_jax import _axes
 from slamb_jax._checks import check_integer
 from slamb_jax._leaves import Leaf
 from slamb_jax._selections._selection import Selection, is_selection
@@ -80,7 +80,7 @@ class Piecewise:
         """``fun`` of the phase's selection, a branch of the program for each."""
         index = sum((step > s).astype(jnp.int32) for s in list(self.phases)[1:])
         branches = [functools.partial(fun, x) for x in self.phases.values()]
-        return _collectives.switch(jnp.asarray(index, jnp.int32), branches)
+        return _axes.switch(jnp.asarray(index, jnp.int32), branches)
 
     def whole(self, leaf: Leaf) -> bool:
         return all(x.whole(leaf) for x in self.phases.values())
