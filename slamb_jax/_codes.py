@@ -79,3 +79,32 @@ class Codes:
         """Bytes of ``size`` elements, what each block takes besides included."""
         blocks, length = division(size, self.block_size)
         return blocks * (length * self.bits // 8 + self._per_block)
+
+    def encode(self, x: jax.Array, salt: jax.Array) -> jax.Array:
+        """Float32 (..., size) to uint8 (..., nbytes(size))."""
+        code, heads = self._code(blocks_of(x, self.block_size), salt)
+        if self.bits == 4:
+            code = nibbles(code)
+        parts = [part.reshape(*x.shape[:-1], -1) for part in (code, heads)]
+        return jnp.concatenate(parts, axis=-1)
+
+    def decode(self, codes: jax.Array, size: int) -> jax.Array:
+        """Uint8 (..., nbytes(size)) to float32 (..., size)."""
+        count, length = division(size, self.block_size)
+        lead, end = codes.shape[:-1], count * length * self.bits // 8
+        code = codes[..., :end].reshape(*lead, count, -1)
+        if self.bits == 4:
+            code = from_nibbles(code)
+        heads = codes[..., end:].reshape(*lead, count, self._per_block)
+        return self._value(code, heads).reshape(*lead, count * length)[..., :size]
+
+    def _code(self, blocks: jax.Array, salt: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Of float32 (..., blocks, length) the codes, and each block's own bytes.
+
+        Uint8 of the same shape, and of (..., blocks, _per_block).
+        """
+        raise NotImplementedError
+
+    def _value(self, code: jax.Array, heads: jax.Array) -> jax.Array:
+        """The float32 that :meth:`_code` stood for; of four bits the upper are 0."""
+        raise NotImplementedError

@@ -7,14 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from slamb_jax._codes import (
-    Codes,
-    blocks_of,
-    division,
-    from_nibbles,
-    nibbles,
-    noise,
-)
+from slamb_jax._codes import Codes, noise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,10 +64,9 @@ class NaturalCompression(Codes):
         """The distance that says 0: the largest there is."""
         return np.uint32(2 ** (self.bits - 1) - 1)
 
-    def encode(self, x: jax.Array, salt: jax.Array) -> jax.Array:
-        """Float32 (..., size) to uint8 (..., nbytes(size))."""
-        blocks = lax.bitcast_convert_type(blocks_of(x, self.block_size), jnp.uint32)
-        magnitude = blocks & np.uint32(0x7FFFFFFF)
+    def _code(self, blocks: jax.Array, salt: jax.Array) -> tuple[jax.Array, jax.Array]:
+        words = lax.bitcast_convert_type(blocks, jnp.uint32)
+        magnitude = words & np.uint32(0x7FFFFFFF)
         # The carry out of the mantissa, 23 bits, comes with probability f.
         random = noise(blocks.shape, salt) >> np.uint32(9)
         e = (magnitude + random) >> np.uint32(23)
@@ -83,13 +75,8 @@ class NaturalCompression(Codes):
         below = jnp.where(e == np.uint32(0), self._zero, below)
         if self.bits == 4:
             below = self._at_the_limit(magnitude, random, top, below)
-        sign = (blocks >> np.uint32(31)) << np.uint32(self.bits - 1)
-        code = (sign | below).astype(jnp.uint8)
-        if self.bits == 4:
-            code = nibbles(code)
-        lead = x.shape[:-1]
-        parts = [part.reshape(*lead, -1) for part in (code, top.astype(jnp.uint8))]
-        return jnp.concatenate(parts, axis=-1)
+        sign = (words >> np.uint32(31)) << np.uint32(self.bits - 1)
+        return (sign | below).astype(jnp.uint8), top.astype(jnp.uint8)
 
     def _at_the_limit(
         self, magnitude: jax.Array, random: jax.Array, top: jax.Array, below: jax.Array
@@ -104,19 +91,11 @@ class NaturalCompression(Codes):
         rounded = jnp.where(u * least < x, smallest, self._zero)
         return jnp.where(magnitude < limit, rounded, below)
 
-    def decode(self, codes: jax.Array, size: int) -> jax.Array:
-        """Uint8 (..., nbytes(size)) to float32 (..., size)."""
-        count, length = division(size, self.block_size)
-        lead, end = codes.shape[:-1], count * length * self.bits // 8
-        code = codes[..., :end].reshape(*lead, count, -1)
-        if self.bits == 4:
-            code = from_nibbles(code)
-        code = code.astype(jnp.uint32)
-        top = codes[..., end:].astype(jnp.uint32).reshape(*lead, count, 1)
+    def _value(self, code: jax.Array, heads: jax.Array) -> jax.Array:
+        code, top = code.astype(jnp.uint32), heads.astype(jnp.uint32)
         below, sign = code & self._zero, code >> np.uint32(self.bits - 1)
         bits = (sign << np.uint32(31)) | ((top - below) << np.uint32(23))
         nothing = (below == self._zero) | (below >= top)
         bits = jnp.where(nothing, np.uint32(0), bits)
         bits = jnp.where(top == np.uint32(255), np.uint32(0x7FC00000), bits)
-        x = lax.bitcast_convert_type(bits, jnp.float32)
-        return x.reshape(*lead, count * length)[..., :size]
+        return lax.bitcast_convert_type(bits, jnp.float32)

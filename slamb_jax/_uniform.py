@@ -7,14 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from slamb_jax._codes import (
-    Codes,
-    blocks_of,
-    division,
-    from_nibbles,
-    nibbles,
-    noise,
-)
+from slamb_jax._codes import Codes, noise
 
 _TINY = float(np.finfo(np.float32).tiny)
 
@@ -67,10 +60,8 @@ class StochasticUniform(Codes):
 
     _per_block = 4
 
-    def encode(self, x: jax.Array, salt: jax.Array) -> jax.Array:
-        """Float32 (..., size) to uint8 (..., nbytes(size))."""
+    def _code(self, blocks: jax.Array, salt: jax.Array) -> tuple[jax.Array, jax.Array]:
         levels = np.float32(2 ** (self.bits - 1) - 1)
-        blocks = blocks_of(x, self.block_size)
         largest = jnp.max(jnp.abs(blocks), -1, keepdims=True)
         small = largest < levels * np.float32(_TINY)
         scale = jnp.where(small, jnp.float32(0), largest / levels)
@@ -81,23 +72,10 @@ class StochasticUniform(Codes):
         up = u.astype(jnp.float32) * np.float32(2**-24) < y - low
         code = jnp.clip(low + up.astype(jnp.float32), -levels, levels)
         code = lax.bitcast_convert_type(code.astype(jnp.int8), jnp.uint8)
-        if self.bits == 4:
-            code = nibbles(code)
-        words = lax.bitcast_convert_type(scale, jnp.uint8)
-        lead = x.shape[:-1]
-        return jnp.concatenate(
-            [code.reshape(*lead, -1), words.reshape(*lead, -1)], axis=-1
-        )
+        return code, lax.bitcast_convert_type(scale, jnp.uint8)
 
-    def decode(self, codes: jax.Array, size: int) -> jax.Array:
-        """Uint8 (..., nbytes(size)) to float32 (..., size)."""
-        count, length = division(size, self.block_size)
-        lead, end = codes.shape[:-1], count * length * self.bits // 8
-        words = codes[..., end:].reshape(*lead, count, 1, 4)
-        scale = lax.bitcast_convert_type(words, jnp.float32)
-        code = codes[..., :end].reshape(*lead, count, -1)
-        if self.bits == 4:
-            code = from_nibbles(code) << np.uint8(4)  # the sign is in the upper bit
-        code = lax.bitcast_convert_type(code, jnp.int8) >> np.int8(8 - self.bits)
-        x = code.astype(jnp.float32) * scale
-        return x.reshape(*lead, count * length)[..., :size]
+    def _value(self, code: jax.Array, heads: jax.Array) -> jax.Array:
+        scale = lax.bitcast_convert_type(heads[..., None, :], jnp.float32)
+        up = 8 - self.bits  # the sign is in the upper bit
+        code = lax.bitcast_convert_type(code << np.uint8(up), jnp.int8) >> np.int8(up)
+        return code.astype(jnp.float32) * scale

@@ -199,7 +199,9 @@ def needs_text(hlo):
                 continue
             seen.add(at)
             waiting += body[at].operands
-            if before := re.search(r"control-predecessors=\{(.*?)\}", body[at].attributes):
+            if before := re.search(
+                r"control-predecessors=\{(.*?)\}", body[at].attributes
+            ):
                 waiting += [x.strip().lstrip("%") for x in before[1].split(",")]
         found[name] = bool(seen & text)
     return list(found.values())
