@@ -19,7 +19,7 @@ from slamb_jax._checks import (
 from slamb_jax._leaves import keep_absent, map_numbered, map_present
 
 FORMS = ("sum", "product")
-SQUARED = ("gradient", "momentum")
+SQUARED = ("gradient", "momentum", "larger")
 
 
 class MaskMomentumState(NamedTuple):
@@ -67,8 +67,16 @@ def mask_momentum(
     which the workers agree on as far as they agree on m. That of their own gradients
     differs from worker to worker, most in the first steps, and their parameters part
     even where all of m is exchanged. It is also the less noisy of the two, and what
-    rounding adds to a small coordinate of m is in it and not blown up by it. A
-    departure from the paper, and from Adam.
+    rounding adds to a small coordinate of m is in it and not blown up by it.
+    ``nu_of="larger"`` has that of the larger of the two,
+
+    .. math:: v \leftarrow \beta_2 v + (1-\beta_2) \max(g^2, m^2)
+
+    which is the gradient's but where a worker's own gradient is next to nothing and
+    the mean that it was sent is not: of a ReLU that its few samples leave off, or a row
+    of an embedding that they do not have. There m over the root of v is without bound,
+    and here at most :math:`1/\sqrt{1-\beta_2}`. Both are departures from the paper, and
+    from Adam.
 
     ``overlap=True`` hands the compressor m as the last step left it, before this
     step's gradient is known,
@@ -92,7 +100,8 @@ def mask_momentum(
       form: ``"sum"`` or ``"product"``: where eps stands, see above.
       bias_correction: False leaves out both powers of t (product form only).
       mu_dtype: dtype of m, and so of what travels; None is float32.
-      nu_of: what v is the second moment of, ``"gradient"`` or ``"momentum"``.
+      nu_of: what v is the second moment of, ``"gradient"``, ``"momentum"`` or
+        ``"larger"``.
       nu_dtype: dtype of v, None (float32) or bfloat16, to which it is rounded at
         random: a change of :math:`1 - \beta_2` of itself would round to none.
       overlap: exchange m before the gradient is added, not after it.
@@ -164,10 +173,8 @@ def mask_momentum(
         if not overlap:
             mu, inner = compressor.update(mu, state.compressor, params, **extra_args)
         nu = map_present(
-            lambda x, v: (
-                b2_ * v.astype(jnp.float32) + rest2 * jnp.square(x.astype(jnp.float32))
-            ),
-            g if nu_of == "gradient" else mu,
+            lambda x, v: b2_ * v.astype(jnp.float32) + rest2 * x,
+            map_present(lambda g, m: _square(nu_of, g, m), g, mu),
             state.nu,
         )
         if short:
@@ -189,6 +196,14 @@ def mask_momentum(
         return u, new_state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _square(nu_of: str, g: jax.Array, m: jax.Array) -> jax.Array:
+    """What v is the mean of, in float32."""
+    m = m.astype(jnp.float32)
+    if nu_of == "larger":
+        return jnp.square(jnp.maximum(jnp.abs(g), jnp.abs(m)))
+    return jnp.square(g if nu_of == "gradient" else m)
 
 
 class Corrections(NamedTuple):

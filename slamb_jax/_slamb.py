@@ -142,7 +142,10 @@ def slamb(
         ``"momentum"``, :math:`v \leftarrow \beta_2 v + (1-\beta_2) m^2` with m after
         its exchange, on which the workers agree far better. A departure from the paper
         that costs nothing and closes much of the gap to dense training in short or
-        noisy runs, and with codes of few bits: see :func:`mask_momentum`.
+        noisy runs, and with codes of few bits. ``"larger"``, of the larger of the two,
+        another: it bounds the step where a worker's own gradient is 0 and the mean
+        momentum is not, as under ReLUs or of an embedding's rows, at which
+        ``"gradient"`` can stall or diverge. See :func:`mask_momentum`.
       nu_dtype: dtype of v, which never travels: None for float32, or bfloat16, to which
         it is rounded at random (:func:`mask_momentum`).
       payload: what travels of m, if not its dtype: ``"bfloat16"``, ``"float16"``, or

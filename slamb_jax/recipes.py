@@ -66,6 +66,7 @@ LARGE_BATCH = _settings(
     compress_ratio=1 / 3,
     b3=0.9,
     sync_every=14,
+    nu_of="larger",
     payload=StochasticUniform(bits=4, error_feedback=True),
     average_payload=StochasticUniform(bits=4, mean_bits=8),
 )

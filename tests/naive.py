@@ -42,8 +42,10 @@ class NaiveSlamb:
                 self.exchange(j, mask)
             for i in range(self.n):
                 g = grads[i][j].astype(np.float64)
-                square = (g if self.nu_of == "gradient" else self.m[i][j]) ** 2
-                self.v[i][j] = self.b2 * self.v[i][j] + (1 - self.b2) * square
+                square = {"gradient": g**2, "momentum": self.m[i][j] ** 2}
+                square["larger"] = np.maximum(*square.values())
+                self.v[i][j] *= self.b2
+                self.v[i][j] += (1 - self.b2) * square[self.nu_of]
             self.age[j] = np.where(mask, 0, self.age[j] + 1)
             r = self.b3 ** self.age[j]
             for i in range(self.n):

@@ -29,7 +29,7 @@ CHOICES = {
     ),
     "average_payload": (None, "bfloat16", "uniform8"),
     "mu_dtype": (None, "bfloat16"),
-    "nu_of": ("gradient", "momentum"),
+    "nu_of": ("gradient", "momentum", "larger"),
     "nu_dtype": (None, "bfloat16"),
     "groups": (False, True),
     "overlap": (False, True),

@@ -161,6 +161,8 @@ def test_a_diverged_run_is_no_best_rate(tmp_path):
     assert sweep.best_rate(SETTING, "LAMB", results) == pytest.approx(
         METHODS["LAMB"].rate / 2**0.5, rel=1e-2
     )
+    runs, _ = swept(tmp_path / "low", lambda power: None if power > -4 else -power)
+    assert runs[-1] == (-4, SEEDS[-1])  # the sweep went down to where it trains
     assert spread([float("inf"), 1.0]) == "diverged"
     assert spread([1.0, 2.0]) == "1.500 ± 0.707"
 

@@ -55,6 +55,21 @@ def test_no_bias_correction_is_plain_moments():
     np.testing.assert_allclose(u, m / (jnp.sqrt(v) + 1e-6), rtol=1e-5)
 
 
+@pytest.mark.parametrize("nu_of", ["gradient", "momentum", "larger"])
+def test_v_where_a_worker_has_no_gradient(nu_of):
+    """As under a ReLU that its samples leave off: what others send it has no scale."""
+    tx = slamb_jax.mask_momentum(
+        slamb_jax.randk_compress_with_error_feedback(
+            slamb_jax.Strided(1.0), axis_name=AXIS, keep_residual=False
+        ),
+        nu_of=nu_of,
+    )
+    grads = [{"w": jnp.stack([jnp.zeros(3), jnp.ones(3)])}]
+    ((moved, _),) = train(tx, {"w": jnp.zeros(3)}, grads, "vmap")
+    bound = 1 / (1 - 0.999) ** 0.5
+    assert moved["w"].max() > 1e3 if nu_of == "gradient" else moved["w"].max() < bound
+
+
 @pytest.mark.parametrize("mapping", MAPPINGS)
 def test_compression_conserves_what_there_was(mapping):
     """Sent plus kept is gradient plus what was kept before, in every dtype."""

@@ -77,7 +77,7 @@ def masks_at(selection, leaves, t):
     clips=st.sampled_from([(0.01, 1000.0), (0.0, float("inf")), (0.5, 2.0)]),
     min_size=st.sampled_from([0, 10]),
     zero=st.booleans(),
-    nu_of=st.sampled_from(["gradient", "momentum"]),
+    nu_of=st.sampled_from(["gradient", "momentum", "larger"]),
     seed=st.integers(0, 100),
 )
 def test_agrees_with_the_naive_version(

@@ -18,7 +18,8 @@ def rates(setting: Setting, method: str, results: Results) -> Iterator[Run]:
     while True:
         runs = {p: _run(setting, method, p) for p in powers}
         yield from (run for run in runs.values() if results.get(run.key()) is None)
-        best = min(powers, key=lambda p: _loss(results.get(runs[p].key())))
+        # Where all diverged the lowest counts as the best, and lower ones follow.
+        best = min(powers, key=lambda p: (_loss(results.get(runs[p].key())), p))
         if best == max(powers) < max(POWERS) + FURTHER:
             powers.append(best + 1)
         elif best == min(powers) > min(POWERS) - FURTHER:

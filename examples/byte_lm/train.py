@@ -41,7 +41,7 @@ class Config:
     b3: float = 0.7
     sync_every: int = 25
     min_size: int = 9000
-    nu_of: Literal["gradient", "momentum"] = "gradient"
+    nu_of: Literal["gradient", "momentum", "larger"] = "gradient"
     """What SLAMB's v is the second moment of."""
     selection: Literal["strided", "permutation", "bernoulli", "top_k"] = "strided"
     overlap: bool = False  # exchange behind the forward and backward pass

@@ -34,7 +34,7 @@ class Options:
     min_size: int = 9000
     """Leaves with fewer elements are exchanged whole."""
     form: Literal["sum", "product"] = "sum"
-    nu_of: Literal["gradient", "momentum"] = "gradient"
+    nu_of: Literal["gradient", "momentum", "larger"] = "gradient"
     """What SLAMB's v is the second moment of."""
     payload: Literal["bfloat16", "8bit", "4bit"] | None = None
     """What travels of the momentum: None is float32; bits are rounded at random."""
