@@ -20,6 +20,7 @@ from benchmarks.frontier import sweep
 from benchmarks.frontier.__main__ import Config, cells, run_all
 from benchmarks.frontier.grid import CORE, FULL, SEEDS, Setting
 from benchmarks.frontier.methods import MAIN, METHODS, PAYLOADS, sends
+from benchmarks.frontier.overview import overview
 from benchmarks.frontier.report import seconds, sent_bytes, spread, step_seconds
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.run import Run, timing, timing_key
@@ -187,6 +188,29 @@ def test_a_rival_is_set_beside_slamb_at_no_more_bytes(tmp_path):
     assert columns[3] == ["SLAMB", "SLAMB, 4 bit", "SLAMB, 4 bit"]
     assert columns[6] == ["-4.0", "+7.1", "+50.0"]
     assert versus(dataclasses.replace(SETTING, workers=5), results) is None
+
+
+def test_the_overview_has_each_method_beside_lamb(tmp_path):
+    results = Results(tmp_path / "r.jsonl")
+    other = dataclasses.replace(SETTING, workers=5)
+    done = {
+        (SETTING, "LAMB"): (1.0, 1000), (SETTING, "SLAMB"): (1.2, 100),
+        (other, "LAMB"): (2.0, 1000), (other, "SLAMB"): (1.9, 120),
+        (other, "DeMo"): (None, 50),
+    }  # fmt: skip
+    for (setting, method), (loss, elements) in done.items():
+        for run in sweep.missing(setting, method, results):
+            made = result(run, loss)
+            made["points"][0]["exchanges"] = [["all-reduce", 4 * elements, 50]]
+            results.add(made)
+    assert overview([SETTING], results) is None  # one setting has a table of its own
+    columns = [list(c.cells) for c in overview([SETTING, other], results).columns]
+    assert columns == [
+        ["LAMB", "SLAMB", "DeMo"],
+        ["1.000", "0.100 to 0.120", "0.050"],
+        ["+0.0", "+20.0", ""],
+        ["+0.0", "-5.0", "diverged"],
+    ]
 
 
 def test_long_runs_take_the_rates_of_short_ones():

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.frontier.grid import Setting
+from benchmarks.frontier.overview import overview
 from benchmarks.frontier.report import picture, table
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.versus import versus
@@ -22,18 +23,23 @@ def write_page(settings: Iterable[Setting], results: Results, console: Console) 
         page = Console(file=file, width=WIDTH)
         _line(page, "# Loss against bytes and time")
         _line(page, "What `python -m benchmarks.frontier --report` printed.")
+        settings = list(settings)
+        _show(overview(settings, results), page, console)
         for setting in settings:
             image = path.with_name(f"{path.stem}-{setting}.png")
             if not picture(setting, results, image):
                 continue
             _line(page, f"## {setting}")
-            tables = [table(setting, results), versus(setting, results)]
-            for shown in tables:
-                if shown is not None:
-                    console.print(shown)
-                    _markdown(page, shown)
+            _show(table(setting, results), page, console)
+            _show(versus(setting, results), page, console)
             _line(page, f"![Loss against bytes and seconds]({image.name})")
     return path
+
+
+def _show(shown: Table | None, page: Console, console: Console) -> None:
+    if shown is not None:
+        console.print(shown)
+        _markdown(page, shown)
 
 
 def _line(page: Console, text: str) -> None:
