@@ -70,9 +70,10 @@ LARGE_BATCH = _settings(
     payload=StochasticUniform(bits=4, error_feedback=True),
     average_payload=StochasticUniform(bits=4, mean_bits=8),
 )
-"""For long runs on large batches: 0.056 of the bytes. A worker's own momentum and own v
-say more there, so what is stale steps nearly as far (b3); and what rounding takes is
-felt, so it is fed back. Needs two more copies of the parameters, and time to code."""
+"""For long runs on large batches: 0.056 of the bytes. A worker's own momentum and own
+gradients say more there, so what is stale steps nearly as far (b3) and v is of the
+gradient, but where the momentum is larger; what rounding takes is felt, so it is fed
+back. Needs two more copies of the parameters, and time to code."""
 
 NOISY = _settings(**{**FEW_BYTES, "compress_ratio": 0.5})
 """For short runs whose workers see little data per step, where it came out below dense
