@@ -138,6 +138,9 @@ def picture(setting: Setting, results: Results, path: Path) -> bool:
             times = [seconds(per_step, same[0], workers, link) for same in points]
             panel.plot(times, means, **style)
     panels[0].set(xlabel="MiB sent by each worker", ylabel=task(setting.task).unit)
+    low, high = panels[0].dataLim.intervaly
+    if low < high / 10:  # a loss that goes to 0
+        panels[0].set_yscale("log")  # the others share it
     for panel, name in zip(panels[1:], LINKS, strict=True):
         panel.set(xlabel=f"seconds at {name}")
     for panel in panels:
