@@ -6,7 +6,7 @@ from rich.table import Table
 
 from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.methods import METHODS
-from benchmarks.frontier.report import DENSE, mean_loss, sent_bytes
+from benchmarks.frontier.report import DENSE, mean_loss, total_bytes
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.sweep import finished
 
@@ -50,9 +50,8 @@ def _above(runs: dict[str, list], name: str) -> str:
 
 def _shares(shown: dict[Setting, dict[str, list]], name: str) -> str:
     shares = [
-        sent_bytes(runs[name][0]["points"][-1], setting.workers)
-        / sent_bytes(runs[DENSE][0]["points"][-1], setting.workers)
-        for setting, runs in shown.items()
+        total_bytes(runs[name]) / total_bytes(runs[DENSE])
+        for runs in shown.values()
         if runs[name]
     ]
     low, high = f"{min(shares):.3f}", f"{max(shares):.3f}"

@@ -27,6 +27,11 @@ def sent_bytes(point: dict[str, Any], workers: int) -> float:
     )
 
 
+def total_bytes(found: list[dict[str, Any]]) -> float:
+    """Bytes each worker has sent in the end; of every seed as many."""
+    return sent_bytes(found[0]["points"][-1], found[0]["key"]["workers"])
+
+
 def step_seconds(setting: Setting, method: str, results: Results) -> float:
     """Of a simulated step: as timed beside the other methods', else as in the runs."""
     timed = results.get(timing_key(setting, method))
@@ -65,11 +70,10 @@ def table(setting: Setting, results: Results) -> Table:
         out.add_column(head, justify="left" if head == "method" else "right")
     dense = done.get(DENSE)
     for method, found in done.items():
-        sent = sent_bytes(found[0]["points"][-1], setting.workers)
+        sent = total_bytes(found)
         share = above = ""
         if dense is not None:
-            of = sent_bytes(dense[0]["points"][-1], setting.workers)
-            share = f"{sent / of:.4f}"
+            share = f"{sent / total_bytes(dense):.4f}"
             above = f"{100 * (mean_loss(found) / mean_loss(dense) - 1):+.1f}"
         per_step = step_seconds(setting, method, results)
         last = found[0]["points"][-1]

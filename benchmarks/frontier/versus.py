@@ -4,7 +4,7 @@ from rich.table import Table
 
 from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.methods import METHODS
-from benchmarks.frontier.report import DENSE, losses, mean_loss, sent_bytes, spread
+from benchmarks.frontier.report import DENSE, losses, mean_loss, spread, total_bytes
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.sweep import finished
 
@@ -14,11 +14,7 @@ SHARES = 1 / 1000, 1 / 4  # of dense LAMB's bytes: where to compare
 def versus(setting: Setting, results: Results) -> Table | None:
     """A row for each rival within the range; None if there is nothing to compare."""
     found = {name: finished(setting, name, results) for name in METHODS}
-    sent = {
-        name: sent_bytes(runs[0]["points"][-1], setting.workers)
-        for name, runs in found.items()
-        if runs
-    }
+    sent = {name: total_bytes(runs) for name, runs in found.items() if runs}
     ours = [name for name in sent if name.startswith("SLAMB")]
     if DENSE not in sent or not ours:
         return None
