@@ -17,7 +17,7 @@ from rich.console import Console
 pytest.importorskip("sklearn")
 
 from benchmarks.frontier import sweep
-from benchmarks.frontier.__main__ import Config, cells, run_all
+from benchmarks.frontier.__main__ import Config, cells, estimate, run_all
 from benchmarks.frontier.grid import CORE, FULL, SEEDS, Setting
 from benchmarks.frontier.methods import MAIN, METHODS, PAYLOADS, sends
 from benchmarks.frontier.overview import overview
@@ -215,7 +215,9 @@ def test_the_overview_has_each_method_beside_lamb(tmp_path):
 
 def test_long_runs_take_the_rates_of_short_ones():
     long = Setting("byte_lm", 16, 2, 1000)
-    assert long.tuned_on() == Setting("byte_lm", 16, 2, 200)
+    assert long.tuned_on() == long.short() == Setting("byte_lm", 16, 2, 200)
+    long = Setting("digits", 16, 4, 1000)  # where a run takes seconds: their own
+    assert long.tuned_on() == long != long.short()
     assert set(CORE) < set(FULL)
     core, full = (set(cells(Config(grid))) for grid in ("core", "full"))
     assert core < full
@@ -233,9 +235,26 @@ def test_seconds_are_those_timed_beside_the_others(tmp_path):
     assert timed["first_seconds"] > timed["step_seconds"] > 0
     results.add(timed | {"step_seconds": 0.3})
     long = dataclasses.replace(SETTING, steps=5000)
-    assert timing_key(long.tuned_on(), "LAMB") == timing_key(long, "LAMB")
+    assert timing_key(long.short(), "LAMB") == timing_key(long, "LAMB")
     again = Results(tmp_path / "r.jsonl")
     assert step_seconds(SETTING, "LAMB", again) == 0.3 != under_load
+
+
+def test_the_estimate_counts_each_methods_sweep(tmp_path):
+    digits, long = Setting("digits", 16, 4, 1000), Setting("byte_lm", 4, 48, 900)
+    config = Config(only=(f"{digits} LAMB", f"{digits} DeMo", f"{long} LAMB"))
+    config = dataclasses.replace(config, results=tmp_path / "r.jsonl")
+    results = Results(config.results)
+    for setting, method in cells(config):
+        key = timing_key(setting, method)
+        results.add({"key": key, "step_seconds": 0.06, "first_seconds": 0.0})
+    printed = io.StringIO()
+    estimate(config, Console(file=printed))
+    minutes = [line.split(" min  ") for line in printed.getvalue().splitlines()[:-1]]
+    found = {setting: float(took) for took, setting in minutes}
+    # Four rates of the sweep, one of them the first seed's where it is not shorter.
+    assert found[str(digits)] == 2 * (4 + 2) * 1000 * 0.001
+    assert found[str(long)] == (4 * 200 + 3 * 900) * 0.001
 
 
 def test_bytes_and_seconds_of_a_run():

@@ -78,18 +78,20 @@ def estimate(config: Config, console: Console) -> None:
     known = Results(config.results)
     stop = time.monotonic() + config.budget
     totals: dict[Setting, float] = {}
+    swept = set()
     for setting, method in cells(config):
-        short = setting.tuned_on()
         if (found := known.get(timing_key(setting, method))) is None:
             if time.monotonic() > stop:
                 console.print(f"The budget of {config.budget:g} s is spent.")
                 break
-            known.add(found := timing(short, method))
+            known.add(found := timing(setting.short(), method))
         steps = len(SEEDS) * setting.steps
-        if short not in totals:  # else the sweep is counted there
-            steps += (len(POWERS) + 1) * short.steps  # one more where it widens
-        if setting == short:  # whose best run is the first seed's
-            steps -= short.steps
+        tuned_on = setting.tuned_on()
+        if (tuned_on, method) not in swept:
+            swept.add((tuned_on, method))
+            steps += (len(POWERS) + 1) * tuned_on.steps  # one more where it widens
+        if setting == tuned_on:  # whose best run is the first seed's
+            steps -= setting.steps
         took = found["first_seconds"] + steps * found["step_seconds"]
         totals[setting] = totals.get(setting, 0.0) + took
     for setting, took in totals.items():

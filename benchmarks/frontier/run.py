@@ -82,7 +82,7 @@ def program(setting: Setting, method: str) -> Program:
 
 def timing_key(setting: Setting, method: str) -> dict[str, Any]:
     """The key of :func:`timing`'s result, which runs of any length share."""
-    short = dataclasses.asdict(setting.tuned_on())
+    short = dataclasses.asdict(setting.short())
     return {**short, "method": method, **METHODS[method].settings, "timed": True}
 
 
