@@ -73,10 +73,23 @@ class Config:
 
 def optimizer(choice: dict[str, Any], config: train.Config) -> Any:
     """The main job's SLAMB with this choice."""
-    settings = {"b3": config.b3, "sync_every": config.sync_every} | choice
+    settings = {"b3": config.b3} | choice | {"sync_every": config.sync_every}
     settings.pop("rounding", None)
     rate = train.schedule(config.slamb_rate, config.steps)
     return slamb_jax.slamb(rate, axis_name=train.AXIS, **settings)
+
+
+def main_job(config: Config, choice: dict[str, Any]) -> train.Config:
+    """The main job with what it must know of the choice, the bytes' H included."""
+    rounding = choice.get("rounding")
+    precision: Any = f"bfloat16_{rounding}" if rounding else "float32"
+    sync_every = choice.get("sync_every", train.Config.sync_every)
+    return train.Config(
+        steps=config.steps,
+        seed=config.seed,
+        precision=precision,
+        sync_every=sync_every,
+    )
 
 
 def run(
@@ -84,9 +97,7 @@ def run(
 ) -> train.Result:
     """Trains with one choice, on as many devices whatever it is."""
     choice = CHOICES.get(name)
-    rounding = (choice or {}).get("rounding")
-    precision: Any = f"bfloat16_{rounding}" if rounding else "float32"
-    job = train.Config(steps=config.steps, seed=config.seed, precision=precision)
+    job = main_job(config, choice or {})
     mesh = worker_mesh(job.workers)
     if choice and "local_axis_name" in choice:
         devices = mesh.devices.reshape(-1, GROUP)

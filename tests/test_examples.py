@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import choices
 from examples.byte_lm import data
+from slamb_jax import recipes
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,6 +27,14 @@ def run(*arguments, **environment):
 
 TINY = {"steps": 2, "evaluations": 2, "batch": 1, "context": 16, "layers": 1}
 TINY |= {"width": 16, "heads": 2, "eval-batch": 8, "min-size": 100}
+
+
+def test_a_choices_bytes_have_averages_as_often_as_it_makes_them():
+    for name in ("FLOAT32", "FEW_BYTES", "LARGE_BATCH", "NOISY"):
+        job = choices.main_job(choices.Config(), choices.CHOICES[f"recipe {name}"])
+        assert job.sync_every == getattr(recipes, name)["sync_every"]
+    rest = choices.main_job(choices.Config(steps=7), choices.CHOICES["top-k"])
+    assert rest == choices.train.Config(steps=7)
 
 
 def test_main_job(tmp_path):

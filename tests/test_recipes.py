@@ -10,7 +10,7 @@ from slamb_jax import recipes
 from tests.workers import AXIS, random_tree, stack, stepper
 
 N = 8
-TOLD = {"FLOAT32": 0.115, "FEW_BYTES": 0.053, "LARGE_BATCH": 0.0556, "NOISY": 0.085}
+TOLD = {"FLOAT32": 0.114, "FEW_BYTES": 0.053, "LARGE_BATCH": 0.057, "NOISY": 0.086}
 
 
 def names():
@@ -49,7 +49,7 @@ def test_they_send_what_they_say(name):
     report = slamb_jax.wire_report(jax.jit(step).lower(every, state, every).compile())
     at_average = report.bytes_sent(conditional=True)
     sent = report.bytes_sent() + at_average / settings["sync_every"]
-    assert sent / (2 * (N - 1) / N * 4 * 512**2) == pytest.approx(TOLD[name], rel=0.03)
+    assert sent / (2 * (N - 1) / N * 4 * 512**2) == pytest.approx(TOLD[name], abs=5e-4)
 
 
 def test_they_can_be_read_and_overridden_but_not_changed():

@@ -167,11 +167,11 @@ METHODS = {
     ),
     "AdamW": dense(lambda rate: optax.adamw(rate, weight_decay=0.0), 0.004),
     "SGD-M": dense(lambda rate: optax.sgd(rate, momentum=0.9), 0.1),
-    "SLAMB": slamb(recipes.FLOAT32),
-    "SLAMB, 4 bit": slamb(recipes.FEW_BYTES),
-    "SLAMB, 4 bit, k 1/2": slamb(recipes.NOISY),
-    "SLAMB, 4 bit, fed back": slamb(recipes.LARGE_BATCH),
-    "SLAMB, 4 bit, k 1/32": slamb(
+    "SLAMB, FLOAT32": slamb(recipes.FLOAT32),
+    "SLAMB, FEW_BYTES": slamb(recipes.FEW_BYTES),
+    "SLAMB, NOISY": slamb(recipes.NOISY),
+    "SLAMB, LARGE_BATCH": slamb(recipes.LARGE_BATCH),
+    "SLAMB, k 1/32": slamb(
         recipes.FEW_BYTES,
         compress_ratio=1 / 32,
         sync_every=100,
@@ -222,6 +222,6 @@ METHODS = {
 
 MAIN = (  # where not all can be run: one of each kind, at what it is known for
     *("LAMB", "AdamW", "1-bit LAMB", "DiLoCo", "SparseLoCo", "DeMo"),
-    *("top-k, LAMB", "PowerSGD, LAMB", "SLAMB, as published", "SLAMB"),
-    *("SLAMB, 4 bit", "SLAMB, 4 bit, fed back", "SLAMB, 4 bit, k 1/32"),
+    *("top-k, LAMB", "PowerSGD, LAMB", "SLAMB, as published", "SLAMB, FLOAT32"),
+    *("SLAMB, FEW_BYTES", "SLAMB, LARGE_BATCH", "SLAMB, k 1/32"),
 )

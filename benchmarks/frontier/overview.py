@@ -52,7 +52,9 @@ def _shares(shown: dict[Setting, dict[str, list]], name: str) -> str:
     shares = [
         total_bytes(runs[name]) / total_bytes(runs[DENSE])
         for runs in shown.values()
-        if runs[name]
+        if runs[name] and mean_loss(runs[name]) < float("inf")  # else it stopped early
     ]
+    if not shares:
+        return ""
     low, high = f"{min(shares):.3f}", f"{max(shares):.3f}"
     return low if low == high else f"{low} to {high}"

@@ -19,7 +19,7 @@ class Sweep:
     """The grid: LAMB over its rates, SLAMB over rates, freshness decays and H."""
 
     base: Config
-    lamb_rates: tuple[float, ...] = (0.01, 0.02, 0.03, 0.05)
+    lamb_rates: tuple[float, ...] = (0.01, 0.015, 0.02, 0.03, 0.05)
     slamb_rates: tuple[float, ...] = (0.01, 0.02, 0.03, 0.05)
     b3s: tuple[float, ...] = (0.5, 0.7, 0.9)
     sync_everys: tuple[int, ...] = (10, 25, 100)
