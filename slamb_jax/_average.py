@@ -134,8 +134,9 @@ def average_parameters(
     """The mean of the replicas: the same bits on every worker.
 
     Call it where ``axis_name`` is bound. Leaves that are not floating point (counts,
-    keys) are returned as they are. Sums in float32 at least. Under
-    ``check_vma=True`` the result's type says that it no longer varies over the axis.
+    keys) are returned as they are, with the types that they have. Sums in float32 at
+    least. Under ``check_vma=True`` the types of the means say that they no longer vary
+    over the axis.
 
     Args:
       params: a tree of arrays, each worker's own.

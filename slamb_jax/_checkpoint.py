@@ -9,7 +9,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
 from slamb_jax._agree import checksums, differing
 from slamb_jax._checkpoint_form import (
@@ -26,7 +25,7 @@ from slamb_jax._checkpoint_form import (
     placed,
     with_replicas,
 )
-from slamb_jax._checkpoint_store import Store, tell
+from slamb_jax._checkpoint_store import NotOursError, Store, attempt, tell
 from slamb_jax._checks import check_integer, check_range
 from slamb_jax._replicas import check_replicas, everywhere, local
 
@@ -155,8 +154,9 @@ class Checkpoints:
         for passed_over in sorted(self._damaged):  # before what replaces them
             self._store.delete(passed_over)
         self._damaged.clear()
-        if step in self._store.steps():
-            raise ValueError(f"step must be one that is not there yet, got {step}")
+        latest = self._store.latest()
+        if latest is not None and step <= latest:
+            raise ValueError(f"step must be larger than the last, {latest}, got {step}")
         self._store.write(step, arrays, about)
         return sum(x.nbytes for x in arrays.values())
 
@@ -173,44 +173,57 @@ class Checkpoints:
 
         Raises:
           ValueError: if the checkpoint does not fit: of another model or optimizer,
-            another number of workers (:func:`resize` that) or a later format.
+            another number of workers (:func:`resize` that) or a later format; or of
+            something else than this class; or if there are several and none is whole,
+            which no interrupted save does.
+          OSError: where it is not the file that reading fails for: memory, rights.
+            Nothing is deleted then, nor with a ValueError.
         """
+        passed_over = {}
         for step in self._store.steps():
             where = self._store.directory / str(step)
-            about, problem = self._agreed(functools.partial(self.about, step))
+            about, problem = attempt(where, functools.partial(self.about, step))
             state = None
             if not problem:
                 check_fits(about, like, where)
                 read = functools.partial(self._read, step, about, like)
-                state, problem = self._agreed(read)
+                state, problem = attempt(where, read)
             if not problem:
                 problem = damage(about, named(state))
             if not problem:
+                self._damaged |= passed_over.keys()
                 return Restored(step, state, about["extra"])
-            self._damaged.add(step)
+            passed_over[step] = problem
             tell(
                 f"checkpoint {where} is damaged ({problem}) and is ignored: going "
                 "back to the one before it"
             )
+        if len(passed_over) > 1:
+            told = "; ".join(f"{step}: {why}" for step, why in passed_over.items())
+            raise ValueError(
+                f"no checkpoint in {self._store.directory} can be read ({told}): all "
+                "are kept; to start anew, move them away"
+            )
+        self._damaged |= passed_over.keys()
         return None
 
     def about(self, step: int) -> dict[str, Any]:
         """What a checkpoint says of itself: workers, leaves, checksums, extra."""
         found: dict[str, Any] = self._store.about(step)
-        if not isinstance(found, dict) or "leaves" not in found:
-            raise ValueError("it is not one of slamb_jax.Checkpoints")
+        if isinstance(found, dict) and "leaves" not in found:
+            raise NotOursError("it is not one of slamb_jax.Checkpoints")
         return found
 
     def load(self, step: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """A whole checkpoint without a state to compare it with, on the host."""
         where = self._store.directory / str(step)
-        about, problem = self._agreed(functools.partial(self.about, step))
+        about, problem = attempt(where, functools.partial(self.about, step))
         arrays: dict[str, Any] = {}
         if not problem:
             check_format(about, where)
             like = {name: blank(x, about) for name, x in about["leaves"].items()}
             read = functools.partial(self._store.read, step, like)
-            arrays, problem = self._agreed(read)
+            arrays, problem = attempt(where, read)
         if not problem:
             problem = damage(about, with_replicas(arrays, about))
         if problem:
@@ -233,19 +246,6 @@ class Checkpoints:
         read = self._store.read(step, shapes)
         treedef: Any = jax.tree.structure(like)
         return treedef.unflatten([placed(read[name], x) for name, x in leaves.items()])
-
-    def _agreed(self, attempt: Any) -> tuple[Any, str]:
-        """What ``attempt`` returns, and why it failed, on this process or another."""
-        found, problem = None, ""
-        try:
-            found = attempt()
-        except Exception as error:  # whatever a damaged file makes a reader raise
-            problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        if jax.process_count() > 1:
-            bad = multihost_utils.process_allgather(np.int32(bool(problem)))
-            if bad.any() and not problem:
-                problem = f"seen by process {int(np.argmax(bad))}"
-        return found, problem
 
     def close(self) -> None:
         """Lets go of the directory."""

@@ -30,7 +30,7 @@ def check_fits(about: dict[str, Any], like: chex.ArrayTree, where: Any) -> None:
     if about["workers"] != n:
         raise ValueError(
             f"checkpoint {where} is of {about['workers']} workers, expected {n}: "
-            f"slamb-jax resize {where} OUT --workers {n}"
+            f"slamb-jax resize {where.parent} OUT --workers {n}"
         )
     there = about["leaves"]
     here = {name: described(x, [], once=False) for name, x in named(like).items()}

@@ -6,9 +6,12 @@ No other module of the library knows Orbax.
 import pathlib
 import re
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from slamb_jax._checks import check_integer
 
@@ -73,6 +76,8 @@ class Store:
 
     def about(self, step: int) -> Any:
         """What was told of a checkpoint."""
+        if not (self.directory / str(step) / "about").is_dir():
+            raise NotOursError("it is not one of slamb_jax.Checkpoints")
         args = self._orbax.args
         found = self._manager.restore(
             step, args=args.Composite(about=args.JsonRestore())
@@ -92,6 +97,44 @@ class Store:
             f"{what} could not be written into {self.directory}: {error}; "
             f"the latest whole one is {self.latest()}"
         )
+
+
+class NotOursError(ValueError):
+    """A checkpoint of something else."""
+
+
+def attempt(where: pathlib.Path, read: Callable[[], Any]) -> tuple[Any, str]:
+    """What ``read`` returns, and how what it reads is damaged, on any process.
+
+    Raises, on all processes, where it is not the files that one of them failed for.
+    """
+    found, problem, failure = None, "", None
+    try:
+        found = read()
+    except Exception as error:  # whatever a damaged file makes a reader raise
+        problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        failure = error if _spares_the_files(error) else None
+    if jax.process_count() > 1:
+        state = 2 if failure else 1 if problem else 0
+        states = multihost_utils.process_allgather(np.int32(state))
+        worst = int(np.argmax(states))
+        if states[worst] > state:
+            problem = f"seen by process {worst}"
+            failure = OSError(problem) if states[worst] == 2 else None
+    if failure is not None:
+        message = f"checkpoint {where} could not be read ({problem}); it is kept"
+        kind = ValueError if isinstance(failure, NotOursError) else OSError
+        raise kind(message) from failure
+    return found, problem
+
+
+def _spares_the_files(error: Exception) -> bool:
+    """Whether an error is of memory, rights or the like, not of a damaged file."""
+    if isinstance(error, OSError):
+        return not isinstance(
+            error, FileNotFoundError | NotADirectoryError | IsADirectoryError
+        )
+    return isinstance(error, MemoryError | jax.errors.JaxRuntimeError | NotOursError)
 
 
 def tell(message: str) -> None:

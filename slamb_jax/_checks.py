@@ -18,9 +18,10 @@ def check_range(
     *,
     open_low: bool = False,
     open_high: bool = False,
+    schedule: bool = False,
 ) -> None:
-    """Raises unless ``value`` is in the interval; schedules and arrays pass."""
-    if callable(value) or isinstance(value, jax.Array):
+    """Raises unless ``value`` is in the interval; arrays pass, and schedules may."""
+    if isinstance(value, jax.Array) or (schedule and callable(value)):
         return
     interval = f"{'(' if open_low else '['}{low}, {high}{')' if open_high else ']'}"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):

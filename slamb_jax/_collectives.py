@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import chex
 import jax
@@ -118,11 +119,12 @@ def _as_integers(x: jax.Array) -> jax.Array:
 def agreed_mean(tree: chex.ArrayTree, axis_name: AxisName | None) -> chex.ArrayTree:
     """Means over the workers, bit-identical on all; other dtypes than floats pass.
 
-    Sums in float32 at least. Under ``check_vma=True`` the type says that the result
-    does not vary over the axis.
+    Sums in float32 at least. Under ``check_vma=True`` their type says that they do not
+    vary over the axis, be it of one worker.
     """
-    if axis_size(axis_name) == 1:
+    if axis_name is None:
         return tree
+    axis_size(axis_name)  # tells of an axis that is not bound
 
     def mean(x: jax.Array) -> jax.Array:
         if not jnp.issubdtype(x.dtype, jnp.floating) or not x.size:
@@ -138,6 +140,21 @@ def sum_over(tree: chex.ArrayTree, axes: tuple[Hashable, ...]) -> chex.ArrayTree
         return tree
     arrays, treedef = jax.tree.flatten(tree)
     return jax.tree.unflatten(treedef, part(jax.lax.psum(join(arrays), axes), arrays))
+
+
+def narrowed(x: jax.Array, dtype: Any) -> jax.Array:
+    """``x`` in ``dtype``, rounded before it is cast.
+
+    XLA may leave out a cast there and back, and with it what rounding took; not this.
+    """
+    if x.dtype == dtype or jnp.finfo(dtype).bits >= jnp.finfo(x.dtype).bits:
+        return x.astype(dtype)
+    info = jnp.finfo(dtype)
+    rounded = jax.lax.reduce_precision(x, info.nexp, info.nmant)
+    if info.minexp > jnp.finfo(x.dtype).minexp:  # it has no subnormals
+        tiny, least = x.dtype.type(info.tiny), x.dtype.type(info.smallest_subnormal)
+        rounded = jnp.where(jnp.abs(x) < tiny, jnp.round(x / least) * least, rounded)
+    return rounded.astype(dtype)
 
 
 def widened(x: jax.Array) -> jax.Array:

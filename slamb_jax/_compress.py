@@ -9,6 +9,7 @@ import optax
 
 from slamb_jax import _axes
 from slamb_jax._checks import check_apart, check_floating
+from slamb_jax._collectives import narrowed
 from slamb_jax._exchange import Route, exchange, means_of
 from slamb_jax._layout import make_layout
 from slamb_jax._leaves import flatten_numbered, present
@@ -161,7 +162,7 @@ def randk_compress_with_error_feedback(
                 return _put(gs, here, rows, means), None, learn(selection, means)
             wide = {i: gs[i].astype(jnp.float32) for i in here}
             xs = [r.pack(wide[i] + es[i]) for i, r in zip(here, rows, strict=True)]
-            packed = [x.astype(gs[i].dtype) for i, x in zip(here, xs, strict=True)]
+            packed = [narrowed(x, gs[i].dtype) for i, x in zip(here, xs, strict=True)]
             found = exchange(packed, route, step)
             left = [x - sent for x, sent in zip(xs, found.sent, strict=True)]
             if found.owed is not None:

@@ -39,7 +39,8 @@ class Exchanged(NamedTuple):
       sent: float32; what each worker sent, as the others read it; as it was, where it
         is the worker itself that takes the mean.
       owed: float32; n times what rounding took of a mean, on the worker that rounded
-        it, 0 elsewhere: with it the mean over the workers is exact. None if nothing.
+        it, 0 elsewhere: with it the mean over the workers is exact, to float32; what
+        storing it in 16 bits takes is not in it. None if nothing.
     """
 
     means: list[jax.Array]
@@ -79,7 +80,7 @@ def _exchange(
         if not places:
             continue
         group = [arrays[i] for i in places]
-        flat = _collectives.join([x.astype(kind) for x in group])
+        flat = _collectives.join([_collectives.narrowed(x, kind) for x in group])
         found = (_coded if coded else _plain)(flat, route, step, keep)
         for column, whole in zip((means, sent, owed), found, strict=True):
             if column is None or whole is None:

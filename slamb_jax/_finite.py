@@ -58,7 +58,10 @@ def skip_not_finite(
 
     Args:
       tx: the optimizer to step.
-      axis_name: the mesh axis (or axes) of the workers; None for a single one.
+      axis_name: the mesh axis (or axes) over which gradients differ or are cut: those
+        of the workers, and with them the ``local_axis_name`` of :func:`slamb` and the
+        axes of ``param_specs``; None for a single worker. Whoever is left out may wait
+        in an exchange for those that skip it.
 
     Returns:
       A :class:`optax.GradientTransformationExtraArgs`; the zeros that it returns are

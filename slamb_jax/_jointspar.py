@@ -124,7 +124,7 @@ def jointspar(
       Optimization <https://proceedings.mlr.press/v162/liu22n.html>`_, ICML 2022.
     """
     check_static(JOINTSPAR_STATIC_ARGS, locals(), "JOINTSPAR_STATIC_ARGS")
-    check_range("learning_rate", learning_rate)
+    check_range("learning_rate", learning_rate, schedule=True)
     check_range("momentum", momentum, 0.0, 1.0, open_high=True)
 
     def rules(count: jax.Array, updates: Any, params: Any) -> Any:
@@ -216,8 +216,8 @@ def jointspar_lars(
     """
     static = (*JOINTSPAR_STATIC_ARGS, "weight_decay_mask", "trust_ratio_mask")
     check_static(static, locals(), "JOINTSPAR_STATIC_ARGS")
-    check_range("learning_rate", learning_rate)
-    check_range("weight_decay", weight_decay, 0.0)
+    check_range("learning_rate", learning_rate, schedule=True)
+    check_range("weight_decay", weight_decay, 0.0, schedule=True)
     check_range("trust_coefficient", trust_coefficient, 0.0, open_low=True)
     check_range("eps", eps, 0.0)
     check_range("momentum", momentum, 0.0, 1.0, open_high=True)

@@ -52,7 +52,8 @@ def parse_payload(text: str) -> Payload:
 
 def check_payload(name: str, payload: Any) -> Payload:
     """Raises unless ``payload`` is one of those there are."""
-    good = payload is None or payload in NARROW
+    # A dtype object is equal to its name, and would be sent as float32.
+    good = payload is None or (isinstance(payload, str) and payload in NARROW)
     if isinstance(payload, type) or not (good or isinstance(payload, Quantizer)):
         raise ValueError(
             f"{name} must be None, {', '.join(map(repr, NARROW))} or an object with "

@@ -214,7 +214,7 @@ def slamb(
       <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023.
     """
     check_static(STATIC_ARGS, locals())
-    check_range("learning_rate", learning_rate)
+    check_range("learning_rate", learning_rate, schedule=True)
     check_integer("min_size", min_size, 0)
     if isinstance(learning_rate, jax.Array):  # a schedule's value takes u's dtype
         learning_rate = _constant(learning_rate)

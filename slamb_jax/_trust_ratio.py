@@ -106,7 +106,7 @@ def layerwise_trust_ratio(
     check_selection(selection)
     check_range("b3", b3, 0.0, 1.0)
     check_axis_name(axis_name)
-    check_range("weight_decay", weight_decay, 0.0)
+    check_range("weight_decay", weight_decay, 0.0, schedule=True)
     check_choice("form", form, FORMS)
     check_clips(c_min, c_max)
     if mask is not None and not callable(mask):

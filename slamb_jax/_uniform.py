@@ -25,7 +25,7 @@ class StochasticUniform(Codes):
     so each element is right on average, a zero stays a zero, and the error of each is
     less than s. (QSGD has the norm of the block for a scale; the largest magnitude
     gives a finer grid.) A block with something not finite comes out as NaN; one whose
-    largest magnitude is below :math:`10^{-35}` as zeros.
+    largest magnitude is below some :math:`10^{-36}` (s would not be normal) as zeros.
 
     U is a hash of (seed, step, worker, element): nothing is kept, and the same seed and
     step give the same bits.

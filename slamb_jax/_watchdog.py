@@ -111,7 +111,10 @@ class Watchdog:
 
     def _repeat(self, work: Any) -> None:
         while not self._stop.wait(self._timeout / 5):
-            work()
+            try:
+                work()
+            except Exception:  # a watch that has stopped guards nobody
+                traceback.print_exc()
 
     def _idle(self) -> float:
         """Seconds since the last beat; the first step, which compiles, is free."""
@@ -172,7 +175,7 @@ class Watchdog:
     def _hung(self) -> str:
         """Who is too long at a step, if anybody is."""
         mine = {"step": self._step, "idle": self._idle(), "state": self._state}
-        signs = {index: sign for index, (sign, _) in self._others.items()}
+        signs = {index: sign for index, (sign, _) in self._others.copy().items()}
         signs[self._me] = mine
         running = {i: sign for i, sign in signs.items() if sign["state"] == "runs"}
         first = min(sign["step"] for sign in running.values())

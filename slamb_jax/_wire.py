@@ -78,6 +78,8 @@ class WireReport:
     def bytes_sent(self, *, conditional: bool = False) -> float:
         """Bytes each device sends per call, outside (or only inside) conditionals.
 
+        Inside: all branches together, those too of which a call takes one.
+
         Raises:
           ValueError: if one of them cannot be counted.
         """
@@ -98,7 +100,14 @@ class WireReport:
         """
         along = groups_along(mesh, axis_name)
         chosen = [c for c in self.collectives if c.conditional == conditional]
-        return _bytes([c for c in chosen if parse_groups(c.groups) == along])
+        # What cannot be counted is kept, for it may be along the axis.
+        return _bytes(
+            [
+                c
+                for c in chosen
+                if c.wire_bytes is None or parse_groups(c.groups) == along
+            ]
+        )
 
     def __str__(self) -> str:
         head = ("kind", "dtype", "elements", "bytes sent", "devices", "runs")

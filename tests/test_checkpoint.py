@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import slamb_jax
-from slamb_jax import _cli
+from slamb_jax import _checkpoint_store, _cli
 from tests.workers import AXIS, mesh_of, random_tree, stack
 
 N = 4
@@ -125,6 +125,68 @@ def test_a_damaged_checkpoint_is_found_out(damage, tmp_path):
         same_bits(found.state, state)
         checkpoints.save(2, later)  # what the damaged one should have been
         assert checkpoints.restore(state).step == 2
+
+
+def test_several_that_cannot_be_read_are_kept(tmp_path):
+    """One is an interrupted save; two are something else, and not to be replaced."""
+    state = a_state(mesh=mesh_of(N))
+    with slamb_jax.Checkpoints(tmp_path / "sound") as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, state)
+    copy = shutil.copytree(tmp_path / "sound", tmp_path / "copy")
+    for step in "12":
+        lie(copy / step)
+    with slamb_jax.Checkpoints(copy) as checkpoints:
+        with (
+            pytest.warns(UserWarning, match="damaged"),
+            pytest.raises(ValueError, match=r"no checkpoint in .* \(2: the checksum"),
+        ):
+            checkpoints.restore(state)
+        checkpoints.save(3, state)
+        assert (copy / "2").is_dir()  # of three the latest two are kept
+
+
+@pytest.mark.parametrize("failure", [MemoryError("no more"), PermissionError(13, "no")])
+def test_where_it_is_not_the_file_that_fails_it_is_kept(failure, tmp_path, monkeypatch):
+    state = a_state()
+
+    def fails(*_):
+        raise failure
+
+    with slamb_jax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state)
+        with monkeypatch.context() as patch:
+            patch.setattr(_checkpoint_store.Store, "read", fails)
+            with pytest.raises(OSError, match=r"1 could not be read \(.*no.*is kept"):
+                checkpoints.restore(state)
+        checkpoints.save(2, state)
+        assert (tmp_path / "1").is_dir()
+
+
+def test_checkpoints_of_something_else_are_kept(tmp_path):
+    import orbax.checkpoint as ocp
+
+    state = a_state()
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(5, args=ocp.args.StandardSave({"w": np.ones(3)}))
+    with slamb_jax.Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(ValueError, match=r"5 could .* not one of slamb_jax"):
+            checkpoints.restore(state)
+        with pytest.raises(ValueError, match="step must be larger than the last, 5"):
+            checkpoints.save(4, state)
+    assert (tmp_path / "5").is_dir()
+
+
+def test_the_command_in_the_error_resizes(tmp_path):
+    state, fewer = a_state(), a_state(2)
+    with slamb_jax.Checkpoints(tmp_path / "in") as checkpoints:
+        checkpoints.save(1, state)
+        with pytest.raises(ValueError, match="expected 2") as told:
+            checkpoints.restore(fewer)
+    command = str(told.value).rsplit(": slamb-jax ", 1)[1]
+    _cli.main(command.replace("OUT", str(tmp_path / "out")).split())
+    with slamb_jax.Checkpoints(tmp_path / "out") as checkpoints:
+        same_bits(checkpoints.restore(fewer).state, slamb_jax.resize(state, 2))
 
 
 def test_a_save_that_was_cut_short_is_told(tmp_path):

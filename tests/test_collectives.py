@@ -9,7 +9,8 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from slamb_jax._collectives import mean_over
+import slamb_jax
+from slamb_jax._collectives import mean_over, narrowed
 
 
 def draws(n, size):
@@ -19,6 +20,28 @@ def draws(n, size):
 
 def rounded_once(x):
     return np.asarray(jnp.mean(x.astype(jnp.float32), 0).astype(x.dtype))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_narrowed_is_a_cast_that_stays(dtype):
+    spread = np.exp(np.random.default_rng(0).uniform(-85, 85, 20_000))
+    signs = np.random.default_rng(1).choice([-1, 1], 20_000)
+    edges = [np.nan, np.inf, 0.0, -0.0, 2**-24, 2**-25, 6.1e-5, 65519, 65520, 1e-39]
+    x = jnp.asarray(np.concatenate([signs * spread, edges]), jnp.float32)
+    got, want = (np.asarray(y) for y in (jax.jit(narrowed, static_argnums=1)(x, dtype),
+                                         x.astype(dtype)))  # fmt: skip
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
+    # No compiler may leave it out, as it may a cast there and back.
+    explicit = "reduce_precision" in str(jax.make_jaxpr(narrowed, (1,))(x, dtype))
+    assert explicit == (dtype != "float32")
+
+
+def test_a_mean_over_one_worker_does_not_vary():
+    mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    mean = functools.partial(slamb_jax.average_parameters, axis_name="data")
+    run = jax.shard_map(mean, mesh=mesh, in_specs=P("data"), out_specs=P())
+    assert (np.asarray(jax.jit(run)(jnp.ones((1, 3)))) == 1).all()
 
 
 @pytest.mark.parametrize("n", [2, 3, 17])

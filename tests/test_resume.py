@@ -8,7 +8,7 @@ import time
 import jax
 import pytest
 
-from slamb_jax._watchdog import _from_exchange
+from slamb_jax._watchdog import Watchdog, _from_exchange
 from tests.launcher import Launch
 
 N = 4
@@ -33,6 +33,20 @@ def check_same(got, want):
             assert got[i][name] == want[i][name], (i, name)
     w1 = [e["[0]['w1']"] for e in want]
     assert len(set(w1)) == N  # replicas had drifted apart: each came back as it was
+
+
+def test_a_watch_that_fails_once_goes_on(capsys):
+    watchdog, times = Watchdog(timeout=0.05), []
+
+    def work():
+        times.append(time.monotonic())
+        if len(times) == 1:
+            raise KeyError("surprise")
+        watchdog._stop.set()
+
+    watchdog._repeat(work)
+    assert len(times) == 2
+    assert "KeyError: 'surprise'" in capsys.readouterr().err
 
 
 def others(statuses, gone):

@@ -1,6 +1,7 @@
 """What the compiled programs send: hand-made ones with known traffic, then SLAMB."""
 
 import collections
+import dataclasses
 import functools
 
 import jax
@@ -108,6 +109,9 @@ def test_what_cannot_be_counted_is_listed_and_not_added_up():
     assert "not counted" in str(report)
     with pytest.raises(ValueError, match="cannot be counted"):
         report.bytes_sent()
+    unnamed = dataclasses.replace(found, groups="{}", group_size=None)  # all devices
+    with pytest.raises(ValueError, match="cannot be counted"):
+        slamb_jax.WireReport((unnamed,)).bytes_over(mesh_of(8), AXIS)
 
 
 def test_asynchronous_forms_are_counted_once():

@@ -3,7 +3,8 @@ r"""Which coordinates travel at a step: pure functions of step, leaf and shape.
 A selection answers for one :class:`Leaf` at one step ``t = 1, 2, ...``: the rows of
 neighbours that travel, :math:`M_t`, and the age :math:`\tau` of each row (steps since
 it was last exchanged, ``t`` if it never was). Every worker computes the same answer; no
-mask ever travels, and nothing is kept from step to step.
+mask ever travels, and nothing is kept from step to step (but by ``TopK``, which chooses
+by what was exchanged before, and keeps its choice in the optimizer's state).
 """
 
 from collections.abc import Callable, Mapping

@@ -65,7 +65,7 @@ CHECKPOINTS = [
     (saving(1, STATE, {"x": np.ones(2)}), "extra .*ndarray"),
     (saving(1, STATE, [1]), r"extra .*\[1\]"),
     (saving(1, STATE, rtol=NAN), "rtol .*nan"),
-    (saving_twice, "step .*not there yet, got 3"),
+    (saving_twice, "step .*larger than the last, 3, got 3"),
     (restoring({"w": jnp.ones((2, 3))}), "is of 4 workers, expected 2"),
     (restoring({"v": jnp.ones((4, 3))}), r"\['v'\] is missing; \['w'\] is not expec"),
     (restoring({"w": jnp.ones((4, 2))}), r"\['w'\] has shape \[3\], expected \[2\]"),
