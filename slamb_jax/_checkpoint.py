@@ -179,7 +179,7 @@ class Checkpoints:
           OSError: where it is not the file that reading fails for: memory, rights.
             Nothing is deleted then, nor with a ValueError.
         """
-        passed_over = {}
+        passed_over: dict[int, str] = {}
         for step in self._store.steps():
             where = self._store.directory / str(step)
             about, problem = attempt(where, functools.partial(self.about, step))
