@@ -100,14 +100,11 @@ class WireReport:
         """
         along = groups_along(mesh, axis_name)
         chosen = [c for c in self.collectives if c.conditional == conditional]
-        # What cannot be counted is kept, for it may be along the axis.
-        return _bytes(
-            [
-                c
-                for c in chosen
-                if c.wire_bytes is None or parse_groups(c.groups) == along
-            ]
-        )
+
+        def counts(c: Collective) -> bool:  # may count, where that is not known
+            return c.wire_bytes is None or parse_groups(c.groups) == along
+
+        return _bytes([c for c in chosen if counts(c)])
 
     def __str__(self) -> str:
         head = ("kind", "dtype", "elements", "bytes sent", "devices", "runs")

@@ -233,7 +233,11 @@ def test_seconds_are_those_timed_beside_the_others(tmp_path):
     assert under_load > 0
     timed = timing(SETTING, "LAMB", steps=2)
     assert timed["first_seconds"] > timed["step_seconds"] > 0
-    results.add(timed | {"step_seconds": 0.3})
+    assert timed["dense_seconds"] == timed["step_seconds"]
+    results.add(timed | {"step_seconds": 0.3, "dense_seconds": 0.3})
+    other = {"key": timing_key(SETTING, "DeMo"), "step_seconds": 0.6}
+    results.add(other | {"dense_seconds": 0.4})  # on a slower day
+    assert step_seconds(SETTING, "DeMo", results) == pytest.approx(0.45)
     long = dataclasses.replace(SETTING, steps=5000)
     assert timing_key(long.short(), "LAMB") == timing_key(long, "LAMB")
     again = Results(tmp_path / "r.jsonl")

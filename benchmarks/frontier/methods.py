@@ -16,6 +16,7 @@ from slamb_jax._leaves import flatten_numbered
 from slamb_jax._selections import elements_sent
 
 AXIS = "data"
+DENSE = "LAMB"  # the row that shares are of
 PAYLOADS: dict[str, Any] = {
     "float32": None,
     "8 bit": slamb_jax.StochasticUniform(bits=8),

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from rich.table import Table
 
 from benchmarks.frontier.grid import Setting
-from benchmarks.frontier.methods import METHODS
-from benchmarks.frontier.report import DENSE, mean_loss, total_bytes
+from benchmarks.frontier.methods import DENSE, METHODS
+from benchmarks.frontier.report import mean_loss, total_bytes
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.sweep import finished
 

@@ -8,15 +8,13 @@ import matplotlib
 from rich.table import Table
 
 from benchmarks.frontier.grid import Setting
-from benchmarks.frontier.methods import METHODS
+from benchmarks.frontier.methods import DENSE, METHODS
 from benchmarks.frontier.results import Results, last_loss
 from benchmarks.frontier.run import timing_key
 from benchmarks.frontier.seconds import LINKS, exchange_seconds
 from benchmarks.frontier.sweep import finished
 from benchmarks.frontier.tasks import task
 from benchmarks.rivals import wire_bytes
-
-DENSE = "LAMB"  # the row that shares are of
 
 
 def sent_bytes(point: dict[str, Any], workers: int) -> float:
@@ -33,10 +31,18 @@ def total_bytes(found: list[dict[str, Any]]) -> float:
 
 
 def step_seconds(setting: Setting, method: str, results: Results) -> float:
-    """Of a simulated step: as timed beside the other methods', else as in the runs."""
-    timed = results.get(timing_key(setting, method))
-    runs = [timed] if timed is not None else finished(setting, method, results)
-    return statistics.median(run["step_seconds"] for run in runs)
+    """Of a simulated step: as timed beside LAMB's, else as in the runs.
+
+    A machine is not as fast every day, so the time is LAMB's own times the ratio.
+    """
+    timed, dense = (results.get(timing_key(setting, name)) for name in (method, DENSE))
+    if timed is None:
+        runs = finished(setting, method, results)
+        return statistics.median(run["step_seconds"] for run in runs)
+    took: float = timed["step_seconds"]
+    if dense is None or "dense_seconds" not in timed:
+        return took
+    return took / timed["dense_seconds"] * dense["step_seconds"]
 
 
 def seconds(per_step: float, point: dict[str, Any], workers: int, link: float) -> float:

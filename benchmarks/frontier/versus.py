@@ -3,8 +3,8 @@
 from rich.table import Table
 
 from benchmarks.frontier.grid import Setting
-from benchmarks.frontier.methods import METHODS
-from benchmarks.frontier.report import DENSE, losses, mean_loss, spread, total_bytes
+from benchmarks.frontier.methods import DENSE, METHODS
+from benchmarks.frontier.report import losses, mean_loss, spread, total_bytes
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.sweep import finished
 
