@@ -172,6 +172,7 @@ METHODS = {
     "SLAMB, FEW_BYTES": slamb(recipes.FEW_BYTES),
     "SLAMB, NOISY": slamb(recipes.NOISY),
     "SLAMB, LARGE_BATCH": slamb(recipes.LARGE_BATCH),
+    "SLAMB, k 1/6": slamb(recipes.LARGE_BATCH, compress_ratio=1 / 6, sync_every=20),
     "SLAMB, k 1/32": slamb(
         recipes.FEW_BYTES,
         compress_ratio=1 / 32,
