@@ -210,7 +210,9 @@ class Checkpoints:
     def about(self, step: int) -> dict[str, Any]:
         """What a checkpoint says of itself: workers, leaves, checksums, extra."""
         found: dict[str, Any] = self._store.about(step)
-        if isinstance(found, dict) and "leaves" not in found:
+        if not isinstance(found, dict):
+            raise ValueError(f"it tells {found!r} of itself")
+        if "leaves" not in found:
             raise NotOursError("it is not one of slamb_jax.Checkpoints")
         return found
 

@@ -107,9 +107,13 @@ def garble(directory):
     (directory / "about" / "metadata").write_text("{")
 
 
+def blank(directory):
+    (directory / "about" / "metadata").write_text("null")
+
+
 # TensorStore's other reads may end after Orbax has closed its loop on the first error.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("damage", [flip, truncate, remove, lie, garble])
+@pytest.mark.parametrize("damage", [flip, truncate, remove, lie, garble, blank])
 def test_a_damaged_checkpoint_is_found_out(damage, tmp_path):
     state, later = a_state(mesh=mesh_of(N)), a_state(seed=1, mesh=mesh_of(N))
     with slamb_jax.Checkpoints(tmp_path / "sound") as checkpoints:
