@@ -15,6 +15,7 @@ from slamb_jax._checks import (
     check_params,
     check_transformation,
 )
+from slamb_jax._collectives import narrowed
 from slamb_jax._hashing import hash_u32, hash_words
 from slamb_jax._leaves import Leaf, map_numbered, map_present
 
@@ -172,11 +173,7 @@ def round_at_random(x: jax.Array, salt: jax.Array) -> jax.Array:
 
 
 def _nearest(x: jax.Array) -> jax.Array:
-    """Rounded to nearest, ties to even, in integers: XLA may leave a cast out."""
-    bits = lax.bitcast_convert_type(x, jnp.uint32)
-    odd = (bits >> np.uint32(16)) & np.uint32(1)
-    up = jnp.where(jnp.isfinite(x), bits + np.uint32(0x7FFF) + odd, bits)
-    return _from_upper(jnp.where(jnp.isnan(x), np.uint32(0x7FC00000), up))
+    return narrowed(x, jnp.bfloat16)
 
 
 def _from_upper(bits: jax.Array) -> jax.Array:
