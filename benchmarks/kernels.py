@@ -1,11 +1,9 @@
 """How many kernels a compiled program launches."""
 
-import re
+from slamb_jax.wire.hlo import parse_hlo
 
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$", re.MULTILINE)
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = .*? ([a-z][\w\-]*)\(")
-_CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
-_FREE = {  # instructions that run nothing
+INLINED = ("calls", "to_apply")  # bodies of fusions and reductions
+FREE = {  # instructions that run nothing
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
     "conditional", "while", "call", "partition-id", "replica-id", "opt-barrier",
 }  # fmt: skip
@@ -13,16 +11,17 @@ _FREE = {  # instructions that run nothing
 
 def kernels(hlo: str) -> int:
     """Instructions of the compiled text that run, of all branches and loop bodies."""
-    heads = list(_COMPUTATION.finditer(hlo))
-    ends = [*(head.start() for head in heads[1:]), len(hlo)]
-    bodies = {
-        head[1]: hlo[head.end() : end] for head, end in zip(heads, ends, strict=True)
+    computations, _ = parse_hlo(hlo)
+    inlined = {
+        name
+        for body in computations.values()
+        for x in body.values()
+        if any(f"{how}=" in x.attributes for how in INLINED)
+        for name in x.called
     }
-    inlined = set(_CALLED.findall(hlo))  # bodies of fusions and reductions
     return sum(
-        match[1] not in _FREE
-        for name, body in bodies.items()
+        x.opcode not in FREE
+        for name, body in computations.items()
         if name not in inlined
-        for line in body.splitlines()
-        if (match := _INSTRUCTION.match(line))
+        for x in body.values()
     )

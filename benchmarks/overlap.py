@@ -22,8 +22,8 @@ from rich.table import Table
 import slamb_jax
 from benchmarks.chips import AXIS, mesh_of
 from examples.hardware import hardware
-from slamb_jax._hlo import parse_hlo
-from slamb_jax._wire import RING_SHARES
+from slamb_jax.wire.hlo import parse_hlo
+from slamb_jax.wire.report import RING_SHARES
 
 
 @dataclasses.dataclass(frozen=True)

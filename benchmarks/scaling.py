@@ -6,19 +6,10 @@ each worker sends, read off the program compiled for 2 to 64 workers (CPU device
 """
 
 import dataclasses
-import math
-import os
-import time
-from typing import Any
-
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=64"
-)
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import tyro
 from jax.sharding import Mesh
 from rich.console import Console
@@ -26,9 +17,10 @@ from rich.table import Table
 
 import slamb_jax
 from benchmarks.shapes import Shapes
+from benchmarks.step import OPTIMIZERS, RATE, race, seconds
+from examples.common.simulated import DEFAULT
+from examples.common.traffic import traffic
 from examples.hardware import hardware
-
-AXIS = "data"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,63 +41,8 @@ def shapes_of(millions: int) -> Shapes:
     return shapes
 
 
-def compile_step(shapes: Shapes, rng: np.random.Generator) -> tuple[Any, Any, Any]:
-    tx = slamb_jax.slamb(1e-3)
-
-    def step(state: Any, grads: Any) -> Any:
-        params, opt_state = state
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state
-
-    def draw(scale: float) -> dict[str, jax.Array]:
-        return {
-            k: jnp.asarray(rng.standard_normal(s, np.float32) * scale)
-            for k, s in shapes.items()
-        }
-
-    params, grads = draw(0.02), draw(1.0)
-    state = params, tx.init(params)
-    return jax.jit(step, donate_argnums=0).lower(state, grads).compile(), state, grads
-
-
-def step_times(config: Config) -> dict[int, float]:
-    """Seconds a step, by parameters; one size at a time in memory."""
-    out = {}
-    for millions in config.millions:
-        rng = np.random.default_rng(config.seed)
-        step, state, grads = compile_step(shapes_of(millions), rng)
-        times = []
-        for _ in range(config.rounds + 2):
-            start = time.perf_counter()
-            state = jax.block_until_ready(step(state, grads))
-            times.append(time.perf_counter() - start)
-        out[sum(math.prod(s) for s in shapes_of(millions).values())] = float(
-            np.median(times[2:])
-        )
-        del step, state, grads
-    return out
-
-
-def bytes_sent(workers: int) -> tuple[float, float]:
-    """What each worker sends at every step, and in the average of the parameters."""
-    mesh = Mesh(np.array(jax.devices()[:workers]), (AXIS,))
-    tx = slamb_jax.slamb(1e-3, axis_name=AXIS)
-    params = {k: jnp.zeros(s) for k, s in shapes_of(2).items()}
-
-    def step(state: Any, grads: Any) -> Any:
-        params, opt_state = state
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), jnp.zeros(())
-
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, AXIS)
-    grads = {k: jnp.zeros((workers * s[0], *s[1:])) for k, s in shapes_of(2).items()}
-    lowered = slamb_jax.per_worker_step(step, mesh, AXIS).lower(state, grads)
-    report = slamb_jax.wire_report(lowered)
-    always = report.bytes_sent(conditional=False)
-    return always, report.bytes_sent(conditional=True)
-
-
 def main(config: Config) -> None:
+    jax.config.update("jax_num_cpu_devices", max(config.workers))
     console = Console(width=110)
     table = Table(
         title="a step of SLAMB, one worker",
@@ -113,18 +50,23 @@ def main(config: Config) -> None:
     )
     for head in ("parameters", "ms", "ns a parameter"):
         table.add_column(head, justify="right")
-    for d, seconds in step_times(config).items():
-        table.add_row(f"{d:,}", f"{seconds * 1e3:.1f}", f"{seconds / d * 1e9:.2f}")
+    for millions in config.millions:
+        ours = {"slamb": OPTIMIZERS["slamb"]}
+        field = race(ours, shapes_of(millions), config.rounds, config.seed)
+        took, d = seconds(field["slamb"].times), millions * (2**20 + 1024)
+        table.add_row(f"{d:,}", f"{took * 1e3:.1f}", f"{took / d * 1e9:.2f}")
     console.print(table)
 
     table = Table(title="bytes each worker sends, 2.1 M parameters, k = 0.1")
-    heads = "workers", "a step", "/ (n-1)/n", "an average"
-    for head in heads:
+    for head in ("workers", "a step", "/ (n-1)/n", "an average"):
         table.add_column(head, justify="right")
+    params = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes_of(2).items()}
     for n in config.workers:
-        step, average = bytes_sent(n)
-        ring = f"{step * n / (n - 1):,.0f}"
-        table.add_row(f"{n}", f"{step:,.0f}", ring, f"{average:,.0f}")
+        mesh = Mesh(np.array(jax.devices("cpu")[:n]), (DEFAULT.axis_name,))
+        sent = traffic(lambda x: slamb_jax.slamb(RATE, x), DEFAULT, params, mesh)
+        (step,) = sent.exchange.values()
+        ring = step * n / (n - 1)
+        table.add_row(f"{n}", f"{step:,.0f}", f"{ring:,.0f}", f"{sent.average:,.0f}")
     console.print(table)
 
 

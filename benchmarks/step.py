@@ -1,6 +1,6 @@
 """Times one optimizer step (update and apply) on the shapes of a model.
 
-Run from the root of the repository: ``python benchmarks/step.py --model bert-base``.
+Run from the root of the repository: ``python -m benchmarks.step --model bert-base``.
 One worker, no axis: SLAMB computes its ages and packs its share, and sends nothing.
 All optimizers take turns within one run, on the same donated buffers; medians. With
 PyTorch installed, a plain PyTorch LAMB takes its turn too.
@@ -26,19 +26,43 @@ from benchmarks.shapes import MODELS, Shapes
 from benchmarks.torch_lamb import TorchLamb, torch
 from examples.hardware import hardware
 
-OPTIMIZERS = {
-    "optax.lamb": lambda: optax.lamb(1e-3),
-    "optax.adamw": lambda: optax.adamw(1e-3),
-    "slamb": lambda: slamb_jax.slamb(1e-3),
-    "slamb, product form": lambda: slamb_jax.slamb(1e-3, form="product"),
-    "slamb, bfloat16 momentum": lambda: slamb_jax.slamb(1e-3, mu_dtype=jnp.bfloat16),
-    "slamb, permutation": lambda: slamb_jax.slamb(1e-3, selection="permutation"),
-    "slamb, bernoulli": lambda: slamb_jax.slamb(1e-3, selection="bernoulli"),
-}
-SLOW = ("slamb, permutation", "slamb, bernoulli")
+RATE = 1e-3
 # g, m, v, p read; m, v, p written; m, v, p read once more, behind the norms; the packed
 # tenth written and read: passes over d elements of 4 bytes.
 PASSES = 10.2
+
+
+def slamb(
+    selection: str = "strided", **settings: Any
+) -> Callable[[], optax.GradientTransformation]:
+    exchange = slamb_jax.Exchange(selection=selection)
+    return lambda: slamb_jax.slamb(RATE, exchange, **settings)
+
+
+def chain() -> optax.GradientTransformation:
+    """SLAMB as a chain of its links: the direction is kept in memory between them."""
+    exchange = slamb_jax.Exchange()
+    return optax.chain(
+        slamb_jax.mask_momentum(exchange, b1=0.9, b2=0.999, eps=1e-6),
+        slamb_jax.layerwise_trust_ratio(exchange, b3=0.7),
+        slamb_jax.elementwise_rescale(exchange, b3=0.7),
+        optax.scale_by_learning_rate(RATE),
+        slamb_jax.average_parameters_every(exchange),
+    )
+
+
+OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
+    "optax.lamb": lambda: optax.lamb(RATE),
+    "optax.adamw": lambda: optax.adamw(RATE),
+    "slamb": slamb(),
+    "slamb, product form": slamb(form="product"),
+    "slamb, bfloat16 momentum": slamb(mu_dtype=jnp.bfloat16),
+}
+SLOW = {
+    "slamb, permutation": slamb("permutation"),
+    "slamb, bernoulli": slamb("bernoulli"),
+}
+CHAIN = {"chain of links": chain}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,24 +71,57 @@ class Config:
 
     model: Literal[tuple(MODELS)] = "bert-base"  # type: ignore[valid-type]
     rounds: int = 10
-    slow: bool = False
-    """Time the two slow selections too."""
+    chain: bool = False  # time SLAMB as a chain of its links too
+    slow: bool = False  # time the two slow selections too
     seed: int = 0
 
 
-@dataclasses.dataclass
 class Contestant:
-    """A compiled step and what it took."""
+    """A compiled step and the time and memory that it took."""
 
-    step: Callable[[Any, Any], Any]
-    treedef: Any
-    dtypes: list[Any]  # of the leaves of its state
-    counts: dict[int, jax.Array]  # scalars of its state, by place
-    compile_seconds: float
-    temporary: float  # MiB
-    kernels: int
-    times: list[float] = dataclasses.field(default_factory=list)
-    peak: float = 0.0  # MiB above what was held before the step
+    def __init__(self, tx: optax.GradientTransformation, shapes: Shapes) -> None:
+        params = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
+        state = params, jax.eval_shape(tx.init, params)
+
+        def step(state: Any, grads: Any) -> Any:
+            params, opt_state = state
+            updates, opt_state = tx.update(grads, opt_state, params)
+            return optax.apply_updates(params, updates), opt_state
+
+        start = time.perf_counter()
+        self.step = jax.jit(step, donate_argnums=0).lower(state, params).compile()
+        self.compile_seconds = time.perf_counter() - start
+        self.temporary = self.step.memory_analysis().temp_size_in_bytes / 2**20
+        self.kernels = kernels(self.step.as_text())
+        leaves, self.treedef = jax.tree.flatten(state)
+        arrays = [i for i, x in enumerate(leaves) if x.shape]
+        self.shared = dict.fromkeys(arrays[: 3 * len(shapes)])  # places of p, m and v
+        self.dtypes = [x.dtype for x in leaves]
+        self.own = {  # what only this one has: counts, by place
+            i: jnp.zeros(x.shape, x.dtype)
+            for i, x in enumerate(leaves)
+            if i not in self.shared
+        }
+        self.times: list[float] = []
+        self.peak = 0.0  # MiB above what was held before the step
+
+    def take_turn(self, arrays: list[jax.Array], grads: Any) -> list[jax.Array]:
+        """One timed step on p, m, v (all leaves of each in turn); gives them back."""
+        given = iter(arrays)
+        leaves = [
+            next(given).astype(dtype) if i in self.shared else self.own[i]
+            for i, dtype in enumerate(self.dtypes)
+        ]
+        state = jax.block_until_ready(self.treedef.unflatten(leaves))
+        del leaves
+        before = resident(reset=True)
+        start = time.perf_counter()
+        state = jax.block_until_ready(self.step(state, grads))
+        self.times.append(time.perf_counter() - start)
+        self.peak = max(self.peak, resident() - before)
+        leaves = jax.tree.leaves(state)
+        self.own = {i: leaves[i] for i in self.own}
+        return [leaves[i] for i in self.shared]
 
 
 def draw(shapes: Shapes, rng: np.random.Generator, scale: float) -> dict[str, Any]:
@@ -74,53 +131,8 @@ def draw(shapes: Shapes, rng: np.random.Generator, scale: float) -> dict[str, An
     }
 
 
-def compile_step(tx: optax.GradientTransformation, shapes: Shapes) -> Contestant:
-    params = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
-    state = params, jax.eval_shape(tx.init, params)
-
-    def step(state: Any, grads: Any) -> Any:
-        params, opt_state = state
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state
-
-    start = time.perf_counter()
-    compiled = jax.jit(step, donate_argnums=0).lower(state, params).compile()
-    seconds = time.perf_counter() - start
-    leaves, treedef = jax.tree.flatten(state)
-    counts = {i: jnp.zeros((), x.dtype) for i, x in enumerate(leaves) if x.shape == ()}
-    memory = compiled.memory_analysis()
-    return Contestant(
-        compiled,
-        treedef,
-        [x.dtype for x in leaves],
-        counts,
-        seconds,
-        memory.temp_size_in_bytes / 2**20,
-        kernels(compiled.as_text()),
-    )
-
-
-def take_turn(contestant: Contestant, arrays: list[Any], grads: Any) -> list[Any]:
-    """One timed step on p, m, v (all leaves of each in turn); gives them back."""
-    given, counts = iter(arrays), contestant.counts
-    leaves = [
-        counts[i] if i in counts else next(given).astype(dtype)
-        for i, dtype in enumerate(contestant.dtypes)
-    ]
-    state = jax.block_until_ready(contestant.treedef.unflatten(leaves))
-    del leaves
-    before = _resident(reset=True)
-    start = time.perf_counter()
-    state = jax.block_until_ready(contestant.step(state, grads))
-    contestant.times.append(time.perf_counter() - start)
-    contestant.peak = max(contestant.peak, _resident() - before)
-    leaves = jax.tree.leaves(state)
-    contestant.counts = {i: leaves[i] for i in contestant.counts}
-    return [x for i, x in enumerate(leaves) if i not in contestant.counts]
-
-
-def _resident(*, reset: bool = False) -> float:
-    """The most MiB the process held since the last reset; 0 where it is not told."""
+def resident(*, reset: bool = False) -> float:
+    """The most MiB the process held since the last reset; 0 where it is not known."""
     status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     try:
         if reset:
@@ -144,56 +156,63 @@ def bandwidth(elements: int) -> float:
     return 8 * elements / float(np.median(times))
 
 
+def race(
+    optimizers: dict[str, Callable[[], optax.GradientTransformation]],
+    shapes: Shapes,
+    rounds: int,
+    seed: int = 0,
+    others: tuple[TorchLamb, ...] = (),
+) -> dict[str, Contestant]:
+    """Has all take turns, ``rounds`` times after two that do not count."""
+    rng = np.random.default_rng(seed)
+    grads = draw(shapes, rng, 1.0)
+    field = {name: Contestant(make(), shapes) for name, make in optimizers.items()}
+    params = jax.tree.leaves(draw(shapes, rng, 0.02))
+    arrays = [*params, *(jnp.zeros_like(x) for x in [*params, *params])]
+    del params
+    for _ in range(rounds + 2):
+        for contestant in field.values():
+            arrays = contestant.take_turn(arrays, grads)
+        for other in others:
+            other.take_turn({name: np.asarray(g) for name, g in grads.items()})
+    return field
+
+
+def seconds(times: list[float]) -> float:
+    """The median, without the two first turns."""
+    return float(np.median(times[2:]))
+
+
 def main(config: Config) -> None:
     shapes = MODELS[config.model]
-    rng = np.random.default_rng(config.seed)
-    grads = draw(shapes, rng, 1.0)
-    d = sum(x.size for x in grads.values())
+    d = sum(int(np.prod(s)) for s in shapes.values())
     speed = bandwidth(2**28)
     floor = PASSES * 4 * d / speed
-    field = {
-        name: compile_step(make(), shapes)
-        for name, make in OPTIMIZERS.items()
-        if config.slow or name not in SLOW
-    }
-    params = [x for _, x in sorted(draw(shapes, rng, 0.02).items())]
-    moments = [jnp.zeros_like(x) for x in params], [jnp.zeros_like(x) for x in params]
-    arrays = [*params, *moments[0], *moments[1]]
-    del params, moments
-    torch_lamb = TorchLamb(shapes) if torch else None
-    host_grads = {name: np.array(g) for name, g in grads.items()}
-    for _ in range(config.rounds + 2):
-        for contestant in field.values():
-            arrays = take_turn(contestant, arrays, grads)
-        if torch_lamb:
-            torch_lamb.take_turn(host_grads)
-
-    lamb = float(np.median(field["optax.lamb"].times[2:]))
+    chosen = dict(OPTIMIZERS)
+    chosen |= CHAIN if config.chain else {}
+    chosen |= SLOW if config.slow else {}
+    others = (TorchLamb(shapes),) if torch else ()
+    field = race(chosen, shapes, config.rounds, config.seed, others)
+    lamb = seconds(field["optax.lamb"].times)
     table = Table(
-        title=f"{config.model}: {d / 1e6:.1f} M parameters in {len(grads)} leaves",
+        title=f"{config.model}: {d / 1e6:.1f} M parameters in {len(shapes)} leaves",
         caption=f"{hardware(jax.devices()[0])}; {speed / 1e9:.1f} GB/s copied, floor "
         f"{floor * 1000:.1f} ms; median of {config.rounds}, seed {config.seed}",
     )
     heads = "optimizer", "ms", "/ lamb", "/ floor", "temporary MiB", "measured MiB"
     for head in (*heads, "compile s", "kernels"):
         table.add_column(head, justify="left" if head == "optimizer" else "right")
-    for name, contestant in field.items():
-        seconds = float(np.median(contestant.times[2:]))
-        table.add_row(
-            name,
-            f"{seconds * 1000:.1f}",
-            f"{seconds / lamb:.2f}",
-            f"{seconds / floor:.2f}",
-            f"{contestant.temporary:.0f}",
-            f"{contestant.peak:.0f}",
-            f"{contestant.compile_seconds:.1f}",
-            f"{contestant.kernels}",
-        )
-    if torch_lamb:
-        seconds = float(np.median(torch_lamb.times[2:]))
-        name = f"LAMB, PyTorch {torch.__version__}"
-        ratios = f"{seconds / lamb:.2f}", f"{seconds / floor:.2f}"
-        table.add_row(name, f"{seconds * 1000:.1f}", *ratios, *"----")
+
+    def row(name: str, times: list[float], *rest: str) -> None:
+        took = seconds(times)
+        ratios = f"{took / lamb:.2f}", f"{took / floor:.2f}"
+        table.add_row(name, f"{took * 1000:.1f}", *ratios, *rest)
+
+    for name, c in field.items():
+        sizes = f"{c.temporary:.0f}", f"{c.peak:.0f}"
+        row(name, c.times, *sizes, f"{c.compile_seconds:.1f}", f"{c.kernels}")
+    for other in others:
+        row(f"LAMB, PyTorch {torch.__version__}", other.times, *"----")
     Console(width=110).print(table)
 
 

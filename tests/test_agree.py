@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import slamb_jax
-from slamb_jax import _agree
+from slamb_jax.workers import agreement as _agree
 from tests.workers import AXIS, mesh_of, over_workers, random_tree, stack, train
 
 N = 4

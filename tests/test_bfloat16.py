@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import slamb_jax
-from slamb_jax._bfloat16 import _nearest, round_at_random, step_salt
+from slamb_jax.wrappers.bfloat16 import _nearest, round_at_random, step_salt
 from tests.workers import AXIS, over_workers, stack, stepper
 
 BF16 = jnp.bfloat16

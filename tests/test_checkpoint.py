@@ -15,7 +15,8 @@ import optax
 import pytest
 
 import slamb_jax
-from slamb_jax import _checkpoint_store, _cli
+from slamb_jax.checkpoint import store as _checkpoint_store
+from slamb_jax.advisor import cli as _cli
 from tests.workers import AXIS, mesh_of, random_tree, stack
 
 N = 4

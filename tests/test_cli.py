@@ -1,5 +1,6 @@
-"""The command, as a user types it."""
+"""The command, as a user types it; bad input is in ``wrong_uses/commands.py``."""
 
+import json
 import re
 import subprocess
 import sys
@@ -7,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from slamb_jax import _cli, _units
+import slamb_jax
+from slamb_jax import command_line
+from slamb_jax.advisor import units
 
 ASKED = {
     "--params": "340M", "--workers": "128", "--link": "10Gbit", "--step": "0.5s",
@@ -15,60 +18,76 @@ ASKED = {
 }  # fmt: skip
 
 
-def words(**changed):
-    options = ASKED | {f"--{k.replace('_', '-')}": v for k, v in changed.items()}
-    return ["advise", *(w for k, v in options.items() if v is not None for w in (k, v))]
+def advise(capsys, *options, **changed):
+    asked = ASKED | {f"--{name}": value for name, value in changed.items()}
+    words = [w for k, v in asked.items() if v is not None for w in (k, v)]
+    command_line.main(["advise", *words, *options])
+    return capsys.readouterr().out
 
 
 def test_a_readable_table(capsys):
-    _cli.main(words())
-    out = capsys.readouterr().out
-    assert out.startswith("340 M parameters; 128 workers, 1 a node; 10 Gbit/s, ")
+    out = advise(capsys)
+    assert out.startswith("340 M parameters; 128 workers, 1 per node; 10 Gbit/s, ")
+    assert "Exchange('workers'): 0.1 of the momentum per step, the parameters" in out
     slamb = re.search(r"^SLAMB +296.9 +500 ms +243 ms +12 ms +755 ms +3.54$", out, re.M)
     assert slamb, out
     assert "will pay: " in out
-    assert max(map(len, out.splitlines())) <= 100
-    _cli.main(words(step="20s", link="400Gbit"))
-    assert "will not pay: " in capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 88
+    assert "will not pay: " in advise(capsys, step="20s", link="400Gbit")
 
 
-def test_it_measures_where_no_times_are_given(capsys):
-    _cli.main(words(params="1M", lamb=None, slamb=None))
-    assert "measured now on 'cpu'" in capsys.readouterr().out
+def test_optimizers_are_measured_where_no_times_are_given(capsys):
+    out = advise(capsys, params="1M", lamb=None, slamb=None)
+    assert "measured now on 'cpu'" in out
 
 
-IMPOSSIBLE = [
-    ({"link": "10"}, "argument --link: must be a rate such as .*, got '10'"),
-    ({"link": "fast"}, "argument --link: .*'fast'"),
-    ({"params": "0"}, "params must be in .*0"),
-    ({"params": "lots"}, "argument --params: .*'lots'"),
-    ({"step": "0s"}, "step_seconds must be in .*0"),
-    ({"step": "0.5"}, "argument --step: .*'0.5'"),
-    ({"step": None}, "required: --step"),
-    ({"workers": "1"}, "workers must be an integer of at least 2, got 1"),
-    ({"workers": "many"}, "argument --workers: .*'many'"),
-    ({"workers_per_node": "3"}, "multiple of workers_per_node, got 128 and 3"),
-    ({"compress_ratio": "1.5"}, "compress_ratio .*1.5"),
-    ({"sync_every": "0"}, "sync_every .*0"),
-    ({"mu_dtype": "int8"}, "mu_dtype .*'int8'"),
-    ({"lamb": None}, "--lamb and --slamb must be given together"),
-    ({"lin": "10Gbit"}, "unrecognized arguments: --lin 10Gbit"),
-]
+def test_options_override_a_file_as_settings_of_an_exchange(capsys, tmp_path):
+    """What a run recorded, and every option beside it, make one Exchange."""
+    recorded = slamb_jax.Exchange("data", compress_ratio=0.25, payload="bfloat16")
+    path = tmp_path / "exchange.json"
+    path.write_text(json.dumps(recorded.to_json()))
+    assert f"{recorded!r}: 0.25 of" in advise(capsys, "--exchange", str(path))
+    options = {
+        "compress_ratio": {"0": 0.5, "500": 0.2}, "min_size": 100, "sync_every": 50,
+        "payload": "uniform8", "average_payload": "bfloat16", "local_axis_name": "x",
+    }  # fmt: skip
+    words = [f"--{k.replace('_', '-')}" for k in options]
+    values = [v if isinstance(v, str) else json.dumps(v) for v in options.values()]
+    given = [w for pair in zip(words, values, strict=True) for w in pair]
+    out = advise(
+        capsys, "--exchange", str(path), *given, "--overlap", "--mu-dtype", "bfloat16",
+        "--workers-per-node", "4",
+    )  # fmt: skip
+    settings = options | {"compress_ratio": {0: 0.5, 500: 0.2}, "overlap": True}
+    network = slamb_jax.Network(128, 10e9, workers_per_node=4)
+    advice = slamb_jax.advise(
+        340e6, network, slamb_jax.Exchange("data", **settings), step_seconds=0.5,
+        mu_dtype="bfloat16", optimizer_seconds=(0.010, 0.012),
+    )  # fmt: skip
+    assert out == f"{advice}\n"
+    never = advise(capsys, "--exchange", str(path), "--sync-every", "null")
+    assert "the parameters never" in never
 
 
-@pytest.mark.parametrize(("changed", "message"), IMPOSSIBLE)
-def test_impossible_input_gets_one_line(changed, message, capsys):
-    with pytest.raises(SystemExit) as ended:
-        _cli.main(words(**changed))
-    assert ended.value.code == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert re.fullmatch(rf"slamb-jax.*: .*{message}.*\n", err), err
+def test_help_shows_defaults_and_version(capsys):
+    for words, shown in (
+        (["advise", "--help"], r"k, the share exchanged per step; default: 0\.1"),
+        (["resize", "--help"], "CHECKPOINT"),
+        (["--version"], f"slamb-jax {re.escape(slamb_jax.__version__)}\n"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            command_line.main(words)
+        assert ended.value.code == 0
+        out = capsys.readouterr().out
+        assert re.search(shown, " ".join(out.split(" ")))
+    assert out.count("\n") == 1
 
 
 def test_the_command_as_a_process():
+    asked = ASKED | {"--workers": "0"}
+    words = [word for pair in asked.items() for word in pair]
     run = subprocess.run(
-        [sys.executable, "-m", "slamb_jax._cli", *words(workers="0")],
+        [sys.executable, "-m", "slamb_jax.command_line", "advise", *words],
         cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=100,
         check=False,
     )  # fmt: skip
@@ -78,24 +97,24 @@ def test_the_command_as_a_process():
     )
 
 
-UNITS = [
-    (_units.parse_count, "340M", 340e6), (_units.parse_count, "2.8B", 2.8e9),
-    (_units.parse_count, "110e6", 110e6), (_units.parse_count, "1 k", 1e3),
-    (_units.parse_rate, "10Gbit", 10e9), (_units.parse_rate, "200Mbit", 200e6),
-    (_units.parse_rate, "25Gbit/s", 25e9), (_units.parse_rate, "25GB/s", 200e9),
-    (_units.parse_rate, ".5Tbps", 5e11), (_units.parse_duration, "0.5s", 0.5),
-    (_units.parse_duration, "300ms", 0.3), (_units.parse_duration, "50us", 50e-6),
+READ = [
+    (units.parse_count, "340M", 340e6), (units.parse_count, "2.8B", 2.8e9),
+    (units.parse_count, "110e6", 110e6), (units.parse_count, "1 k", 1e3),
+    (units.parse_rate, "10Gbit", 10e9), (units.parse_rate, "200Mbit", 200e6),
+    (units.parse_rate, "25Gbit/s", 25e9), (units.parse_rate, "25GB/s", 200e9),
+    (units.parse_rate, ".5Tbps", 5e11), (units.parse_duration, "0.5s", 0.5),
+    (units.parse_duration, "300ms", 0.3), (units.parse_duration, "50us", 50e-6),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("parse", "text", "value"), UNITS)
-def test_units(parse, text, value):
+@pytest.mark.parametrize(("parse", "text", "value"), READ)
+def test_units_are_read(parse, text, value):
     assert parse(text) == pytest.approx(value)
 
 
-def test_figures_read_well():
-    assert _units.scaled(999.9e6, "bit/s") == "1 Gbit/s"
-    assert _units.scaled(2.8e9, "parameters") == "2.8 G parameters"
-    assert _units.duration(0.9999) == "1 s"
-    assert _units.duration(3.2e-8) == "32 ns"
-    assert _units.duration(0.0) == "0 ns"
+def test_units_are_printed():
+    assert units.scaled(999.9e6, "bit/s") == "1 Gbit/s"
+    assert units.scaled(2.8e9, "parameters") == "2.8 G parameters"
+    assert units.duration(0.9999) == "1 s"
+    assert units.duration(3.2e-8) == "32 ns"
+    assert units.duration(0.0) == "0 ns"

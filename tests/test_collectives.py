@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import slamb_jax
-from slamb_jax._collectives import mean_over, narrowed
+from slamb_jax.exchange.collectives import mean_over, narrowed
 
 
 def draws(n, size):

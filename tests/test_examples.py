@@ -1,90 +1,129 @@
-"""The programs and the README's code run as a user runs them."""
+"""Simulated runs, the main job, and the README's code."""
 
+import functools
 import json
-import os
+import math
 import re
-import subprocess
-import sys
-from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from benchmarks import choices
-from examples.byte_lm import data
+import slamb_jax
+from examples.byte_lm import data, methods
+from examples.common import simulated
+from examples.common.optimizers import dense, slamb_from_links
 from slamb_jax import recipes
+from tests import programs
 
-ROOT = Path(__file__).parents[1]
-
-
-def run(*arguments, **environment):
-    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env=env | environment,
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-
-
-TINY = {"steps": 2, "evaluations": 2, "batch": 1, "context": 16, "layers": 1}
+TINY = {"steps": 2, "evaluations": 2, "batch": 1, "context": 16, "layers": 2}
 TINY |= {"width": 16, "heads": 2, "eval-batch": 8, "min-size": 100}
 
 
-def test_a_choices_bytes_have_averages_as_often_as_it_makes_them():
-    for name in ("FLOAT32", "FEW_BYTES", "LARGE_BATCH", "NOISY"):
-        job = choices.main_job(choices.Config(), choices.CHOICES[f"recipe {name}"])
-        assert job.sync_every == getattr(recipes, name)["sync_every"]
-    rest = choices.main_job(choices.Config(steps=7), choices.CHOICES["top-k"])
-    assert rest == choices.train.Config(steps=7)
+def line():
+    """A linear model, 40 x 3, of data from one of the same kind."""
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=(40, 3)).astype(np.float32)
+
+    def examples(size, seed):
+        x = np.random.default_rng(seed).normal(size=(size, 40)).astype(np.float32)
+        return {"x": x, "y": x @ truth}
+
+    def loss(params, batch):
+        return jnp.mean(jnp.square(batch["x"] @ params["w"] - batch["y"]))
+
+    return simulated.Task(
+        init=lambda key: {"w": 0.1 * jax.random.normal(key, (40, 3))},
+        loss=loss,
+        batches=lambda size, steps, seed: (
+            examples(size, [seed, t]) for t in range(steps)
+        ),
+        held_out=examples(50, 1),
+    )
 
 
-def test_main_job(tmp_path):
-    text = tmp_path / "text"
-    text.mkdir()
-    for i in range(40):
-        (text / f"{i}.txt").write_bytes(bytes(range(32, 127)) * 2)
-    out = tmp_path / "out"
-    tiny = [f"--{name}={value}" for name, value in TINY.items()]
-    done = run(
-        "-m", "examples.byte_lm.main", *tiny, "--files", str(text), "--out", str(out)
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "SLAMB" in done.stdout
-    dense, slamb = json.loads((out / "results.json").read_text())
-    assert dense["steps"] == slamb["steps"] == [1, 2]
-    assert all(np.isfinite(dense["losses"] + slamb["losses"]))
-    assert slamb["bytes_per_step"] < 0.5 * dense["bytes_per_step"]
-    assert (out / "curves.png").stat().st_size > 10_000
+def slamb(make=slamb_jax.slamb):
+    exchange = slamb_jax.Exchange(simulated.AXIS, compress_ratio=0.25, sync_every=4)
+    return simulated.Method(
+        "SLAMB", functools.partial(make, nu_of="momentum"), exchange
+    )
+
+
+def averaged():
+    return simulated.Method("SGD", lambda rate, _: dense(optax.sgd(rate), "data"))
+
+
+run = functools.partial(simulated.compare, line(), batch=4, steps=8, due=[3, 8])
+
+
+def test_dense_runs_are_those_of_one_worker_with_the_whole_batch():
+    (many,) = run([(averaged(), 0.1)], workers=4)
+    (one,) = simulated.compare(
+        line(), [(averaged(), 0.1)], workers=1, batch=16, steps=8, due=[3, 8]
+    )
+    np.testing.assert_allclose(many.losses, one.losses, rtol=1e-5)
+    assert many.steps == [3, 8]
+    assert many.losses[1] < many.losses[0]
+    assert 0 < many.seconds[0] < many.seconds[1]
+
+
+def test_methods_see_the_same_batches_and_the_links_are_slamb():
+    fused, links, again = run(
+        [(slamb(), 0.1), (slamb(slamb_from_links), 0.1), (slamb(), 0.1)], workers=4
+    )
+    assert fused.losses == again.losses
+    np.testing.assert_allclose(fused.losses, links.losses, rtol=1e-5)
+
+
+def test_simulated_workers_are_those_on_devices():
+    mesh = jax.make_mesh((4,), (simulated.AXIS,), devices=jax.devices()[:4])
+    (here,) = run([(slamb(), 0.1)], workers=4)
+    (there,) = run([(slamb(), 0.1)], workers=4, mesh=mesh)
+    np.testing.assert_allclose(here.losses, there.losses, rtol=1e-5)
+
+
+def test_a_run_that_diverges_has_nan_from_there_on():
+    (found,) = run([(averaged(), 1e38)], workers=2, sent=lambda _: lambda t: 5.0 * t)
+    assert all(map(math.isnan, found.losses))
+    assert found.sent == [15.0, 40.0]
+    assert len(found.steps) == len(found.losses) == len(found.seconds) == 2
+
+
+def test_every_method_of_the_main_job_has_a_rate_and_the_settings_given():
+    for name in methods.RATES:
+        chosen = methods.method(name, 10, 0, {"sync_every": 3})
+        assert chosen.exchange.axis_name == simulated.AXIS
+        if name.startswith("slamb"):
+            assert chosen.exchange.sync_every == 3
+    few = methods.method("slamb_few_bytes", 10, 0, {})
+    assert few.exchange == recipes.FEW_BYTES.exchange(simulated.AXIS)
+    with pytest.raises(ValueError, match="slamb_paper.*got 'adam'"):
+        methods.method("adam", 10, 0, {})
 
 
 @pytest.mark.long
-def test_main_job_with_jointspar(tmp_path):
+def test_main_job(tmp_path):
     (tmp_path / "text").write_bytes(bytes(range(32, 127)) * 90)
-    tiny = [f"--{name}={value}" for name, value in (TINY | {"layers": 2}).items()]
-    done = run(
-        "-m", "examples.byte_lm.main", *tiny, "--optimizer", "lars", "jointspar_lars",
-        "--budget", "1", "--p-min", "0.2", "--files", str(tmp_path / "text"),
-        "--out", str(tmp_path / "out"),
+    options = [f"--{name}={value}" for name, value in TINY.items()]
+    printed = programs.ended(
+        "-m", "examples.byte_lm.main", *options, "--files", tmp_path / "text",
+        "--out", tmp_path / "out", "--optimizer", *methods.RATES,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    dense, sparse = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert dense["blocks"] is None
-    blocks = sparse["blocks"]
-    assert (blocks["budget"], blocks["p_min"]) == (1.0, 0.2)
-    pairs = list(zip(*blocks["probabilities"].values(), strict=True))
-    assert len(pairs) == 2
-    assert all(abs(sum(p) - 1) < 1e-5 for p in pairs)
-    assert sparse["bytes_per_step"] <= dense["bytes_per_step"] * 1.01
-    assert "budget 1 of 2 blocks, p_min 0.2" in done.stdout
-    assert (tmp_path / "out" / "blocks.png").stat().st_size > 5_000
-
-
-def test_the_job_says_what_is_wrong_with_its_files(tmp_path):
-    done = run("-m", "examples.byte_lm.main", "--files", str(tmp_path / "none"))
-    assert done.returncode != 0
-    assert "there is no" in done.stderr
-    (tmp_path / "short").write_bytes(b"too short")
-    done = run("-m", "examples.byte_lm.main", "--files", str(tmp_path / "short"))
-    assert "9 bytes in 1 files are too few" in done.stderr
+    runs = json.loads((tmp_path / "out" / "results.json").read_text())
+    by_name = dict(zip(methods.RATES, runs, strict=True))
+    for r in runs:
+        assert r["steps"] == [1, 2]
+        assert np.isfinite(r["losses"]).all()
+        assert r["name"].split(",")[0] in printed
+    sent = {name: r["sent"][-1] for name, r in by_name.items()}
+    assert sent["lamb"] == sent["lars"]
+    assert sent["slamb_float32"] == sent["slamb_from_links"]
+    assert sent["slamb_few_bytes"] < 0.5 * sent["slamb_float32"]
+    assert sent["jointspar_lars"] <= 1.01 * sent["lamb"]
+    assert "2.00 of 2 blocks active on average" in printed
+    assert (tmp_path / "out" / "curves.png").stat().st_size > 10_000
 
 
 def test_batches_are_the_same_for_the_same_seed():
@@ -106,12 +145,12 @@ def test_no_file_is_in_both_parts(tmp_path):
     assert not set(train) & set(held_out)
 
 
+@pytest.mark.long
 def test_readme_code_runs(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    text = (programs.ROOT / "README.md").read_text()
     script = tmp_path / "readme.py"
-    script.write_text("\n".join(blocks))
-    done = run(
-        str(script), PYTHONPATH=str(ROOT), JAX_PLATFORMS="cpu",
+    script.write_text("\n".join(re.findall(r"```python\n(.*?)```", text, re.S)))
+    programs.ended(
+        script, PYTHONPATH=str(programs.ROOT),
         XLA_FLAGS="--xla_force_host_platform_device_count=8",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr

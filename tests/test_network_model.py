@@ -1,17 +1,17 @@
-"""Seconds of collectives: the formulas, beside rings that are stepped hop by hop."""
+"""The seconds of collectives are those of rings that are stepped hop by hop."""
 
 import math
 
 import pytest
 
-from slamb_jax import Collective, Network, WireReport
+from slamb_jax import Network
 
 
 def stepped_ring(network, payload_bytes, steps):
-    """When a ring that visits node after node has made its steps, link by link.
+    """When a ring that visits node after node has made its steps, hop by hop.
 
-    Worker i can send its next piece when its last has left and the one that it passes
-    on has come in from worker i - 1.
+    Worker i sends its next piece when its last one has left, and the piece that it
+    forwards has arrived from worker i - 1.
     """
     n, w = network.workers, network.workers_per_node
     bits = 8 * payload_bytes / n
@@ -28,14 +28,16 @@ def stepped_ring(network, payload_bytes, steps):
 @pytest.mark.parametrize(("workers", "per_node"), [(4, 1), (16, 4), (64, 8)])
 @pytest.mark.parametrize("local_link", [math.inf, 4e9, 5e8])
 @pytest.mark.parametrize("latency", [0.0, 1e-4, 1e-2])
-def test_a_ring_as_stepped(workers, per_node, local_link, latency):
+def test_collectives_take_as_long_as_a_stepped_ring(
+    workers, per_node, local_link, latency
+):
     network = Network(
         workers, 1e9, latency=latency, workers_per_node=per_node, local_link=local_link
     )
     stepped = stepped_ring(network, 1e7, 2 * (workers - 1))
-    # Short of a whole number of rounds, where workers share a node.
-    short = 1e-9 if per_node == 1 else 0.15
-    assert network.seconds("all-reduce", 1e7) == pytest.approx(stepped, rel=short)
+    # The last round is not complete where workers share a node.
+    room = 1e-9 if per_node == 1 else 0.15
+    assert network.seconds("all-reduce", 1e7) == pytest.approx(stepped, rel=room)
     half = network.seconds("all-gather", 1e7 / workers)
     assert half == pytest.approx(network.seconds("all-reduce", 1e7) / 2)
     assert half == network.seconds("reduce-scatter", 1e7)
@@ -50,7 +52,7 @@ def test_an_all_to_all_fills_the_links_of_full_nodes():
     assert seconds == pytest.approx([0.1 + 1.6e-3 * p for p in pieces])
 
 
-def test_one_node_has_its_local_link_only():
+def test_a_single_node_uses_its_local_link_only():
     node = Network(8, 1e9, workers_per_node=8, local_link=1e11)
     flat = Network(8, 1e11)
     for kind in ("all-reduce", "all-gather", "collective-permute"):
@@ -58,34 +60,3 @@ def test_one_node_has_its_local_link_only():
     # Nothing crosses inside a node.
     share = node.seconds("all-to-all", 1e9) / flat.seconds("all-to-all", 1e9)
     assert share == pytest.approx(1 / 1.6, rel=1e-3)
-
-
-GOOD = {"workers": 8, "link": 1e9}
-BAD = [
-    ({"workers": 1}, "workers must be an integer of at least 2, got 1"),
-    ({"workers": 8.0}, "workers .*8.0"),
-    ({"link": 0}, "link .*0"),
-    ({"link": math.nan}, "link .*nan"),
-    ({"link": math.inf}, "link .*inf"),
-    ({"link": "10Gbit"}, "link .*'10Gbit'"),
-    ({"latency": -1e-6}, "latency .*-1e-06"),
-    ({"latency": math.inf}, "latency .*inf"),
-    ({"local_link": -1}, "local_link .*-1"),
-    ({"workers_per_node": 0}, "workers_per_node .*0"),
-    ({"workers_per_node": 3}, "multiple of workers_per_node, got 8 and 3"),
-    ({"workers_per_node": 8}, "local_link must be given .* 8 workers"),
-]
-
-
-@pytest.mark.parametrize(("settings", "message"), BAD)
-def test_impossible_networks(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Network(**GOOD | settings)
-
-
-def test_collectives_of_others_are_refused():
-    with pytest.raises(ValueError, match=r"kind .*'collective-broadcast'"):
-        Network(8, 1e9).seconds("collective-broadcast", 1.0)
-    found = Collective("all-reduce", "f32", 1, 4, 4, "", False, 1)
-    with pytest.raises(ValueError, match=r"collectives of 8 workers"):
-        Network(8, 1e9).report_seconds(WireReport((found,)))

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import slamb_jax
-from slamb_jax._hlo import parse_hlo
-from slamb_jax._wire import _walk
+from slamb_jax.wire.hlo import parse_hlo
+from slamb_jax.wire.report import _walk
 from tests.naive import NaiveSlamb
 from tests.test_naive import SELECTIONS, SHAPES, masks_at, numbered
 from tests.workers import AXIS, MAPPINGS, mesh_of, random_tree, train

@@ -8,7 +8,7 @@ import time
 import jax
 import pytest
 
-from slamb_jax._watchdog import Watchdog, _from_exchange
+from slamb_jax.workers.watchdog import Watchdog, _from_exchange
 from tests.launcher import Launch
 
 N = 4

@@ -1,66 +1,111 @@
-"""Coverage, mixing and overflow of the selections."""
+"""What is exchanged when: coverage, ages, mixing, overflow, packing, bytes."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import slamb_jax
-from slamb_jax._selections import rows_at
-from tests.workers import AXIS, random_tree, train
+from slamb_jax import Exchange
+from slamb_jax.exchange.selections import SelectionAtStep, elements_sent
+from slamb_jax.selections import (
+    Bernoulli,
+    Leaf,
+    Permutation,
+    Schedule,
+    Selection,
+    Strided,
+    replay_masks,
+)
+from tests.test_naive import of_elements
+from tests.workers import AXIS, assert_close, random_tree, train
+
+SHAPE = st.sampled_from(
+    [(1, 1), (2, 2), (3, 5), (16, 8), (2, 3, 5), (11, 13), (24, 64), (97, 101)]
+)
+RATIO = st.sampled_from([0.9, 0.5, 0.3, 0.1, 1 / 93, 0.02])
+SEED = st.integers(0, 2**31 - 1)
 
 
-def leaf_of(*shape, index=0):
-    return slamb_jax.Leaf(index, 0, shape, int(np.prod(shape)))
+def at(selection, t, leaf):
+    """One bool per element."""
+    return of_elements(selection.age(jnp.int32(t), leaf), leaf.shape).reshape(-1)
 
 
-def elements(rows, leaf):
-    """One bool per element from one per row."""
-    rows = np.asarray(rows)
-    return np.broadcast_to(rows, (len(rows), leaf.size // len(rows))).reshape(-1)
+def ages_at(selection, leaf, steps):
+    ages = jax.jit(jax.vmap(lambda t: selection.age(t, leaf)))
+    return np.asarray(ages(jnp.asarray(steps, jnp.int32)))[..., 0]
 
 
-@pytest.mark.parametrize("make", [slamb_jax.Strided, slamb_jax.Permutation])
-@pytest.mark.parametrize("shape", [(100, 96), (97, 101), (3, 3, 64, 64)])
-@pytest.mark.parametrize("ratio", [0.1, 1 / 93, 0.3])
-def test_a_round_sends_each_coordinate_exactly_once(make, shape, ratio):
-    selection, leaf = make(ratio, 0), leaf_of(*shape)
-    turns = max(1, round(1 / ratio))
-    mask = jax.jit(lambda t: selection.mask(t, leaf))
-    for first in (1, 1000003):
-        sent = sum(
-            elements(mask(jnp.int32(t)), leaf).astype(int)
-            for t in range(first, first + turns)
-        )
-        np.testing.assert_array_equal(sent, 1)
+@given(
+    make=st.sampled_from([Strided, Permutation]),
+    shape=SHAPE, ratio=RATIO, seed=SEED, index=st.integers(0, 500),
+    start=st.integers(100, 10**6),
+)  # fmt: skip
+def test_each_coordinate_once_in_each_period(make, shape, ratio, seed, index, start):
+    selection, leaf = make(ratio, 0, seed), Leaf(index, shape)
+    assert selection.period == max(1, round(1 / ratio))
+    if selection.dense(leaf):
+        assert selection.period == 1
+        return
+    steps = np.arange(start, start + 2 * selection.period)
+    first, second = np.split(ages_at(selection, leaf, steps) == 0, 2)
+    np.testing.assert_array_equal(first.sum(0), 1)
+    np.testing.assert_array_equal(second, first)  # in the same order
+    assert leaf.shape[-1] % selection.block_size(leaf) == 0
+    assert leaf.size == selection.block_size(leaf) * first.shape[1]
 
 
-@pytest.mark.parametrize("make", [slamb_jax.Strided, slamb_jax.Permutation])
-def test_what_travels_is_no_more_than_its_share(make):
+@given(
+    make=st.sampled_from([Strided, Permutation, Bernoulli]),
+    shape=SHAPE.filter(lambda shape: shape != (97, 101)),
+    ratio=RATIO, seed=SEED, index=st.integers(0, 100),
+)  # fmt: skip
+def test_ages_follow_the_recurrence_and_packing_the_ages(
+    make, shape, ratio, seed, index
+):
+    selection, leaf = make(ratio, 0, seed), Leaf(index, shape)
+    if selection.dense(leaf):
+        return
+    x = jnp.arange(1, leaf.size + 1, dtype=jnp.float32).reshape(shape)
+
+    @jax.jit
+    def packed_at(t):
+        blocks = SelectionAtStep(selection, t).blocks(leaf)
+        packed = blocks.pack(x)
+        return packed, blocks.used, blocks.unpack(-packed, x)
+
+    age = 0
+    for t, got in enumerate(ages_at(selection, leaf, np.arange(1, 15)), 1):
+        chosen = got == 0
+        age = np.where(chosen, 0, age + 1)
+        np.testing.assert_array_equal(got, age)
+        packed, used, negated = map(np.asarray, packed_at(jnp.int32(t)))
+        blocks = np.asarray(x).reshape(len(got), -1)
+        want = np.where(chosen[:, None], -blocks, blocks).reshape(shape)
+        np.testing.assert_array_equal(negated, want)
+        sent = np.sort(packed[used].reshape(-1))
+        np.testing.assert_array_equal(sent, blocks[chosen].reshape(-1))
+
+
+@pytest.mark.parametrize("make", [Strided, Permutation])
+def test_the_payload_is_no_more_than_its_share(make):
     for shape in [(100, 90), (96, 512), (97, 101), (768, 768)]:
-        leaf = leaf_of(*shape)
-        packed = jax.eval_shape(
-            lambda x, leaf=leaf: rows_at(make(0.1), jnp.int32(3), leaf).pack(x),
-            jnp.zeros(shape),
-        )
-        assert packed.size <= 1.02 * leaf.size / 10
+        leaf = Leaf(0, shape)
+        assert leaf.size / 10 <= elements_sent(make(0.1), leaf) <= 1.02 * leaf.size / 10
 
 
-def test_strided_moves_rows_of_neighbours_only_in_large_leaves():
-    strided = slamb_jax.Strided(0.1, 0)
-    rows = [
-        strided.mask(jnp.int32(1), leaf_of(*s)).shape[0] for s in [(6, 4), (768, 768)]
-    ]
-    assert rows == [24, 768 * 6]
+def test_blocks_of_neighbours_only_in_large_leaves():
+    strided = Strided(0.1, 0)
+    assert [strided.block_size(Leaf(0, s)) for s in [(6, 4), (768, 768)]] == [1, 128]
 
 
-@pytest.mark.parametrize("make", [slamb_jax.Strided, slamb_jax.Permutation])
+@pytest.mark.parametrize("make", [Strided, Permutation])
 def test_leaves_and_seeds_differ(make):
     masks = [
-        elements(
-            make(0.1, 0, seed).mask(jnp.int32(5), leaf_of(80, 64, index=i)),
-            leaf_of(80, 64),
-        )
+        at(make(0.1, 0, seed), 5, Leaf(i, (80, 64)))
         for seed, i in [(0, 0), (0, 1), (1, 0)]
     ]
     for a, b in [(0, 1), (0, 2), (1, 2)]:
@@ -68,19 +113,15 @@ def test_leaves_and_seeds_differ(make):
         assert 0.003 < both < 0.02  # 0.01 if they are independent
 
 
-def test_permutation_has_no_pattern():
-    """Neighbours travel together no more often than chance would have it."""
-    leaf = leaf_of(200, 200)
-    mask = elements(slamb_jax.Permutation(0.1).mask(jnp.int32(3), leaf), leaf)
+def test_a_permutation_has_no_pattern():
+    """Neighbours are exchanged together no more often than by chance."""
+    mask = at(Permutation(0.1), 3, Leaf(0, (200, 200)))
     for shift in (1, 2, 7, 10, 200):
         assert abs(np.mean(mask[shift:] & mask[:-shift]) - 0.01) < 0.003
 
 
 def test_bernoulli_draws_with_its_probability():
-    leaf = leaf_of(100, 100)
-    selection = slamb_jax.Bernoulli(0.1, 0)
-    mask = jax.jit(lambda t: selection.mask(t, leaf))
-    counts = np.stack([np.asarray(mask(jnp.int32(t)))[:, 0] for t in range(1, 201)])
+    counts = ages_at(Bernoulli(0.1, 0), Leaf(0, (100, 100)), np.arange(1, 201)) == 0
     assert abs(counts.mean() - 0.1) < 0.001
     assert abs(counts.sum(1).std() - 30) < 6  # sqrt(d k (1-k))
     each = counts.sum(0)
@@ -88,62 +129,86 @@ def test_bernoulli_draws_with_its_probability():
 
 
 def test_overflow_waits_and_does_not_always_hit_the_same():
-    leaf = leaf_of(40, 50)
-    tight = slamb_jax.Bernoulli(0.1, 0, slack=0.0)
-    roomy = slamb_jax.Bernoulli(0.1, 0, slack=20.0)
-    masks = jax.jit(lambda t: (roomy.mask(t, leaf), tight.mask(t, leaf)))
-    waited = np.zeros(leaf.size, int)
-    for t in range(1, 61):
-        drawn, kept = (np.asarray(m)[:, 0] for m in masks(jnp.int32(t)))
-        assert kept.sum() == min(drawn.sum(), tight.capacity(leaf))
-        assert not np.any(kept & ~drawn)
-        waited += drawn & ~kept
+    leaf, steps = Leaf(0, (40, 50)), np.arange(1, 61)
+    tight, roomy = (Bernoulli(0.1, 0, slack=s) for s in (0.0, 20.0))
+    drawn, kept = (ages_at(x, leaf, steps) == 0 for x in (roomy, tight))
+    capacity = tight.capacity(leaf)
+    np.testing.assert_array_equal(kept.sum(1), np.minimum(drawn.sum(1), capacity))
+    assert not np.any(kept & ~drawn)
+    waited = (drawn & ~kept).sum(0)
     assert waited.sum() > 100
-    halves = waited[:1000].sum(), waited[1000:].sum()
-    assert min(halves) > 0.25 * waited.sum()
+    assert min(waited[:1000].sum(), waited[1000:].sum()) > 0.25 * waited.sum()
     assert waited.max() < 10
 
 
-def test_masks_replay_round_and_round():
+def test_recorded_masks_replay_round_and_round():
     masks = np.random.default_rng(0).random((3, 6)) < 0.4
-    replay = slamb_jax.replay_masks(masks)
-    leaf = leaf_of(2, 3)
+    ages = ages_at(replay_masks([masks]), Leaf(0, (2, 3)), np.arange(1, 10))
     age = np.zeros(6, int)
-    for t in range(1, 10):
-        mask = np.asarray(replay.mask(jnp.int32(t), leaf))[:, 0]
-        np.testing.assert_array_equal(mask, masks[(t - 1) % 3])
-        age = np.where(mask, 0, age + 1)
-        np.testing.assert_array_equal(replay.age(jnp.int32(t), leaf)[:, 0], age)
+    for t, got in enumerate(ages):
+        age = np.where(masks[t % 3], 0, age + 1)
+        np.testing.assert_array_equal(got, age)
 
 
-class OddThenEven:
-    """A selection of a user's own: elements take turns by the parity of their index."""
+class OddThenEven(Selection):
+    """A selection of a user's own, by the parity of an element's index."""
 
-    def whole(self, leaf):
-        return leaf.size < 2
-
-    def width(self, leaf):
-        return 1
-
-    def rows(self, step, leaf):
+    def blocks(self, step, leaf, state=None):
         odd = 2 * jnp.arange(-(-leaf.size // 2), dtype=jnp.int32) + step % 2
         return jnp.minimum(odd, leaf.size)
 
-    def age(self, step, leaf):
+    def age(self, step, leaf, state=None):
         return (jnp.arange(leaf.size) % 2 != step % 2).astype(jnp.int32)[:, None]
 
 
-def test_an_object_with_the_protocol_serves():
-    shapes = {"w": (3, 5), "b": (4,)}
-    masks = [
-        np.concatenate([np.arange(4) % 2 == t % 2, np.arange(15) % 2 == t % 2])
-        for t in range(1, 7)
-    ]
+def test_two_methods_make_a_selection():
+    shapes = {"b": (4,), "w": (3, 5)}
+    odd = np.array([np.arange(15) % 2 == t % 2 for t in (1, 2)])
+    recorded = replay_masks([np.ones((2, 4), bool), odd])
     grads = [random_tree(shapes, t, 3) for t in range(6)]
-    params = random_tree(shapes, 9)
-    runs = [
-        train(slamb_jax.slamb(0.01, axis_name=AXIS, selection=s), params, grads, "vmap")
-        for s in (OddThenEven(), slamb_jax.replay_masks(np.stack(masks)))
-    ]
-    for (a, _), (b, _) in zip(*runs, strict=True):
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), a, b)
+    runs = []
+    for selection in (OddThenEven(), recorded):
+        tx = slamb_jax.slamb(0.01, Exchange(AXIS, selection=selection))
+        runs.append([p for p, _ in train(tx, random_tree(shapes, 9), grads, "vmap")])
+    assert_close(*runs)
+
+
+def test_a_layer_is_what_counts_as_small_or_as_a_vector():
+    strided = Strided(0.1, min_size=100)
+    kinds = {(12, 100): True, (12, 9, 9): True, (12, 10, 10): False, (12,): True}
+    for shape, dense in kinds.items():
+        assert strided.dense(Leaf(0, shape, stacked=True)) == dense
+        assert not strided.dense(Leaf(0, (*shape, 20)))
+    shard = Leaf(0, (12, 5, 10), stacked=True, shards=2)
+    assert not strided.dense(shard)  # of two, each layer has 100 elements
+
+
+def leaves(*shapes):
+    return [Leaf(i, shape) for i, shape in enumerate(shapes)]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "min_size"),
+    [
+        ([(768, 768), (512,)], 9000),  # the authors'
+        ([(64, 64), (64,)], 4096),  # one matrix, smaller than theirs
+        ([(512, 512), (40, 60), (50, 60)], 3000),  # the second passes 1 %
+        ([(300,)], 9000),
+        ([], 9000),
+    ],
+)
+def test_the_smallest_size_follows_from_the_parameters(shapes, min_size):
+    """Small matrices hold at most 1 % of the parameters, and stay dense."""
+    selection = Exchange().selection_for(leaves(*shapes))
+    assert selection == Strided(0.1, min_size)
+    assert Exchange(min_size=7).selection_for(leaves(*shapes)) == Strided(0.1, 7)
+
+
+def test_what_an_exchange_selects():
+    some = leaves((100, 100))
+    by_name = Exchange(selection="permutation", compress_ratio=0.5, min_size=3, seed=4)
+    assert by_name.selection_for(some) == Permutation(0.5, 3, 4)
+    own = OddThenEven()
+    assert Exchange(selection=own).selection_for(some) is own
+    changing = Exchange(compress_ratio={9: 0.1, 0: 0.5}, min_size=3).selection_for(some)
+    assert changing == Schedule({0: Strided(0.5, 3), 9: Strided(0.1, 3)})

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import slamb_jax
-from slamb_jax._hlo import parse_hlo
+from slamb_jax.wire.hlo import parse_hlo
 from tests.workers import MAPPINGS, over_workers, stack
 
 NAMES = ("a", "b", "c")

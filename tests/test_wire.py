@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import Mesh
 
 import slamb_jax
-from slamb_jax._collectives import mean_over
-from slamb_jax._groups import groups_along, parse_groups
-from slamb_jax._hlo import parse_hlo
+from slamb_jax.exchange.collectives import mean_over
+from slamb_jax.wire.groups import groups_along, parse_groups
+from slamb_jax.wire.hlo import parse_hlo
 from tests.workers import AXIS, P, mesh_of, random_tree, stack, stepper
 
 N = 8

@@ -1,11 +1,11 @@
 """Loss against bytes and seconds, for SLAMB and what one would pick instead.
 
-Run from the root of the repository: ``python -m benchmarks.frontier``. It does what is
-missing of the core of the grid (``--grid full``: of all of it), a line to the results
-for each run, so that it may be stopped and started again; then prints tables, and
-writes them, with a picture of each setting, to a page beside the results.
-``--estimate`` tells how long that will take; what it times, one method after the other
-on a machine with nothing else to do, is also what the tables reckon seconds from.
+Run from the root of the repository: ``python -m benchmarks.frontier``. It does the runs
+of the grid that are missing, one line of the results for each, so that it may be
+stopped and started again; then prints tables, and writes them, with a picture of each
+setting, to a page beside the results. ``--estimate`` prints how long that will take;
+what it times, one method after the other on a machine with nothing else to do, is also
+what the tables take seconds from.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ from typing import Literal
 import tyro
 from rich.console import Console
 
-from benchmarks.frontier.grid import GRIDS, NOISY, SEEDS, Setting
-from benchmarks.frontier.methods import MAIN, METHODS
+from benchmarks.frontier.grid import GRIDS, SEEDS, Setting
+from benchmarks.frontier.methods import METHODS
 from benchmarks.frontier.page import write_page
 from benchmarks.frontier.results import Results, last_loss
 from benchmarks.frontier.run import execute, timing, timing_key
@@ -28,38 +28,30 @@ from benchmarks.frontier.sweep import POWERS, missing
 class Config:
     """What to run."""
 
-    grid: Literal["core", "full", "smoke"] = "core"
-    only: tuple[str, ...] = ()  # cells whose name, "setting method", has one of these
+    grid: Literal["core", "smoke"] = "core"
+    only: tuple[str, ...] = ()  # pairs whose name, "setting method", has one of these
     budget: float = float("inf")  # seconds after which no run is started
     results: Path = Path("benchmarks/results/frontier.jsonl")
-    estimate: bool = False  # time the steps, and tell what the grid will take
+    estimate: bool = False  # time the steps, and print how long the grid will take
     report: bool = False  # run nothing: tables and pictures only
 
 
-Cell = tuple[Setting, str]
-
-
-def cells(config: Config) -> list[Cell]:
-    """Of the core all methods in the noisy setting, the main ones in the others."""
-    every = [
+def pairs(config: Config) -> list[tuple[Setting, str]]:
+    """The settings and methods to run."""
+    chosen = [
         (setting, method)
         for setting in GRIDS[config.grid]
         for method in METHODS
-        if config.grid != "core" or setting == NOISY or method in MAIN
-    ]
-    chosen = [
-        (setting, method)
-        for setting, method in every
         if not config.only or any(o in f"{setting} {method}" for o in config.only)
     ]
     if not chosen:
-        raise SystemExit(f"--only: no cell has any of {', '.join(config.only)}")
+        raise SystemExit(f"--only: no run has any of {', '.join(config.only)}")
     return chosen
 
 
 def run_all(config: Config, results: Results, console: Console) -> None:
     stop = time.monotonic() + config.budget
-    for setting, method in cells(config):
+    for setting, method in pairs(config):
         for run in missing(setting, method, results):
             if time.monotonic() > stop:
                 console.print(f"The budget of {config.budget:g} s is spent.")
@@ -73,18 +65,17 @@ def run_all(config: Config, results: Results, console: Console) -> None:
             )
 
 
-def estimate(config: Config, console: Console) -> None:
-    """Times each cell's step once, for the tables too, and adds up what all takes."""
-    known = Results(config.results)
+def estimate(config: Config, results: Results, console: Console) -> None:
+    """Times each method's step once in each setting, and adds up the grid's hours."""
     stop = time.monotonic() + config.budget
     totals: dict[Setting, float] = {}
     swept = set()
-    for setting, method in cells(config):
-        if (found := known.get(timing_key(setting, method))) is None:
+    for setting, method in pairs(config):
+        if (found := results.get(timing_key(setting, method))) is None:
             if time.monotonic() > stop:
                 console.print(f"The budget of {config.budget:g} s is spent.")
                 break
-            known.add(found := timing(setting.short(), method))
+            results.add(found := timing(setting.short(), method))
         steps = len(SEEDS) * setting.steps
         tuned_on = setting.tuned_on()
         if (tuned_on, method) not in swept:
@@ -102,13 +93,13 @@ def estimate(config: Config, console: Console) -> None:
 def main(config: Config) -> None:
     console = Console()
     console.width = max(console.width, 150)  # the tables
-    if config.estimate:
-        estimate(config, console)
-        return
     results = Results(config.results)
+    if config.estimate:
+        estimate(config, results, console)
+        return
     if not config.report:
         run_all(config, results, console)
-    settings = dict.fromkeys(setting for setting, _ in cells(config))
+    settings = dict.fromkeys(setting for setting, _ in pairs(config))
     console.print(f"Wrote {write_page(settings, results, console)}", highlight=False)
 
 

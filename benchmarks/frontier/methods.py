@@ -1,229 +1,143 @@
-"""The methods: how each is made, what it sends, and where its rates are looked for."""
+"""The methods: how each is made, and the middle of the rates to look among."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 
 import slamb_jax
 from benchmarks import rivals
 from benchmarks.frontier.grid import Setting
-from benchmarks.frontier.tasks import task
-from benchmarks.rivals.exchange import elements, mean_sends
+from examples.common.simulated import AXIS
 from slamb_jax import recipes
-from slamb_jax._leaves import flatten_numbered
-from slamb_jax._selections import elements_sent
+from slamb_jax._tree.leaves import flatten_numbered
+from slamb_jax.exchange.selections import elements_sent
 
-AXIS = "data"
 DENSE = "LAMB"  # the row that shares are of
-PAYLOADS: dict[str, Any] = {
-    "float32": None,
-    "8 bit": slamb_jax.StochasticUniform(bits=8),
-    "4 bit": slamb_jax.StochasticUniform(bits=4),
-    "4 bit, means 8": slamb_jax.StochasticUniform(bits=4, mean_bits=8),
-    "4 bit, fed back": slamb_jax.StochasticUniform(bits=4, error_feedback=True),
-}
-NAMES = {payload: name for name, payload in PAYLOADS.items()}
+# Fixed per task, as in the recorded runs; an Exchange's own choice is close to these.
+MIN_SIZE = {"byte_lm": 1000, "masked_lm": 1000, "digits": 256}
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """One row of the tables."""
+    """A row of the tables."""
 
-    settings: dict[str, Any]  # what, beside the rate, defines it: part of a run's key
     rate: float  # the middle of the sweep
-    make: Callable[
-        ..., optax.GradientTransformation
-    ]  # of schedule, setting, **settings
-    sends: Callable[..., rivals.Sends]  # of params, setting, step, **settings
-    agreed: Callable[..., bool] = lambda step, **settings: True  # all replicas alike?
-
-
-def sends(method: Method, params: Any, setting: Setting, step: int) -> rivals.Sends:
-    """The collectives of step t = 1, 2, ..."""
-    return method.sends(params, setting, step, **method.settings)
-
-
-def last_sends(
-    method: Method, params: Any, setting: Setting, step: int
-) -> rivals.Sends:
-    """What it takes to have one copy of the parameters after step t."""
-    if method.agreed(step, **method.settings):
-        return []
-    return mean_sends(elements(params), setting.workers)
-
-
-def make_slamb(
-    rate: optax.Schedule,
-    setting: Setting,
-    *,
-    payload: str,
-    average: str,
-    **settings: Any,
-) -> optax.GradientTransformation:
-    return slamb_jax.slamb(
-        rate,
-        axis_name=AXIS,
-        payload=PAYLOADS[payload],
-        average_payload=PAYLOADS[average],
-        min_size=task(setting.task).min_size,
-        **settings,
-    )
-
-
-def slamb_sends(
-    params: Any,
-    setting: Setting,
-    step: int,
-    *,
-    compress_ratio: float,
-    sync_every: int,
-    payload: str,
-    average: str,
-    **_: Any,
-) -> rivals.Sends:
-    """A mean of what is packed, and of the parameters at 1, H + 1, 2H + 1, ..."""
-    selection = slamb_jax.Strided(compress_ratio, task(setting.task).min_size)
-    leaves = flatten_numbered(params)[0]
-    sent = sum(elements_sent(selection, leaf) for leaf in leaves)
-    out = mean_sends(sent, setting.workers, PAYLOADS[payload])
-    if slamb_agreed(step, sync_every=sync_every):
-        every = elements(params)
-        out = out + mean_sends(every, setting.workers, PAYLOADS[average])
-    return out
-
-
-def slamb_agreed(step: int, *, sync_every: int, **_: Any) -> bool:
-    return step % sync_every == 1 % sync_every
-
-
-def local_agreed(step: int, *, sync_every: int, **_: Any) -> bool:
-    return step % sync_every == 0
-
-
-def dense(optimizer: Callable[..., Any], rate: float, **settings: Any) -> Method:
-    """An optax optimizer on mean gradients."""
-    return Method(
-        settings,
-        rate,
-        lambda rate, _, dtype="float32": rivals.averaged(optimizer(rate), AXIS, dtype),
-        lambda params, setting, step, dtype="float32": rivals.averaged_sends(
-            params, setting.workers, step, dtype
-        ),
-    )
-
-
-def slamb(recipe: Mapping[str, Any], **changed: Any) -> Method:
-    """A recipe, its payloads by name."""
-    settings = {"payload": None, "average_payload": None, **recipe, **changed}
-    settings["average"] = NAMES[settings.pop("average_payload")]
-    settings["payload"] = NAMES[settings["payload"]]
-    return Method(settings, 0.02, make_slamb, slamb_sends, slamb_agreed)
+    make: Callable[..., rivals.Rival]  # of a schedule, the setting and the settings
+    settings: dict[str, Any]  # with name, setting, rate and seed the key of a result
 
 
 def rival(
-    make: Callable[..., optax.GradientTransformation],
-    sends: Callable[..., rivals.Sends],
-    rate: float,
-    agreed: Callable[..., bool] = Method.agreed,
-    **settings: int,
+    rate: float, make: Callable[..., rivals.Rival], **settings: float
 ) -> Method:
-    """An optimizer that exchanges on its own."""
+    """A method that is made alike in every setting."""
+    return Method(rate, lambda rate, _, **how: make(rate, AXIS, **how), settings)
+
+
+def on_lamb(
+    rate: float, make: Callable[..., rivals.Rival], **settings: float
+) -> Method:
+    """LAMB on gradients averaged in some way."""
     return Method(
-        settings,
-        rate,
-        lambda rate, _, **settings: make(rate, AXIS, **settings),
-        lambda params, setting, step, **settings: sends(
-            params, setting.workers, step, **settings
-        ),
-        agreed,
+        rate, lambda rate, _, **how: make(optax.lamb(rate), AXIS, **how), settings
     )
 
 
-DILOCO = rivals.diloco, rivals.diloco_sends, 0.004, local_agreed
-SPARSELOCO = rivals.sparseloco, rivals.sparseloco_sends, 0.016, local_agreed
-DEMO = rivals.demo, rivals.demo_sends, 0.004
+def one_bit_lamb(
+    rate: optax.Schedule, setting: Setting, warmup: float
+) -> rivals.Rival:
+    """1-bit LAMB with a share of the steps as its warm-up."""
+    steps = round(warmup * setting.steps)
+    return rivals.one_bit_lamb(rate, AXIS, setting.workers, steps)
 
 
-def warmup_steps(setting: Setting, share: float) -> int:
-    return round(share * setting.steps)
+def slamb(recipe: recipes.Recipe, *, b3: float | None = None, **changed: Any) -> Method:
+    """A recipe, with changes to its exchange; tuned rates are up to twice LAMB's."""
+    optimizer = dict(recipe.optimizer) | ({} if b3 is None else {"b3": b3})
+
+    def make(rate: optax.Schedule, setting: Setting, **_: Any) -> rivals.Rival:
+        exchange = recipe.exchange(AXIS, min_size=MIN_SIZE[setting.task], **changed)
+        every = exchange.sync_every
+        tx = slamb_jax.slamb(rate, exchange, **optimizer)
+        return rivals.Rival(
+            tx,
+            lambda params, workers, step: slamb_sends(exchange, params, workers, step),
+            agreed=lambda step: step % every == 1 % every,
+        )
+
+    settings = recipe.exchange(AXIS, **changed).to_json() | optimizer
+    del settings["axis_name"]
+    return Method(0.02, make, settings)
+
+
+def slamb_sends(
+    exchange: slamb_jax.Exchange, params: Any, workers: int, step: int
+) -> rivals.Sends:
+    """A mean of what is packed, and of the parameters at 1, H + 1, 2H + 1, ..."""
+    shapes = tuple(x.shape for x in jax.tree.leaves(params))
+    out = rivals.mean_sends(packed(exchange, shapes), workers, exchange.payload)
+    if exchange.sync_every and step % exchange.sync_every == 1 % exchange.sync_every:
+        every = rivals.elements(params)
+        out = out + rivals.mean_sends(every, workers, exchange.average_payload)
+    return out
+
+
+@functools.cache
+def packed(exchange: slamb_jax.Exchange, shapes: tuple[tuple[int, ...], ...]) -> int:
+    """Elements of the momentum that SLAMB exchanges per step."""
+    leaves = flatten_numbered([jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes])[0]
+    selection = exchange.selection_for(leaves)
+    return sum(elements_sent(selection, leaf) for leaf in leaves)
 
 
 METHODS = {
-    "LAMB": dense(optax.lamb, 0.02),
-    "LAMB, bf16 gradients": dense(optax.lamb, 0.02, dtype="bfloat16"),
-    "LAMB, 4 bit gradients": Method(
-        {"payload": "4 bit"},
-        0.02,
-        lambda rate, _, payload: optax.chain(
-            slamb_jax.randk_compress_with_error_feedback(
-                slamb_jax.Strided(1.0), axis_name=AXIS, payload=PAYLOADS[payload]
-            ),
-            optax.lamb(rate),
-        ),
-        lambda params, setting, step, payload: mean_sends(
-            elements(params), setting.workers, PAYLOADS[payload]
-        ),
+    "LAMB": on_lamb(0.02, rivals.dense),
+    "AdamW": rival(
+        0.004,
+        lambda rate, axis: rivals.dense(optax.adamw(rate, weight_decay=0.0), axis),
     ),
-    "AdamW": dense(lambda rate: optax.adamw(rate, weight_decay=0.0), 0.004),
-    "SGD-M": dense(lambda rate: optax.sgd(rate, momentum=0.9), 0.1),
+    "SLAMB, as published": slamb(recipes.PAPER),
     "SLAMB, FLOAT32": slamb(recipes.FLOAT32),
     "SLAMB, FEW_BYTES": slamb(recipes.FEW_BYTES),
-    "SLAMB, NOISY": slamb(recipes.NOISY),
     "SLAMB, LARGE_BATCH": slamb(recipes.LARGE_BATCH),
+    "SLAMB, k 1/2": slamb(recipes.FEW_BYTES, compress_ratio=1 / 2),
     "SLAMB, k 1/6": slamb(recipes.LARGE_BATCH, compress_ratio=1 / 6, sync_every=20),
     "SLAMB, k 1/32": slamb(
         recipes.FEW_BYTES,
         compress_ratio=1 / 32,
         sync_every=100,
-        average_payload=PAYLOADS["4 bit"],
+        average_payload="uniform4",
     ),
-    "SLAMB, k 1": slamb(recipes.FLOAT32, compress_ratio=1.0),
-    "SLAMB, as published": slamb(
-        recipes.FLOAT32, b3=0.99, sync_every=100, nu_of="gradient"
-    ),
-    "1-bit LAMB": Method(
-        {"warmup": 0.2},
-        0.02,
-        lambda rate, setting, warmup: rivals.one_bit_lamb(
-            rate, AXIS, setting.workers, warmup_steps(setting, warmup)
-        ),
-        lambda params, setting, step, warmup: rivals.one_bit_lamb_sends(
-            params, setting.workers, step, warmup_steps(setting, warmup)
-        ),
-    ),
-    "DiLoCo": rival(*DILOCO, sync_every=25),
-    "DiLoCo, H 5": rival(*DILOCO, sync_every=5),
-    "DiLoCo, H 100": rival(*DILOCO, sync_every=100),
-    "SparseLoCo": rival(*SPARSELOCO, sync_every=25, chosen=64),
-    "SparseLoCo, H 5": rival(*SPARSELOCO, sync_every=5, chosen=64),
-    "DeMo": rival(*DEMO, chosen=32),
-    "DeMo, 4 of a chunk": rival(*DEMO, chosen=4),
-    "top-k, LAMB": Method(
-        {"ratio": 0.01},
-        0.02,
-        lambda rate, _, ratio: optax.chain(
-            rivals.topk_with_error_feedback(ratio, AXIS), optax.lamb(rate)
-        ),
-        lambda params, setting, step, ratio: rivals.topk_sends(
-            params, setting.workers, step, ratio
-        ),
-    ),
-    "PowerSGD, LAMB": Method(
-        {"rank": 4},
-        0.02,
-        lambda rate, _, rank: optax.chain(
-            rivals.powersgd(rank, AXIS), optax.lamb(rate)
-        ),
-        lambda params, setting, step, rank: rivals.powersgd_sends(
-            params, setting.workers, step, rank
-        ),
-    ),
+    "1-bit LAMB": Method(0.02, one_bit_lamb, {"warmup": 0.2}),
+    "DiLoCo": rival(0.004, rivals.diloco, sync_every=25),
+    "SparseLoCo": rival(0.016, rivals.sparseloco, sync_every=25, chosen=64),
+    "DeMo": rival(0.004, rivals.demo, chosen=32),
+    "top-k, LAMB": on_lamb(0.02, rivals.topk, ratio=0.01),
+    "PowerSGD, LAMB": on_lamb(0.02, rivals.powersgd, rank=4),
 }
 
-MAIN = (  # where not all can be run: one of each kind, at what it is known for
-    *("LAMB", "AdamW", "1-bit LAMB", "DiLoCo", "SparseLoCo", "DeMo"),
-    *("top-k, LAMB", "PowerSGD, LAMB", "SLAMB, as published", "SLAMB, FLOAT32"),
-    *("SLAMB, FEW_BYTES", "SLAMB, LARGE_BATCH", "SLAMB, k 1/32"),
-)
+
+def make(method: str, rate: Any, setting: Setting) -> rivals.Rival:
+    """The method at a rate, a number or a schedule."""
+    chosen = METHODS[method]
+    return chosen.make(rate, setting, **chosen.settings)
+
+
+def exchanges(
+    rival: rivals.Rival, params: Any, workers: int, steps: int
+) -> list[list[Any]]:
+    """All collectives of so many steps: [kind, bytes put in, how often].
+
+    With them the average that gives one copy of the parameters where replicas differ.
+    """
+    shapes = jax.eval_shape(lambda x: x, params)
+    sends = [
+        send for t in range(1, steps + 1) for send in rival.sends(shapes, workers, t)
+    ]
+    if not rival.agreed(steps):
+        sends += rivals.mean_sends(rivals.elements(shapes), workers)
+    return [[*send, sends.count(send)] for send in dict.fromkeys(sends)]

@@ -1,58 +1,110 @@
 """All tables and pictures of the results as one page of Markdown beside them."""
 
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
+import matplotlib
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.frontier.grid import Setting
-from benchmarks.frontier.overview import overview
-from benchmarks.frontier.report import picture, table
+from benchmarks.frontier.methods import METHODS
 from benchmarks.frontier.results import Results
-from benchmarks.frontier.versus import versus
+from benchmarks.frontier.report import (
+    LINKS,
+    Cells,
+    Point,
+    cells,
+    overview,
+    rivals_table,
+    setting_table,
+)
+from benchmarks.frontier.tasks import task
 
 WIDTH = 200  # characters: no row of a table is broken
 
 
 def write_page(settings: Iterable[Setting], results: Results, console: Console) -> Path:
     """Writes the page, a picture for each setting, and the tables to the console."""
-    path = results.path.with_suffix(".md")
+    path, settings = results.path.with_suffix(".md"), list(settings)
     with path.open("w") as file:
         page = Console(file=file, width=WIDTH)
-        _line(page, "# Loss against bytes and time")
-        _line(page, "What `python -m benchmarks.frontier --report` printed.")
-        settings = list(settings)
-        _show(overview(settings, results), page, console)
+
+        def line(text: str) -> None:
+            page.print(text + "\n", markup=False, highlight=False, soft_wrap=True)
+
+        def show(table: Table | None) -> None:
+            if table is not None:
+                console.print(table)
+                line(_markdown(table))
+
+        line("# Loss against bytes and time")
+        line("What `python -m benchmarks.frontier --report` printed.")
+        show(overview(settings, results))
         for setting in settings:
-            image = path.with_name(f"{path.stem}-{setting}.png")
-            if not picture(setting, results, image):
+            found = cells(setting, results)
+            if not found:
                 continue
-            _line(page, f"## {setting}")
-            _show(table(setting, results), page, console)
-            _show(versus(setting, results), page, console)
-            _line(page, f"![Loss against bytes and seconds]({image.name})")
+            image = path.with_name(f"{path.stem}-{setting}.png")
+            picture(setting, found, image)
+            line(f"## {setting}")
+            show(setting_table(setting, found))
+            show(rivals_table(setting, found))
+            line(f"![Loss against bytes and seconds]({image.name})")
     return path
 
 
-def _show(shown: Table | None, page: Console, console: Console) -> None:
-    if shown is not None:
-        console.print(shown)
-        _markdown(page, shown)
-
-
-def _line(page: Console, text: str) -> None:
-    page.print(text + "\n", markup=False, highlight=False, soft_wrap=True)
-
-
-def _markdown(page: Console, shown: Table) -> None:
-    title, caption = shown.title, shown.caption
-    shown.title = shown.caption = None
-    shown.box = box.MARKDOWN
-    _line(page, f"{title}:")
+def _markdown(table: Table) -> str:
+    title, caption = table.title, table.caption
+    table.title = table.caption = None
+    table.box = box.MARKDOWN
+    page = Console(width=WIDTH)
     with page.capture() as text:
-        page.print(shown)
-    _line(page, text.get().strip())
-    if caption:
-        _line(page, f"{caption}.")
+        page.print(table)
+    below = f"\n\n{caption}." if caption else ""
+    return f"{title}:\n\n{text.get().strip()}{below}"
+
+
+def picture(setting: Setting, found: Cells, path: Path) -> None:
+    """Loss against bytes, and against seconds on each link."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, panels = plt.subplots(
+        1, 1 + len(LINKS), figsize=(18, 4.5), sharey=True, layout="constrained"
+    )
+    colors = plt.get_cmap("tab20")
+    for name, cell in found.items():
+        width = 2.5 if "SLAMB" in name else 1
+        style = {"color": colors(list(METHODS).index(name)), "linewidth": width}
+        style |= {"label": name, "marker": "o", "markersize": 3}
+        # To the end of the shortest: a run that diverged has fewer.
+        points = list(zip(*(run["points"] for run in cell.runs), strict=False))
+        means = [_mean(same) for same in points]
+        sent = [cell.bytes_by(same[0]) / 2**20 for same in points]
+        panels[0].plot(sent, means, **style)
+        for panel, link in zip(panels[1:], LINKS.values(), strict=True):
+            seconds = [cell.seconds_by(same[0], link) for same in points]
+            panel.plot(seconds, means, **style)
+    panels[0].set(xlabel="MiB sent by each worker", ylabel=task(setting.task).unit)
+    low, high = panels[0].dataLim.intervaly
+    if low < high / 10:  # a loss that goes to 0
+        panels[0].set_yscale("log")  # the others share it
+    for panel, name in zip(panels[1:], LINKS, strict=True):
+        panel.set(xlabel=f"seconds at {name}")
+    for panel in panels:
+        panel.set_xscale("log")
+        panel.xaxis.set_minor_formatter("")
+        panel.grid(alpha=0.3, which="both")
+    lines, labels = panels[0].get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside right center", fontsize=8)
+    figure.suptitle(str(setting))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _mean(points: tuple[Point, ...]) -> float:
+    losses = [point["loss"] for point in points]
+    return float("nan") if None in losses else statistics.fmean(losses)

@@ -1,170 +1,189 @@
-"""Tables with spreads and pictures, from the results as far as there are any."""
+"""Tables with spreads, from the results as far as there are any."""
 
+import dataclasses
 import statistics
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
-import matplotlib
 from rich.table import Table
 
+import slamb_jax
 from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.methods import DENSE, METHODS
-from benchmarks.frontier.results import Results, last_loss
+from benchmarks.frontier.results import Result, Results, last_loss
 from benchmarks.frontier.run import timing_key
-from benchmarks.frontier.seconds import LINKS, exchange_seconds
 from benchmarks.frontier.sweep import finished
 from benchmarks.frontier.tasks import task
 from benchmarks.rivals import wire_bytes
 
-
-def sent_bytes(point: dict[str, Any], workers: int) -> float:
-    """Bytes each worker has sent by a point of a run."""
-    return sum(
-        often * wire_bytes([(kind, payload)], workers)
-        for kind, payload, often in point["exchanges"]
-    )
+LINKS = {"100 Mbit": 1e8, "1 Gbit": 1e9, "10 Gbit": 1e10, "100 Gbit": 1e11}
+COMPARED = 1 / 1000, 1 / 4  # of dense LAMB's bytes: where rivals are compared
+Point = dict[str, Any]
 
 
-def total_bytes(found: list[dict[str, Any]]) -> float:
-    """Bytes each worker has sent in the end; of every seed as many."""
-    return sent_bytes(found[0]["points"][-1], found[0]["key"]["workers"])
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A method in a setting: its runs, one for each seed."""
+
+    runs: list[Result]
+    workers: int
+    step_seconds: float  # of a simulated step, all workers
+
+    @property
+    def losses(self) -> list[float]:
+        return [last_loss(run) for run in self.runs]
+
+    @property
+    def loss(self) -> float:
+        """The last evaluation loss, over seeds."""
+        return statistics.fmean(self.losses)
+
+    @property
+    def bytes(self) -> float:
+        """Bytes that each worker sends in a run; as many with every seed."""
+        return self.bytes_by(self.runs[0]["points"][-1])
+
+    def bytes_by(self, point: Point) -> float:
+        return sum(
+            often * wire_bytes([(kind, payload)], self.workers)
+            for kind, payload, often in point["exchanges"]
+        )
+
+    def seconds_by(self, point: Point, link: float) -> float:
+        """Wall time: a worker's share of the simulated step, then the exchange."""
+        network = slamb_jax.Network(self.workers, link)
+        return point["step"] * self.step_seconds / self.workers + sum(
+            often * network.seconds(kind, payload)
+            for kind, payload, often in point["exchanges"]
+        )
 
 
-def step_seconds(setting: Setting, method: str, results: Results) -> float:
-    """Of a simulated step: as timed beside LAMB's, else as in the runs.
+Cells = dict[str, Cell]
 
-    A machine is not as fast every day, so the time is LAMB's own times the ratio.
+
+def cells(setting: Setting, results: Results) -> Cells:
+    """Of the methods that have finished runs in this setting."""
+    found = {name: finished(setting, name, results) for name in METHODS}
+    return {
+        name: Cell(runs, setting.workers, step_seconds(setting, name, runs, results))
+        for name, runs in found.items()
+        if runs
+    }
+
+
+def step_seconds(
+    setting: Setting, method: str, runs: list[Result], results: Results
+) -> float:
+    """Of a simulated step: as timed in turn with LAMB's, else as in the runs.
+
+    The speed of a machine varies from day to day, so it is LAMB's time, multiplied by
+    the ratio that was measured in one process.
     """
     timed, dense = (results.get(timing_key(setting, name)) for name in (method, DENSE))
-    if timed is None:
-        runs = finished(setting, method, results)
+    if timed is None or dense is None:
         return statistics.median(run["step_seconds"] for run in runs)
-    took: float = timed["step_seconds"]
-    if dense is None or "dense_seconds" not in timed:
-        return took
-    return took / timed["dense_seconds"] * dense["step_seconds"]
+    ratio: float = timed["step_seconds"] / timed["dense_seconds"]
+    return ratio * dense["step_seconds"]
 
 
-def seconds(per_step: float, point: dict[str, Any], workers: int, link: float) -> float:
-    """Wall time by a point: compute and update, then the exchange.
-
-    A worker's compute and update are its share of the simulated step, which takes
-    ``per_step`` seconds on the machine that simulated it.
-    """
-    compute = point["step"] * per_step / workers
-    return compute + sum(
-        often * exchange_seconds([(kind, payload)], workers, link)
-        for kind, payload, often in point["exchanges"]
-    )
-
-
-def table(setting: Setting, results: Results) -> Table:
-    rows = {method: finished(setting, method, results) for method in METHODS}
-    done = {method: found for method, found in rows.items() if found}
-    machines = {r["hardware"] for found in done.values() for r in found}
-    out = Table(
-        title=f"{setting.task}, {setting.workers} workers x {setting.batch}, "
-        f"{setting.steps} steps; loss in {task(setting.task).unit}",
-        caption="; ".join(sorted(machines))
-        + "; ± is the deviation over seeds; seconds at each link",
-    )
-    heads = (
-        *("method", "rate", "seeds", "loss", "above LAMB, %", "MiB sent", "share"),
-        *LINKS,
-    )
-    for head in heads:
-        out.add_column(head, justify="left" if head == "method" else "right")
-    dense = done.get(DENSE)
-    for method, found in done.items():
-        sent = total_bytes(found)
-        share = above = ""
-        if dense is not None:
-            share = f"{sent / total_bytes(dense):.4f}"
-            above = f"{100 * (mean_loss(found) / mean_loss(dense) - 1):+.1f}"
-        per_step = step_seconds(setting, method, results)
-        last = found[0]["points"][-1]
-        times = (
-            seconds(per_step, last, setting.workers, link) for link in LINKS.values()
-        )
-        out.add_row(
-            method,
-            f"{found[0]['key']['rate']:g}",
-            str(len(found)),
-            spread(losses(found)),
-            above,
-            f"{sent / 2**20:.2f}",
-            share,
-            *(f"{t:.3g}" for t in times),
-        )
-    return out
-
-
-def losses(found: list[dict[str, Any]]) -> list[float]:
-    """The last evaluation loss of each."""
-    return [last_loss(result) for result in found]
-
-
-def mean_loss(found: list[dict[str, Any]]) -> float:
-    """The last evaluation loss, over seeds."""
-    return statistics.fmean(losses(found))
-
-
-def spread(values: list[float]) -> str:
-    mean = statistics.fmean(values)
+def spread(losses: list[float]) -> str:
+    mean = statistics.fmean(losses)
     if mean == float("inf"):
         return "diverged"
-    deviation = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    deviation = f" ± {statistics.stdev(losses):.3f}" if len(losses) > 1 else ""
     return f"{mean:.3f}{deviation}"
 
 
-def picture(setting: Setting, results: Results, path: Path) -> bool:
-    """Loss against bytes, and against seconds on each link; False with no results."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+def above(cell: Cell, dense: Cell) -> str:
+    """By how many per cent a loss ends above dense LAMB's."""
+    if cell.loss == float("inf"):
+        return "diverged"
+    return f"{100 * (cell.loss / dense.loss - 1):+.1f}"
 
-    done = {m: found for m in METHODS if (found := finished(setting, m, results))}
-    if not done:
-        return False
-    figure, panels = plt.subplots(
-        1, 1 + len(LINKS), figsize=(18, 4.5), sharey=True, layout="constrained"
+
+def columns(table: Table, *heads: str, left: tuple[str, ...] = ("method",)) -> Table:
+    for head in heads:
+        table.add_column(head, justify="left" if head in left else "right")
+    return table
+
+
+def setting_table(setting: Setting, found: Cells) -> Table:
+    """Losses, bytes and seconds of every method."""
+    machines = sorted({run["hardware"] for cell in found.values() for run in cell.runs})
+    table = Table(
+        title=f"{setting.task}, {setting.workers} workers x {setting.batch}, "
+        f"{setting.steps} steps; loss in {task(setting.task).unit}",
+        caption=f"{'; '.join(machines)}; ± is the deviation over seeds; seconds at "
+        "each link, by slamb_jax.Network",
     )
-    workers = setting.workers
-    for i, method in enumerate(METHODS):
-        if method not in done:
+    heads = ("method", "rate", "seeds", "loss", "above LAMB, %", "MiB sent", "share")
+    columns(table, *heads, *LINKS)
+    dense = found.get(DENSE)
+    for name, cell in found.items():
+        last = cell.runs[0]["points"][-1]
+        table.add_row(
+            name,
+            f"{cell.runs[0]['key']['rate']:g}",
+            str(len(cell.runs)),
+            spread(cell.losses),
+            above(cell, dense) if dense else "",
+            f"{cell.bytes / 2**20:.2f}",
+            f"{cell.bytes / dense.bytes:.4f}" if dense else "",
+            *(f"{cell.seconds_by(last, link):.3g}" for link in LINKS.values()),
+        )
+    return table
+
+
+def rivals_table(setting: Setting, found: Cells) -> Table | None:
+    """Each rival beside the best SLAMB that sends no more, or else sends the fewest."""
+    ours = [name for name in found if name.startswith("SLAMB")]
+    if DENSE not in found or not ours:
+        return None
+    shares = {name: cell.bytes / found[DENSE].bytes for name, cell in found.items()}
+    table = Table(
+        title=f"{setting}: each rival, and SLAMB at no more bytes or else its fewest"
+    )
+    heads = ("rival", "share", "loss", "SLAMB", "share", "loss", "behind by, %")
+    columns(table, *heads, left=("rival", "SLAMB"))
+    for name in sorted(shares, key=shares.__getitem__, reverse=True):
+        if name in ours or not COMPARED[0] <= shares[name] <= COMPARED[1]:
             continue
-        found = done[method]
-        colors = plt.get_cmap("tab20")
-        style = {"label": method, "color": colors(i % 20), "marker": "o"}
-        style |= {"linestyle": "-" if i < 20 else "--"}
-        style |= {"markersize": 3, "linewidth": 2.5 if "SLAMB" in method else 1}
-        # To the end of the shortest: a run that diverged has fewer.
-        every = zip(*(r["points"] for r in found), strict=False)
-        points = [list(same) for same in every]
-        means = [_mean([p["loss"] for p in same]) for same in points]
-        sent = [sent_bytes(same[0], workers) / 2**20 for same in points]
-        panels[0].plot(sent, means, **style)
-        per_step = step_seconds(setting, method, results)
-        for panel, link in zip(panels[1:], LINKS.values(), strict=True):
-            times = [seconds(per_step, same[0], workers, link) for same in points]
-            panel.plot(times, means, **style)
-    panels[0].set(xlabel="MiB sent by each worker", ylabel=task(setting.task).unit)
-    low, high = panels[0].dataLim.intervaly
-    if low < high / 10:  # a loss that goes to 0
-        panels[0].set_yscale("log")  # the others share it
-    for panel, name in zip(panels[1:], LINKS, strict=True):
-        panel.set(xlabel=f"seconds at {name}")
-    for panel in panels:
-        panel.set_xscale("log")
-        panel.xaxis.set_minor_formatter("")
-        panel.grid(alpha=0.3, which="both")
-    lines, labels = panels[0].get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside right center", fontsize=8)
-    figure.suptitle(str(setting))
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-    return True
+        most = max(shares[name], min(shares[other] for other in ours))
+        able = [other for other in ours if shares[other] <= most]
+        best = min(able, key=lambda other: found[other].loss)
+        cells = [
+            cell
+            for x in (name, best)
+            for cell in (x, f"{shares[x]:.4f}", spread(found[x].losses))
+        ]
+        table.add_row(*cells, above(found[best], found[name]))
+    return table if table.row_count else None
 
 
-def _mean(losses: list[float | None]) -> float:
-    known = [loss for loss in losses if loss is not None]
-    return statistics.fmean(known) if len(known) == len(losses) else float("nan")
+def overview(settings: Iterable[Setting], results: Results) -> Table | None:
+    """Each method in each setting; None unless two settings have LAMB and another."""
+    every = {setting: cells(setting, results) for setting in settings}
+    shown = {s: found for s, found in every.items() if DENSE in found and len(found) > 1}
+    if len(shown) < 2:
+        return None
+    table = Table(
+        title="Loss above LAMB's, %, and the range of the shares of its bytes",
+        caption="A setting is task-workers x batch-steps; means over seeds",
+    )
+    columns(table, "method", "share", *map(str, shown))
+    for name in METHODS:
+        here = [found for found in shown.values() if name in found]
+        if not here:
+            continue
+        shares = [  # a run that diverged stopped early
+            f"{found[name].bytes / found[DENSE].bytes:.3f}"
+            for found in here
+            if found[name].loss < float("inf")
+        ]
+        share = " to ".join(dict.fromkeys((min(shares), max(shares)))) if shares else ""
+        losses = (
+            above(found[name], found[DENSE]) if name in found else ""
+            for found in shown.values()
+        )
+        table.add_row(name, share, *losses)
+    return table

@@ -1,11 +1,10 @@
 """The same small sweep of rates for every method, and the runs that follow from it."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from benchmarks.frontier.grid import SEEDS, Setting
 from benchmarks.frontier.methods import METHODS
-from benchmarks.frontier.results import Results, last_loss
+from benchmarks.frontier.results import Result, Results, last_loss
 from benchmarks.frontier.run import Run
 
 POWERS = (-1, 0, 1)  # of the root of two, times the middle of the method's rates
@@ -19,7 +18,7 @@ def rates(setting: Setting, method: str, results: Results) -> Iterator[Run]:
         runs = {p: _run(setting, method, p) for p in powers}
         yield from (run for run in runs.values() if results.get(run.key()) is None)
         # Where all diverged the lowest counts as the best, and lower ones follow.
-        best = min(powers, key=lambda p: (_loss(results.get(runs[p].key())), p))
+        best = min(powers, key=lambda p: (_loss(runs[p], results), p))
         if best == max(powers) < max(POWERS) + FURTHER:
             powers.append(best + 1)
         elif best == min(powers) > min(POWERS) - FURTHER:
@@ -34,12 +33,11 @@ def best_rate(setting: Setting, method: str, results: Results) -> float | None:
         return None
     span = range(min(POWERS) - FURTHER, max(POWERS) + FURTHER + 1)
     runs = [_run(setting, method, p) for p in span]
-    done = [run for run in runs if results.get(run.key()) is not None]
-    return min(done, key=lambda run: _loss(results.get(run.key()))).rate
+    return min(runs, key=lambda run: _loss(run, results)).rate
 
 
 def missing(setting: Setting, method: str, results: Results) -> Iterator[Run]:
-    """All runs of a cell that are not there yet: the sweep, then every seed."""
+    """The runs of a setting and method that are not there: the sweep, then each seed."""
     yield from rates(setting.tuned_on(), method, results)
     rate = best_rate(setting.tuned_on(), method, results)
     assert rate is not None  # all of its runs were yielded, and are there by now
@@ -47,14 +45,13 @@ def missing(setting: Setting, method: str, results: Results) -> Iterator[Run]:
     yield from (run for run in runs if results.get(run.key()) is None)
 
 
-def finished(setting: Setting, method: str, results: Results) -> list[dict[str, Any]]:
+def finished(setting: Setting, method: str, results: Results) -> list[Result]:
     """The results of all seeds at the tuned rate, as far as there are any."""
     rate = best_rate(setting.tuned_on(), method, results)
     if rate is None:
         return []
     runs = [Run(setting, method, rate, seed) for seed in SEEDS]
-    found = [results.get(run.key()) for run in runs]
-    return [result for result in found if result is not None]
+    return [found for run in runs if (found := results.get(run.key())) is not None]
 
 
 def _run(setting: Setting, method: str, power: int) -> Run:
@@ -62,5 +59,6 @@ def _run(setting: Setting, method: str, power: int) -> Run:
     return Run(setting, method, rate, SEEDS[0])
 
 
-def _loss(result: dict[str, Any] | None) -> float:
-    return float("inf") if result is None else last_loss(result)
+def _loss(run: Run, results: Results) -> float:
+    found = results.get(run.key())
+    return float("inf") if found is None else last_loss(found)

@@ -1,8 +1,7 @@
-"""The tasks: what is trained, on what, and how the loss is evaluated."""
+"""The tasks: what is trained, on what data, and how the loss is evaluated."""
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -12,26 +11,14 @@ import numpy as np
 import optax
 
 from examples.byte_lm import data
-from examples.byte_lm.model import Active, ByteLM, blocks, next_byte_loss
-from slamb_jax import train_if
+from examples.byte_lm.model import Active, ByteLM, next_byte_loss
+from examples.common.simulated import Task
+from slamb_jax.jointspar import train_if
 
 CONTEXT = 64  # bytes of a sequence
 MASKED = 10  # of them, in a masked sequence: 16 %
 MASK = 256  # the token that stands for a masked byte
 EVALUATED = 256  # sequences
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """A model and its data; min_size is SLAMB's, for this model."""
-
-    init: Callable[[jax.Array], Any]
-    loss: Callable[..., jax.Array]  # of params, batch and, for JointSpar, active layers
-    batches: Callable[[int, int, int], Iterator[Any]]  # of size, steps, seed
-    held_out: Any
-    min_size: int
-    unit: str
-    layers: Callable[[Any], Any] | None = None  # JointSpar's labels, of the parameters
 
 
 class MaskedLM(nn.Module):
@@ -67,8 +54,8 @@ class DigitNet(nn.Module):
         return nn.Dense(10)(x)
 
     @staticmethod
-    def layers(params: Any) -> dict[str, str | None]:
-        """The last is always trained."""
+    def layers(params: optax.Params) -> dict[str, str | None]:
+        """Labels for JointSpar; the last layer is always trained."""
         return {name: None if name == "Dense_1" else name for name in params}
 
 
@@ -87,22 +74,16 @@ def byte_lm(layers: int = 2) -> Task:
     """Predicts the next byte, as examples/byte_lm does, with a smaller model."""
     model = ByteLM(layers=layers, width=64, heads=4, context=CONTEXT)
     text, held_out = texts()
-
-    def batches(size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
-        return data.batches(text, size, CONTEXT, steps, seed)
-
     (sample,) = data.batches(held_out, EVALUATED, CONTEXT, 1, seed=1)
     first = jnp.zeros((1, CONTEXT), jnp.int32)
     return Task(
         init=lambda key: model.init(key, first)["params"],
-        loss=lambda params, text, active=None: next_byte_loss(
-            model, params, text, active
+        loss=functools.partial(next_byte_loss, model),
+        batches=lambda size, steps, seed: data.batches(
+            text, size, CONTEXT, steps, seed
         ),
-        batches=batches,
         held_out=sample,
-        min_size=1000,
         unit="nats per byte",
-        layers=blocks,
     )
 
 
@@ -118,21 +99,20 @@ def masked_lm() -> Task:
             places = order[:, :MASKED].astype(np.int32)
             yield {"bytes": tokens, "places": places}
 
-    def loss(params: Any, batch: Any) -> jax.Array:
-        whole, places = jnp.asarray(batch["bytes"]), batch["places"]
+    def loss(params: optax.Params, batch: Any) -> jax.Array:
+        tokens, places = jnp.asarray(batch["bytes"]), batch["places"]
         row = jnp.arange(len(places))[:, None]
-        tokens = whole.at[row, places].set(MASK)
-        logits = model.apply({"params": params}, tokens)[row, places]
-        return cross_entropy(logits, whole[row, places])
+        seen = tokens.at[row, places].set(MASK)
+        logits = model.apply({"params": params}, seen)[row, places]
+        return cross_entropy(logits, tokens[row, places])
 
     (sample,) = masked(held_out, EVALUATED, 1, seed=1)
     first = jnp.zeros((1, CONTEXT), jnp.int32)
     return Task(
         init=lambda key: model.init(key, first)["params"],
         loss=loss,
-        batches=lambda size, steps, seed: masked(text, size, steps, seed),
+        batches=functools.partial(masked, text),
         held_out=sample,
-        min_size=1000,
         unit="nats per masked byte",
     )
 
@@ -148,19 +128,17 @@ def digits() -> Task:
     raw = load_digits()
     images = (raw.images[..., None] / 16).astype(np.float32)
     labels = raw.target.astype(np.int32)
-    held_out = np.arange(len(labels)) % 5 == 0
+    # Not the split and scale of examples.common.images: the recorded runs had these.
+    kept = np.arange(len(labels)) % 5 != 0
     model = DigitNet()
-
-    def some(chosen: np.ndarray) -> dict[str, np.ndarray]:
-        return {"images": images[chosen], "labels": labels[chosen]}
 
     def batches(size: int, steps: int, seed: int) -> Iterator[Any]:
         rng = np.random.default_rng(seed)
-        kept = np.flatnonzero(~held_out)
         for _ in range(steps):
-            yield some(rng.choice(kept, size))
+            chosen = rng.choice(np.flatnonzero(kept), size)
+            yield {"images": images[chosen], "labels": labels[chosen]}
 
-    def loss(params: Any, batch: Any, active: Active = None) -> jax.Array:
+    def loss(params: optax.Params, batch: Any, active: Active = None) -> jax.Array:
         logits = model.apply({"params": params}, batch["images"], active)
         return cross_entropy(logits, batch["labels"])
 
@@ -168,10 +146,7 @@ def digits() -> Task:
         init=lambda key: model.init(key, images[:1])["params"],
         loss=loss,
         batches=batches,
-        held_out=some(np.flatnonzero(held_out)),
-        min_size=256,
-        unit="nats",
-        layers=model.layers,
+        held_out={"images": images[~kept], "labels": labels[~kept]},
     )
 
 

@@ -19,15 +19,19 @@ import jax
 import tyro
 from rich.console import Console
 
+import slamb_jax
 from benchmarks.network import report
+from benchmarks.network.model import init
 from benchmarks.network.namespaces import missing, network
 from benchmarks.network.processes import Workers, worker_command, workers
 from benchmarks.network.results import Row, rows
-from benchmarks.network.training import init
 from benchmarks.network.worker import DENSE_STEPS, Job
+from benchmarks.rivals import elements
+from examples.common.simulated import AXIS
 from examples.hardware import hardware
 
 PATIENCE = 240  # seconds for a start, or for a round beside what its bytes take
+Shape = Callable[[float], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,16 +47,23 @@ class Config:
     loopback: bool = False  # no namespaces, no rates
     out: Path = Path("runs/network")
 
+    @property
+    def exchange(self) -> slamb_jax.Exchange:
+        return slamb_jax.Exchange(
+            AXIS, compress_ratio=self.compress_ratio, sync_every=self.sync_every
+        )
+
 
 def check(config: Config) -> None:
     """Ends the program where it cannot do what it is asked."""
-    for name, low in (("rounds", 1), ("workers", 2), ("sync_every", 1)):
-        if (value := getattr(config, name)) < low:
-            raise SystemExit(f"--{name.replace('_', '-')} must be >= {low}: {value}")
-    if config.workers > 200:  # addresses of one network
-        raise SystemExit(f"--workers must be <= 200: {config.workers}")
-    if not 0 < config.compress_ratio <= 1:
-        raise SystemExit(f"--compress-ratio must be in (0, 1]: {config.compress_ratio}")
+    try:
+        _ = config.exchange
+    except ValueError as error:
+        raise SystemExit(f"--{str(error).replace('_', '-')}") from error
+    if config.rounds < 1:
+        raise SystemExit(f"--rounds must be >= 1: {config.rounds}")
+    if not 2 <= config.workers <= 200:  # addresses of one network
+        raise SystemExit(f"--workers must be from 2 to 200: {config.workers}")
     if not config.rates or min(config.rates) < 1:
         raise SystemExit(f"--rates must be 1 Mbit/s or more: {config.rates}")
     if not Path("/sys/class/net/lo").exists():
@@ -64,29 +75,23 @@ def check(config: Config) -> None:
         )
 
 
-Shape = Callable[[float], None]
-
-
 @contextlib.contextmanager
 def hosts(config: Config) -> Iterator[tuple[Workers, Shape]]:
-    """The workers, started; and what shapes their links."""
-    job = Job(
-        workers=config.workers,
-        compress_ratio=config.compress_ratio,
-        sync_every=config.sync_every,
-        seed=config.seed,
-        coordinator="",
-        interface="lo" if config.loopback else "eth0",
-    )
+    """The running workers, and a function that shapes their links."""
     with contextlib.ExitStack() as stack:
         prefixes: list[list[str]] = [[]] * config.workers
-        shape: Shape = lambda mbit: None  # noqa: E731
-        coordinator = f"localhost:{free_port()}"
+        coordinator, interface = f"localhost:{free_port()}", "lo"
+
+        def shape(mbit: float) -> None:
+            del mbit
+
         if not config.loopback:
             net = stack.enter_context(network(config.workers))
             prefixes = [net.command(i) for i in range(config.workers)]
-            shape, coordinator = net.shape, f"{net.address(0)}:4711"
-        job = dataclasses.replace(job, coordinator=coordinator)
+            shape = net.shape
+            coordinator, interface = f"{net.address(0)}:4711", "eth0"
+        exchange = config.exchange.to_json()
+        job = Job(config.workers, exchange, config.seed, coordinator, interface)
         commands = [
             prefix + worker_command(dataclasses.asdict(job), i)
             for i, prefix in enumerate(prefixes)
@@ -119,13 +124,7 @@ def measure(config: Config, console: Console) -> list[Row]:
                 what = f"{rate:g} Mbit/s" if rate else "loopback"
                 with console.status(f"{what}: round {i + 1} of {config.rounds}"):
                     measured.append(running.measure(timeout))
-            found += rows(
-                rate,
-                measured,
-                wires,
-                compress_ratio=config.compress_ratio,
-                sync_every=config.sync_every,
-            )
+            found += rows(rate, measured, wires, config.exchange)
     return found
 
 
@@ -140,17 +139,15 @@ def main(config: Config) -> None:
     except RuntimeError as error:
         raise SystemExit(f"The run ended early: {error}") from error
     except KeyboardInterrupt:
-        raise SystemExit("Interrupted; what was made is gone again.") from None
-    d = sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda: init(0))))
+        raise SystemExit("Interrupted; hosts and workers are removed.") from None
+    d = elements(jax.eval_shape(init, jax.random.key(0)))
     machine = hardware(jax.devices()[0])
     title = (
-        f"{config.workers} hosts, {d / 1e6:.2f} M parameters, k = "
-        f"{config.compress_ratio:g}, H = {config.sync_every}, {config.rounds} rounds, "
-        f"seed {config.seed}"
+        f"{config.workers} hosts, {d / 1e6:.2f} M parameters, {config.exchange}, "
+        f"{config.rounds} rounds, seed {config.seed}"
     )
     console.print(report.table(found, title, machine))
     conditions = {"config": dataclasses.asdict(config), "machine": machine}
-    conditions["config"]["out"] = str(config.out)
     written = report.write(found, conditions, config.out)
     console.print("Wrote " + ", ".join(map(str, written)))
 

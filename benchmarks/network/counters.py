@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 from pathlib import Path
+from typing import Self
 
 HEADERS = 14 + 20 + 32  # bytes of Ethernet, of IPv4, of TCP with its timestamps
 SEGMENT = 1500 - 20 - 32  # bytes of data in a full packet of a network of MTU 1500
@@ -14,9 +15,9 @@ SHARE = SEGMENT / (SEGMENT + HEADERS)  # of a link's bits that can carry data
 class Counters:
     """Bytes and packets sent so far.
 
-    TCP hands packets of tens of KiB to an interface, as to a card that cuts them. The
-    interface counts each once, with one header. The queue that shapes the link counts,
-    and paces, what it would be cut into: packets of 1514 bytes, each with a header.
+    TCP hands packets of tens of KiB to an interface, as to a card that segments them.
+    The interface counts each once, with one header. The queue that shapes the link
+    counts, and paces, its segments: packets of 1514 bytes, each with a header.
     """
 
     interface_bytes: int
@@ -26,12 +27,10 @@ class Counters:
     dropped: int
 
     @classmethod
-    def read(cls, interface: str) -> "Counters":
+    def read(cls, interface: str) -> Self:
         """The counters of an interface of this process's network namespace."""
         files = Path("/sys/class/net") / interface / "statistics"
-        sent = (
-            int((files / f"tx_{what}").read_text()) for what in ("bytes", "packets")
-        )
+        sent = (int((files / f"tx_{x}").read_text()) for x in ("bytes", "packets"))
         if interface == "lo":
             return cls(*sent, 0, 0, 0)
         listed = subprocess.run(
@@ -41,15 +40,9 @@ class Counters:
         queue = json.loads(listed.stdout)[0]
         return cls(*sent, queue["bytes"], queue["packets"], queue["drops"])
 
-    def __add__(self, other: "Counters") -> "Counters":
-        return self._each(other, 1)
-
-    def __sub__(self, before: "Counters") -> "Counters":
-        return self._each(before, -1)
-
-    def _each(self, other: "Counters", sign: int) -> "Counters":
-        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
-        return Counters(*(a + sign * b for a, b in zip(mine, theirs, strict=True)))
+    def __sub__(self, before: Self) -> Self:
+        both = zip(dataclasses.astuple(self), dataclasses.astuple(before), strict=True)
+        return type(self)(*(now - then for now, then in both))
 
     @property
     def data_bytes(self) -> int:
@@ -60,3 +53,9 @@ class Counters:
     def header_share(self) -> float:
         """Headers and acknowledgements, as a share of all that was sent."""
         return 1 - self.data_bytes / (self.queue_bytes or self.interface_bytes)
+
+
+def total(counters: list[Counters]) -> Counters:
+    """Of several hosts, or of several rounds."""
+    columns = zip(*map(dataclasses.astuple, counters), strict=True)
+    return Counters(*map(sum, columns))

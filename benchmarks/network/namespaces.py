@@ -2,7 +2,8 @@
 
 Each host is a namespace with one interface, ``eth0``, whose other end is a port of a
 bridge. The bridge has a namespace of its own: the machine's own network, its firewall
-included, neither sees the traffic nor is changed, and all goes with the namespaces.
+included, neither sees the traffic nor is changed, and everything is removed with the
+namespaces.
 """
 
 import contextlib
@@ -14,10 +15,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-HOSTS_FILES = Path("/etc/netns")  # ``ip netns exec`` mounts what lies here over /etc
-# TCP hands an interface larger packets than go on a wire, as to a card that cuts them.
-# Two fit into the bucket: else the bucket cuts them itself, and that costs more
-# processor time than a gigabit link has.
+HOSTS_FILES = Path("/etc/netns")  # ``ip netns exec`` mounts its files over /etc
+# TCP hands an interface larger packets than a wire carries, as to a card that segments
+# them. Two fit into the bucket: else the bucket segments them itself, and that takes
+# more processor time than a gigabit link leaves.
 PACKET = 32 * 1024  # bytes
 BURST = 2 * PACKET
 QUEUE = 16 * 2**20  # bytes that wait at a link: all that can be on its way, none drops
@@ -36,7 +37,7 @@ def missing() -> str | None:
 class Network:
     """Hosts joined by a bridge, their links not shaped yet; made by :func:`network`."""
 
-    def __init__(self, name: str, hosts: int):
+    def __init__(self, name: str, hosts: int) -> None:
         self.switch = f"{name}-switch"
         self.hosts = [f"{name}-{i}" for i in range(hosts)]
 
@@ -48,25 +49,22 @@ class Network:
         """What to put before a command to run it on that host."""
         return ["ip", "netns", "exec", self.hosts[host]]
 
-    def shape(self, mbit: float | None) -> None:
-        """Gives every link that many Mbit/s in each direction; None for no limit.
+    def shape(self, mbit: float) -> None:
+        """Gives every link that many Mbit/s in each direction.
 
         Both ends of each link send through a token bucket: the host's for what it
         sends, the bridge's for what it receives.
         """
+        rate = ("rate", f"{mbit}mbit", "burst", str(BURST), "limit", str(QUEUE))
         for i, host in enumerate(self.hosts):
             for namespace, device in ((host, "eth0"), (self.switch, f"port{i}")):
                 where = ("-n", namespace, "qdisc", "replace", "dev", device, "root")
-                if mbit is None:
-                    _run("tc", *where, "pfifo_fast")
-                else:
-                    rate = ("rate", f"{mbit}mbit", "burst", str(BURST))
-                    _run("tc", *where, "tbf", *rate, "limit", str(QUEUE))
+                _run("tc", *where, "tbf", *rate)
 
 
 @contextlib.contextmanager
 def network(hosts: int) -> Iterator[Network]:
-    """Makes the hosts; takes all of it away again, whatever ends the block.
+    """Makes the hosts; removes all of them again, whatever ends the block.
 
     Two runs at a time do not meet: the names carry the process id.
 
@@ -78,29 +76,28 @@ def network(hosts: int) -> Iterator[Network]:
         _make(net)
         yield net
     finally:
-        with _undisturbed():
+        with _signals_ignored():
             for name in [*net.hosts, net.switch]:
                 _run("ip", "netns", "delete", name, check=False)
                 shutil.rmtree(HOSTS_FILES / name, ignore_errors=True)
             with contextlib.suppress(OSError):
-                HOSTS_FILES.rmdir()  # unless it holds what is not ours
+                HOSTS_FILES.rmdir()  # unless it holds the files of others
 
 
 def _make(net: Network) -> None:
     _run("ip", "netns", "add", net.switch)
-    _run("ip", "-n", net.switch, "link", "add", "bridge", "type", "bridge")
-    _run("ip", "-n", net.switch, "link", "set", "bridge", "up")
+    _ip(net.switch, "link add bridge type bridge")
+    _ip(net.switch, "link set bridge up")
     for i, host in enumerate(net.hosts):
         _run("ip", "netns", "add", host)
-        port = ("name", f"port{i}", "netns", net.switch)
-        veth = ("link", "add", "eth0", "type", "veth", "peer", *port)
-        _run("ip", "-n", host, *veth)
-        _run("ip", "-n", net.switch, "link", "set", f"port{i}", "master", "bridge")
-        _run("ip", "-n", net.switch, "link", "set", f"port{i}", "up")
-        _run("ip", "-n", host, "address", "add", f"{net.address(i)}/24", "dev", "eth0")
-        for device in ("lo", "eth0"):
-            _run("ip", "-n", host, "link", "set", device, "up")
-        _run("ip", "-n", host, "link", "set", "eth0", "gso_max_size", str(PACKET))
+        peer = f"peer name port{i} netns {net.switch}"
+        _ip(host, f"link add eth0 type veth {peer}")
+        _ip(net.switch, f"link set port{i} master bridge")
+        _ip(net.switch, f"link set port{i} up")
+        _ip(host, f"address add {net.address(i)}/24 dev eth0")
+        _ip(host, "link set lo up")
+        _ip(host, "link set eth0 up")
+        _ip(host, f"link set eth0 gso_max_size {PACKET}")
         # Every kernel lets a namespace have this one, whatever its own default.
         reno = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"
         _run(*net.command(i), "sh", "-c", reno)
@@ -108,6 +105,10 @@ def _make(net: Network) -> None:
         (HOSTS_FILES / host).mkdir(parents=True)
         names = f"127.0.0.1 localhost\n{net.address(i)} {socket.gethostname()}\n"
         (HOSTS_FILES / host / "hosts").write_text(names)
+
+
+def _ip(namespace: str, command: str) -> None:
+    _run("ip", "-n", namespace, *command.split())
 
 
 def _run(*command: str, check: bool = True) -> None:
@@ -119,11 +120,10 @@ def _run(*command: str, check: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def _signals_ignored() -> Iterator[None]:
     """Lets no signal end the clearing up half-way."""
-    kept = {
-        s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)
-    }
+    numbers = signal.SIGINT, signal.SIGTERM
+    kept = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         yield
     finally:

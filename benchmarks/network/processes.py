@@ -20,10 +20,10 @@ TAIL = 30  # lines of a worker's output that are shown when something went wrong
 class Workers:
     """Running workers; made by :func:`workers`."""
 
-    def __init__(self, processes: Sequence[subprocess.Popen[str]]):
+    def __init__(self, processes: Sequence[subprocess.Popen[str]]) -> None:
         self.processes = processes
-        self.heard: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
-        self.tails = [collections.deque[str](maxlen=TAIL) for _ in processes]
+        self._heard: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
+        self._tails = [collections.deque[str](maxlen=TAIL) for _ in processes]
         for i in range(len(processes)):
             threading.Thread(target=self._listen, args=(i,), daemon=True).start()
 
@@ -33,9 +33,9 @@ class Workers:
         with output:
             for line in output:
                 if line.startswith("report "):
-                    self.heard.put((i, json.loads(line.removeprefix("report "))))
+                    self._heard.put((i, json.loads(line.removeprefix("report "))))
                 else:
-                    self.tails[i].append(line.rstrip())
+                    self._tails[i].append(line.rstrip())
 
     def measure(self, timeout: float) -> list[dict[str, Any]]:
         """Has all workers measure a round; one report from each."""
@@ -54,26 +54,24 @@ class Workers:
         """
         deadline = time.monotonic() + timeout
         reports: dict[int, dict[str, Any]] = {}
-        while len(reports) < len(self.processes):
+        while silent := sorted(set(range(len(self.processes))) - set(reports)):
             with contextlib.suppress(queue.Empty):
-                i, report = self.heard.get(timeout=0.2)
+                i, report = self._heard.get(timeout=0.2)
                 reports[i] = report
                 continue
-            for i, process in enumerate(self.processes):
-                if process.poll() is not None and i not in reports:
-                    raise self._failure(f"worker {i} ended ({process.returncode})")
+            for i in silent:
+                if (code := self.processes[i].poll()) is not None:
+                    raise self._failure(f"worker {i} ended ({code})")
             if time.monotonic() > deadline:
-                missing = sorted(set(range(len(self.processes))) - set(reports))
-                raise self._failure(
-                    f"workers {missing} were silent for {timeout:.0f} s"
-                )
+                what = f"workers {silent} were silent for {timeout:.0f} s"
+                raise self._failure(what)
         return [reports[i] for i in range(len(reports))]
 
     def _failure(self, what: str) -> RuntimeError:
         time.sleep(0.5)  # for what they printed last
         tails = [
             f"worker {i} printed:\n" + "\n".join(tail)
-            for i, tail in enumerate(self.tails)
+            for i, tail in enumerate(self._tails)
             if tail
         ]
         return RuntimeError("\n".join([what, *tails]))
@@ -81,29 +79,31 @@ class Workers:
 
 @contextlib.contextmanager
 def workers(commands: Sequence[Sequence[str]]) -> Iterator[Workers]:
-    """Starts the commands, from the repository's root; kills what is left of them."""
-    # A worker has one device, and reaches the others by itself.
+    """Starts the commands in the repository's root; kills those still running."""
+    # A worker has one device, and reaches the others without a proxy.
     kept = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
     env = kept | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONUNBUFFERED": "1"}
-    processes: list[subprocess.Popen[str]] = []
-    try:
+    with contextlib.ExitStack() as stack:
+        processes = []
         for command in commands:
-            processes.append(
-                subprocess.Popen(
-                    command, cwd=ROOT, env=env, text=True, start_new_session=True,
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                )
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=env, text=True, start_new_session=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
             )  # fmt: skip
+            stack.callback(_end, process)
+            processes.append(process)
+        # All at once: a worker that outlives another prints what it lost.
+        stack.callback(lambda: [process.kill() for process in processes])
         yield Workers(processes)
-    finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.wait()
-            with contextlib.suppress(BrokenPipeError):
-                assert process.stdin
-                process.stdin.close()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    with contextlib.suppress(BrokenPipeError):
+        assert process.stdin
+        process.stdin.close()
 
 
 def worker_command(job: dict[str, Any], index: int) -> list[str]:

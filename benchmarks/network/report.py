@@ -1,6 +1,5 @@
-"""The table, the picture and the files of a run."""
+"""The table, the picture and the data of a run."""
 
-import csv
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -11,20 +10,6 @@ from rich.table import Table
 
 from benchmarks.network.results import Row
 
-HEADS = (
-    "Mbit/s",
-    "optimizer",
-    "ms a step",
-    "alone",
-    "advised",
-    "off",
-    "/ (alone + link)",
-    "kB sent",
-    "wire report",
-    "counters /",
-    "advised /",
-    "headers",
-)
 CAPTION = (
     "alone: the same step with nothing sent, on all hosts at once; advised: "
     "slamb_jax.advise, and by how much it is off; link: the wire report's bytes over "
@@ -34,27 +19,32 @@ CAPTION = (
 )
 
 
+def cells(r: Row) -> dict[str, str]:
+    """A row's cells by the heads of the table."""
+    predicted = r.predicted_seconds
+    return {
+        "Mbit/s": f"{r.mbit:g}" if r.mbit else "-",
+        "optimizer": r.optimizer,
+        "ms a step": f"{r.step_seconds * 1e3:.0f}",
+        "alone": f"{r.alone_seconds * 1e3:.0f}",
+        "advised": f"{predicted * 1e3:.0f}" if predicted else "-",
+        "off": f"{predicted / r.step_seconds - 1:+.1%}" if predicted else "-",
+        "/ (alone + link)": f"{r.step_seconds / (r.alone_seconds + r.link_seconds):.2f}",
+        "kB sent": f"{r.data_bytes / 1e3:.0f}",
+        "wire report": f"{r.wire_bytes / 1e3:.0f}",
+        "counters /": f"{r.data_bytes / r.wire_bytes:.3f}",
+        "advised /": f"{r.advised_bytes / r.wire_bytes:.3f}",
+        "headers": f"{r.header_share:.1%}",
+    }
+
+
 def table(rows: Sequence[Row], title: str, machine: str) -> Table:
     out = Table(title=title, caption=f"{CAPTION}. {machine}")
-    for head in HEADS:
+    for head in cells(rows[0]):
         out.add_column(head, justify="left" if head == "optimizer" else "right")
-    for i, r in enumerate(rows):
-        predicted = r.predicted_seconds
-        out.add_row(
-            f"{r.mbit:g}" if r.mbit else "-",
-            r.optimizer,
-            f"{r.step_seconds * 1e3:.0f}",
-            f"{r.alone_seconds * 1e3:.0f}",
-            f"{predicted * 1e3:.0f}" if predicted else "-",
-            f"{predicted / r.step_seconds - 1:+.1%}" if predicted else "-",
-            f"{r.step_seconds / (r.alone_seconds + r.link_seconds):.2f}",
-            f"{r.data_bytes / 1e3:.0f}",
-            f"{r.wire_bytes / 1e3:.0f}",
-            f"{r.data_bytes / r.wire_bytes:.3f}",
-            f"{r.advised_bytes / r.wire_bytes:.3f}",
-            f"{r.header_share:.1%}",
-            end_section=i + 1 < len(rows) and rows[i + 1].mbit != r.mbit,
-        )
+    for r, following in zip(rows, [*rows[1:], None], strict=True):
+        last = following is not None and following.mbit != r.mbit
+        out.add_row(*cells(r).values(), end_section=last)
     return out
 
 
@@ -64,10 +54,10 @@ def picture(rows: Sequence[Row], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     rates = list(dict.fromkeys(r.mbit for r in rows))
+    size = 2.6 * len(rates) + 1, 3.6
     figure, axes = plt.subplots(
-        1, len(rates), figsize=(2.6 * len(rates) + 1, 3.6), squeeze=False,
-        layout="constrained",
-    )  # fmt: skip
+        1, len(rates), figsize=size, squeeze=False, layout="constrained"
+    )
     for ax, rate in zip(axes[0], rates, strict=True):
         here = [r for r in rows if r.mbit == rate]
         names = [r.optimizer.replace(", ", "\n") for r in here]
@@ -89,14 +79,10 @@ def picture(rows: Sequence[Row], path: Path) -> None:
 
 
 def write(rows: Sequence[Row], conditions: dict[str, object], out: Path) -> list[Path]:
-    """``results.json``, ``results.csv`` and ``step.png``; returns their paths."""
+    """``results.json`` and ``step.png``; returns their paths."""
     out.mkdir(parents=True, exist_ok=True)
-    paths = [out / name for name in ("results.json", "results.csv", "step.png")]
-    figures = [dataclasses.asdict(r) for r in rows]
-    paths[0].write_text(json.dumps(conditions | {"rows": figures}, indent=1) + "\n")
-    with paths[1].open("w", newline="") as file:
-        writer = csv.DictWriter(file, figures[0])
-        writer.writeheader()
-        writer.writerows(figures)
-    picture(rows, paths[2])
+    paths = [out / "results.json", out / "step.png"]
+    data = conditions | {"rows": [dataclasses.asdict(r) for r in rows]}
+    paths[0].write_text(json.dumps(data, indent=1, default=str) + "\n")
+    picture(rows, paths[1])
     return paths

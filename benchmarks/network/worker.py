@@ -9,105 +9,103 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 import slamb_jax
 from benchmarks.network.counters import Counters
-from benchmarks.network.training import AXIS, CONTEXT, init, optimizers, step_with
-from examples.byte_lm import data
+from benchmarks.network.model import CONTEXT, TASK, alone, methods
+from examples.common.simulated import Method, Program
 
+RATE = 0.01  # of all optimizers
 DENSE_STEPS = 4  # in a round; SLAMB makes a cycle of H
-ALONE = ", alone"  # what the same step is called with nothing sent
 BARRIERS = 20  # in a round, to know the latency
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What every worker needs to know; travels as JSON."""
+    """What every worker needs to know; passed on as JSON."""
 
     workers: int
-    compress_ratio: float
-    sync_every: int
+    exchange: dict[str, Any]  # of Exchange.to_json
     seed: int
     coordinator: str
     interface: str
 
 
-class Program:
-    """A training step with one optimizer, and its state."""
+class Contestant:
+    """A compiled step with one optimizer, and its state."""
 
-    def __init__(
-        self, tx: optax.GradientTransformation, job: Job, mesh: Any, *, alone: bool
-    ):
-        params = init(job.seed)
-        self.state = slamb_jax.replicate((params, tx.init(params)), mesh, AXIS)
-        self.run = slamb_jax.per_worker_step(step_with(tx, alone=alone), mesh, AXIS)
-        self.loss = float("nan")
+    def __init__(self, method: Method, mesh: Mesh, seed: int) -> None:
+        self.program = Program(
+            TASK, method, workers=mesh.size, batch=1, steps=sys.maxsize,
+            schedule=optax.constant_schedule(1.0), mesh=mesh,
+        )  # fmt: skip
+        self.state = self.program.start(RATE, seed)
+        self.steps = DENSE_STEPS
+        if method.name.startswith("SLAMB"):
+            self.steps = method.exchange.sync_every or DENSE_STEPS
 
     def step(self, text: np.ndarray) -> float:
         """One step; the seconds it took here."""
         start = time.perf_counter()
-        self.state, losses = jax.block_until_ready(self.run(self.state, text))
-        seconds = time.perf_counter() - start
-        self.loss = float(losses.addressable_shards[0].data[0])
-        return seconds
+        self.state, _ = jax.block_until_ready(self.program.step(self.state, text))
+        return time.perf_counter() - start
 
-    def wire(self, workers: int) -> dict[str, Any]:
-        """What the wire report of the compiled step says."""
-        text = jax.ShapeDtypeStruct((workers, CONTEXT + 1), jnp.int32)
-        report = slamb_jax.wire_report(self.run.lower(self.state, text))
+    def wire(self) -> dict[str, Any]:
+        """The wire report of the compiled step."""
+        text = jax.ShapeDtypeStruct((self.program.size, CONTEXT + 1), jnp.int32)
+        report = slamb_jax.wire_report(self.program.step.lower(self.state, text))
         return {
             "table": str(report),
             "every_step": report.bytes_sent(),
             "at_average": report.bytes_sent(conditional=True),
         }
 
+    def measure(
+        self,
+        barrier: Callable[[], float],
+        texts: Iterator[np.ndarray],
+        interface: str,
+    ) -> dict[str, Any]:
+        """A cycle of steps, each from a barrier, and what was sent meanwhile."""
+        barrier()
+        before = Counters.read(interface)
+        seconds = []
+        for _ in range(self.steps):
+            barrier()
+            seconds.append(self.step(next(texts)))
+        barrier()
+        sent = Counters.read(interface) - before
+        return {"seconds": seconds, "sent": dataclasses.asdict(sent)}
 
-class Barrier:
-    """An all-reduce of one number: nobody leaves before everybody came."""
 
-    def __init__(self, mesh: Any):
-        self.state = slamb_jax.replicate(jnp.zeros(1), mesh, AXIS)
-        self.run = slamb_jax.per_worker_step(
-            lambda x, _: (slamb_jax.average_parameters(x, AXIS), ()), mesh, AXIS
-        )
+def make_barrier(mesh: Mesh, exchange: slamb_jax.Exchange) -> Callable[[], float]:
+    """An all-reduce of one number: no worker leaves before all have come."""
+    run = slamb_jax.per_worker_step(
+        lambda x, _: (slamb_jax.average_parameters(x, exchange.axis_name), ()),
+        mesh,
+        exchange,
+    )
 
-    def __call__(self) -> float:
+    state = slamb_jax.replicate(jnp.zeros(1), mesh, exchange)
+
+    def barrier() -> float:
+        nonlocal state
         start = time.perf_counter()
-        self.state, _ = jax.block_until_ready(self.run(self.state, ()))
+        state, _ = jax.block_until_ready(run(state, ()))
         return time.perf_counter() - start
 
-
-def block(
-    program: Program,
-    steps: int,
-    barrier: Barrier,
-    texts: Iterator[np.ndarray],
-    interface: str,
-) -> dict[str, Any]:
-    """So many steps, each from a barrier, and what was sent meanwhile."""
-    barrier()
-    before = Counters.read(interface)
-    seconds = []
-    for _ in range(steps):
-        barrier()
-        seconds.append(program.step(next(texts)))
-    barrier()
-    sent = Counters.read(interface) - before
-    return {
-        "seconds": seconds,
-        "loss": program.loss,
-        "sent": dataclasses.asdict(sent),
-    }
+    return barrier
 
 
-def own_cores(workers: int, index: int) -> None:
+def use_own_cores(workers: int, index: int) -> None:
     """Keeps this process to its share of the cores, like a host of its own."""
     cores = sorted(os.sched_getaffinity(0))
     first = index * len(cores) // workers
@@ -116,34 +114,33 @@ def own_cores(workers: int, index: int) -> None:
 
 
 def main(job: Job, index: int) -> None:
-    own_cores(job.workers, index)
+    use_own_cores(job.workers, index)
     jax.distributed.initialize(job.coordinator, job.workers, index)
-    mesh = jax.make_mesh((job.workers,), (AXIS,))
-    text, _ = data.load(data.standard_library(), CONTEXT)
-    texts = data.batches(text, job.workers, CONTEXT, sys.maxsize, job.seed)
-    barrier = Barrier(mesh)
-    chains = optimizers(job.compress_ratio, job.sync_every)
-    programs = {
-        name + ALONE * alone: Program(tx, job, mesh, alone=alone)
-        for name, tx in chains.items()
-        for alone in (False, True)
+    exchange = slamb_jax.Exchange.from_json(job.exchange)
+    mesh = jax.make_mesh((job.workers,), (exchange.axis_name,))
+    barrier = make_barrier(mesh, exchange)
+    contestants = {
+        method.name: Contestant(method, mesh, job.seed)
+        for each in methods(exchange).values()
+        for method in (each, alone(each))
     }
+    texts = TASK.batches(job.workers, sys.maxsize, job.seed)
 
     def measure() -> dict[str, Any]:
-        blocks = {}
-        for name, program in programs.items():
-            steps = job.sync_every if name.startswith("SLAMB") else DENSE_STEPS
-            blocks[name] = block(program, steps, barrier, texts, job.interface)
+        blocks = {
+            name: contestant.measure(barrier, texts, job.interface)
+            for name, contestant in contestants.items()
+        }
         return {"blocks": blocks, "barriers": [barrier() for _ in range(BARRIERS)]}
 
     measure()  # compiles, and makes every connection
-    say({name: program.wire(job.workers) for name, program in programs.items()})
+    report({name: contestant.wire() for name, contestant in contestants.items()})
     for _ in sys.stdin:
-        say(measure())
+        report(measure())
 
 
-def say(report: dict[str, Any]) -> None:
-    print("report", json.dumps(report), flush=True)
+def report(found: dict[str, Any]) -> None:
+    print("report", json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,21 @@
 """DeMo: the fast components of the momentum, found by a cosine transform."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.rivals.exchange import Sends, gather, matrix_shape
+from benchmarks.rivals.exchange import Rival, Sends, gather, matrix_shape
 
 SIDE = 64  # of a chunk, at most
 
 
 class DemoState(NamedTuple):
     count: jax.Array
-    delta: Any  # decoupled momentum, float32, as params
+    delta: optax.Updates  # decoupled momentum, float32, as params
 
 
 def demo(
@@ -23,7 +23,7 @@ def demo(
     axis_name: str,
     chosen: int = 32,
     decay: float = 0.999,
-) -> optax.GradientTransformation:
+) -> Rival:
     r"""Sign descent along the largest cosine components of local momenta.
 
     .. math::
@@ -38,69 +38,58 @@ def demo(
     https://arxiv.org/abs/2411.19870.)
     """
 
-    def init(params: Any) -> DemoState:
+    def init(params: optax.Params) -> DemoState:
         zeros = optax.tree.zeros_like(params, dtype=jnp.float32)
         return DemoState(jnp.zeros([], jnp.int32), zeros)
 
     def update(
-        updates: Any, state: DemoState, params: Any = None
-    ) -> tuple[Any, DemoState]:
+        updates: optax.Updates, state: DemoState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, DemoState]:
         del params
-        callable_rate = callable(learning_rate)
-        rate = learning_rate(state.count) if callable_rate else learning_rate
+        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
         rate = jnp.asarray(rate, jnp.float32)
-        gs, treedef = jax.tree.flatten(updates)
-        deltas = [
-            decay * d + rate * g.astype(jnp.float32)
-            for d, g in zip(treedef.flatten_up_to(state.delta), gs, strict=True)
-        ]
-        coefficients = [transform(d) for d in deltas]
-        places = [
-            jax.lax.top_k(jnp.abs(c), min(chosen, c.shape[1]))[1] for c in coefficients
-        ]
-        values = [
-            jnp.take_along_axis(c, i, 1)
-            for c, i in zip(coefficients, places, strict=True)
-        ]
-        sent = [scatter(v[None], i[None], c.shape) for v, i, c in zip(
-            values, places, coefficients, strict=True)]  # fmt: skip
-        deltas = [d - inverse(s, d.shape) for d, s in zip(deltas, sent, strict=True)]
-        means = _exchange(values, places, coefficients, axis_name)
-        us = [
-            (-rate * jnp.sign(inverse(m, g.shape))).astype(g.dtype)
-            for m, g in zip(means, gs, strict=True)
-        ]
+        delta = jax.tree.map(
+            lambda d, g: decay * d + rate * g.astype(jnp.float32), state.delta, updates
+        )
+        cs = jax.tree.map(transform, delta)
+        places = jax.tree.map(
+            lambda c: jax.lax.top_k(jnp.abs(c), min(chosen, c.shape[1]))[1], cs
+        )
+        values = jax.tree.map(lambda c, i: jnp.take_along_axis(c, i, 1), cs, places)
+        delta = jax.tree.map(
+            lambda d, v, i: d - inverse(scatter(v[None], i[None], d.shape), d.shape),
+            delta,
+            values,
+            places,
+        )
+        narrow = jax.tree.map(lambda i: i.astype(jnp.uint16), places)
+
+        def step(g: jax.Array, v: jax.Array, i: jax.Array) -> jax.Array:
+            mean = scatter(v, i.astype(jnp.int32), g.shape) / len(v)
+            return (-rate * jnp.sign(inverse(mean, g.shape))).astype(g.dtype)
+
+        alls = gather(values, axis_name), gather(narrow, axis_name)
         count = optax.safe_increment(state.count)
-        return treedef.unflatten(us), DemoState(count, treedef.unflatten(deltas))
+        return jax.tree.map(step, updates, *alls), DemoState(count, delta)
 
-    return optax.GradientTransformation(init, update)
+    def sends(params: optax.Params, workers: int, step: int) -> Sends:
+        # float32 values, and their places in 16 bits (64 in the authors' program).
+        k = 0
+        for x in jax.tree.leaves(params):
+            down, across, a, b = sides(x.shape)
+            k += down * across * min(chosen, a * b)
+        return [("all-gather", 4 * k), ("all-gather", 2 * k)]
 
-
-def _exchange(
-    values: list[jax.Array],
-    places: list[jax.Array],
-    like: list[jax.Array],
-    axis_name: str,
-) -> list[jax.Array]:
-    """Mean coefficients: two all-gathers, of values and of 16-bit places."""
-    ends = [sum(v.size for v in values[: j + 1]) for j in range(len(values))]
-    flat = jnp.concatenate([v.reshape(-1) for v in values])
-    where = jnp.concatenate([i.reshape(-1).astype(jnp.uint16) for i in places])
-    all_values = jnp.split(gather(flat, axis_name), ends, 1)
-    all_places = jnp.split(gather(where, axis_name), ends, 1)
-    out = []
-    for v, i, mine, c in zip(all_values, all_places, values, like, strict=False):
-        shape = (len(v), *mine.shape)
-        total = scatter(v.reshape(shape), i.reshape(shape).astype(jnp.int32), c.shape)
-        out.append(total / len(v))
-    return out
+    return Rival(optax.GradientTransformation(init, update), sends)
 
 
 def scatter(values: jax.Array, places: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Sums of the values (n, chunks, chosen) at their places in each chunk."""
-    chunk = jnp.arange(shape[0], dtype=jnp.int32)[None, :, None]
-    flat = (chunk * shape[1] + places).reshape(-1)
-    return jnp.zeros(math.prod(shape)).at[flat].add(values.reshape(-1)).reshape(shape)
+    """Sums of n workers' (n, chunks, chosen) at their places in each chunk."""
+    down, across, a, b = sides(shape)
+    chunk = jnp.arange(down * across, dtype=jnp.int32)[None, :, None]
+    flat = (chunk * (a * b) + places).reshape(-1)
+    total = jnp.zeros(math.prod(shape)).at[flat].add(values.reshape(-1))
+    return total.reshape(down * across, a * b)
 
 
 def sides(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
@@ -114,8 +103,7 @@ def transform(x: jax.Array) -> jax.Array:
     """The coefficients of each chunk: (chunks, elements of a chunk)."""
     down, across, a, b = sides(x.shape)
     blocks = x.reshape(down, a, across, b).swapaxes(1, 2)
-    out = cosines(a) @ blocks @ cosines(b).T
-    return out.reshape(down * across, a * b)
+    return (cosines(a) @ blocks @ cosines(b).T).reshape(down * across, a * b)
 
 
 def inverse(coefficients: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -131,14 +119,3 @@ def cosines(size: int) -> jax.Array:
     matrix = np.sqrt(2 / size) * np.cos(np.pi * (2 * i + 1) * k / (2 * size))
     matrix[0] /= np.sqrt(2)
     return jnp.asarray(matrix, jnp.float32)
-
-
-def demo_sends(params: Any, workers: int, step: int, chosen: int = 32) -> Sends:
-    """All-gathers of float32 values and of their places in 16 bits (which take 64 in
-    the authors' program)."""
-    del workers, step
-    k = 0
-    for x in jax.tree.leaves(params):
-        down, across, a, b = sides(x.shape)
-        k += down * across * min(chosen, a * b)
-    return [("all-gather", 4 * k), ("all-gather", 2 * k)]

@@ -1,32 +1,14 @@
-"""Any optax optimizer on gradients averaged over the workers: the baselines."""
+"""The baselines: an optax optimizer on gradients averaged over the workers."""
 
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 import optax
 
-from benchmarks.rivals.exchange import Sends, elements, mean, mean_sends
+from benchmarks.rivals.exchange import Rival, elements, mean_sends
+from examples.common import optimizers
 
 
-def averaged(
-    optimizer: optax.GradientTransformation,
-    axis_name: str,
-    dtype: Any = jnp.float32,
-) -> optax.GradientTransformation:
-    """``optimizer`` on mean gradients, which travel in ``dtype``."""
-
-    def exchange(grads: Any, _: Any) -> Any:
-        sent = jax.tree.map(lambda g: g.astype(dtype), grads)
-        means = mean(sent, axis_name)
-        return jax.tree.map(lambda m, g: m.astype(g.dtype), means, grads)
-
-    return optax.chain(optax.stateless(exchange), optimizer)
-
-
-def averaged_sends(
-    params: Any, workers: int, step: int, dtype: Any = jnp.float32
-) -> Sends:
-    """A mean of all gradients."""
-    del step
-    return mean_sends(elements(params), workers, dtype)
+def dense(optimizer: optax.GradientTransformation, axis_name: str) -> Rival:
+    """``optimizer`` on mean gradients, in float32."""
+    return Rival(
+        optimizers.dense(optimizer, axis_name),
+        lambda params, workers, _: mean_sends(elements(params), workers),
+    )

@@ -1,20 +1,12 @@
 """DiLoCo: local AdamW, and an outer step along the averaged parameter change."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from benchmarks.rivals.exchange import Sends, elements, mean, mean_sends
-from slamb_jax._axes import cond
-
-
-class DilocoState(NamedTuple):
-    count: jax.Array
-    inner: Any
-    anchor: Any  # where all workers last agreed, as params
-    trace: Any  # the outer momentum, as params
+from benchmarks.rivals.exchange import Rival, Sends, elements, mean, mean_sends
+from benchmarks.rivals.local import local_adamw
 
 
 def diloco(
@@ -23,7 +15,7 @@ def diloco(
     sync_every: int,
     outer_rate: float = 0.7,
     outer_momentum: float = 0.9,
-) -> optax.GradientTransformation:
+) -> Rival:
     r"""H local steps of AdamW, then one of Nesterov's momentum on their mean.
 
     At steps H, 2H, ... with a the parameters after the outer step before:
@@ -34,51 +26,20 @@ def diloco(
       b \leftarrow \mu b + \Delta \\
       a &\leftarrow a - \eta (\Delta + \mu b), \quad p \leftarrow a
 
-    AdamW's moments stay local. (Douillard et al., 2023,
-    https://arxiv.org/abs/2311.08105.)
+    (Douillard et al., 2023, https://arxiv.org/abs/2311.08105.)
     """
-    inner = optax.adamw(learning_rate, weight_decay=0.0)
+    mu, eta = outer_momentum, outer_rate
 
-    def init(params: Any) -> DilocoState:
-        copy = jax.tree.map(jnp.array, params)
-        return DilocoState(
-            jnp.zeros([], jnp.int32),
-            inner.init(params),
-            copy,
-            optax.tree.zeros_like(params),
-        )
+    def outer(anchor: Any, params: Any, trace: Any) -> tuple[Any, Any]:
+        there = mean(params, axis_name)
+        delta = jax.tree.map(lambda a, p: a - p, anchor, there)
+        trace = jax.tree.map(lambda b, d: mu * b + d, trace, delta)
+        step = jax.tree.map(lambda d, b: eta * (d + mu * b), delta, trace)
+        return jax.tree.map(lambda a, s: a - s, anchor, step), trace
 
-    def update(
-        updates: Any, state: DilocoState, params: Any
-    ) -> tuple[Any, DilocoState]:
-        updates, inner_state = inner.update(updates, state.inner, params)
-        count = optax.safe_increment(state.count)
+    def sends(params: optax.Params, workers: int, step: int) -> Sends:
+        due = step % sync_every == 0
+        return mean_sends(elements(params), workers) if due else []
 
-        def outer(updates: Any, params: Any, anchor: Any, trace: Any) -> tuple:
-            there = mean(optax.apply_updates(params, updates), axis_name)
-            delta = jax.tree.map(lambda a, p: a - p, anchor, there)
-            trace = jax.tree.map(lambda b, d: outer_momentum * b + d, trace, delta)
-            anchor = jax.tree.map(
-                lambda a, d, b: a - outer_rate * (d + outer_momentum * b),
-                anchor,
-                delta,
-                trace,
-            )
-            return jax.tree.map(lambda a, p: a - p, anchor, params), anchor, trace
-
-        def local(updates: Any, params: Any, anchor: Any, trace: Any) -> tuple:
-            del params
-            return updates, anchor, trace
-
-        operands = (updates, params, state.anchor, state.trace)
-        due = count % sync_every == 0
-        updates, anchor, trace = cond(due, outer, local, *operands)
-        return updates, DilocoState(count, inner_state, anchor, trace)
-
-    return optax.GradientTransformation(init, update)
-
-
-def diloco_sends(params: Any, workers: int, step: int, sync_every: int) -> Sends:
-    """A float32 mean of all parameters every H steps."""
-    due = step % sync_every == 0
-    return mean_sends(elements(params), workers) if due else []
+    tx = local_adamw(learning_rate, sync_every, optax.tree.zeros_like, outer)
+    return Rival(tx, sends, agreed=lambda step: step % sync_every == 0)

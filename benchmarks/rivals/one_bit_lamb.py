@@ -1,34 +1,26 @@
-"""1-bit LAMB: after a dense warm-up, the momentum travels as signs."""
+"""1-bit LAMB: after a dense warm-up, only signs of the momentum are communicated."""
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
-from benchmarks.rivals.exchange import (
-    Sends,
-    deal,
-    elements,
-    flatten,
-    gather,
-    mean,
-    mean_sends,
-    unflatten,
-)
-from slamb_jax._axes import cond
+from benchmarks.rivals.exchange import Rival, Sends, elements, mean, mean_sends
+from slamb_jax._tree.axes import cond
 
 
 class OneBitLambState(NamedTuple):
     count: jax.Array
-    mu: Any  # as params, like all trees here, float32
-    nu: Any  # frozen after the warm-up
-    fresh_nu: Any  # goes on, from rebuilt gradients
-    ratio: Any  # moving average of the trust ratio, a scalar a leaf
-    scale: Any  # of the momentum before signs are taken, a scalar a leaf
-    factor: Any  # of the frozen ratio, a scalar a leaf
-    error: jax.Array  # what the signs took from this worker's momentum, (d,)
-    owner_error: jax.Array  # and from the mean of the slice that it owns, (d / n,)
+    mu: optax.Updates  # as params, like all trees here, float32
+    nu: optax.Updates  # frozen after the warm-up
+    fresh_nu: optax.Updates  # goes on, from rebuilt gradients
+    ratio: optax.Params  # moving average of the trust ratio, a scalar a leaf
+    scale: optax.Params  # of the momentum before signs are taken, a scalar a leaf
+    factor: optax.Params  # of the frozen ratio, a scalar a leaf
+    worker_error: jax.Array  # what the signs took from this worker's momentum, (d,)
+    server_error: jax.Array  # and from the mean of the slice that it owns, (d / n,)
 
 
 def one_bit_lamb(
@@ -40,7 +32,7 @@ def one_bit_lamb(
     b2: float = 0.999,
     eps: float = 1e-6,
     weight_decay: float = 0.0,
-) -> optax.GradientTransformation:
+) -> Rival:
     r"""LAMB, and from ``warmup_steps`` on with a momentum of one bit an element.
 
     Warm-up, with mean gradients and no bias correction: :math:`u = m/(\sqrt v +
@@ -62,130 +54,127 @@ def one_bit_lamb(
     https://arxiv.org/abs/2104.06069.)
     """
 
-    def init(params: Any) -> OneBitLambState:
+    def init(params: optax.Params) -> OneBitLambState:
         zeros = [optax.tree.zeros_like(params, dtype=jnp.float32) for _ in range(3)]
-        ones = jax.tree.map(lambda p: jnp.ones([]), params)
-        padded = _padded(elements(params), workers)
-        return OneBitLambState(
-            jnp.zeros([], jnp.int32),
-            *zeros,
-            jax.tree.map(jnp.zeros_like, ones),
-            ones,
-            jax.tree.map(jnp.copy, ones),
-            jnp.zeros(padded),
-            jnp.zeros(padded // workers),
+        ratio, scale, factor = (
+            jax.tree.map(lambda p, x=x: jnp.full([], x), params) for x in (0.0, 1.0, 1.0)
         )
+        errors = [jnp.zeros(_padded(params, workers) // k) for k in (1, workers)]
+        count = jnp.zeros([], jnp.int32)
+        return OneBitLambState(count, *zeros, ratio, scale, factor, *errors)
 
     def update(
-        updates: Any, state: OneBitLambState, params: Any
-    ) -> tuple[Any, OneBitLambState]:
+        updates: optax.Updates, state: OneBitLambState, params: optax.Params
+    ) -> tuple[optax.Updates, OneBitLambState]:
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
         warm = state.count < warmup_steps
-        u, state = cond(warm, dense, compressed, updates, state, params)
+        u, new = cond(warm, dense, compressed, updates, state, params)
         u = jax.tree.map(lambda u, p: (-rate * u).astype(p.dtype), u, params)
-        return u, state
+        return u, new._replace(count=optax.safe_increment(state.count))
+
+    def direction(m: jax.Array, v: jax.Array, p: jax.Array) -> jax.Array:
+        return m / (jnp.sqrt(v) + eps) + weight_decay * p
 
     def dense(
-        grads: Any, state: OneBitLambState, params: Any
-    ) -> tuple[Any, OneBitLambState]:
+        grads: optax.Updates, state: OneBitLambState, params: optax.Params
+    ) -> tuple[optax.Updates, OneBitLambState]:
         g = mean(jax.tree.map(lambda g: g.astype(jnp.float32), grads), axis_name)
         mu = optax.tree.update_moment(g, state.mu, b1, 1)
         nu = optax.tree.update_moment(g, state.nu, b2, 2)
-        u = jax.tree.map(
-            lambda m, v, p: m / (jnp.sqrt(v) + eps) + weight_decay * p, mu, nu, params
-        )
+        u = jax.tree.map(direction, mu, nu, params)
         c = jax.tree.map(
             lambda p, u: jnp.clip(_quotient(_norm(p), _norm(u)), 0.01, 10.0), params, u
         )
         ratio = jax.tree.map(lambda old, c: 0.9 * old + 0.1 * c, state.ratio, c)
         u = jax.tree.map(lambda c, u: c * u, c, u)
-        count = optax.safe_increment(state.count)
-        return u, state._replace(count=count, mu=mu, nu=nu, ratio=ratio)
+        return u, state._replace(mu=mu, nu=nu, ratio=ratio)
 
     def compressed(
-        grads: Any, state: OneBitLambState, params: Any
-    ) -> tuple[Any, OneBitLambState]:
-        first = state.count == warmup_steps
-        fresh = jax.tree.map(
-            lambda v, f: jnp.where(first, v, f), state.nu, state.fresh_nu
-        )
-        scale = jax.tree.map(
-            lambda new, s: jnp.where(first, new, s), _scales(state.mu), state.scale
-        )
+        grads: optax.Updates, state: OneBitLambState, params: optax.Params
+    ) -> tuple[optax.Updates, OneBitLambState]:
+        def at_first(new: Any, old: Any) -> Any:
+            first = state.count == warmup_steps
+            return jax.tree.map(lambda a, b: jnp.where(first, a, b), new, old)
+
+        fresh = at_first(state.nu, state.fresh_nu)
+        scale = at_first(_scales(state.mu), state.scale)
         m = optax.tree.update_moment(grads, state.mu, b1, 1)
-        m = jax.tree.map(lambda m, s: m * s, m, scale)
-        flat, error, owner_error = sign_mean(
-            flatten(m), state.error, state.owner_error, axis_name
+        flat, unravel = ravel_pytree(jax.tree.map(lambda m, s: m * s, m, scale))
+        flat, *errors = sign_mean(
+            flat, state.worker_error, state.server_error, axis_name
         )
         mu = jax.tree.map(
             lambda m, s, v: jnp.where(v > 0, m / s, 0.0),
-            unflatten(flat, m),
+            unravel(flat),
             scale,
             state.nu,
         )
         g = jax.tree.map(lambda m, old: (m - b1 * old) / (1 - b1), mu, state.mu)
         fresh = optax.tree.update_moment(g, fresh, b2, 2)
+        u = jax.tree.map(direction, mu, state.nu, params)
 
-        def leaf(m: Any, v: Any, f: Any, p: Any, c: Any, last: Any) -> tuple:
-            u0 = m / (jnp.sqrt(v) + eps)
-            u = u0 + weight_decay * p
+        def next_factor(m: Any, v: Any, f: Any, u: Any, last: Any) -> jax.Array:
             factor = jnp.max((jnp.sqrt(v) + eps) / (jnp.sqrt(f) + eps))
-            share = jnp.minimum(_quotient(_norm(u0), _norm(u)), 1.0)
+            undecayed = _norm(m / (jnp.sqrt(v) + eps))
+            share = jnp.minimum(_quotient(undecayed, _norm(u)), 1.0)
             factor = jnp.clip(share * factor + 1 - share, 0.5, 4.0)
-            factor = jnp.clip(factor, 0.9 * last, 1.1 * last)
-            return c * factor * u, factor
+            return jnp.clip(factor, 0.9 * last, 1.1 * last)
 
-        both = jax.tree.map(
-            leaf, mu, state.nu, fresh, params, state.ratio, state.factor
-        )
-        pairs = jax.tree.structure(params).flatten_up_to(both)
-        u, factor = (
-            jax.tree.unflatten(jax.tree.structure(params), part)
-            for part in zip(*pairs, strict=True)
-        )
+        factor = jax.tree.map(next_factor, mu, state.nu, fresh, u, state.factor)
+        u = jax.tree.map(lambda c, f, u: c * f * u, state.ratio, factor, u)
         return u, OneBitLambState(
-            optax.safe_increment(state.count), mu, state.nu, fresh, state.ratio,
-            scale, factor, error, owner_error,
-        )  # fmt: skip
+            state.count, mu, state.nu, fresh, state.ratio, scale, factor, *errors
+        )
 
-    return optax.GradientTransformation(init, update)
+    def sends(params: optax.Params, workers: int, step: int) -> Sends:
+        # A bit an element, dealt out and gathered, each time with a float32 magnitude.
+        if step <= warmup_steps:
+            return mean_sends(elements(params), workers)
+        packed = _padded(params, workers) // 8
+        gathers = (4, packed // workers, 4)
+        return [("all-to-all", packed), *(("all-gather", size) for size in gathers)]
+
+    return Rival(optax.GradientTransformation(init, update), sends)
 
 
 def sign_mean(
-    x: jax.Array, error: jax.Array, owner_error: jax.Array, axis_name: str
+    x: jax.Array, worker_error: jax.Array, server_error: jax.Array, axis_name: str
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The mean of x (d,) over the workers as signs, and both new errors.
 
     Each worker sends each owner of a slice its signs and one magnitude; owners
     average, and send signs and a magnitude of that to all.
     """
-    d, n = x.size, error.size // owner_error.size
-    x = jnp.pad(x, (0, error.size - d)) + error
-    real = (jnp.arange(error.size, dtype=jnp.int32) < d).reshape(n, -1)
-    bits, magnitude, said = _signs(x.reshape(n, -1), real)
-    error = x - said.reshape(-1)
-    magnitudes = gather(magnitude, axis_name)
-    mine = _spread(deal(bits, axis_name), magnitudes[:, None])
+    d, n = x.size, worker_error.size // server_error.size
+    x = jnp.pad(x, (0, worker_error.size - d)) + worker_error
+    real = (jnp.arange(x.size, dtype=jnp.int32) < d).reshape(n, -1)
+    bits, magnitude, rounded = _signs(x.reshape(n, -1), real)
+    magnitudes = jax.lax.all_gather(magnitude, axis_name)
+    theirs = jax.lax.all_to_all(bits, axis_name, split_axis=0, concat_axis=0)
+    average = jnp.mean(_unpack(theirs, magnitudes[:, None]), 0)
     owned = real[jax.lax.axis_index(axis_name)]
-    y = jnp.where(owned, jnp.mean(mine, 0) + owner_error, 0.0)
-    bits, magnitude, said = _signs(y, owned)
-    out = _spread(gather(bits, axis_name), gather(magnitude, axis_name)[:, None])
-    return out.reshape(-1)[:d], error, y - said
+    y = jnp.where(owned, average + server_error, 0.0)
+    bits, magnitude, rounded_mean = _signs(y, owned)
+    all_bits, magnitudes = (
+        jax.lax.all_gather(part, axis_name) for part in (bits, magnitude)
+    )
+    out = _unpack(all_bits, magnitudes[:, None]).reshape(-1)[:d]
+    return out, x - rounded.reshape(-1), y - rounded_mean
 
 
 def _signs(x: jax.Array, real: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Packed signs, the magnitude ‖x‖/√N, and what the two say together."""
+    """Packed signs, the magnitude ‖x‖/√N, and the array that they encode."""
     magnitude = _norm(x) / jnp.sqrt(jnp.maximum(jnp.sum(real), 1).astype(jnp.float32))
-    said = jnp.where(real, jnp.where(x >= 0, magnitude, -magnitude), 0.0)
-    return jnp.packbits(x >= 0, axis=-1), magnitude, said
+    rounded = jnp.where(real, jnp.where(x >= 0, magnitude, -magnitude), 0.0)
+    return jnp.packbits(x >= 0, axis=-1), magnitude, rounded
 
 
-def _spread(bits: jax.Array, magnitude: jax.Array) -> jax.Array:
+def _unpack(bits: jax.Array, magnitude: jax.Array) -> jax.Array:
     positive = jnp.unpackbits(bits, axis=-1) == 1
     return jnp.where(positive, magnitude, -magnitude)
 
 
-def _scales(mu: Any) -> Any:
+def _scales(mu: optax.Updates) -> optax.Params:
     """What brings each leaf's RMS to the mean of them all."""
     rms = jax.tree.map(lambda m: _norm(m) / m.size**0.5, mu)
     leaves = jax.tree.leaves(rms)
@@ -203,19 +192,7 @@ def _quotient(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(defined, a / jnp.where(defined, b, 1.0), 1.0)
 
 
-def _padded(d: int, workers: int) -> int:
-    """d, up to where every owner's slice fills whole bytes."""
-    return d + -d % (8 * workers)
-
-
-def one_bit_lamb_sends(
-    params: Any, workers: int, step: int, warmup_steps: int
-) -> Sends:
-    """Warm-up: a float32 mean. Then a bit an element, dealt out and gathered, with a
-    float32 magnitude each time."""
+def _padded(params: optax.Params, workers: int) -> int:
+    """d, rounded up so that every owner's slice fills whole bytes."""
     d = elements(params)
-    if step <= warmup_steps:
-        return mean_sends(d, workers)
-    packed = _padded(d, workers) // 8
-    gathers = (4, packed // workers, 4)
-    return [("all-to-all", packed), *(("all-gather", size) for size in gathers)]
+    return d + -d % (8 * workers)

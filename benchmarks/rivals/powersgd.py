@@ -1,21 +1,39 @@
 """PowerSGD: gradients as products of two thin matrices, with error feedback."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.rivals.exchange import Sends, matrix_shape, mean
+from benchmarks.rivals.exchange import Rival, Sends, matrix_shape, mean
 
 
 class PowerSGDState(NamedTuple):
-    residual: Any  # float32, as params
-    q: list[jax.Array]  # of each leaf that is factored: (columns, rank), float32
+    residual: optax.Updates  # float32, as params
+    q: dict[int, jax.Array]  # by a leaf's number: (columns, rank), float32
 
 
-def powersgd(rank: int, axis_name: str, seed: int = 0) -> optax.GradientTransformation:
+def powersgd(
+    optimizer: optax.GradientTransformation, axis_name: str, rank: int
+) -> Rival:
+    """``optimizer`` on :func:`average_low_rank`."""
+
+    def sends(params: optax.Params, workers: int, step: int) -> Sends:
+        shapes = [x.shape for x in jax.tree.leaves(params)]
+        thin = [matrix_shape(shape) for shape in shapes if _factored(shape, rank)]
+        rest = sum(math.prod(shape) for shape in shapes if not _factored(shape, rank))
+        p, q = (rank * sum(sizes) for sizes in zip(*thin, strict=True))
+        return [("all-reduce", 4 * (p + rest)), ("all-reduce", 4 * q)]
+
+    link = average_low_rank(rank, axis_name)
+    return Rival(optax.chain(link, optimizer), sends)
+
+
+def average_low_rank(
+    rank: int, axis_name: str, seed: int = 0
+) -> optax.GradientTransformation:
     r"""Averages the gradients' projections on a subspace of few dimensions.
 
     For each leaf, seen as a matrix, with :math:`M = g + e` and Q from the last step:
@@ -26,52 +44,39 @@ def powersgd(rank: int, axis_name: str, seed: int = 0) -> optax.GradientTransfor
       Q &= \text{mean over workers of } M^T P, \quad u = P Q^T, \quad e = M - u
 
     Leaves of one dimension, and those that the factors would not make smaller, are
-    averaged whole. It goes in front of an optimizer. (Vogels et al., 2019,
-    https://arxiv.org/abs/1905.13727.)
+    averaged densely. (Vogels et al., 2019, https://arxiv.org/abs/1905.13727.)
     """
 
-    def init(params: Any) -> PowerSGDState:
+    def init(params: optax.Params) -> PowerSGDState:
         leaves = jax.tree.leaves(params)
         keys = jax.random.split(jax.random.key(seed), len(leaves))
-        q = [
-            jax.random.normal(key, (matrix_shape(x.shape)[1], rank))
-            for key, x in zip(keys, leaves, strict=True)
+        q = {
+            i: jax.random.normal(keys[i], (matrix_shape(x.shape)[1], rank))
+            for i, x in enumerate(leaves)
             if _factored(x.shape, rank)
-        ]
-        residual = optax.tree.zeros_like(params, dtype=jnp.float32)
-        return PowerSGDState(residual, q)
+        }
+        return PowerSGDState(optax.tree.zeros_like(params, dtype=jnp.float32), q)
 
     def update(
-        updates: Any, state: PowerSGDState, params: Any = None
-    ) -> tuple[Any, PowerSGDState]:
+        updates: optax.Updates,
+        state: PowerSGDState,
+        params: optax.Params | None = None,
+    ) -> tuple[optax.Updates, PowerSGDState]:
         del params
         gs, treedef = jax.tree.flatten(updates)
         es = treedef.flatten_up_to(state.residual)
         xs = [g.astype(jnp.float32) + e for g, e in zip(gs, es, strict=True)]
-        thin = [_factored(x.shape, rank) for x in xs]
-        ms = [
-            x.reshape(matrix_shape(x.shape))
-            for x, factored in zip(xs, thin, strict=True)
-            if factored
-        ]
-        ps = [m @ q for m, q in zip(ms, state.q, strict=True)]
-        whole = [x for x, factored in zip(xs, thin, strict=True) if not factored]
-        ps, whole = mean((ps, whole), axis_name)
-        ps = [jnp.linalg.qr(p)[0] for p in ps]
-        qs = mean([m.T @ p for m, p in zip(ms, ps, strict=True)], axis_name)
-
-        products = (p @ q.T for p, q in zip(ps, qs, strict=True))
-        rest = iter(whole)
-        us = [
-            (next(products) if factored else next(rest)).reshape(x.shape)
-            for x, factored in zip(xs, thin, strict=True)
-        ]
+        ms = {i: xs[i].reshape(matrix_shape(xs[i].shape)) for i in state.q}
+        rest = {i: x for i, x in enumerate(xs) if i not in ms}
+        ps, rest = mean(({i: m @ state.q[i] for i, m in ms.items()}, rest), axis_name)
+        ps = {i: jnp.linalg.qr(p)[0] for i, p in ps.items()}
+        qs = mean({i: m.T @ ps[i] for i, m in ms.items()}, axis_name)
+        us = rest | {i: (ps[i] @ qs[i].T).reshape(xs[i].shape) for i in ms}
         es = [
-            x - u if factored else jnp.zeros_like(x)
-            for x, u, factored in zip(xs, us, thin, strict=True)
+            x - us[i] if i in ms else jnp.zeros_like(x) for i, x in enumerate(xs)
         ]
-        us = [u.astype(g.dtype) for u, g in zip(us, gs, strict=True)]
-        return treedef.unflatten(us), PowerSGDState(treedef.unflatten(es), qs)
+        out = [us[i].astype(g.dtype) for i, g in enumerate(gs)]
+        return treedef.unflatten(out), PowerSGDState(treedef.unflatten(es), qs)
 
     return optax.GradientTransformation(init, update)
 
@@ -79,13 +84,3 @@ def powersgd(rank: int, axis_name: str, seed: int = 0) -> optax.GradientTransfor
 def _factored(shape: tuple[int, ...], rank: int) -> bool:
     rows, columns = matrix_shape(shape)
     return rows > 1 and rank * (rows + columns) < rows * columns
-
-
-def powersgd_sends(params: Any, workers: int, step: int, rank: int) -> Sends:
-    """Float32 means of P and of what is not factored, and then of Q."""
-    del workers, step
-    leaves = jax.tree.leaves(params)
-    thin = [matrix_shape(x.shape) for x in leaves if _factored(x.shape, rank)]
-    whole = sum(math.prod(x.shape) for x in leaves if not _factored(x.shape, rank))
-    p, q = (rank * sum(sizes) for sizes in zip(*thin, strict=True))
-    return [("all-reduce", 4 * (p + whole)), ("all-reduce", 4 * q)]

@@ -1,28 +1,16 @@
 """SparseLoCo: DiLoCo whose parameter change is cut to its largest and quantized."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
-from benchmarks.rivals.exchange import (
-    Sends,
-    elements,
-    flatten,
-    gather,
-    unflatten,
-)
-from slamb_jax._axes import cond
+from benchmarks.rivals.exchange import Rival, Sends, elements
+from benchmarks.rivals.local import local_adamw
 
 CHUNK = 4096  # places in a chunk take 12 bits
-
-
-class SparselocoState(NamedTuple):
-    count: jax.Array
-    inner: Any
-    anchor: Any  # where all workers last agreed, as params
-    residual: jax.Array  # what was not sent, float32, flat
 
 
 def sparseloco(
@@ -32,7 +20,7 @@ def sparseloco(
     chosen: int = 64,
     decay: float = 0.95,
     outer_rate: float = 1.0,
-) -> optax.GradientTransformation:
+) -> Rival:
     r"""H local steps of AdamW, then one of SGD on their compressed mean.
 
     At steps H, 2H, ... with a the parameters after the outer step before, and C the
@@ -46,44 +34,28 @@ def sparseloco(
     (Sarfi et al., 2025, https://arxiv.org/abs/2508.15706.) The two bits here are the
     sign, and which of two magnitudes: the means of those above and below the middle.
     """
-    inner = optax.adamw(learning_rate, weight_decay=0.0)
 
-    def init(params: Any) -> SparselocoState:
-        copy = jax.tree.map(jnp.array, params)
-        zeros = jnp.zeros(elements(params))
-        return SparselocoState(
-            jnp.zeros([], jnp.int32), inner.init(params), copy, zeros
-        )
+    def init(params: optax.Params) -> jax.Array:
+        return jnp.zeros(elements(params))  # the residual e, flat
 
-    def update(
-        updates: Any, state: SparselocoState, params: Any
-    ) -> tuple[Any, SparselocoState]:
-        updates, inner_state = inner.update(updates, state.inner, params)
-        count = optax.safe_increment(state.count)
+    def outer(anchor: Any, params: Any, residual: jax.Array) -> tuple[Any, jax.Array]:
+        change, unravel = ravel_pytree(jax.tree.map(lambda a, p: a - p, anchor, params))
+        x = decay * residual + change
+        code = compress(x, chosen)
+        alls = [jax.lax.all_gather(part, axis_name) for part in code]
+        step = unravel(sum_of(*alls, x.size) / len(alls[0]))
+        anchor = jax.tree.map(lambda a, s: a - outer_rate * s, anchor, step)
+        return anchor, x - sum_of(*(part[None] for part in code), x.size)
 
-        def outer(updates: Any, params: Any, anchor: Any, residual: Any) -> tuple:
-            there = optax.apply_updates(params, updates)
-            change = flatten(jax.tree.map(lambda a, p: a - p, anchor, there))
-            x = decay * residual + change
-            words, scales = compress(x, chosen)
-            residual = x - decompress(words, scales, x.size)
-            alls = gather(words, axis_name), gather(scales, axis_name)
-            step = sum_of(*alls, x.size) / len(alls[0])
-            anchor = jax.tree.map(
-                lambda a, s: a - outer_rate * s, anchor, unflatten(step, anchor)
-            )
-            return jax.tree.map(lambda a, p: a - p, anchor, params), anchor, residual
+    def sends(params: optax.Params, workers: int, step: int) -> Sends:
+        # 16 bits for each chosen (12 of place, 2 of value, 2 unused), and two float32
+        # magnitudes a chunk.
+        chunks = -(-elements(params) // CHUNK)
+        due = step % sync_every == 0
+        return due * [("all-gather", 2 * chunks * chosen), ("all-gather", 8 * chunks)]
 
-        def local(updates: Any, params: Any, anchor: Any, residual: Any) -> tuple:
-            del params
-            return updates, anchor, residual
-
-        operands = (updates, params, state.anchor, state.residual)
-        due = count % sync_every == 0
-        updates, anchor, residual = cond(due, outer, local, *operands)
-        return updates, SparselocoState(count, inner_state, anchor, residual)
-
-    return optax.GradientTransformation(init, update)
+    tx = local_adamw(learning_rate, sync_every, init, outer)
+    return Rival(tx, sends, agreed=lambda step: step % sync_every == 0)
 
 
 def compress(x: jax.Array, chosen: int) -> tuple[jax.Array, jax.Array]:
@@ -106,29 +78,11 @@ def compress(x: jax.Array, chosen: int) -> tuple[jax.Array, jax.Array]:
 
 
 def sum_of(words: jax.Array, scales: jax.Array, size: int) -> jax.Array:
-    """The sum of what several workers sent, as one vector."""
+    """The sum of what n workers compressed: (n, chunks, ...) to a vector."""
     word = words.astype(jnp.int32)
-    which = (word >> 13) & 1
-    value = jnp.take_along_axis(scales, which, -1)
+    value = jnp.take_along_axis(scales, (word >> 13) & 1, -1)
     value = jnp.where((word >> 12) & 1 == 1, -value, value)
     chunks = words.shape[-2]
     chunk = jnp.arange(chunks, dtype=jnp.int32)[None, :, None]
     place = (chunk * CHUNK + (word & (CHUNK - 1))).reshape(-1)
-    total = jnp.zeros(chunks * CHUNK).at[place].add(value.reshape(-1))
-    return total[:size]
-
-
-def decompress(words: jax.Array, scales: jax.Array, size: int) -> jax.Array:
-    """What one worker sent, as a vector."""
-    return sum_of(words[None], scales[None], size)
-
-
-def sparseloco_sends(
-    params: Any, workers: int, step: int, sync_every: int, chosen: int = 64
-) -> Sends:
-    """Every H steps all-gathers of 16 bits for each chosen (12 of place, 2 of value, 2
-    unused) and of two float32 magnitudes a chunk."""
-    del workers
-    chunks = -(-elements(params) // CHUNK)
-    due = step % sync_every == 0
-    return due * [("all-gather", 2 * chunks * chosen), ("all-gather", 8 * chunks)]
+    return jnp.zeros(chunks * CHUNK).at[place].add(value.reshape(-1))[:size]

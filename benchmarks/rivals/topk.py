@@ -7,11 +7,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.rivals.exchange import Sends, gather
+from benchmarks.rivals.exchange import Rival, Sends, gather
 
 
 class TopkState(NamedTuple):
-    residual: Any  # float32, as params
+    residual: optax.Updates  # float32, as params
+
+
+def topk(
+    optimizer: optax.GradientTransformation, axis_name: str, ratio: float
+) -> Rival:
+    """``optimizer`` on :func:`topk_with_error_feedback`."""
+
+    def sends(params: optax.Params, workers: int, step: int) -> Sends:
+        k = sum(_k(math.prod(x.shape), ratio) for x in jax.tree.leaves(params))
+        return 2 * [("all-gather", 4 * k)]  # float32 values and int32 indices
+
+    link = topk_with_error_feedback(ratio, axis_name)
+    return Rival(optax.chain(link, optimizer), sends)
 
 
 def topk_with_error_feedback(
@@ -21,48 +34,42 @@ def topk_with_error_feedback(
 
     With :math:`x = g + e` and T its :math:`\lceil ratio \cdot d\rceil` largest
     elements by magnitude: u = mean over workers of x on T, e = x off T. Each worker
-    chooses its own T, so indices travel, and what arrives grows with the workers.
-    (Stich et al., 2018, https://arxiv.org/abs/1809.07599.)
+    chooses its own T, so indices are communicated too, and what a worker receives
+    grows with the workers. (Stich et al., 2018, https://arxiv.org/abs/1809.07599.)
     """
 
-    def init(params: Any) -> TopkState:
+    def init(params: optax.Params) -> TopkState:
         return TopkState(optax.tree.zeros_like(params, dtype=jnp.float32))
 
     def update(
-        updates: Any, state: TopkState, params: Any = None
-    ) -> tuple[Any, TopkState]:
+        updates: optax.Updates, state: TopkState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, TopkState]:
         del params
-        gs, treedef = jax.tree.flatten(updates)
-        xs = [
-            (g.astype(jnp.float32) + e).reshape(-1)
-            for g, e in zip(gs, treedef.flatten_up_to(state.residual), strict=True)
-        ]
-        chosen = [jax.lax.top_k(jnp.abs(x), _k(x.size, ratio))[1] for x in xs]
-        values = [x[i] for x, i in zip(xs, chosen, strict=True)]
-        ends = [sum(i.size for i in chosen[: j + 1]) for j in range(len(chosen))]
-        all_values = jnp.split(gather(jnp.concatenate(values), axis_name), ends, 1)
-        all_chosen = jnp.split(gather(jnp.concatenate(chosen), axis_name), ends, 1)
-
-        def combine(g: jax.Array, v: jax.Array, i: jax.Array) -> jax.Array:
-            total = jnp.zeros(g.size).at[i.reshape(-1)].add(v.reshape(-1))
-            return (total / len(v)).reshape(g.shape).astype(g.dtype)
-
-        means = map(combine, gs, all_values, all_chosen)
-        rest = [
-            x.at[i].set(0.0).reshape(g.shape)
-            for g, x, i in zip(gs, xs, chosen, strict=True)
-        ]
-        return treedef.unflatten(means), TopkState(treedef.unflatten(rest))
+        xs = jax.tree.map(
+            lambda g, e: (g.astype(jnp.float32) + e).reshape(-1),
+            updates,
+            state.residual,
+        )
+        places = jax.tree.map(
+            lambda x: jax.lax.top_k(jnp.abs(x), _k(x.size, ratio))[1], xs
+        )
+        values = jax.tree.map(lambda x, i: x[i], xs, places)
+        means = jax.tree.map(
+            _mean_of, updates, gather(values, axis_name), gather(places, axis_name)
+        )
+        residual = jax.tree.map(
+            lambda g, x, i: x.at[i].set(0.0).reshape(g.shape), updates, xs, places
+        )
+        return means, TopkState(residual)
 
     return optax.GradientTransformation(init, update)
 
 
+def _mean_of(like: jax.Array, values: jax.Array, places: jax.Array) -> jax.Array:
+    """The mean of n workers' sparse arrays, in the shape and dtype of ``like``."""
+    total = jnp.zeros(like.size).at[places.reshape(-1)].add(values.reshape(-1))
+    return (total / len(values)).reshape(like.shape).astype(like.dtype)
+
+
 def _k(size: int, ratio: float) -> int:
     return min(size, math.ceil(ratio * size))
-
-
-def topk_sends(params: Any, workers: int, step: int, ratio: float) -> Sends:
-    """All-gathers of k float32 values and k int32 indices."""
-    del workers, step
-    k = sum(_k(math.prod(x.shape), ratio) for x in jax.tree.leaves(params))
-    return 2 * [("all-gather", 4 * k)]

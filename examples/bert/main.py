@@ -5,16 +5,8 @@ on the standard library's source, ``--config examples/bert/configs/large.yaml --
 DIR`` for phase 1 of BERT-Large.
 """
 
-from examples.bert.train import Config, sources, task
-from examples.common import loop, options, processes
-
-
-def main(config: Config) -> loop.Result:
-    mesh = processes.start(config)
-    result = loop.run(task(config, sources(config)), config, mesh)
-    loop.summary(result, config)
-    return result
-
+from examples.bert import train
+from examples.common import loop
 
 if __name__ == "__main__":
-    main(options.parse(Config, __doc__ or ""))
+    loop.main(train, __doc__ or "")

@@ -1,4 +1,4 @@
-"""What this program trains: BERT, to tell the tokens that were masked."""
+"""BERT, trained to predict the tokens that were masked."""
 
 import dataclasses
 from pathlib import Path
@@ -9,12 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+import slamb_jax
 from examples.bert import data
 from examples.bert.models import Bert
 from examples.common.inputs import Source
-from examples.common.loop import Task, Variables
+from examples.common.loop import Batch, Task, Variables
 from examples.common.optimizers import kernels
-from examples.common.options import Options
+from examples.common.options import AXIS, ExchangeOption, Options
+
+EXCHANGE = slamb_jax.Exchange(AXIS, sync_every=25, min_size=256)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,20 +38,18 @@ class Config(Options):
     files: tuple[Path, ...] = ()
     """Text to train on, files or folders. None: the standard library's source."""
     cache: Path = Path("runs/bert-tokens")
-    """Where tokenizer and tokens are kept; seen by all processes."""
+    """Where tokenizer and tokens are kept; all processes must see it."""
     batch_size: int = 8
     steps: int = 500
     warmup_steps: int = 100
     weight_decay: float = 0.01
     b3: float = 0.9
-    sync_every: int = 25
-    min_size: int = 256
-    """Leaves with fewer elements are exchanged whole."""
+    exchange: ExchangeOption = EXCHANGE
     out: Path = Path("runs/bert")
 
 
 def schedule(config: Config) -> optax.Schedule:
-    """Linear warm-up, then the root of what is left of the run."""
+    """Linear warm-up, then the square root of the remaining share of the run."""
     rate, warmup = config.learning_rate, config.warmup_steps
     rise = optax.linear_schedule(0.0, rate, warmup)
     fall = optax.polynomial_schedule(rate, 0.0, 0.5, max(1, config.steps - warmup))
@@ -61,7 +62,7 @@ def sources(config: Config) -> tuple[Source, Source]:
 
 
 def blank(config: Config) -> tuple[Source, Source]:
-    """Some sequences of nothing, in no memory."""
+    """Some empty sequences, without memory."""
     row = np.broadcast_to(np.uint16(0), 1000 * config.length)
     empty = data.Sequences(row, config.length)
     masked = data.Masked(empty, config.vocabulary)
@@ -71,6 +72,8 @@ def blank(config: Config) -> tuple[Source, Source]:
 def task(config: Config, sources: tuple[Source, Source]) -> Task:
     """Model, loss and schedule."""
     train, held_out = sources
+    masked = isinstance(train, data.Masked)
+    augment = None if masked else data.masking(config.vocabulary)
     model = Bert(
         config.vocabulary,
         config.layers,
@@ -86,7 +89,9 @@ def task(config: Config, sources: tuple[Source, Source]) -> Task:
         tokens = jnp.zeros((1, config.length), jnp.int32)
         return model.init(key, tokens, tokens[:, :1], train=False)["params"], {}
 
-    def apply(params: Any, batch: Any, **options: Any) -> tuple[jax.Array, jax.Array]:
+    def apply(
+        params: optax.Params, batch: Batch, **options: Any
+    ) -> tuple[jax.Array, jax.Array]:
         """Cross-entropy and whether the guess was right, by sequence and position."""
         logits = model.apply(
             {"params": params}, batch["tokens"], batch["positions"], **options
@@ -96,11 +101,11 @@ def task(config: Config, sources: tuple[Source, Source]) -> Task:
         )
         return losses, (jnp.argmax(logits, -1) == batch["labels"]).astype(jnp.float32)
 
-    def loss(params: Any, kept: Any, batch: Any, key: jax.Array) -> Any:
+    def loss(params: optax.Params, kept: Any, batch: Batch, key: jax.Array) -> Any:
         losses, right = apply(params, batch, train=True, rngs={"dropout": key})
         return jnp.mean(losses), (kept, {"accuracy": 100 * jnp.mean(right)})
 
-    def evaluate(params: Any, kept: Any, batch: Any) -> dict[str, jax.Array]:
+    def evaluate(params: optax.Params, kept: Any, batch: Batch) -> dict[str, jax.Array]:
         losses, right = apply(params, batch, train=False)
         weight = batch["weight"]
         return {
@@ -117,8 +122,6 @@ def task(config: Config, sources: tuple[Source, Source]) -> Task:
         held_out=held_out,
         schedule=schedule(config),
         steps=config.steps,
-        augment=None
-        if isinstance(train, data.Masked)
-        else data.masking(config.vocabulary),
+        augment=augment,
         decay_mask=kernels,
     )

@@ -1,165 +1,215 @@
-"""SLAMB beside dense LAMB: a byte-level transformer on real text, 8 workers.
+"""Loss against bytes: a byte-level transformer on real text, 8 simulated workers.
 
 Run from the root of the repository: ``python -m examples.byte_lm.main``. It trains on
-the source code of the Python standard library, or on ``--files`` of yours; prints a
-table, and writes a picture and the figures behind it to ``--out``. Other optimizers
-by name: ``--optimizer lars jointspar_lars``.
+the source code of the Python standard library, or on ``--files`` of yours, with dense
+LAMB and with SLAMB as published, in float32 and in few bytes, on the same batches; it
+prints a table, and writes a picture and the figures behind it to ``--out``.
 """
 
 import dataclasses
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import jax
 import matplotlib
 import tyro
+from jax.sharding import Mesh
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
 from examples.byte_lm import data
-from examples.byte_lm.train import AXIS, OPTIMIZERS, Config, Result, train
+from examples.byte_lm.methods import BUDGET, RATES, bytes_sent, method
+from examples.byte_lm.model import ByteLM, task
+from examples.common import processes, records
+from examples.common.options import HELP, exchange_settings
+from examples.common.simulated import Program, Run, Task, evaluation_steps, train
 from examples.hardware import hardware
 
+Name = Literal[
+    "lamb",
+    "slamb_paper",
+    "slamb_float32",
+    "slamb_few_bytes",
+    "slamb_large_batch",
+    "slamb_from_links",
+    "lars",
+    "jointspar_lars",
+]
 
-def worker_mesh(workers: int) -> jax.sharding.Mesh:
-    """A mesh of that many accelerators, or else of as many CPU devices."""
-    jax.config.update("jax_num_cpu_devices", workers)
-    devices = jax.devices()
-    if len(devices) < workers:
-        devices = jax.devices("cpu")
-    return jax.make_mesh((workers,), (AXIS,), devices=devices[:workers])
 
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of the job; the rates are tuned for these (see sweep.py)."""
 
-def progress_bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[loss]}"),
-        console=console,
+    optimizer: tuple[Name, ...] = (
+        "lamb",
+        "slamb_paper",
+        "slamb_float32",
+        "slamb_few_bytes",
     )
+    """Train with these, one after the other; shares of bytes are of the first's."""
+    rate: tuple[float, ...] = ()
+    """Peak learning rates, one for each optimizer; without, those in methods.py."""
+    workers: int = 8
+    steps: int = 500
+    batch: int = 8
+    """Sequences per worker and step."""
+    context: int = 64
+    """Bytes per sequence."""
+    layers: int = 3
+    width: int = 96
+    heads: int = 4
+    evaluations: int = 10
+    eval_batch: int = 512
+    """Sequences that are held out."""
+    seed: int = 0
+    files: tuple[Path, ...] = ()
+    """Train on these instead of the standard library."""
+    out: Path = Path("runs/byte_lm")
+
+    def __post_init__(self) -> None:
+        counts = ("workers", "steps", "batch", "context", "layers", "width", "heads")
+        for name in (*counts, "evaluations", "eval_batch"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an integer from 1, got {value!r}")
+        if self.width % self.heads:
+            raise ValueError(
+                f"width must be a multiple of heads, got {self.width} and {self.heads}"
+            )
+        if self.rate and len(self.rate) != len(self.optimizer):
+            raise ValueError(
+                f"rate must have one value for each of {len(self.optimizer)} "
+                f"optimizers, got {self.rate}"
+            )
+        for value in self.rate:
+            if not 0 <= value < math.inf:
+                raise ValueError(f"rate must be finite and not negative, got {value!r}")
+
+    def rates(self) -> Sequence[float]:
+        return self.rate or [RATES[name] for name in self.optimizer]
 
 
-def table(results: list[Result], config: Config, machine: str) -> Table:
-    dense = results[0]
+def job(config: Config) -> Task:
+    """The model and its text."""
+    files = data.text_files(config.files) if config.files else data.standard_library()
+    text, held_out = data.load(files, config.context)
+    print(
+        f"{len(text):,} bytes to train on, {len(held_out):,} held out, from "
+        f"{len(files):,} files"
+    )
+    model = ByteLM(config.layers, config.width, config.heads, config.context)
+    return task(model, text, held_out, config.eval_batch)
+
+
+def run(
+    name: str, rate: float, task: Task, config: Config, mesh: Mesh, settings: Any
+) -> Run:
+    """Trains with one optimizer; the exchange of a SLAMB takes ``settings``."""
+    chosen = method(name, config.steps, config.seed, settings)
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    program = Program(
+        task, chosen, workers=config.workers, batch=config.batch, steps=config.steps
+    )
+    with records.progress_bar(f"{chosen.name:20}", 0, config.steps) as show:
+
+        def report(step: int, losses: list[float]) -> None:
+            show(step, f"evaluation loss {losses[-1]:.3f}" if losses else "")
+
+        return train(
+            program,
+            rate,
+            config.seed,
+            due=evaluation_steps(config.steps, config.evaluations),
+            sent=bytes_sent(name, chosen, params, mesh),
+            report=report,
+        )
+
+
+def table(runs: list[Run], config: Config, machine: str) -> Table:
+    dense = runs[0].sent[-1]
     out = Table(
         title=f"{config.workers} workers x {config.batch} sequences of "
         f"{config.context} bytes, {config.steps} steps, seed {config.seed}",
-        caption=machine,
+        caption=f"workers simulated on one device; {machine}",
     )
-    heads = (
-        "optimizer",
-        "evaluation loss",
-        "KiB sent per step",
-        "share",
-        "ms per step",
-    )
-    for head in heads:
+    heads = "KiB sent per step", "share", "evaluation loss", "rate", "ms per step"
+    for head in ("optimizer", *heads):
         out.add_column(head, justify="left" if head == "optimizer" else "right")
-    for r in results:
+    for r in runs:
         out.add_row(
             r.name,
+            f"{r.sent[-1] / config.steps / 1024:.1f}",
+            f"{r.sent[-1] / dense:.3f}",
             f"{r.losses[-1]:.3f}",
-            f"{r.bytes_per_step / 1024:.1f}",
-            f"{r.bytes_per_step / dense.bytes_per_step:.3f}",
+            f"{r.rate:g}",
             f"{r.step_seconds * 1000:.0f}",
         )
     return out
 
 
-def picture(results: list[Result], path: Path) -> None:
+def picture(runs: list[Run], unit: str, path: Path) -> None:
+    """Loss against bytes, then against steps, one legend above both."""
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (by_step, by_bytes) = plt.subplots(
-        1, 2, figsize=(9, 3.6), sharey=True, layout="constrained"
+    figure, (by_bytes, by_step) = plt.subplots(
+        1, 2, figsize=(8.5, 3.8), sharey=True, layout="constrained"
     )
-    for r in results:
-        by_step.plot(r.steps, r.losses, marker="o", markersize=3, label=r.name)
-        sent = [s * r.bytes_per_step / 2**20 for s in r.steps]
-        by_bytes.plot(sent, r.losses, marker="o", markersize=3, label=r.name)
-    by_step.set(xlabel="step", ylabel="evaluation loss, nats per byte")
-    by_bytes.set(xlabel="MiB sent by each worker", xscale="log")
-    for axes in (by_step, by_bytes):
+    for r in runs:
+        mib = [sent / 2**20 for sent in r.sent]
+        by_bytes.plot(mib, r.losses, marker="o", markersize=4, label=r.name)
+        by_step.plot(r.steps, r.losses, marker="o", markersize=4)
+    by_bytes.set(
+        xlabel="MiB sent by each worker",
+        ylabel=f"evaluation loss, {unit}",
+        xscale="log",
+    )
+    by_step.set(xlabel="step")
+    for axes in (by_bytes, by_step):
         axes.grid(alpha=0.3, which="both")
-        axes.legend()
-    figure.savefig(path, dpi=150)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=len(runs), frameon=False)
+    figure.savefig(path, dpi=160)
+    plt.close(figure)
 
 
-def blocks_line(r: Result) -> str:
-    """Of JointSpar: what was asked for, what was drawn, what was learned."""
-    last = ", ".join(f"{k} {p[-1]:.2f}" for k, p in r.blocks["probabilities"].items())
+def blocks_line(r: Run) -> str:
+    """Of JointSpar: the blocks that were drawn, and the probabilities learned."""
+    last = ", ".join(f"{name} {p:.2f}" for name, p in r.probabilities[-1].items())
+    active = sum(sum(drawn.values()) for drawn in r.active) / len(r.active)
     return (
-        f"{r.name}: budget {r.blocks['budget']:g} of {len(r.blocks['probabilities'])} "
-        f"blocks, p_min {r.blocks['p_min']:.3g}; {r.blocks['active']:.3f} of them "
-        f"active on average; probabilities in the end: {last}"
+        f"{r.name}: {active:.2f} of {len(r.active[0])} blocks active on average, "
+        f"budget {BUDGET:g}; probabilities in the end: {last}"
     )
 
 
-def blocks_picture(r: Result, path: Path) -> None:
-    """The distribution over the blocks, step by step."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(5, 3.4), layout="constrained")
-    for name, p in r.blocks["probabilities"].items():
-        axes.plot(range(1, len(p) + 1), p, label=name)
-    axes.axhline(r.blocks["p_min"], color="gray", linestyle=":", label="p_min")
-    axes.set(xlabel="step", ylabel="probability to be trained", ylim=(0, 1.02))
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
-
-
-def main(config: Config) -> list[Result]:
-    console = Console()
+def main(config: Config, settings: dict[str, Any]) -> list[Run]:
     try:
         config.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SystemExit(f"--out: cannot write to {config.out}: {error}") from error
-    files = data.text_files(config.files) if config.files else data.standard_library()
-    text, held_out = data.load(files, config.context)
-    mesh = worker_mesh(config.workers)
-    machine = hardware(mesh.devices.flat[0])
-    console.print(
-        f"{len(text):,} bytes to train on, {len(held_out):,} held out, from "
-        f"{len(files):,} files"
-    )
-    results = []
-    with progress_bar(console) as bars:
-        for name, make in (OPTIMIZERS[choice] for choice in config.optimizer):
-            task = bars.add_task(f"{name:12}", total=config.steps, loss="compiling")
-
-            def report(step: int, losses: list[float], task: int = task) -> None:
-                loss = f"evaluation loss {losses[-1]:.3f}" if losses else ""
-                bars.update(task, completed=step, loss=loss)
-
-            tx = make(config)
-            results.append(train(name, tx, config, text, held_out, mesh, report))
-    console.print(table(results, config, machine))
-
-    wrote = [config.out / "curves.png", config.out / "results.json"]
-    picture(results, wrote[0])
-    for r in results:
-        if r.blocks:
+    task = job(config)
+    mesh = processes.local_mesh(config.workers)  # only to read bytes off programs
+    runs = [
+        run(name, rate, task, config, mesh, settings)
+        for name, rate in zip(config.optimizer, config.rates(), strict=True)
+    ]
+    console = Console()
+    console.print(table(runs, config, hardware(jax.devices()[0])))
+    for r in runs:
+        if r.active:
             console.print(blocks_line(r))
-            wrote.append(config.out / "blocks.png")
-            blocks_picture(r, wrote[-1])
-    figures = [dataclasses.asdict(r) for r in results]
-    wrote[1].write_text(json.dumps(figures, indent=1) + "\n")
-    console.print(f"Wrote {' and '.join(map(str, wrote))}")
-    return results
+    picture(runs, task.unit, config.out / "curves.png")
+    figures = json.dumps([dataclasses.asdict(r) for r in runs], indent=1)
+    (config.out / "results.json").write_text(figures + "\n")
+    console.print(f"Wrote curves.png and results.json to {config.out}")
+    return runs
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Config, description=__doc__))
+    settings, rest = exchange_settings()
+    main(tyro.cli(Config, args=rest, description=f"{__doc__} {HELP}"), settings)

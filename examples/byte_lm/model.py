@@ -1,13 +1,17 @@
-"""A small decoder-only transformer over bytes."""
+"""A small decoder-only transformer over bytes, and the task of training it."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-import slamb_jax
+from examples.byte_lm import data
+from examples.common.simulated import Task
+from slamb_jax import jointspar
 
 Active = Mapping[str, jax.Array] | None  # the blocks to train; None for all
 
@@ -44,7 +48,7 @@ class ByteLM(nn.Module):
         x = embed(tokens) + place[None, : tokens.shape[1]]
         for i in range(self.layers):
             block = Block(self.heads, name=f"Block_{i}")
-            x = slamb_jax.train_if(active, f"Block_{i}", block)(x)
+            x = jointspar.train_if(active, f"Block_{i}", block)(x)
         return embed.attend(nn.LayerNorm()(x))
 
 
@@ -62,4 +66,23 @@ def next_byte_loss(
         optax.softmax_cross_entropy_with_integer_labels(
             logits.astype(jnp.float32), text[:, 1:]
         )
+    )
+
+
+def task(
+    model: ByteLM, text: np.ndarray, held_out: np.ndarray, eval_batch: int
+) -> Task:
+    """Trains ``model`` on ``text``; evaluates it on a fixed sample of ``held_out``."""
+
+    def batches(size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
+        return data.batches(text, size, model.context, steps, seed)
+
+    (sample,) = data.batches(held_out, eval_batch, model.context, 1, seed=1)
+    first = jnp.zeros((1, model.context), jnp.int32)
+    return Task(
+        init=lambda key: model.init(key, first)["params"],
+        loss=functools.partial(next_byte_loss, model),
+        batches=batches,
+        held_out=sample,
+        unit="nats per byte",
     )

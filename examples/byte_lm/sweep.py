@@ -1,54 +1,47 @@
-"""Tunes the rates of both optimizers on the main job: one run for each setting.
+"""Tunes the peak rates of the main job's optimizers: one run for each rate.
 
-Run from the root of the repository: ``python -m examples.byte_lm.sweep``. About a
-minute a run on two cores.
+Run from the root of the repository: ``python -m examples.byte_lm.sweep``. Under a
+minute a run on two cores. Other optimizers by name: ``--job.optimizer slamb_large_batch``.
 """
 
 import dataclasses
-import itertools
+import math
 
+import jax
 import tyro
 
-from examples.byte_lm import data
-from examples.byte_lm.main import worker_mesh
-from examples.byte_lm.train import Config, lamb, slamb, train
+from examples.byte_lm.main import Config, job
+from examples.byte_lm.methods import method
+from examples.common.options import exchange_settings
+from examples.common.simulated import Program, train
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """The grid: LAMB over its rates, SLAMB over rates, freshness decays and H."""
+    """The optimizers of the job, each at all rates."""
 
-    base: Config
-    lamb_rates: tuple[float, ...] = (0.01, 0.015, 0.02, 0.03, 0.05)
-    slamb_rates: tuple[float, ...] = (0.01, 0.02, 0.03, 0.05)
-    b3s: tuple[float, ...] = (0.5, 0.7, 0.9)
-    sync_everys: tuple[int, ...] = (10, 25, 100)
+    job: Config
+    rates: tuple[float, ...] = (0.01, 0.0141, 0.02, 0.0283)
 
 
-def main(sweep: Sweep) -> None:
-    base = sweep.base
-    runs = [(lamb, {"lamb_rate": rate}) for rate in sweep.lamb_rates]
-    grid = itertools.product(sweep.slamb_rates, sweep.b3s, sweep.sync_everys)
-    runs += [
-        (slamb, {"slamb_rate": rate, "b3": b3, "sync_every": every})
-        for rate, b3, every in grid
-    ]
-    files = data.text_files(base.files) if base.files else data.standard_library()
-    text, held_out = data.load(files, base.context)
-    mesh = worker_mesh(base.workers)
-    for make, setting in runs:
-        config = dataclasses.replace(base, **setting)
-        result = train(
-            make.__name__,
-            make(config),
-            config,
-            text,
-            held_out,
-            mesh,
-            lambda step, losses: None,
+def main(sweep: Sweep, settings: dict[str, object]) -> None:
+    config, task = sweep.job, job(sweep.job)
+    for name in config.optimizer:
+        chosen = method(name, config.steps, config.seed, settings)
+        program = Program(
+            task, chosen, workers=config.workers, batch=config.batch, steps=config.steps
         )
-        print(f"{result.losses[-1]:.3f}  {result.name}  {setting}", flush=True)
+        losses = {}
+        for rate in sweep.rates:
+            run = train(program, rate, config.seed, due=[config.steps])
+            losses[rate] = run.losses[-1]
+            print(f"{losses[rate]:.3f}  {chosen.name}  rate {rate:g}", flush=True)
+        finite = {rate: x for rate, x in losses.items() if math.isfinite(x)}
+        if finite:
+            print(f"best: {min(finite, key=finite.__getitem__):g}", flush=True)
+        jax.clear_caches()
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Sweep, description=__doc__))
+    settings, rest = exchange_settings()
+    main(tyro.cli(Sweep, args=rest, description=__doc__), settings)

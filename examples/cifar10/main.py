@@ -4,16 +4,8 @@ Run from the root of the repository: ``python -m examples.cifar10.main`` for the
 ``--config examples/cifar10/configs/slamb.yaml --data-dir DIR`` for CIFAR-10.
 """
 
-from examples.cifar10.train import Config, sources, task
-from examples.common import loop, options, processes
-
-
-def main(config: Config) -> loop.Result:
-    mesh = processes.start(config)
-    result = loop.run(task(config, sources(config)), config, mesh)
-    loop.summary(result, config)
-    return result
-
+from examples.cifar10 import train
+from examples.common import loop
 
 if __name__ == "__main__":
-    main(options.parse(Config, __doc__ or ""))
+    loop.main(train, __doc__ or "")

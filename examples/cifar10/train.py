@@ -1,4 +1,4 @@
-"""What this program trains: images to labels, BatchNorm's statistics kept by worker."""
+"""A ResNet that classifies images; BatchNorm's statistics are each worker's own."""
 
 import dataclasses
 from pathlib import Path
@@ -8,12 +8,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import slamb_jax
 from examples.cifar10 import data
 from examples.cifar10.models import ResNet
 from examples.common import images
 from examples.common.inputs import Source
-from examples.common.loop import Task, Variables
-from examples.common.options import Options
+from examples.common.loop import Batch, Task, Variables
+from examples.common.options import AXIS, ExchangeOption, Options
+
+EXCHANGE = slamb_jax.Exchange(AXIS, sync_every=50, min_size=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +34,7 @@ class Config(Options):
     """Epochs after which the rate falls to a tenth."""
     learning_rate: float = 0.02
     b3: float = 0.9
-    min_size: int = 0
-    """Leaves with fewer elements are exchanged whole."""
+    exchange: ExchangeOption = EXCHANGE
     out: Path = Path("runs/cifar10")
 
 
@@ -48,7 +50,7 @@ def sources(config: Config) -> tuple[Source, Source]:
 
 
 def blank(config: Config) -> tuple[Source, Source]:
-    """As many black images as CIFAR-10 has, in no memory."""
+    """As many black images as CIFAR-10 has, without memory."""
     return images.blank(50_000, (32, 32, 3)), images.blank(10_000, (32, 32, 3))
 
 
@@ -64,7 +66,7 @@ def task(config: Config, sources: tuple[Source, Source]) -> Task:
         variables = model.init(key, train[0]["image"][None], train=False)
         return variables["params"], variables["batch_stats"]
 
-    def loss(params: Any, kept: Any, batch: Any, key: jax.Array) -> Any:
+    def loss(params: optax.Params, kept: Any, batch: Batch, key: jax.Array) -> Any:
         logits, new = model.apply(
             {"params": params, "batch_stats": kept},
             batch["image"],
@@ -75,7 +77,7 @@ def task(config: Config, sources: tuple[Source, Source]) -> Task:
         value = jnp.mean(images.cross_entropy(logits, batch["label"]))
         return value, (new["batch_stats"], {"accuracy": accuracy})
 
-    def evaluate(params: Any, kept: Any, batch: Any) -> dict[str, jax.Array]:
+    def evaluate(params: optax.Params, kept: Any, batch: Batch) -> dict[str, jax.Array]:
         variables = {"params": params, "batch_stats": kept}
         logits = model.apply(variables, batch["image"], train=False)
         return images.scores(logits, batch)

@@ -5,16 +5,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh
 
 from examples.common.options import Options
-from examples.common.processes import everywhere
+from examples.common.processes import replicated
 
 Leaves = dict[str, jax.Array]
 
 
-def spread(params: Any) -> jax.Array:
-    r"""Of replicas stacked along the first axis, relative to their mean's norm.
+def spread(params: optax.Params) -> jax.Array:
+    r"""Distance of the replicas from their mean, relative to its norm.
 
     :math:`\sqrt{\frac1n\sum_i\|p_i-\bar p\|^2}\,/\,\|\bar p\|`
     """
@@ -27,12 +28,12 @@ def spread(params: Any) -> jax.Array:
 
 
 def trust_ratios(
-    opt_state: Any, params: Any, b1: float, b2: float, eps: float
+    opt_state: optax.OptState, params: optax.Params, b1: float, b2: float, eps: float
 ) -> Leaves:
     r"""By leaf :math:`\|p\|/\|u\|` with Adam's u from m and v, mean over replicas.
 
-    Where both are stacked. Of whole leaves, without decay: the size of LAMB's ratio;
-    SLAMB has two, of the fresh part and of the stale.
+    Parameters and state have a leading replica axis. This is LAMB's ratio of a leaf,
+    without decay; SLAMB has two, of its fresh and of its stale coordinates.
     """
     found = [s for s in _states(opt_state) if hasattr(s, "mu") and hasattr(s, "nu")]
     if not found:
@@ -52,21 +53,23 @@ def trust_ratios(
     }
 
 
-def diagnose(options: Options, mesh: Mesh) -> Callable[[Any, Any], dict[str, Any]]:
+def diagnose(
+    options: Options, mesh: Mesh
+) -> Callable[[optax.Params, optax.OptState], dict[str, Any]]:
     """A function of parameters and optimizer state, for logs.
 
-    It sums over all workers, so ask it seldom: what it sends is not in the figures.
+    It sums over all workers, so call it seldom: the bytes counted leave it out.
     """
 
-    def both(params: Any, opt_state: Any) -> dict[str, Any]:
+    def both(params: optax.Params, opt_state: optax.OptState) -> dict[str, Any]:
         ratios = trust_ratios(opt_state, params, options.b1, options.b2, options.eps)
         return {"replica_spread": spread(params), "trust_ratio": ratios}
 
-    run = jax.jit(both, out_shardings=everywhere(mesh))
+    run = jax.jit(both, out_shardings=replicated(mesh))
     return lambda params, opt_state: jax.tree.map(float, run(params, opt_state))
 
 
-def _states(opt_state: Any) -> list[Any]:
+def _states(opt_state: optax.OptState) -> list[Any]:
     """All named tuples in a tree of optimizer states."""
     if not isinstance(opt_state, tuple):
         return []

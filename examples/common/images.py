@@ -1,4 +1,4 @@
-"""What the image programs share: digits, augmentation, scores, steps in an epoch."""
+"""Shared by the image programs: digits, augmentation, scores, steps in an epoch."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
-from examples.common.inputs import Arrays, Example, Source
+from examples.common.inputs import Arrays, Augment, Example, Source
 from examples.common.options import Options
 
 
@@ -27,12 +27,12 @@ def digits() -> tuple[Arrays, Arrays]:
 
 
 def blank(number: int, shape: tuple[int, ...]) -> Arrays:
-    """Black images, in no memory: shapes to compile for."""
+    """Black images that take no memory: shapes to compile for."""
     image = np.broadcast_to(np.zeros((), np.float32), (number, *shape))
     return Arrays(image=image, label=np.zeros(number, np.int32))
 
 
-def shifted(pixels: int, flip: bool) -> object:
+def shifted(pixels: int, flip: bool) -> Augment:
     """Augmentation: a random crop of the padded image, and half of them mirrored."""
 
     def augment(example: Example, rng: np.random.Generator) -> Example:

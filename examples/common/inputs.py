@@ -1,13 +1,14 @@
-"""Batches by grain: shuffled, shared out among the workers, to be resumed anywhere."""
+"""Batches by grain: shuffled, split among the workers, resumable anywhere."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import grain
 import jax
 import numpy as np
 
-Example = dict[str, np.ndarray]
+Example: TypeAlias = dict[str, np.ndarray]
+Augment: TypeAlias = Callable[[Example, np.random.Generator], Example]
 THREADS = grain.ReadOptions(num_threads=4, prefetch_buffer_size=16)
 
 
@@ -40,13 +41,13 @@ def training(
     batch_size: int,
     workers: int,
     seed: int,
-    augment: Callable[[Example, np.random.Generator], Example] | None = None,
+    augment: Augment | None = None,
 ) -> grain.DatasetIterator:
-    """Batches without end for the workers of this process, joined.
+    """An endless stream of batches for all workers of this process.
 
-    Batch t of all workers together is the same for any number of processes. Epochs
-    follow one another without a cut, each in an order of its own; ``augment`` draws
-    anew at every visit. ``get_state`` and ``set_state`` are the position.
+    Batch t of all workers together is the same for any number of processes. Every
+    epoch has an order of its own, and a batch may span two; ``augment`` draws anew at
+    every visit. ``get_state`` and ``set_state`` are the position.
     """
     if len(source) < 1:
         raise SystemExit("there are no examples to train on")
@@ -61,18 +62,18 @@ def training(
 def held_out(source: Source, size: int) -> Iterator[Example]:
     """Each example once, in batches of ``size`` over all processes.
 
-    The last batch is filled up; ``weight`` is 1 for an example and 0 for filling.
+    The last batch is padded; ``weight`` is 1 for an example and 0 for padding.
     """
     if size % jax.process_count():
         raise ValueError(f"size must split over processes, got {size}")
-    batches = grain.MapDataset.source(_Filled(source, size))
+    batches = grain.MapDataset.source(_Padded(source, size))
     batches = batches.batch(size // jax.process_count())
     mine = batches[jax.process_index() :: jax.process_count()]
     return iter(mine.to_iter_dataset(THREADS))
 
 
-class _Filled:
-    """``source`` with its last example repeated, without weight, to whole batches."""
+class _Padded:
+    """``source`` with its last example repeated, at weight 0, up to full batches."""
 
     def __init__(self, source: Source, size: int) -> None:
         self.source, self.size = source, size

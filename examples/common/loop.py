@@ -1,12 +1,13 @@
-"""The training loop that all programs share."""
+"""The programs' training loop: sharded, with checkpoints, watchdog and records."""
 
 import dataclasses
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
+import grain
 import jax
 import numpy as np
 import optax
@@ -16,10 +17,11 @@ from rich.console import Console
 import slamb_jax
 from examples.common import inputs, options, processes, records
 from examples.common.diagnostics import diagnose
-from examples.common.optimizers import Traffic, optimizer, traffic
+from examples.common.optimizers import exchange_of, optimizer, traffic
 from examples.common.options import Options
 
-Variables = tuple[Any, Any]  # parameters, and what else a model keeps: BatchNorm's
+Variables: TypeAlias = tuple[optax.Params, Any]  # and what else a model keeps
+Batch: TypeAlias = dict[str, jax.Array]
 STOPPED = 128 + 15  # the exit status of a run that SIGTERM stopped
 
 
@@ -27,33 +29,45 @@ STOPPED = 128 + 15  # the exit status of a run that SIGTERM stopped
 class Task:
     """What a program trains.
 
-    ``loss`` is of one worker's batch and random key and also gives what the model keeps
-    and further metrics. ``evaluate`` gives sums over a batch, among them ``"weight"``,
-    by which the others are divided; examples have a weight each.
+    ``loss(params, kept, batch, key)`` of one worker returns the loss and ``(kept,
+    metrics)``. ``evaluate(params, kept, batch)`` returns sums over a batch, among them
+    ``"weight"``, by which the others are divided; examples have a weight each.
     """
 
     init: Callable[[jax.Array], Variables]
-    loss: Callable[[Any, Any, Any, jax.Array], tuple[jax.Array, tuple[Any, dict]]]
-    evaluate: Callable[[Any, Any, Any], dict[str, jax.Array]]
+    loss: Callable[..., tuple[jax.Array, tuple[Any, dict[str, jax.Array]]]]
+    evaluate: Callable[[optax.Params, Any, Batch], dict[str, jax.Array]]
     source: inputs.Source
     held_out: inputs.Source
     schedule: optax.Schedule
     steps: int
-    augment: Callable[..., inputs.Example] | None = None
-    decay_mask: Any = None
+    augment: inputs.Augment | None = None
+    decay_mask: Callable[[optax.Params], optax.Params] | None = None
+
+
+class Program(Protocol):
+    """The module ``train`` of a program."""
+
+    Config: type[Options]
+
+    def sources(self, config: Any) -> tuple[inputs.Source, inputs.Source]:
+        """What to train on, and what to evaluate on."""
+
+    def task(self, config: Any, sources: tuple[inputs.Source, inputs.Source]) -> Task:
+        """Model, loss and schedule."""
 
 
 class State(NamedTuple):
     """Of a worker; in arrays of all workers, as ``slamb_jax.replicate`` makes them."""
 
-    params: Any
+    params: optax.Params
     kept: Any
-    opt_state: Any
+    opt_state: optax.OptState
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a run gave."""
+    """The outcome of a run."""
 
     step: int
     metrics: dict[str, float]  # of the last evaluation
@@ -68,10 +82,25 @@ class Result:
         return cls(**json.loads(path.read_text())) if path.exists() else None
 
 
+def main(program: Program, description: str) -> None:
+    """Runs a program with the options of the command line."""
+    config = options.parse(program.Config, description)
+    mesh = processes.start(config)
+    result = run(program.task(config, program.sources(config)), config, mesh)
+    if jax.process_index() == 0:
+        Console().print(
+            f"{config.optimizer}: {_note(result.metrics)} after {result.step} steps; "
+            f"each worker sent {result.bytes_sent / 2**20:.2f} MiB; "
+            f"{result.step_seconds * 1000:.0f} ms per step. In {config.out}"
+        )
+
+
 def make_step(task: Task, tx: optax.GradientTransformation) -> Callable[..., Any]:
     """A step of one worker; the gradient is its own, not an average."""
 
-    def step(state: State, batch: Any, key: jax.Array) -> tuple[State, dict]:
+    def step(
+        state: State, batch: Batch, key: jax.Array
+    ) -> tuple[State, dict[str, jax.Array]]:
         (loss, (kept, metrics)), grads = jax.value_and_grad(task.loss, has_aux=True)(
             state.params, state.kept, batch, key
         )
@@ -82,8 +111,30 @@ def make_step(task: Task, tx: optax.GradientTransformation) -> Callable[..., Any
     return step
 
 
+def compiled_step(task: Task, o: Options, mesh: Mesh) -> Callable[..., Any]:
+    """The step of all workers, ``(state, batch, key)``."""
+    tx = optimizer(o, task.schedule, task.decay_mask)
+    return slamb_jax.per_worker_step(make_step(task, tx), mesh, exchange_of(o))
+
+
+def shapes(task: Task, o: Options) -> tuple[State, Any, jax.Array]:
+    """The arguments of the compiled step, without memory."""
+    tx = optimizer(o, task.schedule, task.decay_mask)
+    key = jax.random.key(0)
+    params, kept = jax.eval_shape(task.init, key)
+    state = State(params, kept, jax.eval_shape(tx.init, params))
+
+    def leading(tree: Any, n: int) -> Any:
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((n, *np.shape(x)), x.dtype), tree
+        )
+
+    batch = leading(task.source[0], o.workers * o.batch_size)
+    return leading(state, o.workers), batch, key
+
+
 def run(task: Task, o: Options, mesh: Mesh) -> Result:
-    """Trains to the end, or to SIGTERM; goes on where a run in ``o.out`` stopped."""
+    """Trains to the end, or to SIGTERM; resumes a run that was stopped in ``o.out``."""
     started = o.out / "options.yaml"
     if started.exists():
         options.check_same_run(o, started)
@@ -91,12 +142,10 @@ def run(task: Task, o: Options, mesh: Mesh) -> Result:
         return result
     if task.steps < 1:
         raise SystemExit("--epochs: not one step of all workers; ask for more")
-    tx = optimizer(o, task.schedule, task.decay_mask)
     stream = inputs.training(task.source, o.batch_size, o.workers, o.seed, task.augment)
     params, kept = jax.jit(task.init)(jax.random.key(o.seed))
-    state = State(params, kept, tx.init(params))
-    state = slamb_jax.replicate(state, mesh, processes.AXIS)
-    sent = traffic(o, params, mesh)
+    opt_state = optimizer(o, task.schedule, task.decay_mask).init(params)
+    state = slamb_jax.replicate(State(params, kept, opt_state), mesh, exchange_of(o))
     kept_in = o.out / "checkpoints"
     with slamb_jax.Checkpoints(kept_in, asynchronous=True) as checkpoints:
         start = 0
@@ -110,7 +159,7 @@ def run(task: Task, o: Options, mesh: Mesh) -> Result:
         ):
             if jax.process_index() == 0:
                 started.write_text(options.as_text(o))
-            loop = _Loop(task, o, mesh, tx, sent, checkpoints, log, stop, watchdog)
+            loop = _Loop(task, o, mesh, params, checkpoints, log, stop, watchdog)
             result = loop.train(state, stream, start)
     if result is None:
         raise SystemExit(STOPPED)
@@ -120,67 +169,48 @@ def run(task: Task, o: Options, mesh: Mesh) -> Result:
     return result
 
 
-def shapes(task: Task, o: Options, mesh: Mesh) -> tuple[State, Any, jax.Array]:
-    """What the compiled step takes, in no memory."""
-    tx = optimizer(o, task.schedule, task.decay_mask)
-    key = jax.random.key(0)
-    params, kept = jax.eval_shape(task.init, key)
-    state = State(params, kept, jax.eval_shape(tx.init, params))
-
-    def joined(x: Any, *lead: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype)
-
-    batch = jax.tree.map(
-        lambda x: joined(np.asarray(x), o.workers * o.batch_size), task.source[0]
-    )
-    return jax.tree.map(lambda x: joined(x, o.workers), state), batch, key
-
-
-@dataclasses.dataclass
 class _Loop:
-    task: Task
-    o: Options
-    mesh: Mesh
-    tx: optax.GradientTransformation
-    sent: Traffic
-    checkpoints: slamb_jax.Checkpoints
-    log: records.Records
-    stop: processes.Stop
-    watchdog: slamb_jax.Watchdog
+    def __init__(
+        self,
+        task: Task,
+        o: Options,
+        mesh: Mesh,
+        params: optax.Params,
+        checkpoints: slamb_jax.Checkpoints,
+        log: records.Records,
+        stop: processes.Stop,
+        watchdog: slamb_jax.Watchdog,
+    ) -> None:
+        self.task, self.o, self.mesh = task, o, mesh
+        self.checkpoints, self.log, self.stop = checkpoints, log, stop
+        self.watchdog = watchdog
+        self.sent, self.dense = traffic(o, params, mesh)
+        self.program = compiled_step(task, o, mesh)
+        self.diagnosed, self.scored = diagnose(o, mesh), evaluator(task, o, mesh)
+        self.mean = jax.jit(
+            lambda x: jax.tree.map(lambda x: x.mean(), x),
+            out_shardings=processes.replicated(mesh),
+        )
 
-    def train(self, state: State, stream: Any, start: int) -> Result | None:
+    def train(
+        self, state: State, stream: grain.DatasetIterator, start: int
+    ) -> Result | None:
         """To the end; None if it was stopped, and saved."""
         o, last = self.o, self.task.steps
-        diagnosed, evaluated = (
-            diagnose(o, self.mesh),
-            evaluator(self.task, o, self.mesh),
-        )
-        program = slamb_jax.per_worker_step(
-            make_step(self.task, self.tx), self.mesh, processes.AXIS
-        )
-        mean = jax.jit(
-            lambda x: jax.tree.map(lambda x: x.mean(), x),
-            out_shardings=processes.everywhere(self.mesh),
-        )
         scores: dict[str, float] = {}
         times: list[float] = []
-
-        def evaluate(step: int) -> None:
-            scores.update(evaluated(state))
-            self.log.write(step, scores | diagnosed(state.params, state.opt_state))
-
         with records.progress_bar(o.optimizer, start, last) as show:
             for step in range(start + 1, last + 1):
                 self.watchdog.beat(step)
                 began = time.perf_counter()
-                state, metrics = self.one_step(program, state, stream, step)
+                state, metrics = self.one_step(state, stream, step)
                 times.append(time.perf_counter() - began)
                 if step % o.log_every == 0 or step == last:
-                    metrics = jax.tree.map(float, mean(metrics))
-                    self.log.write(step, metrics | self.rates(step, times))
-                    show(step, _note(metrics | scores))
+                    means = jax.tree.map(float, self.mean(metrics))
+                    self.log.write(step, means | self.rates(step, times))
+                    show(step, _note(means | scores))
                 if step % o.eval_every == 0 or step == last:
-                    evaluate(step)
+                    scores = self.evaluate(state, step)
                 stopped = self.stop.at(step) and step < last
                 if stopped or step % o.checkpoint_every == 0 or step == last:
                     self.checkpoints.save(step, state, inputs.position(stream))
@@ -188,21 +218,21 @@ class _Loop:
                     self.leave(step)
                     return None
             if not times:  # stopped after the last step and before the end
-                evaluate(last)
+                scores = self.evaluate(state, last)
             show(last, _note(scores))
         seconds = float(np.median(times[1:] or times or [0.0]))
-        sent = self.sent.until(last), self.sent.dense * last
+        sent = self.sent.until(last), self.dense.until(last)
         return Result(last, scores, *sent, seconds)
 
     def one_step(
-        self, program: Any, state: State, stream: Any, step: int
-    ) -> tuple[State, Any]:
-        """One update, done when this returns; reported is its last mini-step."""
+        self, state: State, stream: grain.DatasetIterator, step: int
+    ) -> tuple[State, dict[str, jax.Array]]:
+        """One update, done when this returns; the metrics are the last mini-step's."""
         every = self.o.accumulate_steps
         for mini in range((step - 1) * every, step * every):
             batch = processes.split(self.mesh, next(stream))
             key = jax.random.fold_in(jax.random.key(self.o.seed), mini)
-            state, metrics = program(state, batch, key)
+            state, metrics = self.program(state, batch, key)
         jax.block_until_ready(metrics)
         return state, metrics
 
@@ -213,18 +243,23 @@ class _Loop:
             "steps_per_second": 1 / float(np.median(times[-self.o.log_every :])),
         }
 
+    def evaluate(self, state: State, step: int) -> dict[str, float]:
+        scores = self.scored(state)
+        self.log.write(step, scores | self.diagnosed(state.params, state.opt_state))
+        return scores
+
     def leave(self, step: int) -> None:
         self.checkpoints.wait()
         if jax.process_index() == 0:
-            told = f"Stopped and saved at step {step}; the same command goes on."
-            Console().print(told)
+            text = f"Stopped and saved at step {step}; the same command resumes."
+            Console().print(text)
 
 
 def evaluator(
     task: Task, o: Options, mesh: Mesh
 ) -> Callable[[State], dict[str, float]]:
     """A function of the replicas: the scores of their mean on all that is held out."""
-    same = processes.everywhere(mesh)
+    same = processes.replicated(mesh)
     run = jax.jit(task.evaluate, out_shardings=same)
     size = o.batch_size * mesh.size
 
@@ -247,13 +282,3 @@ def evaluator(
 
 def _note(metrics: dict[str, float]) -> str:
     return ", ".join(f"{name} {x:.4g}" for name, x in metrics.items())
-
-
-def summary(result: Result, o: Options) -> None:
-    """The end of a run, on the terminal of process 0."""
-    if jax.process_index() == 0:
-        Console().print(
-            f"{o.optimizer}: {_note(result.metrics)} after {result.step} steps; each "
-            f"worker sent {result.bytes_sent / 2**20:.2f} MiB; "
-            f"{result.step_seconds * 1000:.0f} ms per step. In {Path(o.out)}"
-        )

@@ -1,6 +1,7 @@
-"""SLAMB, dense LAMB and SGD with momentum from the same options, and what they send."""
+"""SLAMB, dense LAMB and SGD with momentum from the same options, and their bytes."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,30 +9,41 @@ import optax
 from jax.sharding import Mesh
 
 import slamb_jax
-from examples.common.options import Options
-from examples.common.processes import AXIS
-
-
-def optimizer(
-    options: Options, schedule: optax.Schedule, mask: Any = None
-) -> optax.GradientTransformationExtraArgs:
-    """The chain that ``options`` name; ``mask`` says which leaves decay."""
-    clip = optax.identity()
-    if options.clip_norm is not None:
-        clip = optax.clip_by_global_norm(options.clip_norm)
-    if options.optimizer == "slamb":
-        tx = optax.chain(clip, _slamb(options, schedule, mask))
-    else:
-        tx = optax.chain(_mean, clip, _dense(options, schedule, mask))
-    if options.accumulate_steps > 1:
-        tx = slamb_jax.accumulate(tx, options.accumulate_steps)
-    return optax.with_extra_args_support(tx)
-
+from examples.common.options import AXIS, Options
+from examples.common.traffic import Traffic, dense_traffic, slamb_traffic
 
 UNDECAYED = {"bias", "scale", "relative_position_bias"}
 
 
-def kernels(params: Any) -> Any:
+def dense(
+    tx: optax.GradientTransformation, axis_name: str
+) -> optax.GradientTransformationExtraArgs:
+    """The baseline: averages gradients over the workers at every step, then ``tx``."""
+    mean = optax.stateless(lambda grads, _: jax.lax.pmean(grads, axis_name))
+    return optax.with_extra_args_support(optax.chain(mean, tx))
+
+
+def slamb_from_links(
+    learning_rate: optax.ScalarOrSchedule,
+    exchange: slamb_jax.Exchange,
+    *,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    b3: float = 0.7,
+    eps: float = 1e-6,
+    nu_of: str = "gradient",
+) -> optax.GradientTransformationExtraArgs:
+    """SLAMB built link by link: the same steps as ``slamb_jax.slamb``."""
+    return optax.chain(
+        slamb_jax.mask_momentum(exchange, b1, b2, eps, nu_of=nu_of),
+        slamb_jax.layerwise_trust_ratio(exchange, b3),
+        slamb_jax.elementwise_rescale(exchange, b3),
+        optax.scale_by_learning_rate(learning_rate),
+        slamb_jax.average_parameters_every(exchange),
+    )
+
+
+def kernels(params: optax.Params) -> optax.Params:
     """A decay mask: not biases, norms and tables of positions, by name.
 
     By name, since the biases of Flax's attention have two dimensions.
@@ -41,114 +53,59 @@ def kernels(params: Any) -> Any:
     )
 
 
+def optimizer(
+    o: Options, schedule: optax.Schedule, mask: Any = None
+) -> optax.GradientTransformationExtraArgs:
+    """The chain that the options name; ``mask`` says which leaves decay."""
+    clip = optax.identity()
+    if o.clip_norm is not None:
+        clip = optax.clip_by_global_norm(o.clip_norm)
+    if o.optimizer == "slamb":
+        tx = optax.chain(clip, _slamb(o, schedule, mask)(exchange_of(o)))
+    else:
+        tx = dense(optax.chain(clip, _dense(o, schedule, mask)), AXIS)
+    if o.accumulate_steps > 1:
+        tx = slamb_jax.accumulate(tx, o.accumulate_steps)
+    return optax.with_extra_args_support(tx)
+
+
+def exchange_of(o: Options) -> slamb_jax.Exchange:
+    """The run's exchange: unless it has a seed of its own, with the run's."""
+    if isinstance(o.exchange.selection, str) and o.exchange.seed is None:
+        return dataclasses.replace(o.exchange, seed=o.seed)
+    return o.exchange
+
+
+def traffic(o: Options, params: optax.Params, mesh: Mesh) -> tuple[Traffic, Traffic]:
+    """What the optimizer sends, and what averaging the gradients would send."""
+    every = dense_traffic(dense(optax.sgd(1.0), AXIS), o.exchange, params, mesh)
+    if o.optimizer != "slamb":
+        return every, every
+    make = _slamb(o, optax.constant_schedule(o.learning_rate), None)
+    return slamb_traffic(make, exchange_of(o), params, mesh), every
+
+
 def _slamb(
-    options: Options, schedule: optax.Schedule, mask: Any
-) -> optax.GradientTransformation:
-    return slamb_jax.slamb(
+    o: Options, schedule: optax.Schedule, mask: Any
+) -> Callable[[slamb_jax.Exchange], optax.GradientTransformation]:
+    return lambda exchange: slamb_jax.slamb(
         schedule,
-        axis_name=AXIS,
-        compress_ratio=options.compress_ratio,
-        b1=options.b1,
-        b2=options.b2,
-        b3=options.b3,
-        eps=options.eps,
-        weight_decay=options.weight_decay,
+        exchange,
+        b1=o.b1,
+        b2=o.b2,
+        b3=o.b3,
+        eps=o.eps,
+        weight_decay=o.weight_decay,
         mask=mask,
-        sync_every=options.sync_every,
-        form=options.form,
-        min_size=options.min_size,
-        nu_of=options.nu_of,
-        payload=_codes(options.payload),
-        average_payload=_codes(options.average_payload),
-        seed=options.seed,
+        form=o.form,
+        nu_of=o.nu_of,
     )
-
-
-def _codes(name: str | None) -> Any:
-    """What the library calls a payload of that name."""
-    bits = {"8bit": 8, "4bit": 4}
-    return slamb_jax.StochasticUniform(bits[name]) if name in bits else name
-
-
-_mean = optax.stateless(
-    lambda grads, _: slamb_jax.average_parameters(grads, axis_name=AXIS)
-)
 
 
 def _dense(
-    options: Options, schedule: optax.Schedule, mask: Any
+    o: Options, schedule: optax.Schedule, mask: Any
 ) -> optax.GradientTransformation:
-    if options.optimizer == "lamb":
-        return optax.lamb(
-            schedule,
-            b1=options.b1,
-            b2=options.b2,
-            eps=options.eps,
-            weight_decay=options.weight_decay,
-            mask=mask,
-        )
-    return optax.chain(
-        optax.add_decayed_weights(options.weight_decay, mask),
-        optax.sgd(schedule, momentum=options.b1),
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class Traffic:
-    """Bytes a worker sends per step, on a ring, as compiled programs say."""
-
-    exchange: dict[int, float]  # from a step on, at every step
-    average: float  # at steps 0, H, 2H, ... counted from 0, besides
-    sync_every: int
-    dense: float  # what averaging the gradients would send, at every step
-
-    def until(self, step: int) -> float:
-        """Bytes sent in the first ``step`` steps."""
-        ends = [*list(self.exchange)[1:], step]
-        spans = zip(self.exchange.items(), ends, strict=True)
-        sent = sum(
-            each * max(0, min(end, step) - start) for (start, each), end in spans
-        )
-        return sent + self.average * -(-step // self.sync_every)
-
-
-def traffic(options: Options, params: Any, mesh: Mesh) -> Traffic:
-    """Compiles the optimizer alone, once for each ratio, and asks what it sends.
-
-    So that exchange and average are told apart where both stand in branches: under
-    gradient accumulation, and where k changes with the step.
-    """
-    alone = dataclasses.replace(options, accumulate_steps=1, clip_norm=None)
-    dense = dataclasses.replace(alone, optimizer="sgdm")
-    whole = _report(dense, params, mesh).bytes_sent()
-    if options.optimizer != "slamb":
-        return Traffic({0: whole}, 0.0, 1, whole)
-    # With H = 2 the average stands in a branch, and nothing else does.
-    ratios = options.compress_ratio
-    phases = sorted(ratios.items()) if isinstance(ratios, dict) else [(0, ratios)]
-    reports = {
-        k: _report(
-            dataclasses.replace(alone, compress_ratio=k, sync_every=2), params, mesh
-        )
-        for k in dict(phases).values()
-    }
-    average = next(iter(reports.values())).bytes_sent(conditional=True)
-    exchange = {t: reports[k].bytes_sent() for t, k in phases}
-    return Traffic(exchange, average, options.sync_every, whole)
-
-
-def _report(options: Options, params: Any, mesh: Mesh) -> slamb_jax.WireReport:
-    """Of a step that only updates, with the parameters for gradients."""
-    tx = optimizer(options, optax.constant_schedule(options.learning_rate))
-
-    def step(state: Any, batch: Any) -> tuple[Any, None]:
-        params, opt_state = state
-        updates, opt_state = tx.update(params, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), None
-
-    shapes = jax.eval_shape(lambda p: (p, tx.init(p)), params)
-    state = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype), shapes
-    )
-    run = slamb_jax.per_worker_step(step, mesh, AXIS)
-    return slamb_jax.wire_report(run.lower(state, ()))
+    if o.optimizer == "lamb":
+        return optax.lamb(schedule, o.b1, o.b2, o.eps, 0.0, o.weight_decay, mask)
+    decay = optax.add_decayed_weights(o.weight_decay, mask)
+    return optax.chain(decay, optax.sgd(schedule, momentum=o.b1))

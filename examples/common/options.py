@@ -5,15 +5,38 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import tyro
 import yaml
 
+import slamb_jax
+
+AXIS = "data"  # of the workers
+SETTINGS = (  # of the exchange, that the command line takes
+    "compress_ratio",
+    "min_size",
+    "selection",
+    "payload",
+    "overlap",
+    "sync_every",
+    "average_payload",
+)
+HELP = (
+    "--config FILE reads options from a YAML or JSON file first. Settings of the "
+    "exchange, as slamb_jax.Exchange has them, with values in YAML: "
+    f"{', '.join('--' + name.replace('_', '-') for name in SETTINGS)}."
+)
+
+ExchangeOption: TypeAlias = Annotated[
+    slamb_jax.Exchange, tyro.conf.Fixed, tyro.conf.arg(help="See above.")
+]
+EXCHANGE = slamb_jax.Exchange(AXIS, sync_every=50)
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What every program takes; each adds its own and has its own defaults."""
+    """The options of every program; each adds its own and has its own defaults."""
 
     optimizer: Literal["slamb", "lamb", "sgdm"] = "slamb"
     learning_rate: float = 0.01
@@ -25,21 +48,12 @@ class Options:
     weight_decay: float = 0.0
     clip_norm: float | None = None
     """Bound of the gradient's global norm: the worker's own; if dense, the mean's."""
-    compress_ratio: float | dict[int, float] = 0.1
-    """k, or a mapping from a step to the k that holds from it on."""
     b3: float = 0.99
     """Decay of a coordinate's freshness: the one to tune."""
-    sync_every: int = 50
-    """H, steps from one average of the parameters to the next."""
-    min_size: int = 9000
-    """Leaves with fewer elements are exchanged whole."""
     form: Literal["sum", "product"] = "sum"
     nu_of: Literal["gradient", "momentum", "larger"] = "gradient"
     """What SLAMB's v is the second moment of."""
-    payload: Literal["bfloat16", "8bit", "4bit"] | None = None
-    """What travels of the momentum: None is float32; bits are rounded at random."""
-    average_payload: Literal["bfloat16", "8bit", "4bit"] | None = None
-    """What travels of the parameters every H steps, likewise."""
+    exchange: ExchangeOption = EXCHANGE
 
     batch_size: int = 32
     """Examples per worker and mini-step."""
@@ -59,17 +73,17 @@ class Options:
     """Seconds without a sign of life of another process, after which this one ends."""
 
     out: Path = Path("runs/program")
-    """Checkpoints and logs; a run that was stopped goes on from there."""
+    """Checkpoints and logs; a run that was stopped resumes from there."""
     log_every: int = 10
     eval_every: int = 100
     checkpoint_every: int = 100
 
 
-# What may change when a run goes on: where it runs and what is written of it.
+# Options that may change when a run resumes: where it runs, and what it writes.
 FREE = {"coordinator", "process_id", "num_processes", "distributed", "timeout", "out"}
 FREE |= {"log_every", "eval_every", "checkpoint_every"}
-LEAST = dict.fromkeys(("batch_size", "accumulate_steps", "workers", "sync_every"), 1)
-LEAST |= dict.fromkeys(("log_every", "eval_every", "checkpoint_every", "steps"), 1)
+LEAST = dict.fromkeys(("batch_size", "accumulate_steps", "workers", "steps"), 1)
+LEAST |= dict.fromkeys(("log_every", "eval_every", "checkpoint_every"), 1)
 LEAST |= {"warmup_steps": 0, "warmup_epochs": 0, "vocabulary": 6, "length": 3}
 
 T = TypeVar("T", bound=Options)
@@ -77,16 +91,37 @@ T = TypeVar("T", bound=Options)
 
 def parse(kind: type[T], description: str, args: Sequence[str] | None = None) -> T:
     """The options: the defaults, then ``--config FILE``, then the command line."""
+    settings, rest = exchange_settings(args)
     files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     files.add_argument("--config", type=Path, action="append", default=[])
-    known, rest = files.parse_known_args(args)
+    known, rest = files.parse_known_args(rest)
     default = kind()
     for path in known.config:
         default = from_file(default, path)
-    description += " --config FILE reads options from a YAML or JSON file first."
-    options = tyro.cli(kind, args=rest, default=default, description=description)
+    given = default.exchange.to_json() | settings
+    default = dataclasses.replace(default, exchange=_exchange(given, "command line"))
+    options = tyro.cli(
+        kind, args=rest, default=default, description=f"{description} {HELP}"
+    )
     check(options)
     return options
+
+
+def exchange_settings(
+    args: Sequence[str] | None = None,
+) -> tuple[dict[str, Any], list[str]]:
+    """The settings of the exchange on a command line, and the other words of it."""
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
+    )
+    for name in SETTINGS:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=_value)
+    found, rest = parser.parse_known_args(args)
+    return vars(found), rest
+
+
+def _value(text: str) -> Any:
+    return None if text == "None" else yaml.safe_load(text)
 
 
 def from_file(default: T, path: Path) -> T:
@@ -100,8 +135,18 @@ def from_file(default: T, path: Path) -> T:
     known = {f.name for f in dataclasses.fields(default)}
     if unknown := sorted(map(str, set(found) - known)):
         raise SystemExit(f"--config: {path}: no such option: {', '.join(unknown)}")
+    if "exchange" in found:
+        exchange = _exchange({"axis_name": AXIS} | found.pop("exchange"), str(path))
+        default = dataclasses.replace(default, exchange=exchange)
     args = [word for name, value in found.items() for word in _words(name, value)]
     return tyro.cli(type(default), args=args, default=default, prog=str(path))
+
+
+def _exchange(settings: dict[str, Any], where: str) -> slamb_jax.Exchange:
+    try:
+        return slamb_jax.Exchange.from_json(settings)
+    except ValueError as error:
+        raise SystemExit(f"{where}: exchange: {error}") from error
 
 
 def _words(name: str, value: Any) -> list[str]:
@@ -109,15 +154,13 @@ def _words(name: str, value: Any) -> list[str]:
     flag = f"--{name.replace('_', '-')}"
     if isinstance(value, bool):
         return [flag if value else f"--no-{name.replace('_', '-')}"]
-    if isinstance(value, dict):
-        return [flag, *(str(x) for pair in value.items() for x in pair)]
     if isinstance(value, list):
         return [flag, *map(str, value)]
     return [flag, str(value)]
 
 
 def check(options: Options) -> None:
-    """Says what is out of range before anything starts."""
+    """Raises for values out of range before anything starts."""
     if options.learning_rate <= 0:
         raise SystemExit(
             f"--learning-rate: must be positive, got {options.learning_rate}"
@@ -129,22 +172,24 @@ def check(options: Options) -> None:
     manual = (options.coordinator, options.process_id, options.num_processes)
     if any(x is not None for x in manual) and None in manual:
         raise SystemExit(
-            "--coordinator, --process-id and --num-processes go together, got "
-            f"{', '.join(map(str, manual))}"
+            "--coordinator, --process-id and --num-processes must be given together, "
+            f"got {', '.join(map(str, manual))}"
         )
     processes = options.num_processes or 1
     if processes < 1 or options.workers % processes:
         raise SystemExit(
-            f"--workers: {options.workers} do not split over "
+            f"--workers: {options.workers} cannot be divided evenly over "
             f"--num-processes {processes}"
         )
 
 
 def as_text(options: Options) -> str:
     """The options as a file that ``--config`` reads."""
-    values = json.loads(json.dumps(dataclasses.asdict(options), default=str))
-    values["compress_ratio"] = options.compress_ratio  # JSON's keys are strings
-    known = {f.name: f.default for f in dataclasses.fields(options)}
+    fields = dataclasses.fields(options)
+    values = {f.name: getattr(options, f.name) for f in fields}
+    values["exchange"] = options.exchange.to_json()
+    values = json.loads(json.dumps(values, default=str))
+    known = {f.name: f.default for f in fields}
     present = {k: v for k, v in values.items() if v not in (None, []) or known[k]}
     return yaml.safe_dump(present, sort_keys=False)
 
@@ -155,5 +200,5 @@ def check_same_run(options: Options, path: Path) -> None:
     now = yaml.safe_load(as_text(options))
     names = [n for n in {**before, **now} if before.get(n) != now.get(n)]
     if changed := [n for n in names if n not in FREE]:
-        told = ", ".join(f"{n} was {before.get(n)}, is {now.get(n)}" for n in changed)
-        raise SystemExit(f"--out: {path.parent} holds a run with other options: {told}")
+        text = ", ".join(f"{n} was {before.get(n)}, is {now.get(n)}" for n in changed)
+        raise SystemExit(f"--out: {path.parent} holds a run with other options: {text}")

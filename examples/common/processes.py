@@ -9,13 +9,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from examples.common.options import Options
-
-AXIS = "data"
+from examples.common.options import AXIS, Options
 
 
 def start(options: Options) -> Mesh:
-    """Joins the processes and lays the workers out; call it before jax is used."""
+    """Joins the processes and arranges the workers; call it before jax is used."""
     if options.coordinator:
         jax.distributed.initialize(
             options.coordinator, options.num_processes, options.process_id
@@ -23,9 +21,14 @@ def start(options: Options) -> Mesh:
     elif options.distributed:
         jax.distributed.initialize()
     if not options.distributed or options.num_processes:
-        here = options.workers // (options.num_processes or 1)
-        jax.config.update("jax_num_cpu_devices", here)
+        return local_mesh(options.workers // (options.num_processes or 1))
     return mesh_of(options.workers)
+
+
+def local_mesh(here: int) -> Mesh:
+    """A mesh of so many workers in each process; call it before jax is used."""
+    jax.config.update("jax_num_cpu_devices", here)
+    return mesh_of(here * jax.process_count())
 
 
 def mesh_of(workers: int) -> Mesh:
@@ -50,13 +53,13 @@ def split(mesh: Mesh, local: Any) -> Any:
     )
 
 
-def everywhere(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh) -> NamedSharding:
     """The same on all devices, so that every process can read it."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 class Stop:
-    """Says, at the same step on all processes, that SIGTERM came to one of them."""
+    """Reports, at the same step on all processes, that SIGTERM reached one of them."""
 
     def __init__(self) -> None:
         self.came = False
@@ -75,7 +78,7 @@ class Stop:
         self.came = True
 
     def at(self, step: int) -> bool:
-        """Whether to save and leave now; to be asked once at every step."""
+        """Whether to save and stop now; call it once at every step."""
         if self.alone:
             return self.came
         return bool(multihost_utils.reached_preemption_sync_point(step))

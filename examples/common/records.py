@@ -1,7 +1,7 @@
-"""What a run has to say: JSON lines, TensorBoard, a progress bar."""
+"""What a run reports: JSON lines, TensorBoard, a progress bar."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +25,7 @@ from tensorboardX import SummaryWriter
 class Records:
     """Metrics by step, in ``metrics.jsonl`` and for TensorBoard; process 0 writes.
 
-    A run that goes on from ``step`` drops what was written of later ones.
+    A run that resumes at ``step`` drops the records of later steps.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -62,7 +62,7 @@ class Records:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The records of a ``metrics.jsonl``; a last line cut short is left out."""
+    """The records of a ``metrics.jsonl``; an incomplete last line is left out."""
     lines = path.read_text().split("\n")[:-1]
     return [json.loads(line) for line in lines]
 
@@ -76,7 +76,9 @@ class RateColumn(ProgressColumn):
 
 
 @contextmanager
-def progress_bar(name: str, start: int, steps: int) -> Iterator[Any]:
+def progress_bar(
+    name: str, start: int, steps: int
+) -> Iterator[Callable[[int, str], None]]:
     """A function ``(step, note)`` that moves a bar, with rate and time left."""
     quiet = jax.process_index() > 0
     columns = (

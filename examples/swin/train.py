@@ -1,4 +1,4 @@
-"""What this program trains: images to labels with a Swin Transformer."""
+"""A Swin Transformer that classifies images."""
 
 import dataclasses
 from pathlib import Path
@@ -8,13 +8,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import slamb_jax
 from examples.common import images
-from examples.common.inputs import Source
-from examples.common.loop import Task, Variables
+from examples.common.inputs import Augment, Source
+from examples.common.loop import Batch, Task, Variables
 from examples.common.optimizers import kernels
-from examples.common.options import Options
+from examples.common.options import AXIS, ExchangeOption, Options
 from examples.swin import data
 from examples.swin.models import Swin
+
+EXCHANGE = slamb_jax.Exchange(
+    AXIS, min_size=0, payload="uniform8", sync_every=5, average_payload="uniform8"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +45,7 @@ class Config(Options):
     learning_rate: float = 0.02
     weight_decay: float = 0.05
     clip_norm: float | None = 1.0
-    sync_every: int = 5
-    payload: Literal["bfloat16", "8bit", "4bit"] | None = "8bit"
-    average_payload: Literal["bfloat16", "8bit", "4bit"] | None = "8bit"
-    min_size: int = 0
-    """Leaves with fewer elements are exchanged whole."""
+    exchange: ExchangeOption = EXCHANGE
     out: Path = Path("runs/swin")
 
 
@@ -71,7 +72,7 @@ def sources(config: Config) -> tuple[Source, Source]:
 
 
 def blank(config: Config) -> tuple[Source, Source]:
-    """As many black images as ImageNet has, in no memory."""
+    """As many black images as ImageNet has, without memory."""
     shape = (config.image_size, config.image_size, 3)
     return images.blank(1_281_167, shape), images.blank(50_000, shape)
 
@@ -89,7 +90,7 @@ def task(config: Config, sources: tuple[Source, Source]) -> Task:
         config.drop_path,
         jnp.dtype(config.dtype),
     )
-    augment: Any = images.shifted(1, flip=False)
+    augment: Augment = images.shifted(1, flip=False)
     if isinstance(train, data.ImageFolder):
         augment = data.Augmenting(config.image_size)
     channels = 1 if config.data_dir is None and config.image_size == 8 else 3
@@ -99,7 +100,7 @@ def task(config: Config, sources: tuple[Source, Source]) -> Task:
         image = jnp.zeros((1, config.image_size, config.image_size, channels))
         return model.init(key, image, train=False)["params"], {}
 
-    def loss(params: Any, kept: Any, batch: Any, key: jax.Array) -> Any:
+    def loss(params: optax.Params, kept: Any, batch: Batch, key: jax.Array) -> Any:
         logits = model.apply(
             {"params": params}, batch["image"], train=True, rngs={"dropout": key}
         )
@@ -107,7 +108,7 @@ def task(config: Config, sources: tuple[Source, Source]) -> Task:
         losses = images.cross_entropy(logits, batch["label"], config.label_smoothing)
         return jnp.mean(losses), (kept, {"accuracy": accuracy})
 
-    def evaluate(params: Any, kept: Any, batch: Any) -> dict[str, jax.Array]:
+    def evaluate(params: optax.Params, kept: Any, batch: Batch) -> dict[str, jax.Array]:
         logits = model.apply({"params": params}, batch["image"], train=False)
         return images.scores(logits, batch)
 

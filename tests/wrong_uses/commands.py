@@ -4,23 +4,23 @@ import json
 from pathlib import Path
 
 import jax.numpy as jnp
+from examples.byte_lm.train import Config
 
 from examples.byte_lm import data
 from examples.byte_lm.main import main as byte_lm
-from examples.byte_lm.train import Config
-from slamb_jax import _cli
+from slamb_jax import command_line
 from tests.wrong_uses.checkpoints import saved
 from tests.wrong_uses.common import NAN
 
 
 def command(text):
-    return lambda: _cli.main(text.split())
+    return lambda: command_line.main(text.split())
 
 
 def resizing(options, make=saved):
     def call(directory):
         source = make(directory)
-        _cli.main(["resize", str(source), *options.format(d=directory).split()])
+        command_line.main(["resize", str(source), *options.format(d=directory).split()])
 
     return call
 
@@ -54,20 +54,36 @@ def damaged(directory):
 
 ADVISE = "advise --params 1M --workers 8 --link 1Gbit --step 1s --lamb 1ms --slamb 1ms "
 
+
+def advising(contents):
+    def call(directory):
+        path = directory / "exchange.json"
+        path.write_text(contents)
+        command_line.main([*ADVISE.split(), "--exchange", str(path)])
+
+    return call
+
+
 COMMANDS = [
     (command(""), "arguments are required: command"),
     (command("average"), "invalid choice: 'average'"),
     (command("advise --params 1M"), "required: --workers, --link, --step"),
     (command(ADVISE + "--params lots"), "--params: .*'lots'"),
-    (command(ADVISE + "--workers 1"), "workers .*1"),
-    (command(ADVISE + "--link 10"), "--link: .*'10'"),
+    (command(ADVISE + "--workers 1"), "workers must be an integer .*2, got 1"),
+    (command(ADVISE + "--workers many"), "--workers: .*'many'"),
+    (command(ADVISE + "--link 10"), "--link: must be a rate such as .*, got '10'"),
+    (command(ADVISE + "--lin 10Gbit"), "unrecognized arguments: --lin 10Gbit"),
     (command(ADVISE + "--step 5"), "--step: .*'5'"),
+    (command(ADVISE[: ADVISE.index("--slamb")]), "--lamb and --slamb must be given"),
     (command(ADVISE + "--mu-dtype int8"), "mu_dtype .*'int8'"),
-    (command(ADVISE + "--compress-ratio nan"), "compress_ratio .*nan"),
-    (command(ADVISE + "--payload int8"), "--payload: .*uniform8.*'int8'"),
-    (command(ADVISE + "--hierarchical"), "hierarchical=True .*workers_per_node=1"),
+    (command(ADVISE + "--compress-ratio 1.5"), "compress_ratio .*1.5"),
+    (command(ADVISE + "--payload int8"), "payload .*'int8'"),
+    (command(ADVISE + "--local-axis-name x"), "'x', got .*workers_per_node=1"),
     (command(ADVISE + "--overlap 3"), "unrecognized arguments: 3"),
-    (command(ADVISE + "--speed 3"), "unrecognized arguments: --speed 3"),
+    (command(ADVISE + "--exchange /nowhere"), "--exchange .*/nowhere"),
+    (advising("[1, 2]"), "--exchange must be a file with a JSON object.*exchange.json"),
+    (advising('{"ratio": 0.1}'), "'ratio' is not a setting of an Exchange"),
+    (advising('{"selection": "best"}'), "selection .*'best'"),
     (resizing("{d}/out --workers 0"), "workers .*0"),
     (resizing("{d}/out --workers two"), "--workers: .*'two'"),
     (resizing("{d}/out"), "required: --workers"),

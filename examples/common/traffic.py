@@ -1,0 +1,81 @@
+"""Bytes that an optimizer sends, read off compiled programs."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+import slamb_jax
+
+Make = Callable[[slamb_jax.Exchange], optax.GradientTransformation]
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """Bytes that each worker sends, by the ring convention."""
+
+    exchange: dict[int, float]  # at every step, from a step (counted from 0) on
+    average: float = 0.0  # besides, at steps 0, H, 2H, ...
+    sync_every: int | None = None  # H
+
+    def until(self, step: int) -> float:
+        """Bytes sent in the first ``step`` steps."""
+        ends = [*list(self.exchange)[1:], step]
+        spans = zip(self.exchange.items(), ends, strict=True)
+        sent = sum(
+            each * max(0, min(end, step) - start) for (start, each), end in spans
+        )
+        averages = -(-step // self.sync_every) if self.sync_every else 0
+        return sent + self.average * averages
+
+
+def slamb_traffic(
+    make: Make, exchange: slamb_jax.Exchange, params: optax.Params, mesh: Mesh
+) -> Traffic:
+    """Compiles SLAMB's optimizer alone, once for each ratio, and reads what it sends.
+
+    With one ratio and H = 2 the average is the only thing that stands in a branch.
+    """
+    ratios = exchange.compress_ratio
+    phases = dict(ratios) if isinstance(ratios, Mapping) else {0: ratios}
+    every = exchange.sync_every and 2
+    reports = {}
+    for k in dict.fromkeys(phases.values()):
+        alone = dataclasses.replace(exchange, compress_ratio=k, sync_every=every)
+        reports[k] = report_of(make(alone), alone, params, mesh)
+    average = next(iter(reports.values())).bytes_sent(conditional=True)
+    each = {t: reports[k].bytes_sent() for t, k in phases.items()}
+    return Traffic(each, average, exchange.sync_every)
+
+
+def dense_traffic(
+    tx: optax.GradientTransformation,
+    exchange: slamb_jax.Exchange,
+    params: optax.Params,
+    mesh: Mesh,
+) -> Traffic:
+    """What a dense optimizer sends, the same at every step."""
+    return Traffic({0: report_of(tx, exchange, params, mesh).bytes_sent()})
+
+
+def report_of(
+    tx: optax.GradientTransformation,
+    exchange: slamb_jax.Exchange,
+    params: optax.Params,
+    mesh: Mesh,
+) -> slamb_jax.WireReport:
+    """The report of a step that only updates, with the parameters as gradients."""
+
+    def step(state: Any, batch: Any) -> tuple[Any, None]:
+        params, opt_state = state
+        updates, opt_state = tx.update(params, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), None
+
+    n = mesh.shape[exchange.axis_name]
+    shapes = jax.eval_shape(lambda p: (p, tx.init(p)), params)
+    state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), shapes)
+    run = slamb_jax.per_worker_step(step, mesh, exchange)
+    return slamb_jax.wire_report(run.lower(state, ()))

@@ -1,0 +1,1 @@
+"""The ground: mesh axes, leaves, checks, hashing. Imports nothing above it."""

@@ -1,0 +1,153 @@
+"""Mesh axes: their size, a worker's index, and the axes that a type varies over.
+
+``axis_name`` is a name, or a tuple of names, bound by ``shard_map``, ``pmap`` or
+``vmap``; None is a single worker.
+"""
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+Axes = frozenset[Hashable]
+AxisName = Hashable | tuple[Hashable, ...]
+
+
+def as_tuple(axis_name: AxisName | None) -> tuple[Hashable, ...]:
+    """The names of an axis or axes; none for None."""
+    if axis_name is None:
+        return ()
+    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
+
+
+def axis_size(axis_name: AxisName | None) -> int:
+    """The number of workers n; 1 without an axis.
+
+    Raises:
+      ValueError: if ``axis_name`` is not bound where this is called.
+    """
+    if axis_name is None:
+        return 1
+    try:
+        return int(jax.lax.psum(1, axis_name))
+    except (NameError, KeyError) as error:
+        raise ValueError(
+            f"axis_name={axis_name!r} is not bound here. A transformation that "
+            "exchanges must be updated inside jax.shard_map, jax.pmap or jax.vmap "
+            "over an axis of that name (slamb_jax.per_worker_step does it); "
+            "Exchange() without an axis is for a single worker."
+        ) from error
+
+
+def worker_index(axis_name: AxisName) -> jax.Array:
+    """This worker's index along the axis."""
+    return jax.lax.axis_index(axis_name)
+
+
+def is_bound(axis_name: Hashable) -> bool:
+    """Whether the axis is bound (manual) where this is called."""
+    try:
+        worker_index(axis_name)
+    except NameError:
+        return False
+    return True
+
+
+def varying_axes(x: Any) -> Axes:
+    """The mesh axes that the type of ``x`` says it varies over.
+
+    Empty under ``vmap``, ``pmap`` and ``check_vma=False``, whose types do not say.
+    """
+    aval = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
+    manual = getattr(aval, "manual_axis_type", None)  # jax 0.10 and newer
+    axes = getattr(aval, "vma", None) if manual is None else manual.varying
+    return frozenset(axes or ())
+
+
+def vary_over(x: jax.Array, axes: Axes) -> jax.Array:
+    """``x`` with a type that varies over ``axes`` too; XLA removes it.
+
+    ``lax.pcast`` is not in every jax supported, and fails under ``vmap``.
+    """
+    for axis in sorted(axes - varying_axes(x), key=str):
+        other = jnp.broadcast_to(worker_index(axis), x.shape).astype(x.dtype)
+        x = jnp.where(jnp.zeros(x.shape, bool), other, x)
+    return x
+
+
+def tracked_axes(axis_name: AxisName) -> Axes:
+    """The subset of the axes that ``check_vma=True`` tracks in types."""
+    indices = map(worker_index, as_tuple(axis_name))
+    return frozenset().union(*map(varying_axes, indices))
+
+
+def cond(
+    pred: jax.Array,
+    true_fun: Callable[..., Any],
+    false_fun: Callable[..., Any],
+    *operands: Any,
+) -> Any:
+    """``lax.cond`` whose branches may differ in the axes their results vary over."""
+    funs = [functools.partial(fun, *operands) for fun in (true_fun, false_fun)]
+    return jax.lax.cond(pred, *_same_types(funs))
+
+
+def switch(index: jax.Array, branches: Sequence[Callable[[], Any]]) -> Any:
+    """``lax.switch`` whose branches may differ in the axes their results vary over."""
+    return jax.lax.switch(index, _same_types(branches))
+
+
+def _same_types(branches: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
+    shapes = [jax.eval_shape(fun) for fun in branches]
+    axes = jax.tree.map(
+        lambda *xs: frozenset().union(*(varying_axes(x) for x in xs)), *shapes
+    )
+
+    def widened(fun: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: jax.tree.map(vary_over, fun(), axes)
+
+    return [widened(fun) for fun in branches]
+
+
+def check_local(updates: chex.ArrayTree, axis_name: AxisName | None) -> None:
+    """Refuses gradients that were averaged already, where types show it.
+
+    Raises:
+      ValueError: if an entry does not vary over ``axis_name`` though types are
+        tracked there (``shard_map`` with ``check_vma=True``).
+    """
+    if axis_name is None:
+        return
+    axis_size(axis_name)
+    tracked = tracked_axes(axis_name)
+    for path, x in jax.tree_util.tree_leaves_with_path(updates):
+        _check_varies(path, x, tracked)
+
+
+def check_local_like(updates: chex.ArrayTree, moments: chex.ArrayTree) -> None:
+    """Refuses gradients that do not vary over an axis over which the moments do."""
+
+    def check(path: Any, x: jax.Array | None, m: jax.Array) -> None:
+        if x is not None:
+            _check_varies(path, x, varying_axes(m))
+
+    jax.tree_util.tree_map_with_path(
+        check, updates, moments, is_leaf=lambda x: x is None
+    )
+
+
+def _check_varies(path: Any, x: jax.Array, axes: Axes) -> None:
+    if missing := axes - varying_axes(x):
+        names = ", ".join(sorted(map(repr, missing)))
+        raise ValueError(
+            f"updates{jax.tree_util.keystr(path)} does not vary over the mesh axis "
+            f"{names}: it is the same on every worker, so it was summed or averaged "
+            "already, and an exchange would save nothing. jax.grad inside "
+            "jax.shard_map sums the gradient of replicated parameters. Give each "
+            "worker its own copy (slamb_jax.replicate, slamb_jax.per_worker_step), or "
+            f"cast them with jax.lax.pcast(params, {names}, to='varying') before "
+            "jax.grad, and do not average gradients yourself."
+        )

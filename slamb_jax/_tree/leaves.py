@@ -1,0 +1,147 @@
+"""The leaves of a tree, numbered so that every link names them alike."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from slamb_jax._tree.layout import DENSE, Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """What a selection may know of a leaf: static, and the same on every worker.
+
+    Attributes:
+      index: position in the order of ``jax.tree.leaves``.
+      shape: shape of the leaf; of one shard, where it is sharded over mesh axes.
+      stacked: whether its first dimension counts layers, each with its own ratios.
+      shards: the number of shards of each of its layers.
+      axes: the mesh axes over which each of its layers is sharded.
+    """
+
+    index: int
+    shape: tuple[int, ...]
+    stacked: bool = False
+    shards: int = 1
+    axes: tuple[Hashable, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the leaf."""
+        return math.prod(self.shape)
+
+    @property
+    def layers(self) -> int:
+        """Number of layers in it."""
+        return self.shape[0] if self.stacked else 1
+
+    @property
+    def layer_shape(self) -> tuple[int, ...]:
+        """Shape of one of its layers."""
+        return self.shape[1:] if self.stacked else self.shape
+
+    @property
+    def layer_size(self) -> int:
+        """Number of elements of one of its layers, all shards together."""
+        return math.prod(self.layer_shape) * self.shards
+
+
+def broadcast_blocks(x: jax.Array, leaf: Leaf) -> jax.Array:
+    """One value per block, shape (blocks, 1), as one per element; scalars pass."""
+    if not x.ndim:
+        return x
+    block_size = leaf.size // len(x)
+    return jnp.broadcast_to(x, (len(x), block_size)).reshape(leaf.shape)
+
+
+def flatten_numbered(
+    tree: chex.ArrayTree, like: chex.ArrayTree | None = None, layout: Layout = DENSE
+) -> tuple[list[Leaf | None], list[Any], Any]:
+    """Flattens ``tree`` and numbers its leaves as ``like`` (or itself) has them.
+
+    None counts as a leaf of ``tree``, with None for its number: a missing gradient
+    must not shift the numbers of those behind it. ``like`` is the parameters, where
+    the caller has them.
+    """
+    treedef: Any
+    values, treedef = jax.tree.flatten(tree, is_leaf=is_none)
+    models = values if like is None else treedef.flatten_up_to(like)
+    layouts = treedef.flatten_up_to(layout.of(tree if like is None else like))
+    leaves: list[Leaf | None] = []
+    index = 0
+    for value, model, at in zip(values, models, layouts, strict=True):
+        leaves.append(
+            None
+            if value is None
+            else Leaf(index, value.shape, at.stacked, at.shards, at.axes)
+        )
+        index += len(jax.tree.leaves(model))
+    return leaves, values, treedef
+
+
+def leaves_of(params: chex.ArrayTree, layout: Layout = DENSE) -> list[Leaf]:
+    """The leaves of a tree without None."""
+    leaves, _, _ = flatten_numbered(params, layout=layout)
+    return [leaf for leaf in leaves if leaf is not None]
+
+
+def present(
+    tree: chex.ArrayTree,
+    *rest: chex.ArrayTree,
+    like: chex.ArrayTree | None = None,
+    layout: Layout = DENSE,
+) -> tuple[list[tuple[Any, ...]], Callable[[list[Any]], chex.ArrayTree]]:
+    """The leaves that are not None as rows ``(Leaf, x, *others)``, and a rebuilder.
+
+    The rebuilder makes a tree of one value for each row, with None where it was.
+    """
+    leaves, values, treedef = flatten_numbered(tree, like, layout)
+    columns = [treedef.flatten_up_to(r) for r in rest]
+    rows = list(zip(leaves, values, *columns, strict=True))
+
+    def rebuild(out: list[Any]) -> chex.ArrayTree:
+        given = iter(out)
+        return treedef.unflatten(
+            [None if leaf is None else next(given) for leaf in leaves]
+        )
+
+    return [row for row in rows if row[0] is not None], rebuild
+
+
+def map_numbered(
+    fn: Callable[..., Any],
+    tree: chex.ArrayTree,
+    *rest: chex.ArrayTree,
+    like: chex.ArrayTree | None = None,
+    layout: Layout = DENSE,
+) -> chex.ArrayTree:
+    """``jax.tree.map`` whose function also gets the :class:`Leaf`; None stays None."""
+    rows, rebuild = present(tree, *rest, like=like, layout=layout)
+    return rebuild([fn(*row) for row in rows])
+
+
+def map_present(
+    fn: Callable[..., Any], tree: chex.ArrayTree, *rest: Any
+) -> chex.ArrayTree:
+    """``jax.tree.map`` that leaves None where ``tree`` has None."""
+    return jax.tree.map(
+        lambda x, *others: None if x is None else fn(x, *others),
+        tree,
+        *rest,
+        is_leaf=is_none,
+    )
+
+
+def keep_absent(new: chex.ArrayTree, old: chex.ArrayTree) -> chex.ArrayTree:
+    """``new``, with what ``old`` has where ``new`` has None."""
+    return jax.tree.map(lambda n, o: o if n is None else n, new, old, is_leaf=is_none)
+
+
+def is_none(x: Any) -> bool:
+    """Whether a leaf is missing."""
+    return x is None

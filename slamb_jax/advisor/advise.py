@@ -1,0 +1,221 @@
+"""Predicts whether SLAMB pays, before it is used."""
+
+import dataclasses
+import math
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import chex
+from jax.typing import DTypeLike
+
+from slamb_jax._tree.checks import check_range
+from slamb_jax._tree.rounding import momentum_dtype
+from slamb_jax.advisor.advice import Advice, StepCost
+from slamb_jax.advisor.network import Network
+from slamb_jax.advisor.parameters import Elements, check_params, count_elements
+from slamb_jax.advisor.plan import Plan, Transfer, cost_of, mean
+from slamb_jax.advisor.timing import measure_optimizers
+from slamb_jax.advisor.units import duration, scaled
+from slamb_jax.exchange.payloads import resolve_payload
+from slamb_jax.exchange.selections import Schedule
+from slamb_jax.exchange.settings import Exchange, check_exchange
+
+_Name = Literal["lamb", "lamb_bfloat16", "slamb"]
+
+
+def advise(
+    params: float | chex.ArrayTree,
+    network: Network,
+    exchange: Exchange,
+    *,
+    step_seconds: float,
+    mu_dtype: DTypeLike | None = None,
+    optimizer_seconds: tuple[float, float] | None = None,
+) -> Advice:
+    r"""Predicts the step time of SLAMB and of dense LAMB, and whether SLAMB pays.
+
+    For each optimizer, with the seconds of the collectives by :class:`Network`:
+
+    .. math::
+
+      step = compute + exchange + optimizer
+
+    LAMB averages d gradients in one all-reduce, in float32 or bfloat16. SLAMB averages
+    the selected coordinates of its momentum at every step, and all d parameters every
+    H steps, which is amortized. Arrays of 32 bits use an all-reduce; those of 16 bits
+    and quantized ones an all-to-all, a float32 sum and an all-gather. These send as
+    many bytes per element and worker, and load the link of a node with many workers
+    more.
+
+    Nothing overlaps, since an optax optimizer runs after the backward pass. With
+    ``overlap`` the exchange of the momentum runs during the compute, and the step waits
+    for what is left of it; the average of the parameters is not hidden. A dense program
+    that hides its exchange behind its backward pass is faster than predicted here. The
+    leaves are taken to share one collective; where XLA makes several, each adds its
+    latency (:meth:`Network.report_seconds` counts them).
+
+    Args:
+      params: a tree of arrays or of ``jax.ShapeDtypeStruct``, whose elements are
+        counted as the optimizer packs them; or the number d of parameters, taken to
+        lie in float32 matrices of ten million, whatever ``param_specs`` and ``stacked``
+        say. Of a leaf with a ``NamedSharding`` over other axes than the workers', only
+        the shard of one device counts; so d and the links are those of one device if
+        the model is sharded.
+      network: the workers and their links.
+      exchange: what SLAMB exchanges. Of a schedule of ratios, the last phase counts.
+        With ``local_axis_name`` each node is one group of devices. With ``param_specs``
+        the leaves need a ``NamedSharding``, whose mesh gives the sizes of the axes.
+        Whether an ``overlap`` comes true depends on the compiler.
+      step_seconds: compute of one step, forward and backward pass, on one worker;
+        positive.
+      mu_dtype: dtype of the momentum, as in :func:`slamb`; None is float32.
+      optimizer_seconds: ``(lamb, slamb)``, the seconds of update and application for
+        all parameters. None: both are measured now, on this machine, without what a
+        quantizer costs.
+
+    Returns:
+      An :class:`Advice`.
+
+    Raises:
+      ValueError: for a value out of range, an exchange without an axis, groups that
+        the network does not have, and ``param_specs`` without a mesh.
+
+    Examples:
+      >>> import slamb_jax
+      >>> network = slamb_jax.Network(workers=128, link=10e9)
+      >>> exchange = slamb_jax.Exchange("data")
+      >>> seconds = {"step_seconds": 0.5, "optimizer_seconds": (0.010, 0.012)}
+      >>> advice = slamb_jax.advise(340e6, network, exchange, **seconds)
+      >>> advice.pays, round(advice.speedup, 2), round(advice.speedup_bfloat16, 2)
+      (True, 3.54, 2.11)
+    """
+    if not isinstance(network, Network):
+        raise ValueError(f"network must be a slamb_jax.Network, got {network!r}")
+    exchange, began = _last_phase(check_exchange(exchange))
+    groups = _groups(network, exchange)
+    check_params(params)
+    check_range("step_seconds", step_seconds, 0.0, open_low=True, open_high=True)
+    mu = momentum_dtype(mu_dtype).name
+    elements = count_elements(params, exchange)
+    if optimizer_seconds is None:
+        optimizer_seconds = measure_optimizers(params, exchange, mu_dtype)
+    lamb_update, slamb_update = _checked(optimizer_seconds)
+
+    d = elements.total
+    momentum = mean(elements.per_step, resolve_payload(exchange.payload) or mu, groups)
+    gradients = [Transfer("all-reduce", 4 * d, among="local")] if groups[1] > 1 else []
+    plans: dict[_Name, Plan] = {
+        "lamb": [Transfer("all-reduce", 4 * d)],
+        "lamb_bfloat16": [Transfer("all-reduce", 2 * d)],
+        "slamb": [*gradients, *momentum, *_average(elements, exchange, groups)],
+    }
+
+    def cost(name: _Name, network: Network) -> StepCost:
+        hidden = momentum if name == "slamb" and exchange.overlap else []
+        update = slamb_update if name == "slamb" else lamb_update
+        return cost_of(plans[name], network, step_seconds, update, hidden)
+
+    def break_even(dense: _Name) -> float:
+        def gain(link: float) -> float:
+            other = dataclasses.replace(network, link=link)
+            return cost(dense, other).step_seconds - cost("slamb", other).step_seconds
+
+        return _fastest_link(gain)
+
+    return Advice(
+        **{name: cost(name, network) for name in plans},
+        break_even_link=break_even("lamb"),
+        break_even_link_bfloat16=break_even("lamb_bfloat16"),
+        title=_title(elements, network, exchange, began),
+    )
+
+
+def _last_phase(exchange: Exchange) -> tuple[Exchange, int]:
+    """The exchange after the last change of its ratio, and the step of that change."""
+    ratio, selection = exchange.compress_ratio, exchange.selection
+    if isinstance(ratio, Mapping):
+        began = max(ratio)
+        return dataclasses.replace(exchange, compress_ratio=ratio[began]), began
+    if isinstance(selection, Schedule):
+        began = max(selection.phases)
+        last = selection.phases[began]
+        return dataclasses.replace(exchange, selection=last), began
+    return exchange, 0
+
+
+def _groups(network: Network, exchange: Exchange) -> tuple[int, int]:
+    """How many groups exchange, and how many devices each has."""
+    if exchange.axis_name is None:
+        raise ValueError(
+            "exchange must have an axis_name, without which nothing is exchanged, got "
+            f"{exchange!r}"
+        )
+    if exchange.local_axis_name is None:
+        return network.workers, 1
+    w = network.workers_per_node
+    if not 1 < w < network.workers:
+        raise ValueError(
+            f"network must have several nodes of several workers for an exchange with "
+            f"local_axis_name={exchange.local_axis_name!r}, got "
+            f"workers={network.workers} and workers_per_node={w}"
+        )
+    return network.workers // w, w
+
+
+def _average(elements: Elements, exchange: Exchange, groups: tuple[int, int]) -> Plan:
+    """The average of the parameters, in one exchange for each wire format."""
+    if exchange.sync_every is None:
+        return []
+    payload = resolve_payload(exchange.average_payload)
+    sizes = elements.by_dtype if payload is None else {payload: elements.total}
+    plans = [mean(d, x, groups, 1 / exchange.sync_every) for x, d in sizes.items()]
+    return [transfer for plan in plans for transfer in plan]
+
+
+def _checked(seconds: tuple[float, float]) -> tuple[float, float]:
+    try:
+        lamb, slamb = seconds
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"optimizer_seconds must be (lamb, slamb), got {seconds!r}"
+        ) from error
+    for name, value in (("lamb", lamb), ("slamb", slamb)):
+        check_range(f"optimizer_seconds ({name})", value, 0.0, open_high=True)
+    return lamb, slamb
+
+
+def _fastest_link(gain: Callable[[float], float]) -> float:
+    """The fastest link whose gain is not negative; 0 if there is none."""
+    powers = [13 - i / 8 for i in range(8 * 12)]  # 10 Tbit/s down to 10 bit/s
+    first = next((i for i, x in enumerate(powers) if gain(10**x) >= 0), None)
+    if first is None:
+        return 0.0
+    if first == 0:
+        return math.inf
+    slow, fast = powers[first], powers[first - 1]
+    for _ in range(40):
+        middle = (slow + fast) / 2
+        slow, fast = (middle, fast) if gain(10**middle) >= 0 else (slow, middle)
+    return 10**slow
+
+
+def _title(elements: Elements, network: Network, exchange: Exchange, began: int) -> str:
+    """The model on its network; the exchange and how much it sends."""
+    nodes = f"{network.workers_per_node} per node"
+    if math.isfinite(network.local_link):
+        nodes += f" ({scaled(network.local_link, 'bit/s')} within it)"
+    flat = dataclasses.replace(exchange, param_specs=None, stacked=None)
+    share = elements.per_step / elements.total
+    every = exchange.sync_every
+    return "\n".join(
+        textwrap.fill(line, 88)
+        for line in (
+            f"{scaled(elements.total, 'parameters')}; {network.workers} workers, "
+            f"{nodes}; {scaled(network.link, 'bit/s')}, latency "
+            f"{duration(network.latency)}",
+            f"{flat}{f' from step {began} on' if began else ''}: {share:.3g} of the "
+            "momentum per step, the parameters "
+            f"{'never' if every is None else f'every {every} steps'}",
+        )
+    )

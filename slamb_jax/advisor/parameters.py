@@ -1,0 +1,93 @@
+"""Counts the elements that one device holds, and those that it exchanges per step."""
+
+import collections
+import dataclasses
+import math
+import numbers
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from slamb_jax._tree.checks import check_floating, check_range
+from slamb_jax._tree.layout import Layout, broadcast_specs
+from slamb_jax._tree.leaves import Leaf, leaves_of
+from slamb_jax.exchange.selections import elements_sent
+from slamb_jax.exchange.settings import Exchange
+
+LARGE = (10_000, 1024)  # what each leaf of a model of which only the size is known has
+
+
+class Elements(NamedTuple):
+    """Elements of one device."""
+
+    by_dtype: dict[str, int]  # all parameters
+    per_step: int  # of the momentum, exchanged at each step
+
+    @property
+    def total(self) -> int:
+        """Number of parameters."""
+        return sum(self.by_dtype.values())
+
+
+def check_params(params: float | chex.ArrayTree) -> None:
+    """Raises unless it is a number of at least 1, or a tree with elements."""
+    if isinstance(params, numbers.Real):
+        check_range("params", params, 1.0, open_high=True)
+        return
+    check_floating(params, "params")
+    if not sum(x.size for x in jax.tree.leaves(params)):
+        raise ValueError(f"params must have elements, got {params!r}")
+
+
+def count_elements(params: float | chex.ArrayTree, exchange: Exchange) -> Elements:
+    """Counts the parameters of one device and what it exchanges of the momentum."""
+    if isinstance(params, numbers.Real):
+        leaf = Leaf(0, LARGE)
+        sent = elements_sent(exchange.selection_for([leaf]), leaf)
+        d = int(float(params))
+        return Elements({"float32": d}, -(-d * sent // leaf.size))
+
+    shards = shards_of(params, exchange)
+    leaves = [
+        _with_shards(leaf, x)
+        for leaf, x in zip(
+            leaves_of(shards, Layout(None, exchange.stacked)),
+            jax.tree.leaves(params),
+            strict=True,
+        )
+    ]
+    selection = exchange.selection_for(leaves)
+    by_dtype: collections.Counter[str] = collections.Counter()
+    for shard in jax.tree.leaves(shards):
+        by_dtype[shard.dtype.name] += shard.size
+    return Elements(by_dtype, sum(elements_sent(selection, x) for x in leaves))
+
+
+def _with_shards(leaf: Leaf, x: jax.Array) -> Leaf:
+    layer = math.prod(x.shape[1:] if leaf.stacked else x.shape)
+    return dataclasses.replace(leaf, shards=layer // max(leaf.layer_size, 1))
+
+
+def shards_of(params: chex.ArrayTree, exchange: Exchange) -> chex.ArrayTree:
+    """Shapes and dtypes of the shard of each leaf that one device holds."""
+
+    def shard(
+        path: jax.tree_util.KeyPath, x: jax.Array, spec: PartitionSpec
+    ) -> jax.ShapeDtypeStruct:
+        sharding = getattr(x, "sharding", None)
+        if any(spec):
+            if not isinstance(sharding, NamedSharding):
+                raise ValueError(
+                    "params must have a jax.NamedSharding where the exchange has "
+                    "param_specs: its mesh gives the sizes of the axes in "
+                    f"{spec}, got {x} at params{jax.tree_util.keystr(path)}"
+                )
+            sharding = NamedSharding(sharding.mesh, spec)
+        shape = x.shape if sharding is None else sharding.shard_shape(x.shape)
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(x.dtype))
+
+    specs = broadcast_specs(exchange.param_specs, params)
+    return jax.tree_util.tree_map_with_path(shard, params, specs)

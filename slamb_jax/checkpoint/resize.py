@@ -1,0 +1,120 @@
+"""Turns the state of n workers into the state of m."""
+
+import pathlib
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from slamb_jax._tree.checks import check_integer
+from slamb_jax.checkpoint.checkpoints import Checkpoints
+from slamb_jax.checkpoint.format import LeafMetadata, raw, with_replica_axis
+from slamb_jax.workers.checksums import checksums
+from slamb_jax.workers.mesh import is_key, like_key
+from slamb_jax.workers.replicas import check_replicas
+
+
+def resize(state: chex.ArrayTree, workers: int) -> chex.ArrayTree:
+    r"""Turns the state of n workers into the state of m workers, and keeps its means.
+
+    The n old workers, and the m new ones, divide the same interval into equal parts. A
+    new worker gets the mean of the old ones that its part overlaps: with :math:`w_{ji}`
+    the share of new worker j's part that old worker i covers,
+
+    .. math::
+
+      x'_j = \sum_i w_{ji}\,x_i, \qquad
+      \frac{1}{m} \sum_j x'_j = \frac{1}{n} \sum_i x_i
+
+    for parameters, moments, residuals and every other floating-point leaf: the mean
+    over the workers stays the same (to the rounding of the dtype), and with the mean of
+    m everything that was not yet exchanged. From 4 to 2 each pair becomes its mean;
+    from 2 to 8 each is copied four times, exactly; from 8 to 1 is the mean. Leaves of
+    other types (counts, keys) must be equal on all workers, and stay.
+
+    The spread does not stay: the mean of v is that of the old workers' gradients, and
+    if each worker's batch changes, v converges to another value. The update takes n
+    from the new mesh; scaling the learning rate is up to the caller.
+
+    Args:
+      state: a tree of arrays of shape ``(n, ...)``, all of them on this process; with
+        several processes, resize the checkpoint instead (``slamb-jax resize``).
+      workers: m, at least 1.
+
+    Returns:
+      A tree like ``state`` of NumPy arrays (and typed keys) of shape ``(m, ...)``,
+      which :func:`per_worker_step` places on its mesh.
+
+    Raises:
+      ValueError: for ``workers`` out of range, leaves without a common leading axis,
+        leaves of several processes, and counts that differ between workers.
+
+    Examples:
+      >>> import jax.numpy as jnp, slamb_jax
+      >>> state = {"m": jnp.array([1.0, 3.0, 5.0, 7.0]), "count": jnp.full(4, 9)}
+      >>> slamb_jax.resize(state, 2)
+      {'count': array([9, 9], dtype=int32), 'm': array([2., 6.], dtype=float32)}
+    """
+    check_integer("workers", workers, 1)
+    check_replicas("state", state)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: _resize_leaf(jax.tree_util.keystr(path), x, workers), state
+    )
+
+
+def resize_checkpoint(source: pathlib.Path, out: pathlib.Path, workers: int) -> str:
+    """Resizes the latest checkpoint of a directory into another; returns a summary."""
+    check_integer("workers", workers, 1)
+    if not source.is_dir():
+        raise ValueError(f"CHECKPOINT must be a directory of checkpoints, got {source}")
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        raise ValueError(f"OUT must be a directory that is empty or new, got {out}")
+    with Checkpoints(source) as checkpoints:
+        step = checkpoints.latest()
+        if step is None:
+            raise ValueError(f"CHECKPOINT must hold a checkpoint, got {source}")
+        metadata, arrays = checkpoints.load(step)
+    leaves: dict[str, LeafMetadata] = {}
+    for name, leaf in metadata["leaves"].items():
+        if not leaf["once"]:
+            arrays[name] = _resize_leaf(name, arrays[name], workers)
+        sums = checksums([with_replica_axis(arrays[name], leaf)])
+        leaves[name] = leaf | {"checksums": sums[0].tolist()}
+    with Checkpoints(out) as checkpoints:
+        size = checkpoints.write(step, arrays, workers, leaves, metadata["extra"])
+    return (
+        f"{out / str(step)}: step {step}, {metadata['workers']} workers to {workers}, "
+        f"{len(leaves)} leaves, {size} bytes"
+    )
+
+
+def _resize_leaf(name: str, x: Any, m: int) -> Any:
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        raise ValueError(
+            f"state{name} is on several processes: save a checkpoint and resize that "
+            f"(slamb-jax resize CHECKPOINT OUT --workers {m})"
+        )
+    if is_key(x):
+        return like_key(x, _resize_leaf(name, raw(x), m))
+    x = np.asarray(x)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return np.stack([_weighted_mean(x, j, m) for j in range(m)])
+    if (x != x[:1]).any():
+        raise ValueError(
+            f"state{name} must be the same on all workers, or floating point, to "
+            f"be resized, got {x.dtype} {x.tolist()!r:.60}"
+        )
+    return np.broadcast_to(x[:1], (m, *x.shape[1:])).copy()
+
+
+def _weighted_mean(x: np.ndarray, j: int, m: int) -> np.ndarray:
+    """The mean over the old workers that new worker j overlaps, in units of 1/(n m)."""
+    n = len(x)
+    below = range(j * n // m, -(-(j + 1) * n // m))
+    if len(below) == 1:
+        return x[below[0]]
+    overlap = [min((i + 1) * m, (j + 1) * n) - max(i * m, j * n) for i in below]
+    wide = x[below[0] : below[-1] + 1].astype(np.float64)
+    return np.average(wide, axis=0, weights=overlap).astype(x.dtype)

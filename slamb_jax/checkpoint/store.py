@@ -1,0 +1,185 @@
+"""A directory of numbered checkpoints: arrays by name, and JSON metadata.
+
+No other module of the library uses Orbax.
+"""
+
+import pathlib
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from slamb_jax._tree.checks import check_integer
+
+T = TypeVar("T")
+_METADATA = "about"  # the name of its folder in a checkpoint
+
+
+class ForeignCheckpointError(ValueError):
+    """A checkpoint that slamb_jax.Checkpoints did not write."""
+
+    def __init__(self) -> None:
+        super().__init__("it is not one of slamb_jax.Checkpoints")
+
+
+class Store:
+    """The latest checkpoints of a directory; all processes must call each method."""
+
+    def __init__(
+        self, directory: str | pathlib.Path, *, keep: int, asynchronous: bool
+    ) -> None:
+        check_integer("keep", keep, 2)
+        self.directory = _writable(directory)
+        self._orbax = _import_orbax()
+        options = self._orbax.CheckpointManagerOptions(
+            max_to_keep=keep,
+            enable_async_checkpointing=asynchronous,
+            cleanup_tmp_directories=True,
+        )
+        self.unfinished = _unfinished(self.directory)  # before the manager removes them
+        self._manager = self._orbax.CheckpointManager(
+            self.directory, options=options, item_names=("state", _METADATA)
+        )
+
+    def path(self, step: int | str) -> pathlib.Path:
+        """The directory of a checkpoint."""
+        return self.directory / str(step)
+
+    def steps(self) -> list[int]:
+        """The steps of all checkpoints, the latest first."""
+        return sorted(self._manager.all_steps(), reverse=True)
+
+    def latest(self) -> int | None:
+        """The latest step."""
+        return self._manager.latest_step()
+
+    def delete(self, step: int) -> None:
+        """Removes a checkpoint."""
+        self._manager.delete(step)
+
+    def write(
+        self,
+        step: int,
+        arrays: Mapping[str, jax.Array | np.ndarray],
+        metadata: Mapping[str, Any],
+    ) -> None:
+        """Writes a checkpoint, in the background if the store is asynchronous."""
+        args = self._orbax.args
+        items = {"state": args.StandardSave(arrays), _METADATA: args.JsonSave(metadata)}
+        try:
+            self._manager.save(step, args=args.Composite(**items), force=True)
+        except Exception as error:  # of Orbax, TensorStore or the file system
+            raise self._write_error(f"checkpoint {step}", error) from error
+
+    def wait(self) -> None:
+        """Waits for what is being written."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise self._write_error("a checkpoint", error) from error
+
+    def close(self) -> None:
+        """Waits for what is being written, and releases the directory."""
+        try:
+            self.wait()
+        finally:
+            self._manager.close()
+
+    def metadata(self, step: int) -> Any:
+        """The metadata of a checkpoint, as JSON holds them."""
+        if not (self.path(step) / _METADATA).is_dir():
+            raise ForeignCheckpointError
+        return self._restore(step, _METADATA, self._orbax.args.JsonRestore())
+
+    def read(self, step: int, like: Mapping[str, Any]) -> dict[str, Any]:
+        """The arrays of a checkpoint, placed like those of ``like``."""
+        return self._restore(step, "state", self._orbax.args.StandardRestore(like))
+
+    def _restore(self, step: int, item: str, how: Any) -> Any:
+        args = self._orbax.args.Composite(**{item: how})
+        return self._manager.restore(step, args=args)[item]
+
+    def _write_error(self, what: str, error: Exception) -> OSError:
+        return OSError(
+            f"{what} could not be written into {self.directory}: {error}; "
+            f"the latest complete one is {self.latest()}"
+        )
+
+
+def try_read(path: pathlib.Path, read: Callable[[], T]) -> tuple[T | None, str]:
+    """What ``read`` returns; or None, and what is damaged, on any of the processes.
+
+    Raises on all processes if one of them failed for another reason than the files.
+    """
+    found, problem, failure = None, "", None
+    try:
+        found = read()
+    except Exception as error:  # a damaged file may make a reader raise anything
+        problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        failure = None if _is_damage(error) else error
+    if jax.process_count() > 1:
+        state = 2 if failure else 1 if problem else 0
+        states = multihost_utils.process_allgather(np.int32(state))
+        worst = int(np.argmax(states))
+        if states[worst] > state:
+            problem = f"seen by process {worst}"
+            failure = OSError(problem) if states[worst] == 2 else None
+    if failure is not None:
+        message = f"checkpoint {path} could not be read ({problem}); it is kept"
+        foreign = isinstance(failure, ForeignCheckpointError)
+        raise (ValueError if foreign else OSError)(message) from failure
+    return (None if problem else found), problem
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether reading failed because of the files, not of memory or rights."""
+    if isinstance(error, OSError):
+        missing = FileNotFoundError | NotADirectoryError | IsADirectoryError
+        return isinstance(error, missing)
+    other = MemoryError | jax.errors.JaxRuntimeError | ForeignCheckpointError
+    return not isinstance(error, other)
+
+
+def warn(message: str) -> None:
+    """Warns with ``stacklevel=3``."""
+    warnings.warn(message, UserWarning, stacklevel=3)
+
+
+def _writable(directory: str | pathlib.Path) -> pathlib.Path:
+    if not isinstance(directory, str | pathlib.Path):
+        raise ValueError(f"directory must be a path, got {directory!r}")
+    path = pathlib.Path(directory).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".writable-{jax.process_index()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"directory must be one that can be written to, got {directory}: {error}"
+        ) from error
+    return path
+
+
+def _unfinished(directory: pathlib.Path) -> list[str]:
+    """Names of the saves that a killed process did not finish."""
+    saves = (d for d in directory.iterdir() if re.match(r"\d", d.name) and d.is_dir())
+    return sorted(
+        d.name
+        for d in saves
+        if not re.fullmatch(r"\d+", d.name) or not (d / "_CHECKPOINT_METADATA").exists()
+    )
+
+
+def _import_orbax() -> Any:
+    try:
+        import orbax.checkpoint
+    except ImportError as error:
+        raise ImportError(
+            "checkpoints need Orbax: pip install 'slamb-jax[checkpoint]'"
+        ) from error
+    return orbax.checkpoint

@@ -1,0 +1,101 @@
+"""The wire format of a payload: 16 or 32 bits for a number, or codes of fewer."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+
+from slamb_jax.exchange.payloads.natural import NaturalCompression as NaturalCompression
+from slamb_jax.exchange.payloads.uniform import StochasticUniform as StochasticUniform
+
+__all__ = ["NaturalCompression", "Payload", "Quantizer", "StochasticUniform"]
+
+
+@runtime_checkable
+class Quantizer(Protocol):
+    """The interface of a payload in codes; any object with these members serves."""
+
+    @property
+    def error_feedback(self) -> bool:
+        """Whether a worker keeps what rounding took of what it sent."""
+
+    @property
+    def seed(self) -> int:
+        """Changes the rounding."""
+
+    @property
+    def for_means(self) -> "Quantizer":
+        """The quantizer of the means on their way back, often itself; same seed."""
+
+    def nbytes(self, size: int) -> int:
+        """Bytes of an array of ``size`` elements, scales included (static)."""
+
+    def encode(self, x: jax.Array, seed: jax.Array) -> jax.Array:
+        """Codes of the last axis: float32 (..., size) to uint8 (..., nbytes(size)).
+
+        Random in the hash of ``seed`` (uint32, shape ()) and the place in ``x``. What
+        is not finite must be decoded as not finite.
+        """
+
+    def decode(self, codes: jax.Array, size: int) -> jax.Array:
+        """Undoes :meth:`encode`: uint8 (..., nbytes(size)) to float32 (..., size)."""
+
+
+Payload = str | Quantizer | None
+
+FLOATS = ("bfloat16", "float16")
+QUANTIZERS: dict[str, Quantizer] = {
+    "uniform8": StochasticUniform(bits=8),
+    "uniform4": StochasticUniform(bits=4),
+    "natural8": NaturalCompression(),
+}
+NAMES = (*FLOATS, *QUANTIZERS)
+
+
+def resolve_payload(payload: Payload) -> Payload:
+    """A quantizer for its name; other payloads as they are."""
+    return QUANTIZERS.get(payload, payload) if isinstance(payload, str) else payload
+
+
+def check_payload(name: str, payload: object) -> None:
+    """Raises unless ``payload`` is None, a name or a quantizer."""
+    # A dtype is equal to its name, and would be exchanged as float32.
+    known = payload is None or (isinstance(payload, str) and payload in NAMES)
+    if isinstance(payload, type) or not (known or isinstance(payload, Quantizer)):
+        raise ValueError(
+            f"{name} must be None, {', '.join(map(repr, NAMES))} or an object with "
+            f"the members of slamb_jax.payloads.Quantizer, got {payload!r}"
+        )
+
+
+def payload_to_json(payload: Payload) -> Any:
+    """A name, or the settings of a quantizer of the library's own."""
+    if payload is None or isinstance(payload, str):
+        return payload
+    for name, quantizer in QUANTIZERS.items():
+        if type(payload) is type(quantizer) and payload.bits == quantizer.bits:  # type: ignore[attr-defined]
+            settings = dataclasses.asdict(payload)  # type: ignore[call-overload]
+            own = dataclasses.asdict(quantizer)  # type: ignore[call-overload]
+            given = {k: x for k, x in settings.items() if x != own[k]}
+            return {"name": name, **given}
+    raise ValueError(
+        f"payload={payload!r} is not one of the library's own and cannot be written "
+        "as JSON"
+    )
+
+
+def payload_from_json(payload: Any) -> Payload:
+    """What :func:`payload_to_json` wrote."""
+    if not isinstance(payload, Mapping):
+        return payload
+    settings = dict(payload)
+    quantizer: Any = QUANTIZERS.get(settings.pop("name", ""))
+    if quantizer is None:
+        raise ValueError(
+            f"payload must have a name among {', '.join(QUANTIZERS)}, got {payload!r}"
+        )
+    try:
+        return dataclasses.replace(quantizer, **settings)
+    except TypeError as error:
+        raise ValueError(f"payload={payload!r} does not fit: {error}") from error

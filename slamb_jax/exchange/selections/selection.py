@@ -1,0 +1,118 @@
+"""The interface of a selection, and the settings that the random ones share."""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import jax
+
+from slamb_jax._tree.checks import check_integer, check_range
+from slamb_jax._tree.leaves import Leaf
+
+T = TypeVar("T")
+State = Any  # of one leaf: a tree of arrays, None for selections without state
+
+
+class Selection(abc.ABC):
+    r"""Which coordinates are exchanged at a step.
+
+    A leaf is seen as blocks of neighbours, ``x.reshape(-1, block_size)``. At the step
+    :math:`t = 1, 2, \ldots`, an int32 scalar that may be traced, the selection answers
+    for one :class:`Leaf` which blocks are exchanged, :math:`M_t`, and the age
+    :math:`\tau` of each block. The answers must be the same on every worker; no mask is
+    ever communicated. Subclass it for a selection of your own: two methods are enough.
+
+    A selection that chooses by what was exchanged before is ``stateful``. It keeps a
+    state for each leaf, the same on all workers: :meth:`init` makes it, :meth:`choose`
+    turns it into that of this step, from which :meth:`blocks` and :meth:`age` answer,
+    and :meth:`learn` sees the means.
+
+    Examples:
+      >>> import jax.numpy as jnp, slamb_jax
+      >>> class EveryOther(slamb_jax.selections.Selection):
+      ...     def blocks(self, step, leaf, state=None):
+      ...         return 2 * jnp.arange(leaf.size // 2) + step % 2
+      ...     def age(self, step, leaf, state=None):
+      ...         return jnp.minimum(step, (jnp.arange(leaf.size) + step) % 2)[:, None]
+      >>> exchange = slamb_jax.Exchange("data", selection=EveryOther())
+    """
+
+    stateful: ClassVar[bool] = False
+
+    def dense(self, leaf: Leaf) -> bool:
+        """Whether all of the leaf is exchanged at every step (static)."""
+        return len(leaf.layer_shape) <= 1
+
+    def block_size(self, leaf: Leaf) -> int:
+        """Neighbours in a block (static): a divisor of the leaf's last dimension."""
+        del leaf
+        return 1
+
+    @abc.abstractmethod
+    def blocks(self, step: jax.Array, leaf: Leaf, state: State = None) -> jax.Array:
+        """The blocks that are exchanged: int32 of static length, each once.
+
+        An unused slot holds the number of blocks, one beyond the last.
+        """
+
+    @abc.abstractmethod
+    def age(self, step: jax.Array, leaf: Leaf, state: State = None) -> jax.Array:
+        """Steps since each block was exchanged: int32 of shape (blocks, 1).
+
+        0 for the blocks of this step, ``step`` for those that never were.
+        """
+
+    def init(self, leaf: Leaf) -> State:
+        """The state before step 1."""
+        del leaf
+
+    def choose(self, state: State, leaf: Leaf) -> State:
+        """The state with this step's choice in it."""
+        del leaf
+        return state
+
+    def learn(
+        self,
+        before: State,
+        chosen: State,
+        leaf: Leaf,
+        mean: jax.Array,
+        *,
+        accumulated: bool,
+    ) -> State:
+        """``chosen`` with what the means of the exchanged blocks tell.
+
+        ``mean`` has shape (slots, block_size). ``accumulated``: what was not exchanged
+        added up in a residual, and not in a momentum that decays.
+        """
+        del before, leaf, mean, accumulated
+        return chosen
+
+    def at(self, step: jax.Array, fun: Callable[["Selection"], T]) -> T:
+        """``fun`` of the selection in force at ``step``.
+
+        Where there are several, each gets its own branch of the program: what is
+        exchanged has another shape in each.
+        """
+        del step
+        return fun(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandK(Selection):
+    """The settings that the random selections share."""
+
+    compress_ratio: float = 0.1
+    min_size: int = 9000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("compress_ratio", self.compress_ratio, 0.0, 1.0, open_low=True)
+        check_integer("min_size", self.min_size, 0)
+        check_integer("seed", self.seed)
+
+    def dense(self, leaf: Leaf) -> bool:
+        """Leaves of one dimension or fewer, small ones, and all when k is 1."""
+        small = len(leaf.layer_shape) <= 1 or leaf.layer_size < self.min_size
+        return small or leaf.size == 0 or self.compress_ratio == 1.0

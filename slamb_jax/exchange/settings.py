@@ -1,0 +1,338 @@
+"""The settings of an exchange: between whom, what, how much, and how often."""
+
+import dataclasses
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slamb_jax._tree.axes import AxisName, as_tuple
+from slamb_jax._tree.checks import check_axes, check_bool, check_integer, check_range
+from slamb_jax._tree.layout import (
+    Layout,
+    as_hashable,
+    layout_from_json,
+    layout_to_json,
+    mesh_axes,
+)
+from slamb_jax._tree.leaves import Leaf
+from slamb_jax.exchange.payloads import (
+    Payload,
+    Quantizer,
+    check_payload,
+    payload_from_json,
+    payload_to_json,
+    resolve_payload,
+)
+from slamb_jax.exchange.selections import (
+    BY_NAME,
+    Schedule,
+    Selection,
+    check_selection,
+    selection_from_json,
+    selection_to_json,
+)
+
+_RATIO, _SEED = 0.1, 0
+_LARGEST_MIN_SIZE = 9000  # the authors' grad_size_thr
+_DENSE_SHARE = 0.01  # of all parameters: the most that small matrices may hold
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Exchange:
+    r"""What the workers exchange: between whom, how much, in what, and how often.
+
+    The one place where this is said. Optimizers, links, :func:`replicate`,
+    :func:`per_worker_step`, :func:`simulated_step` and :func:`advise` take it, so that
+    they cannot disagree. It is immutable, hashable and printable; settings that cannot
+    go together are refused when it is made.
+
+    Args:
+      axis_name: the mesh axis (or a tuple of axes) of the workers, bound by
+        ``jax.shard_map``, ``jax.pmap`` or ``jax.vmap``. None: a single worker, with
+        masks and ages as for n = 1 and nothing exchanged.
+      local_axis_name: the mesh axis (or axes) of the devices within a worker, if each
+        worker is a group of devices with fast links between them. Gradients are
+        averaged densely over it, n is the number of groups, and each device exchanges
+        a slice of what its group sends. None: a worker is one device.
+      compress_ratio: k in (0, 1], the share of the coordinates exchanged per step; or
+        a mapping from the step (from 0) at which a ratio begins to the ratio, such as
+        ``{0: 0.5, 500: 0.1}``. None: 0.1, or what a ``selection`` object says.
+      min_size: matrices with fewer elements are exchanged densely, at every step, as
+        leaves of one dimension or fewer always are. None: 9000, the authors', or less
+        where matrices that small would hold more than 1 % of the parameters; a
+        ``selection`` object has its own.
+      selection: ``"strided"``, ``"permutation"``, ``"bernoulli"``, ``"top_k"``, or a
+        :class:`slamb_jax.selections.Selection`. An object has a ratio, a smallest size
+        and a seed of its own: to give one of them here too is an error.
+      seed: changes which coordinates are exchanged when; the same on all workers.
+        None: 0, or that of a ``selection`` object.
+      payload: the wire format of the momentum: ``"bfloat16"``, ``"float16"``,
+        ``"uniform8"``, ``"uniform4"``, ``"natural8"``, or a quantizer such as
+        :class:`slamb_jax.payloads.StochasticUniform`. None: the momentum's dtype.
+      overlap: exchange at each step the momentum that the last one left, so that the
+        exchange does not wait for the gradient and can run behind the forward and
+        backward pass. See :func:`mask_momentum`.
+      sync_every: H, the steps from one average of the parameters to the next, a
+        positive integer. None: never.
+      average_payload: the wire format of the parameters every H steps, likewise, as
+        the difference to the last average; costs one more copy of the parameters.
+        None: the parameters' dtype. See :func:`average_parameters_every`.
+      param_specs: for a model that does not fit on one device: a tree of
+        ``jax.sharding.PartitionSpec`` with the structure of the parameters, or a prefix
+        of it, with the mesh axes, other than the workers', over which each leaf is
+        sharded (None: not). Each shard is exchanged by itself; norms are those of the
+        whole layer. The axes may be manual (``jax.shard_map``) or left to the compiler
+        (:func:`per_worker_step`).
+      stacked: which leaves are stacks of layers along their first dimension, as of a
+        model whose layers are scanned: a tree of bools, a prefix of it, or a function
+        of the parameters. Each layer then has its own trust ratios, and is what counts
+        as one-dimensional or small. None: no leaf.
+
+    Raises:
+      ValueError: for a value out of range, and for settings that cannot go together.
+
+    Examples:
+      >>> import slamb_jax
+      >>> exchange = slamb_jax.Exchange("data", compress_ratio=0.25, payload="uniform4")
+      >>> exchange
+      Exchange('data', compress_ratio=0.25, payload='uniform4')
+      >>> slamb_jax.Exchange.from_json(exchange.to_json()) == exchange
+      True
+    """
+
+    axis_name: AxisName | None = None
+    _: dataclasses.KW_ONLY
+    local_axis_name: AxisName | None = None
+    compress_ratio: float | Mapping[int, float] | None = None
+    min_size: int | None = None
+    selection: str | Selection = "strided"
+    seed: int | None = None
+    payload: Payload = None
+    overlap: bool = False
+    sync_every: int | None = 100
+    average_payload: Payload = None
+    param_specs: Any = None
+    stacked: Any = None
+
+    def __post_init__(self) -> None:
+        check_axes(self.axis_name, self.local_axis_name)
+        self._check_selection()
+        check_payload("payload", self.payload)
+        check_payload("average_payload", self.average_payload)
+        check_bool("overlap", self.overlap)
+        if self.sync_every is not None:
+            check_integer("sync_every", self.sync_every, 1)
+        elif self.average_payload is not None:
+            raise ValueError(
+                f"average_payload={self.average_payload!r} needs an average: give "
+                "sync_every too, got None"
+            )
+        layout = self.layout  # checks what it is made of
+        if shared := set(as_tuple(self.axis_name)) & set(mesh_axes(self.param_specs)):
+            raise ValueError(
+                "param_specs must not name the axis of the workers, "
+                f"{sorted(map(str, shared))[0]!r}: every worker has parameters of its "
+                "own, sharded over other axes of the mesh"
+            )
+        if self.stateful and layout.param_specs is not None:
+            raise ValueError(
+                f"selection={self.selection!r} and param_specs cannot go together: its "
+                "state is of the blocks of unsharded leaves. Take a round robin."
+            )
+
+    def _check_selection(self) -> None:
+        if not isinstance(self.selection, str):
+            check_selection(self.selection)
+            for name in ("compress_ratio", "min_size", "seed"):
+                if (value := getattr(self, name)) is not None:
+                    raise ValueError(
+                        f"{name}={value!r} and selection={self.selection!r} cannot "
+                        f"both be given: a selection object has its own {name}"
+                    )
+            return
+        if self.selection not in BY_NAME:
+            raise ValueError(
+                f"selection must be one of {', '.join(BY_NAME)} or a "
+                f"slamb_jax.selections.Selection, got {self.selection!r}"
+            )
+        if self.seed is not None:
+            check_integer("seed", self.seed)
+        if self.min_size is not None:
+            check_integer("min_size", self.min_size, 0)
+        if not isinstance(self.compress_ratio, Mapping):
+            if self.compress_ratio is not None:
+                check_range(
+                    "compress_ratio", self.compress_ratio, 0.0, 1.0, open_low=True
+                )
+            return
+        if 0 not in self.compress_ratio:
+            raise ValueError(
+                "compress_ratio must have the step 0 where it is a mapping, got "
+                f"{dict(self.compress_ratio)!r}"
+            )
+        for step, ratio in self.compress_ratio.items():
+            check_integer("compress_ratio (a step)", step, 0)
+            check_range("compress_ratio", ratio, 0.0, 1.0, open_low=True)
+        ratios = types.MappingProxyType(dict(sorted(self.compress_ratio.items())))
+        object.__setattr__(self, "compress_ratio", ratios)
+
+    @property
+    def layout(self) -> Layout:
+        """How leaves are sharded and stacked."""
+        return Layout(self.param_specs, self.stacked)
+
+    def selection_for(self, leaves: Sequence[Leaf]) -> Selection:
+        """The selection, with the ``min_size`` that suits all these leaves."""
+        if not isinstance(self.selection, str) or self.min_size is not None:
+            return self._selection()
+        return self._selection(_min_size_for(leaves))
+
+    def _selection(self, min_size: int | None = None) -> Selection:
+        if not isinstance(self.selection, str):
+            return self.selection
+        make = BY_NAME[self.selection]
+        if min_size is None:
+            min_size = _LARGEST_MIN_SIZE if self.min_size is None else self.min_size
+        seed = _SEED if self.seed is None else self.seed
+        ratio = _RATIO if self.compress_ratio is None else self.compress_ratio
+        if not isinstance(ratio, Mapping):
+            return make(ratio, min_size, seed)
+        return Schedule({t: make(k, min_size, seed) for t, k in ratio.items()})
+
+    @property
+    def stateful(self) -> bool:
+        """Whether the selection keeps a state."""
+        return self._selection().stateful
+
+    @property
+    def keeps_rounding_error(self) -> bool:
+        """Whether a worker keeps what rounding its payload took, to send it later."""
+        payload = resolve_payload(self.payload)
+        return isinstance(payload, Quantizer) and payload.error_feedback
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings that are not the default, as what JSON and YAML can hold.
+
+        Raises:
+          ValueError: for a function as ``stacked`` and for objects of the user's own,
+            which no file can hold.
+        """
+        given = self._given()
+        writers = {
+            "axis_name": _axis_to_json,
+            "local_axis_name": _axis_to_json,
+            "compress_ratio": _ratio_to_json,
+            "selection": selection_to_json,
+            "payload": payload_to_json,
+            "average_payload": payload_to_json,
+            "param_specs": layout_to_json,
+            "stacked": layout_to_json,
+        }
+        return {name: writers.get(name, _same)(x) for name, x in given.items()}
+
+    @classmethod
+    def from_json(cls, settings: Mapping[str, Any]) -> "Exchange":
+        """What :meth:`to_json` wrote.
+
+        Raises:
+          ValueError: for a setting that there is not, or out of range.
+        """
+        if not isinstance(settings, Mapping):
+            raise ValueError(f"settings must be a mapping, got {settings!r}")
+        known = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(set(settings) - known):
+            raise ValueError(
+                f"{unknown[0]!r} is not a setting of an Exchange, which has "
+                f"{', '.join(sorted(known))}"
+            )
+        readers = {
+            "axis_name": _axis_from_json,
+            "local_axis_name": _axis_from_json,
+            "compress_ratio": _ratio_from_json,
+            "selection": selection_from_json,
+            "payload": payload_from_json,
+            "average_payload": payload_from_json,
+            "param_specs": layout_from_json,
+            "stacked": layout_from_json,
+        }
+        return cls(**{name: readers.get(name, _same)(x) for name, x in settings.items()})
+
+    def _given(self) -> dict[str, Any]:
+        """The settings that are not the default."""
+        fields = dataclasses.fields(self)
+        values = {f.name: (getattr(self, f.name), f.default) for f in fields}
+        return {name: x for name, (x, default) in values.items() if x is not default}
+
+    def _key(self) -> tuple[Any, ...]:
+        ratio: Any = self.compress_ratio
+        if isinstance(ratio, Mapping):
+            ratio = tuple(ratio.items())
+        others = {
+            "compress_ratio": ratio,
+            "param_specs": as_hashable(self.param_specs),
+            "stacked": as_hashable(self.stacked),
+        }
+        names = (f.name for f in dataclasses.fields(self))
+        return tuple(others.get(name, getattr(self, name)) for name in names)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Exchange):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        given = self._given()
+        if isinstance(ratio := given.get("compress_ratio"), Mapping):
+            given["compress_ratio"] = dict(ratio)
+        first = [repr(given.pop("axis_name"))] if "axis_name" in given else []
+        return f"Exchange({', '.join([*first, *(f'{k}={v!r}' for k, v in given.items())])})"
+
+
+def check_exchange(exchange: object) -> Exchange:
+    """Raises unless it is an :class:`Exchange`."""
+    if isinstance(exchange, Exchange):
+        return exchange
+    way_out = f": slamb_jax.Exchange({exchange!r})" if isinstance(exchange, str) else ""
+    raise ValueError(f"exchange must be a slamb_jax.Exchange, got {exchange!r}{way_out}")
+
+
+def _min_size_for(leaves: Sequence[Leaf]) -> int:
+    """The size below which matrices together hold at most 1 % of the parameters."""
+    matrices = sorted(
+        (x.layer_size, x.layer_size * x.layers)
+        for x in leaves
+        if len(x.layer_shape) > 1
+    )
+    room = _DENSE_SHARE * sum(x.layer_size * x.layers for x in leaves)
+    for size, elements in matrices:
+        room -= elements
+        if room < 0:
+            return min(size, _LARGEST_MIN_SIZE)
+    return _LARGEST_MIN_SIZE
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _axis_to_json(axis_name: Any) -> Any:
+    return list(axis_name) if isinstance(axis_name, tuple) else axis_name
+
+
+def _axis_from_json(axis_name: Any) -> Any:
+    return tuple(axis_name) if isinstance(axis_name, list) else axis_name
+
+
+def _ratio_to_json(ratio: Any) -> Any:
+    if isinstance(ratio, Mapping):
+        return {str(step): k for step, k in ratio.items()}
+    return ratio
+
+
+def _ratio_from_json(ratio: Any) -> Any:
+    if isinstance(ratio, Mapping):
+        return {int(step): k for step, k in ratio.items()}
+    return ratio

@@ -1,0 +1,68 @@
+"""Flax modules as layers that are trained conditionally; imported on demand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+from flax import nnx
+
+from slamb_jax.jointspar.train_if import (
+    Flags,
+    conditional_vjp,
+    is_saved,
+    partition,
+    train_function_if,
+)
+
+
+def train_linen_if(flags: Flags, module: nn.Module) -> Callable[..., Any]:
+    """A linen module within its parent; statistics are updated, keys are its own."""
+
+    def layer(*inputs: Any, **settings: Any) -> Any:
+        if module.is_initializing():
+            return module(*inputs, **settings)
+        (inexact, others), merge = partition(inputs)
+
+        def call(module: nn.Module, inexact: Any, others: Any) -> Any:
+            return module(*merge(inexact, others), **settings)
+
+        def branching(module: nn.Module, flags: Flags, *inputs: Any) -> Any:
+            return call(module, *inputs)
+
+        def forward(module: nn.Module, flags: Flags, inexact: Any, others: Any) -> Any:
+            saving = nn.checkpoint(call, policy=is_saved, prevent_cse=False)
+            y, vjp = nn.vjp(lambda m, x: saving(m, x, others), module, inexact)
+            return y, (flags, vjp)
+
+        def backward(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
+            flags, vjp = residuals
+            params, inputs = conditional_vjp(flags, vjp, cotangent)
+            return params, None, inputs, None
+
+        return nn.custom_vjp(branching, forward, backward)(
+            module, flags, inexact, others
+        )
+
+    return layer
+
+
+def train_nnx_if(flags: Flags, module: nnx.Module) -> Callable[..., Any]:
+    """An nnx module; changes of its other state (statistics, keys) are kept."""
+
+    def layer(*inputs: Any, **settings: Any) -> Any:
+        parts: Any = nnx.split(module, nnx.Param, ...)
+        graph, params, rest = parts
+
+        def call(params: Any, rest: Any, *inputs: Any) -> Any:
+            merged = nnx.merge(graph, params, rest, copy=True)
+            y = merged(*inputs, **settings)
+            return y, nnx.state(merged, nnx.Not(nnx.Param))
+
+        y, rest = train_function_if(
+            flags, call, params, (jax.lax.stop_gradient(rest), *inputs)
+        )
+        nnx.update(module, rest)
+        return y
+
+    return layer

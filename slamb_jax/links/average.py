@@ -1,0 +1,199 @@
+"""Averaging the parameters of replicas that drift apart."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from slamb_jax._tree import axes as _axes
+from slamb_jax._tree.checks import check_params
+from slamb_jax._tree.leaves import is_none, map_present
+from slamb_jax._tree.rounding import upcast_f32
+from slamb_jax.exchange import collectives
+from slamb_jax.exchange.means import exchange_means
+from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.links.shards import on_shards
+
+
+class AverageParametersState(NamedTuple):
+    """State of :func:`average_parameters_every`."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32, shape []
+    anchor: optax.Params | None = None  # float32, as params; with average_payload
+
+
+def average_parameters_every(
+    exchange: Exchange,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Averages the parameters over the workers every H steps, after the update.
+
+    The last link of a chain. With the step :math:`t = 1, 2, \ldots`:
+
+    .. math::
+
+      u \leftarrow \begin{cases}
+        \text{mean over workers of } (p + u) - p & t \bmod H = 1 \bmod H \\
+        u & \text{otherwise}
+      \end{cases}
+
+    so at steps 1, H + 1, 2H + 1, ... (H = 1: at every step; in the authors' code that
+    never fires). The exchange stands in a conditional: at other steps nothing is sent.
+    An optax transformation returns updates, not parameters, so the replicas then agree
+    to rounding; where they must be bit-identical, overwrite them with
+    :func:`average_parameters`. Moments are not averaged.
+
+    The step count must be the same on all workers. Under ``vmap`` with a batched
+    count both branches are computed.
+
+    With an ``average_payload`` the difference to the anchor a, the last average, is
+    exchanged; all workers keep the anchor (one more copy of the parameters):
+
+    .. math::
+
+      d = p + u - a, \quad a \leftarrow a + \text{mean over workers of } Q(d),
+      \quad p + u \leftarrow a + (d - Q(d))
+
+    A worker keeps what rounding took of its own difference in its parameters, and sends
+    it the next time; the mean of the parameters is unchanged but for the rounding of
+    the mean itself. All workers must begin with the same parameters, as with
+    :func:`replicate`; the anchor stays bit-identical on all.
+
+    Args:
+      exchange: between whom, how often (``sync_every``; None: never), and in what wire
+        format (``average_payload``).
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs`; it needs ``params``.
+
+    Raises:
+      ValueError: in ``update``, without ``params`` or for an unbound axis.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, slamb_jax
+      >>> tx = slamb_jax.average_parameters_every(
+      ...     slamb_jax.Exchange("data", sync_every=100)
+      ... )
+      >>> def step(p):
+      ...     u, _ = tx.update(jnp.zeros_like(p), tx.init(p), p)
+      ...     return p + u
+      >>> print(jax.vmap(step, axis_name="data")(jnp.array([1.0, 3.0])))
+      [2. 2.]
+
+    References:
+      Xu et al., `SLAMB <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023.
+    """
+    check_exchange(exchange)
+    sync_every = exchange.sync_every
+
+    def init(params: optax.Params) -> AverageParametersState:
+        anchor = None
+        if exchange.average_payload is not None:
+            anchor = jax.tree.map(_copy_f32, params)
+        return AverageParametersState(jnp.zeros([], jnp.int32), anchor)
+
+    def update(
+        updates: optax.Updates,
+        state: AverageParametersState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, AverageParametersState]:
+        del extra_args
+        check_params(params)
+        step, anchor = optax.safe_increment(state.count), state.anchor
+        n = _axes.axis_size(exchange.axis_name)
+        if sync_every is None or n == 1:
+            return updates, AverageParametersState(step, anchor)
+
+        def average(updates: optax.Updates, params: optax.Params, anchor: Any) -> Any:
+            if anchor is None:
+                return _towards_mean(updates, params, exchange, step), None
+            return _towards_anchor(updates, params, anchor, exchange, step)
+
+        def keep(updates: optax.Updates, params: optax.Params, anchor: Any) -> Any:
+            del params
+            return updates, anchor
+
+        if sync_every == 1:
+            updates, anchor = average(updates, params, anchor)
+        else:
+            due = state.count % sync_every == 0
+            updates, anchor = _axes.cond(due, average, keep, updates, params, anchor)
+        return updates, AverageParametersState(step, anchor)
+
+    return on_shards(optax.GradientTransformationExtraArgs(init, update), exchange)
+
+
+def average_parameters(
+    params: optax.Params, axis_name: _axes.AxisName | None
+) -> optax.Params:
+    """The mean of the replicas: the same bits on every worker.
+
+    Call it where ``axis_name`` is bound. Leaves that are not floating point (counts,
+    keys) are returned as they are. Sums in float32 at least. Under ``check_vma=True``
+    the types of the means do not vary over the axis.
+
+    Args:
+      params: a tree of arrays, each worker's own.
+      axis_name: the mesh axis (or axes) to average over; None for a single worker.
+
+    Returns:
+      A tree like ``params``.
+
+    Raises:
+      ValueError: if ``axis_name`` is not bound.
+
+    Examples:
+      >>> import functools, jax, jax.numpy as jnp, slamb_jax
+      >>> mean = functools.partial(slamb_jax.average_parameters, axis_name="data")
+      >>> print(jax.vmap(mean, axis_name="data")(jnp.array([1.0, 2.0, 6.0])))
+      [3. 3. 3.]
+    """
+    return collectives.pmean_f32(params, axis_name)
+
+
+def _towards_mean(
+    updates: optax.Updates, params: optax.Params, exchange: Exchange, step: jax.Array
+) -> optax.Updates:
+    """The updates that take each replica to the mean."""
+    new = map_present(lambda u, p: p + u.astype(p.dtype), updates, params)
+    arrays, treedef = jax.tree.flatten(new)
+    means = exchange_means(arrays, exchange, None, step).means
+    mean = jax.tree.unflatten(treedef, means)
+    return map_present(
+        lambda u, mean, p: (upcast_f32(mean) - upcast_f32(p)).astype(u.dtype),
+        updates,
+        mean,
+        params,
+    )
+
+
+def _copy_f32(p: Any) -> jax.Array:
+    """A copy, since buffers may be donated; zeros for a ``ShapeDtypeStruct``."""
+    if isinstance(p, jax.ShapeDtypeStruct):
+        return jnp.zeros(p.shape, jnp.float32)
+    return jnp.array(p, jnp.float32, copy=True)
+
+
+def _towards_anchor(
+    updates: optax.Updates,
+    params: optax.Params,
+    anchor: optax.Params,
+    exchange: Exchange,
+    step: jax.Array,
+) -> tuple[optax.Updates, optax.Params]:
+    """The updates that take each replica near the new anchor, and that anchor."""
+    treedef: Any
+    us, treedef = jax.tree.flatten(updates, is_leaf=is_none)
+    ps, anchors = treedef.flatten_up_to(params), treedef.flatten_up_to(anchor)
+    here = [i for i, u in enumerate(us) if u is not None]
+    wide = {i: ps[i].astype(jnp.float32) for i in here}
+    differences = [wide[i] + us[i].astype(jnp.float32) - anchors[i] for i in here]
+    found = exchange_means(
+        differences, exchange, exchange.average_payload, step, with_errors=True
+    )
+    rows = zip(here, differences, found.means, found.sent, strict=True)
+    for i, d, mean, sent in rows:
+        anchors[i] = anchors[i] + mean
+        us[i] = (anchors[i] + (d - sent) - wide[i]).astype(us[i].dtype)
+    return treedef.unflatten(us), treedef.unflatten(anchors)

@@ -1,0 +1,113 @@
+"""Element-wise adaptive rescaling: stale coordinates step at a smaller rate."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.typing import ArrayLike
+
+from slamb_jax._tree.axes import axis_size
+from slamb_jax._tree.checks import check_range
+from slamb_jax._tree.leaves import Leaf, broadcast_blocks, map_numbered
+from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.links.compression import selection_at
+from slamb_jax.links.shards import on_shards
+
+
+class ElementwiseRescaleState(NamedTuple):
+    """State of :func:`elementwise_rescale`."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32, shape []
+
+
+def elementwise_rescale(
+    exchange: Exchange, b3: ArrayLike = 0.7
+) -> optax.GradientTransformationExtraArgs:
+    r"""Steps a stale coordinate at the rate of a smaller batch.
+
+    .. math::
+
+      u \leftarrow \left(r + \frac{1 - r}{\sqrt n}\right) u, \qquad r = \beta_3^\tau
+
+    with n workers and :math:`\tau` the steps since the coordinate was exchanged: 1
+    for a fresh coordinate, towards :math:`1/\sqrt n` as it ages. The same in both
+    forms; with one worker it is the identity.
+
+    Args:
+      exchange: which coordinates are exchanged when, between whom.
+      b3: decay rate of the freshness, in [0, 1].
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs`. Updates have the dtype of the
+      parameters if ``update`` gets them, else their own.
+
+    Raises:
+      ValueError: for ``b3`` out of range, and for a selection with a state, which this
+        link cannot see; in ``update``, for an unbound axis.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, slamb_jax
+      >>> exchange = slamb_jax.Exchange("i", compress_ratio=0.5, min_size=0)
+      >>> tx = slamb_jax.elementwise_rescale(exchange, b3=0.0)
+      >>> def step(u):
+      ...     return tx.update(u, tx.init(u))[0]
+      >>> scaled = jax.vmap(step, axis_name="i")(jnp.ones((4, 2, 1)))
+      >>> sorted(scaled[0].reshape(-1).tolist())  # one was exchanged; four workers
+      [0.5, 1.0]
+
+    References:
+      Xu et al., `SLAMB <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023:
+      element-wise adaptive rescaling.
+    """
+    check_stateless(exchange)
+    check_range("b3", b3, 0.0, 1.0)
+
+    def init(params: optax.Params) -> ElementwiseRescaleState:
+        del params
+        return ElementwiseRescaleState(jnp.zeros([], jnp.int32))
+
+    def update(
+        updates: optax.Updates,
+        state: ElementwiseRescaleState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, ElementwiseRescaleState]:
+        del extra_args
+        step = optax.safe_increment(state.count)
+        n = axis_size(exchange.axis_name)
+        like = updates if params is None else params
+        at_step = selection_at(exchange, like, step)
+
+        def rescale(leaf: Leaf, u: jax.Array, p: jax.Array) -> jax.Array:
+            if n > 1 and (age := at_step.age(leaf)) is not None:
+                factor = broadcast_blocks(batch_factor(freshness(age, b3), n), leaf)
+                u = factor * u.astype(jnp.float32)
+            return u.astype(p.dtype)
+
+        u = map_numbered(rescale, updates, like, like=params, layout=exchange.layout)
+        return u, ElementwiseRescaleState(step)
+
+    return on_shards(optax.GradientTransformationExtraArgs(init, update), exchange)
+
+
+def check_stateless(exchange: Exchange) -> None:
+    """Raises for a selection whose state a link cannot see."""
+    if check_exchange(exchange).stateful:
+        raise ValueError(
+            f"selection={exchange.selection!r} keeps a state that only the link which "
+            "exchanges has: use slamb_jax.scale_by_slamb, or slamb_jax.slamb"
+        )
+
+
+def freshness(age: jax.Array, b3: ArrayLike) -> jax.Array:
+    r""":math:`r = \beta_3^\tau`, float32, one per block; exactly 1 where exchanged."""
+    power = jnp.exp(age.astype(jnp.float32) * jnp.log(jnp.asarray(b3, jnp.float32)))
+    # A power once per block, not once per element of all that uses it.
+    return lax.optimization_barrier(jnp.where(age == 0, jnp.float32(1), power))
+
+
+def batch_factor(r: jax.Array, n: int) -> jax.Array:
+    r""":math:`r + (1 - r)/\sqrt n`."""
+    return r + (1 - r) / n**0.5

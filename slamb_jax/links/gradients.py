@@ -1,0 +1,108 @@
+"""Gradients averaged among the devices of a worker, over its fast links."""
+
+from typing import Any
+
+import jax
+import optax
+
+from slamb_jax._tree import axes as _axes
+from slamb_jax._tree.leaves import is_none, map_present
+from slamb_jax._tree.rounding import upcast_f32
+from slamb_jax.exchange import collectives
+from slamb_jax.exchange.settings import Exchange, check_exchange
+
+
+def average_gradients(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
+    r"""Averages the gradients densely within a worker, as data parallelism does.
+
+    .. math:: g \leftarrow \text{mean over the devices of the worker of } g
+
+    The first link of a chain whose workers are groups of devices with fast links: the
+    links behind it then see one gradient per worker, and parameters and state stay
+    bit-identical on all its devices. :func:`slamb` and :func:`scale_by_slamb` do this
+    themselves. Sums in float32 at least.
+
+    Each device must pass the gradient of its own share of the batch. Where types are
+    tracked (``shard_map`` with ``check_vma=True``), ``jax.grad`` with respect to
+    parameters whose type does not vary over the axis has already summed over it, which
+    is refused here: :func:`per_worker_step` hands over parameters whose type does.
+
+    Args:
+      exchange: its ``local_axis_name`` is the mesh axis (or axes) of a worker's
+        devices; with None, the gradients pass unchanged.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs` without state; dtypes are kept.
+
+    Raises:
+      ValueError: in ``update``, for an axis that is not bound, and for gradients that
+        were summed over it already where the types show it.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax, slamb_jax
+      >>> exchange = slamb_jax.Exchange("host", local_axis_name="device")
+      >>> tx = optax.chain(slamb_jax.average_gradients(exchange), optax.sgd(1.0))
+      >>> update = lambda g: tx.update(g, tx.init(g))[0]
+      >>> print(jax.vmap(update, axis_name="device")(jnp.array([1.0, 3.0])))
+      [-2. -2.]
+    """
+    check_exchange(exchange)
+
+    def init(params: optax.Params) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    def update(
+        updates: optax.Updates,
+        state: optax.EmptyState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.EmptyState]:
+        del extra_args
+        means = mean_gradients(updates, params, exchange.local_axis_name)
+        return map_present(lambda g, m: m.astype(g.dtype), updates, means), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def mean_gradients(
+    updates: optax.Updates,
+    params: optax.Params | None,
+    local_axis_name: _axes.AxisName | None,
+) -> optax.Updates:
+    """The means in float32 at least; None stays None.
+
+    Their types vary over the axis where those of the parameters do, and only there.
+    """
+    if local_axis_name is None:
+        return updates
+    axes = _axes.tracked_axes(local_axis_name)
+    _check_own(updates, local_axis_name, axes)
+    treedef: Any
+    gs, treedef = jax.tree.flatten(updates, is_leaf=is_none)
+    ps = gs if params is None else treedef.flatten_up_to(params)
+    here = [i for i, g in enumerate(gs) if g is not None]
+    means = collectives.pmean(
+        [upcast_f32(gs[i]) for i in here], local_axis_name, typed_same=True
+    )
+    for i, mean in zip(here, means, strict=True):
+        like = frozenset() if params is None else _axes.varying_axes(ps[i])
+        gs[i] = _axes.vary_over(mean, axes & like)
+    return treedef.unflatten(gs)
+
+
+def _check_own(
+    updates: optax.Updates, axis_name: _axes.AxisName, tracked: _axes.Axes
+) -> None:
+    """Refuses gradients that are the same on all devices, where types show it."""
+    for path, g in jax.tree_util.tree_leaves_with_path(updates):
+        if missing := tracked - _axes.varying_axes(g):
+            names = ", ".join(sorted(map(repr, missing)))
+            raise ValueError(
+                f"updates{jax.tree_util.keystr(path)} does not vary over the mesh axis "
+                f"{names} of local_axis_name={axis_name!r}: jax.grad of parameters "
+                "that do not vary over an axis sums the gradient over it. Let "
+                "slamb_jax.per_worker_step(step, mesh, exchange) hand over the "
+                f"parameters, or cast them with jax.lax.pcast(params, {names}, "
+                "to='varying') before jax.grad, and do not average gradients yourself."
+            )

@@ -1,0 +1,205 @@
+"""LAMB's trust ratios of a layer: of the exchanged coordinates, and of the others."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+
+from slamb_jax._tree import axes as _axes
+from slamb_jax._tree.leaves import Leaf
+from slamb_jax.exchange import collectives
+from slamb_jax.exchange.selections import Blocks, SelectionAtStep
+from slamb_jax.links.momentum import Form
+
+# From this share on, the rest as a difference would lose too many digits.
+_NEARLY_ALL = 0.9
+
+Squares = tuple[jax.Array, jax.Array]  # squared norms of p and u, one per layer
+
+
+class Clips(NamedTuple):
+    """Bounds of a ratio."""
+
+    low: jax.Array
+    high: jax.Array
+
+
+def clips(c_min: ArrayLike, c_max: ArrayLike) -> Clips:
+    """The bounds in float32."""
+    return Clips(jnp.asarray(c_min, jnp.float32), jnp.asarray(c_max, jnp.float32))
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafTerms:
+    """The terms of a leaf's trust ratios: its parameters, and its direction.
+
+    ``direction(p, *rest)`` is element-wise: it is computed for parts of the leaf, too.
+    ``age`` is None for a dense leaf.
+    """
+
+    leaf: Leaf
+    age: jax.Array | None
+    direction: Callable[..., jax.Array]
+    p: jax.Array
+    rest: tuple[jax.Array, ...]
+
+    @property
+    def _both(self) -> Squares:
+        return self.p, self.direction(self.p, *self.rest)
+
+    def squares(self) -> Squares:
+        """Squared norms of all of the leaf."""
+        over = tuple(range(1, self.p.ndim)) if self.leaf.stacked else None
+        p, u = (jnp.sum(jnp.square(x), over) for x in self._both)
+        return p, u
+
+    def squares_exchanged(self, blocks: Blocks) -> Squares:
+        """Squared norms of the exchanged blocks, from packed copies."""
+        if blocks.starts is None:
+            return self.squares()
+        p, *rest = (blocks.pack(x) for x in (self.p, *self.rest))
+        part = dataclasses.replace(self, p=p, rest=tuple(rest))
+        return part._squares_where(blocks.used, layers=blocks.starts[:, 0])
+
+    def squares_kept(self) -> Squares:
+        """Squared norms of the other blocks."""
+        assert self.age is not None
+        return self._squares_where(self.age[:, 0] > 0)
+
+    def _squares_where(
+        self, mask: jax.Array, layers: jax.Array | None = None
+    ) -> Squares:
+        """Squared norms of the blocks where ``mask``, of shape (blocks,), is true.
+
+        In a stack ``layers`` are the blocks' layers; None if all blocks are there.
+        """
+        squares = tuple(jnp.square(x).reshape(len(mask), -1) for x in self._both)
+        zero = jnp.float32(0)
+        # Both sums in one reduction: XLA then reads the blocks in place, where for a
+        # single sum it copies them first.
+        sums = lax.reduce(squares, (zero, zero), _add, (1,))
+        masked = (jnp.where(mask, x, zero) for x in sums)
+        if not self.leaf.stacked:
+            p, u = (jnp.sum(x) for x in masked)
+        elif layers is None:
+            p, u = (jnp.sum(x.reshape(self.leaf.layers, -1), 1) for x in masked)
+        else:
+            p, u = (jax.ops.segment_sum(x, layers, self.leaf.layers) for x in masked)
+        return p, u
+
+
+class Ratios(NamedTuple):
+    """Trust ratios of a layer: one for fresh coordinates, one for stale ones.
+
+    In a stack of layers there is one per block, (blocks, 1), or one per layer if the
+    leaf is dense.
+    """
+
+    fresh: jax.Array
+    stale: jax.Array | None  # None for a dense leaf
+
+    def blend(self, form: Form, r: jax.Array, n: int, bounds: Clips) -> jax.Array:
+        r"""By freshness, one per block: :math:`r\phi_{hi} + w\phi_{lo}`.
+
+        w is 1 - r in the product form, which clips, and :math:`(1-r)/\sqrt n` in the
+        sum form.
+        """
+        assert self.stale is not None
+        if form == "sum":
+            return r * self.fresh + (1 - r) * (self.stale / n**0.5)
+        return jnp.clip(r * self.fresh + (1 - r) * self.stale, *bounds)
+
+
+def trust_ratios(
+    terms: Sequence[LeafTerms], at_step: SelectionAtStep, form: Form, bounds: Clips
+) -> list[Ratios]:
+    """The ratios of all leaves, clipped where the form does."""
+    out = []
+    for term, found in zip(terms, _squares(terms, at_step), strict=True):
+        if term.age is None:
+            ratio = _per_block(_ratio(*found, otherwise=1.0), term.leaf)
+            if form == "sum" or len(term.leaf.layer_shape) > 1:
+                ratio = jnp.clip(ratio, *bounds)
+            out.append(Ratios(ratio, None))
+            continue
+        exchanged, kept = (
+            tuple(_per_block(x, term.leaf, len(term.age)) for x in part)
+            for part in found
+        )
+        if form == "sum":
+            fresh = jnp.clip(_ratio(*exchanged, otherwise=1.0), *bounds)
+            stale = jnp.minimum(_ratio(*kept, otherwise=0.0), bounds.high)
+        else:
+            fresh = _ratio(*exchanged, otherwise=1.0)
+            stale = _ratio(*kept, otherwise=1.0)
+        out.append(Ratios(fresh, stale))
+    return out
+
+
+def _squares(terms: Sequence[LeafTerms], at_step: SelectionAtStep) -> list[Any]:
+    """Squares of each leaf, or of its two parts, summed over all shards."""
+    out: dict[int, Any] = {}
+    for axes in dict.fromkeys(x.leaf.axes for x in terms):
+        # By axes, so that no type varies over more of them than its leaf does.
+        group = [(i, x) for i, x in enumerate(terms) if x.leaf.axes == axes]
+        in_parts = iter(
+            _squares_of_parts([x for _, x in group if x.age is not None], at_step)
+        )
+        found = {i: x.squares() if x.age is None else next(in_parts) for i, x in group}
+        out |= collectives.psum(found, axes)
+    return [out[i] for i in range(len(terms))]
+
+
+def _squares_of_parts(
+    terms: Sequence[LeafTerms], at_step: SelectionAtStep
+) -> list[tuple[Squares, Squares]]:
+    """Squares of what each leaf exchanges at this step, and of the rest.
+
+    The rest as the difference to the whole, whose sum is one vectorized pass and a
+    masked sum is not, unless so much was exchanged somewhere that digits would be lost.
+    """
+    if not terms:
+        return []
+    exchanged = at_step.in_phase(
+        lambda now: [x.squares_exchanged(now.blocks(x.leaf)) for x in terms]
+    )
+    rest, safe = [], []
+    for part, term in zip(exchanged, terms, strict=True):
+        both = list(zip(term.squares(), part, strict=True))
+        rest.append(tuple(whole - x for whole, x in both))
+        safe += [jnp.all(x <= _NEARLY_ALL * whole) for whole, x in both]
+
+    @jax.jit  # so that lax.cond and the look at its types trace it once
+    def masked() -> list[Squares]:
+        return [x.squares_kept() for x in terms]
+
+    all_safe = functools.reduce(jnp.logical_and, safe)
+    kept = _axes.cond(all_safe, lambda: rest, masked)
+    return list(zip(exchanged, kept, strict=True))
+
+
+def _add(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+def _per_block(x: jax.Array, leaf: Leaf, blocks: int | None = None) -> jax.Array:
+    """One value per layer of a stack as one per block; a single layer's as it is."""
+    if not leaf.stacked:
+        return x
+    per_layer = 1 if blocks is None else blocks // leaf.layers
+    return jnp.broadcast_to(x[:, None], (leaf.layers, per_layer)).reshape(-1, 1)
+
+
+def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
+    """Root of p over u; ``otherwise`` where one of them is 0."""
+    # In lax: tracing the ratios of many layers in jnp takes as long as compiling them.
+    zero, other = jnp.float32(0), jnp.float32(otherwise)
+    ratio = lax.div(lax.sqrt(p), lax.sqrt(u))
+    if p.ndim:
+        return jnp.where(lax.min(p, u) > zero, ratio, other)
+    return lax.select(lax.gt(lax.min(p, u), zero), ratio, other)

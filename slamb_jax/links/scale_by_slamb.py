@@ -1,0 +1,227 @@
+"""SLAMB's scaling of gradients, in the fewest passes over memory."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike, DTypeLike
+
+from slamb_jax._tree.axes import axis_size, check_local, check_local_like
+from slamb_jax._tree.checks import (
+    check_floating,
+    check_gradients,
+    check_params,
+    check_static,
+)
+from slamb_jax._tree.decay import add_decay, decay_at, decay_mask
+from slamb_jax._tree.leaves import Leaf, broadcast_blocks, keep_absent, present
+from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.links.compression import (
+    SelectionState,
+    compress,
+    init_selection,
+    selection_at,
+)
+from slamb_jax.links.freshness import batch_factor, freshness
+from slamb_jax.links.gradients import mean_gradients
+from slamb_jax.links.momentum import (
+    Corrections,
+    Form,
+    NuOf,
+    adam_direction,
+    check_moments,
+    corrections,
+    init_moments,
+    update_moments,
+)
+from slamb_jax.links.norms import LeafTerms, Ratios, clips, trust_ratios
+from slamb_jax.links.shards import on_shards
+from slamb_jax.links.trust_ratio import check_ratio
+
+_LARGE = 2**16  # elements: below, what a barrier saves is not worth one
+
+
+class ScaleBySlambState(NamedTuple):
+    """State of :func:`scale_by_slamb`."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32, shape []
+    mu: optax.Updates  # first moment, as params, float32 or mu_dtype
+    nu: optax.Updates  # second moment, as params, float32 or nu_dtype
+    residual: optax.Updates | None  # float32, as params; only with error feedback
+    selection: SelectionState  # of each leaf; only of a selection that keeps a state
+
+
+def scale_by_slamb(
+    exchange: Exchange,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-6,
+    *,
+    b3: ArrayLike = 0.7,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Any = None,
+    form: Form = "sum",
+    c_min: ArrayLike = 0.01,
+    c_max: ArrayLike = 1000.0,
+    bias_correction: bool = True,
+    mu_dtype: DTypeLike | None = None,
+    nu_of: NuOf = "gradient",
+    nu_dtype: DTypeLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Scales gradients by SLAMB's rule; :func:`slamb` without rate and average.
+
+    .. math::
+
+      m &\leftarrow \beta_1 m + (1-\beta_1) g, \quad
+      v \leftarrow \beta_2 v + (1-\beta_2) g^2 \\
+      m[M_t] &\leftarrow \text{mean over workers of } m[M_t] \\
+      r &= \beta_3^\tau, \quad \tau \text{ the steps since the exchange} \\
+      u_0 &= \text{Adam's direction of } m, v, \quad u = u_0 + \lambda p \\
+      u &\leftarrow \left(\phi_{hi}\,r + \phi_{lo}\,\frac{1-r}{\sqrt n}\right) u
+      \quad\text{(sum form)}
+
+    It equals the chain of :func:`average_gradients`, :func:`mask_momentum`,
+    :func:`layerwise_trust_ratio` and :func:`elementwise_rescale` to rounding. The chain
+    keeps u in memory from link to link; here u is computed once for the norms and once
+    for the update, and m, v and p are the only arrays of the parameters' size. With
+    16-bit parameters it is rounded once, at the end.
+
+    Args:
+      exchange: what is exchanged, between whom, how much and how often.
+      b1: decay rate of the first moment, in [0, 1).
+      b2: decay rate of the second moment, in [0, 1).
+      eps: added to the root of the second moment, positive.
+      b3: decay rate of the freshness, in [0, 1].
+      weight_decay: :math:`\lambda`, not negative, or a schedule of the step from 0.
+      mask: which leaves decay, see :func:`layerwise_trust_ratio`.
+      form: ``"sum"`` or ``"product"``, see :func:`layerwise_trust_ratio`.
+      c_min: lower bound of the trust ratio, not negative.
+      c_max: upper bound of the trust ratio, at least ``c_min``; may be infinite.
+      bias_correction: False, in the product form only, leaves it out.
+      mu_dtype: dtype of m, None (float32) or bfloat16.
+      nu_of: what v is the second moment of, see :func:`mask_momentum`.
+      nu_dtype: dtype of v, None (float32) or bfloat16.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs`; it needs ``params``, whose dtype
+      its updates have.
+
+    Raises:
+      ValueError: for an argument out of range; in ``update``, without ``params``, for
+        an unbound axis, and for gradients that were averaged already where the types
+        show it (``shard_map`` with ``check_vma=True``).
+
+    Examples:
+      >>> import jax.numpy as jnp, optax, slamb_jax
+      >>> exchange = slamb_jax.Exchange()
+      >>> tx = optax.chain(slamb_jax.scale_by_slamb(exchange), optax.scale(-0.1))
+      >>> params = jnp.array([3.0, 4.0])
+      >>> updates, state = tx.update(jnp.array([1.0, 1.0]), tx.init(params), params)
+      >>> print(updates.round(3))
+      [-0.354 -0.354]
+
+    References:
+      Xu et al., `SLAMB: Accelerated Large Batch Training with Sparse Communication
+      <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023.
+    """
+    check_static(("form", "mask", "bias_correction", "mu_dtype", "nu_of", "nu_dtype"),
+                 locals())  # fmt: skip
+    check_exchange(exchange)
+    check_moments(b1, b2, eps, form, bias_correction, mu_dtype, nu_of, nu_dtype)
+    check_ratio(b3, weight_decay, mask, form, c_min, c_max)
+
+    def init(params: optax.Params) -> ScaleBySlambState:
+        check_floating(params, "params")
+        mu, nu = init_moments(params, mu_dtype, nu_dtype)
+        residual = None
+        if exchange.keeps_rounding_error:
+            residual = optax.tree.zeros_like(params, dtype=jnp.float32)
+        selection = init_selection(exchange, params)
+        return ScaleBySlambState(
+            jnp.zeros([], jnp.int32), mu, nu, residual, selection
+        )
+
+    def update(
+        updates: optax.Updates,
+        state: ScaleBySlambState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, ScaleBySlambState]:
+        del extra_args
+        check_params(params)
+        updates = mean_gradients(updates, params, exchange.local_axis_name)
+        check_gradients(updates, state.mu)
+        check_local_like(updates, state.mu)
+        step = optax.safe_increment(state.count)
+
+        def exchanged(mu: optax.Updates) -> tuple[optax.Updates, Any]:
+            check_local(mu, exchange.axis_name)
+            mu, *rest = compress(
+                exchange, mu, state.residual, state.selection, step, params,
+                keep_residual=False,
+            )  # fmt: skip
+            return mu, rest
+
+        mu, nu, (residual, selection) = update_moments(
+            updates, state.mu, state.nu, step, exchanged, b1, b2, nu_of,
+            overlap=exchange.overlap,
+        )  # fmt: skip
+        at_step = selection_at(exchange, params, step, selection)
+        n, bounds = axis_size(exchange.axis_name), clips(c_min, c_max)
+        fixes = corrections(form, step, b1, b2, eps, bias_correction)
+        decay = decay_at(weight_decay, state.count)
+        rows, rebuild = present(
+            mu, nu, params, decay_mask(mask, params),
+            like=params, layout=exchange.layout,
+        )  # fmt: skip
+
+        def direction(at: Corrections, decays: bool) -> Callable[..., jax.Array]:
+            rate = decay if decays else None
+            return lambda p, m, v: add_decay(p, adam_direction(at, m, v), rate)
+
+        def term(
+            leaf: Leaf, m: jax.Array, v: jax.Array, p: jax.Array, decays: bool
+        ) -> LeafTerms:
+            at = fixes
+            if leaf.size >= _LARGE:
+                # Behind a barrier of this leaf's the scalars do not become arrays that
+                # leaves of one shape share.
+                m, v, at = jax.lax.optimization_barrier((m, v, fixes))
+            normed = direction(at, decays and form == "product")
+            wide = p.astype(jnp.float32)
+            return LeafTerms(leaf, at_step.age(leaf), normed, wide, (m, v))
+
+        def scaled(term: LeafTerms, ratios: Ratios, decays: bool) -> jax.Array:
+            factor, (m, v), at = ratios.fresh, term.rest, fixes
+            if term.age is not None:
+                r = freshness(term.age, b3)
+                factor = ratios.blend(form, r, n, bounds)
+                if form == "product":
+                    factor = factor * batch_factor(r, n)
+            if term.leaf.size >= _LARGE:
+                # Else the compiler would keep u in memory from the norms to here.
+                m, v, factor, at = jax.lax.optimization_barrier((m, v, factor, at))
+            u = direction(at, decays)(term.p, m, v)
+            return broadcast_blocks(factor, term.leaf) * u
+
+        terms = [term(*row) for row in rows]
+        found = trust_ratios(terms, at_step, form, bounds)
+        u = rebuild(
+            [
+                scaled(term, ratios, decays).astype(p.dtype)
+                for term, ratios, (*_, p, decays) in zip(
+                    terms, found, rows, strict=True
+                )
+            ]
+        )
+        return u, ScaleBySlambState(
+            step,
+            keep_absent(mu, state.mu),
+            keep_absent(nu, state.nu),
+            residual,
+            selection,
+        )
+
+    return on_shards(optax.GradientTransformationExtraArgs(init, update), exchange)

@@ -1,0 +1,170 @@
+"""Updating, on each device, the shard that it holds of every parameter."""
+
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+from slamb_jax._tree import axes as _axes
+from slamb_jax._tree.checks import check_params, check_transformation
+from slamb_jax._tree.layout import broadcast_specs, is_spec, mesh_axes, spec_axes
+from slamb_jax._tree.leaves import map_present
+from slamb_jax.exchange.settings import Exchange, check_exchange
+
+
+def on_shards(
+    tx: optax.GradientTransformation, exchange: Exchange
+) -> optax.GradientTransformationExtraArgs:
+    r"""Updates the shard that each device holds of every parameter.
+
+    With :math:`x^{(s)}` the shard on device s of a gradient, parameter or moment:
+
+    .. math:: (u^{(s)}, state^{(s)}) \leftarrow tx(g^{(s)}, state^{(s)}, p^{(s)})
+
+    For models that do not fit on one device, whose parameters are sharded over mesh
+    axes that are left to the compiler: ``jax.shard_map`` manual over the workers' axis
+    only, as :func:`per_worker_step` runs them. There, packing or flattening a leaf
+    makes the compiler gather it. This enters a ``jax.shard_map`` over the axes in
+    ``param_specs``, inside which ``tx`` sees shards, and nothing is gathered by
+    construction. Axes that are manual already are left alone: inside a
+    ``jax.shard_map`` over all of them it is ``tx``.
+
+    The links of this library do this by themselves; it is for other transformations,
+    and for ``optax.inject_hyperparams`` under ``check_vma=False``, whose traced values
+    must not come from outside the ``jax.shard_map``. ``tx`` must be right on shards:
+    what sums over a whole leaf must sum over its mesh axes, too, as
+    :func:`layerwise_trust_ratio` does.
+
+    Args:
+      tx: the transformation; every leaf of its state is a number, or in a tree like
+        that of the parameters.
+      exchange: its ``param_specs`` say how the parameters are sharded; with None, this
+        returns ``tx``.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs`; it needs ``params``.
+
+    Raises:
+      ValueError: in ``update``, without a mesh that has the axes, and for a state that
+        cannot be sharded like the parameters.
+      NotImplementedError: for axes left to the compiler on jax 0.7, whose XLA aborts
+        on some of these programs.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, numpy as np, optax, slamb_jax
+      >>> from jax.sharding import PartitionSpec as P
+      >>> exchange = slamb_jax.Exchange(param_specs=P(None, "model"))
+      >>> tx = optax.chain(
+      ...     slamb_jax.on_shards(optax.clip(1.0), exchange), optax.sgd(0.1)
+      ... )
+      >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("model",))
+      >>> step = jax.shard_map(  # "model" is manual already: tx itself
+      ...     lambda p: tx.update(9 * p, tx.init(p), p)[0],
+      ...     mesh=mesh, in_specs=P(None, "model"), out_specs=P(None, "model"),
+      ... )
+      >>> print(step(jnp.ones((1, 4))))
+      [[-0.1 -0.1 -0.1 -0.1]]
+    """
+    check_transformation("tx", tx)
+    param_specs = check_exchange(exchange).param_specs
+    tx = optax.with_extra_args_support(tx)
+    if param_specs is None:
+        return tx
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        auto = [a for a in mesh_axes(param_specs) if not _axes.is_bound(a)]
+        if not auto:
+            return tx.update(updates, state, params, **extra_args)
+        check_params(params)
+        _check_jax()
+        _check_mesh(auto)
+        specs = broadcast_specs(param_specs, params)
+        specs = jax.tree.map(lambda spec: _restrict(spec, auto), specs, is_leaf=is_spec)
+        sharded = (
+            map_present(lambda g, spec: spec, updates, specs),
+            state_specs(state, specs, params),
+            specs,
+        )
+        tracked = any(_axes.varying_axes(x) for x in jax.tree.leaves(updates))
+        arrays = {k: x for k, x in extra_args.items() if _are_arrays(x)}
+        others = {k: x for k, x in extra_args.items() if k not in arrays}
+
+        def own(
+            updates: Any, state: Any, params: Any, arrays: dict[str, Any]
+        ) -> tuple[Any, Any]:
+            return tx.update(updates, state, params, **arrays, **others)
+
+        return jax.shard_map(
+            own,
+            in_specs=(*sharded, PartitionSpec()),
+            out_specs=sharded[:2],
+            axis_names=set(auto),
+            check_vma=tracked,
+        )(updates, state, params, arrays)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+def state_specs(
+    state: chex.ArrayTree, specs: chex.ArrayTree, params: chex.ArrayTree
+) -> chex.ArrayTree:
+    """One spec per leaf of a state: those of the parameters for a tree like theirs.
+
+    Raises:
+      ValueError: for another leaf that is not a scalar.
+    """
+    treedef: Any = jax.tree.structure(params)
+    shapes = [jnp.shape(p) for p in jax.tree.leaves(params)]
+
+    def like_params(x: Any) -> bool:
+        same = jax.tree.structure(x) == treedef
+        return same and [jnp.shape(leaf) for leaf in jax.tree.leaves(x)] == shapes
+
+    def spec(path: Any, x: Any) -> Any:
+        if like_params(x):
+            return specs
+        if jnp.ndim(x):
+            raise ValueError(
+                f"state{jax.tree_util.keystr(path)} must be a scalar or in a tree like "
+                f"the parameters to be sharded like them, got shape {jnp.shape(x)}"
+            )
+        return PartitionSpec()
+
+    return jax.tree_util.tree_map_with_path(spec, state, is_leaf=like_params)
+
+
+def _restrict(spec: PartitionSpec, axes: list[Any]) -> PartitionSpec:
+    """The spec with only these axes."""
+    kept = [tuple(a for a in spec_axes((entry,)) if a in axes) for entry in spec]
+    return PartitionSpec(*(names or None for names in kept))
+
+
+def _check_jax() -> None:
+    if not hasattr(jax.lax, "pcast"):
+        raise NotImplementedError(
+            "param_specs over mesh axes that are left to the compiler need a jax newer "
+            f"than 0.7, got {jax.__version__}, whose compiler aborts on some of these "
+            "programs: update inside jax.shard_map over all axes"
+        )
+
+
+def _check_mesh(axes: list[Any]) -> None:
+    present = jax.sharding.get_abstract_mesh().axis_names
+    if missing := [a for a in axes if a not in present]:
+        raise ValueError(
+            f"param_specs names the mesh axis {missing[0]!r}, and the mesh here has "
+            f"{', '.join(map(repr, present)) or 'none'}: update inside "
+            "slamb_jax.per_worker_step, jax.shard_map or jax.set_mesh"
+        )
+
+
+def _are_arrays(tree: Any) -> bool:
+    return all(isinstance(x, jax.Array) for x in jax.tree.leaves(tree))

@@ -1,0 +1,180 @@
+"""LAMB's trust ratio, for the exchanged and for the other coordinates of a layer."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from slamb_jax._tree.axes import axis_size
+from slamb_jax._tree.checks import (
+    check_bools,
+    check_choice,
+    check_clips,
+    check_params,
+    check_range,
+)
+from slamb_jax._tree.decay import add_decay, decay_at, decay_mask
+from slamb_jax._tree.leaves import broadcast_blocks, present
+from slamb_jax.exchange.settings import Exchange
+from slamb_jax.links.compression import selection_at
+from slamb_jax.links.freshness import batch_factor, check_stateless, freshness
+from slamb_jax.links.momentum import Form
+from slamb_jax.links.norms import LeafTerms, Ratios, clips, trust_ratios
+from slamb_jax.links.shards import on_shards
+
+
+class LayerwiseTrustRatioState(NamedTuple):
+    """State of :func:`layerwise_trust_ratio`."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32, shape []
+
+
+def layerwise_trust_ratio(
+    exchange: Exchange,
+    b3: ArrayLike = 0.7,
+    *,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Any = None,
+    form: Form = "sum",
+    c_min: ArrayLike = 0.01,
+    c_max: ArrayLike = 1000.0,
+) -> optax.GradientTransformationExtraArgs:
+    r"""LAMB's trust ratio, one for what was exchanged and one for the rest.
+
+    For each leaf with parameters p, direction u and exchanged coordinates M, decay
+    :math:`\lambda`:
+
+    **Product form.** Decay is inside the norms, :math:`u \leftarrow u + \lambda p`,
+
+    .. math::
+
+      \phi_{hi} = \frac{\|p[M]\|}{\|u[M]\|},\quad
+      \phi_{lo} = \frac{\|p[\neg M]\|}{\|u[\neg M]\|},\quad
+      u \leftarrow \operatorname{clip}(r\phi_{hi} + (1-r)\phi_{lo}, c_{min}, c_{max})\,u
+
+    each ratio 1 where one of its norms is 0. A leaf of one dimension or none has
+    :math:`u \leftarrow (\|p\|/\|u\|)\,u`, not clipped.
+
+    **Sum form.** The ratios are taken before decay is added, :math:`\phi_{hi}` (1 for a
+    norm of 0) clipped to :math:`[c_{min}, c_{max}]` and :math:`\phi_{lo}` (0 for a norm
+    of 0) to :math:`[0, c_{max}]`, and with :math:`w = (1-r)/\sqrt n`
+
+    .. math:: u \leftarrow \frac{r\phi_{hi} + w\phi_{lo}}{r + w} (u + \lambda p)
+
+    so that :func:`elementwise_rescale`, which multiplies by r + w, completes the
+    published sum :math:`(r\phi_{hi} + w\phi_{lo})(u + \lambda p)`.
+
+    Args:
+      exchange: which coordinates are exchanged when, and between whom. Norms are
+        summed over the mesh axes of its ``param_specs``; each layer of a leaf in
+        ``stacked`` has its own ratios.
+      b3: decay rate of the freshness :math:`r = \beta_3^\tau`, in [0, 1].
+      weight_decay: :math:`\lambda`, not negative, or a schedule of the step from 0.
+      mask: which leaves decay, as in ``optax.add_decayed_weights``: a tree of bools
+        with the structure of the parameters or a prefix of it, or a function of the
+        parameters that returns one. None: all.
+      form: ``"sum"`` or ``"product"``.
+      c_min: lower bound of the ratio, not negative.
+      c_max: upper bound of the ratio, at least ``c_min``; may be infinite.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs`; it needs ``params``. Norms and
+      updates are float32.
+
+    Raises:
+      ValueError: for a value out of range, and for a selection with a state, which
+        this link cannot see; in ``update``, without ``params``.
+
+    Examples:
+      >>> import jax.numpy as jnp, slamb_jax
+      >>> tx = slamb_jax.layerwise_trust_ratio(slamb_jax.Exchange(), form="product")
+      >>> params = jnp.array([3.0, 4.0])
+      >>> updates, _ = tx.update(jnp.array([1.0, 0.0]), tx.init(params), params)
+      >>> print(updates)
+      [5. 0.]
+
+    References:
+      Xu et al., `SLAMB <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023;
+      You et al., `Large Batch Optimization for Deep Learning
+      <https://arxiv.org/abs/1904.00962>`_, 2019.
+    """
+    check_stateless(exchange)
+    check_ratio(b3, weight_decay, mask, form, c_min, c_max)
+
+    def init(params: optax.Params) -> LayerwiseTrustRatioState:
+        del params
+        return LayerwiseTrustRatioState(jnp.zeros([], jnp.int32))
+
+    def update(
+        updates: optax.Updates,
+        state: LayerwiseTrustRatioState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, LayerwiseTrustRatioState]:
+        del extra_args
+        check_params(params)
+        step = optax.safe_increment(state.count)
+        n = axis_size(exchange.axis_name)
+        bounds = clips(c_min, c_max)
+        at_step = selection_at(exchange, params, step)
+        decay = decay_at(weight_decay, state.count)
+        rows, rebuild = present(
+            updates, params, decay_mask(mask, params),
+            like=params, layout=exchange.layout,
+        )  # fmt: skip
+
+        def direction(p: jax.Array, u: jax.Array, decays: bool) -> jax.Array:
+            return add_decay(p, u, decay if decays else None)
+
+        terms = [
+            LeafTerms(
+                leaf,
+                at_step.age(leaf),
+                lambda p, u, decays=decays and form == "product": direction(
+                    p, u, decays
+                ),
+                p.astype(jnp.float32),
+                (u.astype(jnp.float32),),
+            )
+            for leaf, u, p, decays in rows
+        ]
+
+        def scale(term: LeafTerms, ratios: Ratios, decays: bool) -> jax.Array:
+            ratio = ratios.fresh
+            if term.age is not None:
+                r = freshness(term.age, b3)
+                ratio = ratios.blend(form, r, n, bounds)
+                if form == "sum":
+                    ratio = ratio / batch_factor(r, n)
+            u = direction(term.p, *term.rest, decays)
+            return broadcast_blocks(ratio, term.leaf) * u
+
+        found = trust_ratios(terms, at_step, form, bounds)
+        u = rebuild(
+            [
+                scale(term, ratios, decays)
+                for term, ratios, (*_, decays) in zip(terms, found, rows, strict=True)
+            ]
+        )
+        return u, LayerwiseTrustRatioState(step)
+
+    return on_shards(optax.GradientTransformationExtraArgs(init, update), exchange)
+
+
+def check_ratio(
+    b3: ArrayLike,
+    weight_decay: optax.ScalarOrSchedule,
+    mask: Any,
+    form: str,
+    c_min: ArrayLike,
+    c_max: ArrayLike,
+) -> None:
+    """Raises for a value out of range."""
+    check_range("b3", b3, 0.0, 1.0)
+    check_range("weight_decay", weight_decay, 0.0, schedule=True)
+    check_choice("form", form, ("sum", "product"))
+    check_clips(c_min, c_max)
+    if mask is not None and not callable(mask):
+        check_bools("mask", mask)

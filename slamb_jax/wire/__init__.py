@@ -1,0 +1,14 @@
+"""Reads off a compiled program what it sends."""
+
+from slamb_jax.wire.groups import Groups
+from slamb_jax.wire.hlo import parse_hlo
+from slamb_jax.wire.report import RING_SHARES, Collective, WireReport, wire_report
+
+__all__ = [
+    "RING_SHARES",
+    "Collective",
+    "Groups",
+    "WireReport",
+    "parse_hlo",
+    "wire_report",
+]

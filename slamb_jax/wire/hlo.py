@@ -1,0 +1,148 @@
+"""Parses the text of a compiled program (HLO): computations and instructions."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "ragged-all-to-all",
+)
+
+_COMPUTATION = re.compile(r"^\s*(ENTRY\s+)?%?([\w.\-]+)\s*\(.*->.*\{\s*$")
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT\s+)?%?([\w.\-]+) = (.*)$")
+_COMMENT = re.compile(r"/\*.*?\*/")
+_NAMES = re.compile(r"%?([\w.\-]+)\s*(?:,|$)")
+_SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
+_CALLED = re.compile(
+    r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)"
+    r"=%?([\w.\-]+)"
+)
+_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_PREDECESSORS = re.compile(r"\bcontrol-predecessors=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_BETWEEN_SLICES = re.compile(r'_megascale_transfer_type="(\w+)"')
+
+
+class Array(NamedTuple):
+    """One array of an instruction's shape."""
+
+    dtype: str  # XLA's name
+    elements: int
+
+    @property
+    def bytes(self) -> int:
+        """Its size, packed where an element has less than 8 bits."""
+        digits = re.search(r"\d+", self.dtype)
+        known = {"pred": 8, "c64": 64, "c128": 128}
+        bits = known.get(self.dtype, int(digits[0]) if digits else 0)
+        return -(-self.elements * bits // 8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """``%name = shape opcode(operands), attributes``, without the name."""
+
+    shape: str
+    opcode: str
+    operands: tuple[str, ...]
+    attributes: str
+
+    @property
+    def arrays(self) -> list[Array]:
+        """The arrays of its shape, which may be a nested tuple; tokens are left out."""
+        return [
+            Array(dtype, math.prod(int(n) for n in dims.split(",") if n))
+            for dtype, dims in _SHAPE.findall(self.shape)
+            if dtype != "token"
+        ]
+
+    @property
+    def called(self) -> list[str]:
+        """The computations that it runs: its body, its branches, its reduction."""
+        if self.opcode.endswith(("-done", "-update")):
+            return []  # they name what their start called
+        branches = _names(_BRANCHES.search(self.attributes))
+        return _CALLED.findall(self.attributes) + branches
+
+    @property
+    def collective(self) -> str | None:
+        """The kind of collective that it is or starts; None: it is not a collective."""
+        kind = self.opcode.removesuffix("-start")
+        if self.between_slices and (found := _BETWEEN_SLICES.search(self.attributes)):
+            kind = found[1].lower().replace("_", "-")
+        return kind if kind in COLLECTIVES else None
+
+    @property
+    def between_slices(self) -> bool:
+        """Whether it hands an array to the runtime that joins TPU slices."""
+        return self.opcode == "send" and bool(_BETWEEN_SLICES.search(self.attributes))
+
+    @property
+    def predecessors(self) -> list[str]:
+        """What must end before it starts: its operands and its control dependencies."""
+        return [*self.operands, *_names(_PREDECESSORS.search(self.attributes))]
+
+    @property
+    def trips(self) -> int | None:
+        """How often a loop runs its body; None where the compiler does not know."""
+        trips = _TRIPS.search(self.attributes)
+        return int(trips[1]) if trips else None
+
+
+class Module(NamedTuple):
+    """A program: the instructions of each computation, by name."""
+
+    computations: dict[str, dict[str, Instruction]]
+    entry: str  # the name of the computation that runs first
+
+    def within(self, instruction: Instruction) -> Iterator[Instruction]:
+        """The instruction, and those of every computation that it calls."""
+        yield instruction
+        for name in instruction.called:
+            for x in self.computations.get(name, {}).values():
+                yield from self.within(x)
+
+
+def parse_hlo(text: str) -> Module:
+    """Parses the text of an HLO module."""
+    computations: dict[str, dict[str, Instruction]] = {}
+    entry, current = "", {}
+    for line in text.splitlines():
+        if header := _COMPUTATION.match(line):
+            current = computations.setdefault(header[2], {})
+            entry = header[2] if header[1] else entry
+        elif match := _INSTRUCTION.match(line):
+            current[match[1]] = _instruction(_COMMENT.sub("", match[2]))
+    return Module(computations, entry)
+
+
+def _instruction(text: str) -> Instruction:
+    """``shape opcode(operands), attributes``; the shape may be a nested tuple."""
+    end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
+    shape, rest = text[:end], text[end:].lstrip()
+    opening = rest.find("(")
+    closing = _closing(rest, opening)
+    operands = tuple(_NAMES.findall(rest[opening + 1 : closing]))
+    return Instruction(shape, rest[:opening], operands, rest[closing + 1 :])
+
+
+def _closing(text: str, opening: int) -> int:
+    """The position of the parenthesis that closes the one at ``opening``."""
+    depth = 0
+    for i in range(max(opening, 0), len(text)):
+        depth += (text[i] == "(") - (text[i] == ")")
+        if depth == 0:
+            return i
+    return len(text) - 1
+
+
+def _names(listed: re.Match[str] | None) -> list[str]:
+    return _NAMES.findall(listed[1]) if listed else []

@@ -1,0 +1,207 @@
+"""Counts what a compiled program sends, from its collectives."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+import jax
+from jax.sharding import Mesh
+
+from slamb_jax.wire.groups import Groups, parse_groups
+from slamb_jax.wire.hlo import Instruction, Module, parse_hlo
+
+RING_SHARES: dict[str, Callable[[int], float]] = {
+    "all-reduce": lambda g: 2 * (g - 1) / g,
+    "all-gather": lambda g: g - 1,
+    "reduce-scatter": lambda g: (g - 1) / g,
+    "all-to-all": lambda g: (g - 1) / g,
+    "collective-permute": lambda g: 1,
+}
+"""Bytes that each of g devices sends on a ring, per byte of its own payload."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective of a compiled program.
+
+    Attributes:
+      kind: ``"all-reduce"``, ``"all-gather"``, ...
+      dtype: XLA's name of the element type, ``"mixed"`` if they differ.
+      elements: elements of each device's payload.
+      payload_bytes: their bytes.
+      groups: the devices that take part together.
+      conditional: whether it is in a branch of a conditional.
+      times: how often it runs per call (or per run of its branch), from the loops
+        around it; None if a trip count is not known.
+      between_slices: whether it uses the data-center network that joins TPU slices;
+        its groups are then of slices, each of whose devices sends its share.
+    """
+
+    kind: str
+    dtype: str
+    elements: int
+    payload_bytes: int
+    groups: Groups
+    conditional: bool
+    times: int | None
+    between_slices: bool = False
+
+    @property
+    def group_size(self) -> int | None:
+        """Devices (or slices) that take part together; None if it is not known."""
+        return self.groups.size
+
+    @property
+    def wire_bytes(self) -> float | None:
+        """Bytes each device sends, all ``times``, on a ring; None if not known."""
+        share = RING_SHARES.get(self.kind)
+        if share is None or self.group_size is None or self.times is None:
+            return None
+        return share(self.group_size) * self.payload_bytes * self.times
+
+
+@dataclasses.dataclass(frozen=True)
+class WireReport:
+    """The collectives of a compiled program; prints as a table."""
+
+    collectives: tuple[Collective, ...]
+
+    def bytes_sent(self, *, conditional: bool = False) -> float:
+        """Bytes each device sends per call, outside (or only inside) conditionals.
+
+        Inside, the bytes of all branches are added up, though a call takes one branch.
+
+        Raises:
+          ValueError: if one of the collectives cannot be counted.
+        """
+        return _sum(c for c in self.collectives if c.conditional == conditional)
+
+    def bytes_over(
+        self,
+        mesh: Mesh,
+        axis_name: str | tuple[str, ...],
+        *,
+        conditional: bool = False,
+    ) -> float:
+        """The part of :meth:`bytes_sent` over one mesh axis, by the replica groups.
+
+        Args:
+          mesh: the mesh that the program runs on.
+          axis_name: a mesh axis, or a tuple of axes that take part together.
+          conditional: count inside conditionals instead of outside.
+
+        Raises:
+          ValueError: for an axis that the mesh does not have, and if a collective
+            cannot be counted.
+        """
+        along = Groups.along(mesh, axis_name).members
+        return _sum(
+            c
+            for c in self.collectives
+            if c.conditional == conditional
+            and (c.wire_bytes is None or c.groups.members == along)
+        )
+
+    def __str__(self) -> str:
+        head = ("kind", "dtype", "elements", "bytes sent", "devices", "runs")
+        rows = [head, *map(_row, self.collectives)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True))
+            for row in rows
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def _sum(collectives: Iterable[Collective]) -> float:
+    report = WireReport(tuple(collectives))
+    if any(c.wire_bytes is None for c in report.collectives):
+        raise ValueError(f"there are collectives that cannot be counted:\n{report}")
+    return math.fsum(c.wire_bytes or 0 for c in report.collectives)
+
+
+def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> WireReport:
+    """Lists every collective of a compiled program, from its HLO.
+
+    Bytes sent are per device, by the ring convention: with g devices and a payload of
+    B bytes each, an all-reduce sends 2 (g-1)/g B, an all-gather (g-1) B, a
+    reduce-scatter or all-to-all (g-1)/g B, a permute B. What cannot be counted (an
+    unknown trip count, another kind of collective) is listed as such.
+
+    Args:
+      program: what ``jax.jit(f).lower(...).compile()`` returned; or what ``lower``
+        returned, which is then compiled; or the text of an optimized HLO module.
+
+    Returns:
+      A :class:`WireReport`.
+
+    Raises:
+      ValueError: for a program without HLO text.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, slamb_jax
+      >>> from jax.sharding import PartitionSpec as P
+      >>> mean = jax.shard_map(
+      ...     lambda x: jax.lax.pmean(x, "data"),
+      ...     mesh=jax.make_mesh((8,), ("data",)), in_specs=P("data"), out_specs=P(),
+      ... )
+      >>> print(slamb_jax.wire_report(jax.jit(mean).lower(jnp.ones((8, 1000)))))
+      kind        dtype  elements  bytes sent  devices  runs
+      all-reduce  f32    1000      7000        8        every call
+    """
+    if isinstance(program, jax.stages.Lowered):
+        program = program.compile()
+    text = program if isinstance(program, str) else getattr(program, "as_text", str)()
+    if not text or "ENTRY" not in text:
+        raise ValueError(f"program must be compiled or have HLO text, got {program!r}")
+    module = parse_hlo(text)
+    return WireReport(tuple(_walk(module, module.entry, conditional=False, times=1)))
+
+
+def _walk(
+    module: Module, name: str, *, conditional: bool, times: int | None
+) -> Iterator[Collective]:
+    """The collectives of a computation and of all it calls."""
+    body = module.computations.get(name, {})
+    for x in body.values():
+        if kind := x.collective:
+            if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
+                kind = "reduce-scatter"  # a TPU's fusion, which keeps a slice of it
+            yield _collective(kind, x, body, conditional, times)
+            continue  # what it calls is the reduction
+        inside, runs = conditional or x.opcode == "conditional", times
+        if x.opcode == "while":
+            runs = None if x.trips is None or times is None else times * x.trips
+        for called in x.called:
+            yield from _walk(module, called, conditional=inside, times=runs)
+
+
+def _collective(
+    kind: str,
+    instruction: Instruction,
+    body: dict[str, Instruction],
+    conditional: bool,
+    times: int | None,
+) -> Collective:
+    operands = [body[name] for name in instruction.operands if name in body]
+    arrays = [array for operand in operands for array in operand.arrays]
+    dtypes = {array.dtype for array in arrays}
+    return Collective(
+        kind=kind,
+        dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
+        elements=sum(array.elements for array in arrays),
+        payload_bytes=sum(array.bytes for array in arrays),
+        groups=parse_groups(instruction.attributes),
+        conditional=conditional,
+        times=times,
+        between_slices=instruction.between_slices,
+    )
+
+
+def _row(c: Collective) -> tuple[str, ...]:
+    runs = "in a branch" if c.conditional else "every call"
+    if c.times != 1:
+        runs += f", {c.times} times" if c.times else ", times not known"
+    sent = "not counted" if c.wire_bytes is None else f"{c.wire_bytes:.0f}"
+    devices = f"{c.group_size or '?'}{' slices' if c.between_slices else ''}"
+    return (c.kind, c.dtype, str(c.elements), sent, devices, runs)

@@ -1,0 +1,268 @@
+"""A worker's step, as one program of all workers on a mesh."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from slamb_jax._tree.axes import (
+    AxisName,
+    as_tuple,
+    tracked_axes,
+    vary_over,
+    worker_index,
+)
+from slamb_jax._tree.checks import check_callable
+from slamb_jax._tree.layout import mesh_axes
+from slamb_jax.exchange.settings import Exchange
+from slamb_jax.workers.checksums import differing_copies
+from slamb_jax.workers.mesh import (
+    auto_mesh,
+    device_put_global,
+    is_key,
+    like_key,
+    mesh_sharding,
+    size_on,
+    workers_on,
+)
+from slamb_jax.workers.replicas import check_leading_sizes
+from slamb_jax.workers.specs import specs_of
+
+Step = Callable[..., tuple[Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkersStep:
+    """The step of all workers: ``(state, batch, key=None) -> (state, report)``."""
+
+    run: Step
+    lowered: Callable[..., jax.stages.Lowered]
+
+    def __call__(self, state: Any, batch: Any, key: Any = None) -> tuple[Any, Any]:
+        return self.run(state, batch, key)
+
+    def lower(self, state: Any, batch: Any, key: Any = None) -> jax.stages.Lowered:
+        """The program, as ``jax.jit(fun).lower`` gives it; nothing is run."""
+        return self.lowered(state, batch, key)
+
+
+def per_worker_step(
+    step: Step, mesh: Mesh, exchange: Exchange, *, check_vma: bool = True
+) -> WorkersStep:
+    """Makes a jitted step of all workers from the step of one worker.
+
+    Args:
+      step: ``step(state, batch)`` or ``step(state, batch, key)``, returning the new
+        state and a report. It sees one worker's state, one worker's share of the batch
+        and that worker's own random key, and may use the exchange's axes in
+        collectives. It must take its gradient as if it were alone.
+      mesh: the device mesh.
+      exchange: that of the optimizer in ``step``. With ``local_axis_name`` a worker is
+        a group of devices: the batch is split over both axes, each device has a key of
+        its own and takes the gradient of its own share, and the state must come out
+        the same on all devices of the group, as it does from :func:`slamb`. With
+        ``param_specs``, one spec for each parameter, the state is sharded over further
+        axes as :func:`replicate` has it; ``step`` is written as if it were not, and
+        how it computes is left to the compiler.
+      check_vma: as in ``jax.shard_map``. With True, gradients that were averaged
+        already are refused; False is for models whose kernels do not support it.
+
+    Returns:
+      ``run(state, batch, key=None)``, jitted, with the ``lower`` of a jitted function.
+      ``state`` is what :func:`replicate` returned, and is donated: use the one that
+      comes back. The leaves of ``batch`` have the workers' shares joined along their
+      first axis. ``key`` is one random key, from which each worker gets its own. The
+      report comes back with a leading axis of workers (of devices, with groups);
+      nothing is communicated for it.
+
+    Raises:
+      ValueError: if the mesh lacks an axis of the exchange; when called, if ``state``
+        was not replicated over it or a leaf of ``batch`` does not split evenly; after
+        the first call, if the devices of a worker hold different states.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax, slamb_jax
+      >>> mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+      >>> exchange = slamb_jax.Exchange("data")
+      >>> tx = slamb_jax.slamb(0.1, exchange)
+      >>> def step(state, batch):
+      ...     params, opt_state = state
+      ...     loss = lambda p: jnp.mean((batch @ p) ** 2)
+      ...     value, grads = jax.value_and_grad(loss)(params)
+      ...     updates, opt_state = tx.update(grads, opt_state, params)
+      ...     return (optax.apply_updates(params, updates), opt_state), value
+      >>> params = jnp.ones(3)
+      >>> state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
+      >>> run = slamb_jax.per_worker_step(step, mesh, exchange)
+      >>> state, losses = run(state, jnp.ones((8, 3)))
+      >>> print(losses)
+      [9. 9. 9. 9.]
+
+      A model in two halves, on each of four workers:
+
+      >>> from jax.sharding import PartitionSpec as P
+      >>> mesh = jax.make_mesh((4, 2), ("data", "model"))
+      >>> specs = {"up": P(None, "model"), "down": P("model", None)}
+      >>> exchange = slamb_jax.Exchange("data", param_specs=specs)
+      >>> tx = slamb_jax.slamb(0.1, exchange)
+      >>> params = {"up": jnp.ones((3, 8)), "down": jnp.ones((8, 3))}
+      >>> state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
+      >>> state[0]["up"].addressable_shards[0].data.shape
+      (1, 3, 4)
+      >>> run = slamb_jax.per_worker_step(step, mesh, exchange)
+    """
+    check_callable("step", step)
+    n = workers_on(mesh, exchange)
+    if exchange.param_specs is not None:
+        if exchange.local_axis_name is not None:
+            raise ValueError(
+                "param_specs and local_axis_name cannot both be given here, got "
+                f"{exchange!r}: use jax.shard_map over all axes of the mesh, where "
+                "slamb takes both"
+            )
+        mesh = auto_mesh(mesh)  # with Explicit axes jax 0.10 gathers
+    devices = n * size_on(mesh, exchange.local_axis_name)
+    batch_axes = PartitionSpec(_batch_axes(exchange))
+    jitted = jax.jit(_program(step, mesh, exchange, check_vma), donate_argnums=0)
+
+    def placed(state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
+        check_leading(state, batch, n, devices)
+        shardings = _state_shardings(state, mesh, exchange)
+        return (
+            jax.tree.map(_place, state, shardings),
+            jax.tree.map(lambda x: _place(x, NamedSharding(mesh, batch_axes)), batch),
+            jax.tree.map(
+                lambda x: _place(x, NamedSharding(mesh, PartitionSpec())), key
+            ),
+        )
+
+    axes = as_tuple(exchange.local_axis_name) or mesh_axes(exchange.param_specs)
+    unchecked = bool(axes)
+
+    def run(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        nonlocal unchecked
+        state, report = jitted(*placed(state, batch, key))
+        if unchecked and not _is_traced(state):
+            _check_copies(state, axes)
+            unchecked = False
+        return state, report
+
+    def lower(state: Any, batch: Any, key: Any) -> jax.stages.Lowered:
+        return jitted.lower(*placed(state, batch, key))
+
+    return WorkersStep(run, lower)
+
+
+def _batch_axes(exchange: Exchange) -> tuple[Any, ...]:
+    return as_tuple(exchange.axis_name) + as_tuple(exchange.local_axis_name)
+
+
+def _program(step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool) -> Step:
+    """The step of all workers, not jitted yet."""
+    split = PartitionSpec(exchange.axis_name)
+    axes, local = _batch_axes(exchange), exchange.local_axis_name
+    each = PartitionSpec(axes)
+
+    def one_worker(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        own = jax.tree.map(lambda x: jnp.squeeze(x, 0), state)
+        if local is not None:
+            own = _typed_as_varying(own, local)
+        own, report = step(own, batch, *own_keys(key, axes))
+        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), (own, report))
+
+    manual = set(as_tuple(exchange.axis_name))
+    workers = jax.shard_map(
+        one_worker,
+        mesh=mesh,
+        in_specs=(split, each, PartitionSpec()),
+        out_specs=each,
+        check_vma=check_vma,
+        **({} if exchange.param_specs is None else {"axis_names": manual}),
+    )
+    one_per_group = jax.shard_map(
+        lambda state: state, mesh=mesh, in_specs=each, out_specs=split, check_vma=False
+    )
+
+    def program(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        new, report = workers(state, batch, key)
+        if local is not None:
+            new = one_per_group(new)
+        if exchange.param_specs is not None:
+            there = _state_shardings(new, mesh, exchange)
+            new = jax.lax.with_sharding_constraint(new, there)
+        return new, report
+
+    return program
+
+
+def _state_shardings(state: Any, mesh: Mesh, exchange: Exchange) -> Any:
+    def sharding(spec: PartitionSpec) -> NamedSharding:
+        return NamedSharding(mesh, PartitionSpec(exchange.axis_name, *spec))
+
+    return jax.tree.map(sharding, specs_of(state, exchange.param_specs, mesh, behind=1))
+
+
+def _typed_as_varying(state: Any, axis_name: AxisName) -> Any:
+    """The state with a type that varies over the axis; else jax.grad would sum."""
+    axes = tracked_axes(axis_name)
+
+    def varying(x: Any) -> Any:
+        if is_key(x):
+            return like_key(x, vary_over(jax.random.key_data(x), axes))
+        return vary_over(x, axes)
+
+    return jax.tree.map(varying, state)
+
+
+def _check_copies(state: Any, axes: tuple[Any, ...]) -> None:
+    """Raises if the devices of a worker hold different copies of a state."""
+    flat = jax.tree_util.tree_leaves_with_path(state)
+    copies = differing_copies([x for _, x in flat])
+    for (path, _), replicas in zip(flat, copies, strict=True):
+        if replicas:
+            raise ValueError(
+                f"state{jax.tree_util.keystr(path)} that step returned differs between "
+                f"the devices of a worker, along {', '.join(map(repr, axes))}, where "
+                "it must be the same: it depends on the device's own share of the "
+                "batch, or key. Average it over the axis "
+                "(slamb_jax.average_parameters for statistics; "
+                "slamb_jax.average_gradients before slamb_jax.accumulate), give "
+                "slamb_jax.skip_not_finite the same exchange, or report it instead."
+            )
+
+
+def own_keys(key: jax.Array | None, axis_name: AxisName) -> tuple[jax.Array, ...]:
+    """The arguments of a step behind the batch: its own key, if there is a key."""
+    if key is None:
+        return ()
+    return (jax.random.fold_in(key, worker_index(axis_name)),)
+
+
+def check_leading(state: Any, batch: Any, n: int, devices: int) -> None:
+    """Raises unless ``state`` has n replicas and ``batch`` splits over all devices."""
+    check_leading_sizes("state", state, lambda size: size == n, f"{n} replicas")
+    expected = f"a multiple of {devices}"
+    check_leading_sizes("batch", batch, lambda size: size % devices == 0, expected)
+
+
+def _is_traced(tree: Any) -> bool:
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
+
+
+def _place(x: Any, there: NamedSharding) -> Any:
+    """``x`` where the step expects it, if it is not there yet."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)
+    if isinstance(x, jax.core.Tracer):
+        return jax.device_put(x, there)
+    own = mesh_sharding(x)
+    if (
+        own is not None
+        and own.mesh == there.mesh
+        and own.is_equivalent_to(there, x.ndim)
+    ):
+        return x
+    return device_put_global(x, there)

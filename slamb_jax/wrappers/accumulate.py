@@ -1,0 +1,99 @@
+"""Gradient accumulation without communication on the mini-steps between."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from slamb_jax._tree import axes
+from slamb_jax._tree.checks import check_integer, check_transformation
+from slamb_jax._tree.leaves import keep_absent, map_present
+
+
+class AccumulateState(NamedTuple):
+    """State of :func:`accumulate`."""
+
+    mini_step: jax.Array  # int32, shape [], in [0, every)
+    mean: optax.Updates  # mean of the gradients so far, as params, float32
+    inner: optax.OptState
+
+
+def accumulate(
+    tx: optax.GradientTransformation, every: int
+) -> optax.GradientTransformationExtraArgs:
+    r"""Steps ``tx`` with the mean of ``every`` gradients, inside a real conditional.
+
+    On mini-step :math:`i = 0, \ldots, \text{every} - 1` the mean becomes
+
+    .. math:: a \leftarrow a + (g - a)/(i + 1)
+
+    and the updates are zero, except on the last, where they are those of ``tx`` for a.
+    On the others ``tx`` does not run, and nothing is communicated: its collectives
+    stand in a branch of the compiled program. ``optax.MultiSteps`` gives the same
+    numbers, but runs ``tx`` and its collectives on every mini-step.
+
+    All workers count the mini-steps alike. (A predicate that may differ between
+    workers, as in ``optax.apply_if_finite``, deadlocks in the collective: see
+    :func:`skip_not_finite`.) Under ``vmap`` with a batched count both branches are
+    computed.
+
+    Args:
+      tx: the optimizer to step.
+      every: mini-steps per step, a positive integer.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs`.
+
+    Raises:
+      ValueError: for ``every`` out of range, or a ``tx`` that is no transformation.
+
+    Examples:
+      >>> import jax.numpy as jnp, optax, slamb_jax
+      >>> tx = slamb_jax.accumulate(optax.sgd(1.0), every=2)
+      >>> params = jnp.zeros(1)
+      >>> state = tx.init(params)
+      >>> for g in (1.0, 3.0):
+      ...     updates, state = tx.update(jnp.array([g]), state, params)
+      ...     print(updates)
+      [0.]
+      [-2.]
+    """
+    check_transformation("tx", tx)
+    check_integer("every", every, 1)
+    tx = optax.with_extra_args_support(tx)
+
+    def init(params: optax.Params) -> AccumulateState:
+        mean = optax.tree.zeros_like(params, dtype=jnp.float32)
+        return AccumulateState(jnp.zeros([], jnp.int32), mean, tx.init(params))
+
+    def update(
+        updates: optax.Updates,
+        state: AccumulateState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, AccumulateState]:
+        share = 1 / (state.mini_step + 1).astype(jnp.float32)
+        mean = map_present(
+            lambda g, a: a + (g.astype(jnp.float32) - a) * share, updates, state.mean
+        )
+
+        def step(mean: optax.Updates, inner: optax.OptState) -> tuple[Any, ...]:
+            gradients = map_present(lambda a, g: a.astype(g.dtype), mean, updates)
+            u, inner = tx.update(gradients, inner, params, **extra_args)
+            return u, jax.tree.map(jnp.zeros_like, state.mean), inner
+
+        def wait(mean: optax.Updates, inner: optax.OptState) -> tuple[Any, ...]:
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            return zeros, keep_absent(mean, state.mean), inner
+
+        # Of the gradients themselves, whose types tx may have to check.
+        shapes, _ = jax.eval_shape(
+            lambda g: tx.update(g, state.inner, params, **extra_args), updates
+        )
+        last = state.mini_step == every - 1
+        u, mean, inner = axes.cond(last, step, wait, mean, state.inner)
+        mini_step = jnp.where(last, 0, state.mini_step + 1)
+        return u, AccumulateState(mini_step, mean, inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)

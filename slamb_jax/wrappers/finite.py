@@ -1,0 +1,212 @@
+"""Steps whose gradients are not finite: skipped by all workers, and counted."""
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from slamb_jax._tree import axes as _axes
+from slamb_jax._tree.checks import check_integer, check_transformation
+from slamb_jax._tree.layout import mesh_axes
+from slamb_jax.exchange.collectives import pany
+from slamb_jax.exchange.settings import Exchange, check_exchange
+
+
+class SkipNotFiniteState(NamedTuple):
+    """State of :func:`skip_not_finite`; the same on every worker except ``inner``."""
+
+    notfinite_count: jax.Array  # int32, shape []: steps skipped in a row, up to now
+    last_finite: jax.Array  # bool, shape []: whether the last step was taken
+    total_notfinite: jax.Array  # int32, shape []: steps skipped in all
+    inner: optax.OptState
+
+
+def skip_not_finite(
+    tx: optax.GradientTransformation, exchange: Exchange
+) -> optax.GradientTransformationExtraArgs:
+    r"""Skips a step on all workers if the gradients of one are not finite.
+
+    With the gradients :math:`g_i` of worker i, leaf by leaf:
+
+    .. math::
+
+      (u, state) \leftarrow \begin{cases}
+        (0, state) & \text{if any } \|g_i\|^2 \text{ is NaN or infinite} \\
+        tx(g_i, state) & \text{otherwise}
+      \end{cases}
+
+    The workers agree through an all-reduce of one number, over all mesh axes of the
+    exchange: workers, devices of a group, and shards where they are bound. ``tx`` runs
+    in a real conditional, so a skipped step communicates nothing else. It leaves
+    parameters, moments, counts, schedules and the selection untouched, to the bit.
+    (The square is in float32: a norm beyond 1.8e19 is finite, and v might not be.)
+
+    ``optax.apply_if_finite`` does this for one worker. Around a transformation that
+    communicates it deadlocks as soon as one worker skips and another does not; and it
+    takes the step after too many errors, where this one goes on skipping until
+    :func:`check_finite` is called.
+
+    Put it outside of everything that must not get the gradient: outside ``slamb``, a
+    chain, or :func:`accumulate` (then one mini-step is skipped; inside, the step).
+
+    **Float16 with a loss scale** s works likewise: divide the gradients by s in
+    float32, step, and then, on all workers alike,
+
+    .. math::
+
+      s \leftarrow \begin{cases} s / 2 & \text{if not } last\_finite \\
+        2 s & \text{after 2000 finite steps} \end{cases}
+
+    Args:
+      tx: the optimizer to step.
+      exchange: that of ``tx``; ``Exchange()`` for a single worker.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs`; the zeros that it returns are
+      negative ones, which change no parameter's bits.
+
+    Raises:
+      ValueError: for a ``tx`` that is no transformation; in ``update``, for an unbound
+        axis, or gradients whose types vary over an axis that the exchange lacks.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, slamb_jax
+      >>> exchange = slamb_jax.Exchange("data")
+      >>> tx = slamb_jax.skip_not_finite(slamb_jax.slamb(0.1, exchange), exchange)
+      >>> def step(g):
+      ...     params = jnp.ones(3)
+      ...     updates, state = tx.update(g * params, tx.init(params), params)
+      ...     return params + updates, state.total_notfinite
+      >>> params, skipped = jax.vmap(step, axis_name="data")(jnp.array([1.0, jnp.nan]))
+      >>> print(params, skipped)
+      [[1. 1. 1.]
+       [1. 1. 1.]] [1 1]
+    """
+    check_transformation("tx", tx)
+    check_exchange(exchange)
+    tx = optax.with_extra_args_support(tx)
+
+    def init(params: optax.Params) -> SkipNotFiniteState:
+        in_a_row, in_all = jnp.zeros([], jnp.int32), jnp.zeros([], jnp.int32)  # donated
+        return SkipNotFiniteState(in_a_row, jnp.array(True), in_all, tx.init(params))
+
+    def update(
+        updates: optax.Updates,
+        state: SkipNotFiniteState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, SkipNotFiniteState]:
+        def take(updates: optax.Updates, inner: optax.OptState) -> tuple[Any, Any]:
+            return tx.update(updates, inner, params, **extra_args)
+
+        def skip(updates: optax.Updates, inner: optax.OptState) -> tuple[Any, Any]:
+            del updates
+            # p + -0.0 is p, where -0.0 + 0.0 is not.
+            zeros = jax.tree.map(lambda x: jnp.full(x.shape, -0.0, x.dtype), shapes)
+            return zeros, inner
+
+        shapes, _ = jax.eval_shape(take, updates, state.inner)
+        poisoned = _agreed(_not_finite(updates), exchange)
+        u, inner = _axes.cond(poisoned, skip, take, updates, state.inner)
+        finite = _axes.vary_over(~poisoned, _axes.varying_axes(state.last_finite))
+        in_a_row = optax.safe_increment(state.notfinite_count)
+        in_all = optax.safe_increment(state.total_notfinite)
+        return u, SkipNotFiniteState(
+            jnp.where(poisoned, in_a_row, jnp.zeros_like(in_a_row)),
+            finite,
+            jnp.where(poisoned, in_all, state.total_notfinite),
+            inner,
+        )
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _agreed(flag: jax.Array, exchange: Exchange) -> jax.Array:
+    """Whether ``flag`` is set on any device that takes part in the exchange."""
+    axes: tuple[Hashable, ...] = (
+        *_axes.as_tuple(exchange.axis_name),
+        *_axes.as_tuple(exchange.local_axis_name),
+        *(a for a in mesh_axes(exchange.param_specs) if _axes.is_bound(a)),
+    )
+    agreed = pany(flag, axes or None)
+    for axis in sorted(_axes.varying_axes(agreed) - set(axes), key=str):
+        if _axes.axis_size(axis) > 1:
+            raise ValueError(
+                f"updates varies over the mesh axis {axis!r}, over which "
+                f"skip_not_finite does not agree, having {exchange!r}: a device that "
+                "skips would leave others waiting in a collective. Give it the "
+                "exchange of the optimizer"
+            )
+    return agreed
+
+
+def _not_finite(updates: optax.Updates) -> jax.Array:
+    """Whether the square of any leaf's norm is NaN or infinite, on this worker."""
+    # A sum of squares is one vectorized pass; isfinite of each element takes seven
+    # times as long on a CPU.
+    squares = [
+        jnp.sum(jnp.square(g.astype(jnp.float32)))
+        for g in jax.tree.leaves(updates)
+        if jnp.issubdtype(g.dtype, jnp.floating)
+    ]
+    return ~jnp.all(jnp.isfinite(jnp.array(squares, jnp.float32)))
+
+
+def check_finite(state: chex.ArrayTree, max_consecutive_errors: int = 10) -> None:
+    """Raises if :func:`skip_not_finite` skipped too many steps in a row.
+
+    Nothing can raise inside a compiled step: call this in the training loop. It reads
+    one number, so it waits for the step that computed it; every tenth step is enough,
+    since skipped steps lose nothing except their time. All processes see the same
+    number, and raise together.
+
+    Args:
+      state: what contains the state of :func:`skip_not_finite`: its own, a chain's, a
+        ``TrainState``; of one worker, or with a leading replica axis.
+      max_consecutive_errors: skipped steps in a row that are accepted, not negative.
+
+    Raises:
+      FloatingPointError: if more were skipped, the last step among them.
+      ValueError: for a ``state`` without a state of :func:`skip_not_finite`, or
+        ``max_consecutive_errors`` out of range.
+
+    Examples:
+      >>> import jax.numpy as jnp, optax, slamb_jax
+      >>> tx = slamb_jax.skip_not_finite(optax.sgd(0.1), slamb_jax.Exchange())
+      >>> params = jnp.ones(3)
+      >>> _, state = tx.update(jnp.full(3, jnp.nan), tx.init(params), params)
+      >>> slamb_jax.check_finite(state, 0)  # doctest: +ELLIPSIS
+      Traceback (most recent call last):
+      FloatingPointError: gradients were not finite for 1 steps in a row (1 in all), ...
+    """
+    check_integer("max_consecutive_errors", max_consecutive_errors, 0)
+    found = [x for x in jax.tree.leaves(state, is_leaf=_is_state) if _is_state(x)]
+    if not found:
+        raise ValueError(
+            "state must contain the state of slamb_jax.skip_not_finite, got "
+            f"{jax.tree.structure(state)}"
+        )
+    for one in found:
+        in_a_row = _number(one.notfinite_count)
+        if in_a_row > max_consecutive_errors:
+            raise FloatingPointError(
+                f"gradients were not finite for {in_a_row} steps in a row "
+                f"({_number(one.total_notfinite)} in all), more than "
+                f"max_consecutive_errors={max_consecutive_errors}: the parameters are "
+                "those of the last finite step; lower the learning rate or the loss "
+                "scale, or look at the data"
+            )
+
+
+def _is_state(x: object) -> bool:
+    return isinstance(x, SkipNotFiniteState)
+
+
+def _number(x: jax.Array) -> int:
+    """The value that all workers agree on."""
+    here = x.addressable_data(0) if isinstance(x, jax.Array) else x
+    return int(np.asarray(here).reshape(-1)[0])

@@ -1,0 +1,3 @@
+"""Fixtures of all tests."""
+
+from tests.compiled import optimized as optimized
