@@ -1,22 +1,23 @@
-"""Eight CPU devices, a strict jax, and compiled programs that later runs reuse."""
+"""Eight CPU devices, a strict jax, and compiled programs kept for later runs."""
 
 import os
 from pathlib import Path
 
-_DEVICES = "--xla_force_host_platform_device_count=8"
-_FLAGS = os.environ.get("XLA_FLAGS", "")
-# Before jax is imported; processes that the tests start inherit all of it.
-if "xla_force_host_platform_device_count" not in _FLAGS:
-    os.environ["XLA_FLAGS"] = f"{_FLAGS} {_DEVICES}".strip()
-for name, value in {
-    "JAX_PLATFORMS": "cpu",
-    # Most of the tests' time is spent compiling programs that run for milliseconds.
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).parent / ".jax_cache"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
-}.items():
-    os.environ.setdefault(name, value)
+# Before jax is imported; processes that the tests start inherit all of it. Of a flag
+# that stands twice, XLA takes the last.
+os.environ["XLA_FLAGS"] = (
+    "--xla_force_host_platform_device_count=8 " + os.environ.get("XLA_FLAGS", "")
+).strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Most of the tests' time is spent compiling programs that run for milliseconds.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent / ".jax_cache")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+
+from collections.abc import Iterator
 
 import hypothesis
 import jax
@@ -38,15 +39,15 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Two processes may write one entry at once; who reads half of it compiles anew.
+    """Lets a process compile anew where another was writing the kept program."""
     config.addinivalue_line(
         "filterwarnings", "ignore:Error (reading|writing) persistent compilation cache"
     )
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _forget_programs() -> object:
-    """Drops compiled programs after each file; a process stays under 2 GB."""
+def _forget_programs() -> Iterator[None]:
+    """Drops compiled programs after each file, so that a process stays small."""
     yield
     from tests.workers import stepper
 

@@ -11,7 +11,7 @@ FREE = {  # instructions that run nothing
 
 def kernels(hlo: str) -> int:
     """Instructions of the compiled text that run, of all branches and loop bodies."""
-    computations, _ = parse_hlo(hlo)
+    computations = parse_hlo(hlo).computations
     inlined = {
         name
         for body in computations.values()

@@ -8,22 +8,22 @@ exchange and its end. It takes minutes.
 """
 
 import dataclasses
-import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 import tyro
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
 import slamb_jax
-from benchmarks.chips import AXIS, mesh_of
+from benchmarks.chips import AXIS, mesh_of, on_chips
 from examples.hardware import hardware
 from slamb_jax.wire.hlo import parse_hlo
-from slamb_jax.wire.report import RING_SHARES
+
+PRODUCTS = {"convolution", "dot"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Config:
 
 def compiled(config: Config, mesh: Mesh, *, overlap: bool) -> str:
     """The scheduled HLO of the step."""
-    tx = slamb_jax.slamb(1e-3, axis_name=AXIS, overlap=overlap)
+    exchange = slamb_jax.Exchange(AXIS, overlap=overlap)
+    tx = slamb_jax.slamb(1e-3, exchange)
 
     def loss_of(params: Any, x: jax.Array) -> jax.Array:
         for up, down in params:
@@ -54,19 +55,14 @@ def compiled(config: Config, mesh: Mesh, *, overlap: bool) -> str:
     d = config.width
     block = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((d, 4 * d), (4 * d, d))]
     params = [block] * config.layers
-    there = NamedSharding(mesh, PartitionSpec(AXIS))
-    state = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=there),
-        (params, jax.eval_shape(tx.init, params)),
-    )
-    shape = (mesh.size * config.tokens, d)
-    x = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=there)
-    run = slamb_jax.per_worker_step(step, mesh, AXIS)
-    return run.lower(state, x).compile().as_text()
+    state = on_chips((params, jax.eval_shape(tx.init, params)), mesh)
+    x = on_chips(jax.ShapeDtypeStruct((config.tokens, d), jnp.float32), mesh, join=True)
+    run = slamb_jax.per_worker_step(step, mesh, exchange)
+    return str(run.lower(state, x).compile().as_text())
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class Scheduled:
     """A collective in the schedule of the entry computation."""
 
     name: str
@@ -74,30 +70,23 @@ class Exchange:
     ends: int  # and before it ends: as many, where nothing runs beside it
 
 
-def exchanges(hlo: str) -> tuple[list[Exchange], int]:
-    """Those that run at every step, in order; and the products of the whole step."""
-    computations, entry = parse_hlo(hlo)
-
-    def opcodes(x: Any) -> set[str]:
-        """Of an instruction and of what it calls."""
-        called = re.findall(r"\bcalls=%?([\w.\-]+)", x.attributes)
-        inside = [opcodes(y) for c in called for y in computations[c].values()]
-        return {x.opcode}.union(*inside)
-
+def schedule(hlo: str) -> tuple[list[Scheduled], int]:
+    """The collectives of every step, in order; and the products of the whole step."""
+    module = parse_hlo(hlo)
     began: dict[str, int] = {}
     seen, found = 0, []
-    for name, x in computations[entry].items():
-        codes = opcodes(x)
-        seen += bool(codes & {"convolution", "dot"})
+    for name, x in module.computations[module.entry].items():
+        inside = list(module.within(x))
+        seen += any(y.opcode in PRODUCTS for y in inside)
         if x.opcode.endswith("-done"):
             if x.operands[0] in began:
-                found.append(Exchange(name, began.pop(x.operands[0]), seen))
-        elif not {c.removesuffix("-start") for c in codes} & set(RING_SHARES):
+                found.append(Scheduled(name, began.pop(x.operands[0]), seen))
+        elif x.opcode == "conditional" or not any(y.collective for y in inside):
             continue
         elif x.opcode.endswith("-start"):
             began[name] = seen
         else:
-            found.append(Exchange(name, seen, seen))
+            found.append(Scheduled(name, seen, seen))
     return found, seen
 
 
@@ -112,11 +101,10 @@ def main(config: Config) -> None:
     for head in ("overlap", "exchange", "begins after", "ends after", "products"):
         table.add_column(head, justify="right")
     for overlap in (False, True):
-        found, products = exchanges(compiled(config, mesh, overlap=overlap))
+        found, products = schedule(compiled(config, mesh, overlap=overlap))
         for x in found:
-            table.add_row(
-                str(overlap), x.name, str(x.begins), str(x.ends), str(products)
-            )
+            row = overlap, x.name, x.begins, x.ends, products
+            table.add_row(*map(str, row))
     console.print(table)
 
 

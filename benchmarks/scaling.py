@@ -19,7 +19,7 @@ import slamb_jax
 from benchmarks.shapes import Shapes
 from benchmarks.step import OPTIMIZERS, RATE, race, seconds
 from examples.common.simulated import DEFAULT
-from examples.common.traffic import traffic
+from examples.common.traffic import slamb_traffic
 from examples.hardware import hardware
 
 
@@ -63,7 +63,7 @@ def main(config: Config) -> None:
     params = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes_of(2).items()}
     for n in config.workers:
         mesh = Mesh(np.array(jax.devices("cpu")[:n]), (DEFAULT.axis_name,))
-        sent = traffic(lambda x: slamb_jax.slamb(RATE, x), DEFAULT, params, mesh)
+        sent = slamb_traffic(lambda x: slamb_jax.slamb(RATE, x), DEFAULT, params, mesh)
         (step,) = sent.exchange.values()
         ring = step * n / (n - 1)
         table.add_row(f"{n}", f"{step:,.0f}", f"{ring:,.0f}", f"{sent.average:,.0f}")

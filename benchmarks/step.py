@@ -2,8 +2,7 @@
 
 Run from the root of the repository: ``python -m benchmarks.step --model bert-base``.
 One worker, no axis: SLAMB computes its ages and packs its share, and sends nothing.
-All optimizers take turns within one run, on the same donated buffers; medians. With
-PyTorch installed, a plain PyTorch LAMB takes its turn too.
+All optimizers take turns within one run, on the same donated buffers; medians.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ from rich.table import Table
 import slamb_jax
 from benchmarks.kernels import kernels
 from benchmarks.shapes import MODELS, Shapes
-from benchmarks.torch_lamb import TorchLamb, torch
+from examples.common.optimizers import slamb_from_links
 from examples.hardware import hardware
 
 RATE = 1e-3
@@ -39,18 +38,6 @@ def slamb(
     return lambda: slamb_jax.slamb(RATE, exchange, **settings)
 
 
-def chain() -> optax.GradientTransformation:
-    """SLAMB as a chain of its links: the direction is kept in memory between them."""
-    exchange = slamb_jax.Exchange()
-    return optax.chain(
-        slamb_jax.mask_momentum(exchange, b1=0.9, b2=0.999, eps=1e-6),
-        slamb_jax.layerwise_trust_ratio(exchange, b3=0.7),
-        slamb_jax.elementwise_rescale(exchange, b3=0.7),
-        optax.scale_by_learning_rate(RATE),
-        slamb_jax.average_parameters_every(exchange),
-    )
-
-
 OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "optax.lamb": lambda: optax.lamb(RATE),
     "optax.adamw": lambda: optax.adamw(RATE),
@@ -62,7 +49,9 @@ SLOW = {
     "slamb, permutation": slamb("permutation"),
     "slamb, bernoulli": slamb("bernoulli"),
 }
-CHAIN = {"chain of links": chain}
+CHAIN = {  # the direction is kept in memory between the links
+    "slamb, chain of links": lambda: slamb_from_links(RATE, slamb_jax.Exchange())
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +78,12 @@ class Contestant:
             return optax.apply_updates(params, updates), opt_state
 
         start = time.perf_counter()
-        self.step = jax.jit(step, donate_argnums=0).lower(state, params).compile()
+        self.step: Any = jax.jit(step, donate_argnums=0).lower(state, params).compile()
         self.compile_seconds = time.perf_counter() - start
-        self.temporary = self.step.memory_analysis().temp_size_in_bytes / 2**20
-        self.kernels = kernels(self.step.as_text())
+        memory: Any = self.step.memory_analysis()
+        self.temporary = memory.temp_size_in_bytes / 2**20
+        self.kernels = kernels(str(self.step.as_text()))
+        self.treedef: Any
         leaves, self.treedef = jax.tree.flatten(state)
         arrays = [i for i, x in enumerate(leaves) if x.shape]
         self.shared = dict.fromkeys(arrays[: 3 * len(shapes)])  # places of p, m and v
@@ -161,7 +152,6 @@ def race(
     shapes: Shapes,
     rounds: int,
     seed: int = 0,
-    others: tuple[TorchLamb, ...] = (),
 ) -> dict[str, Contestant]:
     """Has all take turns, ``rounds`` times after two that do not count."""
     rng = np.random.default_rng(seed)
@@ -173,8 +163,6 @@ def race(
     for _ in range(rounds + 2):
         for contestant in field.values():
             arrays = contestant.take_turn(arrays, grads)
-        for other in others:
-            other.take_turn({name: np.asarray(g) for name, g in grads.items()})
     return field
 
 
@@ -191,8 +179,7 @@ def main(config: Config) -> None:
     chosen = dict(OPTIMIZERS)
     chosen |= CHAIN if config.chain else {}
     chosen |= SLOW if config.slow else {}
-    others = (TorchLamb(shapes),) if torch else ()
-    field = race(chosen, shapes, config.rounds, config.seed, others)
+    field = race(chosen, shapes, config.rounds, config.seed)
     lamb = seconds(field["optax.lamb"].times)
     table = Table(
         title=f"{config.model}: {d / 1e6:.1f} M parameters in {len(shapes)} leaves",
@@ -203,16 +190,18 @@ def main(config: Config) -> None:
     for head in (*heads, "compile s", "kernels"):
         table.add_column(head, justify="left" if head == "optimizer" else "right")
 
-    def row(name: str, times: list[float], *rest: str) -> None:
-        took = seconds(times)
-        ratios = f"{took / lamb:.2f}", f"{took / floor:.2f}"
-        table.add_row(name, f"{took * 1000:.1f}", *ratios, *rest)
-
     for name, c in field.items():
-        sizes = f"{c.temporary:.0f}", f"{c.peak:.0f}"
-        row(name, c.times, *sizes, f"{c.compile_seconds:.1f}", f"{c.kernels}")
-    for other in others:
-        row(f"LAMB, PyTorch {torch.__version__}", other.times, *"----")
+        took = seconds(c.times)
+        table.add_row(
+            name,
+            f"{took * 1000:.1f}",
+            f"{took / lamb:.2f}",
+            f"{took / floor:.2f}",
+            f"{c.temporary:.0f}",
+            f"{c.peak:.0f}",
+            f"{c.compile_seconds:.1f}",
+            f"{c.kernels}",
+        )
     Console(width=110).print(table)
 
 

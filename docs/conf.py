@@ -19,3 +19,19 @@ html_title = f"slamb_jax {release}"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the signature has them; the text has shapes and ranges
 autodoc_preserve_defaults = True
+nitpicky = True
+nitpick_ignore_regex = [("py:class", ".*")]  # optax's and jax's are not here
+
+
+def setup(app):
+    app.connect("missing-reference", find_at_the_top)
+
+
+def find_at_the_top(app, env, node, text):
+    """Finds :func:`slamb` from every namespace, as docstrings write it."""
+    if node["refdomain"] != "py" or node["reftarget"].startswith("slamb_jax."):
+        return None
+    name = f"slamb_jax.{node['reftarget']}"
+    return env.get_domain("py").resolve_xref(
+        env, node["refdoc"], app.builder, node["reftype"], name, node, text
+    )

@@ -20,6 +20,7 @@ def links(
 ) -> optax.GradientTransformationExtraArgs:
     """What ``scale_by_slamb`` does in one pass, link by link."""
     return optax.chain(
+        slamb_jax.average_gradients(exchange),
         slamb_jax.mask_momentum(exchange, form=form, **moments),
         slamb_jax.layerwise_trust_ratio(
             exchange, b3, weight_decay=weight_decay, mask=mask, form=form,
@@ -44,6 +45,8 @@ FORMS = {"fused": slamb_jax.slamb, "chain": chain}
 
 
 def moments(state: Any) -> Any:
-    """The state that has mu and nu, of either form."""
-    first = state[0]
-    return first if hasattr(first, "mu") else first[0]
+    """The part of the state that has mu and nu, of either form."""
+    if hasattr(state, "mu"):
+        return state
+    parts = state if type(state) is tuple else ()
+    return next(filter(None, map(moments, parts)), None)

@@ -7,6 +7,7 @@ the parameters of every worker in the end. Float64 throughout.
 import math
 
 import numpy as np
+import optax
 from scipy import fft
 
 
@@ -28,6 +29,16 @@ def unflat(vector, like):
         out[name] = vector[start : start + like[name].size].reshape(like[name].shape)
         start += like[name].size
     return out
+
+
+def dense(params, grads, *, optimizer):
+    """An optimizer of optax on mean gradients, as float32."""
+    p, state = params, optimizer.init(params)
+    for gs in grads:
+        g = {name: x.astype(np.float32) for name, x in mean(gs).items()}
+        updates, state = optimizer.update(g, state, p)
+        p = optax.apply_updates(p, updates)
+    return [p] * len(grads[0])
 
 
 def topk_sgd(params, grads, *, ratio, rate):

@@ -1,7 +1,7 @@
 """A training program for several processes that may be killed and started again.
 
-``python -m tests.resumable INDEX COUNT PORT DIRECTORY``: it goes on from the last whole
-checkpoint, tells each step on standard output, and writes what it ends with.
+``python -m tests.resumable INDEX COUNT PORT DIRECTORY``: it goes on from the last sound
+checkpoint, prints each step on standard output, and writes what it ends with.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import optax
 
 import slamb_jax
 
-AXIS = "data"
+EXCHANGE = slamb_jax.Exchange("data", min_size=20, sync_every=4)
 FEATURES, TARGETS = 24, 16
 
 
@@ -31,7 +31,6 @@ def arguments():
     parser.add_argument("directory", type=Path)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--save-every", type=int, default=3)
-    parser.add_argument("--pause", type=float, default=0.0)  # seconds before a step
     parser.add_argument("--timeout", type=float, default=10.0)
     parser.add_argument("--step-timeout", type=float, default=None)
     parser.add_argument("--fail", default="")  # PROCESS:STEP:HOW
@@ -44,8 +43,7 @@ def say(*words):
 
 def optimizer(steps):
     rate = optax.warmup_cosine_decay_schedule(0.0, 0.05, 3, steps)
-    tx = slamb_jax.slamb(rate, axis_name=AXIS, min_size=20, sync_every=4, b3=0.9)
-    return slamb_jax.skip_not_finite(tx, AXIS)
+    return slamb_jax.skip_not_finite(slamb_jax.slamb(rate, EXCHANGE, b3=0.9), EXCHANGE)
 
 
 def make_step(tx):
@@ -73,7 +71,8 @@ def start(tx, mesh):
     params = {
         k: jnp.asarray(rng.normal(size=s) / 5, jnp.float32) for k, s in shapes.items()
     }
-    return slamb_jax.replicate((params, tx.init(params), jax.random.key(2)), mesh, AXIS)
+    state = params, tx.init(params), jax.random.key(2)
+    return slamb_jax.replicate(state, mesh, EXCHANGE)
 
 
 def misbehave(how):
@@ -85,9 +84,9 @@ def misbehave(how):
 
 
 def train(given, watchdog):
-    mesh = jax.make_mesh((jax.device_count(),), (AXIS,))
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
     tx = optimizer(given.steps)
-    run = slamb_jax.per_worker_step(make_step(tx), mesh, AXIS)
+    run = slamb_jax.per_worker_step(make_step(tx), mesh, EXCHANGE)
     state, begun, stream = start(tx, mesh), 0, np.random.default_rng(3)
     with slamb_jax.Checkpoints(given.directory / "checkpoints") as checkpoints:
         if found := checkpoints.restore(state):
@@ -95,7 +94,6 @@ def train(given, watchdog):
             stream.bit_generator.state = found.extra["stream"]
         say("resumed", begun)
         for t in range(begun + 1, given.steps + 1):
-            time.sleep(given.pause)
             if given.fail.rsplit(":", 1)[0] == f"{given.index}:{t}":
                 misbehave(given.fail.rsplit(":", 1)[1])
             watchdog.beat(t)
@@ -117,9 +115,8 @@ def write(given, state, stream):
     """Each process its own replica, in bits."""
     end = {"stream": json.dumps(stream.bit_generator.state)}
     for path, x in jax.tree_util.tree_leaves_with_path(state):
-        bits = x
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            bits = jax.random.key_data(x)
+        key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        bits = jax.random.key_data(x) if key else x
         name = jax.tree_util.keystr(path)
         end[name] = np.asarray(bits.addressable_shards[0].data).tobytes().hex()
     (given.directory / f"end-{given.index}.json").write_text(json.dumps(end))
@@ -128,7 +125,7 @@ def write(given, state, stream):
 def main():
     given = arguments()
     jax.distributed.initialize(
-        f"localhost:{given.port}", given.count, given.index, initialization_timeout=60
+        f"localhost:{given.port}", given.count, given.index, initialization_timeout=300
     )
     with slamb_jax.Watchdog(given.timeout, step_timeout=given.step_timeout) as watchdog:
         write(given, *train(given, watchdog))

@@ -18,10 +18,7 @@ from slamb_jax.exchange import collectives
 from tests.workers import AXIS, P, over_workers
 
 N = 8
-SHAPES = {
-    "embed": (517, 48), "kernel": (96, 512), "conv": (3, 3, 32, 64), "odd": (101, 103),
-    "little": (10, 20), "bias": (512,), "scale": (),
-}  # fmt: skip
+SHAPES = {"embed": (517, 48), "kernel": (96, 512), "odd": (101, 103), "bias": (512,)}
 NETWORK = slamb_jax.Network(N, 1e9)
 LIKE = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
 PARAMS = {name: LIKE(shape) for name, shape in SHAPES.items()}
@@ -60,18 +57,15 @@ def test_dense_bytes_are_those_of_the_compiled_program(dtype):
 MIXED = payloads.StochasticUniform(4, mean_bits=8)
 NATURAL = payloads.NaturalCompression(block_size=100)
 GROUPS = {"local_axis_name": "x"}
-EXCHANGES = {  # each setting that changes what is sent, in groups and without
+STACKS = {"min_size": 0, "stacked": {name: name == "kernel" for name in SHAPES}}
+# Each setting that changes what is sent, in groups and without.
+EXCHANGES = {
     "default": {},
-    "all leaves": {"compress_ratio": 0.3, "min_size": 0},
-    "bernoulli": {"selection": "bernoulli", "min_size": 0},
-    "top_k, overlap": {"selection": "top_k", "overlap": True},
-    "stacks": {"stacked": {name: name in ("kernel", "conv") for name in SHAPES}},
-    "bfloat16": {"payload": "bfloat16", "average_payload": "bfloat16"},
-    "codes": {"payload": "uniform8", "average_payload": NATURAL, "min_size": 0},
-    "groups": GROUPS,
-    "groups, bfloat16": {"average_payload": "bfloat16", **GROUPS},
-    "groups, codes": {"payload": NATURAL, "average_payload": "uniform8", **GROUPS},
-    "groups, mixed": {"payload": MIXED, "average_payload": "uniform4", **GROUPS},
+    "all leaves": {"compress_ratio": 0.3, "min_size": 0, "overlap": True},
+    "draws, 16 bits": {"selection": "bernoulli", "average_payload": "bfloat16"},
+    "stacks, codes": {"payload": "uniform8", "average_payload": NATURAL, **STACKS},
+    "groups": {"selection": "top_k", "average_payload": "bfloat16", **GROUPS},
+    "groups, codes": {"payload": NATURAL, "average_payload": MIXED, **GROUPS},
 }
 
 
@@ -90,7 +84,7 @@ def test_traffic_is_that_of_the_compiled_program(name):
         return (optax.apply_updates(params, updates), state), None
 
     params = jax.tree.map(lambda x: jnp.ones(x.shape), PARAMS)
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
+    state = slamb_jax.replicate((params, jax.jit(tx.init)(params)), mesh, exchange)
     run = slamb_jax.per_worker_step(step, mesh, exchange)
     report = slamb_jax.wire_report(run.lower(state, jnp.ones((N, 1))))
     network = slamb_jax.Network(N, 1e9, workers_per_node=per_node, latency=0.0)
@@ -124,20 +118,6 @@ def test_groups_send_once_over_the_link_of_their_node():
     # Eight bits use an all-to-all and an all-gather of bytes, from one device a node.
     eight = ask(payload="uniform8", **GROUPS)
     assert eight.exchange_seconds < 0.4 * groups.exchange_seconds
-
-
-def test_sixteen_bits_do_not_pay_from_full_nodes():
-    """The all-to-all of eight workers loads one link more than an all-reduce."""
-    ask = functools.partial(slamb_cost, sync_every=None)
-    nodes = [slamb_jax.Network(64, 1e9, workers_per_node=w, latency=0) for w in (1, 8)]
-    wide, narrow = (
-        [ask(network=x, payload=payload).exchange_seconds for x in nodes]
-        for payload in (None, "bfloat16")
-    )
-    assert wide[1] == pytest.approx(wide[0])
-    # An all-gather, and an all-to-all whose flows cross.
-    assert narrow[0] == pytest.approx(wide[0] / 2 * (1 + 1.6) / 2, rel=0.01)
-    assert narrow[1] > 1.5 * wide[1]
 
 
 @pytest.mark.parametrize("step_seconds", [10.0, 1e-3])
@@ -198,13 +178,11 @@ def test_the_last_phase_of_a_schedule_counts(schedule):
 def test_a_slow_link_pays_and_a_fast_one_does_not():
     slow = advise()
     fast = advise(network=slamb_jax.Network(N, 400e9), step_seconds=5.0)
-    assert slow.pays
-    assert slow.verdict.startswith("will pay: ")
-    assert not fast.pays
-    assert fast.verdict.startswith("will not pay: ")
-    for advice in (slow, fast):
-        assert advice.speedup > advice.speedup_bfloat16
+    for advice, verdict in ((slow, "will pay: "), (fast, "will not pay: ")):
+        assert advice.pays == (advice is slow)
+        assert advice.verdict.startswith(verdict)
         assert advice.verdict in " ".join(str(advice).split())
+        assert advice.speedup > advice.speedup_bfloat16
         for cost in (advice.lamb, advice.lamb_bfloat16, advice.slamb):
             worked = cost.compute_seconds + cost.optimizer_seconds
             step = worked + cost.exchange_seconds

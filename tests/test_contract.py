@@ -12,7 +12,8 @@ from jax.sharding import NamedSharding
 
 import slamb_jax
 from slamb_jax import jointspar, links, wrappers
-from tests.workers import P, assert_close, mesh_of
+from tests.close import assert_close
+from tests.workers import P, mesh_of
 
 EXCHANGE = slamb_jax.Exchange(compress_ratio=0.25, min_size=4, sync_every=3)
 CODED = slamb_jax.Exchange(
@@ -62,9 +63,7 @@ TABLE = {  # for each public function: its variants
         "": lambda: slamb_jax.accumulate(slamb_jax.slamb(0.01, EXCHANGE), 2)
     },
     "skip_not_finite": {
-        "": lambda: slamb_jax.skip_not_finite(
-            slamb_jax.slamb(0.01, EXCHANGE), EXCHANGE
-        )
+        "": lambda: slamb_jax.skip_not_finite(slamb_jax.slamb(0.01, EXCHANGE), EXCHANGE)
     },
     "train_in_bfloat16": {
         "master": lambda: slamb_jax.train_in_bfloat16(
@@ -88,9 +87,11 @@ ALL = {
     for variant, make in variants.items()
 }
 TAKES_ANY_PARAMS = {
-    "scale_by_slamb", "mask_momentum", "randk_compress_with_error_feedback",
+    "mask_momentum", "randk_compress_with_error_feedback",
     "elementwise_rescale", "average_gradients", "jointspar",
 }  # fmt: skip
+EMITS_FLOAT32 = {"mask_momentum", "layerwise_trust_ratio"}
+KEEPS_THE_DTYPE = {"randk_compress_with_error_feedback", "average_gradients"}
 each = pytest.mark.parametrize("name", ALL)
 
 
@@ -122,6 +123,13 @@ def tree(dtype="float32", seed=0):
 ZERO = jax.tree.map(jnp.zeros_like, tree())
 
 
+def dtype_of_updates(name, grads, params):
+    """Between the links of a chain updates are not rounded."""
+    if name.split()[0] in EMITS_FLOAT32:
+        return "float32"
+    return grads if name.split()[0] in KEEPS_THE_DTYPE else params
+
+
 def dtypes_of(name):
     both = "float32", "bfloat16"
     return both if name.startswith("train_in_bfloat16") else (*both, "float16")
@@ -139,16 +147,17 @@ def test_types_are_kept(name):
     """So step two does not recompile; unknown extra arguments are accepted."""
     tx, _ = made(name)
     assert isinstance(tx, optax.GradientTransformationExtraArgs)
-    for dtype in dtypes_of(name):
-        params = jax.eval_shape(lambda dtype=dtype: tree(dtype))
-        state = jax.eval_shape(tx.init, params)
-        update = functools.partial(tx.update, loss=1.0, anything=None)
-        updates, after = jax.eval_shape(update, params, state, params)
+    update = functools.partial(tx.update, loss=1.0, anything=None)
+    both = [(dtype, dtype) for dtype in dtypes_of(name)]
+    for grads, params in [*both, ("bfloat16", "float32")]:
+        like = {
+            d: jax.eval_shape(functools.partial(tree, d))
+            for d in ("float32", grads, params)
+        }
+        state = jax.eval_shape(tx.init, like[params])
+        updates, after = jax.eval_shape(update, like[grads], state, like[params])
         assert after == state
-        assert updates == params
-        narrow = jax.eval_shape(lambda: tree("bfloat16"))
-        if dtype == "float32":  # and gradients narrower than the parameters
-            assert jax.eval_shape(tx.update, narrow, state, params)[0] == params
+        assert updates == like[dtype_of_updates(name, grads, params)]
 
 
 @each
@@ -196,10 +205,12 @@ def test_missing_params(name):
 def test_init_on_shapes_alone(name):
     tx, _ = made(name)
     shapes = jax.eval_shape(tree)
-    state = tx.init(shapes)
-    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(state))
     traced = jax.eval_shape(tx.init, shapes)
-    assert jax.eval_shape(lambda: state) == traced == jax.eval_shape(tx.init, tree())
+    assert traced == jax.eval_shape(tx.init, tree())
+    if name != "train_in_bfloat16 master":  # a copy of the values
+        state = tx.init(shapes)
+        assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(state))
+        assert jax.eval_shape(lambda: state) == traced
 
 
 @each
@@ -226,6 +237,8 @@ def test_optax_wrappers_take_it(name):
 @each
 def test_tree_map_params(name):
     """optax tells the parts of the state that are like the parameters from counts."""
+    if "top_k" in name:
+        pytest.skip("optax asks for the state of no leaf; of top-k it has others")
     tx, _ = made(name)
     params = jax.eval_shape(tree)
     state = jax.eval_shape(tx.init, params)

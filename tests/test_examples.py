@@ -14,12 +14,19 @@ import pytest
 import slamb_jax
 from examples.byte_lm import data, methods
 from examples.common import simulated
-from examples.common.optimizers import dense, slamb_from_links
+from examples.common.optimizers import dense
+from examples.common.optimizers import slamb_from_links as from_links
 from slamb_jax import recipes
 from tests import programs
 
 TINY = {"steps": 2, "evaluations": 2, "batch": 1, "context": 16, "layers": 2}
 TINY |= {"width": 16, "heads": 2, "eval-batch": 8, "min-size": 100}
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    with programs.standard_promotion():
+        yield
 
 
 def line():
@@ -55,37 +62,30 @@ def averaged():
     return simulated.Method("SGD", lambda rate, _: dense(optax.sgd(rate), "data"))
 
 
-run = functools.partial(simulated.compare, line(), batch=4, steps=8, due=[3, 8])
-
-
-def test_dense_runs_are_those_of_one_worker_with_the_whole_batch():
-    (many,) = run([(averaged(), 0.1)], workers=4)
-    (one,) = simulated.compare(
-        line(), [(averaged(), 0.1)], workers=1, batch=16, steps=8, due=[3, 8]
+def run(method, rate=0.1, *, workers=4, batch=4, sent=None, **how):
+    program = simulated.Program(
+        line(), method, workers=workers, batch=batch, steps=8, **how
     )
+    return simulated.train(program, rate, due=[3, 8], sent=sent)
+
+
+def test_dense_runs_are_those_of_one_worker_with_all_of_the_batch():
+    many, one = run(averaged()), run(averaged(), workers=1, batch=16)
     np.testing.assert_allclose(many.losses, one.losses, rtol=1e-5)
     assert many.steps == [3, 8]
     assert many.losses[1] < many.losses[0]
     assert 0 < many.seconds[0] < many.seconds[1]
 
 
-def test_methods_see_the_same_batches_and_the_links_are_slamb():
-    fused, links, again = run(
-        [(slamb(), 0.1), (slamb(slamb_from_links), 0.1), (slamb(), 0.1)], workers=4
-    )
-    assert fused.losses == again.losses
-    np.testing.assert_allclose(fused.losses, links.losses, rtol=1e-5)
-
-
-def test_simulated_workers_are_those_on_devices():
+def test_simulated_workers_are_those_on_devices_and_the_links_are_slamb():
     mesh = jax.make_mesh((4,), (simulated.AXIS,), devices=jax.devices()[:4])
-    (here,) = run([(slamb(), 0.1)], workers=4)
-    (there,) = run([(slamb(), 0.1)], workers=4, mesh=mesh)
+    here, there, links = run(slamb()), run(slamb(), mesh=mesh), run(slamb(from_links))
     np.testing.assert_allclose(here.losses, there.losses, rtol=1e-5)
+    np.testing.assert_allclose(here.losses, links.losses, rtol=1e-5)
 
 
 def test_a_run_that_diverges_has_nan_from_there_on():
-    (found,) = run([(averaged(), 1e38)], workers=2, sent=lambda _: lambda t: 5.0 * t)
+    found = run(averaged(), 1e38, sent=lambda t: 5.0 * t)
     assert all(map(math.isnan, found.losses))
     assert found.sent == [15.0, 40.0]
     assert len(found.steps) == len(found.losses) == len(found.seconds) == 2
@@ -99,7 +99,7 @@ def test_every_method_of_the_main_job_has_a_rate_and_the_settings_given():
             assert chosen.exchange.sync_every == 3
     few = methods.method("slamb_few_bytes", 10, 0, {})
     assert few.exchange == recipes.FEW_BYTES.exchange(simulated.AXIS)
-    with pytest.raises(ValueError, match="slamb_paper.*got 'adam'"):
+    with pytest.raises(ValueError, match=r"slamb_paper.*got 'adam'"):
         methods.method("adam", 10, 0, {})
 
 

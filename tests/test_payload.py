@@ -12,18 +12,13 @@ import slamb_jax
 from slamb_jax import Exchange
 from slamb_jax._tree.hashing import hash_u32, hash_words
 from slamb_jax.exchange.means import exchange_means
-from slamb_jax.exchange.payloads import resolve_payload
-from slamb_jax.payloads import NaturalCompression, StochasticUniform
-from tests.workers import (
-    AXIS,
-    assert_close,
-    assert_same_bits,
-    over_workers,
-    random_tree,
-    stack,
-    stepper,
-    train,
+from slamb_jax.exchange.payloads import (
+    NaturalCompression,
+    StochasticUniform,
+    resolve_payload,
 )
+from tests.close import assert_close, assert_same_bits
+from tests.workers import AXIS, over_workers, random_tree, stack, stepper, train
 
 N = 4
 SHAPES = {"w": (12, 16), "b": (16,), "odd": (7, 11), "empty": (0, 3), "scale": ()}
@@ -208,9 +203,7 @@ def test_error_feedback_takes_the_error_out_of_what_is_added_up(payload):
     for feeds_back in (True, False):
         coded = dataclasses.replace(payload, error_feedback=feeds_back)
         exchange = Exchange(AXIS, compress_ratio=1.0, payload=coded)
-        tx = slamb_jax.randk_compress_with_error_feedback(
-            exchange, keep_residual=False
-        )
+        tx = slamb_jax.randk_compress_with_error_feedback(exchange, keep_residual=False)
         state = stack(tx.init({"w": jnp.zeros((64, 64))}), N)
         assert (state.residual is not None) == feeds_back
         step, total = over_workers(tx.update, "vmap", N), 0.0

@@ -2,13 +2,14 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.launcher import ROOT, free_port
+
+# Groups lie across the processes: device 0 of each group in the first, 1 in the second.
 WORKER = """
 import json, sys
 import jax, jax.numpy as jnp, numpy as np, optax
@@ -17,39 +18,51 @@ import slamb_jax
 index, count, port = map(int, sys.argv[1:])
 if count > 1:
     jax.distributed.initialize(f"localhost:{port}", count, index)
-mesh = jax.make_mesh((4,), ("data",))
-tx = slamb_jax.slamb(0.05, axis_name="data", min_size=4, sync_every=3)
+found = {}
 
-def step(state, batch, key):
-    params, opt_state = state
-    noisy = batch + 0.1 * jax.random.normal(key, batch.shape)
-    grads = jax.grad(lambda p: jnp.mean((noisy @ p) ** 2))(params)
-    updates, opt_state = tx.update(grads, opt_state, params)
-    return (optax.apply_updates(params, updates), opt_state), None
+def run_on(mesh, exchange):
+    tx = slamb_jax.slamb(0.05, exchange)
 
-params = jnp.ones((6, 5))
-state = slamb_jax.replicate((params, tx.init(params)), mesh, "data")
-run = slamb_jax.per_worker_step(step, mesh, "data")
-rng = np.random.default_rng(0)
-for t in range(5):
-    batch = rng.normal(size=(16, 6)).astype(np.float32)
-    state, _ = run(state, batch, jax.random.key(t))
-params = slamb_jax.consolidate(state[0])
-print("result", json.dumps([jax.process_count(), params.tolist()]))
+    def step(state, batch, key):
+        params, opt_state = state
+        noisy = batch + 0.1 * jax.random.normal(key, batch.shape)
+        grads = jax.grad(lambda p: jnp.mean((noisy @ p) ** 2))(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), None
+
+    params = jnp.ones((6, 5))
+    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
+    run = slamb_jax.per_worker_step(step, mesh, exchange)
+    for t in range(4):
+        batch = np.random.default_rng(t).normal(size=(16, 6)).astype(np.float32)
+        state, _ = run(state, batch, jax.random.key(t))
+    return state
+
+settings = {"min_size": 4, "sync_every": 3}
+state = run_on(jax.make_mesh((4,), ("data",)), slamb_jax.Exchange("data", **settings))
+found["workers"] = slamb_jax.consolidate(state[0]).tolist()
+
+mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2).T, ("data", "device"))
+groups = slamb_jax.Exchange("data", local_axis_name="device", **settings)
+state = run_on(mesh, groups)
+found["groups"] = slamb_jax.consolidate(state[0]).tolist()
+slamb_jax.assert_replicas_agree(state[0], rtol=1e-5)
+
+own = slamb_jax.per_worker_step(lambda s, b: (s + b.sum(), None), mesh, groups)
+state = slamb_jax.replicate(jnp.zeros(()), mesh, groups)
+try:
+    own(state, np.arange(4.0, dtype=np.float32))
+except ValueError as error:
+    found["refused"] = str(error)
+print("result", json.dumps([jax.process_count(), found]))
 """
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return s.getsockname()[1]
 
 
 def results(count):
     port = free_port()
     flags = f"--xla_force_host_platform_device_count={4 // count}"
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    env["PYTHONPATH"] = str(Path(__file__).parents[1])
+    env["PYTHONPATH"] = str(ROOT)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", WORKER, str(i), str(count), str(port)],
@@ -59,12 +72,12 @@ def results(count):
     ]  # fmt: skip
     try:
         for process in processes:
-            out, err = process.communicate(timeout=120)
+            out, err = process.communicate(timeout=240)
             assert process.returncode == 0, err
             line = next(x for x in out.splitlines() if x.startswith("result "))
-            processes_seen, params = json.loads(line.removeprefix("result "))
-            assert processes_seen == count
-            yield params
+            seen, found = json.loads(line.removeprefix("result "))
+            assert seen == count
+            yield found
     finally:
         for process in processes:
             process.kill()
@@ -72,6 +85,9 @@ def results(count):
 
 def test_two_processes_end_where_one_does():
     (alone,) = results(1)
-    for params in results(2):
-        for got, want in zip(params, alone, strict=True):
-            assert got == pytest.approx(want, abs=1e-5)
+    for found in results(2):
+        assert found["refused"] == alone["refused"]
+        assert "differs between the devices of a worker" in found["refused"]
+        for name in ("workers", "groups"):
+            for got, want in zip(found[name], alone[name], strict=True):
+                assert got == pytest.approx(want, abs=1e-5)

@@ -1,4 +1,4 @@
-"""The BERT program: its tokens and masks, its sizes, a run that is stopped."""
+"""The BERT program: its tokens and masks, its sizes, one step, a stopped run."""
 
 import dataclasses
 
@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from examples.bert import data, train
-from examples.common import options, records
+from examples.common import options
 from tests import programs
 
-CONFIGS = programs.ROOT / "examples" / "bert" / "configs"
 WORDS = ["tensor", "worker", "momentum", "average", "layer", "gradient", "ratio"]
 TINY = {"vocabulary": 120, "layers": 1, "width": 16, "heads": 2, "length": 16}
-TINY |= {"batch_size": 2, "workers": 2, "sync_every": 3, "min_size": 100, "steps": 4}
-TINY |= {"accumulate_steps": 2, "warmup_steps": 2, "log_every": 1, "dropout": 0.1}
+TINY |= {"batch_size": 2, "workers": 2, "steps": 4, "accumulate_steps": 2}
+TINY |= {"warmup_steps": 2, "log_every": 1, "dropout": 0.1}
+TINY["exchange"] = dataclasses.replace(train.EXCHANGE, sync_every=3, min_size=100)
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +34,7 @@ def text_in(folder, files=25):
 
 def tiny(tmp_path, out, **changes):
     where = {"files": (tmp_path / "text",), "cache": tmp_path / "tokens"}
-    config = train.Config(out=tmp_path / out, **where, **TINY)
-    return dataclasses.replace(config, **changes)
+    return train.Config(**{**TINY, **where, "out": tmp_path / out, **changes})
 
 
 def run(config):
@@ -71,9 +70,8 @@ def test_text_becomes_sequences(tmp_path):
     assert (first[0], first[-1], len(first)) == (data.CLS, data.SEP, 16)
     row = np.concatenate([train_on[i]["tokens"][1:-1] for i in range(len(train_on))])
     np.testing.assert_array_equal(row, train_on.tokens[: len(row)])
-    again = held_out[3]
     for name, x in held_out[3].items():
-        np.testing.assert_array_equal(x, again[name])  # masked once and for all
+        np.testing.assert_array_equal(x, held_out[3][name])  # masked once and for all
     before = (tmp_path / "tokens").stat().st_mtime_ns
     data.load(files, tmp_path / "tokens", 120, 16)
     assert (tmp_path / "tokens").stat().st_mtime_ns == before
@@ -98,25 +96,30 @@ def test_sizes_out_of_range(name, least):
     options.parse(train.Config, "", [f"--{name}", str(least)])
 
 
+def test_one_step(tmp_path):
+    config = tiny(tmp_path, "run", accumulate_steps=1, warmup_steps=0)
+    blank = train.blank(config)
+    before, after, metrics = programs.one_step(train.task(config, blank), config)
+    assert np.isfinite(metrics["loss"]).all()
+    embeddings = after.params["Embed_0"]["embedding"]
+    assert not np.allclose(embeddings[0], before.params["Embed_0"]["embedding"])
+
+
 @pytest.mark.long
-def test_a_stopped_run_goes_on_to_the_last_bit(tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_to_the_last_bit(tmp_path, monkeypatch):
     text_in(tmp_path / "text")
     with programs.compiled_once(tmp_path / "compiled"):
-        whole = run(tiny(tmp_path, "whole"))
+        result = run(tiny(tmp_path, "one"))
         with monkeypatch.context() as patched:
             programs.stopping_at(2, patched)
             with pytest.raises(SystemExit):
                 run(tiny(tmp_path, "parts"))
         parts = run(tiny(tmp_path, "parts"))
-    assert parts.metrics == whole.metrics
-    state, position = programs.checkpoint(tmp_path / "whole")
-    resumed, there = programs.checkpoint(tmp_path / "parts")
-    assert position == there == {"next_index": 8}  # two mini-steps a step
-    programs.assert_equal(state, resumed)
-    found = records.read(tmp_path / "whole" / "metrics.jsonl")
-    rates = [r["learning_rate"] for r in found if "learning_rate" in r]
+    assert parts.metrics == result.metrics
+    programs.assert_same_run(tmp_path / "one", tmp_path / "parts")
+    assert programs.checkpoint(tmp_path / "parts")[1] == {"next_index": 8}
+    rates = programs.series(tmp_path / "one", "learning_rate")
     np.testing.assert_allclose(rates, [0, 0.005, 0.01, 0.01 * 0.5**0.5], rtol=1e-5)
-    assert programs.numbers(tmp_path / "parts") == programs.numbers(tmp_path / "whole")
 
 
 SIZES = {"base": (12, 768), "large": (24, 1024), "xl": (24, 3072)}
@@ -133,11 +136,10 @@ def parameters(layers, width):
 
 @pytest.mark.parametrize("name", SIZES)
 def test_full_size(name):
-    config = options.parse(
-        train.Config, "", ["--config", str(CONFIGS / f"{name}.yaml")]
-    )
+    config = programs.config_of(train, name)
     batch = config.batch_size * config.accumulate_steps * config.workers
     assert (batch, config.length, config.steps) == (65_536, 128, 7038)
+    assert (config.b3, config.exchange.sync_every) == (0.93, 100)
     task = train.task(config, train.blank(config))
     params, _ = jax.eval_shape(task.init, jax.random.key(0))
     assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype(jnp.float32)}
@@ -153,8 +155,8 @@ def test_full_size(name):
     rates = [float(task.schedule(t)) for t in (0, 1000, 2000, 4519, 7038)]
     want = np.array([0, 0.5, 1, 0.5**0.5, 0]) * 6e-3
     np.testing.assert_allclose(rates, want, rtol=1e-4, atol=1e-9)
-    decays = task.decay_mask(params)
-    attention = decays["layer_0"]["MultiHeadDotProductAttention_0"]
+    layer = task.decay_mask(params)["layer_0"]
+    attention = layer["MultiHeadDotProductAttention_0"]
     assert attention["query"] == {"kernel": True, "bias": False}
-    assert decays["layer_0"]["Dense_0"] == {"kernel": True, "bias": False}
-    assert decays["layer_0"]["LayerNorm_0"] == {"scale": False, "bias": False}
+    assert layer["Dense_0"] == {"kernel": True, "bias": False}
+    assert layer["LayerNorm_0"] == {"scale": False, "bias": False}

@@ -1,6 +1,7 @@
-"""The ResNet program: its data, its models, one short run of each optimizer."""
+"""The ResNet program: its archive, its images, its sizes, one step, short runs."""
 
 import dataclasses
+import hashlib
 import io
 import tarfile
 
@@ -10,17 +11,12 @@ import pytest
 
 from examples.cifar10 import data, train
 from examples.cifar10.models import ResNet
-from examples.common import images, options, processes, records
+from examples.common import images, processes
 from tests import programs
 
-CONFIGS = programs.ROOT / "examples" / "cifar10" / "configs"
-TINY = {"width": 4, "batch_size": 2, "workers": 2, "sync_every": 3}
-TINY |= {
-    "learning_rate": 0.01,
-    "log_every": 1,
-    "eval_every": 3,
-    "checkpoint_every": 100,
-}
+TINY = {"width": 4, "batch_size": 2, "workers": 2, "learning_rate": 0.01}
+TINY |= {"log_every": 1, "eval_every": 3, "checkpoint_every": 100}
+TINY["exchange"] = dataclasses.replace(train.EXCHANGE, sync_every=3)
 
 
 @pytest.fixture(autouse=True)
@@ -31,14 +27,12 @@ def standard_promotion():
 
 def tiny(out, **changes):
     # 1,438 images in batches of 4: these are the epochs of 4 steps.
-    config = train.Config(epochs=4 * 4 / 1438, milestones=(8 / 1438,), out=out, **TINY)
-    return dataclasses.replace(config, **changes)
+    epochs = {"epochs": 4 * 4 / 1438, "milestones": (8 / 1438,)}
+    return train.Config(**{**TINY, **epochs, "out": out, **changes})
 
 
 def run(config):
-    train_on, test_on = images.digits()
-    some = images.Arrays(**{k: x[:10] for k, x in test_on.arrays.items()})
-    return programs.train(train.task(config, (train_on, some)), config)
+    return programs.train(train.task(config, programs.digits()), config)
 
 
 def archive_in(folder, records=20, **changes):
@@ -52,7 +46,7 @@ def archive_in(folder, records=20, **changes):
             entry = tarfile.TarInfo(f"{data.FOLDER}/{name}")
             entry.size = content.size
             packed.addfile(entry, io.BytesIO(content.tobytes()))
-    md5 = data.hashlib.md5(path.read_bytes()).hexdigest()
+    md5 = hashlib.md5(path.read_bytes()).hexdigest()
     known = data.Archive(size=path.stat().st_size, md5=md5, records=records)
     return dataclasses.replace(known, **changes), written
 
@@ -87,36 +81,44 @@ def test_archive_is_checked(tmp_path, changes, told):
 def test_augmentation_keeps_shape_and_pixels():
     rng = np.random.default_rng(0)
     image = np.arange(64, dtype=np.float32).reshape(8, 8, 1)
-    seen = set()
-    for _ in range(50):
-        moved = images.shifted(1, flip=True)({"image": image}, rng)["image"]
-        assert moved.shape == image.shape
-        assert moved.dtype == np.float32
-        seen.add(moved.tobytes())
-    assert len(seen) == 18  # 3 x 3 places, mirrored or not
+    moved = [images.shifted(1, flip=True)({"image": image}, rng) for _ in range(50)]
+    assert {(x["image"].shape, x["image"].dtype) for x in moved} == {
+        (image.shape, image.dtype)
+    }
+    assert len({x["image"].tobytes() for x in moved}) == 18  # 3 x 3 places, mirrored
 
 
-def test_the_digits_are_whole():
+def test_the_digits_are_complete():
     train_on, test_on = images.digits()
     assert (len(train_on), len(test_on)) == (1438, 359)
     assert set(test_on.arrays["label"]) == set(range(10))
 
 
+def test_one_step_changes_parameters_and_each_workers_statistics(tmp_path):
+    config = tiny(tmp_path)
+    before, after, metrics = programs.one_step(
+        train.task(config, programs.digits()), config
+    )
+    assert metrics["loss"].shape == (2,)
+    assert np.isfinite(metrics["loss"]).all()
+    mean = after.kept["BatchNorm_0"]["mean"]
+    assert not np.allclose(mean[0], mean[1])
+    kernel = after.params["Conv_0"]["kernel"]
+    assert not np.allclose(kernel[0], before.params["Conv_0"]["kernel"])
+
+
 def check_records(name, out, result):
     assert result.step == 4
     assert 0 <= result.metrics["eval_accuracy"] <= 100
-    found = records.read(out / "metrics.jsonl")
-    losses = [r["loss"] for r in found if "loss" in r]
-    assert len(losses) == 4
+    assert len(losses := programs.series(out, "loss")) == 4
     assert np.isfinite(losses).all()
-    rates = [r["learning_rate"] for r in found if "learning_rate" in r]
+    rates = programs.series(out, "learning_rate")
     np.testing.assert_allclose(rates, [0.01, 0.01, 0.001, 0.001], rtol=1e-6)
-    evaluated = [r for r in found if "eval_loss" in r]
-    assert [r["step"] for r in evaluated] == [3, 4]
-    assert (evaluated[0]["replica_spread"] > 1e-4) == (name == "slamb")
-    assert bool(evaluated[0]["trust_ratio"]) == (name != "sgdm")
+    assert len(programs.series(out, "eval_loss")) == 2
+    assert (programs.series(out, "replica_spread")[0] > 1e-4) == (name == "slamb")
+    assert bool(programs.series(out, "trust_ratio")[0]) == (name != "sgdm")
     assert list((out / "tensorboard").glob("events*"))
-    assert programs.result(out)["bytes_sent"] == result.bytes_sent
+    assert train.loop.Result.read(out) == result
 
 
 @pytest.mark.long
@@ -128,9 +130,9 @@ def test_a_short_dense_run(name, tmp_path):
 
 
 @pytest.mark.long
-def test_a_stopped_run_goes_on_to_the_last_bit(tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_to_the_last_bit(tmp_path, monkeypatch):
     with programs.compiled_once(tmp_path / "compiled"):
-        whole = run(tiny(tmp_path / "whole"))
+        result = run(tiny(tmp_path / "one"))
         with monkeypatch.context() as patched:
             programs.stopping_at(2, patched)
             with pytest.raises(SystemExit) as stopped:
@@ -140,25 +142,18 @@ def test_a_stopped_run_goes_on_to_the_last_bit(tmp_path, monkeypatch):
         with pytest.raises(SystemExit, match="other options"):
             run(tiny(tmp_path / "parts", b3=0.5))
         parts = run(tiny(tmp_path / "parts"))
-    check_records("slamb", tmp_path / "whole", whole)
-    assert whole.bytes_sent < whole.dense_bytes
-    assert parts.metrics == whole.metrics
-    state, position = programs.checkpoint(tmp_path / "whole")
-    resumed, there = programs.checkpoint(tmp_path / "parts")
-    assert position == there == {"next_index": 4}
-    programs.assert_equal(state, resumed)
-    assert len(jax.tree.leaves(state)) > 60
-    assert programs.numbers(tmp_path / "parts") == programs.numbers(tmp_path / "whole")
+    check_records("slamb", tmp_path / "one", result)
+    assert result.bytes_sent < result.dense_bytes
+    assert parts.metrics == result.metrics
+    programs.assert_same_run(tmp_path / "one", tmp_path / "parts")
+    assert programs.checkpoint(tmp_path / "parts")[1] == {"next_index": 4}
     assert run(tiny(tmp_path / "parts")) == parts  # finished: not made again
 
 
 @pytest.mark.parametrize("name", ["slamb", "lamb", "sgdm"])
 def test_full_size(name):
-    config = options.parse(
-        train.Config, "", ["--config", str(CONFIGS / f"{name}.yaml")]
-    )
-    assert config.depth == 110
-    assert config.optimizer == name
+    config = programs.config_of(train, name)
+    assert (config.depth, config.optimizer) == (110, name)
     task = train.task(config, train.blank(config))
     assert task.steps == 9766
     params, kept = jax.eval_shape(task.init, jax.random.key(0))
@@ -172,6 +167,15 @@ def test_full_size(name):
     rates = [float(task.schedule(t)) for t in (0, 4882, 4884, 9765)]
     want = np.array([1, 1, 0.1, 0.01]) * config.learning_rate
     np.testing.assert_allclose(rates, want, rtol=1e-6)
+
+
+def test_the_authors_settings():
+    config = programs.config_of(train, "slamb")
+    assert (config.form, config.b3, config.eps) == ("product", 0.99, 1e-6)
+    assert (config.learning_rate, config.weight_decay) == (0.01, 1e-4)
+    settings = {"axis_name": "data", "min_size": 9000, "sync_every": 50}
+    settings["compress_ratio"] = {"0": 0.5, "98": 0.2, "146": 0.1}
+    assert config.exchange.to_json() == settings
 
 
 def test_no_step_to_make(tmp_path):

@@ -1,4 +1,4 @@
-"""Two real processes of one run: stopped by SIGTERM, continued, like one process."""
+"""Two real processes of one run: stopped by SIGTERM, resumed, equal to one process."""
 
 import os
 import shutil
@@ -15,11 +15,12 @@ import yaml
 
 from examples.bert.train import Config
 from examples.common import records
+from examples.common.loop import Result
 from examples.common.options import parse
 from tests import programs
 from tests.test_programs_bert import text_in
 
-LAUNCH = programs.ROOT / "examples" / "launch"
+LAUNCH = programs.EXAMPLES / "launch"
 STEPS = 400
 TINY = {"vocabulary": 120, "layers": 1, "width": 16, "heads": 2, "length": 16}
 TINY |= {"batch-size": 2, "sync-every": 3, "min-size": 100, "steps": STEPS}
@@ -91,7 +92,7 @@ def process_of(group, words):
 
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="no /proc")
-def test_one_of_two_processes_dies_and_both_start_again_and_go_on(tmp_path):
+def test_one_of_two_processes_dies_and_both_start_again(tmp_path):
     text_in(tmp_path / "text")
     script = ["bash", str(LAUNCH / "two_processes.sh"), "bert"]
     script += ["--timeout", "6", "--checkpoint-every", "5"]
@@ -109,7 +110,7 @@ def test_one_of_two_processes_dies_and_both_start_again_and_go_on(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
-def test_two_processes_stop_and_go_on_like_one(tmp_path):
+def test_two_processes_stop_and_resume_like_one(tmp_path):
     text_in(tmp_path / "text")
     script = ["bash", str(LAUNCH / "two_processes.sh"), "bert"]
     metrics = tmp_path / "two" / "metrics.jsonl"
@@ -123,7 +124,7 @@ def test_two_processes_stop_and_go_on_like_one(tmp_path):
     assert told.count(f"Stopped and saved at step {at}") == 1
     code, told = ended(started(tmp_path, "two", script))
     assert code == 0, told
-    assert programs.result(tmp_path / "two")["step"] == STEPS
+    assert Result.read(tmp_path / "two").step == STEPS
     two = [r for r in records.read(metrics) if "loss" in r]
     assert [r["step"] for r in two] == list(range(1, STEPS + 1))
 

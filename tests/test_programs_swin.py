@@ -1,4 +1,4 @@
-"""The Swin program: its windows, its images, its sizes, a short run."""
+"""The Swin program: its windows, its images, its sizes, one step, a short run."""
 
 import jax
 import jax.numpy as jnp
@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from examples.common import images, options, records
+from examples.common import options
 from examples.swin import data, models, train
 from tests import programs
 
-CONFIGS = programs.ROOT / "examples" / "swin" / "configs"
+TINY = {"width": 8, "depths": (1, 1), "heads": (1, 2), "batch_size": 2, "workers": 2}
+TINY |= {"epochs": 2 * 4 / 1438, "learning_rate": 0.01, "log_every": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +117,7 @@ def test_folders_that_are_missing(tmp_path):
 
 def test_none_in_place_of_a_default_is_written_and_read(tmp_path):
     path = tmp_path / "options.yaml"
-    config = train.Config(clip_norm=None, payload=None, out=tmp_path)
+    config = train.Config(clip_norm=None, out=tmp_path)
     path.write_text(options.as_text(config))
     assert options.parse(train.Config, "", ["--config", str(path)]) == config
 
@@ -140,24 +141,26 @@ def test_parts_lie_inside():
     assert data.part((1000, 10), rng) == (495, 0, 505, 10)  # nothing else fits
 
 
+def test_one_step(tmp_path):
+    config = train.Config(**TINY, warmup_epochs=0, out=tmp_path)
+    before, after, metrics = programs.one_step(
+        train.task(config, programs.digits()), config
+    )
+    assert np.isfinite(metrics["loss"]).all()
+    bias = after.params["Conv_0"]["kernel"]
+    assert not np.allclose(bias[0], before.params["Conv_0"]["kernel"])
+
+
 @pytest.mark.long
 def test_a_short_run(tmp_path):
-    config = train.Config(
-        width=8, window=2, depths=(1, 1), heads=(1, 2), batch_size=2, workers=2,
-        epochs=2 * 4 / 1438, warmup_epochs=4 / 1438, learning_rate=0.01, log_every=1,
-        min_size=50, out=tmp_path / "run",
-    )  # fmt: skip
-    train_on, test_on = images.digits()
-    some = images.Arrays(**{k: x[:10] for k, x in test_on.arrays.items()})
-    result = programs.train(train.task(config, (train_on, some)), config)
+    config = train.Config(**TINY, warmup_epochs=4 / 1438, out=tmp_path / "run")
+    result = programs.train(train.task(config, programs.digits()), config)
     assert result.step == 2
-    assert 0 < result.bytes_sent < result.dense_bytes * 1.2  # an average in two steps
-    found = records.read(tmp_path / "run" / "metrics.jsonl")
-    assert [r["learning_rate"] for r in found if "loss" in r] == pytest.approx(
-        [0, 0.01]
-    )
-    assert np.isfinite([r["loss"] for r in found if "loss" in r]).all()
-    assert found[-1]["replica_spread"] > 0
+    assert 0 < result.bytes_sent < result.dense_bytes
+    rates = programs.series(tmp_path / "run", "learning_rate")
+    assert rates == pytest.approx([0, 0.01])
+    assert np.isfinite(programs.series(tmp_path / "run", "loss")).all()
+    assert programs.series(tmp_path / "run", "replica_spread")[-1] > 0
 
 
 SIZES = {"tiny": 28_288_354, "base": 87_768_224}  # as the authors of Swin count
@@ -165,12 +168,12 @@ SIZES = {"tiny": 28_288_354, "base": 87_768_224}  # as the authors of Swin count
 
 @pytest.mark.parametrize("name", SIZES)
 def test_full_size(name):
-    config = options.parse(
-        train.Config, "", ["--config", str(CONFIGS / f"{name}.yaml")]
-    )
+    config = programs.config_of(train, name)
     task = train.task(config, train.blank(config))
     assert task.steps == round(300 * 1_281_167 / 16_384)
-    assert config.payload is config.average_payload is None
+    assert (config.b3, config.eps, config.clip_norm) == (0.999, 1e-8, 1.0)
+    settings = {"compress_ratio": 0.1, "min_size": 9000, "sync_every": 100}
+    assert config.exchange.to_json() == {"axis_name": "data", **settings}
     params, kept = jax.eval_shape(task.init, jax.random.key(0))
     assert sum(x.size for x in jax.tree.leaves(params)) == SIZES[name]
     batch = {

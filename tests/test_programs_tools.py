@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from examples import shapes, sweep
-from examples.common import loop, options, processes
+from examples.common import loop, processes
 from tests import programs
 
 
@@ -68,7 +68,7 @@ def test_description(monkeypatch):
     monkeypatch.setattr(processes, "start", start)
     sizes = ["--layers=1", "--width=16", "--heads=2", "--length=16", "--vocabulary=50"]
     sizes += ["--min-size=0", "--sync-every=50", "--steps=100", "--workers=2"]
-    found = shapes.describe("bert", sizes, whole=False)
+    found = shapes.describe("bert", sizes, compiled=False)
     assert 0.12 < found["share of dense"] < 0.25  # a tenth, a fiftieth, and biases
     dense = found["MiB sent per step"] / found["share of dense"]
     assert dense == pytest.approx(found["parameters"] * 4 / 2**20)  # two on a ring
@@ -96,8 +96,7 @@ MISSING = {
 @pytest.mark.parametrize(("program", "name"), SIZES, ids=map("-".join, SIZES))
 def test_full_size_without_its_data(program, name, tmp_path, monkeypatch):
     train = importlib.import_module(f"examples.{program}.train")
-    file = programs.ROOT / "examples" / program / "configs" / f"{name}.yaml"
-    config = options.parse(train.Config, "", ["--config", str(file)])
+    config = programs.config_of(train, name)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=MISSING[program]):
         train.sources(config)
@@ -105,13 +104,10 @@ def test_full_size_without_its_data(program, name, tmp_path, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("program", "name"), SIZES, ids=map("-".join, SIZES))
-def test_full_size_is_compiled_whole(program, name):
-    file = programs.ROOT / "examples" / program / "configs" / f"{name}.yaml"
-    process = programs.start("examples.shapes", program, "--config", file, "--compile")
-    try:
-        told, wrong = process.communicate(timeout=900)
-    finally:
-        process.kill()
-    assert process.returncode == 0, wrong
-    assert f"parameters: {SIZES[program, name]}" in told
-    assert "GiB of temporaries" in told
+def test_full_size_compiles(program, name):
+    file = programs.EXAMPLES / program / "configs" / f"{name}.yaml"
+    printed = programs.ended(
+        "-m", "examples.shapes", program, "--config", file, "--compile", timeout=900
+    )
+    assert f"parameters: {SIZES[program, name]}" in printed
+    assert "GiB of temporaries" in printed

@@ -12,101 +12,21 @@ from slamb_jax.workers.watchdog import Watchdog, _from_exchange
 from tests.launcher import Launch
 
 N = 4
-TIMEOUT = 6.0  # a busy machine may pause for three
-
-
-def ends(directory):
-    return [json.loads((directory / f"end-{i}.json").read_text()) for i in range(N)]
-
-
-def straight(directory, **options):
-    """The run that nobody interrupts."""
-    with Launch(directory, N, **options) as run:
-        assert run.statuses() == [0] * N, run.told()
-    return ends(directory)
-
-
-def check_same(got, want):
-    assert [sorted(e) for e in got] == [sorted(e) for e in want]
-    for i in range(N):
-        for name in want[i]:
-            assert got[i][name] == want[i][name], (i, name)
-    w1 = [e["[0]['w1']"] for e in want]
-    assert len(set(w1)) == N  # replicas had drifted apart: each came back as it was
+TIMEOUT = 15.0  # seconds without a sign of life; a busy machine may pause for several
 
 
 def test_a_watch_that_fails_once_goes_on(capsys):
-    watchdog, times = Watchdog(timeout=0.05), []
+    watchdog, calls = Watchdog(timeout=0.05), []
 
     def work():
-        times.append(time.monotonic())
-        if len(times) == 1:
+        calls.append(1)
+        if len(calls) == 1:
             raise KeyError("surprise")
         watchdog._stop.set()
 
     watchdog._repeat(work)
-    assert len(times) == 2
+    assert len(calls) == 2
     assert "KeyError: 'surprise'" in capsys.readouterr().err
-
-
-def others(statuses, gone):
-    return [s for i, s in enumerate(statuses) if i != gone]
-
-
-def check_named(run, gone):
-    """The others ended by themselves, and said who was gone."""
-    for i, told in enumerate(run.told()):
-        said = rf"process {gone} has given no sign of life .*last at step \d+\)"
-        assert i == gone or re.search(said, told), told
-
-
-@pytest.mark.long
-def test_killed_and_torn_it_ends_as_if_it_had_not_been(tmp_path):
-    options = {"steps": 11, "timeout": TIMEOUT}
-    want = straight(tmp_path / "straight", **options)
-    directory = tmp_path / "killed"
-    with Launch(directory, N, **options) as run:  # all at once, in a save
-        assert run.until("saving 6")
-        time.sleep(0.02)
-        run.kill()
-    with Launch(directory, N, **options, fail="2:8:kill") as run:
-        assert run.until("step 7")
-        started = time.monotonic()
-        statuses = run.statuses()
-        assert time.monotonic() - started < 4 * TIMEOUT  # and the machine may be busy
-        assert statuses[2] == -9
-        assert others(statuses, 2) == [75] * 3, run.told()
-        check_named(run, 2)
-    with Launch(directory, N, **options) as run:
-        assert run.until("resumed 6"), run.told()
-        assert run.statuses() == [0] * N, run.told()
-    check_same(ends(directory), want)
-
-
-@pytest.mark.parametrize(
-    ("fail", "gone", "said"),
-    [
-        ("2:4:stop", 2, r"process 2 has given no sign of life"),
-        *(
-            pytest.param(*case, marks=pytest.mark.long)
-            for case in (
-                ("1:4:hang", 1, r"process 1 has been at step 3 .* behind the others"),
-                ("3:4:raise", 3, r"process 3 failed: RuntimeError\('the disk"),
-                ("0:4:stop", 0, "process 0.*died or was stopped"),
-                ("0:4:kill", 0, "process 0|leader"),
-            )
-        ),
-    ],
-)
-def test_other_ends_of_a_worker(fail, gone, said, tmp_path):
-    options = {"timeout": TIMEOUT, "step_timeout": 2 * TIMEOUT, "fail": fail}
-    with Launch(tmp_path / "run", N, **options) as run:
-        alive = [i for i in range(N) if i != gone]
-        statuses = run.statuses(90, waiting_for=alive)
-        allowed = {75, -6} if fail == "0:4:kill" else {75}  # -6: by jax itself
-        assert set(statuses) <= allowed
-        for i in alive:
-            assert re.search(said, run.told()[i]), run.told()[i]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +42,76 @@ def test_a_broken_exchange_is_told_from_a_failure(error, broken):
     assert _from_exchange(error) is broken
 
 
-STEPS, KILLS = 51, 10  # does not end at an averaging step: replicas differ
+def ends(directory):
+    return [json.loads((directory / f"end-{i}.json").read_text()) for i in range(N)]
+
+
+def to_the_end(directory, **options):
+    """What a run that nobody interrupts ends with."""
+    with Launch(directory, N, **options) as run:
+        assert run.statuses() == [0] * N, run.told()
+    return ends(directory)
+
+
+def check_same(got, want):
+    for a, b in zip(got, want, strict=True):
+        assert sorted(a) == sorted(b)
+        assert not [name for name in b if a[name] != b[name]]
+    w1 = {end["[0]['w1']"] for end in want}
+    assert len(w1) == N  # replicas had drifted apart: each came back as it was
+
+
+def others(values, gone):
+    return [x for i, x in enumerate(values) if i != gone]
+
+
+@pytest.mark.long
+def test_killed_and_torn_it_ends_as_if_it_had_not_been(tmp_path):
+    options = {"steps": 11, "timeout": TIMEOUT}
+    want = to_the_end(tmp_path / "straight", **options)
+    directory = tmp_path / "killed"
+    with Launch(directory, N, **options) as run:  # all at once, in a save
+        assert run.until("saving 6"), run.told()
+        time.sleep(0.02)
+        run.kill()
+    with Launch(directory, N, **options, fail="2:8:kill") as run:
+        assert run.until("step 7"), run.told()
+        statuses = run.statuses()
+        assert statuses[2] == -9
+        assert others(statuses, 2) == [75] * 3, run.told()
+        for told in others(run.told(), 2):  # they ended by themselves, and named it
+            said = r"process 2 has given no sign of life .*last at step \d+\)"
+            assert re.search(said, told), told
+    with Launch(directory, N, **options) as run:
+        assert run.until("resumed 6"), run.told()
+        assert run.statuses() == [0] * N, run.told()
+    check_same(ends(directory), want)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("fail", "said"),
+    [
+        ("2:4:stop", "process 2 has given no sign of life"),
+        ("1:4:hang", "process 1 has been at step 3 .* behind the others"),
+        ("3:4:raise", r"process 3 failed: RuntimeError\('the disk"),
+        ("0:4:stop", "process 0.*died or was stopped"),
+        ("0:4:kill", "process 0|leader"),
+    ],
+)
+def test_other_ends_of_a_worker(fail, said, tmp_path):
+    gone = int(fail[0])
+    options = {"timeout": TIMEOUT, "step_timeout": 2 * TIMEOUT, "fail": fail}
+    with Launch(tmp_path / "run", N, **options) as run:
+        statuses = run.statuses(waiting_for=others(range(N), gone))
+        allowed = {75, -6} if fail == "0:4:kill" else {75}  # -6: by jax itself
+        assert set(statuses) <= allowed, run.told()
+        for told in others(run.told(), gone):
+            assert re.search(said, told), told
+
+
+STEPS = 51  # does not end at an averaging step: replicas differ
+KINDS = ("in a save", "at a step", "one worker", "in a save", "at a step")
 
 
 @pytest.mark.long
@@ -130,16 +119,10 @@ STEPS, KILLS = 51, 10  # does not end at an averaging step: replicas differ
 def test_ten_kills(seed, tmp_path):
     """Of each five launches two are killed in a save, two at a step, one in part."""
     options = {"steps": STEPS, "timeout": TIMEOUT}
-    want = straight(tmp_path / "straight", **options)
-    rng = random.Random(seed)
-    directory = tmp_path / "killed"
-    tally = {"in a save": 0, "at a step": 0, "one worker": 0, "torn": 0}
-    at, started = 0, time.monotonic()
-    for k in range(KILLS):
+    want = to_the_end(tmp_path / "straight", **options)
+    rng, directory, at = random.Random(seed), tmp_path / "killed", 0
+    for kind in KINDS * 2:
         with Launch(directory, N, **options) as run:
-            kind = ("in a save", "at a step", "one worker", "in a save", "at a step")[
-                k % 5
-            ]
             if kind == "in a save":
                 ready = run.until(f"saving {at + 3 * rng.choice((1, 2))}")
             else:
@@ -150,17 +133,10 @@ def test_ten_kills(seed, tmp_path):
             run.kill(*one)
             statuses = run.statuses()
             assert not one or others(statuses, one[0]) == [75] * 3, run.told()
-            tally[kind] += 1
-            tally["torn"] += "was cut short" in run.told()[0]
             assert "is damaged" not in run.told()[0]
-            print(f"\n{k}: {kind}, from step {at}, {statuses}", end="", flush=True)
-        whole = [int(p.name) for p in (directory / "checkpoints").glob("*[0-9]")]
-        at = max([at, *(s for s in whole if whole_checkpoint(directory, s))])
+        complete = (directory / "checkpoints").glob("*/_CHECKPOINT_METADATA")
+        saved = [int(x.parent.name) for x in complete if x.parent.name.isdecimal()]
+        at = max([at, *saved])
     with Launch(directory, N, **options) as run:
         assert run.statuses() == [0] * N, run.told()
     check_same(ends(directory), want)
-    print(f"\nseed {seed}: {tally}, {time.monotonic() - started:.0f} s")
-
-
-def whole_checkpoint(directory, step):
-    return (directory / "checkpoints" / str(step) / "_CHECKPOINT_METADATA").exists()

@@ -1,4 +1,4 @@
-"""Each rival against a naive version, on a mesh, and its bytes against the HLO."""
+"""Rivals: each equals its naive version, and sends the bytes that it declares."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -18,6 +18,7 @@ from tests import naive_rivals
 from tests.workers import AXIS, mesh_of, random_tree
 
 N = 4
+EXCHANGE = slamb_jax.Exchange(AXIS)
 SHAPES = {"b": (16,), "conv": (3, 3, 4, 8), "w": (70, 64)}
 MATRIX = {name: matrix_shape(shape) for name, shape in SHAPES.items()}
 PARAMS = random_tree(SHAPES, 0)
@@ -32,193 +33,135 @@ def _promotion() -> Iterator[None]:
         yield
 
 
-def exact(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
-    """``optimizer`` on mean gradients."""
-
-    def run(params: Any, grads: list) -> list:
-        state = optimizer.init(params)
-        for gs in grads:
-            g = jax.tree.map(lambda *x: jnp.mean(jnp.stack(x), 0), *gs)
-            updates, state = optimizer.update(g, state, params)
-            params = optax.apply_updates(params, updates)
-        return [params] * N
-
-    return run
-
-
-def narrow(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
-    def run(params: Any, grads: list) -> list:
-        def rounded(x: Any) -> Any:
-            wide = jnp.asarray(x, jnp.bfloat16).astype(jnp.float32)
-            return jnp.mean(wide, 0).astype(jnp.bfloat16).astype(jnp.float32)
-
-        stacked = [jax.tree.map(lambda *x: np.stack(x), *gs) for gs in grads]
-        return exact(optimizer)(params, [[jax.tree.map(rounded, g)] for g in stacked])
-
-    return run
-
-
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A rival: how to make it, its naive version, its collectives at step t."""
+    """A rival, its naive version, and what is expected of its program."""
 
-    make: Callable[[], optax.GradientTransformation]
+    rival: rivals.Rival
     naive: Callable[..., Any]
-    sends: Callable[[int], rivals.Sends]
     every: tuple[int, ...] = (1,)  # steps that send together what the program can
-    kinds: tuple[tuple[str, str], ...] = (("all-reduce", "f32"),)
-    tolerance: float = 2e-5
+    kinds: tuple[str, ...] = ("all-reduce f32",)
 
 
+POWERSGD = rivals.powersgd(optax.sgd(0.1), AXIS, rank=3)
 CASES = {
-    "lamb": Case(
-        lambda: rivals.averaged(optax.lamb(0.02), AXIS),
-        exact(optax.lamb(0.02)),
-        lambda t: rivals.averaged_sends(PARAMS, N, t),
-    ),
-    "lamb, bf16": Case(
-        lambda: rivals.averaged(optax.lamb(0.02), AXIS, jnp.bfloat16),
-        narrow(optax.lamb(0.02)),
-        lambda t: rivals.averaged_sends(PARAMS, N, t, jnp.bfloat16),
-        kinds=(("all-to-all", "u16"), ("all-gather", "u16")),
-        tolerance=1e-3,  # a last bit of a 16-bit mean may fall either way
+    "LAMB": Case(
+        rivals.dense(optax.lamb(0.02), AXIS),
+        lambda p, g: naive_rivals.dense(p, g, optimizer=optax.lamb(0.02)),
     ),
     "top-k": Case(
-        lambda: optax.chain(
-            rivals.topk_with_error_feedback(0.05, AXIS), optax.sgd(0.1)
-        ),
+        rivals.topk(optax.sgd(0.1), AXIS, ratio=0.05),
         lambda p, g: naive_rivals.topk_sgd(p, g, ratio=0.05, rate=0.1),
-        lambda t: rivals.topk_sends(PARAMS, N, t, 0.05),
-        kinds=(("all-gather", "f32"), ("all-gather", "s32")),
+        kinds=("all-gather f32", "all-gather s32"),
     ),
     "PowerSGD": Case(
-        lambda: optax.chain(rivals.powersgd(3, AXIS), optax.sgd(0.1)),
+        POWERSGD,
         lambda p, g: naive_rivals.powersgd_sgd(
             p, g, rate=0.1, matrix=MATRIX,
-            first_q=dict(zip(["conv", "w"], rivals.powersgd(3, AXIS).init(p).q,
-                             strict=True)),
+            first_q=dict(zip(
+                ["conv", "w"], POWERSGD.optimizer.init(p)[0].q.values(), strict=True
+            )),
         ),
-        lambda t: rivals.powersgd_sends(PARAMS, N, t, 3),
     ),
     "1-bit LAMB": Case(
-        lambda: rivals.one_bit_lamb(0.02, AXIS, N, 3, weight_decay=0.1),
+        rivals.one_bit_lamb(0.02, AXIS, N, 3, weight_decay=0.1),
         lambda p, g: naive_rivals.one_bit_lamb(p, g, rate=0.02, warmup=3, decay=0.1),
-        lambda t: rivals.one_bit_lamb_sends(PARAMS, N, t, 3),
         every=(3, 4),
-        kinds=(("all-to-all", "u8"), ("all-gather", "u8"), ("all-gather", "f32"),
-               ("all-reduce", "f32")),
+        kinds=("all-gather f32", "all-gather u8", "all-reduce f32", "all-to-all u8"),
     ),
     "DiLoCo": Case(
-        lambda: rivals.diloco(0.02, AXIS, 2),
+        rivals.diloco(0.02, AXIS, sync_every=2),
         lambda p, g: naive_rivals.diloco(
             p, g, rate=0.02, every=2, outer_rate=0.7, momentum=0.9
         ),
-        lambda t: rivals.diloco_sends(PARAMS, N, t, 2),
         every=(1, 2),
     ),
     "SparseLoCo": Case(
-        lambda: rivals.sparseloco(0.02, AXIS, 2, chosen=50),
+        rivals.sparseloco(0.02, AXIS, sync_every=2, chosen=50),
         lambda p, g: naive_rivals.sparseloco(
             p, g, rate=0.02, every=2, chosen=50, decay=0.95, outer_rate=1.0
         ),
-        lambda t: rivals.sparseloco_sends(PARAMS, N, t, 2, 50),
         every=(1, 2),
-        kinds=(("all-gather", "u16"), ("all-gather", "f32")),
+        kinds=("all-gather f32", "all-gather u16"),
     ),
     "DeMo": Case(
-        lambda: rivals.demo(0.02, AXIS, 10),
+        rivals.demo(0.02, AXIS, chosen=10),
         lambda p, g: naive_rivals.demo(p, g, rate=0.02, chosen=10, matrix=MATRIX),
-        lambda t: rivals.demo_sends(PARAMS, N, t, 10),
-        kinds=(("all-gather", "u16"), ("all-gather", "f32")),
+        kinds=("all-gather f32", "all-gather u16"),
     ),
 }  # fmt: skip
 
 
-def trainer(tx):
-    def step(state, batch):
+def programs(case: Case) -> Iterator[tuple[Any, Callable[..., Any]]]:
+    """On a mesh, then simulated: the state of all workers, and their step."""
+    tx = case.rival.optimizer
+
+    def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
         params, opt_state = state
         grads = jax.tree.map(lambda g: g[0], batch)
         updates, opt_state = tx.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), jnp.float32(0)
 
-    return step
+    start, mesh = (PARAMS, tx.init(PARAMS)), mesh_of(N)
+    state = slamb_jax.replicate(start, mesh, EXCHANGE)
+    yield state, slamb_jax.per_worker_step(step, mesh, EXCHANGE)
+    state = slamb_jax.simulated_replicas(start, N)
+    yield state, slamb_jax.simulated_step(step, N, EXCHANGE)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_simulated_it_is_its_naive_version(name):
+def test_it_equals_its_naive_version_and_sends_what_it_declares(name: str) -> None:
     case = CASES[name]
-    tx = case.make()
-    state = slamb_jax.simulated_replicas((PARAMS, tx.init(PARAMS)), N)
-    run = slamb_jax.simulated_step(trainer(tx), N, AXIS)
-    for g in GRADS:
-        state, _ = run(state, g)
+    as_numpy = {k: np.asarray(x) for k, x in PARAMS.items()}
     grads = [
         [{k: np.asarray(x[i]) for k, x in g.items()} for i in range(N)] for g in GRADS
     ]
-    want = case.naive({k: np.asarray(x) for k, x in PARAMS.items()}, grads)
-    for i in range(N):
-        for key in SHAPES:
-            np.testing.assert_allclose(
-                state[0][key][i],
-                want[i][key],
-                rtol=1e-4,
-                atol=case.tolerance,
-                err_msg=key,
-            )
+    want = case.naive(as_numpy, grads)
+    for state, run in programs(case):
+        report = slamb_jax.wire_report(run.lower(state, GRADS[0]))
+        if report.collectives:  # workers that are simulated have none
+            sends = [x for t in case.every for x in case.rival.sends(PARAMS, N, t)]
+            sent = report.bytes_sent() + report.bytes_sent(conditional=True)
+            assert sent == pytest.approx(rivals.wire_bytes(sends, N), rel=1e-9)
+            kinds = {f"{c.kind} {c.dtype}" for c in report.collectives}
+            assert kinds == set(case.kinds)
+        for g in GRADS:
+            state, _ = run(state, g)
+        for i in range(N):
+            for key in SHAPES:
+                got = state[0][key][i]
+                np.testing.assert_allclose(got, want[i][key], rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_on_a_mesh_it_does_the_same_and_sends_what_it_says(name):
-    case = CASES[name]
-    tx = case.make()
-    mesh = mesh_of(N)
-    start = (PARAMS, tx.init(PARAMS))
-    state = slamb_jax.replicate(start, mesh, AXIS)
-    run = slamb_jax.per_worker_step(trainer(tx), mesh, AXIS)
-    report = slamb_jax.wire_report(run.lower(state, GRADS[0]))
-    sends = [send for t in case.every for send in case.sends(t)]
-    sent = report.bytes_sent() + report.bytes_sent(conditional=True)
-    assert sent == pytest.approx(rivals.wire_bytes(sends, N), rel=1e-9)
-    assert {(c.kind, c.dtype) for c in report.collectives} == set(case.kinds)
-    assert {kind for kind, _ in sends} == {kind for kind, _ in case.kinds}
-    for g in GRADS:
-        state, _ = run(state, g)
-    simulated = slamb_jax.simulated_replicas(start, N)
-    run = slamb_jax.simulated_step(trainer(tx), N, AXIS)
-    for g in GRADS:
-        simulated, _ = run(simulated, g)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=case.tolerance),
-        state[0],
-        simulated[0],
-    )
+def test_what_is_sent_grows_as_published() -> None:
+    def sent(rival: rivals.Rival, workers: int = 4, step: int = 1) -> float:
+        return rivals.wire_bytes(rival.sends(PARAMS, workers, step), workers)
 
-
-def test_how_what_is_sent_grows():
-    def sent(name, workers, step=1):
-        sends = {
-            "dense": lambda: rivals.averaged_sends(PARAMS, workers, step),
-            "one bit": lambda: rivals.one_bit_lamb_sends(PARAMS, workers, step, 4),
-            "diloco": lambda: rivals.diloco_sends(PARAMS, workers, step, 3),
-            "demo": lambda: rivals.demo_sends(PARAMS, workers, step),
-            "powersgd": lambda: rivals.powersgd_sends(PARAMS, workers, step, 2),
-        }
-        return rivals.wire_bytes(sends[name](), workers)
-
-    dense = sent("dense", 4)
+    dense = sent(rivals.dense(optax.sgd(1.0), AXIS))
     assert dense == 2 * 3 / 4 * 4 * sum(x.size for x in PARAMS.values())
-    assert sent("one bit", 4, step=4) == dense
-    assert sent("one bit", 4, step=5) == pytest.approx(dense / 32, rel=0.05)
-    assert [sent("diloco", 4, step=t) for t in (2, 3)] == [0, dense]
-    # What an all-gather sends grows with the workers, what an all-reduce hardly.
-    assert sent("demo", 64) == 21 * sent("demo", 4)
-    assert sent("powersgd", 64) < 1.4 * sent("powersgd", 4)
+    one_bit = rivals.one_bit_lamb(0.02, AXIS, N, 4)
+    assert sent(one_bit, step=4) == dense
+    assert sent(one_bit, step=5) == pytest.approx(dense / 32, rel=0.05)
+    diloco = rivals.diloco(0.02, AXIS, sync_every=3)
+    assert [sent(diloco, step=t) for t in (2, 3)] == [0, dense]
+    assert [diloco.agreed(t) for t in (2, 3)] == [False, True]
+    # All-gathers send in proportion to the other workers, all-reduces hardly more.
+    demo = rivals.demo(0.02, AXIS)
+    assert sent(demo, 64) == 21 * sent(demo, 4)
+    assert sent(POWERSGD, 64) < 1.4 * sent(POWERSGD, 4)
 
 
-def test_two_bits_are_two_bits():
+def test_a_mean_in_a_payload_sends_its_codes() -> None:
+    assert rivals.mean_sends(1000, N) == [("all-reduce", 4000)]
+    halves = [("all-to-all", 2000), ("all-gather", 500)]
+    assert rivals.mean_sends(1000, N, "bfloat16") == halves
+    nbytes = slamb_jax.payloads.StochasticUniform(bits=4).nbytes(250)
+    codes = [("all-to-all", N * nbytes), ("all-gather", nbytes)]
+    assert rivals.mean_sends(1000, N, "uniform4") == codes
+
+
+def test_sparseloco_words_have_fourteen_bits() -> None:
     x = jnp.asarray(np.random.default_rng(0).normal(size=5000), jnp.float32)
     words, scales = compress(x, 64)
-    assert words.dtype == jnp.uint16
-    assert words.shape == (2, 64)
-    assert scales.shape == (2, 2)
+    assert (words.dtype, words.shape, scales.shape) == (jnp.uint16, (2, 64), (2, 2))
     assert int(words.max()) < 1 << 14

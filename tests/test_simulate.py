@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import slamb_jax
@@ -92,25 +93,12 @@ def test_chunks_change_nothing_for_many_workers():
 
 
 def test_chunks_need_less_memory():
-    n, tx = 32, slamb_jax.slamb(0.02, exchange())
-    params = {"w": jnp.zeros((3, 3))}
-    state = slamb_jax.simulated_replicas((params, tx.init(params)), n)
+    n, tx = 64, optax.sgd(0.1)
+    rows = np.zeros((n * 500, 6), np.float32)
 
     def temporary(chunk):
-        def step(state, batch):
-            params, opt_state = state
-
-            def loss(p):  # large activations
-                return jnp.mean(jnp.sin(jnp.repeat(batch @ p["w"], 4000, 0)) ** 2)
-
-            grads = (
-                slamb_jax.in_chunks(jax.grad(loss), chunk) if chunk else jax.grad(loss)
-            )(params)
-            updates, opt_state = tx.update(grads, opt_state, params)
-            return (jax.tree.map(jnp.add, params, updates), opt_state), ()
-
-        run = slamb_jax.simulated_step(step, n, exchange())
-        lowered = run.lower(state, jnp.ones((n * 2, 3)))
+        run = slamb_jax.simulated_step(trainer(tx, chunk), n, exchange())
+        lowered = run.lower(begun(tx, n), {"x": rows, "y": rows[:, :3]})
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     assert temporary(4) < 0.5 * temporary(None)

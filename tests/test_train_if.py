@@ -1,4 +1,4 @@
-"""A layer's backward pass branches: right under every mapping, and really skipped."""
+"""The conditional backward pass: right under every mapping, and really skipped."""
 
 import functools
 import itertools
@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import slamb_jax
+from slamb_jax import jointspar
 from slamb_jax.wire.hlo import parse_hlo
+from tests.close import assert_close
 from tests.workers import MAPPINGS, over_workers, stack
 
 NAMES = ("a", "b", "c")
 WIDTH = 8
-close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def dense(w, x):
 def network(params, x, active=None, layer=dense, bottom=()):
     for i, name in enumerate(NAMES):
         below = None if bottom is None else NAMES[:i]
-        x = slamb_jax.train_if(active, name, layer, below=below)(params[name], x)
+        x = jointspar.train_if(active, name, layer, below=below)(params[name], x)
     return jnp.sum(jnp.square(x))
 
 
@@ -52,24 +52,25 @@ def check_gradient(got, full, active):
         leaves = jax.tree.leaves(got[name]), jax.tree.leaves(full[name])
         for g, f in zip(*leaves, strict=True):
             want = f if name in active else np.zeros_like(f)
-            np.testing.assert_allclose(g, want, rtol=1e-4, atol=1e-6)
+            assert_close(g, want, units=256)
 
 
 SETS = [s for n in range(4) for s in itertools.combinations(NAMES, n)]
-LAYERS = {
-    "plain": dense,
-    "remat inside": jax.checkpoint(dense),
-    "jit inside": jax.jit(dense),
-}
 
 
-@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
-@pytest.mark.parametrize("outside", [lambda f: f, jax.checkpoint], ids=["", "remat"])
+@pytest.mark.parametrize(
+    ("layer", "outside"),
+    [
+        (dense, lambda f: f),
+        (jax.checkpoint(dense), lambda f: f),
+        (jax.jit(dense), jax.checkpoint),
+    ],
+    ids=["plain", "remat inside", "remat outside"],
+)
 def test_active_layers_have_the_gradient_and_others_none(layer, outside):
     params, x = arrays()
-    loss = outside(functools.partial(network, layer=layer))
-    grad = jax.jit(jax.grad(loss))
-    full = jax.grad(network)(params, x)
+    grad = jax.jit(jax.grad(outside(functools.partial(network, layer=layer))))
+    full = jax.jit(jax.grad(network))(params, x)
     for active in SETS:
         check_gradient(grad(params, x, flags(active)), full, active)
     assert grad._cache_size() == 1
@@ -78,11 +79,12 @@ def test_active_layers_have_the_gradient_and_others_none(layer, outside):
 def test_the_gradient_of_the_inputs():
     """All the way down if something below is always trained; else it ends."""
     params, x = arrays()
-    full = jax.grad(network, 1)(params, x)
+    full = jax.jit(jax.grad(network, 1))(params, x)
+    through = jax.jit(jax.grad(functools.partial(network, bottom=None), 1))
+    ends = jax.jit(jax.grad(network, 1))
     for active in SETS:
-        through = jax.grad(network, 1)(params, x, flags(active), bottom=None)
-        np.testing.assert_allclose(through, full, rtol=1e-5, atol=1e-6)
-        assert not jax.grad(network, 1)(params, x, flags(active)).any()
+        assert_close(through(params, x, flags(active)), full)
+        assert not ends(params, x, flags(active)).any()
 
 
 def test_integers_keys_trees_and_keywords_pass_through():
@@ -95,36 +97,35 @@ def test_integers_keys_trees_and_keywords_pass_through():
     x, rows, key = {"x": arrays()[1]}, jnp.array([2, 0]), jax.random.key(0)
 
     def loss(w, active):
-        run = slamb_jax.train_if(active, "a", layer)
+        run = jointspar.train_if(active, "a", layer)
         out = run(params | {"w": w}, x, rows, key, scale=2.0)
         return jnp.sum(out["y"] ** 2) + jnp.sum(out["rows"]).astype(jnp.float32)
 
-    for own in (flags("a"), flags("")):
-        got, value = jax.jit(jax.grad(loss))(params["w"], own), loss(params["w"], own)
-        np.testing.assert_allclose(value, loss(params["w"], None), rtol=1e-6)
-        full = jax.grad(loss)(params["w"], None)
-        check_gradient({"a": got}, {"a": full}, [n for n in NAMES if own[n]])
+    both = jax.jit(jax.value_and_grad(loss))
+    want, full = both(params["w"], None)
+    for active in ("a", ""):
+        value, got = both(params["w"], flags(active))
+        assert_close(value, want)
+        check_gradient({"a": got}, {"a": full}, active)
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)
 def test_every_mapping(mapping):
     """Also under vmap, with active sets that differ: right, though not faster."""
-    n = 4
+    n, full = 4, jax.jit(jax.grad(network))
     params = stack(arrays()[0], n)
     x = jnp.stack([arrays(seed)[1] for seed in range(n)])
     sets = [("a",), ("b", "c"), (), NAMES]
     active = jax.tree.map(lambda *x: jnp.stack(x), *map(flags, sets))
     got = over_workers(jax.grad(network), mapping, n)(params, x, active)
     for i, own in enumerate(sets):
-        full = jax.grad(network)(arrays()[0], x[i])
-        check_gradient({k: g[i] for k, g in got.items()}, full, own)
+        want = full(arrays()[0], x[i])
+        check_gradient({k: g[i] for k, g in got.items()}, want, own)
 
 
-def program(grad):
-    """How many matrix products a compiled gradient runs, and what its branches may."""
-    params, x = arrays()
-    text = jax.jit(grad).lower(params, x, flags(NAMES)).compile().as_text()
-    computations, entry = parse_hlo(text)
+def products(compiled):
+    """How many matrix products a program runs always, and in each of its branches."""
+    computations, entry = parse_hlo(compiled.as_text())
 
     def plain(name):
         total = 0
@@ -143,26 +144,39 @@ def program(grad):
                 totals = [a + b for a in totals for b in ways]
         return totals
 
-    conditionals = (op for op in computations[entry].values())
     branches = sorted(
         sorted(n for branch in op.called for n in paths(branch))
-        for op in conditionals
+        for op in computations[entry].values()
         if op.opcode == "conditional"
     )
     return plain(entry), branches
 
 
-def test_the_compiled_program_skips_what_is_inactive():
-    """Neither gradient, one of them or both; the lowest layer has weights alone."""
+def test_the_compiled_program_skips_inactive_layers(optimized):
+    """Neither gradient, one of them or both; the lowest layer has only weights."""
+
+    def of(loss):
+        lowered = jax.jit(jax.grad(loss)).lower(*arrays(), flags(NAMES))
+        return products(optimized(lowered))
+
     layer = [0, 1, 1, 2]
-    assert program(jax.grad(network)) == (3, [[0, 1], layer, layer])
+    assert of(network) == (3, [[0, 1], layer, layer])
     through = functools.partial(network, bottom=None)
-    assert program(jax.grad(through)) == (3, [[0, 1], [1, 2], [1, 2]])
-    plain = jax.grad(lambda params, x, active: network(params, x))
-    assert program(plain) == (3 + 5, [])
-    remat = jax.grad(functools.partial(network, layer=jax.checkpoint(dense)))
-    _, branches = program(remat)  # computed anew only where it is needed
-    assert [branch[0] for branch in branches] == [0, 0, 0]
+    assert of(through) == (3, [[0, 1], [1, 2], [1, 2]])
+    assert of(lambda params, x, active: network(params, x)) == (3 + 5, [])
+    _, branches = of(functools.partial(network, layer=jax.checkpoint(dense)))
+    assert [branch[0] for branch in branches] == [0, 0, 0]  # computed only if needed
+
+
+def check_module(loss, params, always=()):
+    """``loss(params, active)`` also returns what the module changed of its state."""
+    both = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    want, full = both(params, None)
+    assert jax.tree.leaves(want[1])
+    for active in (("a",), ("b", "c"), ()):
+        got, grads = both(params, flags(active))
+        assert_close(got, want)
+        check_gradient(grads, full, (*active, *always))
 
 
 class Block(nn.Module):
@@ -175,42 +189,32 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    remat: bool = False
+    remat: bool
 
     @nn.compact
     def __call__(self, x, active=None, *, train=False):
         for i, name in enumerate(NAMES):
             block = (nn.remat(Block) if self.remat else Block)(train, name=name)
-            x = slamb_jax.train_if(active, name, block, below=NAMES[:i])(x)
+            x = jointspar.train_if(active, name, block, below=NAMES[:i])(x)
         return nn.Dense(1, name="head")(x)
 
 
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("remat", [False, True])
 def test_linen_modules_with_statistics_and_dropout(remat):
-    net, x = Net(), arrays()[1]
-    variables = net.init(jax.random.key(0), x, flags(NAMES))
-    assert jax.tree.structure(variables) == jax.tree.structure(
-        net.init(jax.random.key(0), x)
-    )
+    net, x = Net(remat), arrays()[1]
+    variables = jax.jit(net.init)(jax.random.key(0), x, flags(NAMES))
+    plain = jax.eval_shape(net.init, jax.random.key(0), x)
+    assert jax.tree.structure(variables) == jax.tree.structure(plain)
 
-    @jax.jit
-    def both(params, active):
-        def loss(params):
-            out, new = Net(remat).apply(
-                variables | {"params": params}, x, active, train=True,
-                mutable=["batch_stats"], rngs={"dropout": jax.random.key(1)},
-            )  # fmt: skip
-            return jnp.mean(jnp.square(out - 1)), new["batch_stats"]
+    def loss(params, active):
+        out, new = net.apply(
+            variables | {"params": params}, x, active, train=True,
+            mutable=["batch_stats"], rngs={"dropout": jax.random.key(1)},
+        )  # fmt: skip
+        return jnp.mean(jnp.square(out - 1)), new["batch_stats"]
 
-        return jax.value_and_grad(loss, has_aux=True)(params)
-
-    (want, stats), full = both(variables["params"], None)
-    for active in (("a",), ("b", "c"), ()):
-        (value, new), grads = both(variables["params"], flags(active))
-        np.testing.assert_allclose(value, want, rtol=1e-6)
-        jax.tree.map(close, new, stats)
-        check_gradient(grads, full, (*active, "head"))
+    check_module(loss, variables["params"], always=["head"])
 
 
 class NnxNet(nnx.Module):
@@ -225,7 +229,7 @@ class NnxNet(nnx.Module):
     def __call__(self, x, active=None):
         for i, name in enumerate(NAMES):
             layer, below = getattr(self, name), NAMES[:i]
-            x = jnp.tanh(slamb_jax.train_if(active, name, layer, below=below)(x))
+            x = jnp.tanh(jointspar.train_if(active, name, layer, below=below)(x))
         return x
 
 
@@ -234,29 +238,19 @@ def test_nnx_modules_with_statistics_and_dropout():
     graph, params, rest = nnx.split(NnxNet(nnx.Rngs(0)), nnx.Param, ...)
     x = arrays()[1]
 
-    @jax.jit
-    def both(params, active):
-        def loss(params):
-            net = nnx.merge(graph, params, rest, copy=True)
-            value = jnp.mean(jnp.square(net(x, active) - 1))
-            return value, nnx.state(net, nnx.BatchStat)
+    def loss(params, active):
+        net = nnx.merge(graph, params, rest, copy=True)
+        value = jnp.mean(jnp.square(net(x, active) - 1))
+        return value, nnx.state(net, nnx.BatchStat)
 
-        return jax.value_and_grad(loss, has_aux=True)(params)
-
-    (want, stats), full = both(params, None)
-    assert jax.tree.leaves(stats)
-    for active in (("a",), ("b", "c"), ()):
-        (value, new), grads = both(params, flags(active))
-        np.testing.assert_allclose(value, want, rtol=1e-6)
-        jax.tree.map(close, new, stats)
-        check_gradient(grads, full, active)
+    check_module(loss, params)
 
 
 CALLS = [
-    (lambda: slamb_jax.train_if(flags(""), "d", dense), "no layer 'd' .*'a', 'b', 'c'"),
-    (lambda: slamb_jax.train_if(flags(""), "a", dense, below=["d"]), "no layer 'd'"),
-    (lambda: slamb_jax.train_if(["a"], "a", dense), r"active .*\['a'\]"),
-    (lambda: slamb_jax.train_if(flags(""), "a", 3), "layer must be .*3"),
+    (lambda: jointspar.train_if(flags(""), "d", dense), "no layer 'd' .*'a', 'b', 'c'"),
+    (lambda: jointspar.train_if(flags(""), "a", dense, below=["d"]), "no layer 'd'"),
+    (lambda: jointspar.train_if(["a"], "a", dense), r"active .*\['a'\]"),
+    (lambda: jointspar.train_if(flags(""), "a", 3), "layer must be .*3"),
 ]
 
 

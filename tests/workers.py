@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import slamb_jax
 
@@ -28,7 +28,14 @@ def mesh_of(n: int) -> Mesh:
 
 def stack(tree: Any, n: int) -> Any:
     """The same tree for each of n workers."""
-    return jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * n), tree)
+
+    def copies(x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jnp.stack([x] * n)
+        return jnp.asarray(np.stack([np.asarray(x)] * n))  # compiles nothing
+
+    return jax.tree.map(copies, tree)
 
 
 def over_workers(
@@ -41,22 +48,32 @@ def over_workers(
     axis = AXIS if exchange is None else exchange.axis_name
     if mapping == "vmap":
         return jax.jit(jax.vmap(fun, axis_name=axis))
+    mesh = Mesh(np.array(jax.devices()[:n]), (axis,))
     if mapping == "pmap":
-        return jax.pmap(fun, axis_name=axis, devices=jax.devices()[:n])
+        run = jax.pmap(fun, axis_name=axis, devices=jax.devices()[:n])
+    else:
 
-    def one_of_many(*args: Any) -> Any:
-        own = jax.tree.map(lambda x: jnp.squeeze(x, 0), args)
-        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), fun(*own))
+        def one_of_many(*args: Any) -> Any:
+            own = jax.tree.map(lambda x: jnp.squeeze(x, 0), args)
+            return jax.tree.map(lambda x: jnp.expand_dims(x, 0), fun(*own))
 
-    return jax.jit(
-        jax.shard_map(
-            one_of_many,
-            mesh=Mesh(np.array(jax.devices()[:n]), (axis,)),
-            in_specs=P(axis),
-            out_specs=P(axis),
-            check_vma=mapping == "shard_map",
+        run = jax.jit(
+            jax.shard_map(
+                one_of_many,
+                mesh=mesh,
+                in_specs=P(axis),
+                out_specs=P(axis),
+                check_vma=mapping == "shard_map",
+            )
         )
-    )
+
+    @functools.wraps(run)
+    def placed(*args: Any) -> Any:
+        # Else the first step, whose arguments lie on one device, is another program.
+        return run(*jax.device_put(args, NamedSharding(mesh, P(axis))))
+
+    placed.lower = run.lower
+    return placed
 
 
 @functools.lru_cache(maxsize=32)
@@ -84,7 +101,7 @@ def train(
 ) -> list[tuple[Any, Any]]:
     """Parameters and state after each step; ``grads`` are stacked over workers."""
     n = len(jax.tree.leaves(grads[0])[0])
-    state = stack(tx.init(params), n)
+    state = stack(jax.jit(tx.init)(params), n)
     params = stack(params, n)
     step = stepper(tx, mapping, n, exchange)
     history = []
@@ -113,6 +130,6 @@ def random_tree(
 ) -> dict[str, jax.Array]:
     rng = np.random.default_rng(seed)
     return {
-        name: jnp.asarray(rng.normal(size=(*lead, *shape)) * scale, jnp.float32)
+        name: jnp.asarray((rng.normal(size=(*lead, *shape)) * scale).astype("float32"))
         for name, shape in shapes.items()
     }

@@ -36,6 +36,5 @@ CORE = (
     *(Setting("digits", workers, 4, SHORT) for workers in (4, 16, 64)),
     Setting("digits", 16, 4, 1000),
     Setting("byte_lm", 64, 2, SHORT),
-    Setting("masked_lm", 16, 2, SHORT),
 )
 GRIDS = {"core": CORE, "smoke": (Setting("digits", 4, 4, 50),)}

@@ -14,12 +14,11 @@ from benchmarks import rivals
 from benchmarks.frontier.grid import Setting
 from examples.common.simulated import AXIS
 from slamb_jax import recipes
-from slamb_jax._tree.leaves import flatten_numbered
-from slamb_jax.exchange.selections import elements_sent
+from slamb_jax.advisor.parameters import count_elements
 
 DENSE = "LAMB"  # the row that shares are of
 # Fixed per task, as in the recorded runs; an Exchange's own choice is close to these.
-MIN_SIZE = {"byte_lm": 1000, "masked_lm": 1000, "digits": 256}
+MIN_SIZE = {"byte_lm": 1000, "digits": 256}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +30,7 @@ class Method:
     settings: dict[str, Any]  # with name, setting, rate and seed the key of a result
 
 
-def rival(
-    rate: float, make: Callable[..., rivals.Rival], **settings: float
-) -> Method:
+def rival(rate: float, make: Callable[..., rivals.Rival], **settings: float) -> Method:
     """A method that is made alike in every setting."""
     return Method(rate, lambda rate, _, **how: make(rate, AXIS, **how), settings)
 
@@ -47,9 +44,7 @@ def on_lamb(
     )
 
 
-def one_bit_lamb(
-    rate: optax.Schedule, setting: Setting, warmup: float
-) -> rivals.Rival:
+def one_bit_lamb(rate: optax.Schedule, setting: Setting, warmup: float) -> rivals.Rival:
     """1-bit LAMB with a share of the steps as its warm-up."""
     steps = round(warmup * setting.steps)
     return rivals.one_bit_lamb(rate, AXIS, setting.workers, steps)
@@ -61,17 +56,18 @@ def slamb(recipe: recipes.Recipe, *, b3: float | None = None, **changed: Any) ->
 
     def make(rate: optax.Schedule, setting: Setting, **_: Any) -> rivals.Rival:
         exchange = recipe.exchange(AXIS, min_size=MIN_SIZE[setting.task], **changed)
-        every = exchange.sync_every
         tx = slamb_jax.slamb(rate, exchange, **optimizer)
         return rivals.Rival(
             tx,
             lambda params, workers, step: slamb_sends(exchange, params, workers, step),
-            agreed=lambda step: step % every == 1 % every,
+            agreed=lambda step: averages_at(exchange, step),
         )
 
-    settings = recipe.exchange(AXIS, **changed).to_json() | optimizer
-    del settings["axis_name"]
-    return Method(0.02, make, settings)
+    exchange = recipe.exchange(AXIS, **changed)
+    written = {"payload": None, "average_payload": None} | exchange.to_json()
+    del written["axis_name"]
+    named = {"sync_every": exchange.sync_every, "nu_of": "gradient"}  # if the default
+    return Method(0.02, make, written | named | optimizer)
 
 
 def slamb_sends(
@@ -80,18 +76,23 @@ def slamb_sends(
     """A mean of what is packed, and of the parameters at 1, H + 1, 2H + 1, ..."""
     shapes = tuple(x.shape for x in jax.tree.leaves(params))
     out = rivals.mean_sends(packed(exchange, shapes), workers, exchange.payload)
-    if exchange.sync_every and step % exchange.sync_every == 1 % exchange.sync_every:
-        every = rivals.elements(params)
-        out = out + rivals.mean_sends(every, workers, exchange.average_payload)
+    if averages_at(exchange, step):
+        d = rivals.elements(params)
+        out = [*out, *rivals.mean_sends(d, workers, exchange.average_payload)]
     return out
+
+
+def averages_at(exchange: slamb_jax.Exchange, step: int) -> bool:
+    """Whether the parameters are averaged at step t = 1, 2, ..."""
+    every = exchange.sync_every
+    return every is not None and step % every == 1 % every
 
 
 @functools.cache
 def packed(exchange: slamb_jax.Exchange, shapes: tuple[tuple[int, ...], ...]) -> int:
     """Elements of the momentum that SLAMB exchanges per step."""
-    leaves = flatten_numbered([jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes])[0]
-    selection = exchange.selection_for(leaves)
-    return sum(elements_sent(selection, leaf) for leaf in leaves)
+    params = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return count_elements(params, exchange).per_step
 
 
 METHODS = {
@@ -100,7 +101,7 @@ METHODS = {
         0.004,
         lambda rate, axis: rivals.dense(optax.adamw(rate, weight_decay=0.0), axis),
     ),
-    "SLAMB, as published": slamb(recipes.PAPER),
+    "SLAMB, as published": slamb(recipes.PAPER, b3=0.99),
     "SLAMB, FLOAT32": slamb(recipes.FLOAT32),
     "SLAMB, FEW_BYTES": slamb(recipes.FEW_BYTES),
     "SLAMB, LARGE_BATCH": slamb(recipes.LARGE_BATCH),
@@ -115,6 +116,7 @@ METHODS = {
     "1-bit LAMB": Method(0.02, one_bit_lamb, {"warmup": 0.2}),
     "DiLoCo": rival(0.004, rivals.diloco, sync_every=25),
     "SparseLoCo": rival(0.016, rivals.sparseloco, sync_every=25, chosen=64),
+    "SparseLoCo, H 5": rival(0.016, rivals.sparseloco, sync_every=5, chosen=64),
     "DeMo": rival(0.004, rivals.demo, chosen=32),
     "top-k, LAMB": on_lamb(0.02, rivals.topk, ratio=0.01),
     "PowerSGD, LAMB": on_lamb(0.02, rivals.powersgd, rank=4),

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from rich import box
@@ -11,7 +12,6 @@ from rich.table import Table
 
 from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.methods import METHODS
-from benchmarks.frontier.results import Results
 from benchmarks.frontier.report import (
     LINKS,
     Cells,
@@ -21,6 +21,7 @@ from benchmarks.frontier.report import (
     rivals_table,
     setting_table,
 )
+from benchmarks.frontier.results import Results
 from benchmarks.frontier.tasks import task
 
 WIDTH = 200  # characters: no row of a table is broken
@@ -78,7 +79,10 @@ def picture(setting: Setting, found: Cells, path: Path) -> None:
     colors = plt.get_cmap("tab20")
     for name, cell in found.items():
         width = 2.5 if "SLAMB" in name else 1
-        style = {"color": colors(list(METHODS).index(name)), "linewidth": width}
+        style: dict[str, Any] = {
+            "color": colors(list(METHODS).index(name)),
+            "linewidth": width,
+        }
         style |= {"label": name, "marker": "o", "markersize": 3}
         # To the end of the shortest: a run that diverged has fewer.
         points = list(zip(*(run["points"] for run in cell.runs), strict=False))

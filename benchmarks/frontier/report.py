@@ -80,10 +80,12 @@ def step_seconds(
     the ratio that was measured in one process.
     """
     timed, dense = (results.get(timing_key(setting, name)) for name in (method, DENSE))
-    if timed is None or dense is None:
+    if timed is None:
         return statistics.median(run["step_seconds"] for run in runs)
-    ratio: float = timed["step_seconds"] / timed["dense_seconds"]
-    return ratio * dense["step_seconds"]
+    took: float = timed["step_seconds"]
+    if dense is None or "dense_seconds" not in timed:
+        return took
+    return took / timed["dense_seconds"] * dense["step_seconds"]
 
 
 def spread(losses: list[float]) -> str:
@@ -163,7 +165,9 @@ def rivals_table(setting: Setting, found: Cells) -> Table | None:
 def overview(settings: Iterable[Setting], results: Results) -> Table | None:
     """Each method in each setting; None unless two settings have LAMB and another."""
     every = {setting: cells(setting, results) for setting in settings}
-    shown = {s: found for s, found in every.items() if DENSE in found and len(found) > 1}
+    shown = {
+        s: found for s, found in every.items() if DENSE in found and len(found) > 1
+    }
     if len(shown) < 2:
         return None
     table = Table(

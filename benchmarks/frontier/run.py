@@ -59,8 +59,8 @@ def execute(run: Run) -> Result:
     began = time.perf_counter()
     setting = run.setting
     compiled = program(setting, run.method)
-    due = simulated.evaluation_steps(setting.steps, EVALUATIONS, ROUND)
-    found = simulated.train(compiled, run.rate, run.seed, due=due)
+    due = set(simulated.evaluation_steps(setting.steps, EVALUATIONS, ROUND)) - {0}
+    found = simulated.train(compiled, run.rate, run.seed, due=sorted(due))
     params = jax.eval_shape(compiled.task.init, jax.random.key(0))
     rival = make(run.method, run.rate, setting)
     points = [

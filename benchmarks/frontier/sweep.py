@@ -37,7 +37,7 @@ def best_rate(setting: Setting, method: str, results: Results) -> float | None:
 
 
 def missing(setting: Setting, method: str, results: Results) -> Iterator[Run]:
-    """The runs of a setting and method that are not there: the sweep, then each seed."""
+    """The runs that are not there yet: those of the sweep, then each seed."""
     yield from rates(setting.tuned_on(), method, results)
     rate = best_rate(setting.tuned_on(), method, results)
     assert rate is not None  # all of its runs were yielded, and are there by now

@@ -10,34 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from examples.byte_lm import data
-from examples.byte_lm.model import Active, ByteLM, next_byte_loss
+from examples.byte_lm import data, model
+from examples.byte_lm.model import Active, ByteLM
 from examples.common.simulated import Task
 from slamb_jax.jointspar import train_if
 
 CONTEXT = 64  # bytes of a sequence
-MASKED = 10  # of them, in a masked sequence: 16 %
-MASK = 256  # the token that stands for a masked byte
 EVALUATED = 256  # sequences
-
-
-class MaskedLM(nn.Module):
-    """A small encoder that guesses masked bytes from both sides."""
-
-    layers: int = 2
-    width: int = 64
-    heads: int = 4
-
-    @nn.compact
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        embed = nn.Embed(MASK + 1, self.width)
-        place = self.param("place", nn.initializers.normal(0.02), (CONTEXT, self.width))
-        x = embed(tokens) + place[None]
-        for _ in range(self.layers):
-            x = x + nn.MultiHeadDotProductAttention(self.heads)(nn.LayerNorm()(x))
-            h = nn.gelu(nn.Dense(4 * self.width)(nn.LayerNorm()(x)))
-            x = x + nn.Dense(self.width)(h)
-        return embed.attend(nn.LayerNorm()(x))
 
 
 class DigitNet(nn.Module):
@@ -59,68 +38,17 @@ class DigitNet(nn.Module):
         return {name: None if name == "Dense_1" else name for name in params}
 
 
-@functools.cache
-def texts() -> tuple[np.ndarray, np.ndarray]:
-    """Training and held-out bytes: the Python standard library's source."""
-    return data.load(data.standard_library(), CONTEXT)
-
-
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    return jnp.mean(losses)
-
-
 def byte_lm(layers: int = 2) -> Task:
     """Predicts the next byte, as examples/byte_lm does, with a smaller model."""
-    model = ByteLM(layers=layers, width=64, heads=4, context=CONTEXT)
-    text, held_out = texts()
-    (sample,) = data.batches(held_out, EVALUATED, CONTEXT, 1, seed=1)
-    first = jnp.zeros((1, CONTEXT), jnp.int32)
-    return Task(
-        init=lambda key: model.init(key, first)["params"],
-        loss=functools.partial(next_byte_loss, model),
-        batches=lambda size, steps, seed: data.batches(
-            text, size, CONTEXT, steps, seed
-        ),
-        held_out=sample,
-        unit="nats per byte",
-    )
-
-
-def masked_lm() -> Task:
-    """Guesses the masked 16 % of the bytes of a sequence."""
-    model = MaskedLM()
-    text, held_out = texts()
-
-    def masked(text: np.ndarray, size: int, steps: int, seed: int) -> Iterator[Any]:
-        rng = np.random.default_rng([seed, 1])
-        for tokens in data.batches(text, size, CONTEXT - 1, steps, seed):
-            order = rng.random(tokens.shape).argsort(1)
-            places = order[:, :MASKED].astype(np.int32)
-            yield {"bytes": tokens, "places": places}
-
-    def loss(params: optax.Params, batch: Any) -> jax.Array:
-        tokens, places = jnp.asarray(batch["bytes"]), batch["places"]
-        row = jnp.arange(len(places))[:, None]
-        seen = tokens.at[row, places].set(MASK)
-        logits = model.apply({"params": params}, seen)[row, places]
-        return cross_entropy(logits, tokens[row, places])
-
-    (sample,) = masked(held_out, EVALUATED, 1, seed=1)
-    first = jnp.zeros((1, CONTEXT), jnp.int32)
-    return Task(
-        init=lambda key: model.init(key, first)["params"],
-        loss=loss,
-        batches=functools.partial(masked, text),
-        held_out=sample,
-        unit="nats per masked byte",
-    )
+    net = ByteLM(layers=layers, width=64, heads=4, context=CONTEXT)
+    text, held_out = data.load(data.standard_library(), CONTEXT)
+    return model.task(net, text, held_out, EVALUATED)
 
 
 def digits() -> Task:
     """Classifies scikit-learn's digits; one image in five is held out."""
     try:
-        from sklearn.datasets import load_digits
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError as error:
         raise SystemExit(
             "the task digits needs scikit-learn: pip install 'slamb-jax[benchmarks]'"
@@ -130,7 +58,7 @@ def digits() -> Task:
     labels = raw.target.astype(np.int32)
     # Not the split and scale of examples.common.images: the recorded runs had these.
     kept = np.arange(len(labels)) % 5 != 0
-    model = DigitNet()
+    net = DigitNet()
 
     def batches(size: int, steps: int, seed: int) -> Iterator[Any]:
         rng = np.random.default_rng(seed)
@@ -139,18 +67,19 @@ def digits() -> Task:
             yield {"images": images[chosen], "labels": labels[chosen]}
 
     def loss(params: optax.Params, batch: Any, active: Active = None) -> jax.Array:
-        logits = model.apply({"params": params}, batch["images"], active)
-        return cross_entropy(logits, batch["labels"])
+        logits = net.apply({"params": params}, batch["images"], active)
+        losses = optax.softmax_cross_entropy_with_integer_labels
+        return jnp.mean(losses(logits, batch["labels"]))
 
     return Task(
-        init=lambda key: model.init(key, images[:1])["params"],
+        init=lambda key: net.init(key, images[:1])["params"],
         loss=loss,
         batches=batches,
         held_out={"images": images[~kept], "labels": labels[~kept]},
     )
 
 
-TASKS = {"byte_lm": byte_lm, "masked_lm": masked_lm, "digits": digits}
+TASKS = {"byte_lm": byte_lm, "digits": digits}
 
 
 @functools.cache

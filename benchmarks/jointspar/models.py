@@ -1,6 +1,7 @@
 """A ResNet and a transformer whose blocks are the layers that may be skipped."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-import slamb_jax
 from examples.byte_lm.model import Active, ByteLM, blocks, next_byte_loss
+from slamb_jax.jointspar import train_if
 
 
 class Residual(nn.Module):
-    """Two convolutions, and one more on the way around them where the size changes."""
+    """Two convolutions, and one in the shortcut where the size changes."""
 
     channels: int
     stride: int
@@ -34,7 +35,7 @@ class ResNet(nn.Module):
     """For small images: stages of blocks, each of half the size and twice as wide."""
 
     channels: tuple[int, ...] = (16, 32, 64)
-    depth: int = 3  # blocks of a stage
+    depth: int = 3  # blocks per stage
 
     @nn.compact
     def __call__(self, x: jax.Array, active: Active = None) -> jax.Array:
@@ -43,13 +44,13 @@ class ResNet(nn.Module):
             for j in range(self.depth):
                 name = f"Block_{i * self.depth + j}"
                 block = Residual(channels, 2 if i and not j else 1, name=name)
-                x = slamb_jax.train_if(active, name, block)(x)
+                x = train_if(active, name, block)(x)
         return nn.Dense(10)(jnp.mean(x, (1, 2)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What is timed: parameters, a batch, and ``loss(params, batch, active)``."""
+    """Parameters, a batch, and ``loss(params, batch, active)``."""
 
     name: str
     params: Any
@@ -67,7 +68,7 @@ def resnet(batch: int, seed: int, net: ResNet | None = None) -> Model:
     images = rng.normal(size=(batch, 32, 32, 3)).astype(np.float32)
     labels = rng.integers(0, 10, batch)
 
-    def loss(params: Any, batch: Any, active: Active = None) -> jax.Array:
+    def loss(params: optax.Params, batch: Any, active: Active = None) -> jax.Array:
         logits = net.apply({"params": params}, batch["images"], active)
         losses = optax.softmax_cross_entropy_with_integer_labels
         return jnp.mean(losses(logits, batch["labels"]))
@@ -81,10 +82,7 @@ def transformer(batch: int, seed: int) -> Model:
     net = ByteLM(layers=8, width=192, heads=4, context=64)
     text = np.random.default_rng(seed).integers(0, 256, (batch, 65), np.int32)
     params = net.init(jax.random.key(seed), text[:1, :-1])["params"]
-
-    def loss(params: Any, text: Any, active: Active = None) -> jax.Array:
-        return next_byte_loss(net, params, text, active)
-
+    loss = functools.partial(next_byte_loss, net)
     return Model(f"transformer, {batch} sequences of 64", params, text, loss)
 
 

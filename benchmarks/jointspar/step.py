@@ -2,38 +2,41 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import optax
+from rich.table import Table
 
-import slamb_jax
+from benchmarks.frontier.report import columns
 from benchmarks.jointspar.models import Model
 from examples.byte_lm.model import blocks
+from slamb_jax import jointspar
 
 RATE = 0.1
+# Where something else runs on the machine, CPU time says more than wall time.
 CLOCKS = {"wall": time.perf_counter, "CPU": time.process_time}
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One budget of a model."""
+    """One budget of a model; all times are means over steps."""
 
     model: str
     clock: str  # of CLOCKS
     budget: float
     layers: int
     active: float  # the mean share of layers that were active
-    seconds: float  # a step, in the mean, as all times
+    seconds: float
     dense_seconds: float
-    frozen_seconds: float
+    frozen_seconds: float  # of LARS that trains none of the layers
     flops_share: float  # of the step's FLOPs, that the layers' weight gradients are
 
     @property
     def possible_seconds(self) -> float:
-        """What not to compute the inactive layers' gradients and updates would save."""
+        """The time of the inactive layers' weight gradients and updates."""
         return (1 - self.active) * (self.dense_seconds - self.frozen_seconds)
 
     @property
@@ -52,74 +55,59 @@ class Contestant:
     times: list[dict[str, float]] = dataclasses.field(default_factory=list)
     active: list[float] = dataclasses.field(default_factory=list)  # shares of layers
 
-    def take_turn(self, batch: Any, *, count: bool) -> None:
-        active = _active(self.state[1])
+    def take_turn(self, batch: Any) -> None:
+        opt_state = self.state[1]
+        is_sparse = isinstance(opt_state, jointspar.JointSparState)
+        drawn = jointspar.active_layers(opt_state).values() if is_sparse else [1.0]
+        self.active.append(float(np.mean([*drawn])))
         start = {name: clock() for name, clock in CLOCKS.items()}
         self.state = jax.block_until_ready(self.step(self.state, batch))
-        if count:
-            took = {name: clock() - start[name] for name, clock in CLOCKS.items()}
-            self.times.append(took)
-            self.active.append(active)
+        self.times.append({name: CLOCKS[name]() - start[name] for name in CLOCKS})
 
     def mean(self, clock: str) -> float:
         return float(np.mean([took[clock] for took in self.times]))
 
 
-def _active(opt_state: Any) -> float:
-    if not isinstance(opt_state, slamb_jax.JointSparState):
-        return 1.0
-    return float(np.mean([*slamb_jax.active_layers(opt_state).values()]))
+def compiled(
+    model: Model, tx: optax.GradientTransformation, *, frozen: bool = False
+) -> Contestant:
+    """A training step of one worker, its state donated; ``frozen``: of no layer."""
+    labels = blocks(model.params)
 
-
-def compiled(model: Model, tx: optax.GradientTransformation, **how: bool) -> Contestant:
-    """A training step of one worker: gradient, update, apply; its state is donated."""
-    sparse, frozen = how.get("sparse", False), how.get("frozen", False)
+    def trained(params: Any) -> Any:
+        return {k: x for k, x in params.items() if not frozen or labels[k] is None}
 
     def step(state: Any, batch: Any) -> Any:
         params, opt_state = state
-        active = slamb_jax.active_layers(opt_state) if sparse else None
-
-        def loss(trained: Any) -> jax.Array:
-            return model.loss(params | trained, batch, active)
-
-        trained = {
-            name: params[name]
-            for name, label in blocks(params).items()
-            if label is None or not frozen
-        }
-        grads = jax.grad(loss)(trained)
-        updates, opt_state = tx.update(grads, opt_state, trained)
-        return params | optax.apply_updates(trained, updates), opt_state
+        is_sparse = isinstance(opt_state, jointspar.JointSparState)
+        active = jointspar.active_layers(opt_state) if is_sparse else None
+        own = trained(params)
+        grads = jax.grad(lambda own: model.loss(params | own, batch, active))(own)
+        updates, opt_state = tx.update(grads, opt_state, own)
+        return params | optax.apply_updates(own, updates), opt_state
 
     params = jax.tree.map(lambda x: x + 0, model.params)  # they will be donated
-    labels = blocks(params)
-    trained = {k: x for k, x in params.items() if not frozen or labels[k] is None}
-    state = params, tx.init(trained)
-    lowered = jax.jit(step, donate_argnums=0).lower(state, model.batch)
-    program = lowered.compile()
-    cost = program.cost_analysis()
-    cost = cost[0] if isinstance(cost, list) else cost
+    state = params, tx.init(trained(params))
+    program = jax.jit(step, donate_argnums=0).lower(state, model.batch).compile()
+    cost: Any = program.cost_analysis()
     return Contestant(program, state, float(cost["flops"]))
 
 
-def measure(model: Model, budgets: list[float], rounds: int) -> list[Row]:
-    """All take turns: dense LARS, LARS with the layers frozen, and each budget.
-
-    By both clocks: where something else runs on the machine, CPU time tells more.
-    """
+def measure(model: Model, budgets: Sequence[float], rounds: int) -> list[Row]:
+    """In turns: dense LARS, LARS with the layers frozen, and each budget."""
     dense = compiled(model, optax.lars(RATE))
     frozen = compiled(model, optax.lars(RATE), frozen=True)
-    field = [
-        compiled(
-            model,
-            slamb_jax.jointspar_lars(RATE, blocks, budget, horizon=rounds),
-            sparse=True,
-        )
-        for budget in budgets
+    sparse = [
+        compiled(model, jointspar.jointspar_lars(RATE, blocks, s, horizon=rounds))
+        for s in budgets
     ]
+    contestants = [dense, frozen, *sparse]
     for i in range(rounds + 2):
-        for contestant in (dense, frozen, *field):
-            contestant.take_turn(model.batch, count=i >= 2)
+        for contestant in contestants:
+            contestant.take_turn(model.batch)
+            if i < 2:  # a warm-up
+                contestant.times.clear()
+                contestant.active.clear()
     return [
         Row(
             model=model.name,
@@ -133,5 +121,30 @@ def measure(model: Model, budgets: list[float], rounds: int) -> list[Row]:
             flops_share=1 - frozen.flops / dense.flops,
         )
         for clock in CLOCKS
-        for budget, contestant in zip(budgets, field, strict=True)
+        for budget, contestant in zip(budgets, sparse, strict=True)
     ]
+
+
+def step_table(rows: Sequence[Row], title: str, machine: str) -> Table:
+    out = Table(
+        title=title,
+        caption="active: the share of layers that were; possible: the share of the "
+        "dense step that the inactive layers' weight gradients and updates take, from "
+        f"a program without any (measured; by FLOPs). {machine}",
+    )
+    heads = "clock", "D", "s", "active", "ms", "/ dense", "saved", "possible"
+    columns(out, *heads, "realised")
+    for r in rows:
+        share, by_flops = r.seconds / r.dense_seconds, (1 - r.active) * r.flops_share
+        out.add_row(
+            r.clock,
+            str(r.layers),
+            f"{r.budget:g}",
+            f"{r.active:.2f}",
+            f"{r.seconds * 1e3:.1f}",
+            f"{share:.3f}",
+            f"{1 - share:.3f}",
+            f"{r.possible_seconds / r.dense_seconds:.3f} ({by_flops:.3f})",
+            "" if r.active == 1 else f"{r.realised:.0%}",
+        )
+    return out

@@ -1,146 +1,197 @@
-"""Trains each method with real workers, one a device, at rates of a small sweep."""
+"""Trains each method with real workers, one on each device, at the best of its rates.
+
+Bytes are those of the compiled optimizer; of JointSpar, those of the layers drawn.
+"""
 
 import dataclasses
 import functools
-import time
-from typing import Any
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
+from rich.table import Table
 
 import slamb_jax
-from benchmarks.frontier.results import Results
-from benchmarks.frontier.tasks import Task, byte_lm, digits
-from benchmarks.jointspar.methods import METHODS, SYNC_EVERY, Method, layer_sizes
-from examples.byte_lm.train import AXIS, schedule
+from benchmarks.frontier.methods import MIN_SIZE
+from benchmarks.frontier.report import columns, spread
+from benchmarks.frontier.results import Result, Results
+from benchmarks.frontier.tasks import DigitNet, byte_lm, digits
+from examples.byte_lm.methods import TRUST, matrices
+from examples.byte_lm.model import blocks
+from examples.common import AXIS
+from examples.common.optimizers import dense
+from examples.common.simulated import (
+    Batch,
+    Method,
+    Program,
+    State,
+    Task,
+    evaluation_steps,
+    train,
+)
+from examples.common.traffic import report_of
+from slamb_jax import jointspar
 
 POWERS = (-1, 0, 1)  # of two, times the middle of a method's rates
 EVALUATIONS = 8
-TASKS = {"digits": (digits, 16), "byte_lm": (functools.partial(byte_lm, 4), 2)}
+SYNC_EVERY = 25  # of SLAMB
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """What one run gave."""
+class Job:
+    """A task, the examples per worker and step, and JointSpar's labels."""
 
-    task: str
-    method: str
-    rate: float
-    seed: int
-    steps: list[int]
-    losses: list[float]  # evaluation loss after those steps
-    sent: list[float]  # bytes sent by each worker until then
-    seconds: list[float]  # in steps until then, without evaluations
-    active: float  # the mean share of layers
+    make: Callable[[], Task]
+    batch: int
+    layers: Callable[[optax.Params], dict[str, str | None]]
 
 
-class Trainer:
-    """A method's compiled step on a task, for any rate and seed."""
+JOBS = {
+    "digits": Job(digits, 16, DigitNet.layers),
+    "byte_lm": Job(functools.partial(byte_lm, 4), 2, blocks),
+}
 
-    def __init__(self, name: str, method: Method, mesh: Any, steps: int):
-        make, self.batch = TASKS[name]
-        self.name, self.method, self.mesh, self.length = name, method, mesh, steps
-        self.task: Task = make()
-        shapes = jax.eval_shape(self.task.init, jax.random.key(0))
-        self.sizes = layer_sizes(self.task, shapes)
-        shape = schedule(1.0, steps)
 
-        def optimizer(rate: Any) -> optax.GradientTransformation:
-            scaled = lambda count: rate * shape(count)  # noqa: E731
-            return method.make(scaled, self.task, len(self.sizes) - 1, steps)
+def layer_sizes(job: Job) -> dict[str | None, int]:
+    """The elements of each layer; None is what is trained at every step."""
+    params = jax.eval_shape(job.make().init, jax.random.key(0))
+    sizes: dict[str | None, int] = {}
+    for name, label in job.layers(params).items():
+        here = sum(x.size for x in jax.tree.leaves(params[name]))
+        sizes[label] = sizes.get(label, 0) + here
+    return sizes
 
-        def step(state: Any, batch: Any) -> Any:
-            params, opt_state, rate = state  # the rate in it: one program for a sweep
-            active = slamb_jax.active_layers(opt_state) if method.share else None
-            loss = self.task.loss
-            grads = jax.grad(lambda params: loss(params, batch, active))(params)
-            updates, opt_state = optimizer(rate).update(grads, opt_state, params)
-            return (optax.apply_updates(params, updates), opt_state, rate), active
 
-        self.optimizer = optimizer
-        self.step = slamb_jax.per_worker_step(step, mesh, AXIS)
-        self.evaluate = jax.jit(lambda p: self.task.loss(p, self.task.held_out))
+def methods(name: str, steps: int) -> list[tuple[Method, float]]:
+    """The rows of the table, each with the middle of its rates."""
+    layers = len(layer_sizes(JOBS[name])) - 1
+    lars: dict[str, Any] = {"trust_coefficient": TRUST, "trust_ratio_mask": matrices}
 
-    def start(self, seed: int, rate: float) -> Any:
-        params = self.task.init(jax.random.key(seed))
-        state = params, self.optimizer(rate).init(params), jnp.float32(rate)
-        return slamb_jax.replicate(state, self.mesh, AXIS)
-
-    def bytes_of(self, report: slamb_jax.WireReport, t: int, active: Any) -> float:
-        """What a worker sends at step t = 1, 2, ..., of what the program may send."""
-        if self.method.share:
-            # In branches stand the layers, in proportion to their elements.
-            anyone = {k: bool(np.any(x)) for k, x in active.items()}
-            all_layers = sum(n for k, n in self.sizes.items() if k is not None)
-            often = sum(self.sizes[k] for k in anyone if anyone[k]) / all_layers
-        else:
-            often = float(t % SYNC_EVERY == 1)
-        return report.bytes_sent() + often * report.bytes_sent(conditional=True)
-
-    def run(self, rate: float, seed: int) -> Run:
-        state = self.start(seed, rate)
-        size = self.batch * self.mesh.size
-        due = np.linspace(0, self.length, EVALUATIONS + 1).round()[1:]
-        points: list[tuple[int, float, float, float]] = []
-        sent = seconds = 0.0
-        share: list[float] = []
-        for t, batch in enumerate(self.task.batches(size, self.length, seed), 1):
-            if t == 1 and not hasattr(self, "report"):
-                self.report = slamb_jax.wire_report(self.step.lower(state, batch))
-                jax.block_until_ready(self.step(self.start(seed, rate), batch))
-            began = time.perf_counter()
-            state, active = jax.block_until_ready(self.step(state, batch))
-            seconds += time.perf_counter() - began
-            sent += self.bytes_of(self.report, t, active)
-            share.append(float(np.mean([*active.values()])) if active else 1.0)
-            if t in due:
-                loss = float(self.evaluate(slamb_jax.consolidate(state[0])))
-                points.append((t, loss, sent, seconds))
-        steps, losses, by_bytes, by_time = (list(x) for x in zip(*points, strict=True))
-        return Run(
-            self.name, self.method.name, rate, seed, steps, losses, by_bytes, by_time,
-            float(np.mean(share)),
+    def sparse(
+        share: float, sampling: Literal["shared", "per_worker"] = "shared"
+    ) -> Method:
+        own = ", own draws" if sampling == "per_worker" else ""
+        return Method(
+            f"JointSpar-LARS, {share:g} D{own}",
+            lambda rate, _: jointspar.jointspar_lars(
+                rate, JOBS[name].layers, share * layers, horizon=steps,
+                axis_name=AXIS, sampling=sampling, **lars,
+            ),
         )  # fmt: skip
+
+    exchange = slamb_jax.Exchange(AXIS, sync_every=SYNC_EVERY, min_size=MIN_SIZE[name])
+    return [
+        (Method("LARS", lambda rate, _: dense(optax.lars(rate, **lars), AXIS)), 1.0),
+        (sparse(0.75), 1.0),
+        (sparse(0.5), 1.0),
+        (sparse(0.5, "per_worker"), 1.0),
+        (Method("LAMB", lambda rate, _: dense(optax.lamb(rate), AXIS)), 0.02),
+        (Method("SLAMB", slamb_jax.slamb, exchange), 0.02),
+    ]
+
+
+class Counted(Program):
+    """A program that counts bytes by the layers that its workers draw."""
+
+    def __init__(self, job: Job, method: Method, mesh: Mesh, steps: int) -> None:
+        n = mesh.size
+        super().__init__(
+            job.make(), method, workers=n, batch=job.batch, steps=steps, mesh=mesh
+        )
+        params = jax.eval_shape(self.task.init, jax.random.key(0))
+        tx = method.make(optax.constant_schedule(1.0), method.exchange)
+        self._report = report_of(tx, method.exchange, params, mesh)
+        self._sizes, program = layer_sizes(job), self.step
+
+        def recorded(state: State, batch: Batch) -> tuple[State, Any]:
+            state, about = program(state, batch)
+            if about is not None:
+                self._drawn.append(about[0])
+            return state, about
+
+        self.step = recorded  # type: ignore[assignment]
+
+    def start(self, rate: float, seed: int) -> State:
+        self._drawn: list[dict[str, jax.Array]] = []
+        return super().start(rate, seed)
+
+    def active(self) -> float:
+        """The mean share of layers that were active."""
+        shares = [np.mean([*drawn.values()]) for drawn in self._drawn]
+        return float(np.mean(shares)) if shares else 1.0
+
+    def sent(self, steps: int) -> float:
+        """Bytes that each worker sent in the first steps of the run."""
+        often: float = -(-steps // SYNC_EVERY)
+        if self._drawn:  # the layers stand in branches, each of its size
+            total = sum(n for name, n in self._sizes.items() if name is not None)
+            often = sum(
+                self._sizes[name] / total
+                for drawn in self._drawn[:steps]
+                for name, flags in drawn.items()
+                if np.any(flags)
+            )
+        branches = self._report.bytes_sent(conditional=True)
+        return steps * self._report.bytes_sent() + often * branches
 
 
 def train_all(
     name: str,
-    mesh: Any,
+    mesh: Mesh,
     steps: int,
-    seeds: tuple[int, ...],
+    seeds: Sequence[int],
     results: Results,
-    report: Any,
-) -> list[list[Run]]:
+    report: Callable[[str], None],
+) -> list[list[Result]]:
     """Of each method, the runs of all seeds at the rate that was best for the first."""
-    return [
-        _train(method, name, mesh, steps, seeds, results, report) for method in METHODS
-    ]
+    job = JOBS[name]
+    due = evaluation_steps(steps, EVALUATIONS)
+    program = functools.lru_cache(1)(lambda method: Counted(job, method, mesh, steps))
+
+    def run(method: Method, rate: float, seed: int) -> Result:
+        key = {"task": name, "method": method.name, "workers": mesh.size,
+               "steps": steps, "rate": rate, "seed": seed}  # fmt: skip
+        if (result := results.get(key)) is None:
+            trained = program(method)
+            found = dataclasses.asdict(
+                train(trained, rate, seed, due=due, sent=trained.sent)
+            )
+            result = {k: found[k] for k in ("steps", "losses", "sent", "seconds")}
+            result |= {"key": key, "active": trained.active()}
+            results.add(result)
+            report(f"{result['losses'][-1]:.3f}  {method.name}  {rate:g}  seed {seed}")
+        return result
+
+    rows = []
+    for method, middle in methods(name, steps):
+        sweep = [run(method, middle * 2.0**power, seeds[0]) for power in POWERS]
+        best = min(sweep, key=lambda r: np.nan_to_num(r["losses"][-1], nan=np.inf))
+        others = [run(method, best["key"]["rate"], seed) for seed in seeds[1:]]
+        rows.append([best, *others])
+    return rows
 
 
-def _train(
-    method: Method,
-    name: str,
-    mesh: Any,
-    steps: int,
-    seeds: tuple[int, ...],
-    results: Results,
-    report: Any,
-) -> list[Run]:
-    trainer = functools.cache(lambda: Trainer(name, method, mesh, steps))
-    job = {"task": name, "method": method.name, "workers": mesh.size, "steps": steps}
-
-    def run(rate: float, seed: int) -> Run:
-        key = job | {"rate": rate, "seed": seed}
-        if (done := results.get(key)) is None:
-            done = {"key": key, **dataclasses.asdict(trainer().run(rate, seed))}
-            results.add(done)
-            loss = done["losses"][-1]
-            report(f"{loss:.3f}  {name}  {method.name}  rate {rate:g}  seed {seed}")
-        return Run(**{k: x for k, x in done.items() if k != "key"})
-
-    sweep = [run(method.rate * 2.0**power, seeds[0]) for power in POWERS]
-    losses = [r.losses[-1] if np.isfinite(r.losses[-1]) else np.inf for r in sweep]
-    best = sweep[int(np.argmin(losses))]
-    return [best, *(run(best.rate, seed) for seed in seeds[1:])]
+def training_table(
+    found: Sequence[Sequence[Result]], title: str, machine: str
+) -> Table:
+    """A row for each method; losses with their deviation over the seeds."""
+    out = Table(title=title, caption=f"± is the deviation over seeds. {machine}")
+    heads = "method", "rate", "active", "loss", "MiB sent", "/ dense", "ms a step"
+    columns(out, *heads)
+    dense = found[0][0]["sent"][-1]
+    for runs in found:
+        first, times = runs[0], [r["seconds"][-1] / r["steps"][-1] for r in runs]
+        out.add_row(
+            first["key"]["method"],
+            f"{first['key']['rate']:g}",
+            f"{first['active']:.2f}",
+            spread([r["losses"][-1] for r in runs]),
+            f"{first['sent'][-1] / 2**20:.2f}",
+            f"{first['sent'][-1] / dense:.3f}",
+            f"{statistics.median(times) * 1e3:.1f}",
+        )
+    return out

@@ -30,15 +30,17 @@ class Counters:
     def read(cls, interface: str) -> Self:
         """The counters of an interface of this process's network namespace."""
         files = Path("/sys/class/net") / interface / "statistics"
-        sent = (int((files / f"tx_{x}").read_text()) for x in ("bytes", "packets"))
+        size, packets = (
+            int((files / f"tx_{x}").read_text()) for x in ("bytes", "packets")
+        )
         if interface == "lo":
-            return cls(*sent, 0, 0, 0)
+            return cls(size, packets, 0, 0, 0)
         listed = subprocess.run(
             ["tc", "-s", "-j", "qdisc", "show", "dev", interface],
             capture_output=True, text=True, timeout=30, check=True,
         )  # fmt: skip
         queue = json.loads(listed.stdout)[0]
-        return cls(*sent, queue["bytes"], queue["packets"], queue["drops"])
+        return cls(size, packets, queue["bytes"], queue["packets"], queue["drops"])
 
     def __sub__(self, before: Self) -> Self:
         both = zip(dataclasses.astuple(self), dataclasses.astuple(before), strict=True)

@@ -19,7 +19,7 @@ import slamb_jax
 from benchmarks.rivals.exchange import mean
 from examples.byte_lm import data
 from examples.common.optimizers import dense
-from examples.common.simulated import Method, Task
+from examples.common.simulated import AXIS, Method, Task
 
 CONTEXT = 256  # bytes that a worker reads per step
 ROWS, WIDTH, HIDDEN = 2**13, 384, 1024
@@ -60,12 +60,12 @@ def methods(exchange: slamb_jax.Exchange) -> dict[str, Method]:
     """The optimizers, by the names in the tables."""
 
     def lamb(rate: optax.Schedule, _: Any) -> optax.GradientTransformation:
-        return dense(optax.lamb(rate), exchange.axis_name)
+        return dense(optax.lamb(rate), AXIS)
 
     def lamb_bfloat16(rate: optax.Schedule, _: Any) -> optax.GradientTransformation:
-        return optax.chain(mean_in_bfloat16(exchange.axis_name), optax.lamb(rate))
+        return optax.chain(mean_in_bfloat16(AXIS), optax.lamb(rate))
 
-    makes = {
+    makes: dict[str, tuple[Any, slamb_jax.Exchange]] = {
         "LAMB, float32": (lamb, exchange),
         "LAMB, bfloat16": (lamb_bfloat16, exchange),
         "SLAMB": (slamb_jax.slamb, exchange),
@@ -82,9 +82,7 @@ def mean_in_bfloat16(axis_name: str) -> optax.GradientTransformation:
 
     def average(grads: optax.Updates, _: Any) -> optax.Updates:
         narrow = jax.tree.map(lambda g: g.astype(jnp.bfloat16), grads)
-        return jax.tree.map(
-            lambda m: m.astype(jnp.float32), mean(narrow, axis_name)
-        )
+        return jax.tree.map(lambda m: m.astype(jnp.float32), mean(narrow, axis_name))
 
     return optax.stateless(average)
 

@@ -83,27 +83,25 @@ def workers(commands: Sequence[Sequence[str]]) -> Iterator[Workers]:
     # A worker has one device, and reaches the others without a proxy.
     kept = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
     env = kept | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONUNBUFFERED": "1"}
-    with contextlib.ExitStack() as stack:
-        processes = []
+    processes: list[subprocess.Popen[str]] = []
+    try:
         for command in commands:
-            process = subprocess.Popen(
-                command, cwd=ROOT, env=env, text=True, start_new_session=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+            processes.append(
+                subprocess.Popen(
+                    command, cwd=ROOT, env=env, text=True, start_new_session=True,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                )
             )  # fmt: skip
-            stack.callback(_end, process)
-            processes.append(process)
-        # All at once: a worker that outlives another prints what it lost.
-        stack.callback(lambda: [process.kill() for process in processes])
         yield Workers(processes)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-    with contextlib.suppress(BrokenPipeError):
-        assert process.stdin
-        process.stdin.close()
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+            with contextlib.suppress(BrokenPipeError):
+                assert process.stdin
+                process.stdin.close()
 
 
 def worker_command(job: dict[str, Any], index: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -22,6 +22,7 @@ CAPTION = (
 def cells(r: Row) -> dict[str, str]:
     """A row's cells by the heads of the table."""
     predicted = r.predicted_seconds
+    serial = r.alone_seconds + r.link_seconds
     return {
         "Mbit/s": f"{r.mbit:g}" if r.mbit else "-",
         "optimizer": r.optimizer,
@@ -29,7 +30,7 @@ def cells(r: Row) -> dict[str, str]:
         "alone": f"{r.alone_seconds * 1e3:.0f}",
         "advised": f"{predicted * 1e3:.0f}" if predicted else "-",
         "off": f"{predicted / r.step_seconds - 1:+.1%}" if predicted else "-",
-        "/ (alone + link)": f"{r.step_seconds / (r.alone_seconds + r.link_seconds):.2f}",
+        "/ (alone + link)": f"{r.step_seconds / serial:.2f}",
         "kB sent": f"{r.data_bytes / 1e3:.0f}",
         "wire report": f"{r.wire_bytes / 1e3:.0f}",
         "counters /": f"{r.data_bytes / r.wire_bytes:.3f}",
@@ -78,11 +79,13 @@ def picture(rows: Sequence[Row], path: Path) -> None:
     plt.close(figure)
 
 
-def write(rows: Sequence[Row], conditions: dict[str, object], out: Path) -> list[Path]:
+def write(
+    rows: Sequence[Row], conditions: Mapping[str, object], out: Path
+) -> list[Path]:
     """``results.json`` and ``step.png``; returns their paths."""
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / "results.json", out / "step.png"]
-    data = conditions | {"rows": [dataclasses.asdict(r) for r in rows]}
+    data = {**conditions, "rows": [dataclasses.asdict(r) for r in rows]}
     paths[0].write_text(json.dumps(data, indent=1, default=str) + "\n")
     picture(rows, paths[1])
     return paths

@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 import slamb_jax
 from benchmarks.network.counters import Counters
 from benchmarks.network.model import CONTEXT, TASK, alone, methods
-from examples.common.simulated import Method, Program
+from examples.common.simulated import AXIS, Method, Program
 
 RATE = 0.01  # of all optimizers
 DENSE_STEPS = 4  # in a round; SLAMB makes a cycle of H
@@ -89,7 +89,7 @@ class Contestant:
 def make_barrier(mesh: Mesh, exchange: slamb_jax.Exchange) -> Callable[[], float]:
     """An all-reduce of one number: no worker leaves before all have come."""
     run = slamb_jax.per_worker_step(
-        lambda x, _: (slamb_jax.average_parameters(x, exchange.axis_name), ()),
+        lambda x, _: (slamb_jax.average_parameters(x, AXIS), ()),
         mesh,
         exchange,
     )
@@ -117,7 +117,7 @@ def main(job: Job, index: int) -> None:
     use_own_cores(job.workers, index)
     jax.distributed.initialize(job.coordinator, job.workers, index)
     exchange = slamb_jax.Exchange.from_json(job.exchange)
-    mesh = jax.make_mesh((job.workers,), (exchange.axis_name,))
+    mesh = jax.make_mesh((job.workers,), (AXIS,))
     barrier = make_barrier(mesh, exchange)
     contestants = {
         method.name: Contestant(method, mesh, job.seed)

@@ -14,7 +14,7 @@ SIDE = 64  # of a chunk, at most
 
 
 class DemoState(NamedTuple):
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]
     delta: optax.Updates  # decoupled momentum, float32, as params
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,9 +12,9 @@ from jax.flatten_util import ravel_pytree
 from slamb_jax.advisor import plan
 from slamb_jax.exchange.collectives import pmean
 from slamb_jax.exchange.payloads import resolve_payload
-from slamb_jax.wire.report import RING_SHARES
+from slamb_jax.wire import RING_SHARES
 
-Sends = list[tuple[str, float]]  # kinds of collectives, bytes that a worker puts in
+Sends = Sequence[tuple[str, float]]  # kinds of collectives, bytes that a worker puts in
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ Outer = Callable[[optax.Params, optax.Params, Any], tuple[optax.Params, Any]]
 
 
 class LocalState(NamedTuple):
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]
     inner: optax.OptState  # AdamW's; it stays local
     anchor: optax.Params  # where all workers last agreed
     outer: Any  # the outer optimizer's state

@@ -12,7 +12,7 @@ from slamb_jax._tree.axes import cond
 
 
 class OneBitLambState(NamedTuple):
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]
     mu: optax.Updates  # as params, like all trees here, float32
     nu: optax.Updates  # frozen after the warm-up
     fresh_nu: optax.Updates  # goes on, from rebuilt gradients
@@ -55,13 +55,17 @@ def one_bit_lamb(
     """
 
     def init(params: optax.Params) -> OneBitLambState:
-        zeros = [optax.tree.zeros_like(params, dtype=jnp.float32) for _ in range(3)]
-        ratio, scale, factor = (
-            jax.tree.map(lambda p, x=x: jnp.full([], x), params) for x in (0.0, 1.0, 1.0)
+        mu, nu, fresh = (
+            optax.tree.zeros_like(params, dtype=jnp.float32) for _ in range(3)
         )
-        errors = [jnp.zeros(_padded(params, workers) // k) for k in (1, workers)]
+        ratio, scale, factor = (
+            jax.tree.map(lambda p, x=x: jnp.full([], x), params)
+            for x in (0.0, 1.0, 1.0)
+        )
+        padded = _padded(params, workers)
+        errors = jnp.zeros(padded), jnp.zeros(padded // workers)
         count = jnp.zeros([], jnp.int32)
-        return OneBitLambState(count, *zeros, ratio, scale, factor, *errors)
+        return OneBitLambState(count, mu, nu, fresh, ratio, scale, factor, *errors)
 
     def update(
         updates: optax.Updates, state: OneBitLambState, params: optax.Params
@@ -177,8 +181,7 @@ def _unpack(bits: jax.Array, magnitude: jax.Array) -> jax.Array:
 def _scales(mu: optax.Updates) -> optax.Params:
     """What brings each leaf's RMS to the mean of them all."""
     rms = jax.tree.map(lambda m: _norm(m) / m.size**0.5, mu)
-    leaves = jax.tree.leaves(rms)
-    average = sum(leaves) / len(leaves)
+    average = jnp.mean(jnp.stack(jax.tree.leaves(rms)))
     return jax.tree.map(lambda r: _quotient(average, r), rms)
 
 

@@ -1,7 +1,7 @@
 """PowerSGD: gradients as products of two thin matrices, with error feedback."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +63,7 @@ def average_low_rank(
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, PowerSGDState]:
         del params
+        treedef: Any
         gs, treedef = jax.tree.flatten(updates)
         es = treedef.flatten_up_to(state.residual)
         xs = [g.astype(jnp.float32) + e for g, e in zip(gs, es, strict=True)]
@@ -72,9 +73,7 @@ def average_low_rank(
         ps = {i: jnp.linalg.qr(p)[0] for i, p in ps.items()}
         qs = mean({i: m.T @ ps[i] for i, m in ms.items()}, axis_name)
         us = rest | {i: (ps[i] @ qs[i].T).reshape(xs[i].shape) for i in ms}
-        es = [
-            x - us[i] if i in ms else jnp.zeros_like(x) for i, x in enumerate(xs)
-        ]
+        es = [x - us[i] if i in ms else jnp.zeros_like(x) for i, x in enumerate(xs)]
         out = [us[i].astype(g.dtype) for i, g in enumerate(gs)]
         return treedef.unflatten(out), PowerSGDState(treedef.unflatten(es), qs)
 

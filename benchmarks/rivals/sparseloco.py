@@ -41,11 +41,12 @@ def sparseloco(
     def outer(anchor: Any, params: Any, residual: jax.Array) -> tuple[Any, jax.Array]:
         change, unravel = ravel_pytree(jax.tree.map(lambda a, p: a - p, anchor, params))
         x = decay * residual + change
-        code = compress(x, chosen)
-        alls = [jax.lax.all_gather(part, axis_name) for part in code]
-        step = unravel(sum_of(*alls, x.size) / len(alls[0]))
+        words, scales = compress(x, chosen)
+        all_words = jax.lax.all_gather(words, axis_name)
+        all_scales = jax.lax.all_gather(scales, axis_name)
+        step = unravel(sum_of(all_words, all_scales, x.size) / len(all_words))
         anchor = jax.tree.map(lambda a, s: a - outer_rate * s, anchor, step)
-        return anchor, x - sum_of(*(part[None] for part in code), x.size)
+        return anchor, x - sum_of(words[None], scales[None], x.size)
 
     def sends(params: optax.Params, workers: int, step: int) -> Sends:
         # 16 bits for each chosen (12 of place, 2 of value, 2 unused), and two float32

@@ -1,7 +1,7 @@
 """Top-k sparsified gradients with error feedback, in front of any optimizer."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp

@@ -12,10 +12,11 @@ import optax
 import slamb_jax
 from examples.bert import data
 from examples.bert.models import Bert
+from examples.common import AXIS
 from examples.common.inputs import Source
 from examples.common.loop import Batch, Task, Variables
 from examples.common.optimizers import kernels
-from examples.common.options import AXIS, ExchangeOption, Options
+from examples.common.options import ExchangeOption, Options
 
 EXCHANGE = slamb_jax.Exchange(AXIS, sync_every=25, min_size=256)
 

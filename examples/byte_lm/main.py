@@ -192,8 +192,8 @@ def main(config: Config, settings: dict[str, Any]) -> list[Run]:
         config.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SystemExit(f"--out: cannot write to {config.out}: {error}") from error
-    task = job(config)
     mesh = processes.local_mesh(config.workers)  # only to read bytes off programs
+    task = job(config)
     runs = [
         run(name, rate, task, config, mesh, settings)
         for name, rate in zip(config.optimizer, config.rates(), strict=True)

@@ -9,8 +9,9 @@ from jax.sharding import Mesh
 
 import slamb_jax
 from examples.byte_lm.model import blocks
+from examples.common import AXIS
 from examples.common.optimizers import dense, slamb_from_links
-from examples.common.simulated import AXIS, Method
+from examples.common.simulated import Method
 from examples.common.traffic import Traffic, report_of, slamb_traffic
 from slamb_jax import jointspar, recipes
 

@@ -1,7 +1,7 @@
 """Tunes the peak rates of the main job's optimizers: one run for each rate.
 
 Run from the root of the repository: ``python -m examples.byte_lm.sweep``. Under a
-minute a run on two cores. Other optimizers by name: ``--job.optimizer slamb_large_batch``.
+minute a run on two cores. Other optimizers by name: ``--job.optimizer lars``.
 """
 
 import dataclasses

@@ -11,10 +11,10 @@ import optax
 import slamb_jax
 from examples.cifar10 import data
 from examples.cifar10.models import ResNet
-from examples.common import images
+from examples.common import AXIS, images
 from examples.common.inputs import Source
 from examples.common.loop import Batch, Task, Variables
-from examples.common.options import AXIS, ExchangeOption, Options
+from examples.common.options import ExchangeOption, Options
 
 EXCHANGE = slamb_jax.Exchange(AXIS, sync_every=50, min_size=0)
 

@@ -9,7 +9,8 @@ import optax
 from jax.sharding import Mesh
 
 import slamb_jax
-from examples.common.options import AXIS, Options
+from examples.common import AXIS
+from examples.common.options import Options
 from examples.common.traffic import Traffic, dense_traffic, slamb_traffic
 
 UNDECAYED = {"bias", "scale", "relative_position_bias"}

@@ -11,8 +11,8 @@ import tyro
 import yaml
 
 import slamb_jax
+from examples.common import AXIS
 
-AXIS = "data"  # of the workers
 SETTINGS = (  # of the exchange, that the command line takes
     "compress_ratio",
     "min_size",
@@ -136,14 +136,16 @@ def from_file(default: T, path: Path) -> T:
     if unknown := sorted(map(str, set(found) - known)):
         raise SystemExit(f"--config: {path}: no such option: {', '.join(unknown)}")
     if "exchange" in found:
-        exchange = _exchange({"axis_name": AXIS} | found.pop("exchange"), str(path))
+        exchange = _exchange(found.pop("exchange"), str(path))
         default = dataclasses.replace(default, exchange=exchange)
     args = [word for name, value in found.items() for word in _words(name, value)]
     return tyro.cli(type(default), args=args, default=default, prog=str(path))
 
 
-def _exchange(settings: dict[str, Any], where: str) -> slamb_jax.Exchange:
+def _exchange(settings: Any, where: str) -> slamb_jax.Exchange:
     try:
+        if isinstance(settings, dict):
+            settings = {"axis_name": AXIS} | settings
         return slamb_jax.Exchange.from_json(settings)
     except ValueError as error:
         raise SystemExit(f"{where}: exchange: {error}") from error

@@ -9,7 +9,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from examples.common.options import AXIS, Options
+from examples.common import AXIS
+from examples.common.options import Options
 
 
 def start(options: Options) -> Mesh:

@@ -18,9 +18,9 @@ import optax
 from jax.sharding import Mesh
 
 import slamb_jax
+from examples.common import AXIS as AXIS
 from slamb_jax import jointspar
 
-AXIS = "data"
 DEFAULT = slamb_jax.Exchange(AXIS)
 """For methods that communicate on their own, which use only its axis."""
 
@@ -239,48 +239,3 @@ def train(
         active=[active for active, _ in drawn],
         probabilities=[p for _, p in drawn],
     )
-
-
-def compare(
-    task: Task,
-    methods: Sequence[tuple[Method, float]],
-    *,
-    workers: int,
-    batch: int,
-    steps: int,
-    seed: int = 0,
-    due: Sequence[int] | None = None,
-    sent: Callable[[Method], Callable[[int], float]] | None = None,
-    report: Callable[[str, int, list[float]], None] | None = None,
-    **how: Any,
-) -> list[Run]:
-    """Trains with each of several methods from the same start on the same batches.
-
-    Args:
-      task: the model and its data.
-      methods: pairs of a method and its peak learning rate.
-      workers: n, the number of simulated workers.
-      batch: examples per worker and step.
-      steps: the length of each run.
-      seed: of the initial parameters and of the batches.
-      due: as for :func:`train`.
-      sent: of a method, the function of a step that :func:`train` takes.
-      report: called after every step with the method's name, the step, the losses.
-      **how: further arguments of :class:`Program`.
-
-    Returns:
-      A :class:`Run` for each method.
-    """
-    runs = []
-    for method, rate in methods:
-        program = Program(
-            task, method, workers=workers, batch=batch, steps=steps, **how
-        )
-
-        def told(step: int, losses: list[float], name: str = method.name) -> None:
-            if report is not None:
-                report(name, step, losses)
-
-        until = sent(method) if sent else None
-        runs.append(train(program, rate, seed, due=due, sent=until, report=told))
-    return runs

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import optax
 
 import slamb_jax
-from examples.common import images
+from examples.common import AXIS, images
 from examples.common.inputs import Augment, Source
 from examples.common.loop import Batch, Task, Variables
 from examples.common.optimizers import kernels
-from examples.common.options import AXIS, ExchangeOption, Options
+from examples.common.options import ExchangeOption, Options
 from examples.swin import data
 from examples.swin.models import Swin
 

@@ -32,7 +32,7 @@ def axis_size(axis_name: AxisName | None) -> int:
     if axis_name is None:
         return 1
     try:
-        return int(jax.lax.psum(1, axis_name))
+        return int(jax.lax.psum(1, axis_name))  # of a constant: nothing is sent
     except (NameError, KeyError) as error:
         raise ValueError(
             f"axis_name={axis_name!r} is not bound here. A transformation that "

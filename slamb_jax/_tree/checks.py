@@ -8,6 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 
 def check_range(
@@ -66,6 +67,17 @@ def check_transformation(name: str, tx: Any) -> None:
     """Raises unless ``tx`` is an optax transformation, made and not its maker."""
     if not isinstance(tx, optax.GradientTransformation):
         raise ValueError(f"{name} must be an optax.GradientTransformation, got {tx!r}")
+
+
+def check_dtype(name: str, dtype: DTypeLike | None) -> jnp.dtype:
+    """The dtype of a moment, float32 for None; raises unless it is one allowed."""
+    try:
+        found = jnp.dtype(jnp.float32 if dtype is None else dtype)
+    except TypeError:
+        found = None
+    if found not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
+        raise ValueError(f"{name} must be None, float32 or bfloat16, got {dtype!r}")
+    return found
 
 
 def check_axis_name(axis_name: Any, name: str = "axis_name") -> None:

@@ -30,8 +30,6 @@ class Layout:
 
     def of(self, params: chex.ArrayTree) -> chex.ArrayTree:
         """``(stacked, shards, axes)`` of each parameter, as ``Leaf`` has them."""
-        if self.param_specs is None and self.stacked is None:
-            return jax.tree.map(lambda _: LeafLayout(), params)
         specs = broadcast_specs(self.param_specs, params)
         stacks = broadcast_stacked(self.stacked, params)
         return jax.tree.map(_leaf_layout, params, stacks, specs)
@@ -160,38 +158,3 @@ def as_hashable(tree: Any) -> Hashable:
         return tree
     leaves, treedef = jax.tree.flatten(tree, is_leaf=is_spec)
     return treedef, tuple(leaves)
-
-
-def layout_to_json(tree: Any) -> Any:
-    """Dicts, lists, bools, and for each spec ``{"spec": [...]}``."""
-    if tree is None or isinstance(tree, bool):
-        return tree
-    if isinstance(tree, PartitionSpec):
-        return {"spec": [list(e) if isinstance(e, tuple) else e for e in tree]}
-    if isinstance(tree, dict) and all(isinstance(k, str) for k in tree):
-        return {key: layout_to_json(x) for key, x in tree.items()}
-    if isinstance(tree, list):
-        return [layout_to_json(x) for x in tree]
-    raise ValueError(
-        "param_specs and stacked must be dicts with string keys, lists, specs and "
-        f"bools to be written as JSON, got {tree!r}"
-    )
-
-
-def layout_from_json(tree: Any) -> Any:
-    """What :func:`layout_to_json` wrote."""
-    if isinstance(tree, dict) and set(tree) == {"spec"} and _is_entries(tree["spec"]):
-        entries = (tuple(e) if isinstance(e, list) else e for e in tree["spec"])
-        return PartitionSpec(*entries)
-    if isinstance(tree, dict):
-        return {key: layout_from_json(x) for key, x in tree.items()}
-    if isinstance(tree, list):
-        return [layout_from_json(x) for x in tree]
-    return tree
-
-
-def _is_entries(x: Any) -> bool:
-    return isinstance(x, list) and all(e is None or isinstance(e, str | list) for e in x)
-
-
-DENSE = Layout()

@@ -9,7 +9,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from slamb_jax._tree.layout import DENSE, Layout
+from slamb_jax._tree.checks import check_bools
+from slamb_jax._tree.layout import Layout, LeafLayout, broadcast_prefix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,9 @@ def broadcast_blocks(x: jax.Array, leaf: Leaf) -> jax.Array:
 
 
 def flatten_numbered(
-    tree: chex.ArrayTree, like: chex.ArrayTree | None = None, layout: Layout = DENSE
+    tree: chex.ArrayTree,
+    like: chex.ArrayTree | None = None,
+    layout: Layout | None = None,
 ) -> tuple[list[Leaf | None], list[Any], Any]:
     """Flattens ``tree`` and numbers its leaves as ``like`` (or itself) has them.
 
@@ -71,7 +74,9 @@ def flatten_numbered(
     treedef: Any
     values, treedef = jax.tree.flatten(tree, is_leaf=is_none)
     models = values if like is None else treedef.flatten_up_to(like)
-    layouts = treedef.flatten_up_to(layout.of(tree if like is None else like))
+    layouts = [LeafLayout()] * len(values)
+    if layout is not None:
+        layouts = treedef.flatten_up_to(layout.of(tree if like is None else like))
     leaves: list[Leaf | None] = []
     index = 0
     for value, model, at in zip(values, models, layouts, strict=True):
@@ -84,7 +89,7 @@ def flatten_numbered(
     return leaves, values, treedef
 
 
-def leaves_of(params: chex.ArrayTree, layout: Layout = DENSE) -> list[Leaf]:
+def leaves_of(params: chex.ArrayTree, layout: Layout | None = None) -> list[Leaf]:
     """The leaves of a tree without None."""
     leaves, _, _ = flatten_numbered(params, layout=layout)
     return [leaf for leaf in leaves if leaf is not None]
@@ -94,7 +99,7 @@ def present(
     tree: chex.ArrayTree,
     *rest: chex.ArrayTree,
     like: chex.ArrayTree | None = None,
-    layout: Layout = DENSE,
+    layout: Layout | None = None,
 ) -> tuple[list[tuple[Any, ...]], Callable[[list[Any]], chex.ArrayTree]]:
     """The leaves that are not None as rows ``(Leaf, x, *others)``, and a rebuilder.
 
@@ -118,11 +123,20 @@ def map_numbered(
     tree: chex.ArrayTree,
     *rest: chex.ArrayTree,
     like: chex.ArrayTree | None = None,
-    layout: Layout = DENSE,
+    layout: Layout | None = None,
 ) -> chex.ArrayTree:
     """``jax.tree.map`` whose function also gets the :class:`Leaf`; None stays None."""
     rows, rebuild = present(tree, *rest, like=like, layout=layout)
     return rebuild([fn(*row) for row in rows])
+
+
+def mask_tree(mask: Any, params: chex.ArrayTree) -> chex.ArrayTree:
+    """A mask (a tree, a prefix of it or a function) as one bool per parameter."""
+    if mask is None:
+        return jax.tree.map(lambda _: True, params)
+    tree = mask(params) if callable(mask) else mask
+    check_bools("mask", tree)
+    return broadcast_prefix("mask", tree, params)
 
 
 def map_present(

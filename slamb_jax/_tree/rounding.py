@@ -35,7 +35,7 @@ def step_seed(step: jax.Array, *words: int) -> jax.Array:
 
 
 def stochastic_round(x: jax.Array, seed: jax.Array) -> jax.Array:
-    """Float32 to bfloat16 at random, without bias, by a hash of each element's index."""
+    """Float32 to bfloat16 at random, unbiased, by a hash of the element's index."""
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     random = hash_u32(_element_index(x.shape), seed) >> np.uint32(16)
     up = jnp.where(jnp.isfinite(x), bits + random, bits)
@@ -43,26 +43,6 @@ def stochastic_round(x: jax.Array, seed: jax.Array) -> jax.Array:
     up = jnp.where(jnp.isnan(x), np.uint32(0x7FC00000), up)
     upper = (up >> np.uint32(16)).astype(jnp.uint16)
     return lax.bitcast_convert_type(upper, jnp.bfloat16)
-
-
-def is_bfloat16(nu_dtype: DTypeLike | None) -> bool:
-    """Whether v is bfloat16; None is float32."""
-    return _dtype_of("nu_dtype", nu_dtype) == jnp.dtype(jnp.bfloat16)
-
-
-def momentum_dtype(mu_dtype: DTypeLike | None) -> jnp.dtype:
-    """The dtype of m; None is float32."""
-    return _dtype_of("mu_dtype", mu_dtype)
-
-
-def _dtype_of(name: str, dtype: DTypeLike | None) -> jnp.dtype:
-    try:
-        found = jnp.dtype(jnp.float32 if dtype is None else dtype)
-    except TypeError:
-        found = None
-    if found not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
-        raise ValueError(f"{name} must be None, float32 or bfloat16, got {dtype!r}")
-    return found
 
 
 def _element_index(shape: tuple[int, ...]) -> jax.Array:

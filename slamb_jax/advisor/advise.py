@@ -9,8 +9,7 @@ from typing import Literal
 import chex
 from jax.typing import DTypeLike
 
-from slamb_jax._tree.checks import check_range
-from slamb_jax._tree.rounding import momentum_dtype
+from slamb_jax._tree.checks import check_dtype, check_range
 from slamb_jax.advisor.advice import Advice, StepCost
 from slamb_jax.advisor.network import Network
 from slamb_jax.advisor.parameters import Elements, check_params, count_elements
@@ -96,7 +95,7 @@ def advise(
     groups = _groups(network, exchange)
     check_params(params)
     check_range("step_seconds", step_seconds, 0.0, open_low=True, open_high=True)
-    mu = momentum_dtype(mu_dtype).name
+    mu = check_dtype("mu_dtype", mu_dtype).name
     elements = count_elements(params, exchange)
     if optimizer_seconds is None:
         optimizer_seconds = measure_optimizers(params, exchange, mu_dtype)
@@ -205,7 +204,7 @@ def _title(elements: Elements, network: Network, exchange: Exchange, began: int)
     nodes = f"{network.workers_per_node} per node"
     if math.isfinite(network.local_link):
         nodes += f" ({scaled(network.local_link, 'bit/s')} within it)"
-    flat = dataclasses.replace(exchange, param_specs=None, stacked=None)
+    shown = dataclasses.replace(exchange, param_specs=None, stacked=None)
     share = elements.per_step / elements.total
     every = exchange.sync_every
     return "\n".join(
@@ -214,7 +213,7 @@ def _title(elements: Elements, network: Network, exchange: Exchange, began: int)
             f"{scaled(elements.total, 'parameters')}; {network.workers} workers, "
             f"{nodes}; {scaled(network.link, 'bit/s')}, latency "
             f"{duration(network.latency)}",
-            f"{flat}{f' from step {began} on' if began else ''}: {share:.3g} of the "
+            f"{shown}{f' from step {began} on' if began else ''}: {share:.3g} of the "
             "momentum per step, the parameters "
             f"{'never' if every is None else f'every {every} steps'}",
         )

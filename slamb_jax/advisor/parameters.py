@@ -17,7 +17,7 @@ from slamb_jax._tree.leaves import Leaf, leaves_of
 from slamb_jax.exchange.selections import elements_sent
 from slamb_jax.exchange.settings import Exchange
 
-LARGE = (10_000, 1024)  # what each leaf of a model of which only the size is known has
+_LARGE = (10_000, 1024)  # the matrices of a model that is given as a number
 
 
 class Elements(NamedTuple):
@@ -45,20 +45,14 @@ def check_params(params: float | chex.ArrayTree) -> None:
 def count_elements(params: float | chex.ArrayTree, exchange: Exchange) -> Elements:
     """Counts the parameters of one device and what it exchanges of the momentum."""
     if isinstance(params, numbers.Real):
-        leaf = Leaf(0, LARGE)
+        leaf = Leaf(0, _LARGE)
         sent = elements_sent(exchange.selection_for([leaf]), leaf)
         d = int(float(params))
         return Elements({"float32": d}, -(-d * sent // leaf.size))
 
     shards = shards_of(params, exchange)
-    leaves = [
-        _with_shards(leaf, x)
-        for leaf, x in zip(
-            leaves_of(shards, Layout(None, exchange.stacked)),
-            jax.tree.leaves(params),
-            strict=True,
-        )
-    ]
+    numbered = leaves_of(shards, Layout(None, exchange.stacked))
+    leaves = list(map(_with_shards, numbered, jax.tree.leaves(params)))
     selection = exchange.selection_for(leaves)
     by_dtype: collections.Counter[str] = collections.Counter()
     for shard in jax.tree.leaves(shards):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from slamb_jax.advisor.parameters import shards_of
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.optimizers import slamb
 
@@ -37,10 +38,12 @@ def measure_optimizers(
         average_payload=None,
         param_specs=None,
     )
-    counted = isinstance(params, numbers.Real)
-    elements = int(float(params)) if counted else _size(params)
-    shapes: chex.ArrayTree = params
-    if counted or elements > _MOST:
+    if isinstance(params, numbers.Real):
+        shapes, elements = None, int(float(params))
+    else:
+        shapes = shards_of(params, exchange)
+        elements = _size(shapes)
+    if shapes is None or elements > _MOST:
         shapes = _stand_in(elements)
         alone = dataclasses.replace(alone, stacked=None)
     factor = elements / _size(shapes)

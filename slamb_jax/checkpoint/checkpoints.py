@@ -17,6 +17,7 @@ from slamb_jax.checkpoint.format import (
     LeafMetadata,
     Metadata,
     abstract_array,
+    broadcast_replicas,
     check_fits,
     check_format,
     find_damage,
@@ -26,7 +27,6 @@ from slamb_jax.checkpoint.format import (
     place_like,
     raw,
     stored_struct,
-    with_replica_axis,
 )
 from slamb_jax.checkpoint.store import ForeignCheckpointError, Store, try_read, warn
 from slamb_jax.workers.agreement import differing
@@ -129,16 +129,18 @@ class Checkpoints:
         leaves = leaves_by_name(state)
         if not leaves:
             raise ValueError(f"state must have leaves, got {state!r}")
-        once = [not different for different in differing(list(leaves.values()), rtol)]
         sums = checksums(list(leaves.values()))
+        unlike = (sums != sums[:, :1]).any((1, 2))
+        if rtol:
+            unlike = np.array(differing(list(leaves.values()), rtol)) > 0
         arrays: dict[str, jax.Array | np.ndarray] = {}
         metadata: dict[str, LeafMetadata] = {}
-        for (name, x), same, own in zip(leaves.items(), once, sums, strict=True):
+        for (name, x), same, own in zip(leaves.items(), ~unlike, sums, strict=True):
             if same:  # on the host: older jax cannot slice a replicated array for Orbax
                 arrays[name] = np.asarray(local(replicated(first_replica, raw(x))))
             else:  # the caller may donate the state before the threads have written it
                 arrays[name] = jnp.copy(raw(x)) if self._asynchronous else raw(x)
-            metadata[name] = leaf_metadata(x, own[:1] if same else own, once=same)
+            metadata[name] = leaf_metadata(x, own[:1] if same else own, once=bool(same))
         return self.write(step, arrays, n, metadata, extra or {})
 
     def write(
@@ -249,8 +251,11 @@ class Checkpoints:
             read = functools.partial(self._store.read, step, like)
             arrays, problem = try_read(path, read)
             if arrays is not None:
-                own = {k: with_replica_axis(x, leaves[k]) for k, x in arrays.items()}
-                if not (problem := find_damage(metadata, own)):
+                replicas = {
+                    name: broadcast_replicas(x, leaves[name], n)
+                    for name, x in arrays.items()
+                }
+                if not (problem := find_damage(metadata, replicas)):
                     return metadata, arrays
         raise ValueError(
             f"checkpoint {path} is damaged ({problem}): "

@@ -150,6 +150,6 @@ def abstract_array(leaf: LeafMetadata, workers: int) -> np.ndarray:
     return np.broadcast_to(np.zeros((), jnp.dtype(dtype)), (*lead, *leaf["shape"]))
 
 
-def with_replica_axis(x: np.ndarray, leaf: LeafMetadata) -> np.ndarray:
-    """A stored array, with a leading axis of the replicas that are stored."""
-    return x[None] if leaf["once"] else x
+def broadcast_replicas(x: np.ndarray, leaf: LeafMetadata, workers: int) -> np.ndarray:
+    """A stored array, with a leading axis of all replicas."""
+    return np.broadcast_to(x, (workers, *x.shape)) if leaf["once"] else x

@@ -10,7 +10,7 @@ import numpy as np
 
 from slamb_jax._tree.checks import check_integer
 from slamb_jax.checkpoint.checkpoints import Checkpoints
-from slamb_jax.checkpoint.format import LeafMetadata, raw, with_replica_axis
+from slamb_jax.checkpoint.format import broadcast_replicas, raw
 from slamb_jax.workers.checksums import checksums
 from slamb_jax.workers.mesh import is_key, like_key
 from slamb_jax.workers.replicas import check_replicas
@@ -76,12 +76,13 @@ def resize_checkpoint(source: pathlib.Path, out: pathlib.Path, workers: int) -> 
         if step is None:
             raise ValueError(f"CHECKPOINT must hold a checkpoint, got {source}")
         metadata, arrays = checkpoints.load(step)
-    leaves: dict[str, LeafMetadata] = {}
-    for name, leaf in metadata["leaves"].items():
+    leaves = metadata["leaves"]
+    for name, leaf in leaves.items():
         if not leaf["once"]:
             arrays[name] = _resize_leaf(name, arrays[name], workers)
-        sums = checksums([with_replica_axis(arrays[name], leaf)])
-        leaves[name] = leaf | {"checksums": sums[0].tolist()}
+    found = [broadcast_replicas(arrays[k], leaf, workers) for k, leaf in leaves.items()]
+    for leaf, sums in zip(leaves.values(), checksums(found).tolist(), strict=True):
+        leaf["checksums"] = sums[:1] if leaf["once"] else sums
     with Checkpoints(out) as checkpoints:
         size = checkpoints.write(step, arrays, workers, leaves, metadata["extra"])
     return (

@@ -91,7 +91,9 @@ def exchange_means(
                 continue
             parts = collectives.unravel(result, like)
             for i, x in zip(places, parts, strict=True):
-                column[i] = vary_over(x.astype(column[i].dtype), varying_axes(arrays[i]))
+                column[i] = vary_over(
+                    x.astype(column[i].dtype), varying_axes(arrays[i])
+                )
     return out
 
 

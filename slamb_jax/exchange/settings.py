@@ -1,26 +1,18 @@
 """The settings of an exchange: between whom, what, how much, and how often."""
 
 import dataclasses
-import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slamb_jax._tree.axes import AxisName, as_tuple
-from slamb_jax._tree.checks import check_axes, check_bool, check_integer, check_range
-from slamb_jax._tree.layout import (
-    Layout,
-    as_hashable,
-    layout_from_json,
-    layout_to_json,
-    mesh_axes,
-)
+from slamb_jax._tree.checks import check_axes, check_bool, check_integer
+from slamb_jax._tree.layout import Layout, as_hashable, mesh_axes
 from slamb_jax._tree.leaves import Leaf
+from slamb_jax.exchange.json_form import from_json, to_json
 from slamb_jax.exchange.payloads import (
     Payload,
     Quantizer,
     check_payload,
-    payload_from_json,
-    payload_to_json,
     resolve_payload,
 )
 from slamb_jax.exchange.selections import (
@@ -28,11 +20,8 @@ from slamb_jax.exchange.selections import (
     Schedule,
     Selection,
     check_selection,
-    selection_from_json,
-    selection_to_json,
 )
 
-_RATIO, _SEED = 0.1, 0
 _LARGEST_MIN_SIZE = 9000  # the authors' grad_size_thr
 _DENSE_SHARE = 0.01  # of all parameters: the most that small matrices may hold
 
@@ -116,10 +105,10 @@ class Exchange:
 
     def __post_init__(self) -> None:
         check_axes(self.axis_name, self.local_axis_name)
-        self._check_selection()
-        check_payload("payload", self.payload)
-        check_payload("average_payload", self.average_payload)
         check_bool("overlap", self.overlap)
+        for name in ("payload", "average_payload"):
+            if (payload := getattr(self, name)) is not None:
+                check_payload(name, payload)
         if self.sync_every is not None:
             check_integer("sync_every", self.sync_every, 1)
         elif self.average_payload is not None:
@@ -127,58 +116,32 @@ class Exchange:
                 f"average_payload={self.average_payload!r} needs an average: give "
                 "sync_every too, got None"
             )
-        layout = self.layout  # checks what it is made of
+        if isinstance(self.compress_ratio, Mapping):
+            ratios = dict(sorted(self.compress_ratio.items()))
+            object.__setattr__(self, "compress_ratio", ratios)
+        selection = self._selection()  # checks ratio, smallest size and seed
+        if self.param_specs is not None:
+            self._check_specs(selection)
+
+    def _check_specs(self, selection: Selection) -> None:
+        assert self.layout is not None  # which checks what it is made of
         if shared := set(as_tuple(self.axis_name)) & set(mesh_axes(self.param_specs)):
             raise ValueError(
                 "param_specs must not name the axis of the workers, "
                 f"{sorted(map(str, shared))[0]!r}: every worker has parameters of its "
                 "own, sharded over other axes of the mesh"
             )
-        if self.stateful and layout.param_specs is not None:
+        if selection.stateful:
             raise ValueError(
                 f"selection={self.selection!r} and param_specs cannot go together: its "
                 "state is of the blocks of unsharded leaves. Take a round robin."
             )
 
-    def _check_selection(self) -> None:
-        if not isinstance(self.selection, str):
-            check_selection(self.selection)
-            for name in ("compress_ratio", "min_size", "seed"):
-                if (value := getattr(self, name)) is not None:
-                    raise ValueError(
-                        f"{name}={value!r} and selection={self.selection!r} cannot "
-                        f"both be given: a selection object has its own {name}"
-                    )
-            return
-        if self.selection not in BY_NAME:
-            raise ValueError(
-                f"selection must be one of {', '.join(BY_NAME)} or a "
-                f"slamb_jax.selections.Selection, got {self.selection!r}"
-            )
-        if self.seed is not None:
-            check_integer("seed", self.seed)
-        if self.min_size is not None:
-            check_integer("min_size", self.min_size, 0)
-        if not isinstance(self.compress_ratio, Mapping):
-            if self.compress_ratio is not None:
-                check_range(
-                    "compress_ratio", self.compress_ratio, 0.0, 1.0, open_low=True
-                )
-            return
-        if 0 not in self.compress_ratio:
-            raise ValueError(
-                "compress_ratio must have the step 0 where it is a mapping, got "
-                f"{dict(self.compress_ratio)!r}"
-            )
-        for step, ratio in self.compress_ratio.items():
-            check_integer("compress_ratio (a step)", step, 0)
-            check_range("compress_ratio", ratio, 0.0, 1.0, open_low=True)
-        ratios = types.MappingProxyType(dict(sorted(self.compress_ratio.items())))
-        object.__setattr__(self, "compress_ratio", ratios)
-
     @property
-    def layout(self) -> Layout:
-        """How leaves are sharded and stacked."""
+    def layout(self) -> Layout | None:
+        """How leaves are sharded and stacked; None if none is."""
+        if self.param_specs is None and self.stacked is None:
+            return None
         return Layout(self.param_specs, self.stacked)
 
     def selection_for(self, leaves: Sequence[Leaf]) -> Selection:
@@ -187,16 +150,28 @@ class Exchange:
             return self._selection()
         return self._selection(_min_size_for(leaves))
 
-    def _selection(self, min_size: int | None = None) -> Selection:
+    def _selection(self, min_size: int = _LARGEST_MIN_SIZE) -> Selection:
         if not isinstance(self.selection, str):
-            return self.selection
+            for name in ("compress_ratio", "min_size", "seed"):
+                if (value := getattr(self, name)) is not None:
+                    raise ValueError(
+                        f"{name}={value!r} and selection={self.selection!r} cannot "
+                        f"both be given: a selection object has its own {name}"
+                    )
+            return check_selection(self.selection)
+        if self.selection not in BY_NAME:
+            check_selection(self.selection)
         make = BY_NAME[self.selection]
-        if min_size is None:
-            min_size = _LARGEST_MIN_SIZE if self.min_size is None else self.min_size
-        seed = _SEED if self.seed is None else self.seed
-        ratio = _RATIO if self.compress_ratio is None else self.compress_ratio
+        min_size = min_size if self.min_size is None else self.min_size
+        seed = 0 if self.seed is None else self.seed
+        ratio = 0.1 if self.compress_ratio is None else self.compress_ratio
         if not isinstance(ratio, Mapping):
             return make(ratio, min_size, seed)
+        if 0 not in ratio:
+            raise ValueError(
+                "compress_ratio must have the step 0 where it is a mapping, got "
+                f"{ratio!r}"
+            )
         return Schedule({t: make(k, min_size, seed) for t, k in ratio.items()})
 
     @property
@@ -207,6 +182,8 @@ class Exchange:
     @property
     def keeps_rounding_error(self) -> bool:
         """Whether a worker keeps what rounding its payload took, to send it later."""
+        if self.payload is None:
+            return False
         payload = resolve_payload(self.payload)
         return isinstance(payload, Quantizer) and payload.error_feedback
 
@@ -217,18 +194,7 @@ class Exchange:
           ValueError: for a function as ``stacked`` and for objects of the user's own,
             which no file can hold.
         """
-        given = self._given()
-        writers = {
-            "axis_name": _axis_to_json,
-            "local_axis_name": _axis_to_json,
-            "compress_ratio": _ratio_to_json,
-            "selection": selection_to_json,
-            "payload": payload_to_json,
-            "average_payload": payload_to_json,
-            "param_specs": layout_to_json,
-            "stacked": layout_to_json,
-        }
-        return {name: writers.get(name, _same)(x) for name, x in given.items()}
+        return to_json(self._given())
 
     @classmethod
     def from_json(cls, settings: Mapping[str, Any]) -> "Exchange":
@@ -245,35 +211,29 @@ class Exchange:
                 f"{unknown[0]!r} is not a setting of an Exchange, which has "
                 f"{', '.join(sorted(known))}"
             )
-        readers = {
-            "axis_name": _axis_from_json,
-            "local_axis_name": _axis_from_json,
-            "compress_ratio": _ratio_from_json,
-            "selection": selection_from_json,
-            "payload": payload_from_json,
-            "average_payload": payload_from_json,
-            "param_specs": layout_from_json,
-            "stacked": layout_from_json,
-        }
-        return cls(**{name: readers.get(name, _same)(x) for name, x in settings.items()})
+        return cls(**from_json(settings))
 
     def _given(self) -> dict[str, Any]:
         """The settings that are not the default."""
-        fields = dataclasses.fields(self)
-        values = {f.name: (getattr(self, f.name), f.default) for f in fields}
-        return {name: x for name, (x, default) in values.items() if x is not default}
+        given = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            plain = isinstance(value, str | int)  # others have None for a default
+            if not (value == field.default if plain else value is None):
+                given[field.name] = value
+        return given
 
     def _key(self) -> tuple[Any, ...]:
-        ratio: Any = self.compress_ratio
-        if isinstance(ratio, Mapping):
-            ratio = tuple(ratio.items())
-        others = {
-            "compress_ratio": ratio,
+        ratio = self.compress_ratio
+        hashable = {
+            "compress_ratio": tuple(ratio.items())
+            if isinstance(ratio, Mapping)
+            else ratio,
             "param_specs": as_hashable(self.param_specs),
             "stacked": as_hashable(self.stacked),
         }
-        names = (f.name for f in dataclasses.fields(self))
-        return tuple(others.get(name, getattr(self, name)) for name in names)
+        names = (field.name for field in dataclasses.fields(self))
+        return tuple(hashable.get(name, getattr(self, name)) for name in names)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Exchange):
@@ -285,10 +245,9 @@ class Exchange:
 
     def __repr__(self) -> str:
         given = self._given()
-        if isinstance(ratio := given.get("compress_ratio"), Mapping):
-            given["compress_ratio"] = dict(ratio)
-        first = [repr(given.pop("axis_name"))] if "axis_name" in given else []
-        return f"Exchange({', '.join([*first, *(f'{k}={v!r}' for k, v in given.items())])})"
+        shown = [repr(given.pop("axis_name"))] if "axis_name" in given else []
+        shown += [f"{name}={value!r}" for name, value in given.items()]
+        return f"Exchange({', '.join(shown)})"
 
 
 def check_exchange(exchange: object) -> Exchange:
@@ -296,7 +255,9 @@ def check_exchange(exchange: object) -> Exchange:
     if isinstance(exchange, Exchange):
         return exchange
     way_out = f": slamb_jax.Exchange({exchange!r})" if isinstance(exchange, str) else ""
-    raise ValueError(f"exchange must be a slamb_jax.Exchange, got {exchange!r}{way_out}")
+    raise ValueError(
+        f"exchange must be a slamb_jax.Exchange, got {exchange!r}{way_out}"
+    )
 
 
 def _min_size_for(leaves: Sequence[Leaf]) -> int:
@@ -312,27 +273,3 @@ def _min_size_for(leaves: Sequence[Leaf]) -> int:
         if room < 0:
             return min(size, _LARGEST_MIN_SIZE)
     return _LARGEST_MIN_SIZE
-
-
-def _same(x: Any) -> Any:
-    return x
-
-
-def _axis_to_json(axis_name: Any) -> Any:
-    return list(axis_name) if isinstance(axis_name, tuple) else axis_name
-
-
-def _axis_from_json(axis_name: Any) -> Any:
-    return tuple(axis_name) if isinstance(axis_name, list) else axis_name
-
-
-def _ratio_to_json(ratio: Any) -> Any:
-    if isinstance(ratio, Mapping):
-        return {str(step): k for step, k in ratio.items()}
-    return ratio
-
-
-def _ratio_from_json(ratio: Any) -> Any:
-    if isinstance(ratio, Mapping):
-        return {int(step): k for step, k in ratio.items()}
-    return ratio

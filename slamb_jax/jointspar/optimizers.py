@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from slamb_jax._tree.axes import AxisName
 from slamb_jax._tree.checks import check_params, check_range, check_static
-from slamb_jax._tree.decay import decay_mask
+from slamb_jax._tree.leaves import mask_tree
 from slamb_jax.jointspar.labels import Layers
 from slamb_jax.jointspar.sampling import Sampling, Stepped, sample_layers
 
@@ -227,7 +227,7 @@ def jointspar_lars(
     ) -> Stepped:
         check_params(params)
         decays, scales = (
-            decay_mask(mask, params) for mask in (weight_decay_mask, trust_ratio_mask)
+            mask_tree(mask, params) for mask in (weight_decay_mask, trust_ratio_mask)
         )
         direction = optax.chain(
             optax.add_decayed_weights(_at(weight_decay, count), decays),

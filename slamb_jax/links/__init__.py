@@ -1,15 +1,15 @@
 """The links of an optimizer's chain, and their states."""
 
 from slamb_jax.links.average import AverageParametersState as AverageParametersState
-from slamb_jax.links.average import average_parameters as average_parameters
 from slamb_jax.links.average import average_parameters_every as average_parameters_every
 from slamb_jax.links.compression import RandkCompressState as RandkCompressState
 from slamb_jax.links.compression import (
     randk_compress_with_error_feedback as randk_compress_with_error_feedback,
 )
+from slamb_jax.links.dense import average_gradients as average_gradients
+from slamb_jax.links.dense import average_parameters as average_parameters
 from slamb_jax.links.freshness import ElementwiseRescaleState as ElementwiseRescaleState
 from slamb_jax.links.freshness import elementwise_rescale as elementwise_rescale
-from slamb_jax.links.gradients import average_gradients as average_gradients
 from slamb_jax.links.momentum import MaskMomentumState as MaskMomentumState
 from slamb_jax.links.momentum import mask_momentum as mask_momentum
 from slamb_jax.links.scale_by_slamb import ScaleBySlambState as ScaleBySlambState

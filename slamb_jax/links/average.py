@@ -8,11 +8,10 @@ import optax
 
 from slamb_jax._tree import axes as _axes
 from slamb_jax._tree.checks import check_params
-from slamb_jax._tree.leaves import is_none, map_present
-from slamb_jax._tree.rounding import upcast_f32
-from slamb_jax.exchange import collectives
-from slamb_jax.exchange.means import exchange_means
+from slamb_jax._tree.leaves import map_present
+from slamb_jax.exchange.blocks import means_over_workers
 from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.links.anchor import copy_f32, towards_anchor
 from slamb_jax.links.shards import on_shards
 
 
@@ -89,7 +88,7 @@ def average_parameters_every(
     def init(params: optax.Params) -> AverageParametersState:
         anchor = None
         if exchange.average_payload is not None:
-            anchor = jax.tree.map(_copy_f32, params)
+            anchor = jax.tree.map(copy_f32, params)
         return AverageParametersState(jnp.zeros([], jnp.int32), anchor)
 
     def update(
@@ -108,7 +107,7 @@ def average_parameters_every(
         def average(updates: optax.Updates, params: optax.Params, anchor: Any) -> Any:
             if anchor is None:
                 return _towards_mean(updates, params, exchange, step), None
-            return _towards_anchor(updates, params, anchor, exchange, step)
+            return towards_anchor(updates, params, anchor, exchange, step)
 
         def keep(updates: optax.Updates, params: optax.Params, anchor: Any) -> Any:
             del params
@@ -121,35 +120,8 @@ def average_parameters_every(
             updates, anchor = _axes.cond(due, average, keep, updates, params, anchor)
         return updates, AverageParametersState(step, anchor)
 
-    return on_shards(optax.GradientTransformationExtraArgs(init, update), exchange)
-
-
-def average_parameters(
-    params: optax.Params, axis_name: _axes.AxisName | None
-) -> optax.Params:
-    """The mean of the replicas: the same bits on every worker.
-
-    Call it where ``axis_name`` is bound. Leaves that are not floating point (counts,
-    keys) are returned as they are. Sums in float32 at least. Under ``check_vma=True``
-    the types of the means do not vary over the axis.
-
-    Args:
-      params: a tree of arrays, each worker's own.
-      axis_name: the mesh axis (or axes) to average over; None for a single worker.
-
-    Returns:
-      A tree like ``params``.
-
-    Raises:
-      ValueError: if ``axis_name`` is not bound.
-
-    Examples:
-      >>> import functools, jax, jax.numpy as jnp, slamb_jax
-      >>> mean = functools.partial(slamb_jax.average_parameters, axis_name="data")
-      >>> print(jax.vmap(mean, axis_name="data")(jnp.array([1.0, 2.0, 6.0])))
-      [3. 3. 3.]
-    """
-    return collectives.pmean_f32(params, axis_name)
+    tx = optax.GradientTransformationExtraArgs(init, update)
+    return tx if exchange.param_specs is None else on_shards(tx, exchange)
 
 
 def _towards_mean(
@@ -158,42 +130,11 @@ def _towards_mean(
     """The updates that take each replica to the mean."""
     new = map_present(lambda u, p: p + u.astype(p.dtype), updates, params)
     arrays, treedef = jax.tree.flatten(new)
-    means = exchange_means(arrays, exchange, None, step).means
-    mean = jax.tree.unflatten(treedef, means)
-    return map_present(
-        lambda u, mean, p: (upcast_f32(mean) - upcast_f32(p)).astype(u.dtype),
-        updates,
-        mean,
-        params,
-    )
+    means = means_over_workers(arrays, exchange, None, step)
+    return map_present(_difference, jax.tree.unflatten(treedef, means), params, updates)
 
 
-def _copy_f32(p: Any) -> jax.Array:
-    """A copy, since buffers may be donated; zeros for a ``ShapeDtypeStruct``."""
-    if isinstance(p, jax.ShapeDtypeStruct):
-        return jnp.zeros(p.shape, jnp.float32)
-    return jnp.array(p, jnp.float32, copy=True)
-
-
-def _towards_anchor(
-    updates: optax.Updates,
-    params: optax.Params,
-    anchor: optax.Params,
-    exchange: Exchange,
-    step: jax.Array,
-) -> tuple[optax.Updates, optax.Params]:
-    """The updates that take each replica near the new anchor, and that anchor."""
-    treedef: Any
-    us, treedef = jax.tree.flatten(updates, is_leaf=is_none)
-    ps, anchors = treedef.flatten_up_to(params), treedef.flatten_up_to(anchor)
-    here = [i for i, u in enumerate(us) if u is not None]
-    wide = {i: ps[i].astype(jnp.float32) for i in here}
-    differences = [wide[i] + us[i].astype(jnp.float32) - anchors[i] for i in here]
-    found = exchange_means(
-        differences, exchange, exchange.average_payload, step, with_errors=True
-    )
-    rows = zip(here, differences, found.means, found.sent, strict=True)
-    for i, d, mean, sent in rows:
-        anchors[i] = anchors[i] + mean
-        us[i] = (anchors[i] + (d - sent) - wide[i]).astype(us[i].dtype)
-    return treedef.unflatten(us), treedef.unflatten(anchors)
+def _difference(mean: jax.Array, p: jax.Array, u: jax.Array) -> jax.Array:
+    """The update from p to the mean, in the dtype of u."""
+    wide = jnp.promote_types(p.dtype, jnp.float32)
+    return (mean.astype(wide) - p.astype(wide)).astype(u.dtype)

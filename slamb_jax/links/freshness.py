@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 from jax.typing import ArrayLike
 
 from slamb_jax._tree.axes import axis_size
 from slamb_jax._tree.checks import check_range
 from slamb_jax._tree.leaves import Leaf, broadcast_blocks, map_numbered
+from slamb_jax.exchange.blocks import selection_at
 from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.links.compression import selection_at
+from slamb_jax.links.moments import batch_factor, freshness
 from slamb_jax.links.shards import on_shards
 
 
@@ -89,7 +89,8 @@ def elementwise_rescale(
         u = map_numbered(rescale, updates, like, like=params, layout=exchange.layout)
         return u, ElementwiseRescaleState(step)
 
-    return on_shards(optax.GradientTransformationExtraArgs(init, update), exchange)
+    tx = optax.GradientTransformationExtraArgs(init, update)
+    return tx if exchange.param_specs is None else on_shards(tx, exchange)
 
 
 def check_stateless(exchange: Exchange) -> None:
@@ -99,15 +100,3 @@ def check_stateless(exchange: Exchange) -> None:
             f"selection={exchange.selection!r} keeps a state that only the link which "
             "exchanges has: use slamb_jax.scale_by_slamb, or slamb_jax.slamb"
         )
-
-
-def freshness(age: jax.Array, b3: ArrayLike) -> jax.Array:
-    r""":math:`r = \beta_3^\tau`, float32, one per block; exactly 1 where exchanged."""
-    power = jnp.exp(age.astype(jnp.float32) * jnp.log(jnp.asarray(b3, jnp.float32)))
-    # A power once per block, not once per element of all that uses it.
-    return lax.optimization_barrier(jnp.where(age == 0, jnp.float32(1), power))
-
-
-def batch_factor(r: jax.Array, n: int) -> jax.Array:
-    r""":math:`r + (1 - r)/\sqrt n`."""
-    return r + (1 - r) / n**0.5

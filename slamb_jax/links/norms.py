@@ -7,14 +7,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 from jax.typing import ArrayLike
 
 from slamb_jax._tree import axes as _axes
+from slamb_jax._tree.checks import check_bools, check_choice, check_clips, check_range
 from slamb_jax._tree.leaves import Leaf
 from slamb_jax.exchange import collectives
-from slamb_jax.exchange.selections import Blocks, SelectionAtStep
-from slamb_jax.links.momentum import Form
+from slamb_jax.exchange.blocks import Blocks, SelectionAtStep
+from slamb_jax.links.moments import Form
 
 # From this share on, the rest as a difference would lose too many digits.
 _NEARLY_ALL = 0.9
@@ -32,6 +34,23 @@ class Clips(NamedTuple):
 def clips(c_min: ArrayLike, c_max: ArrayLike) -> Clips:
     """The bounds in float32."""
     return Clips(jnp.asarray(c_min, jnp.float32), jnp.asarray(c_max, jnp.float32))
+
+
+def check_ratio(
+    b3: ArrayLike,
+    weight_decay: optax.ScalarOrSchedule,
+    mask: Any,
+    form: str,
+    c_min: ArrayLike,
+    c_max: ArrayLike,
+) -> None:
+    """Raises for a value out of range."""
+    check_range("b3", b3, 0.0, 1.0)
+    check_range("weight_decay", weight_decay, 0.0, schedule=True)
+    check_choice("form", form, ("sum", "product"))
+    check_clips(c_min, c_max)
+    if mask is not None and not callable(mask):
+        check_bools("mask", mask)
 
 
 @dataclasses.dataclass(frozen=True)

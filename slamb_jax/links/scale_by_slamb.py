@@ -15,30 +15,37 @@ from slamb_jax._tree.checks import (
     check_params,
     check_static,
 )
-from slamb_jax._tree.decay import add_decay, decay_at, decay_mask
-from slamb_jax._tree.leaves import Leaf, broadcast_blocks, keep_absent, present
-from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.links.compression import (
+from slamb_jax._tree.leaves import (
+    Leaf,
+    broadcast_blocks,
+    keep_absent,
+    mask_tree,
+    present,
+)
+from slamb_jax.exchange.blocks import (
     SelectionState,
     compress,
     init_selection,
     selection_at,
 )
-from slamb_jax.links.freshness import batch_factor, freshness
-from slamb_jax.links.gradients import mean_gradients
-from slamb_jax.links.momentum import (
+from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.links.dense import mean_gradients
+from slamb_jax.links.moments import (
     Corrections,
     Form,
     NuOf,
     adam_direction,
+    add_decay,
+    batch_factor,
     check_moments,
     corrections,
+    decay_at,
+    freshness,
     init_moments,
     update_moments,
 )
-from slamb_jax.links.norms import LeafTerms, Ratios, clips, trust_ratios
+from slamb_jax.links.norms import LeafTerms, Ratios, check_ratio, clips, trust_ratios
 from slamb_jax.links.shards import on_shards
-from slamb_jax.links.trust_ratio import check_ratio
 
 _LARGE = 2**16  # elements: below, what a barrier saves is not worth one
 
@@ -139,9 +146,7 @@ def scale_by_slamb(
         if exchange.keeps_rounding_error:
             residual = optax.tree.zeros_like(params, dtype=jnp.float32)
         selection = init_selection(exchange, params)
-        return ScaleBySlambState(
-            jnp.zeros([], jnp.int32), mu, nu, residual, selection
-        )
+        return ScaleBySlambState(jnp.zeros([], jnp.int32), mu, nu, residual, selection)
 
     def update(
         updates: optax.Updates,
@@ -151,7 +156,8 @@ def scale_by_slamb(
     ) -> tuple[optax.Updates, ScaleBySlambState]:
         del extra_args
         check_params(params)
-        updates = mean_gradients(updates, params, exchange.local_axis_name)
+        if exchange.local_axis_name is not None:
+            updates = mean_gradients(updates, params, exchange.local_axis_name)
         check_gradients(updates, state.mu)
         check_local_like(updates, state.mu)
         step = optax.safe_increment(state.count)
@@ -173,7 +179,7 @@ def scale_by_slamb(
         fixes = corrections(form, step, b1, b2, eps, bias_correction)
         decay = decay_at(weight_decay, state.count)
         rows, rebuild = present(
-            mu, nu, params, decay_mask(mask, params),
+            mu, nu, params, mask_tree(mask, params),
             like=params, layout=exchange.layout,
         )  # fmt: skip
 
@@ -224,4 +230,5 @@ def scale_by_slamb(
             selection,
         )
 
-    return on_shards(optax.GradientTransformationExtraArgs(init, update), exchange)
+    tx = optax.GradientTransformationExtraArgs(init, update)
+    return tx if exchange.param_specs is None else on_shards(tx, exchange)

@@ -8,20 +8,13 @@ import optax
 from jax.typing import ArrayLike
 
 from slamb_jax._tree.axes import axis_size
-from slamb_jax._tree.checks import (
-    check_bools,
-    check_choice,
-    check_clips,
-    check_params,
-    check_range,
-)
-from slamb_jax._tree.decay import add_decay, decay_at, decay_mask
-from slamb_jax._tree.leaves import broadcast_blocks, present
+from slamb_jax._tree.checks import check_params
+from slamb_jax._tree.leaves import broadcast_blocks, mask_tree, present
+from slamb_jax.exchange.blocks import selection_at
 from slamb_jax.exchange.settings import Exchange
-from slamb_jax.links.compression import selection_at
-from slamb_jax.links.freshness import batch_factor, check_stateless, freshness
-from slamb_jax.links.momentum import Form
-from slamb_jax.links.norms import LeafTerms, Ratios, clips, trust_ratios
+from slamb_jax.links.freshness import check_stateless
+from slamb_jax.links.moments import Form, add_decay, batch_factor, decay_at, freshness
+from slamb_jax.links.norms import LeafTerms, Ratios, check_ratio, clips, trust_ratios
 from slamb_jax.links.shards import on_shards
 
 
@@ -121,7 +114,7 @@ def layerwise_trust_ratio(
         at_step = selection_at(exchange, params, step)
         decay = decay_at(weight_decay, state.count)
         rows, rebuild = present(
-            updates, params, decay_mask(mask, params),
+            updates, params, mask_tree(mask, params),
             like=params, layout=exchange.layout,
         )  # fmt: skip
 
@@ -148,7 +141,7 @@ def layerwise_trust_ratio(
                 ratio = ratios.blend(form, r, n, bounds)
                 if form == "sum":
                     ratio = ratio / batch_factor(r, n)
-            u = direction(term.p, *term.rest, decays)
+            u = direction(term.p, term.rest[0], decays)
             return broadcast_blocks(ratio, term.leaf) * u
 
         found = trust_ratios(terms, at_step, form, bounds)
@@ -160,21 +153,5 @@ def layerwise_trust_ratio(
         )
         return u, LayerwiseTrustRatioState(step)
 
-    return on_shards(optax.GradientTransformationExtraArgs(init, update), exchange)
-
-
-def check_ratio(
-    b3: ArrayLike,
-    weight_decay: optax.ScalarOrSchedule,
-    mask: Any,
-    form: str,
-    c_min: ArrayLike,
-    c_max: ArrayLike,
-) -> None:
-    """Raises for a value out of range."""
-    check_range("b3", b3, 0.0, 1.0)
-    check_range("weight_decay", weight_decay, 0.0, schedule=True)
-    check_choice("form", form, ("sum", "product"))
-    check_clips(c_min, c_max)
-    if mask is not None and not callable(mask):
-        check_bools("mask", mask)
+    tx = optax.GradientTransformationExtraArgs(init, update)
+    return tx if exchange.param_specs is None else on_shards(tx, exchange)

@@ -141,11 +141,13 @@ def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> Wire
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
       >>> from jax.sharding import PartitionSpec as P
+      >>> mesh = jax.make_mesh((8,), ("data",))
       >>> mean = jax.shard_map(
       ...     lambda x: jax.lax.pmean(x, "data"),
-      ...     mesh=jax.make_mesh((8,), ("data",)), in_specs=P("data"), out_specs=P(),
+      ...     mesh=mesh, in_specs=P("data"), out_specs=P(),
       ... )
-      >>> print(slamb_jax.wire_report(jax.jit(mean).lower(jnp.ones((8, 1000)))))
+      >>> x = slamb_jax.replicate(jnp.ones(1000), mesh, slamb_jax.Exchange("data"))
+      >>> print(slamb_jax.wire_report(jax.jit(mean).lower(x)))
       kind        dtype  elements  bytes sent  devices  runs
       all-reduce  f32    1000      7000        8        every call
     """

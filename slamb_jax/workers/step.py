@@ -38,15 +38,15 @@ Step = Callable[..., tuple[Any, Any]]
 class WorkersStep:
     """The step of all workers: ``(state, batch, key=None) -> (state, report)``."""
 
-    run: Step
-    lowered: Callable[..., jax.stages.Lowered]
+    _run: Step
+    _lower: Callable[..., jax.stages.Lowered]
 
     def __call__(self, state: Any, batch: Any, key: Any = None) -> tuple[Any, Any]:
-        return self.run(state, batch, key)
+        return self._run(state, batch, key)
 
     def lower(self, state: Any, batch: Any, key: Any = None) -> jax.stages.Lowered:
         """The program, as ``jax.jit(fun).lower`` gives it; nothing is run."""
-        return self.lowered(state, batch, key)
+        return self._lower(state, batch, key)
 
 
 def per_worker_step(

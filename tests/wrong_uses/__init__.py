@@ -10,17 +10,16 @@ import inspect
 from tests.wrong_uses.advice import ADVICE
 from tests.wrong_uses.checkpoints import CHECKPOINTS
 from tests.wrong_uses.commands import BYTE_LM, COMMANDS, CONFIGS
-from tests.wrong_uses.common import slamb
 from tests.wrong_uses.links import LINKS, SHARDS
 from tests.wrong_uses.replicas import REPLICAS
-from tests.wrong_uses.settings import SETTINGS
+from tests.wrong_uses.settings import MADE
 from tests.wrong_uses.trees import TREES
 
 
 def everything():
     """All rows: ``(call, error, message)``."""
-    rows = [(slamb(**s), ValueError, m) for s, m in SETTINGS]
-    for group in (SHARDS, LINKS, TREES, REPLICAS, ADVICE, CHECKPOINTS, CONFIGS):
+    rows = []
+    for group in (MADE, SHARDS, LINKS, TREES, REPLICAS, ADVICE, CHECKPOINTS, CONFIGS):
         rows += [(call, ValueError, m) for call, m in group]
     return rows + [(call, SystemExit, m) for call, m in COMMANDS + BYTE_LM]
 

@@ -1,16 +1,19 @@
-"""Checkpoints that cannot be written or read."""
+"""Checkpoints that cannot be written, read or resized."""
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import slamb_jax
-from tests.wrong_uses.common import NAN
+from tests.wrong_uses.common import NAN, of
 from tests.wrong_uses.replicas import STATE
 
+SAVED = {"w": jnp.ones((4, 3))}
 
-def saved(directory, state=None):
+
+def saved(directory):
     with slamb_jax.Checkpoints(directory / "c") as checkpoints:
-        checkpoints.save(3, {"w": jnp.ones((4, 3))} if state is None else state)
+        checkpoints.save(3, SAVED)
     return directory / "c"
 
 
@@ -32,7 +35,7 @@ def saving(*args, **settings):
 
 def saving_twice(directory):
     with slamb_jax.Checkpoints(saved(directory)) as checkpoints:
-        checkpoints.save(3, {"w": jnp.ones((4, 3))})
+        checkpoints.save(3, SAVED)
 
 
 def in_a_file(directory):
@@ -46,10 +49,18 @@ def on_a_full_disk(directory):
 
 
 def of_a_later_format(directory):
-    about = saved(directory) / "3" / "about" / "metadata"
-    about.write_text(about.read_text().replace('"format": 1', '"format": 2'))
+    metadata = saved(directory) / "3" / "about" / "metadata"
+    metadata.write_text(metadata.read_text().replace('"format": 1', '"format": 2'))
     with slamb_jax.Checkpoints(directory / "c") as checkpoints:
-        checkpoints.restore({"w": jnp.ones((4, 3))})
+        checkpoints.restore(SAVED)
+
+
+def of_another_optimizer():
+    params = {f"w{i}": jnp.ones(4) for i in range(3)}
+    return {
+        "w": SAVED["w"],
+        "opt": optax.adam(0.1).init(params)[0]._replace(count=None),
+    }
 
 
 CHECKPOINTS = [
@@ -66,9 +77,17 @@ CHECKPOINTS = [
     (saving(1, STATE, [1]), r"extra .*\[1\]"),
     (saving(1, STATE, rtol=NAN), "rtol .*nan"),
     (saving_twice, "step .*larger than the last, 3, got 3"),
-    (restoring({"w": jnp.ones((2, 3))}), "is of 4 workers, expected 2"),
+    (restoring({"w": jnp.ones((2, 3))}), "is of 4 workers, expected 2: .* --workers 2"),
     (restoring({"v": jnp.ones((4, 3))}), r"\['v'\] is missing; \['w'\] is not expec"),
     (restoring({"w": jnp.ones((4, 2))}), r"\['w'\] has shape \[3\], expected \[2\]"),
     (restoring({"w": jnp.ones((4, 3), jnp.bfloat16)}), "float32, expected bfloat16"),
+    (
+        restoring(of_another_optimizer()),
+        r"does not fit: \['opt'\].mu\['w0'\] is missing; .* and 1 more",
+    ),
     (of_a_later_format, "has format 2, and this version of slamb_jax reads 1"),
+    (
+        of(slamb_jax.resize, {"w": jnp.ones(3), "u": jnp.ones(())}, 2),
+        r"state\['u'\] must have a leading axis",
+    ),
 ]

@@ -1,8 +1,6 @@
 """The wire format of a payload: 16 or 32 bits for a number, or codes of fewer."""
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 
@@ -67,35 +65,3 @@ def check_payload(name: str, payload: object) -> None:
             f"{name} must be None, {', '.join(map(repr, NAMES))} or an object with "
             f"the members of slamb_jax.payloads.Quantizer, got {payload!r}"
         )
-
-
-def payload_to_json(payload: Payload) -> Any:
-    """A name, or the settings of a quantizer of the library's own."""
-    if payload is None or isinstance(payload, str):
-        return payload
-    for name, quantizer in QUANTIZERS.items():
-        if type(payload) is type(quantizer) and payload.bits == quantizer.bits:  # type: ignore[attr-defined]
-            settings = dataclasses.asdict(payload)  # type: ignore[call-overload]
-            own = dataclasses.asdict(quantizer)  # type: ignore[call-overload]
-            given = {k: x for k, x in settings.items() if x != own[k]}
-            return {"name": name, **given}
-    raise ValueError(
-        f"payload={payload!r} is not one of the library's own and cannot be written "
-        "as JSON"
-    )
-
-
-def payload_from_json(payload: Any) -> Payload:
-    """What :func:`payload_to_json` wrote."""
-    if not isinstance(payload, Mapping):
-        return payload
-    settings = dict(payload)
-    quantizer: Any = QUANTIZERS.get(settings.pop("name", ""))
-    if quantizer is None:
-        raise ValueError(
-            f"payload must have a name among {', '.join(QUANTIZERS)}, got {payload!r}"
-        )
-    try:
-        return dataclasses.replace(quantizer, **settings)
-    except TypeError as error:
-        raise ValueError(f"payload={payload!r} does not fit: {error}") from error

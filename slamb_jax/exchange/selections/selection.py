@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from slamb_jax._tree.checks import check_integer, check_range
 from slamb_jax._tree.leaves import Leaf
@@ -116,3 +117,17 @@ class RandK(Selection):
         """Leaves of one dimension or fewer, small ones, and all when k is 1."""
         small = len(leaf.layer_shape) <= 1 or leaf.layer_size < self.min_size
         return small or leaf.size == 0 or self.compress_ratio == 1.0
+
+
+def elements_sent(selection: Selection, leaf: Leaf) -> int:
+    """Elements of the leaf that are exchanged per step, unused slots included."""
+    if selection.dense(leaf):
+        return leaf.size
+
+    def blocks(step: jax.Array) -> jax.Array:
+        return selection.blocks(
+            step, leaf, selection.choose(selection.init(leaf), leaf)
+        )
+
+    slots = jax.eval_shape(blocks, jax.ShapeDtypeStruct((), jnp.int32)).size
+    return slots * selection.block_size(leaf)

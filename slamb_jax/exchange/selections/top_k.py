@@ -11,8 +11,8 @@ from jax import lax
 from slamb_jax._tree.checks import check_integer
 from slamb_jax._tree.hashing import hash_u32, hash_words
 from slamb_jax._tree.leaves import Leaf
-from slamb_jax.exchange.selections.round_robin import Strided
 from slamb_jax.exchange.selections.selection import RandK
+from slamb_jax.exchange.selections.strided import Strided
 
 # Scores end below the first, their products with an age below the last.
 _HIGHEST, _UNKNOWN, _OVERDUE = 1e20, 1e28, 1e31

@@ -1,4 +1,4 @@
-"""Gradients averaged among the devices of a worker, over its fast links."""
+"""Dense averages: of gradients within a worker, and of whole trees."""
 
 from typing import Any
 
@@ -63,6 +63,34 @@ def average_gradients(exchange: Exchange) -> optax.GradientTransformationExtraAr
         return map_present(lambda g, m: m.astype(g.dtype), updates, means), state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def average_parameters(
+    params: optax.Params, axis_name: _axes.AxisName | None
+) -> optax.Params:
+    """The mean of the replicas: the same bits on every worker.
+
+    Call it where ``axis_name`` is bound. Leaves that are not floating point (counts,
+    keys) are returned as they are. Sums in float32 at least. Under ``check_vma=True``
+    the types of the means do not vary over the axis.
+
+    Args:
+      params: a tree of arrays, each worker's own.
+      axis_name: the mesh axis (or axes) to average over; None for a single worker.
+
+    Returns:
+      A tree like ``params``.
+
+    Raises:
+      ValueError: if ``axis_name`` is not bound.
+
+    Examples:
+      >>> import functools, jax, jax.numpy as jnp, slamb_jax
+      >>> mean = functools.partial(slamb_jax.average_parameters, axis_name="data")
+      >>> print(jax.vmap(mean, axis_name="data")(jnp.array([1.0, 2.0, 6.0])))
+      [3. 3. 3.]
+    """
+    return collectives.pmean_f32(params, axis_name)
 
 
 def mean_gradients(

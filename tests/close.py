@@ -1,0 +1,47 @@
+"""Comparisons whose tolerance is in units in the last place."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def assert_close(got: Any, want: Any, units: float = 64, floor: float = 0.0) -> None:
+    """Each leaf to so many units in the last place of its largest entry.
+
+    ``floor``: the size that the largest entry at least counts as, for leaves that are
+    a difference of larger numbers.
+    """
+    paths = jax.tree_util.tree_leaves_with_path(got)
+    for (path, a), b in zip(paths, jax.tree.leaves(want), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        name = jax.tree_util.keystr(path)
+        assert a.shape == b.shape, name
+        if not jnp.issubdtype(a.dtype, jnp.floating):
+            np.testing.assert_array_equal(a, b, err_msg=name)
+            continue
+        unit = float(jnp.finfo(a.dtype).eps)
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        largest = np.abs(b).max(initial=0.0, where=np.isfinite(b))
+        room = units * unit * max(floor, largest)
+        np.testing.assert_allclose(a, b, rtol=0, atol=room, err_msg=name)
+
+
+def assert_one_unit(got: Any, want: Any) -> None:
+    """Each entry to one unit in its last place, and float32 rounding before it."""
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        unit = float(jnp.finfo(a.dtype).eps)
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        entry = np.maximum(np.abs(a), np.abs(b))
+        last = unit * 2.0 ** np.floor(np.log2(np.where(entry > 0, entry, 1.0)))
+        before = 64 * 2.0**-23 * entry.max(initial=0.0)
+        assert (np.abs(a - b) <= last + before).all()
+
+
+def assert_same_bits(got: Any, want: Any) -> None:
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        assert a.dtype == b.dtype
+        assert a.tobytes() == b.tobytes()
