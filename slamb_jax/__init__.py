@@ -5,14 +5,14 @@ the optimizer; :func:`replicate` and :func:`per_worker_step` run it on a mesh.
 """
 
 from slamb_jax import jointspar as jointspar
+from slamb_jax import payloads as payloads
 from slamb_jax import recipes as recipes
+from slamb_jax import selections as selections
 from slamb_jax.advisor import Network as Network
 from slamb_jax.advisor import advise as advise
 from slamb_jax.checkpoint import Checkpoints as Checkpoints
 from slamb_jax.checkpoint import resize as resize
 from slamb_jax.exchange import Exchange as Exchange
-from slamb_jax.exchange import payloads as payloads
-from slamb_jax.exchange import selections as selections
 from slamb_jax.links import average_gradients as average_gradients
 from slamb_jax.links import average_parameters as average_parameters
 from slamb_jax.links import average_parameters_every as average_parameters_every

@@ -61,7 +61,7 @@ def train(task, config):
 def one_step(task, config):
     """The state before and after the first step of all workers, and its metrics."""
     mesh = processes.mesh_of(config.workers)
-    params, kept = task.init(jax.random.key(0))
+    params, kept = jax.jit(task.init)(jax.random.key(0))
     tx = loop.optimizer(config, task.schedule, task.decay_mask)
     start = loop.State(params, kept, tx.init(params))
     batch = next(inputs.training(task.source, config.batch_size, config.workers, 0))

@@ -42,7 +42,7 @@ def has_code(page):
 @pytest.fixture
 def as_a_user():
     """Flax's own code needs jax's standard promotion."""
-    pytest.importorskip("flax", minversion="0.11")  # nnx.Optimizer.update(model, ...)
+    pytest.importorskip("flax", minversion="0.12")  # as the pages are written
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 

@@ -11,18 +11,17 @@ import pytest
 from jax.sharding import Mesh
 
 import slamb_jax
+from slamb_jax._tree.axes import tracked_axes, vary_over
 from slamb_jax.wrappers import SkipNotFiniteState
 from tests.workers import (
     AXIS,
     MAPPINGS,
     P,
     exchange,
-    mesh_of,
     over_workers,
     random_tree,
     stack,
     train,
-    train_step,
 )
 
 SHAPES = {"w": (12, 16), "b": (16,), "scale": ()}
@@ -87,63 +86,39 @@ def test_without_it_one_workers_nan_reaches_all():
     assert np.isnan(history[-1][0]["w"]).any(axis=(1, 2)).all()
 
 
-def in_a_chain():
-    return optax.chain(optax.clip_by_global_norm(1.0), skipping())
+def plain():
+    return slamb_jax.slamb(0.01, EXCHANGE)
 
 
-def around_a_chain():
-    tx = optax.chain(optax.clip_by_global_norm(1.0), slamb_jax.slamb(0.01, EXCHANGE))
-    return slamb_jax.skip_not_finite(tx, EXCHANGE)
+CLIP = optax.clip_by_global_norm(1.0)
+MASK = {"w": True, "b": False, "scale": True}
+INJECTED = optax.inject_hyperparams(slamb_jax.slamb, static_args="exchange")
+RATE = optax.linear_schedule(0.02, 0.01, 4)
+AROUND = {
+    "a chain": lambda: optax.chain(CLIP, plain()),
+    "an accumulation": lambda: slamb_jax.accumulate(plain(), 2),
+    "injected": lambda: INJECTED(RATE, exchange=EXCHANGE),
+    "a mask": lambda: optax.masked(plain(), MASK),
+}
+COMPOSED = {
+    "in a chain": lambda: optax.chain(CLIP, skipping()),
+    "inside injected": lambda: optax.inject_hyperparams(skipping.__wrapped__)(0.02),
+} | {
+    f"around {name}": lambda make=make: slamb_jax.skip_not_finite(make(), EXCHANGE)
+    for name, make in AROUND.items()
+}
 
 
-def around_an_accumulation():
-    tx = slamb_jax.accumulate(slamb_jax.slamb(0.01, EXCHANGE), 2)
-    return slamb_jax.skip_not_finite(tx, EXCHANGE)
-
-
-def around_injected():
-    make = optax.inject_hyperparams(slamb_jax.slamb, static_args="exchange")
-    tx = make(optax.linear_schedule(0.02, 0.01, 4), exchange=EXCHANGE)
-    return slamb_jax.skip_not_finite(tx, EXCHANGE)
-
-
-def around_a_mask():
-    tx = optax.masked(
-        slamb_jax.slamb(0.01, EXCHANGE), {"w": True, "b": False, "scale": True}
-    )
-    return slamb_jax.skip_not_finite(tx, EXCHANGE)
-
-
-def inside_injected():
-    return optax.inject_hyperparams(skipping.__wrapped__)(learning_rate=0.02)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        in_a_chain,
-        around_a_chain,
-        around_an_accumulation,
-        around_injected,
-        around_a_mask,
-        inside_injected,
-    ],
-)
-def test_it_composes(make):
-    bad, tx = (2, 3), make()
+@pytest.mark.parametrize("name", COMPOSED)
+def test_it_composes(name):
+    bad, tx, start = (2, 3), COMPOSED[name](), random_tree(SHAPES, 0)
     grads = gradients(6, bad)
     with jax.numpy_dtype_promotion("standard"):  # optax's schedules need it
-        runs = [
-            train(tx, random_tree(SHAPES, 0), g, "shard_map")
-            for g in (grads, without(grads, bad))
-        ]
-    (got, got_state), (want, want_state) = (run[-1] for run in runs)
+        got, got_state = train(tx, start, grads, "shard_map")[-1]
+        want, want_state = train(tx, start, without(grads, bad), "shard_map")[-1]
     same_bits(got, want)
-    counts = [
-        x.total_notfinite.tolist()
-        for x in jax.tree.leaves((got_state, want_state), is_leaf=is_skipper)
-        if is_skipper(x)
-    ]
+    leaves = jax.tree.leaves((got_state, want_state), is_leaf=is_skipper)
+    counts = [x.total_notfinite.tolist() for x in leaves if is_skipper(x)]
     assert counts == [[2] * N, [0] * N]
 
 
@@ -188,16 +163,8 @@ def test_in_a_scan_under_tracked_types():
             updates, state = tx.update(g, state, params)
             return (optax.apply_updates(params, updates), state), None
 
-        vary = functools.partial(jax.tree.map, lambda x: x + 0 * first.astype(x.dtype))
-        first = grads["scale"][0].astype(jnp.int32)
-        state = tx.init(params)
-        state = state._replace(
-            last_finite=state.last_finite | (first < -(10**6)),
-            **{
-                k: vary(getattr(state, k))
-                for k in ("notfinite_count", "total_notfinite", "inner")
-            },
-        )
+        state, axes = tx.init(params), tracked_axes(AXIS)
+        state = jax.tree.map(lambda x: vary_over(x, axes), state)
         return jax.lax.scan(step, (params, state), grads)[0]
 
     stacked = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *gradients(4))
@@ -276,25 +243,6 @@ def test_its_first_state_can_be_donated():
     grads = jnp.ones(3)
     _, state = jax.jit(tx.update, donate_argnums=1)(grads, tx.init(grads))
     assert int(state.total_notfinite) == 0
-
-
-def test_on_a_mesh_through_the_library():
-    mesh, tx = mesh_of(N), skipping()
-    step = train_step(tx, lambda p, batch: jnp.mean((batch @ p) ** 2))
-    params = jnp.ones((6, 5))
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, EXCHANGE)
-    run = slamb_jax.per_worker_step(step, mesh, EXCHANGE)
-    batch = np.ones((8, 6), np.float32)
-    state, _ = run(state, batch)
-    before = jax.tree.map(np.asarray, state)
-    batch[5, 2] = np.nan
-    for t in range(2):
-        state, _ = run(state, batch)
-        same_bits(jax.tree.map(np.asarray, state[0]), before[0])
-        if t == 0:
-            slamb_jax.check_finite(state, 1)
-    with pytest.raises(FloatingPointError, match="2 steps in a row"):
-        slamb_jax.check_finite(state, 1)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])

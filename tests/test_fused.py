@@ -4,15 +4,17 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 
 import slamb_jax
 from slamb_jax import Exchange, payloads, selections
 from tests.close import assert_close, assert_one_unit, assert_same_bits
 from tests.forms import links, moments
 from tests.pairwise import name_of, pairwise
-from tests.workers import AXIS, over_workers, random_tree, stack, train
+from tests.workers import AXIS, P, over_workers, random_tree, stack, train
 
 N, DEVICES, STEPS = 3, 2, 4
 SHAPES = {"w": (12, 16), "b": (16,), "stack": (3, 6, 20), "scale": ()}
@@ -74,6 +76,30 @@ def settings_of(row):
     }
 
 
+def over_groups(update, mapping, n):
+    """As ``over_workers``, with gradients of shape (n, DEVICES, ...)."""
+    if mapping in ("vmap", "pmap"):
+        inside = jax.vmap(update, in_axes=(0, None, None), axis_name="device")
+        outside = jax.vmap(inside, axis_name=AXIS)
+        return jax.jit(lambda *args: jax.tree.map(lambda x: x[:, 0], outside(*args)))
+    mesh = Mesh(np.array(jax.devices()[: n * DEVICES]).reshape(n, -1), (AXIS, "device"))
+
+    def one_of_many(grads, *rest):
+        grads = jax.tree.map(lambda x: x[0, 0], grads)
+        out = update(grads, *jax.tree.map(lambda x: x[0], rest))
+        return jax.tree.map(lambda x: x[None], out)
+
+    return jax.jit(
+        jax.shard_map(
+            one_of_many,
+            mesh=mesh,
+            in_specs=(P(AXIS, "device"), P(AXIS), P(AXIS)),
+            out_specs=P(AXIS),
+            check_vma=mapping == "shard_map",
+        )
+    )
+
+
 @pytest.mark.parametrize("row", GRID, ids=lambda row: name_of(row, DEFAULT))
 def test_equals_the_chain_of_its_links(row):
     """In one program, on the same parameters and gradients, at every step."""
@@ -91,20 +117,16 @@ def test_equals_the_chain_of_its_links(row):
         moved = jax.tree.map(lambda p, u: p - (0.01 * u).astype(p.dtype), params, u)
         return (u, v), tuple(state for _, state in outputs), moved
 
-    run, lead = update, (N,)
+    lead, run = (N,), over_workers
     if row["groups"]:  # devices with gradients of their own, and one state
-        lead = (N, DEVICES)
-        inside = jax.vmap(update, in_axes=(0, None, None), axis_name="device")
-
-        def run(*args):
-            return jax.tree.map(lambda x: x[0], inside(*args))
+        lead, run = (N, DEVICES), over_groups
 
     def cast(x):
         return x.astype(row["dtype"])
 
     params = jax.tree.map(cast, random_tree(SHAPES, 99))
     states = stack((one.init(params), many.init(params)), N)
-    params, step = stack(params, N), over_workers(run, row["mapping"], N)
+    params, step = stack(params, N), run(update, row["mapping"], N)
     for t in range(STEPS):
         grads = jax.tree.map(cast, random_tree(SHAPES, t, *lead))
         (u, v), states, params = step(grads, states, params)

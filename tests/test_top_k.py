@@ -27,7 +27,7 @@ def compressor(selection, **settings):
 def kept(state):
     """The states of a TopK, by leaf, from that of slamb or of the compressor."""
     inner = state if hasattr(state, "selection") else state[0]
-    return dict(inner.selection)
+    return {i: leaf for i, leaf in enumerate(inner.selection) if leaf is not None}
 
 
 class NaiveTopK:

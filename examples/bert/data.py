@@ -34,8 +34,8 @@ class Sequences:
     def __getitem__(self, index: int) -> Example:
         inside = self.length - 2
         part = self.tokens[index * inside : (index + 1) * inside]
-        ends = np.int32([CLS]), np.int32([SEP])
-        return {"tokens": np.concatenate([ends[0], part.astype(np.int32), ends[1]])}
+        tokens = np.concatenate([[CLS], part, [SEP]]).astype(np.int32)
+        return {"tokens": tokens}
 
 
 class Masked:

@@ -94,7 +94,7 @@ def task(config: Config, sources: tuple[Source, Source]) -> Task:
         params: optax.Params, batch: Batch, **options: Any
     ) -> tuple[jax.Array, jax.Array]:
         """Cross-entropy and whether the guess was right, by sequence and position."""
-        logits = model.apply(
+        logits: Any = model.apply(
             {"params": params}, batch["tokens"], batch["positions"], **options
         )
         losses = optax.softmax_cross_entropy_with_integer_labels(

@@ -42,7 +42,7 @@ Name = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings of the job; the rates are tuned for these (see sweep.py)."""
+    """Settings of the job; the rates in methods.py are tuned for them."""
 
     optimizer: tuple[Name, ...] = (
         "lamb",
@@ -54,13 +54,13 @@ class Config:
     rate: tuple[float, ...] = ()
     """Peak learning rates, one for each optimizer; without, those in methods.py."""
     workers: int = 8
-    steps: int = 500
+    steps: int = 400
     batch: int = 8
     """Sequences per worker and step."""
     context: int = 64
     """Bytes per sequence."""
-    layers: int = 3
-    width: int = 96
+    layers: int = 2
+    width: int = 64
     heads: int = 4
     evaluations: int = 10
     eval_batch: int = 512

@@ -18,16 +18,17 @@ from slamb_jax import jointspar, recipes
 TRUST = 0.005  # LARS's relative step at a rate of 1, before momentum
 BUDGET = 2.0  # blocks that JointSpar trains per step, on average
 RATES = {
-    "lamb": 0.015,
-    "slamb_paper": 0.02,
-    "slamb_float32": 0.02,
-    "slamb_few_bytes": 0.02,
+    "lamb": 0.0141,
+    "slamb_paper": 0.0141,
+    "slamb_float32": 0.0283,
+    "slamb_few_bytes": 0.0283,
     "slamb_large_batch": 0.02,
-    "slamb_from_links": 0.02,
+    "slamb_from_links": 0.0283,
     "lars": 1.0,
     "jointspar_lars": 1.0,
 }
-"""The peak rates; the first four from ``python -m examples.byte_lm.sweep``."""
+"""The peak rates. Those of LAMB and SLAMB are the best of the sweeps recorded in
+benchmarks/results/frontier.jsonl, on this model with as many workers and sequences."""
 
 
 def matrices(params: optax.Params) -> optax.Params:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -61,7 +62,7 @@ def next_byte_loss(
     model: ByteLM, params: optax.Params, text: jax.Array, active: Active = None
 ) -> jax.Array:
     """Mean cross-entropy, in nats per byte, over sequences (batch, context + 1)."""
-    logits = model.apply({"params": params}, text[:, :-1], active)
+    logits: Any = model.apply({"params": params}, text[:, :-1], active)
     return jnp.mean(
         optax.softmax_cross_entropy_with_integer_labels(
             logits.astype(jnp.float32), text[:, 1:]

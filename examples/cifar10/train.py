@@ -79,7 +79,7 @@ def task(config: Config, sources: tuple[Source, Source]) -> Task:
 
     def evaluate(params: optax.Params, kept: Any, batch: Batch) -> dict[str, jax.Array]:
         variables = {"params": params, "batch_stats": kept}
-        logits = model.apply(variables, batch["image"], train=False)
+        logits: Any = model.apply(variables, batch["image"], train=False)
         return images.scores(logits, batch)
 
     return Task(

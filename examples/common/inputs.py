@@ -83,7 +83,7 @@ class _Padded:
 
     def __getitem__(self, index: int) -> Example:
         last = len(self.source) - 1
-        weight = np.float32(index <= last)
+        weight = np.asarray(index <= last, np.float32)
         return {**self.source[min(index, last)], "weight": weight}
 
 

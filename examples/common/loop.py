@@ -3,9 +3,10 @@
 import dataclasses
 import json
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import grain
 import jax
@@ -45,18 +46,6 @@ class Task:
     decay_mask: Callable[[optax.Params], optax.Params] | None = None
 
 
-class Program(Protocol):
-    """The module ``train`` of a program."""
-
-    Config: type[Options]
-
-    def sources(self, config: Any) -> tuple[inputs.Source, inputs.Source]:
-        """What to train on, and what to evaluate on."""
-
-    def task(self, config: Any, sources: tuple[inputs.Source, inputs.Source]) -> Task:
-        """Model, loss and schedule."""
-
-
 class State(NamedTuple):
     """Of a worker; in arrays of all workers, as ``slamb_jax.replicate`` makes them."""
 
@@ -82,8 +71,8 @@ class Result:
         return cls(**json.loads(path.read_text())) if path.exists() else None
 
 
-def main(program: Program, description: str) -> None:
-    """Runs a program with the options of the command line."""
+def main(program: types.ModuleType, description: str) -> None:
+    """Runs a program, its module ``train``, with the options of the command line."""
     config = options.parse(program.Config, description)
     mesh = processes.start(config)
     result = run(program.task(config, program.sources(config)), config, mesh)
@@ -111,8 +100,8 @@ def make_step(task: Task, tx: optax.GradientTransformation) -> Callable[..., Any
     return step
 
 
-def compiled_step(task: Task, o: Options, mesh: Mesh) -> Callable[..., Any]:
-    """The step of all workers, ``(state, batch, key)``."""
+def compiled_step(task: Task, o: Options, mesh: Mesh) -> Any:
+    """The step of all workers, ``(state, batch, key)``, to call or to lower."""
     tx = optimizer(o, task.schedule, task.decay_mask)
     return slamb_jax.per_worker_step(make_step(task, tx), mesh, exchange_of(o))
 

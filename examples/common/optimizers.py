@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import optax
@@ -32,7 +32,7 @@ def slamb_from_links(
     b2: float = 0.999,
     b3: float = 0.7,
     eps: float = 1e-6,
-    nu_of: str = "gradient",
+    nu_of: Literal["gradient", "momentum", "larger"] = "gradient",
 ) -> optax.GradientTransformationExtraArgs:
     """SLAMB built link by link: the same steps as ``slamb_jax.slamb``."""
     return optax.chain(
@@ -107,6 +107,8 @@ def _dense(
     o: Options, schedule: optax.Schedule, mask: Any
 ) -> optax.GradientTransformation:
     if o.optimizer == "lamb":
-        return optax.lamb(schedule, o.b1, o.b2, o.eps, 0.0, o.weight_decay, mask)
+        return optax.lamb(
+            schedule, o.b1, o.b2, o.eps, weight_decay=o.weight_decay, mask=mask
+        )
     decay = optax.add_decayed_weights(o.weight_decay, mask)
     return optax.chain(decay, optax.sgd(schedule, momentum=o.b1))

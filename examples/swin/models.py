@@ -1,15 +1,18 @@
 """Swin Transformer (Liu et al., 2021): attention in windows that shift."""
 
+from typing import TypeVar
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+Array = TypeVar("Array", jax.Array, np.ndarray)
 INIT = nn.initializers.truncated_normal(0.02)
 
 
-def cut(x: jax.Array, window: int) -> jax.Array:
+def cut(x: Array, window: int) -> Array:
     """(batch, height, width, channels) as (batch, windows, tokens, channels)."""
     b, h, w, c = x.shape
     x = x.reshape(b, h // window, window, w // window, window, c)
@@ -37,7 +40,7 @@ def neighbours(height: int, width: int, window: int, shift: int) -> np.ndarray:
     for i, rows in enumerate(_thirds(window, shift)):
         for j, columns in enumerate(_thirds(window, shift)):
             region[:, rows, columns] = 3 * i + j
-    of = np.asarray(cut(region, window))[0, :, :, 0]
+    of = cut(region, window)[0, :, :, 0]
     same: np.ndarray = of[:, :, None] == of[:, None, :]
     return same
 

@@ -101,7 +101,7 @@ def task(config: Config, sources: tuple[Source, Source]) -> Task:
         return model.init(key, image, train=False)["params"], {}
 
     def loss(params: optax.Params, kept: Any, batch: Batch, key: jax.Array) -> Any:
-        logits = model.apply(
+        logits: Any = model.apply(
             {"params": params}, batch["image"], train=True, rngs={"dropout": key}
         )
         accuracy = 100 * jnp.mean(images.correct(logits, batch["label"]))
@@ -109,7 +109,7 @@ def task(config: Config, sources: tuple[Source, Source]) -> Task:
         return jnp.mean(losses), (kept, {"accuracy": accuracy})
 
     def evaluate(params: optax.Params, kept: Any, batch: Batch) -> dict[str, jax.Array]:
-        logits = model.apply({"params": params}, batch["image"], train=False)
+        logits: Any = model.apply({"params": params}, batch["image"], train=False)
         return images.scores(logits, batch)
 
     return Task(

@@ -103,21 +103,24 @@ def sample_layers(
             (None, old) if g is None else _select(wanted, label, old, u, trace)
             for label, g, old, u, trace in rows
         ]
-        names = list(active)
+        log_p, norm, drawn = (
+            jnp.stack([x[name] for name in active])
+            for x in (state.log_p, norms, active)
+        )
         log_p, max_norm = update_distribution(
-            jnp.stack([state.log_p[name] for name in names]),
-            jnp.stack([norms[name] for name in names]),
-            jnp.stack([active[name] for name in names]),
+            log_p,
+            norm,
+            drawn,
             state.max_norm,
             budget=budget,
-            p_min=least_probability(p_min, budget, len(names)),
+            p_min=least_probability(p_min, budget, len(active)),
             horizon=horizon,
         )
         return treedef.unflatten([u for u, _ in kept]), JointSparState(
             count=optax.safe_increment(state.count),
             seed=state.seed,
             worker=axes.worker_index(axis_name) if draws_alone else state.worker,
-            log_p=dict(zip(names, log_p, strict=True)),
+            log_p=dict(zip(active, log_p, strict=True)),
             max_norm=max_norm,
             trace=treedef.unflatten([trace for _, trace in kept]),
         )

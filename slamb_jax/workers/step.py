@@ -16,7 +16,6 @@ from slamb_jax._tree.axes import (
     worker_index,
 )
 from slamb_jax._tree.checks import check_callable
-from slamb_jax._tree.layout import mesh_axes
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers.checksums import differing_copies
 from slamb_jax.workers.mesh import (
@@ -81,7 +80,7 @@ def per_worker_step(
     Raises:
       ValueError: if the mesh lacks an axis of the exchange; when called, if ``state``
         was not replicated over it or a leaf of ``batch`` does not split evenly; after
-        the first call, if the devices of a worker hold different states.
+        the first call, if the devices of a group hold different states.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
@@ -139,14 +138,14 @@ def per_worker_step(
             ),
         )
 
-    axes = as_tuple(exchange.local_axis_name) or mesh_axes(exchange.param_specs)
-    unchecked = bool(axes)
+    local = as_tuple(exchange.local_axis_name)
+    unchecked = bool(local)
 
     def run(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         nonlocal unchecked
         state, report = jitted(*placed(state, batch, key))
         if unchecked and not _is_traced(state):
-            _check_copies(state, axes)
+            _check_copies(state, local)
             unchecked = False
         return state, report
 
@@ -218,7 +217,7 @@ def _typed_as_varying(state: Any, axis_name: AxisName) -> Any:
 
 
 def _check_copies(state: Any, axes: tuple[Any, ...]) -> None:
-    """Raises if the devices of a worker hold different copies of a state."""
+    """Raises if the devices of a group hold different copies of its state."""
     flat = jax.tree_util.tree_leaves_with_path(state)
     copies = differing_copies([x for _, x in flat])
     for (path, _), replicas in zip(flat, copies, strict=True):

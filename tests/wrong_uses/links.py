@@ -34,7 +34,7 @@ SHARDS = [
     (updating(slamb(stacked={"x": True})), "stacked must have the structure"),
     (scalar_stack(), r"stacked must be False .* params\['s'\]"),
     (
-        updating(ratio(param_specs={"w": P(None, None, "a"), "b": None})),
+        updating(ratio(param_specs={"w": P(None, None, None), "b": None})),
         r"param_specs must have at most one entry .*\(2, 3\) at params\['w'\]",
     ),
     (of(slamb_jax.on_shards, "slamb", slamb_jax.Exchange()), "tx .*'slamb'"),

@@ -17,7 +17,7 @@ def bad_leaf(dtype):
 
 def injected():
     make = optax.inject_hyperparams(slamb_jax.slamb)
-    return make(0.01, slamb_jax.Exchange(), mask=lambda params: True)
+    return make(0.01, slamb_jax.Exchange(), mask=lambda params: params)
 
 
 def unbound_on_a_mesh():

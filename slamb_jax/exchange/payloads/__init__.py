@@ -7,8 +7,6 @@ import jax
 from slamb_jax.exchange.payloads.natural import NaturalCompression as NaturalCompression
 from slamb_jax.exchange.payloads.uniform import StochasticUniform as StochasticUniform
 
-__all__ = ["NaturalCompression", "Payload", "Quantizer", "StochasticUniform"]
-
 
 @runtime_checkable
 class Quantizer(Protocol):

@@ -14,18 +14,6 @@ from slamb_jax.exchange.selections.strided import Strided as Strided
 from slamb_jax.exchange.selections.top_k import TopK as TopK
 from slamb_jax.exchange.selections.top_k import TopKState as TopKState
 
-__all__ = [
-    "Bernoulli",
-    "Leaf",
-    "Permutation",
-    "Schedule",
-    "Selection",
-    "Strided",
-    "TopK",
-    "TopKState",
-    "replay_masks",
-]
-
 BY_NAME: dict[str, Callable[..., Selection]] = {
     "strided": Strided,
     "permutation": Permutation,
