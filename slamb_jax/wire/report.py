@@ -103,6 +103,8 @@ class WireReport:
         )
 
     def __str__(self) -> str:
+        if not self.collectives:
+            return "nothing is communicated"
         head = ("kind", "dtype", "elements", "bytes sent", "devices", "runs")
         rows = [head, *map(_row, self.collectives)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

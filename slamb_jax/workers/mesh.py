@@ -62,6 +62,14 @@ def auto_mesh(mesh: Any) -> Mesh:
     return Mesh(mesh.devices, mesh.axis_names)
 
 
+def indexable_mesh(mesh: Mesh) -> Mesh:
+    """The mesh with Auto axes, so that users may index arrays on it.
+
+    With Explicit axes ``losses[0]`` is an error. Under ``jax.set_mesh`` the mesh stays.
+    """
+    return mesh if jax.sharding.get_abstract_mesh().axis_names else auto_mesh(mesh)
+
+
 def onto(mesh: Mesh, leaves: Any) -> Any:
     """The leaves that lie on a mesh, on this one, which differs in axis types only."""
 

@@ -17,6 +17,7 @@ from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers.mesh import (
     auto_mesh,
     device_put_global,
+    indexable_mesh,
     is_key,
     jitted_onto,
     like_key,
@@ -61,6 +62,7 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
       (4, 3)
     """
     n = workers_on(mesh, exchange)
+    mesh = indexable_mesh(mesh)
 
     def copies(x: Any, spec: PartitionSpec) -> jax.Array:
         if is_key(x):
@@ -87,8 +89,9 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
         or as they came out of ``vmap``.
 
     Returns:
-      A tree of arrays without that axis: on one local device, or, if any leaf is
-      sharded over further axes of the mesh, all of them on the mesh, sharded as before.
+      A tree of arrays without that axis, on one local device and free to be moved to
+      others by what uses them; or, if any leaf is sharded over further axes of the
+      mesh, all of them on the mesh, sharded as before.
 
     Raises:
       ValueError: for a leaf without a leading axis.
@@ -104,7 +107,10 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
 
 
 def _mean_on_host(x: Any) -> jax.Array:
-    return local(replicated(mean_replica, x))
+    mean = local(replicated(mean_replica, x))
+    if is_key(mean):
+        return like_key(mean, jnp.asarray(np.asarray(jax.random.key_data(mean))))
+    return jnp.asarray(np.asarray(mean))  # not committed to its device
 
 
 def _mean_on_mesh(x: Any) -> jax.Array:
@@ -153,10 +159,13 @@ def check_leading_sizes(
     name: str, tree: chex.ArrayTree, good: Callable[[int], bool], expected: str
 ) -> None:
     """Raises unless the first dimension of every leaf is as ``expected``."""
+    way_out = ""
+    if name == "state":
+        way_out = ": slamb_jax.replicate(state, mesh, exchange) adds it"
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
         shape = jnp.shape(x)
         if not shape or not good(shape[0]):
             raise ValueError(
                 f"{name}{jax.tree_util.keystr(path)} must have a leading axis of "
-                f"{expected}, got shape {shape}"
+                f"{expected}, got shape {shape}{way_out}"
             )

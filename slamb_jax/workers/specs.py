@@ -45,7 +45,7 @@ def specs_of(
         raise ValueError(
             "param_specs must have one spec for each parameter, got "
             f"{jax.tree.unflatten(treedef, specs)}: no part of the state has this "
-            "structure"
+            "structure (unbox linen's partitioned parameters with flax.linen.unbox)"
         )
     return outer.unflatten(
         [treedef.unflatten(specs) if is_params(x) else _UNSHARDED for x in parts]

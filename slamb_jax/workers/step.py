@@ -21,6 +21,7 @@ from slamb_jax.workers.checksums import differing_copies
 from slamb_jax.workers.mesh import (
     auto_mesh,
     device_put_global,
+    indexable_mesh,
     is_key,
     like_key,
     mesh_sharding,
@@ -31,6 +32,14 @@ from slamb_jax.workers.replicas import check_leading_sizes
 from slamb_jax.workers.specs import specs_of
 
 Step = Callable[..., tuple[Any, Any]]
+
+# In jax's errors about types that vary over a mesh axis.
+_TYPE_WORDS = ("pcast", "pvary", "manual_axis_type", "varying manual axes")
+_TYPE_NOTE = (
+    "slamb_jax.per_worker_step runs the step of one worker, over whose axis types are "
+    "checked. If the model cannot satisfy the check, pass check_vma=False; a "
+    "with_sharding_constraint over the workers' axis must go."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,13 +124,14 @@ def per_worker_step(
     """
     check_callable("step", step)
     n = workers_on(mesh, exchange)
+    if exchange.param_specs is not None and exchange.local_axis_name is not None:
+        raise ValueError(
+            "param_specs and local_axis_name cannot both be given here, got "
+            f"{exchange!r}: use jax.shard_map over all axes of the mesh, where "
+            "slamb takes both"
+        )
+    mesh = indexable_mesh(mesh)
     if exchange.param_specs is not None:
-        if exchange.local_axis_name is not None:
-            raise ValueError(
-                "param_specs and local_axis_name cannot both be given here, got "
-                f"{exchange!r}: use jax.shard_map over all axes of the mesh, where "
-                "slamb takes both"
-            )
         mesh = auto_mesh(mesh)  # with Explicit axes jax 0.10 gathers
     devices = n * size_on(mesh, exchange.local_axis_name)
     batch_axes = PartitionSpec(_batch_axes(exchange))
@@ -169,7 +179,12 @@ def _program(step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool) -> Ste
         own = jax.tree.map(lambda x: jnp.squeeze(x, 0), state)
         if local is not None:
             own = _typed_as_varying(own, local)
-        own, report = step(own, batch, *own_keys(key, axes))
+        try:
+            own, report = step(own, batch, *own_keys(key, axes))
+        except Exception as error:
+            if any(word in str(error) for word in _TYPE_WORDS):
+                error.add_note(_TYPE_NOTE)
+            raise
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), (own, report))
 
     manual = set(as_tuple(exchange.axis_name))
