@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # One process for each GPU, found by jax through SLURM's environment. Two minutes before
 # the time is up SLURM sends SIGTERM: the run saves, leaves with status 143, and the job
-# is queued again and goes on; so it is when a process died or hangs (--timeout). --out and --cache must be on a disk that all nodes see.
+# is queued again and resumes; likewise when a process died or hangs (--timeout). --out
+# and --cache must be on a disk that all nodes see.
 #
 #   sbatch examples/launch/slurm.sh bert --config examples/bert/configs/large.yaml --files DIR
 #
@@ -20,7 +21,7 @@ shift
 srun python -m "examples.$program.main" "$@" \
   --workers "$SLURM_NTASKS" --distributed
 status=$?
-case "$status" in # stopped; 75, 134, 137: a process is gone, and the others ended
+case "$status" in # stopped; 75, 134, 137: a process died or hung, the others ended
   143 | 75 | 134 | 137) scontrol requeue "$SLURM_JOB_ID" ;;
 esac
 exit "$status"

@@ -5,7 +5,7 @@
 #   examples/launch/two_processes.sh PROGRAM [OPTIONS]
 #
 # SIGTERM to this script, or to either process, saves at the same step in both and leaves
-# with status 143; the same command goes on from there. If one dies or hangs, the other
+# with status 143; the same command resumes from there. If one dies or hangs, the other
 # ends within twice --timeout, and both are started again from the last checkpoint, up to
 # three times. --out must be on a disk that both see.
 set -euo pipefail
@@ -36,7 +36,7 @@ run() { # both, to their end; sets the status
 for again in 1 2 3 no; do
   run "$program" "$@"
   case "$stopped $status" in
-    "no 75" | "no 134" | "no 137") ;; # one is gone, the other ended with 75
+    "no 75" | "no 134" | "no 137") ;; # one died or hung, the other ended with 75
     *) break ;;
   esac
   [ "$again" = no ] || echo "status $status: both start again (time $again of 3)" >&2

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 from flax import nnx
 
-from slamb_jax.jointspar.train_if import (
+from slamb_jax.jointspar.branches import (
     Flags,
     conditional_vjp,
     is_saved,
