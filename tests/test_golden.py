@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from slamb_jax import Exchange, slamb
-from slamb_jax.exchange.selections import Leaf, replay_masks
+from slamb_jax.selections import Leaf, replay_masks
 from tests.forms import FORMS, moments
 from tests.workers import AXIS, MAPPINGS, train
 

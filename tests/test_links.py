@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import slamb_jax
 from slamb_jax import Exchange
-from slamb_jax.exchange.selections import Bernoulli, Leaf, Permutation, Strided
+from slamb_jax.selections import Bernoulli, Leaf, Permutation, Strided
 from tests.close import assert_close
 from tests.forms import FORMS
 from tests.naive import NaiveSlamb

@@ -214,7 +214,9 @@ def test_replicated_parameters_that_were_cast_are_taken():
     tx = slamb_jax.slamb(0.01, Exchange(AXIS))
 
     def step(params, x):
-        own = jax.tree.map(lambda p: p + 0.0 * jax.lax.axis_index(AXIS), params)
+        own = jax.tree.map(
+            lambda p: p + 0.0 * jax.lax.axis_index(AXIS).astype(p.dtype), params
+        )
         grads = jax.grad(lambda p: jnp.sum((x @ p["w"]) ** 2))(own)
         updates, _ = tx.update(grads, tx.init(own), own)
         return optax.apply_updates(own, updates)

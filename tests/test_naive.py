@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slamb_jax import Exchange
-from slamb_jax.exchange.selections import (
-    Bernoulli,
-    Leaf,
-    Permutation,
-    Schedule,
-    Strided,
-)
+from slamb_jax.selections import Bernoulli, Leaf, Permutation, Schedule, Strided
 from tests.close import assert_close
 from tests.forms import FORMS, moments
 from tests.naive import NaiveSlamb

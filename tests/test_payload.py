@@ -12,11 +12,8 @@ import slamb_jax
 from slamb_jax import Exchange
 from slamb_jax._tree.hashing import hash_u32, hash_words
 from slamb_jax.exchange.means import exchange_means
-from slamb_jax.exchange.payloads import (
-    NaturalCompression,
-    StochasticUniform,
-    resolve_payload,
-)
+from slamb_jax.exchange.payloads import resolve_payload
+from slamb_jax.payloads import NaturalCompression, StochasticUniform
 from tests.close import assert_close, assert_same_bits
 from tests.workers import AXIS, over_workers, random_tree, stack, stepper, train
 

@@ -12,7 +12,7 @@ import pytest
 import slamb_jax
 from examples.cifar10 import data, train
 from examples.cifar10.models import ResNet
-from examples.common import images, processes
+from examples.common import images, loop, processes
 from tests import programs
 
 TINY = {"width": 4, "batch_size": 2, "workers": 2, "learning_rate": 0.01}
@@ -119,7 +119,7 @@ def check_records(name, out, result):
     assert (programs.series(out, "replica_spread")[0] > 1e-4) == (name == "slamb")
     assert bool(programs.series(out, "trust_ratio")[0]) == (name != "sgdm")
     assert list((out / "tensorboard").glob("events*"))
-    assert train.loop.Result.read(out) == result
+    assert loop.Result.read(out) == result
 
 
 @pytest.mark.long

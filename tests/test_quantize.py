@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slamb_jax._tree.hashing import hash_u32
-from slamb_jax.exchange.payloads import NaturalCompression, StochasticUniform
+from slamb_jax.payloads import NaturalCompression, StochasticUniform
 
 QUANTIZERS = {
     "uniform8": StochasticUniform(8, block_size=64),

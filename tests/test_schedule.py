@@ -6,13 +6,8 @@ import numpy as np
 
 import slamb_jax
 from slamb_jax import Exchange
-from slamb_jax.exchange.selections import (
-    Leaf,
-    Permutation,
-    Schedule,
-    Strided,
-    elements_sent,
-)
+from slamb_jax.exchange.selections import elements_sent
+from slamb_jax.selections import Leaf, Permutation, Schedule, Strided
 from tests.close import assert_close
 from tests.workers import AXIS, random_tree, stack, stepper, train
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 import slamb_jax
 from slamb_jax import Exchange
 from slamb_jax.exchange.blocks import SelectionAtStep
-from slamb_jax.exchange.selections import (
+from slamb_jax.exchange.selections import elements_sent
+from slamb_jax.selections import (
     Bernoulli,
     Leaf,
     Permutation,
     Schedule,
     Selection,
     Strided,
-    elements_sent,
     replay_masks,
 )
 from tests.close import assert_close

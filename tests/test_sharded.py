@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 
 import slamb_jax
 from slamb_jax import Exchange
-from slamb_jax.exchange.selections import Strided
+from slamb_jax.selections import Strided
 from tests.close import assert_close
 from tests.forms import FORMS, chain
 from tests.shards import OLD, N, Tiled, auto, mesh_4x2

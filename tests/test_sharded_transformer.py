@@ -12,7 +12,8 @@ from jax.sharding import NamedSharding
 
 import slamb_jax
 from slamb_jax import Exchange
-from slamb_jax.exchange.selections import Leaf, Strided, elements_sent
+from slamb_jax.exchange.selections import elements_sent
+from slamb_jax.selections import Leaf, Strided
 from tests.close import assert_same_bits
 from tests.shards import SHARDS, N, Tiled, auto, mesh_4x2
 from tests.workers import AXIS, P, mesh_of

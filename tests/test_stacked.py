@@ -7,13 +7,7 @@ import pytest
 
 import slamb_jax
 from slamb_jax import Exchange
-from slamb_jax.exchange.selections import (
-    Bernoulli,
-    Leaf,
-    Permutation,
-    Strided,
-    replay_masks,
-)
+from slamb_jax.selections import Bernoulli, Leaf, Permutation, Strided, replay_masks
 from tests.close import assert_close
 from tests.forms import FORMS
 from tests.test_naive import of_elements

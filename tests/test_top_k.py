@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import slamb_jax
 from slamb_jax import Exchange
-from slamb_jax.exchange.selections import Leaf, Strided, TopK, elements_sent
+from slamb_jax.exchange.selections import elements_sent
+from slamb_jax.selections import Leaf, Strided, TopK
 from tests.close import assert_close
 from tests.naive import NaiveSlamb
 from tests.test_naive import of_elements, stacked

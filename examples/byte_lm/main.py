@@ -9,9 +9,10 @@ prints a table, and writes a picture and the figures behind it to ``--out``.
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import matplotlib
@@ -28,29 +29,14 @@ from examples.common.options import HELP, exchange_settings
 from examples.common.simulated import Program, Run, Task, evaluation_steps, train
 from examples.hardware import hardware
 
-Name = Literal[
-    "lamb",
-    "slamb_paper",
-    "slamb_float32",
-    "slamb_few_bytes",
-    "slamb_large_batch",
-    "slamb_from_links",
-    "lars",
-    "jointspar_lars",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Settings of the job; the rates in methods.py are tuned for them."""
 
-    optimizer: tuple[Name, ...] = (
-        "lamb",
-        "slamb_paper",
-        "slamb_float32",
-        "slamb_few_bytes",
-    )
-    """Train with these, one after the other; shares of bytes are of the first's."""
+    optimizer: tuple[str, ...] = tuple(RATES)[:4]
+    """Train with these, one after the other; shares of bytes are of the first's.
+    Others: slamb_large_batch, slamb_from_links, lars, jointspar_lars."""
     rate: tuple[float, ...] = ()
     """Peak learning rates, one for each optimizer; without, those in methods.py."""
     workers: int = 8
@@ -76,6 +62,8 @@ class Config:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an integer from 1, got {value!r}")
+        for name in self.optimizer:
+            method(name, self.steps, self.seed, {})  # raises if there is none
         if self.width % self.heads:
             raise ValueError(
                 f"width must be a multiple of heads, got {self.width} and {self.heads}"
@@ -168,6 +156,7 @@ def picture(runs: list[Run], unit: str, path: Path) -> None:
         ylabel=f"evaluation loss, {unit}",
         xscale="log",
     )
+    by_bytes.xaxis.set_major_formatter("{x:g}")
     by_step.set(xlabel="step")
     for axes in (by_bytes, by_step):
         axes.grid(alpha=0.3, which="both")
@@ -198,7 +187,7 @@ def main(config: Config, settings: dict[str, Any]) -> list[Run]:
         run(name, rate, task, config, mesh, settings)
         for name, rate in zip(config.optimizer, config.rates(), strict=True)
     ]
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 110)
     console.print(table(runs, config, hardware(jax.devices()[0])))
     for r in runs:
         if r.active:

@@ -1,5 +1,6 @@
 """Workers: devices on one machine or on many, and the signal that stops them."""
 
+import contextlib
 import signal
 from types import FrameType
 from typing import Any, Self
@@ -28,7 +29,8 @@ def start(options: Options) -> Mesh:
 
 def local_mesh(here: int) -> Mesh:
     """A mesh of so many workers in each process; call it before jax is used."""
-    jax.config.update("jax_num_cpu_devices", here)
+    with contextlib.suppress(RuntimeError):  # jax runs already, with what it has
+        jax.config.update("jax_num_cpu_devices", here)
     return mesh_of(here * jax.process_count())
 
 

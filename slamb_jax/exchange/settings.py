@@ -117,21 +117,22 @@ class Exchange:
                 "sync_every too, got None"
             )
         if isinstance(self.compress_ratio, Mapping):
+            for step in self.compress_ratio:
+                check_integer("compress_ratio (a step)", step, 0)
             ratios = dict(sorted(self.compress_ratio.items()))
             object.__setattr__(self, "compress_ratio", ratios)
         selection = self._selection()  # checks ratio, smallest size and seed
-        if self.param_specs is not None:
+        if self.layout is not None:  # which checks what it is made of
             self._check_specs(selection)
 
     def _check_specs(self, selection: Selection) -> None:
-        assert self.layout is not None  # which checks what it is made of
         if shared := set(as_tuple(self.axis_name)) & set(mesh_axes(self.param_specs)):
             raise ValueError(
                 "param_specs must not name the axis of the workers, "
                 f"{sorted(map(str, shared))[0]!r}: every worker has parameters of its "
                 "own, sharded over other axes of the mesh"
             )
-        if selection.stateful:
+        if selection.stateful and self.param_specs is not None:
             raise ValueError(
                 f"selection={self.selection!r} and param_specs cannot go together: its "
                 "state is of the blocks of unsharded leaves. Take a round robin."
@@ -171,6 +172,11 @@ class Exchange:
             raise ValueError(
                 "compress_ratio must have the step 0 where it is a mapping, got "
                 f"{ratio!r}"
+            )
+        if self.selection == "top_k":
+            raise ValueError(
+                f"compress_ratio={ratio!r} and selection='top_k' cannot both be given: "
+                "another ratio would not keep its state"
             )
         return Schedule({t: make(k, min_size, seed) for t, k in ratio.items()})
 

@@ -11,9 +11,9 @@ from tests.wrong_uses.replicas import STATE
 SAVED = {"w": jnp.ones((4, 3))}
 
 
-def saved(directory):
+def saved(directory, state=SAVED):
     with slamb_jax.Checkpoints(directory / "c") as checkpoints:
-        checkpoints.save(3, SAVED)
+        checkpoints.save(3, state)
     return directory / "c"
 
 

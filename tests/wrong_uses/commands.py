@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import jax.numpy as jnp
-from examples.byte_lm.train import Config
 
 from examples.byte_lm import data
+from examples.byte_lm.main import Config
 from examples.byte_lm.main import main as byte_lm
 from slamb_jax import command_line
 from tests.wrong_uses.checkpoints import saved
@@ -107,7 +107,7 @@ def reading(contents, context=64):
 
 
 def running(**settings):
-    return lambda directory: byte_lm(Config(**({"out": directory} | settings)))
+    return lambda directory: byte_lm(Config(**({"out": directory} | settings)), {})
 
 
 CONFIGS = [
@@ -118,12 +118,10 @@ CONFIGS = [
     (running(context=-1), "context .*-1"),
     (running(layers=0), "layers .*0"),
     (running(width=96, heads=5), "width .*heads.*96 and 5"),
-    (running(lamb_rate=NAN), "lamb_rate .*nan"),
-    (running(slamb_rate=-1.0), "slamb_rate .*-1.0"),
-    (running(compress_ratio=0.0), "compress_ratio .*0.0"),
-    (running(b3=2.0), "b3 .*2.0"),
-    (running(sync_every=0), "sync_every .*0"),
-    (running(selection="best"), "selection .*'best'"),
+    (running(rate=(NAN,) * 4), "rate .*nan"),
+    (running(rate=(-1.0,) * 4), "rate .*-1.0"),
+    (running(rate=(0.1,)), "rate must have one value for each of 4"),
+    (running(optimizer=("best",)), "name .*'best'"),
     (running(evaluations=0), "evaluations .*0"),
 ]
 
