@@ -92,7 +92,8 @@ TAKES_ANY_PARAMS = {
 }  # fmt: skip
 EMITS_FLOAT32 = {"mask_momentum", "layerwise_trust_ratio"}
 KEEPS_THE_DTYPE = {
-    "randk_compress_with_error_feedback", "average_gradients", "average_parameters_every",
+    "randk_compress_with_error_feedback", "average_gradients",
+    "average_parameters_every",
 }  # fmt: skip
 each = pytest.mark.parametrize("name", ALL)
 
