@@ -48,7 +48,7 @@ def byte_lm(layers: int = 2) -> Task:
 def digits() -> Task:
     """Classifies scikit-learn's digits; one image in five is held out."""
     try:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+        from sklearn.datasets import load_digits
     except ImportError as error:
         raise SystemExit(
             "the task digits needs scikit-learn: pip install 'slamb-jax[benchmarks]'"

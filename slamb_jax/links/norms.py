@@ -179,8 +179,9 @@ def _squares_of_parts(
 ) -> list[tuple[Squares, Squares]]:
     """Squares of what each leaf exchanges at this step, and of the rest.
 
-    The rest as the difference to the whole, whose sum is one vectorized pass and a
-    masked sum is not, unless so much was exchanged somewhere that digits would be lost.
+    The rest as the difference to the whole, unless so much was exchanged somewhere that
+    digits would be lost: on a CPU the sum of the whole is vectorized and a masked one
+    is not (1 ms against 14 for 9.4 M elements).
     """
     if not terms:
         return []
