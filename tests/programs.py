@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 import slamb_jax
@@ -22,6 +23,13 @@ EXAMPLES = ROOT / "examples"
 def standard_promotion():
     """Flax's and optax's own code needs it."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def standard():
+    """For each test of a module that assigns it."""
+    with standard_promotion():
         yield
 
 

@@ -21,12 +21,7 @@ from tests import programs
 
 TINY = {"steps": 2, "evaluations": 2, "batch": 1, "context": 16, "layers": 2}
 TINY |= {"width": 16, "heads": 2, "eval-batch": 8, "min-size": 100}
-
-
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    with programs.standard_promotion():
-        yield
+standard = programs.standard
 
 
 def line():
@@ -82,6 +77,12 @@ def test_simulated_workers_are_those_on_devices_and_the_links_are_slamb():
     here, there, links = run(slamb()), run(slamb(), mesh=mesh), run(slamb(from_links))
     np.testing.assert_allclose(here.losses, there.losses, rtol=1e-5)
     np.testing.assert_allclose(here.losses, links.losses, rtol=1e-5)
+
+
+def test_evaluations_are_evenly_spaced_and_none_is_made_twice():
+    assert simulated.evaluation_steps(400, 4) == [100, 200, 300, 400]
+    assert simulated.evaluation_steps(300, 8, 25)[:3] == [50, 75, 100]
+    assert simulated.evaluation_steps(2, 10) == [1, 2]
 
 
 def test_a_run_that_diverges_has_nan_from_there_on():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import slamb_jax
 from examples.bert import data, train
 from examples.common import options
 from tests import programs
@@ -16,12 +17,7 @@ TINY = {"vocabulary": 120, "layers": 1, "width": 16, "heads": 2, "length": 16}
 TINY |= {"batch_size": 2, "workers": 2, "steps": 4, "accumulate_steps": 2}
 TINY |= {"warmup_steps": 2, "log_every": 1, "dropout": 0.1}
 TINY["exchange"] = dataclasses.replace(train.EXCHANGE, sync_every=3, min_size=100)
-
-
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    with programs.standard_promotion():
-        yield
+standard = programs.standard
 
 
 def text_in(folder, files=25):
@@ -122,39 +118,28 @@ def test_a_stopped_run_resumes_to_the_last_bit(tmp_path, monkeypatch):
     np.testing.assert_allclose(rates, [0, 0.005, 0.01, 0.01 * 0.5**0.5], rtol=1e-5)
 
 
-SIZES = {"base": (12, 768), "large": (24, 1024), "xl": (24, 3072)}
-MILLIONS = {"base": 109.2, "large": 334.8, "xl": 2822.5}
-
-
-def parameters(layers, width):
-    """BERT's, without segments, pooler and next-sentence head, positions to 128."""
-    norm, square = 2 * width, width**2 + width
-    layer = 4 * square + 8 * width**2 + 5 * width + 2 * norm
-    head = square + norm + 30_522
-    return (30_522 + 128) * width + norm + layers * layer + head
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_full_size(name):
-    config = programs.config_of(train, name)
+def test_the_papers_settings():
+    config = programs.config_of(train, "large")
     batch = config.batch_size * config.accumulate_steps * config.workers
     assert (batch, config.length, config.steps) == (65_536, 128, 7038)
-    assert (config.b3, config.exchange.sync_every) == (0.93, 100)
+    assert (config.b3, config.learning_rate) == (0.93, 6e-3)
+    assert config.exchange == slamb_jax.Exchange(
+        "data", compress_ratio=0.1, min_size=9000, sync_every=100
+    )
     task = train.task(config, train.blank(config))
-    params, _ = jax.eval_shape(task.init, jax.random.key(0))
-    assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype(jnp.float32)}
-    found = sum(x.size for x in jax.tree.leaves(params))
-    assert found == parameters(*SIZES[name])
-    assert round(found / 1e6, 1) == MILLIONS[name]
-    one = {k: (config.batch_size, *x.shape) for k, x in task.source[0].items()}
-    batch = {k: jax.ShapeDtypeStruct(shape, jnp.int32) for k, shape in one.items()}
-    assert batch["positions"].shape == (config.batch_size, 19)
-    jaxpr = jax.make_jaxpr(task.loss)(params, {}, batch, jax.random.key(0))
-    dots = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
-    assert {e.outvars[0].aval.dtype for e in dots} == {jnp.dtype(jnp.bfloat16)}
     rates = [float(task.schedule(t)) for t in (0, 1000, 2000, 4519, 7038)]
     want = np.array([0, 0.5, 1, 0.5**0.5, 0]) * 6e-3
     np.testing.assert_allclose(rates, want, rtol=1e-4, atol=1e-9)
+
+
+def test_products_are_bfloat16_and_kernels_decay(tmp_path):
+    config = tiny(tmp_path, "run", dtype="bfloat16")
+    task = train.task(config, train.blank(config))
+    params, _ = jax.eval_shape(task.init, jax.random.key(0))
+    batch = jax.tree.map(lambda x: x[None], task.source[0])
+    jaxpr = jax.make_jaxpr(task.loss)(params, {}, batch, jax.random.key(0))
+    dots = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+    assert {e.outvars[0].aval.dtype for e in dots} == {jnp.dtype(jnp.bfloat16)}
     layer = task.decay_mask(params)["layer_0"]
     attention = layer["MultiHeadDotProductAttention_0"]
     assert attention["query"] == {"kernel": True, "bias": False}

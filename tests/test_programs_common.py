@@ -19,12 +19,7 @@ from tests import programs
 from tests.workers import AXIS, random_tree
 
 SHAPES = {"a": (30, 20), "b": (20,), "c": (3, 3)}
-
-
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    with programs.standard_promotion():
-        yield
+standard = programs.standard
 
 
 def parse(*args):

@@ -21,7 +21,7 @@ class Sweep:
     """The optimizers of the job, each at all rates."""
 
     job: Config
-    rates: tuple[float, ...] = (0.01, 0.0141, 0.02, 0.0283)
+    rates: tuple[float, ...] = (0.01, 0.0141, 0.02, 0.0283, 0.04)
 
 
 def main(sweep: Sweep, settings: dict[str, object]) -> None:

@@ -28,8 +28,25 @@ HELP = (
     f"{', '.join('--' + name.replace('_', '-') for name in SETTINGS)}."
 )
 
+
+def _exchange(settings: Any, where: str) -> slamb_jax.Exchange:
+    try:
+        if isinstance(settings, dict):
+            settings = {"axis_name": AXIS} | settings
+        return slamb_jax.Exchange.from_json(settings)
+    except ValueError as error:
+        raise SystemExit(f"{where}: exchange: {error}") from error
+
+
 ExchangeOption: TypeAlias = Annotated[
-    slamb_jax.Exchange, tyro.conf.Fixed, tyro.conf.arg(help="See above.")
+    slamb_jax.Exchange,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="YAML",
+        instance_from_str=lambda args: _exchange(yaml.safe_load(args[0]), "--exchange"),
+        is_instance=lambda x: isinstance(x, slamb_jax.Exchange),
+        str_from_instance=lambda x: [json.dumps(x.to_json())],
+    ),
 ]
 EXCHANGE = slamb_jax.Exchange(AXIS, sync_every=50)
 
@@ -54,6 +71,7 @@ class Options:
     nu_of: Literal["gradient", "momentum", "larger"] = "gradient"
     """What SLAMB's v is the second moment of."""
     exchange: ExchangeOption = EXCHANGE
+    """All settings of the exchange; single ones have options of their own."""
 
     batch_size: int = 32
     """Examples per worker and mini-step."""
@@ -140,15 +158,6 @@ def from_file(default: T, path: Path) -> T:
         default = dataclasses.replace(default, exchange=exchange)
     args = [word for name, value in found.items() for word in _words(name, value)]
     return tyro.cli(type(default), args=args, default=default, prog=str(path))
-
-
-def _exchange(settings: Any, where: str) -> slamb_jax.Exchange:
-    try:
-        if isinstance(settings, dict):
-            settings = {"axis_name": AXIS} | settings
-        return slamb_jax.Exchange.from_json(settings)
-    except ValueError as error:
-        raise SystemExit(f"{where}: exchange: {error}") from error
 
 
 def _words(name: str, value: Any) -> list[str]:

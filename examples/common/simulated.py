@@ -145,7 +145,7 @@ class Program:
         return self.task.batches(self.size, self.steps, seed)
 
     def compile(self) -> float:
-        """Makes one step and one evaluation, and returns the seconds they took."""
+        """Makes a first step and an evaluation; returns the seconds they took."""
         began = time.perf_counter()
         state, _ = self.step(self.start(0.0, 0), next(self.batches(0)))
         self.evaluate(state)
@@ -177,7 +177,7 @@ class Program:
 def evaluation_steps(steps: int, evaluations: int, multiple: int = 1) -> list[int]:
     """Evenly spaced steps up to the last, rounded to a multiple."""
     ends = np.linspace(0, steps / multiple, evaluations + 1).round()[1:]
-    return [int(end) * multiple for end in ends]
+    return sorted({int(end) * multiple for end in ends} - {0})
 
 
 def train(
@@ -204,7 +204,7 @@ def train(
       The losses, bytes and seconds. Training ends at the first evaluation whose loss is
       not finite; that loss and all later ones are nan.
     """
-    due = sorted(due or evaluation_steps(program.steps, 10))
+    due = sorted(set(due or evaluation_steps(program.steps, 10)))
     if not program.compiled:
         program.compile()
     state = program.start(rate, seed)

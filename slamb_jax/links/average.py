@@ -136,5 +136,5 @@ def _towards_mean(
 
 def _difference(mean: jax.Array, p: jax.Array, u: jax.Array) -> jax.Array:
     """The update from p to the mean, in the dtype of u."""
-    wide = jnp.promote_types(p.dtype, jnp.float32)
+    wide = jnp.float32 if p.dtype.itemsize < 4 else p.dtype
     return (mean.astype(wide) - p.astype(wide)).astype(u.dtype)

@@ -6,7 +6,7 @@ import jax
 import optax
 
 from slamb_jax._tree import axes as _axes
-from slamb_jax._tree.leaves import is_none, map_present
+from slamb_jax._tree.leaves import is_none
 from slamb_jax._tree.rounding import upcast_f32
 from slamb_jax.exchange import collectives
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -20,7 +20,7 @@ def average_gradients(exchange: Exchange) -> optax.GradientTransformationExtraAr
     The first link of a chain whose workers are groups of devices with fast links: the
     links behind it then see one gradient per worker, and parameters and state stay
     bit-identical on all its devices. :func:`slamb` and :func:`scale_by_slamb` do this
-    themselves. Sums in float32 at least.
+    themselves.
 
     Each device must pass the gradient of its own share of the batch. Where types are
     tracked (``shard_map`` with ``check_vma=True``), ``jax.grad`` with respect to
@@ -32,7 +32,8 @@ def average_gradients(exchange: Exchange) -> optax.GradientTransformationExtraAr
         devices; with None, the gradients pass unchanged.
 
     Returns:
-      A :class:`optax.GradientTransformationExtraArgs` without state; dtypes are kept.
+      A :class:`optax.GradientTransformationExtraArgs` without state. Its updates are
+      float32 at least, so that the links behind it do not round them.
 
     Raises:
       ValueError: in ``update``, for an axis that is not bound, and for gradients that
@@ -59,8 +60,7 @@ def average_gradients(exchange: Exchange) -> optax.GradientTransformationExtraAr
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.EmptyState]:
         del extra_args
-        means = mean_gradients(updates, params, exchange.local_axis_name)
-        return map_present(lambda g, m: m.astype(g.dtype), updates, means), state
+        return mean_gradients(updates, params, exchange.local_axis_name), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
