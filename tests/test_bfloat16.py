@@ -209,6 +209,7 @@ def test_equal_replicas_have_equal_bits():
     assert (np.asarray(u) != np.asarray(v)).any()
 
 
+@pytest.mark.long
 def test_with_injected_rates_skips_checkpoints_and_fewer_workers(tmp_path):
     inject = optax.inject_hyperparams(slamb_jax.slamb, static_args="exchange")
     inner = inject(0.02, exchange=BETWEEN, mu_dtype="bfloat16", nu_dtype="bfloat16")

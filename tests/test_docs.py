@@ -50,8 +50,15 @@ def as_a_user():
 @pytest.mark.usefixtures("as_a_user")
 @pytest.mark.parametrize(
     "page",
-    [p for p in PAGES if has_code(p)],
-    ids=lambda page: page.relative_to(ROOT).as_posix(),
+    [
+        pytest.param(
+            page,
+            id=page.relative_to(ROOT).as_posix(),
+            marks=() if page.name == "README.md" else pytest.mark.long,
+        )
+        for page in PAGES
+        if has_code(page)
+    ],
 )
 def test_code_of_a_page_runs(page, monkeypatch):
     """In order, as one program; a text block is what the code before it printed."""

@@ -156,6 +156,7 @@ def test_runs_that_are_there_are_not_made_again(
     assert "budget of -1 s is spent" in printed.getvalue()
 
 
+@pytest.mark.long
 def test_a_run_records_losses_bytes_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(SETTING, "AdamW", 0.004, 0)
     found = json.loads(json.dumps(execute(run)))
@@ -171,6 +172,7 @@ def test_a_run_records_losses_bytes_and_times(monkeypatch: pytest.MonkeyPatch) -
     assert timed["dense_seconds"] == timed["step_seconds"]
 
 
+@pytest.mark.long
 def test_what_slamb_sends_is_counted_as_it_packs() -> None:
     like = {"big": (100, 40), "small": (30,)}
     params = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in like.items()}

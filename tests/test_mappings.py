@@ -67,6 +67,7 @@ TABLE = {  # each once under another mapping than the simulator's
         ["shard_map"],
     ),
 }
+QUICK = set(list(TABLE)[:2]) | {"codes"}  # the others in CI
 ROUNDED = {"product, 16 bits", "codes", "natural", "float16"}
 
 
@@ -75,7 +76,12 @@ def gradients(steps=STEPS):
 
 
 @pytest.mark.parametrize(
-    ("name", "mapping"), [(name, m) for name, (_, on) in TABLE.items() for m in on]
+    ("name", "mapping"),
+    [
+        pytest.param(name, m, marks=() if name in QUICK else pytest.mark.long)
+        for name, (_, on) in TABLE.items()
+        for m in on
+    ],
 )
 def test_every_mapping_gives_the_same_numbers(name, mapping):
     tx, _ = TABLE[name]

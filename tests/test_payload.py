@@ -26,8 +26,21 @@ NATURAL = NaturalCompression(block_size=32)
 FLOATS = ("bfloat16", "float16")
 CODES = {"uniform8": UNIFORM, "uniform4": FOUR, "mixed": MIXED, "natural8": NATURAL}
 PAYLOADS = {name: name for name in FLOATS} | CODES
-each = pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
-coded = pytest.mark.parametrize("payload", CODES.values(), ids=CODES)
+
+
+def each_of(payloads):
+    """One of 16 bits and one in codes by default, the others in CI."""
+    return pytest.mark.parametrize(
+        "payload",
+        [
+            pytest.param(x, id=name, marks=() if name in QUICK else pytest.mark.long)
+            for name, x in payloads.items()
+        ],
+    )
+
+
+QUICK = {"bfloat16", "uniform8"}
+each, coded = each_of(PAYLOADS), each_of(CODES)
 
 
 def gradients(steps):
@@ -213,6 +226,7 @@ def test_error_feedback_takes_the_error_out_of_what_is_added_up(payload):
     assert errors[True] < 0.5 * errors[False]
 
 
+@pytest.mark.long
 def test_a_poisoned_step_is_as_if_it_had_not_been():
     exchange = small(payload=UNIFORM, average_payload=UNIFORM)
     tx = slamb_jax.skip_not_finite(slamb_jax.slamb(0.01, exchange), exchange)
@@ -226,6 +240,7 @@ def test_a_poisoned_step_is_as_if_it_had_not_been():
     assert_same_bits(got[1].inner, want[1].inner)
 
 
+@pytest.mark.long
 def test_what_is_not_finite_reaches_all():
     x = random_tree({"x": (N, 400)}, 0)["x"].at[2, 37].set(jnp.inf)
     for payload in PAYLOADS.values():
@@ -277,6 +292,7 @@ def test_what_rounding_took_is_sent_later(payload, far):
     assert moved < 0.02  # the first mean's own rounding, a step of its grid
 
 
+@pytest.mark.long
 def test_a_resized_anchor_is_the_same_for_all():
     tx = slamb_jax.average_parameters_every(small(average_payload=UNIFORM))
     state = train(tx, random_tree(SHAPES, 0), gradients(4), "vmap")[-1][1]

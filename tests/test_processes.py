@@ -83,6 +83,7 @@ def results(count):
             process.kill()
 
 
+@pytest.mark.long
 def test_two_processes_end_where_one_does():
     (alone,) = results(1)
     for found in results(2):

@@ -92,6 +92,7 @@ def test_sizes_out_of_range(name, least):
     options.parse(train.Config, "", [f"--{name}", str(least)])
 
 
+@pytest.mark.long
 def test_one_step(tmp_path):
     config = tiny(tmp_path, "run", accumulate_steps=1, warmup_steps=0)
     blank = train.blank(config)
@@ -132,6 +133,7 @@ def test_the_papers_settings():
     np.testing.assert_allclose(rates, want, rtol=1e-4, atol=1e-9)
 
 
+@pytest.mark.long
 def test_products_are_bfloat16_and_kernels_decay(tmp_path):
     config = tiny(tmp_path, "run", dtype="bfloat16")
     task = train.task(config, train.blank(config))

@@ -90,6 +90,7 @@ def test_the_digits_are_complete():
     assert set(test_on.arrays["label"]) == set(range(10))
 
 
+@pytest.mark.long
 def test_one_step_changes_parameters_and_each_workers_statistics(tmp_path):
     config = tiny(tmp_path)
     before, after, metrics = programs.one_step(

@@ -129,6 +129,7 @@ def test_parts_lie_inside():
     assert data.part((1000, 10), rng) == (495, 0, 505, 10)  # nothing else fits
 
 
+@pytest.mark.long
 def test_one_step(tmp_path):
     smaller = {"depths": (1,), "heads": (1,), "exchange": slamb_jax.Exchange("data")}
     config = train.Config(**TINY | smaller, warmup_epochs=0, out=tmp_path)
@@ -165,6 +166,7 @@ def test_the_authors_settings():
     assert float(task.schedule(round(warm / 2))) == pytest.approx(2.828e-3, rel=1e-3)
 
 
+@pytest.mark.long
 def test_kernels_decay():
     config = train.Config()
     task = train.task(config, train.sources(config))

@@ -58,6 +58,7 @@ def test_a_sweep_makes_each_run_once(tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_description(monkeypatch):
     def start(config):
         return processes.mesh_of(config.workers)

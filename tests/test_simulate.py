@@ -70,7 +70,12 @@ def assert_close(got, want, tolerance):
 
 @pytest.mark.parametrize(
     ("settings", "chunk"),
-    [({}, None), ({"form": "product", "mu_dtype": "bfloat16"}, 3)],
+    [
+        ({}, None),
+        pytest.param(
+            {"form": "product", "mu_dtype": "bfloat16"}, 3, marks=pytest.mark.long
+        ),
+    ],
 )
 def test_five_steps_equal_those_on_a_mesh(settings, chunk):
     tx, mesh = small_slamb(**settings), mesh_of(N)
@@ -87,6 +92,7 @@ def test_five_steps_equal_those_on_a_mesh(settings, chunk):
     )
 
 
+@pytest.mark.long
 def test_chunks_change_nothing_for_many_workers():
     chunked = simulate(small_slamb(), 128, chunk=50)  # 128 is no multiple of 50
     assert_close(chunked, simulate(small_slamb(), 128), 2e-6)

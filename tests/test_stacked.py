@@ -57,8 +57,8 @@ def masks(seed):
     [
         ("fused", "sum", False),
         ("fused", "product", True),
-        ("chain", "product", False),
-        ("chain", "sum", True),
+        pytest.param("chain", "product", False, marks=pytest.mark.long),
+        pytest.param("chain", "sum", True, marks=pytest.mark.long),
     ],
 )
 def test_a_stack_follows_its_layers(make, form, dense):

@@ -18,7 +18,7 @@ from slamb_jax import jointspar, recipes
 TRUST = 0.005  # LARS's relative step at a rate of 1, before momentum
 BUDGET = 2.0  # blocks that JointSpar trains per step, on average
 RATES = {
-    "lamb": 0.0141,
+    "lamb": 0.02,
     "slamb_paper": 0.0141,
     "slamb_float32": 0.0283,
     "slamb_few_bytes": 0.0283,
@@ -27,8 +27,7 @@ RATES = {
     "lars": 1.0,
     "jointspar_lars": 1.0,
 }
-"""The peak rates. Those of LAMB and SLAMB are the best of the sweeps recorded in
-benchmarks/results/frontier.jsonl, on this model with as many workers and sequences."""
+"""The peak rates; of the first four the best of ``python -m examples.byte_lm.sweep``."""
 
 
 def matrices(params: optax.Params) -> optax.Params:

@@ -17,7 +17,6 @@ from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers.mesh import (
     auto_mesh,
     device_put_global,
-    indexable_mesh,
     is_key,
     jitted_onto,
     like_key,
@@ -62,7 +61,6 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
       (4, 3)
     """
     n = workers_on(mesh, exchange)
-    mesh = indexable_mesh(mesh)
 
     def copies(x: Any, spec: PartitionSpec) -> jax.Array:
         if is_key(x):
