@@ -27,7 +27,7 @@ RATES = {
     "lars": 1.0,
     "jointspar_lars": 1.0,
 }
-"""The peak rates; of the first four the best of ``python -m examples.byte_lm.sweep``."""
+"""The peak rates; the first four come from ``python -m examples.byte_lm.sweep``."""
 
 
 def matrices(params: optax.Params) -> optax.Params:

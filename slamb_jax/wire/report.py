@@ -142,8 +142,8 @@ def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> Wire
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
-      >>> from jax.sharding import PartitionSpec as P
-      >>> mesh = jax.make_mesh((8,), ("data",))
+      >>> from jax.sharding import Mesh, PartitionSpec as P
+      >>> mesh = Mesh(jax.devices(), ("data",))
       >>> mean = jax.shard_map(
       ...     lambda x: jax.lax.pmean(x, "data"),
       ...     mesh=mesh, in_specs=P("data"), out_specs=P(),

@@ -17,6 +17,7 @@ from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers.mesh import (
     auto_mesh,
     device_put_global,
+    indexable_mesh,
     is_key,
     jitted_onto,
     like_key,
@@ -47,7 +48,8 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
         structure of the parameters (as moments have it) is sharded likewise.
 
     Returns:
-      A tree like ``tree`` of arrays of shape ``(n, ...)``.
+      A tree like ``tree`` of arrays of shape ``(n, ...)``, on the mesh with Auto axes,
+      so that they may be indexed, unless ``jax.set_mesh`` set another.
 
     Raises:
       ValueError: if the mesh lacks an axis of the exchange, for a leaf that is neither
@@ -61,6 +63,7 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
       (4, 3)
     """
     n = workers_on(mesh, exchange)
+    mesh = indexable_mesh(mesh)
 
     def copies(x: Any, spec: PartitionSpec) -> jax.Array:
         if is_key(x):
