@@ -48,11 +48,13 @@ def flags(names):
 
 
 def check_gradient(got, full, active):
+    # Some leaves, biases before a normalization, are 0 but for rounding.
+    largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(full))
     for name in full:
         leaves = jax.tree.leaves(got[name]), jax.tree.leaves(full[name])
         for g, f in zip(*leaves, strict=True):
             want = f if name in active else np.zeros_like(f)
-            assert_close(g, want, units=256)
+            assert_close(g, want, units=256, floor=largest)
 
 
 SETS = [s for n in range(4) for s in itertools.combinations(NAMES, n)]

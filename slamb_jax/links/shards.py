@@ -84,8 +84,8 @@ def on_shards(
         if not auto:
             return tx.update(updates, state, params, **extra_args)
         check_params(params)
-        _check_jax()
         _check_mesh(auto)
+        _check_jax()
         specs = broadcast_specs(param_specs, params)
         specs = jax.tree.map(lambda spec: _restrict(spec, auto), specs, is_leaf=is_spec)
         sharded = (
