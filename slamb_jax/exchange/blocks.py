@@ -150,7 +150,7 @@ def compress(
     es = None if residual is None else treedef.flatten_up_to(residual)
     at_step = selection_at(exchange, updates if params is None else params, step)
     chosen = _choose(at_step.selection, state, list(present.values()))
-    at_step = SelectionAtStep(at_step.selection, step, chosen)
+    at_step = dataclasses.replace(at_step, states=chosen)
 
     def exchanged(at_step: SelectionAtStep) -> tuple[Any, Any, SelectionState]:
         blocks = {i: at_step.blocks(leaf) for i, leaf in present.items()}
