@@ -86,11 +86,9 @@ def slamb(
       mu_dtype: dtype of m, None (float32) or bfloat16. Without a ``payload`` it is also
         the wire format.
       nu_of: what v is the second moment of: ``"gradient"``, the worker's own;
-        ``"momentum"``, m after its exchange, which closes much of the gap to dense
-        training in short or noisy runs and with codes of few bits; or ``"larger"``, the
-        larger of the two, which bounds the step where a worker's own gradient is 0 and
-        the mean momentum is not. The last two depart from the paper; see
-        :func:`mask_momentum`.
+        ``"momentum"``, m after its exchange, which ends nearer to dense training in
+        short or noisy runs and with codes of few bits; or ``"larger"``, the larger of
+        the two. The last two depart from the paper; see :func:`mask_momentum`.
       nu_dtype: dtype of v, None (float32) or bfloat16 with stochastic rounding.
 
     Returns:
@@ -113,8 +111,7 @@ def slamb(
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
       >>> rate = optax.linear_schedule(0.1, 0.0, 100)
-      >>> exchange = slamb_jax.Exchange("data", sync_every=10)
-      >>> tx = slamb_jax.slamb(rate, exchange)
+      >>> tx = slamb_jax.slamb(rate, slamb_jax.Exchange("data", sync_every=10))
       >>> def train(params, target):  # what one worker does, with data of its own
       ...     def step(carry, _):
       ...         params, state = carry

@@ -11,11 +11,12 @@ from jax.sharding import NamedSharding
 
 import slamb_jax
 from slamb_jax import Exchange
+from slamb_jax.payloads import StochasticUniform
 from slamb_jax.selections import Strided
 from tests.close import assert_close
 from tests.forms import FORMS, chain
 from tests.shards import OLD, N, Tiled, auto, mesh_4x2
-from tests.workers import AXIS, P, mesh_of, random_tree, stack
+from tests.workers import AXIS, P, mesh_of, random_tree, stack, step_on_gradients
 
 SPECS = {
     "embed": P("model", None), "up": P(None, "model"), "bias": P("model"),
@@ -34,12 +35,7 @@ SETTINGS = {"b3": 0.6, "weight_decay": 0.1}
 
 
 def trained(params, grads, tx, mesh, exchange, check_vma=True):
-    def step(state, g):
-        params, opt_state = state
-        g = jax.tree.map(lambda x: jnp.squeeze(x, 0), g)
-        updates, opt_state = tx.update(g, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), 0.0 * params["scale"]
-
+    step = step_on_gradients(tx)
     state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
     run = slamb_jax.per_worker_step(step, mesh, exchange, check_vma=check_vma)
     for g in grads:
@@ -123,6 +119,66 @@ def test_shards_follow_the_unsharded_model(how, make, form, check_vma):
         assert_close(x[1], y[1], units=256)
 
 
+STACKED = {"a": False, "b": False, "stack": True}
+
+
+MIXED = [
+    {"payload": "uniform4"},
+    *(
+        pytest.param(settings, marks=pytest.mark.long)
+        for settings in (
+            {"payload": "bfloat16"},
+            {"payload": StochasticUniform(4, error_feedback=True)},
+            {"payload": "uniform8", "average_payload": "uniform4"},
+            {"payload": "natural8", "average_payload": "bfloat16", "stacked": STACKED},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("settings", MIXED, ids=str)
+def test_copies_of_an_unsharded_leaf_stay_equal(settings, check_vma):
+    """Sharded and unsharded leaves share no scale of a code, and no type."""
+    specs = {"a": P(None, "model"), "b": P(), "stack": P("model")}
+    shapes = {"a": (7, 10), "b": (7, 9), "stack": (2, 3, 7)}
+    exchange = Exchange(
+        AXIS,
+        compress_ratio=0.5,
+        min_size=8,
+        sync_every=2,
+        param_specs=specs,
+        **settings,
+    )
+    tx = slamb_jax.slamb(0.05, exchange, **SETTINGS)
+    params = random_tree(shapes, 0)
+    own = {name: P(AXIS, *spec) for name, spec in specs.items()}
+
+    @jax.jit
+    @functools.partial(
+        jax.shard_map, mesh=mesh_4x2(), in_specs=(specs, own), out_specs=own,
+        check_vma=check_vma,
+    )  # fmt: skip
+    def run(params, scales):
+        params = jax.tree.map(lambda p, s: p + 0 * s[0], params, scales)
+
+        def step(carry, t):
+            params, state = carry
+            g = jax.tree.map(lambda p, s: jnp.sin(p + t) * s[0], params, scales)
+            u, state = tx.update(g, state, params)
+            return (optax.apply_updates(params, u), state), None
+
+        carry = jax.lax.scan(step, (params, tx.init(params)), jnp.arange(5.0))[0]
+        return jax.tree.map(lambda x: x[None], carry[0])
+
+    out = run(params, random_tree(shapes, 1, N))["b"]
+    copies = {}
+    for shard in out.addressable_shards:
+        copies.setdefault(shard.index[0].start, []).append(np.asarray(shard.data))
+    for first, second in copies.values():
+        np.testing.assert_array_equal(first, second)
+
+
 @auto
 @pytest.mark.long
 def test_other_transformations_on_shards():
@@ -135,14 +191,6 @@ def test_other_transformations_on_shards():
     tx = slamb_jax.slamb(0.1, SHARDED, **SETTINGS)
     want = trained(params, clipped, tx, mesh_4x2(), SHARDED)
     assert_close(got[0], want[0], units=256)
-
-
-@auto
-def test_without_a_mesh_that_has_the_axes():
-    tx = slamb_jax.slamb(0.1, Exchange(param_specs={"w": P("model")}))
-    params = {"w": jnp.ones((4, 4))}
-    with pytest.raises(ValueError, match="'model', and the mesh here has none"):
-        tx.update(params, tx.init(params), params)
 
 
 def test_sharded_arrays_are_not_gathered_to_be_replicated():

@@ -113,41 +113,29 @@ def _same_types(branches: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]
 
 
 def check_local(updates: chex.ArrayTree, axis_name: AxisName | None) -> None:
-    """Refuses gradients that were averaged already, where types show it.
+    """Raises for gradients that were averaged already, where types show it.
 
-    Raises:
-      ValueError: if an entry does not vary over ``axis_name`` though types are
-        tracked there (``shard_map`` with ``check_vma=True``).
+    They must vary over ``axis_name`` wherever types are tracked (``shard_map`` with
+    ``check_vma=True``).
     """
     if axis_name is None:
         return
-    axis_size(axis_name)
+    axis_size(axis_name)  # raises for an unbound axis
     tracked = tracked_axes(axis_name)
     for path, x in jax.tree_util.tree_leaves_with_path(updates):
-        _check_varies(path, x, tracked)
+        check_varies(path, x, tracked)
 
 
-def check_local_like(updates: chex.ArrayTree, moments: chex.ArrayTree) -> None:
-    """Refuses gradients that do not vary over an axis over which the moments do."""
-
-    def check(path: Any, x: jax.Array | None, m: jax.Array) -> None:
-        if x is not None:
-            _check_varies(path, x, varying_axes(m))
-
-    jax.tree_util.tree_map_with_path(
-        check, updates, moments, is_leaf=lambda x: x is None
-    )
-
-
-def _check_varies(path: Any, x: jax.Array, axes: Axes) -> None:
+def check_varies(path: Any, x: jax.Array, axes: Axes) -> None:
+    """Raises for a gradient whose type does not vary over all of these axes."""
     if missing := axes - varying_axes(x):
         names = ", ".join(sorted(map(repr, missing)))
         raise ValueError(
             f"updates{jax.tree_util.keystr(path)} does not vary over the mesh axis "
-            f"{names}: it is the same on every worker, so it was summed or averaged "
-            "already, and an exchange would save nothing. jax.grad inside "
-            "jax.shard_map sums the gradient of replicated parameters. Give each "
-            "worker its own copy (slamb_jax.replicate, slamb_jax.per_worker_step), or "
-            f"cast them with jax.lax.pcast(params, {names}, to='varying') before "
-            "jax.grad, and do not average gradients yourself."
+            f"{names}: it was summed or averaged over it already, and an exchange "
+            "would save nothing. jax.grad inside jax.shard_map sums the gradient of "
+            "parameters that do not vary over an axis. Let slamb_jax.replicate and "
+            "slamb_jax.per_worker_step hand over the parameters, or cast them with "
+            f"jax.lax.pcast(params, {names}, to='varying') before jax.grad, and do not "
+            "average gradients yourself."
         )

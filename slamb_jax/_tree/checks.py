@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from slamb_jax._tree.axes import as_tuple, check_varies, varying_axes
+
 
 def check_range(
     name: str,
@@ -54,15 +56,6 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
-def check_clips(c_min: Any, c_max: Any) -> None:
-    """Raises unless ``0 <= c_min <= c_max``, as far as both are static."""
-    check_range("c_min", c_min, 0.0)
-    check_range("c_max", c_max, 0.0)
-    known = not (isinstance(c_min, jax.Array) or isinstance(c_max, jax.Array))
-    if known and c_min > c_max:
-        raise ValueError(f"c_min must not exceed c_max, got {c_min!r} and {c_max!r}")
-
-
 def check_transformation(name: str, tx: Any) -> None:
     """Raises unless ``tx`` is an optax transformation, made and not its maker."""
     if not isinstance(tx, optax.GradientTransformation):
@@ -82,27 +75,12 @@ def check_dtype(name: str, dtype: DTypeLike | None) -> jnp.dtype:
 
 def check_axis_name(axis_name: Any, name: str = "axis_name") -> None:
     """Raises unless ``axis_name`` is None, a name or a tuple of names."""
-    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     # jax takes a number for the position of an array's axis.
-    bad = [n for n in names if isinstance(n, numbers.Number | list | set | dict)]
-    if bad or not names:
+    not_names = numbers.Number | list | set | dict
+    if axis_name == () or any(isinstance(n, not_names) for n in as_tuple(axis_name)):
         raise ValueError(
             f"{name} must be None, the name of a mesh axis or a tuple of names, got "
             f"{axis_name!r}"
-        )
-
-
-def check_axes(axis_name: Any, local_axis_name: Any) -> None:
-    """Raises unless the axes between workers and within them are different ones."""
-    check_axis_name(axis_name)
-    check_axis_name(local_axis_name, "local_axis_name")
-    between, within = (
-        set(x if isinstance(x, tuple) else (x,)) for x in (axis_name, local_axis_name)
-    )
-    if local_axis_name is not None and (axis_name is None or between & within):
-        raise ValueError(
-            "local_axis_name must name other mesh axes than axis_name, the axis "
-            f"between the workers, got {local_axis_name!r} and {axis_name!r}"
         )
 
 
@@ -120,14 +98,11 @@ def check_static(names: tuple[str, ...], values: dict[str, Any]) -> None:
 def check_floating(tree: chex.ArrayTree, what: str) -> None:
     """Raises for a leaf that no optimizer can step along, and names it."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if not hasattr(leaf, "dtype"):
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            found = repr(leaf) if dtype is None else dtype
             raise ValueError(
-                f"{what} must be arrays, got {leaf!r} at "
-                f"{what}{jax.tree_util.keystr(path)}"
-            )
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise ValueError(
-                f"{what} must be real floating point, got {leaf.dtype} at "
+                f"{what} must be real floating point arrays, got {found} at "
                 f"{what}{jax.tree_util.keystr(path)}"
             )
 
@@ -147,11 +122,14 @@ def check_gradients(updates: chex.ArrayTree, moments: chex.ArrayTree) -> None:
     check_floating(updates, "updates")
 
     def check(path: Any, g: jax.Array | None, m: jax.Array) -> None:
-        if g is not None and g.shape != m.shape:
+        if g is None:
+            return
+        if g.shape != m.shape:
             raise ValueError(
                 f"updates{jax.tree_util.keystr(path)} must have the shape of its "
                 f"parameter, got {g.shape} for {m.shape}"
             )
+        check_varies(path, g, varying_axes(m))
 
     jax.tree_util.tree_map_with_path(
         check, updates, moments, is_leaf=lambda x: x is None

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -15,33 +15,33 @@ from slamb_jax._tree.checks import check_bools
 Names = tuple[Hashable, ...]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Layout:
     """``param_specs`` and ``stacked`` as the user gave them."""
 
-    param_specs: Any = None
-    stacked: Any = None
+    param_specs: Any
+    stacked: Any
 
     def __post_init__(self) -> None:
         for spec in spec_leaves(self.param_specs):
-            check_spec(spec)
+            _check_spec(spec)
         if self.stacked is not None and not callable(self.stacked):
             check_bools("stacked", self.stacked)
 
     def of(self, params: chex.ArrayTree) -> chex.ArrayTree:
-        """``(stacked, shards, axes)`` of each parameter, as ``Leaf`` has them."""
+        """The :class:`LeafLayout` of each parameter."""
         specs = broadcast_specs(self.param_specs, params)
         stacks = broadcast_stacked(self.stacked, params)
         return jax.tree.map(_leaf_layout, params, stacks, specs)
 
 
-@dataclasses.dataclass(frozen=True)
-class LeafLayout:
+class LeafLayout(NamedTuple):
     """The layout of one leaf; see :class:`slamb_jax.selections.Leaf`."""
 
     stacked: bool = False
     shards: int = 1
     axes: Names = ()
+    sharded: Names = ()
 
 
 def is_spec(x: Any) -> bool:
@@ -54,8 +54,7 @@ def spec_leaves(param_specs: Any) -> list[Any]:
     return jax.tree.leaves(param_specs, is_leaf=is_spec)
 
 
-def check_spec(spec: Any) -> None:
-    """Raises unless ``spec`` is a spec of plain names, or None."""
+def _check_spec(spec: Any) -> None:
     plain = is_spec(spec) and all(
         name is None or isinstance(name, str | tuple) for name in spec or ()
     )
@@ -134,8 +133,8 @@ def broadcast_prefix(
 
 
 def _leaf_layout(p: Any, stacked: bool, spec: PartitionSpec) -> LeafLayout:
-    sharded_over = spec_axes(spec)
-    for axis in sharded_over:
+    sharded = tuple(sorted(spec_axes(spec), key=str))
+    for axis in sharded:
         if not _axes.is_bound(axis):
             raise ValueError(
                 f"param_specs names the mesh axis {axis!r}, which is not bound here: "
@@ -147,14 +146,7 @@ def _leaf_layout(p: Any, stacked: bool, spec: PartitionSpec) -> LeafLayout:
                 f"param_specs has {spec} for a leaf that does not vary over the mesh "
                 f"axis {axis!r}: every device holds all of it"
             )
-    axes = spec_axes(spec[1:]) if stacked and len(spec) else sharded_over
+    of_layer = spec_axes(spec[1:]) if stacked else sharded
+    axes = tuple(sorted(of_layer, key=str))
     shards = _axes.axis_size(axes) if axes else 1
-    return LeafLayout(stacked, shards, tuple(sorted(axes, key=str)))
-
-
-def as_hashable(tree: Any) -> Hashable:
-    """A tree of specs or of bools, or a function, as something to hash and compare."""
-    if tree is None or callable(tree):
-        return tree
-    leaves, treedef = jax.tree.flatten(tree, is_leaf=is_spec)
-    return treedef, tuple(leaves)
+    return LeafLayout(stacked, shards, axes, sharded)

@@ -1,8 +1,9 @@
 """The leaves of a tree, numbered so that every link names them alike."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import chex
@@ -23,6 +24,7 @@ class Leaf:
       stacked: whether its first dimension counts layers, each with its own ratios.
       shards: the number of shards of each of its layers.
       axes: the mesh axes over which each of its layers is sharded.
+      sharded: those over which the leaf is, which for a stack may be more.
     """
 
     index: int
@@ -30,6 +32,7 @@ class Leaf:
     stacked: bool = False
     shards: int = 1
     axes: tuple[Hashable, ...] = ()
+    sharded: tuple[Hashable, ...] = ()
 
     @property
     def size(self) -> int:
@@ -60,39 +63,9 @@ def broadcast_blocks(x: jax.Array, leaf: Leaf) -> jax.Array:
     return jnp.broadcast_to(x, (len(x), block_size)).reshape(leaf.shape)
 
 
-def flatten_numbered(
-    tree: chex.ArrayTree,
-    like: chex.ArrayTree | None = None,
-    layout: Layout | None = None,
-) -> tuple[list[Leaf | None], list[Any], Any]:
-    """Flattens ``tree`` and numbers its leaves as ``like`` (or itself) has them.
-
-    None counts as a leaf of ``tree``, with None for its number: a missing gradient
-    must not shift the numbers of those behind it. ``like`` is the parameters, where
-    the caller has them.
-    """
-    treedef: Any
-    values, treedef = jax.tree.flatten(tree, is_leaf=is_none)
-    models = values if like is None else treedef.flatten_up_to(like)
-    layouts = [LeafLayout()] * len(values)
-    if layout is not None:
-        layouts = treedef.flatten_up_to(layout.of(tree if like is None else like))
-    leaves: list[Leaf | None] = []
-    index = 0
-    for value, model, at in zip(values, models, layouts, strict=True):
-        leaves.append(
-            None
-            if value is None
-            else Leaf(index, value.shape, at.stacked, at.shards, at.axes)
-        )
-        index += len(jax.tree.leaves(model))
-    return leaves, values, treedef
-
-
 def leaves_of(params: chex.ArrayTree, layout: Layout | None = None) -> list[Leaf]:
-    """The leaves of a tree without None."""
-    leaves, _, _ = flatten_numbered(params, layout=layout)
-    return [leaf for leaf in leaves if leaf is not None]
+    """The leaves of a tree, without those that are None."""
+    return [leaf for leaf, _ in present(params, layout=layout)[0]]
 
 
 def present(
@@ -100,22 +73,33 @@ def present(
     *rest: chex.ArrayTree,
     like: chex.ArrayTree | None = None,
     layout: Layout | None = None,
-) -> tuple[list[tuple[Any, ...]], Callable[[list[Any]], chex.ArrayTree]]:
+) -> tuple[list[tuple[Any, ...]], Callable[[Sequence[Any]], chex.ArrayTree]]:
     """The leaves that are not None as rows ``(Leaf, x, *others)``, and a rebuilder.
 
-    The rebuilder makes a tree of one value for each row, with None where it was.
+    They are numbered as ``like``, the parameters, has them: a missing gradient must not
+    shift the numbers of those behind it. The rebuilder makes a tree of one value for
+    each row, with None where it was.
     """
-    leaves, values, treedef = flatten_numbered(tree, like, layout)
-    columns = [treedef.flatten_up_to(r) for r in rest]
-    rows = list(zip(leaves, values, *columns, strict=True))
+    treedef: Any
+    values, treedef = jax.tree.flatten(tree, is_leaf=is_none)
+    models = values if like is None else treedef.flatten_up_to(like)
+    layouts = [LeafLayout()] * len(values)
+    if layout is not None:
+        layouts = treedef.flatten_up_to(layout.of(tree if like is None else like))
+    columns = [treedef.flatten_up_to(x) for x in rest]
+    below = [len(jax.tree.leaves(model)) for model in models]
+    index = [0, *itertools.accumulate(below)]
+    rows = [
+        (Leaf(i, x.shape, *at), x, *others)
+        for i, at, x, *others in zip(index, layouts, values, *columns, strict=False)
+        if x is not None
+    ]
 
-    def rebuild(out: list[Any]) -> chex.ArrayTree:
+    def rebuild(out: Sequence[Any]) -> chex.ArrayTree:
         given = iter(out)
-        return treedef.unflatten(
-            [None if leaf is None else next(given) for leaf in leaves]
-        )
+        return treedef.unflatten([None if x is None else next(given) for x in values])
 
-    return [row for row in rows if row[0] is not None], rebuild
+    return rows, rebuild
 
 
 def map_numbered(

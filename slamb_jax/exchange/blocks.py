@@ -1,6 +1,7 @@
 """The selected blocks of a tree: packed, exchanged, and put back."""
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from slamb_jax._tree.leaves import Leaf, flatten_numbered, leaves_of
+from slamb_jax._tree.leaves import Leaf, keep_absent, leaves_of, present
 from slamb_jax._tree.rounding import round_to
 from slamb_jax.exchange import collectives
 from slamb_jax.exchange.means import exchange_means
@@ -97,6 +98,34 @@ class SelectionAtStep:
             return None
         return self.selection.age(self.step, leaf, self.states.get(leaf.index))
 
+    def choose(
+        self, states: tuple[State, ...], leaves: Sequence[Leaf]
+    ) -> "SelectionAtStep":
+        """With the choice of this step, from the states before it."""
+        chosen = {
+            leaf.index: self.selection.choose(states[leaf.index], leaf)
+            for leaf in leaves
+            if not self.selection.dense(leaf)
+        }
+        return dataclasses.replace(self, states=chosen)
+
+    def learn(
+        self,
+        before: tuple[State, ...],
+        leaves: Sequence[Leaf],
+        means: Sequence[jax.Array],
+        *,
+        accumulated: bool,
+    ) -> tuple[State, ...]:
+        """The states with what the means of the exchanged blocks tell."""
+        new = list(before)
+        for leaf, mean in zip(leaves, means, strict=True):
+            if (chosen := self.states.get(leaf.index)) is not None:
+                new[leaf.index] = self.selection.learn(
+                    before[leaf.index], chosen, leaf, mean, accumulated=accumulated
+                )
+        return tuple(new)
+
     def in_phase(self, fun: Callable[["SelectionAtStep"], T]) -> T:
         """``fun`` of the selection in force, in a branch of its own if there are many.
 
@@ -113,9 +142,7 @@ def init_selection(exchange: Exchange, params: optax.Params) -> SelectionState:
         return None
     leaves = leaves_of(params, exchange.layout)
     selection = exchange.selection_for(leaves)
-    return tuple(
-        None if selection.dense(leaf) else selection.init(leaf) for leaf in leaves
-    )
+    return tuple(None if selection.dense(x) else selection.init(x) for x in leaves)
 
 
 def selection_at(
@@ -140,90 +167,68 @@ def compress(
     keep_residual: bool,
 ) -> tuple[optax.Updates, optax.Updates | None, SelectionState]:
     """The updates with their selected blocks averaged, the residual, the new state."""
-    leaves, gs, treedef = flatten_numbered(updates, params, exchange.layout)
-    present = {i: leaf for i, leaf in enumerate(leaves) if leaf is not None}
-    if state is not None and params is None and len(present) < len(leaves):
+    rows, rebuild = present(updates, like=params, layout=exchange.layout)
+    leaves, gs = [leaf for leaf, _ in rows], [g for _, g in rows]
+    if state is not None and params is None and len(rows) < len(state):
         raise ValueError(
             "params must be given where gradients are None and the selection keeps a "
             "state: without them nothing tells which leaf a state is of"
         )
-    es = None if residual is None else treedef.flatten_up_to(residual)
     at_step = selection_at(exchange, updates if params is None else params, step)
-    chosen = _choose(at_step.selection, state, list(present.values()))
-    at_step = dataclasses.replace(at_step, states=chosen)
+    if state is not None:
+        at_step = at_step.choose(state, leaves)
 
-    def exchanged(at_step: SelectionAtStep) -> tuple[Any, Any, SelectionState]:
-        blocks = {i: at_step.blocks(leaf) for i, leaf in present.items()}
-        if es is None:
-            packed = [block.pack(gs[i]) for i, block in blocks.items()]
-            means = means_over_workers(packed, exchange, exchange.payload, step)
-            return _unpack(gs, blocks, means), None, learn(at_step, means)
-        xs = {i: gs[i].astype(jnp.float32) + es[i] for i in present}
-        wide = [block.pack(xs[i]) for i, block in blocks.items()]
-        packed = [round_to(x, gs[i].dtype) for i, x in zip(blocks, wide, strict=True)]
+    def exchanged(now: SelectionAtStep) -> tuple[Any, Any, SelectionState]:
+        blocks = [now.blocks(leaf) for leaf in leaves]
+        if residual is None:
+            packed = _map(Blocks.pack, blocks, gs)
+            means = means_over_workers(packed, leaves, exchange, exchange.payload, step)
+            return _map(Blocks.unpack, blocks, means, gs), None, learned(now, means)
+        es = [e for _, _, e in present(updates, residual)[0]]
+        xs = [g.astype(jnp.float32) + e for g, e in zip(gs, es, strict=True)]
+        wide = _map(Blocks.pack, blocks, xs)
+        packed = [round_to(x, g.dtype) for x, g in zip(wide, gs, strict=True)]
         found = exchange_means(
-            packed, exchange, exchange.payload, step, with_errors=True
+            packed, leaves, exchange, exchange.payload, step, with_errors=True
         )
-        errors = [x - sent for x, sent in zip(wide, found.sent, strict=True)]
+        errors = _map(operator.sub, wide, found.sent)
         if found.server_error is not None:
-            errors = [a + b for a, b in zip(errors, found.server_error, strict=True)]
-        us, rest = list(gs), list(es)
+            errors = _map(operator.add, errors, found.server_error)
+        us = gs
         if keep_residual:  # what is not selected waits, too
-            us = [None if g is None else jnp.zeros_like(g) for g in gs]
-            rest = [xs.get(i, e) for i, e in enumerate(es)]
+            us, es = [jnp.zeros_like(g) for g in gs], xs
         return (
-            _unpack(us, blocks, found.means),
-            _unpack(rest, blocks, errors),
-            learn(at_step, found.means),
+            _map(Blocks.unpack, blocks, found.means, us),
+            _map(Blocks.unpack, blocks, errors, es),
+            learned(now, found.means),
         )
 
-    def learn(at_step: SelectionAtStep, means: Sequence[jax.Array]) -> SelectionState:
+    def learned(now: SelectionAtStep, means: list[jax.Array]) -> SelectionState:
         if state is None:
             return None
-        new = list(state)
-        for leaf, mean in zip(present.values(), means, strict=True):
-            if leaf.index in chosen:
-                new[leaf.index] = at_step.selection.learn(
-                    state[leaf.index], chosen[leaf.index], leaf, mean,
-                    accumulated=keep_residual,
-                )  # fmt: skip
-        return tuple(new)
+        return now.learn(state, leaves, means, accumulated=keep_residual)
 
-    us, es, state = at_step.in_phase(exchanged)
-    residual = None if es is None else treedef.unflatten(es)
-    return treedef.unflatten(us), residual, state
+    us, es, new_state = at_step.in_phase(exchanged)
+    if residual is not None:
+        residual = keep_absent(rebuild(es), residual)
+    return rebuild(us), residual, new_state
 
 
 def means_over_workers(
-    arrays: Sequence[jax.Array], exchange: Exchange, payload: Payload, step: jax.Array
+    arrays: Sequence[jax.Array],
+    leaves: Sequence[Leaf],
+    exchange: Exchange,
+    payload: Payload,
+    step: jax.Array,
 ) -> list[jax.Array]:
     """Means over the workers, in the wire format of a payload."""
     if payload is None and exchange.local_axis_name is None:
         return collectives.pmean(arrays, exchange.axis_name)
-    return exchange_means(arrays, exchange, payload, step).means
+    return exchange_means(arrays, leaves, exchange, payload, step).means
 
 
-def _choose(
-    selection: Selection, state: SelectionState, leaves: Sequence[Leaf]
-) -> dict[int, State]:
-    """The states of these leaves with this step's choice."""
-    if state is None:
-        return {}
-    return {
-        leaf.index: selection.choose(state[leaf.index], leaf)
-        for leaf in leaves
-        if not selection.dense(leaf)
-    }
-
-
-def _unpack(
-    into: Sequence[Any], blocks: dict[int, Blocks], packed: Sequence[jax.Array]
-) -> list[Any]:
-    """``into`` with these blocks replaced."""
-    out = list(into)
-    for (i, block), x in zip(blocks.items(), packed, strict=True):
-        out[i] = block.unpack(x, out[i])
-    return out
+def _map(fun: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
+    return [fun(*row) for row in zip(*columns, strict=True)]
 
 
 def _divmod(x: jax.Array, divisor: int) -> tuple[jax.Array, jax.Array]:

@@ -1,169 +1,101 @@
 """The settings of an exchange as JSON, and back."""
 
 import dataclasses
-from collections.abc import Mapping
+import numbers
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from slamb_jax.exchange.payloads import QUANTIZERS, Payload
-from slamb_jax.exchange.selections import BY_NAME, Schedule, Selection
+from slamb_jax.exchange.payloads import QUANTIZERS
+from slamb_jax.exchange.selections import BY_NAME, Schedule
+
+# Objects of the library's own by name, with the settings that need not be written.
+_OBJECTS: dict[str, Any] = {name: make() for name, make in BY_NAME.items()}
+_OBJECTS |= QUANTIZERS
 
 
-def to_json(settings: dict[str, Any]) -> dict[str, Any]:
+def to_json(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by name as what JSON can hold."""
-    return {name: _WRITERS.get(name, _same)(x) for name, x in settings.items()}
+    return {name: _write(name, x) for name, x in settings.items()}
 
 
-def from_json(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What :func:`to_json` wrote."""
-    return {name: _READERS.get(name, _same)(x) for name, x in settings.items()}
+def from_json(settings: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    """What :func:`to_json` wrote; raises for names that are not known."""
+    if not isinstance(settings, Mapping):
+        raise ValueError(f"settings must be a mapping, got {settings!r}")
+    if unknown := sorted(set(settings) - set(known)):
+        raise ValueError(
+            f"{unknown[0]!r} is not a setting of an Exchange, which has "
+            f"{', '.join(sorted(known))}"
+        )
+    return {name: _read(name, x) for name, x in settings.items()}
 
 
-def _same(x: Any) -> Any:
-    return x
-
-
-def _axis_to_json(axis_name: Any) -> Any:
-    return list(axis_name) if isinstance(axis_name, tuple) else axis_name
-
-
-def _axis_from_json(axis_name: Any) -> Any:
-    return tuple(axis_name) if isinstance(axis_name, list) else axis_name
-
-
-def _ratio_to_json(ratio: Any) -> Any:
-    if isinstance(ratio, Mapping):
-        return {str(step): k for step, k in ratio.items()}
-    return ratio
-
-
-def _ratio_from_json(ratio: Any) -> Any:
-    if isinstance(ratio, Mapping):
-        return {int(step): k for step, k in ratio.items()}
-    return ratio
-
-
-def selection_to_json(selection: str | Selection) -> Any:
-    """A name, or the settings of a selection of the library's own."""
-    if isinstance(selection, str):
-        return selection
-    if isinstance(selection, Schedule):
-        phases = {str(t): selection_to_json(x) for t, x in selection.phases.items()}
+def _write(name: str, x: Any) -> Any:
+    if x is None or isinstance(x, bool | str):
+        return x
+    if isinstance(x, numbers.Real):
+        return int(x) if isinstance(x, numbers.Integral) else float(x)
+    if isinstance(x, PartitionSpec):
+        return {"spec": [list(e) if isinstance(e, tuple) else e for e in x]}
+    if isinstance(x, list) or (isinstance(x, tuple) and name.endswith("axis_name")):
+        return [_write(name, item) for item in x]
+    if isinstance(x, Mapping) and (name == "compress_ratio" or _all_strings(x)):
+        return {str(key): _write(name, item) for key, item in x.items()}
+    if isinstance(x, Schedule):
+        phases = {str(step): _write(name, phase) for step, phase in x.phases.items()}
         return {"name": "schedule", "phases": phases}
-    for name, kind in BY_NAME.items():
-        if type(selection) is kind:
-            return {"name": name, **dataclasses.asdict(selection)}  # type: ignore[call-overload]
+    for kind, default in _OBJECTS.items():
+        if type(x) is type(default) and _bits(x) == _bits(default):
+            own = dataclasses.asdict(default)
+            settings = dataclasses.asdict(x).items()
+            return {"name": kind} | {k: v for k, v in settings if v != own[k]}
     raise ValueError(
-        f"selection={selection!r} is not one of the library's own and cannot be "
-        "written as JSON"
+        f"{name} must be of the library's own selections and payloads, lists, dicts "
+        f"with string keys, specs and bools to be written as JSON, got {x!r}"
     )
 
 
-def selection_from_json(selection: Any) -> str | Selection:
-    """What :func:`selection_to_json` wrote."""
-    if not isinstance(selection, Mapping):
-        return selection
-    settings = dict(selection)
-    name = settings.pop("name", None)
-    if name == "schedule" and set(settings) == {"phases"}:
+def _read(name: str, x: Any) -> Any:
+    if isinstance(x, list):
+        items = [_read(name, item) for item in x]
+        return tuple(items) if name.endswith("axis_name") else items
+    if not isinstance(x, Mapping):
+        return x
+    if name == "compress_ratio":
+        return {int(step): ratio for step, ratio in x.items()}
+    if name in ("selection", "payload", "average_payload"):
+        return _read_object(name, x)
+    entries = x.get("spec") if set(x) == {"spec"} else None
+    if isinstance(entries, list) and all(
+        entry is None or isinstance(entry, str | list) for entry in entries
+    ):
+        return PartitionSpec(*(tuple(e) if isinstance(e, list) else e for e in entries))
+    return {key: _read(name, item) for key, item in x.items()}
+
+
+def _read_object(name: str, x: Mapping[str, Any]) -> Any:
+    settings = dict(x)
+    kind = settings.pop("name", None)
+    if kind == "schedule" and set(settings) == {"phases"}:
         phases = settings["phases"].items()
-        found: dict[int, Any] = {int(t): selection_from_json(x) for t, x in phases}
-        return Schedule(found)
-    if name not in BY_NAME:
+        return Schedule({int(step): _read(name, phase) for step, phase in phases})
+    if kind not in _OBJECTS:
         raise ValueError(
-            f"selection must have a name among {', '.join(BY_NAME)} and schedule, got "
-            f"{selection!r}"
+            f"{name} must have a name among {', '.join(_OBJECTS)} and schedule, got "
+            f"{x!r}"
         )
     try:
-        return BY_NAME[name](**settings)
+        return dataclasses.replace(_OBJECTS[kind], **settings)
     except TypeError as error:
-        raise ValueError(f"selection={selection!r} does not fit: {error}") from error
+        raise ValueError(f"{name}={x!r} does not fit: {error}") from error
 
 
-def payload_to_json(payload: Payload) -> Any:
-    """A name, or the settings of a quantizer of the library's own."""
-    if payload is None or isinstance(payload, str):
-        return payload
-    for name, quantizer in QUANTIZERS.items():
-        if type(payload) is type(quantizer) and payload.bits == quantizer.bits:  # type: ignore[attr-defined]
-            settings = dataclasses.asdict(payload)  # type: ignore[call-overload]
-            own = dataclasses.asdict(quantizer)  # type: ignore[call-overload]
-            given = {k: x for k, x in settings.items() if x != own[k]}
-            return {"name": name, **given}
-    raise ValueError(
-        f"payload={payload!r} is not one of the library's own and cannot be written "
-        "as JSON"
-    )
+def _all_strings(keys: Mapping[Any, Any]) -> bool:
+    return all(isinstance(key, str) for key in keys)
 
 
-def payload_from_json(payload: Any) -> Payload:
-    """What :func:`payload_to_json` wrote."""
-    if not isinstance(payload, Mapping):
-        return payload
-    settings = dict(payload)
-    quantizer: Any = QUANTIZERS.get(settings.pop("name", ""))
-    if quantizer is None:
-        raise ValueError(
-            f"payload must have a name among {', '.join(QUANTIZERS)}, got {payload!r}"
-        )
-    try:
-        return dataclasses.replace(quantizer, **settings)
-    except TypeError as error:
-        raise ValueError(f"payload={payload!r} does not fit: {error}") from error
-
-
-def layout_to_json(tree: Any) -> Any:
-    """Dicts, lists, bools, and for each spec ``{"spec": [...]}``."""
-    if tree is None or isinstance(tree, bool):
-        return tree
-    if isinstance(tree, PartitionSpec):
-        return {"spec": [list(e) if isinstance(e, tuple) else e for e in tree]}
-    if isinstance(tree, dict) and all(isinstance(k, str) for k in tree):
-        return {key: layout_to_json(x) for key, x in tree.items()}
-    if isinstance(tree, list):
-        return [layout_to_json(x) for x in tree]
-    raise ValueError(
-        "param_specs and stacked must be dicts with string keys, lists, specs and "
-        f"bools to be written as JSON, got {tree!r}"
-    )
-
-
-def layout_from_json(tree: Any) -> Any:
-    """What :func:`layout_to_json` wrote."""
-    if isinstance(tree, dict) and set(tree) == {"spec"} and _is_entries(tree["spec"]):
-        entries = (tuple(e) if isinstance(e, list) else e for e in tree["spec"])
-        return PartitionSpec(*entries)
-    if isinstance(tree, dict):
-        return {key: layout_from_json(x) for key, x in tree.items()}
-    if isinstance(tree, list):
-        return [layout_from_json(x) for x in tree]
-    return tree
-
-
-def _is_entries(x: Any) -> bool:
-    return isinstance(x, list) and all(
-        e is None or isinstance(e, str | list) for e in x
-    )
-
-
-_WRITERS = {
-    "axis_name": _axis_to_json,
-    "local_axis_name": _axis_to_json,
-    "compress_ratio": _ratio_to_json,
-    "selection": selection_to_json,
-    "payload": payload_to_json,
-    "average_payload": payload_to_json,
-    "param_specs": layout_to_json,
-    "stacked": layout_to_json,
-}
-_READERS = {
-    "axis_name": _axis_from_json,
-    "local_axis_name": _axis_from_json,
-    "compress_ratio": _ratio_from_json,
-    "selection": selection_from_json,
-    "payload": payload_from_json,
-    "average_payload": payload_from_json,
-    "param_specs": layout_from_json,
-    "stacked": layout_from_json,
-}
+def _bits(x: Any) -> int | None:
+    """The bits of a quantizer, which are part of its name."""
+    return getattr(x, "bits", None)

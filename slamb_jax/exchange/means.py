@@ -22,7 +22,8 @@ from slamb_jax._tree.axes import (
     worker_index,
 )
 from slamb_jax._tree.hashing import hash_u32, hash_words
-from slamb_jax._tree.rounding import round_to
+from slamb_jax._tree.leaves import Leaf
+from slamb_jax._tree.rounding import round_to, step_seed
 from slamb_jax.exchange import collectives
 from slamb_jax.exchange.payloads import Payload, Quantizer, resolve_payload
 from slamb_jax.exchange.settings import Exchange
@@ -55,45 +56,53 @@ class _Flat(NamedTuple):
 
 def exchange_means(
     arrays: Sequence[jax.Array],
+    leaves: Sequence[Leaf],
     exchange: Exchange,
     payload: Payload,
     step: jax.Array,
     *,
     with_errors: bool = False,
 ) -> Exchanged:
-    """Means over the workers; ``with_errors`` asks for what rounding took, too."""
+    """Means over the workers; ``with_errors`` asks for what rounding took, too.
+
+    ``arrays`` are parts of these leaves.
+    """
     payload = resolve_payload(payload)
-    n, group = exchange.axis_name, exchange.local_axis_name
-    if axis_size(n) == 1 or (payload is None and group is None):
-        means = collectives.pmean(arrays, n)
-        return Exchanged(means, [x.astype(jnp.float32) for x in arrays], None)
-    coded = isinstance(payload, Quantizer)
-    out = Exchanged(
-        list(arrays),
-        [x.astype(jnp.float32) for x in arrays],
-        [jnp.zeros(x.shape, jnp.float32) for x in arrays]
-        if coded and with_errors
-        else None,
-    )
-    kinds = [_wire_dtype(payload, x) for x in arrays]
-    for kind in sorted(set(kinds)):
+    wide = [x.astype(jnp.float32) for x in arrays]
+    out = Exchanged(list(arrays), wide, None)
+    if axis_size(exchange.axis_name) == 1:
+        return out
+    if with_errors and isinstance(payload, Quantizer):
+        out = out._replace(server_error=[jnp.zeros_like(x) for x in wide])
+    # Arrays that differ between the shards of a worker share no scale and no type with
+    # those that do not.
+    kinds: list[tuple[Any, ...]] = [
+        (_wire_dtype(payload, x), leaf.sharded, *sorted(map(str, varying_axes(x))))
+        for x, leaf in zip(arrays, leaves, strict=True)
+    ]
+    for kind in sorted(set(kinds), key=repr):
         places = [i for i, x in enumerate(arrays) if kinds[i] == kind and x.size]
         if not places:
             continue
         like = [arrays[i] for i in places]
-        flat = collectives.ravel([round_to(x, kind) for x in like])
+        rounded = [round_to(x, kind[0]) for x in like]
+        columns: Sequence[Sequence[jax.Array] | None]
         if isinstance(payload, Quantizer):
-            found = _mean_in_codes(flat, exchange, payload, step, with_errors)
+            found = _mean_in_codes(
+                collectives.ravel(rounded), exchange, payload, step, with_errors
+            )
+            columns = [x if x is None else collectives.unravel(x, like) for x in found]
+        elif exchange.local_axis_name is None:
+            columns = collectives.pmean(rounded, exchange.axis_name), rounded, None
         else:
-            found = _Flat(_mean_in_floats(flat, exchange), flat, None)
-        for column, result in zip(out, found, strict=True):
-            if column is None or result is None:
+            mean = _mean_in_slices(collectives.ravel(rounded), exchange)
+            columns = collectives.unravel(mean, like), rounded, None
+        for all_of_it, part in zip(out, columns, strict=True):
+            if all_of_it is None or part is None:
                 continue
-            parts = collectives.unravel(result, like)
-            for i, x in zip(places, parts, strict=True):
-                column[i] = vary_over(
-                    x.astype(column[i].dtype), varying_axes(arrays[i])
-                )
+            for i, x in zip(places, part, strict=True):
+                x = x.astype(all_of_it[i].dtype)
+                all_of_it[i] = vary_over(x, varying_axes(arrays[i]))
     return out
 
 
@@ -103,7 +112,7 @@ def _wire_dtype(payload: Payload, x: jax.Array) -> str:
     return payload or x.dtype.name
 
 
-def _mean_in_floats(flat: jax.Array, exchange: Exchange) -> jax.Array:
+def _mean_in_slices(flat: jax.Array, exchange: Exchange) -> jax.Array:
     """The mean in the dtype of ``flat``; each device of a group exchanges a slice."""
     group = exchange.local_axis_name
     mine, place = _own_slice(_slices(flat, axis_size(group)), group)
@@ -125,11 +134,11 @@ def _mean_in_codes(
     slices = _slices(flat, width * n).reshape(width, n, -1)
     size = slices.shape[-1]
     me = worker_index(axis_name)
-    step_seed = hash_u32(step.astype(jnp.uint32), hash_words(quantizer.seed, 0x5A17))
+    of_step = step_seed(step, quantizer.seed, 0x5A17)
 
     def seed(stage: int, place: jax.Array) -> jax.Array:
         device = (me * jnp.int32(width) + place).astype(jnp.uint32)
-        return hash_u32(hash_u32(device, step_seed), hash_words(stage))
+        return hash_u32(hash_u32(device, of_step), hash_words(stage))
 
     def encoded(slices: jax.Array, place: jax.Array) -> jax.Array:
         return quantizer.encode(slices, seed(0, place))

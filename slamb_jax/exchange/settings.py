@@ -1,12 +1,13 @@
 """The settings of an exchange: between whom, what, how much, and how often."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slamb_jax._tree.axes import AxisName, as_tuple
-from slamb_jax._tree.checks import check_axes, check_bool, check_integer
-from slamb_jax._tree.layout import Layout, as_hashable, mesh_axes
+from slamb_jax._tree.checks import check_axis_name, check_bool, check_integer
+from slamb_jax._tree.layout import Layout, mesh_axes
 from slamb_jax._tree.leaves import Leaf
 from slamb_jax.exchange.json_form import from_json, to_json
 from slamb_jax.exchange.payloads import (
@@ -26,51 +27,48 @@ _LARGEST_MIN_SIZE = 9000  # the authors' grad_size_thr
 _DENSE_SHARE = 0.01  # of all parameters: the most that small matrices may hold
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Exchange:
     r"""What the workers exchange: between whom, how much, in what, and how often.
 
-    The one place where this is said. Optimizers, links, :func:`replicate`,
-    :func:`per_worker_step`, :func:`simulated_step` and :func:`advise` take it, so that
-    they cannot disagree. It is immutable, hashable and printable; settings that cannot
-    go together are refused when it is made.
+    Optimizers, links, :func:`replicate`, :func:`per_worker_step` and :func:`advise`
+    take it, so that they cannot disagree. It is immutable, hashable and printable.
 
     Args:
       axis_name: the mesh axis (or a tuple of axes) of the workers, bound by
         ``jax.shard_map``, ``jax.pmap`` or ``jax.vmap``. None: a single worker, with
         masks and ages as for n = 1 and nothing exchanged.
-      local_axis_name: the mesh axis (or axes) of the devices within a worker, if each
-        worker is a group of devices with fast links between them. Gradients are
-        averaged densely over it, n is the number of groups, and each device exchanges
-        a slice of what its group sends. None: a worker is one device.
+      local_axis_name: the mesh axis (or axes) of the devices of a worker that is a
+        group of them, with fast links between. Gradients are averaged densely over it,
+        n is the number of groups, and each device exchanges a slice of what its group
+        sends. None: a worker is one device.
       compress_ratio: k in (0, 1], the share of the coordinates exchanged per step; or
         a mapping from the step (from 0) at which a ratio begins to the ratio, such as
-        ``{0: 0.5, 500: 0.1}``. None: 0.1, or what a ``selection`` object says.
+        ``{0: 0.5, 500: 0.1}``. None: 0.1.
       min_size: matrices with fewer elements are exchanged densely, at every step, as
         leaves of one dimension or fewer always are. None: 9000, the authors', or less
-        where matrices that small would hold more than 1 % of the parameters; a
-        ``selection`` object has its own.
+        where matrices that small would hold more than 1 % of the parameters.
       selection: ``"strided"``, ``"permutation"``, ``"bernoulli"``, ``"top_k"``, or a
-        :class:`slamb_jax.selections.Selection`. An object has a ratio, a smallest size
-        and a seed of its own: to give one of them here too is an error.
+        :class:`slamb_jax.selections.Selection`, which has a ratio, a smallest size and
+        a seed of its own: to give one of them here too is an error.
       seed: changes which coordinates are exchanged when; the same on all workers.
-        None: 0, or that of a ``selection`` object.
+        None: 0.
       payload: the wire format of the momentum: ``"bfloat16"``, ``"float16"``,
         ``"uniform8"``, ``"uniform4"``, ``"natural8"``, or a quantizer such as
         :class:`slamb_jax.payloads.StochasticUniform`. None: the momentum's dtype.
       overlap: exchange at each step the momentum that the last one left, so that the
-        exchange does not wait for the gradient and can run behind the forward and
-        backward pass. See :func:`mask_momentum`.
+        exchange can run behind the forward and backward pass; see
+        :func:`mask_momentum`.
       sync_every: H, the steps from one average of the parameters to the next, a
         positive integer. None: never.
       average_payload: the wire format of the parameters every H steps, likewise, as
-        the difference to the last average; costs one more copy of the parameters.
-        None: the parameters' dtype. See :func:`average_parameters_every`.
-      param_specs: for a model that does not fit on one device: a tree of
-        ``jax.sharding.PartitionSpec`` with the structure of the parameters, or a prefix
-        of it, with the mesh axes, other than the workers', over which each leaf is
-        sharded (None: not). Each shard is exchanged by itself; norms are those of the
-        whole layer. The axes may be manual (``jax.shard_map``) or left to the compiler
+        the difference to the last average, a copy of which is kept; see
+        :func:`average_parameters_every`. None: the parameters' dtype.
+      param_specs: for a model that does not fit on one device: a tree like the
+        parameters, or a prefix of it, of ``jax.sharding.PartitionSpec`` with the mesh
+        axes, other than the workers', over which each leaf is sharded (None: not).
+        Each shard is exchanged by itself; norms are those of the whole layer. The axes
+        may be manual (``jax.shard_map``) or left to the compiler
         (:func:`per_worker_step`).
       stacked: which leaves are stacks of layers along their first dimension, as of a
         model whose layers are scanned: a tree of bools, a prefix of it, or a function
@@ -92,7 +90,10 @@ class Exchange:
     axis_name: AxisName | None = None
     _: dataclasses.KW_ONLY
     local_axis_name: AxisName | None = None
-    compress_ratio: float | Mapping[int, float] | None = None
+    # Mappings and trees are compared, and have no hash.
+    compress_ratio: float | Mapping[int, float] | None = dataclasses.field(
+        default=None, hash=False
+    )
     min_size: int | None = None
     selection: str | Selection = "strided"
     seed: int | None = None
@@ -100,11 +101,10 @@ class Exchange:
     overlap: bool = False
     sync_every: int | None = 100
     average_payload: Payload = None
-    param_specs: Any = None
-    stacked: Any = None
+    param_specs: Any = dataclasses.field(default=None, hash=False)
+    stacked: Any = dataclasses.field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        check_axes(self.axis_name, self.local_axis_name)
         check_bool("overlap", self.overlap)
         for name in ("payload", "average_payload"):
             if (payload := getattr(self, name)) is not None:
@@ -116,76 +116,74 @@ class Exchange:
                 f"average_payload={self.average_payload!r} needs an average: give "
                 "sync_every too, got None"
             )
-        if isinstance(self.compress_ratio, Mapping):
-            for step in self.compress_ratio:
-                check_integer("compress_ratio (a step)", step, 0)
-            ratios = dict(sorted(self.compress_ratio.items()))
-            object.__setattr__(self, "compress_ratio", ratios)
-        selection = self._selection()  # checks ratio, smallest size and seed
-        if self.layout is not None:  # which checks what it is made of
-            self._check_specs(selection)
+        self._check_selection()
+        self._check_axes()
 
-    def _check_specs(self, selection: Selection) -> None:
-        if shared := set(as_tuple(self.axis_name)) & set(mesh_axes(self.param_specs)):
-            raise ValueError(
-                "param_specs must not name the axis of the workers, "
-                f"{sorted(map(str, shared))[0]!r}: every worker has parameters of its "
-                "own, sharded over other axes of the mesh"
-            )
-        if selection.stateful and self.param_specs is not None:
-            raise ValueError(
-                f"selection={self.selection!r} and param_specs cannot go together: its "
-                "state is of the blocks of unsharded leaves. Take a round robin."
-            )
-
-    @property
-    def layout(self) -> Layout | None:
-        """How leaves are sharded and stacked; None if none is."""
-        if self.param_specs is None and self.stacked is None:
-            return None
-        return Layout(self.param_specs, self.stacked)
-
-    def selection_for(self, leaves: Sequence[Leaf]) -> Selection:
-        """The selection, with the ``min_size`` that suits all these leaves."""
-        if not isinstance(self.selection, str) or self.min_size is not None:
-            return self._selection()
-        return self._selection(_min_size_for(leaves))
-
-    def _selection(self, min_size: int = _LARGEST_MIN_SIZE) -> Selection:
-        if not isinstance(self.selection, str):
+    def _check_selection(self) -> None:
+        if not isinstance(self.selection, str) or self.selection not in BY_NAME:
+            check_selection(self.selection)
             for name in ("compress_ratio", "min_size", "seed"):
                 if (value := getattr(self, name)) is not None:
                     raise ValueError(
                         f"{name}={value!r} and selection={self.selection!r} cannot "
                         f"both be given: a selection object has its own {name}"
                     )
-            return check_selection(self.selection)
-        if self.selection not in BY_NAME:
-            check_selection(self.selection)
-        make = BY_NAME[self.selection]
-        min_size = min_size if self.min_size is None else self.min_size
-        seed = 0 if self.seed is None else self.seed
-        ratio = 0.1 if self.compress_ratio is None else self.compress_ratio
-        if not isinstance(ratio, Mapping):
-            return make(ratio, min_size, seed)
-        if 0 not in ratio:
-            raise ValueError(
-                "compress_ratio must have the step 0 where it is a mapping, got "
-                f"{ratio!r}"
-            )
-        if self.selection == "top_k":
-            raise ValueError(
-                f"compress_ratio={ratio!r} and selection='top_k' cannot both be given: "
-                "another ratio would not keep its state"
-            )
-        return Schedule({t: make(k, min_size, seed) for t, k in ratio.items()})
+        if isinstance(self.compress_ratio, Mapping):
+            for step in self.compress_ratio:
+                check_integer("compress_ratio (a step)", step, 0)
+            ratios = dict(sorted(self.compress_ratio.items()))
+            object.__setattr__(self, "compress_ratio", ratios)
+            if 0 not in ratios:
+                raise ValueError(
+                    "compress_ratio must have the step 0 where it is a mapping, got "
+                    f"{ratios!r}"
+                )
+            if self.selection == "top_k":
+                raise ValueError(
+                    f"compress_ratio={ratios!r} and selection='top_k' cannot both be "
+                    "given: another ratio would not keep its state"
+                )
+        self.selection_for(())  # checks ratio, smallest size and seed
 
-    @property
+    def _check_axes(self) -> None:
+        check_axis_name(self.axis_name)
+        check_axis_name(self.local_axis_name, "local_axis_name")
+        between, within = map(
+            set, map(as_tuple, (self.axis_name, self.local_axis_name))
+        )
+        if within and (not between or between & within):
+            raise ValueError(
+                "local_axis_name must name other mesh axes than axis_name, the axis "
+                f"between the workers, got {self.local_axis_name!r} and "
+                f"{self.axis_name!r}"
+            )
+        if self.layout is None or self.param_specs is None:  # layout checks both
+            return
+        if shared := between & set(mesh_axes(self.param_specs)):
+            raise ValueError(
+                "param_specs must not name the axis of the workers, "
+                f"{min(map(str, shared))!r}: every worker has parameters of its own, "
+                "sharded over other axes of the mesh"
+            )
+        if self.stateful:
+            raise ValueError(
+                f"selection={self.selection!r} and param_specs cannot go together: its "
+                "state is of the blocks of unsharded leaves. Take a round robin."
+            )
+
+    @functools.cached_property
+    def layout(self) -> Layout | None:
+        """How leaves are sharded and stacked; None if none is."""
+        if self.param_specs is None and self.stacked is None:
+            return None
+        return Layout(self.param_specs, self.stacked)
+
+    @functools.cached_property
     def stateful(self) -> bool:
         """Whether the selection keeps a state."""
-        return self._selection().stateful
+        return self.selection_for(()).stateful
 
-    @property
+    @functools.cached_property
     def keeps_rounding_error(self) -> bool:
         """Whether a worker keeps what rounding its payload took, to send it later."""
         if self.payload is None:
@@ -193,12 +191,23 @@ class Exchange:
         payload = resolve_payload(self.payload)
         return isinstance(payload, Quantizer) and payload.error_feedback
 
+    def selection_for(self, leaves: Sequence[Leaf]) -> Selection:
+        """The selection, with the ``min_size`` that suits all these leaves."""
+        if not isinstance(self.selection, str):
+            return self.selection
+        make = BY_NAME[self.selection]
+        min_size = _min_size_for(leaves) if self.min_size is None else self.min_size
+        seed = 0 if self.seed is None else self.seed
+        ratio = 0.1 if self.compress_ratio is None else self.compress_ratio
+        if not isinstance(ratio, Mapping):
+            return make(ratio, min_size, seed)
+        return Schedule({t: make(k, min_size, seed) for t, k in ratio.items()})
+
     def to_json(self) -> dict[str, Any]:
         """The settings that are not the default, as what JSON and YAML can hold.
 
         Raises:
-          ValueError: for a function as ``stacked`` and for objects of the user's own,
-            which no file can hold.
+          ValueError: for functions and objects of the user's own.
         """
         return to_json(self._given())
 
@@ -209,15 +218,8 @@ class Exchange:
         Raises:
           ValueError: for a setting that there is not, or out of range.
         """
-        if not isinstance(settings, Mapping):
-            raise ValueError(f"settings must be a mapping, got {settings!r}")
-        known = {f.name for f in dataclasses.fields(cls)}
-        if unknown := sorted(set(settings) - known):
-            raise ValueError(
-                f"{unknown[0]!r} is not a setting of an Exchange, which has "
-                f"{', '.join(sorted(known))}"
-            )
-        return cls(**from_json(settings))
+        known = [field.name for field in dataclasses.fields(cls)]
+        return cls(**from_json(settings, known))
 
     def _given(self) -> dict[str, Any]:
         """The settings that are not the default."""
@@ -228,26 +230,6 @@ class Exchange:
             if not (value == field.default if plain else value is None):
                 given[field.name] = value
         return given
-
-    def _key(self) -> tuple[Any, ...]:
-        ratio = self.compress_ratio
-        hashable = {
-            "compress_ratio": tuple(ratio.items())
-            if isinstance(ratio, Mapping)
-            else ratio,
-            "param_specs": as_hashable(self.param_specs),
-            "stacked": as_hashable(self.stacked),
-        }
-        names = (field.name for field in dataclasses.fields(self))
-        return tuple(hashable.get(name, getattr(self, name)) for name in names)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Exchange):
-            return NotImplemented
-        return self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
 
     def __repr__(self) -> str:
         given = self._given()

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax._tree.leaves import is_none
+from slamb_jax._tree.leaves import keep_absent, present
 from slamb_jax.exchange.means import exchange_means
 from slamb_jax.exchange.settings import Exchange
 
@@ -26,17 +26,20 @@ def towards_anchor(
     step: jax.Array,
 ) -> tuple[optax.Updates, optax.Params]:
     """The updates that take each replica near the new anchor, and that anchor."""
-    treedef: Any
-    us, treedef = jax.tree.flatten(updates, is_leaf=is_none)
-    ps, anchors = treedef.flatten_up_to(params), treedef.flatten_up_to(anchor)
-    here = [i for i, u in enumerate(us) if u is not None]
-    wide = {i: ps[i].astype(jnp.float32) for i in here}
-    differences = [wide[i] + us[i].astype(jnp.float32) - anchors[i] for i in here]
-    found = exchange_means(
-        differences, exchange, exchange.average_payload, step, with_errors=True
+    rows, rebuild = present(
+        updates, params, anchor, like=params, layout=exchange.layout
     )
-    rows = zip(here, differences, found.means, found.sent, strict=True)
-    for i, d, mean, sent in rows:
-        anchors[i] = anchors[i] + mean
-        us[i] = (anchors[i] + (d - sent) - wide[i]).astype(us[i].dtype)
-    return treedef.unflatten(us), treedef.unflatten(anchors)
+    leaves, us, ps, anchors = ([row[i] for row in rows] for i in range(4))
+    wide = [p.astype(jnp.float32) for p in ps]
+    differences = [
+        p + u.astype(jnp.float32) - a for p, u, a in zip(wide, us, anchors, strict=True)
+    ]
+    found = exchange_means(
+        differences, leaves, exchange, exchange.average_payload, step, with_errors=True
+    )
+    new = [a + mean for a, mean in zip(anchors, found.means, strict=True)]
+    steps = [
+        (a + (d - sent) - p).astype(u.dtype)
+        for a, d, sent, p, u in zip(new, differences, found.sent, wide, us, strict=True)
+    ]
+    return rebuild(steps), keep_absent(rebuild(new), anchor)

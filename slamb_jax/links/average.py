@@ -8,7 +8,7 @@ import optax
 
 from slamb_jax._tree import axes as _axes
 from slamb_jax._tree.checks import check_params
-from slamb_jax._tree.leaves import map_present
+from slamb_jax._tree.leaves import present
 from slamb_jax.exchange.blocks import means_over_workers
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.anchor import copy_f32, towards_anchor
@@ -40,10 +40,8 @@ def average_parameters_every(
     never fires). The exchange stands in a conditional: at other steps nothing is sent.
     An optax transformation returns updates, not parameters, so the replicas then agree
     to rounding; where they must be bit-identical, overwrite them with
-    :func:`average_parameters`. Moments are not averaged.
-
-    The step count must be the same on all workers. Under ``vmap`` with a batched
-    count both branches are computed.
+    :func:`average_parameters`. Moments are not averaged. The step count must be the
+    same on all workers.
 
     With an ``average_payload`` the difference to the anchor a, the last average, is
     exchanged; all workers keep the anchor (one more copy of the parameters):
@@ -128,10 +126,12 @@ def _towards_mean(
     updates: optax.Updates, params: optax.Params, exchange: Exchange, step: jax.Array
 ) -> optax.Updates:
     """The updates that take each replica to the mean."""
-    new = map_present(lambda u, p: p + u.astype(p.dtype), updates, params)
-    arrays, treedef = jax.tree.flatten(new)
-    means = means_over_workers(arrays, exchange, None, step)
-    return map_present(_difference, jax.tree.unflatten(treedef, means), params, updates)
+    rows, rebuild = present(updates, params, like=params, layout=exchange.layout)
+    new = [p + u.astype(p.dtype) for _, u, p in rows]
+    means = means_over_workers(new, [leaf for leaf, *_ in rows], exchange, None, step)
+    return rebuild(
+        [_difference(m, p, u) for m, (_, u, p) in zip(means, rows, strict=True)]
+    )
 
 
 def _difference(mean: jax.Array, p: jax.Array, u: jax.Array) -> jax.Array:

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import jax
 import optax
 
 from slamb_jax._tree import axes as _axes
-from slamb_jax._tree.leaves import is_none
+from slamb_jax._tree.leaves import present
 from slamb_jax._tree.rounding import upcast_f32
 from slamb_jax.exchange import collectives
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -104,33 +103,14 @@ def mean_gradients(
     """
     if local_axis_name is None:
         return updates
+    _axes.check_local(updates, local_axis_name)
     axes = _axes.tracked_axes(local_axis_name)
-    _check_own(updates, local_axis_name, axes)
-    treedef: Any
-    gs, treedef = jax.tree.flatten(updates, is_leaf=is_none)
-    ps = gs if params is None else treedef.flatten_up_to(params)
-    here = [i for i, g in enumerate(gs) if g is not None]
-    means = collectives.pmean(
-        [upcast_f32(gs[i]) for i in here], local_axis_name, typed_same=True
-    )
-    for i, mean in zip(here, means, strict=True):
-        like = frozenset() if params is None else _axes.varying_axes(ps[i])
-        gs[i] = _axes.vary_over(mean, axes & like)
-    return treedef.unflatten(gs)
-
-
-def _check_own(
-    updates: optax.Updates, axis_name: _axes.AxisName, tracked: _axes.Axes
-) -> None:
-    """Refuses gradients that are the same on all devices, where types show it."""
-    for path, g in jax.tree_util.tree_leaves_with_path(updates):
-        if missing := tracked - _axes.varying_axes(g):
-            names = ", ".join(sorted(map(repr, missing)))
-            raise ValueError(
-                f"updates{jax.tree_util.keystr(path)} does not vary over the mesh axis "
-                f"{names} of local_axis_name={axis_name!r}: jax.grad of parameters "
-                "that do not vary over an axis sums the gradient over it. Let "
-                "slamb_jax.per_worker_step(step, mesh, exchange) hand over the "
-                f"parameters, or cast them with jax.lax.pcast(params, {names}, "
-                "to='varying') before jax.grad, and do not average gradients yourself."
-            )
+    rows, rebuild = present(updates, updates if params is None else params)
+    wide = [upcast_f32(g) for _, g, _ in rows]
+    means = collectives.pmean(wide, local_axis_name, typed_same=True)
+    if params is not None:
+        means = [
+            _axes.vary_over(mean, axes & _axes.varying_axes(p))
+            for mean, (_, _, p) in zip(means, rows, strict=True)
+        ]
+    return rebuild(means)

@@ -18,15 +18,9 @@ NuOf = Literal["gradient", "momentum", "larger"]
 
 
 def check_moments(
-    b1: ArrayLike,
-    b2: ArrayLike,
-    eps: ArrayLike,
-    form: str,
-    bias_correction: bool,
-    mu_dtype: DTypeLike | None,
-    nu_of: str,
-    nu_dtype: DTypeLike | None,
-) -> None:
+    b1: Any, b2: Any, eps: Any, form: Any, bias_correction: Any,
+    mu_dtype: Any, nu_of: Any, nu_dtype: Any,
+) -> None:  # fmt: skip
     """Raises for a value out of range."""
     check_range("b1", b1, 0.0, 1.0, open_high=True)
     check_range("b2", b2, 0.0, 1.0, open_high=True)
@@ -81,8 +75,7 @@ def update_moments(
     else:
         mu, state = compress(map_present(first, g, mu))
     new_nu = map_present(second, g, mu, nu)
-    short = any(v.dtype == jnp.bfloat16 for v in jax.tree.leaves(nu))
-    if short:
+    if any(v.dtype == jnp.bfloat16 for v in jax.tree.leaves(nu)):
         new_nu = map_numbered(
             lambda leaf, v: stochastic_round(v, step_seed(step, leaf.index)),
             new_nu,

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._tree.axes import check_local_like
 from slamb_jax._tree.checks import (
     check_floating,
     check_gradients,
@@ -149,7 +148,6 @@ def mask_momentum(
         **extra_args: Any,
     ) -> tuple[optax.Updates, MaskMomentumState]:
         check_gradients(updates, state.mu)
-        check_local_like(updates, state.mu)
         step = optax.safe_increment(state.count)
 
         def compress(mu: optax.Updates) -> tuple[optax.Updates, optax.OptState]:

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 from jax.typing import ArrayLike
 
 from slamb_jax._tree import axes as _axes
-from slamb_jax._tree.checks import check_bools, check_choice, check_clips, check_range
+from slamb_jax._tree.checks import check_bools, check_choice, check_range
 from slamb_jax._tree.leaves import Leaf
 from slamb_jax.exchange import collectives
 from slamb_jax.exchange.blocks import Blocks, SelectionAtStep
@@ -37,18 +36,17 @@ def clips(c_min: ArrayLike, c_max: ArrayLike) -> Clips:
 
 
 def check_ratio(
-    b3: ArrayLike,
-    weight_decay: optax.ScalarOrSchedule,
-    mask: Any,
-    form: str,
-    c_min: ArrayLike,
-    c_max: ArrayLike,
+    b3: Any, weight_decay: Any, mask: Any, form: Any, c_min: Any, c_max: Any
 ) -> None:
     """Raises for a value out of range."""
     check_range("b3", b3, 0.0, 1.0)
     check_range("weight_decay", weight_decay, 0.0, schedule=True)
     check_choice("form", form, ("sum", "product"))
-    check_clips(c_min, c_max)
+    check_range("c_min", c_min, 0.0)
+    check_range("c_max", c_max, 0.0)
+    known = not (isinstance(c_min, jax.Array) or isinstance(c_max, jax.Array))
+    if known and c_min > c_max:
+        raise ValueError(f"c_min must not exceed c_max, got {c_min!r} and {c_max!r}")
     if mask is not None and not callable(mask):
         check_bools("mask", mask)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._tree.axes import axis_size, check_local, check_local_like
+from slamb_jax._tree.axes import axis_size, check_local
 from slamb_jax._tree.checks import (
     check_floating,
     check_gradients,
@@ -159,7 +159,6 @@ def scale_by_slamb(
         if exchange.local_axis_name is not None:
             updates = mean_gradients(updates, params, exchange.local_axis_name)
         check_gradients(updates, state.mu)
-        check_local_like(updates, state.mu)
         step = optax.safe_increment(state.count)
 
         def exchanged(mu: optax.Updates) -> tuple[optax.Updates, Any]:

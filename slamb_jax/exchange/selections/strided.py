@@ -12,11 +12,6 @@ from slamb_jax._tree.leaves import Leaf
 from slamb_jax.exchange.selections.selection import RandK, State
 
 
-def _modulo(x: jax.Array, divisor: int) -> jax.Array:
-    """``x % divisor`` of int32 that is not negative, in fewer instructions."""
-    return lax.rem(x, np.int32(divisor))
-
-
 class RoundRobin(RandK):
     """Exchanges each coordinate once in ``c = max(1, round(1/k))`` steps."""
 
@@ -67,17 +62,15 @@ class Strided(RoundRobin):
 
     def blocks(self, step: jax.Array, leaf: Leaf, state: State = None) -> jax.Array:
         count = leaf.size // self.block_size(leaf)
-        place = _modulo(self._place(step, leaf), self.period)
-        first = np.arange(0, len(place) * self.period, self.period, dtype=np.int32)
-        index = place + first
-        return (
-            index if count % self.period == 0 else jnp.minimum(index, np.int32(count))
-        )
+        place = lax.rem(self._place(step, leaf), np.int32(self.period))
+        index = place + self.period * np.arange(len(place), dtype=np.int32)
+        return jnp.minimum(index, np.int32(count)) if count % self.period else index
 
     def age(self, step: jax.Array, leaf: Leaf, state: State = None) -> jax.Array:
         count = leaf.size // self.block_size(leaf)
         back = np.arange(self.period, 0, -1, dtype=np.int32)
-        since = _modulo(self._place(step, leaf)[:, None] + back[None], self.period)
+        since = self._place(step, leaf)[:, None] + back[None]
+        since = lax.rem(since, np.int32(self.period))
         return jnp.minimum(step, since).reshape(-1)[:count, None]
 
     def _place(self, step: jax.Array, leaf: Leaf) -> jax.Array:
@@ -88,4 +81,4 @@ class Strided(RoundRobin):
         index = np.arange(groups, dtype=np.uint32)
         hashed = hash_u32(index, hash_words(self.seed, leaf.index))
         offset = (hashed % np.uint32(self.period)).astype(np.int32)
-        return _modulo(step, self.period) + offset
+        return lax.rem(step, np.int32(self.period)) + offset
