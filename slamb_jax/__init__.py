@@ -4,41 +4,39 @@ An :class:`Exchange` says between whom, what, how much and how often; :func:`sla
 the optimizer; :func:`replicate` and :func:`per_worker_step` run it on a mesh.
 """
 
-from slamb_jax import jointspar as jointspar
-from slamb_jax import payloads as payloads
-from slamb_jax import recipes as recipes
-from slamb_jax import selections as selections
-from slamb_jax.advisor import Network as Network
-from slamb_jax.advisor import advise as advise
-from slamb_jax.checkpoint import Checkpoints as Checkpoints
-from slamb_jax.checkpoint import resize as resize
-from slamb_jax.exchange import Exchange as Exchange
-from slamb_jax.links import average_gradients as average_gradients
-from slamb_jax.links import average_parameters as average_parameters
-from slamb_jax.links import average_parameters_every as average_parameters_every
-from slamb_jax.links import elementwise_rescale as elementwise_rescale
-from slamb_jax.links import layerwise_trust_ratio as layerwise_trust_ratio
-from slamb_jax.links import mask_momentum as mask_momentum
-from slamb_jax.links import on_shards as on_shards
+from slamb_jax import jointspar, payloads, recipes, selections
+from slamb_jax.advisor import Network, advise
+from slamb_jax.checkpoint import Checkpoints, resize
+from slamb_jax.exchange import Exchange
 from slamb_jax.links import (
-    randk_compress_with_error_feedback as randk_compress_with_error_feedback,
+    average_gradients,
+    average_parameters,
+    average_parameters_every,
+    elementwise_rescale,
+    layerwise_trust_ratio,
+    mask_momentum,
+    on_shards,
+    randk_compress_with_error_feedback,
+    scale_by_slamb,
 )
-from slamb_jax.links import scale_by_slamb as scale_by_slamb
-from slamb_jax.optimizers import slamb as slamb
-from slamb_jax.wire import WireReport as WireReport
-from slamb_jax.wire import wire_report as wire_report
-from slamb_jax.workers import Watchdog as Watchdog
-from slamb_jax.workers import assert_replicas_agree as assert_replicas_agree
-from slamb_jax.workers import consolidate as consolidate
-from slamb_jax.workers import in_chunks as in_chunks
-from slamb_jax.workers import per_worker_step as per_worker_step
-from slamb_jax.workers import replicate as replicate
-from slamb_jax.workers import simulated_replicas as simulated_replicas
-from slamb_jax.workers import simulated_step as simulated_step
-from slamb_jax.wrappers import accumulate as accumulate
-from slamb_jax.wrappers import check_finite as check_finite
-from slamb_jax.wrappers import skip_not_finite as skip_not_finite
-from slamb_jax.wrappers import train_in_bfloat16 as train_in_bfloat16
+from slamb_jax.optimizers import slamb
+from slamb_jax.wire import WireReport, wire_report
+from slamb_jax.workers import (
+    Watchdog,
+    assert_replicas_agree,
+    consolidate,
+    in_chunks,
+    per_worker_step,
+    replicate,
+    simulated_replicas,
+    simulated_step,
+)
+from slamb_jax.wrappers import (
+    accumulate,
+    check_finite,
+    skip_not_finite,
+    train_in_bfloat16,
+)
 
 __version__ = "0.1.0"
 

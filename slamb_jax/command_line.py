@@ -1,6 +1,7 @@
 """The command ``slamb-jax``."""
 
 import argparse
+import dataclasses
 import json
 import pathlib
 from typing import Any, NoReturn
@@ -21,19 +22,17 @@ _REQUIRED = (
     ("link", parse_rate, "10Gbit", "rate of a node's link to the others"),
     ("step", parse_duration, "0.5s", "compute of a step, forward and backward pass"),
 )
-_NETWORK = (
+_UPDATE = (
+    "update on your accelerator; default: both updates are measured on this machine"
+)
+_OPTIONAL = (
     ("workers-per-node", int, "8", "default: 1"),
     ("local-link", parse_rate, "200Gbit", "rate within a node; default: unlimited"),
     ("latency", parse_duration, "20us", "of one message; default: 20us"),
-)
-_OPTIMIZER = (
     ("mu-dtype", str, "bfloat16", "dtype of the momentum; default: float32"),
-    *(
-        (name, parse_duration, "10ms", f"{name.upper()}'s update on your accelerator; "
-         "default: both updates are measured on this machine")
-        for name in ("lamb", "slamb")
-    ),
-)  # fmt: skip
+    ("lamb", parse_duration, "10ms", f"LAMB's {_UPDATE}"),
+    ("slamb", parse_duration, "10ms", f"SLAMB's {_UPDATE}"),
+)
 _EXCHANGE = (
     ("local-axis-name", "device", "groups: average gradients densely within each node, "
      "and exchange momentum between nodes; default: null, no groups"),
@@ -65,9 +64,8 @@ def main(arguments: list[str] | None = None) -> None:
     _add_advise(commands)
     _add_resize(commands)
     given = vars(parser.parse_args(arguments))
-    run = {"advise": _print_advice, "resize": _print_resized}[given["command"]]
     try:
-        run(given)
+        given["run"](given)
     except (ValueError, ImportError) as error:
         commands.choices[given["command"]].error(str(error))
 
@@ -81,7 +79,8 @@ def _add_advise(commands: Any) -> None:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    for options in (_REQUIRED, _NETWORK, _OPTIMIZER):
+    command.set_defaults(run=_print_advice)
+    for options in (_REQUIRED, _OPTIONAL):
         for name, parse, metavar, text in options:
             command.add_argument(
                 f"--{name}", type=parse, metavar=metavar, help=text,
@@ -110,6 +109,9 @@ def _add_resize(commands: Any) -> None:
         "workers, by the rule of slamb_jax.resize.",
         allow_abbrev=False,
     )
+    command.set_defaults(
+        run=lambda x: print(resize_checkpoint(x["checkpoint"], x["out"], x["workers"]))
+    )
     for name, text in (
         ("checkpoint", "directory that slamb_jax.Checkpoints wrote"),
         ("out", "directory for the new one; must be empty or new"),
@@ -124,13 +126,9 @@ def _print_advice(given: dict[str, Any]) -> None:
     updates = tuple(given[name] for name in ("lamb", "slamb") if name in given)
     if len(updates) == 1:
         raise ValueError("--lamb and --slamb must be given together")
-    names = [name.replace("-", "_") for name, *_ in _NETWORK]
-    network = Network(
-        given["workers"], given["link"], **{n: given[n] for n in names if n in given}
-    )
     advice = advise(
         given["params"],
-        network,
+        Network(**_settings_of(Network, given)),
         _exchange(given),
         step_seconds=given["step"],
         mu_dtype=given.get("mu_dtype"),
@@ -146,21 +144,22 @@ def _print_advice(given: dict[str, Any]) -> None:
 
 def _exchange(given: dict[str, Any]) -> Exchange:
     """The exchange of ``--exchange FILE``, with the options given beside it."""
-    names = [name.replace("-", "_") for name, *_ in _EXCHANGE]
-    options = {name: given[name] for name in (*names, "overlap") if name in given}
-    path, settings = given.get("exchange"), {}
-    if path is not None:
+    settings = {}
+    if path := given.get("exchange"):
         try:
             settings = dict(json.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(
                 f"--exchange must be a file with a JSON object, got {path}: {error}"
             ) from error
+    options = _settings_of(Exchange, given)
     return Exchange.from_json({"axis_name": _AXIS_NAME} | settings | options)
 
 
-def _print_resized(given: dict[str, Any]) -> None:
-    print(resize_checkpoint(given["checkpoint"], given["out"], given["workers"]))
+def _settings_of(kind: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """The options that are fields of this dataclass."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    return {name: given[name] for name in names if name in given}
 
 
 def _json_or_text(text: str) -> Any:

@@ -1,8 +1,10 @@
 """The wire format of a payload: ``slamb_jax.payloads``."""
 
-from slamb_jax.exchange.payloads import NaturalCompression as NaturalCompression
-from slamb_jax.exchange.payloads import Payload as Payload
-from slamb_jax.exchange.payloads import Quantizer as Quantizer
-from slamb_jax.exchange.payloads import StochasticUniform as StochasticUniform
+from slamb_jax.exchange.payloads import (
+    NaturalCompression,
+    Payload,
+    Quantizer,
+    StochasticUniform,
+)
 
 __all__ = ["NaturalCompression", "Payload", "Quantizer", "StochasticUniform"]

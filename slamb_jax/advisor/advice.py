@@ -13,8 +13,7 @@ class StepCost:
     """Predicted cost of a step; averages of the parameters are amortized.
 
     Attributes:
-      bytes_per_step: bytes that each worker sends, by the ring convention of
-        :func:`wire_report`.
+      bytes_per_step: bytes that each worker sends, as :func:`wire_report` has them.
       compute_seconds: forward and backward pass.
       exchange_seconds: all collectives.
       optimizer_seconds: update of the optimizer, and its application.
@@ -54,8 +53,7 @@ class Advice:
       lamb_bfloat16: LAMB with gradients averaged in bfloat16.
       slamb: SLAMB.
       break_even_link: the fastest link, in bits per second, on which SLAMB's step
-        takes no longer than ``lamb``'s: infinite if it is faster than 10 Tbit/s, 0 if
-        there is none.
+        takes no longer than ``lamb``'s: infinite from 10 Tbit/s on, 0 if none.
       break_even_link_bfloat16: the same against ``lamb_bfloat16``.
       title: the question, in words.
       THRESHOLD: SLAMB pays from this speed-up on; less is within the model's error.
@@ -82,64 +80,51 @@ class Advice:
 
     @property
     def pays(self) -> bool:
-        """Whether both speed-ups, to two digits, reach ``THRESHOLD``."""
-        return min(map(float, self._printed)) >= self.THRESHOLD
+        """Whether both speed-ups, to the two digits printed, reach ``THRESHOLD``."""
+        return round(min(self.speedup, self.speedup_bfloat16), 2) >= self.THRESHOLD
 
     @property
     def verdict(self) -> str:
         """``"will pay: ..."`` or ``"will not pay: ..."``, with the reason."""
         share = self.lamb_bfloat16.exchange_seconds / self.lamb_bfloat16.step_seconds
-        wide, narrow = self._printed
         return (
-            f"will {'' if self.pays else 'not '}pay: a step of SLAMB is {wide} times "
-            f"as fast as float32 LAMB's and {narrow} times as fast as bfloat16 LAMB's, "
-            f"whose exchange is {share:.0%} of its step; to pay, both must be "
+            f"will {'' if self.pays else 'not '}pay: a step of SLAMB is "
+            f"{self.speedup:.2f} times as fast as float32 LAMB's and "
+            f"{self.speedup_bfloat16:.2f} times as fast as bfloat16 LAMB's, whose "
+            f"exchange is {share:.0%} of its step; to pay, both must be "
             f"{self.THRESHOLD} or more"
         )
 
-    @property
-    def _printed(self) -> tuple[str, str]:
-        """Both speed-ups as the verdict prints them, which is what it compares."""
-        return f"{self.speedup:.2f}", f"{self.speedup_bfloat16:.2f}"
-
     def __str__(self) -> str:
-        links = (
-            f"Break-even link: {_link(self.break_even_link, 'float32')}, "
-            f"{_link(self.break_even_link_bfloat16, 'bfloat16')}."
-        )
-        said = [textwrap.fill(x, 88) for x in (f"{self.verdict}.", links)]
-        return "\n".join([self.title, *self._table(), *said])
-
-    def _table(self) -> list[str]:
-        columns = {
-            "compute": "compute_seconds",
-            "exchange": "exchange_seconds",
-            "hidden": "hidden_seconds",
-            "optimizer": "optimizer_seconds",
-            "step": "step_seconds",
-        }
+        times = ["compute", "exchange", "hidden", "optimizer", "step"]
         if not self.slamb.hidden_seconds:
-            del columns["hidden"]
-        rows = [["", "MB sent", *columns, "speed-up"]]
+            times.remove("hidden")
+        rows = [["", "MB sent", *times, "speed-up"]]
         for name, cost in (
             ("LAMB, float32", self.lamb),
             ("LAMB, bfloat16", self.lamb_bfloat16),
             ("SLAMB", self.slamb),
         ):
             sent = f"{cost.bytes_per_step / 1e6:.4g}"
-            seconds = [duration(getattr(cost, field)) for field in columns.values()]
+            seconds = [duration(getattr(cost, f"{x}_seconds")) for x in times]
             gain = f"{self.lamb.step_seconds / cost.step_seconds:.2f}"
             rows.append([name, sent, *seconds, gain])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return [
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+        first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+        table = [
+            "  ".join([row[0].ljust(first), *map(str.rjust, row[1:], others)])
             for row in rows
         ]
+        links = (
+            f"Break-even link: {_link(self.break_even_link)} float32 LAMB, "
+            f"{_link(self.break_even_link_bfloat16)} bfloat16 LAMB."
+        )
+        said = [textwrap.fill(x, 88) for x in (f"{self.verdict}.", links)]
+        return "\n".join([self.title, *table, *said])
 
 
-def _link(rate: float, dtype: str) -> str:
+def _link(rate: float) -> str:
     if rate == 0:
-        return f"no link is slow enough against {dtype} LAMB"
+        return "no link is slow enough against"
     if math.isinf(rate):
-        return f"no link is too fast against {dtype} LAMB"
-    return f"{scaled(rate, 'bit/s')} against {dtype} LAMB"
+        return "no link is too fast against"
+    return f"{scaled(rate, 'bit/s')} against"

@@ -1,10 +1,10 @@
 """Predicts whether SLAMB pays, before it is used."""
 
 import dataclasses
+import functools
 import math
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import chex
 from jax.typing import DTypeLike
@@ -12,15 +12,13 @@ from jax.typing import DTypeLike
 from slamb_jax._tree.checks import check_dtype, check_range
 from slamb_jax.advisor.advice import Advice, StepCost
 from slamb_jax.advisor.network import Network
-from slamb_jax.advisor.parameters import Elements, check_params, count_elements
+from slamb_jax.advisor.parameters import Elements, count_elements
 from slamb_jax.advisor.plan import Plan, Transfer, cost_of, mean
 from slamb_jax.advisor.timing import measure_optimizers
 from slamb_jax.advisor.units import duration, scaled
 from slamb_jax.exchange.payloads import resolve_payload
 from slamb_jax.exchange.selections import Schedule
 from slamb_jax.exchange.settings import Exchange, check_exchange
-
-_Name = Literal["lamb", "lamb_bfloat16", "slamb"]
 
 
 def advise(
@@ -34,40 +32,31 @@ def advise(
 ) -> Advice:
     r"""Predicts the step time of SLAMB and of dense LAMB, and whether SLAMB pays.
 
-    For each optimizer, with the seconds of the collectives by :class:`Network`:
-
-    .. math::
-
-      step = compute + exchange + optimizer
-
-    LAMB averages d gradients in one all-reduce, in float32 or bfloat16. SLAMB averages
-    the selected coordinates of its momentum at every step, and all d parameters every
-    H steps, which is amortized. Arrays of 32 bits use an all-reduce; those of 16 bits
-    and quantized ones an all-to-all, a float32 sum and an all-gather. These send as
-    many bytes per element and worker, and load the link of a node with many workers
-    more.
+    A step is compute + exchange + optimizer, with the seconds of the collectives by
+    :class:`Network`. LAMB averages d gradients in one all-reduce, in float32 or
+    bfloat16. SLAMB averages the selected coordinates of its momentum at every step, and
+    all d parameters every H steps, which is amortized. Arrays of 32 bits use an
+    all-reduce; those of 16 bits and quantized ones an all-to-all and an all-gather,
+    which load the link of a node with many workers more.
 
     Nothing overlaps, since an optax optimizer runs after the backward pass. With
-    ``overlap`` the exchange of the momentum runs during the compute, and the step waits
-    for what is left of it; the average of the parameters is not hidden. A dense program
-    that hides its exchange behind its backward pass is faster than predicted here. The
-    leaves are taken to share one collective; where XLA makes several, each adds its
-    latency (:meth:`Network.report_seconds` counts them).
+    ``overlap`` the exchange of the momentum, not that of the parameters, runs during
+    the compute, and the step waits for what is left of it. A dense program that hides
+    its exchange behind its backward pass is faster than predicted here. The leaves are
+    taken to share one collective; where XLA makes several, each adds its latency
+    (:meth:`Network.report_seconds` counts them).
 
     Args:
-      params: a tree of arrays or of ``jax.ShapeDtypeStruct``, whose elements are
-        counted as the optimizer packs them; or the number d of parameters, taken to
-        lie in float32 matrices of ten million, whatever ``param_specs`` and ``stacked``
-        say. Of a leaf with a ``NamedSharding`` over other axes than the workers', only
-        the shard of one device counts; so d and the links are those of one device if
-        the model is sharded.
+      params: a tree of arrays or of ``jax.ShapeDtypeStruct``; or the number d of
+        parameters, taken to lie in unsharded float32 matrices of ten million elements.
+        Of a leaf with a ``NamedSharding`` only the shard of one device counts, so d and
+        the links are those of one device if the model is sharded.
       network: the workers and their links.
-      exchange: what SLAMB exchanges. Of a schedule of ratios, the last phase counts.
-        With ``local_axis_name`` each node is one group of devices. With ``param_specs``
-        the leaves need a ``NamedSharding``, whose mesh gives the sizes of the axes.
+      exchange: what SLAMB exchanges. Of a schedule the last phase counts. With
+        ``local_axis_name`` each node is one group of devices. With ``param_specs`` the
+        leaves need a ``NamedSharding``, whose mesh gives the sizes of the axes.
         Whether an ``overlap`` comes true depends on the compiler.
-      step_seconds: compute of one step, forward and backward pass, on one worker;
-        positive.
+      step_seconds: compute of one forward and backward pass on one worker; positive.
       mu_dtype: dtype of the momentum, as in :func:`slamb`; None is float32.
       optimizer_seconds: ``(lamb, slamb)``, the seconds of update and application for
         all parameters. None: both are measured now, on this machine, without what a
@@ -93,40 +82,41 @@ def advise(
         raise ValueError(f"network must be a slamb_jax.Network, got {network!r}")
     exchange, began = _last_phase(check_exchange(exchange))
     groups = _groups(network, exchange)
-    check_params(params)
+    elements = count_elements(params, exchange)
     check_range("step_seconds", step_seconds, 0.0, open_low=True, open_high=True)
     mu = check_dtype("mu_dtype", mu_dtype).name
-    elements = count_elements(params, exchange)
     if optimizer_seconds is None:
         optimizer_seconds = measure_optimizers(params, exchange, mu_dtype)
     lamb_update, slamb_update = _checked(optimizer_seconds)
 
     d = elements.total
-    momentum = mean(elements.per_step, resolve_payload(exchange.payload) or mu, groups)
     gradients = [Transfer("all-reduce", 4 * d, among="local")] if groups[1] > 1 else []
-    plans: dict[_Name, Plan] = {
-        "lamb": [Transfer("all-reduce", 4 * d)],
-        "lamb_bfloat16": [Transfer("all-reduce", 2 * d)],
-        "slamb": [*gradients, *momentum, *_average(elements, exchange, groups)],
-    }
+    momentum = mean(elements.per_step, resolve_payload(exchange.payload) or mu, groups)
+    plan = [*gradients, *momentum, *_average(elements, exchange, groups)]
+    hidden = momentum if exchange.overlap else []
+    cost = functools.partial(cost_of, compute=step_seconds)
+    slamb = functools.partial(cost, plan, hidden, update=slamb_update)
+    lamb, lamb_bfloat16 = (
+        functools.partial(
+            cost, [Transfer("all-reduce", size * d)], [], update=lamb_update
+        )
+        for size in (4, 2)
+    )
 
-    def cost(name: _Name, network: Network) -> StepCost:
-        hidden = momentum if name == "slamb" and exchange.overlap else []
-        update = slamb_update if name == "slamb" else lamb_update
-        return cost_of(plans[name], network, step_seconds, update, hidden)
-
-    def break_even(dense: _Name) -> float:
+    def break_even(dense: Callable[[Network], StepCost]) -> float:
         def gain(link: float) -> float:
             other = dataclasses.replace(network, link=link)
-            return cost(dense, other).step_seconds - cost("slamb", other).step_seconds
+            return dense(other).step_seconds - slamb(other).step_seconds
 
         return _fastest_link(gain)
 
     return Advice(
-        **{name: cost(name, network) for name in plans},
-        break_even_link=break_even("lamb"),
-        break_even_link_bfloat16=break_even("lamb_bfloat16"),
-        title=_title(elements, network, exchange, began),
+        lamb(network),
+        lamb_bfloat16(network),
+        slamb(network),
+        break_even(lamb),
+        break_even(lamb_bfloat16),
+        _title(elements, network, exchange, began),
     )
 
 
@@ -138,8 +128,7 @@ def _last_phase(exchange: Exchange) -> tuple[Exchange, int]:
         return dataclasses.replace(exchange, compress_ratio=ratio[began]), began
     if isinstance(selection, Schedule):
         began = max(selection.phases)
-        last = selection.phases[began]
-        return dataclasses.replace(exchange, selection=last), began
+        return dataclasses.replace(exchange, selection=selection.phases[began]), began
     return exchange, 0
 
 
@@ -164,12 +153,11 @@ def _groups(network: Network, exchange: Exchange) -> tuple[int, int]:
 
 def _average(elements: Elements, exchange: Exchange, groups: tuple[int, int]) -> Plan:
     """The average of the parameters, in one exchange for each wire format."""
-    if exchange.sync_every is None:
+    if (every := exchange.sync_every) is None:
         return []
     payload = resolve_payload(exchange.average_payload)
     sizes = elements.by_dtype if payload is None else {payload: elements.total}
-    plans = [mean(d, x, groups, 1 / exchange.sync_every) for x, d in sizes.items()]
-    return [transfer for plan in plans for transfer in plan]
+    return [x for kind, d in sizes.items() for x in mean(d, kind, groups, 1 / every)]
 
 
 def _checked(seconds: tuple[float, float]) -> tuple[float, float]:
@@ -187,12 +175,12 @@ def _checked(seconds: tuple[float, float]) -> tuple[float, float]:
 def _fastest_link(gain: Callable[[float], float]) -> float:
     """The fastest link whose gain is not negative; 0 if there is none."""
     powers = [13 - i / 8 for i in range(8 * 12)]  # 10 Tbit/s down to 10 bit/s
-    first = next((i for i, x in enumerate(powers) if gain(10**x) >= 0), None)
-    if first is None:
+    slow = next((x for x in powers if gain(10**x) >= 0), None)
+    if slow is None:
         return 0.0
-    if first == 0:
+    if slow == powers[0]:
         return math.inf
-    slow, fast = powers[first], powers[first - 1]
+    fast = slow + 1 / 8
     for _ in range(40):
         middle = (slow + fast) / 2
         slow, fast = (middle, fast) if gain(10**middle) >= 0 else (slow, middle)
@@ -201,20 +189,17 @@ def _fastest_link(gain: Callable[[float], float]) -> float:
 
 def _title(elements: Elements, network: Network, exchange: Exchange, began: int) -> str:
     """The model on its network; the exchange and how much it sends."""
-    nodes = f"{network.workers_per_node} per node"
+    inside = ""
     if math.isfinite(network.local_link):
-        nodes += f" ({scaled(network.local_link, 'bit/s')} within it)"
+        inside = f" ({scaled(network.local_link, 'bit/s')} within it)"
     shown = dataclasses.replace(exchange, param_specs=None, stacked=None)
-    share = elements.per_step / elements.total
+    since = f" from step {began} on" if began else ""
     every = exchange.sync_every
-    return "\n".join(
-        textwrap.fill(line, 88)
-        for line in (
-            f"{scaled(elements.total, 'parameters')}; {network.workers} workers, "
-            f"{nodes}; {scaled(network.link, 'bit/s')}, latency "
-            f"{duration(network.latency)}",
-            f"{shown}{f' from step {began} on' if began else ''}: {share:.3g} of the "
-            "momentum per step, the parameters "
-            f"{'never' if every is None else f'every {every} steps'}",
-        )
+    lines = (
+        f"{scaled(elements.total, 'parameters')}; {network.workers} workers, "
+        f"{network.workers_per_node} per node{inside}; {scaled(network.link, 'bit/s')},"
+        f" latency {duration(network.latency)}",
+        f"{shown}{since}: {elements.per_step / elements.total:.3g} of the momentum per "
+        f"step, the parameters {'never' if every is None else f'every {every} steps'}",
     )
+    return "\n".join(textwrap.fill(line, 88) for line in lines)

@@ -6,8 +6,8 @@ import math
 from slamb_jax._tree.checks import check_choice, check_integer, check_range
 from slamb_jax.wire import RING_SHARES, WireReport
 
-# Measured by benchmarks/network: in an all-to-all, acknowledgements queue behind the
-# data of the other direction.
+# Measured by benchmarks/network over TCP: in an all-to-all, acknowledgements queue
+# behind the data of the other direction.
 _CROSSING = 1.6
 
 
@@ -16,27 +16,21 @@ class Network:
     r"""Workers in nodes joined by links; predicts the seconds of a collective.
 
     There are n workers, w per node, and each node has one full-duplex link to the
-    others. A ring that visits node after node leaves each node once. So the link
-    carries as many bytes as one worker sends, and a piece crosses a link on every w-th
-    hop only, while other pieces keep the link busy. With :math:`b = 8B/(n\,link)`, the
-    seconds of one piece on a link, an all-reduce of B bytes takes
+    others, which a ring that visits node after node crosses once. With
+    :math:`b = 8B/(n\,link)`, the seconds of one piece on a link, an all-reduce of B
+    bytes takes
 
     .. math::
 
       2\,(n-1)\,\max\left(b,\ \frac{b + latency}{w}\right)
-      \qquad\text{which is}\quad
-      2\,\frac{n-1}{n}\,\frac{8B}{link} + 2\,(n-1)\,latency
-      \quad\text{where}\quad w = 1
 
     and an all-gather or a reduce-scatter half of that. In an all-to-all each worker
     sends a piece to each other worker, all at once, so the link carries
     :math:`w\,\frac{n-w}{n}\,B`, and the latency counts once: with many workers per
     node it costs far more than a ring. Between nodes its flows cross, and it takes 1.6
-    times as long as those bytes alone (TCP, measured by ``benchmarks/network``). A
-    permute is taken to leave the node with the bytes of all its workers.
-
-    The model has no congestion, no time for sums, and no overlap with anything else.
-    Libraries that use trees for many workers have a lower latency.
+    times as long as those bytes alone. A permute is taken to leave the node with the
+    bytes of all its workers. There is no congestion, no time for sums, and no overlap
+    with anything else; libraries that use trees for many workers have a lower latency.
 
     Args:
       workers: n, at least 2.
@@ -75,7 +69,7 @@ class Network:
                 f"workers must be a multiple of workers_per_node, got {self.workers} "
                 f"and {self.workers_per_node}"
             )
-        if self._one_node and math.isinf(self.local_link):
+        if self.workers == self.workers_per_node and math.isinf(self.local_link):
             raise ValueError(
                 f"local_link must be given where all {self.workers} workers are on "
                 f"one node, got {self.local_link!r}"
@@ -85,12 +79,9 @@ class Network:
         """Seconds that one collective takes.
 
         Args:
-          kind: as of a :class:`Collective`: ``"all-reduce"``, ``"all-gather"``,
-            ``"reduce-scatter"``, ``"all-to-all"`` or ``"collective-permute"``.
+          kind: ``"all-reduce"``, ``"all-gather"``, ``"reduce-scatter"``,
+            ``"all-to-all"`` or ``"collective-permute"``.
           payload_bytes: bytes that each worker puts in; not negative.
-
-        Returns:
-          The seconds.
 
         Raises:
           ValueError: for another kind, and for bytes out of range.
@@ -98,16 +89,16 @@ class Network:
         check_choice("kind", kind, tuple(RING_SHARES))
         check_range("payload_bytes", payload_bytes, 0.0, open_high=True)
         n, w, link, local = self.workers, self.workers_per_node, self.link, math.inf
-        if self._one_node:  # a ring of workers, as if each were a node
-            w, link = 1, self.local_link
+        crossing = _CROSSING
+        if w == n:  # a ring of workers, as if each were a node
+            w, link, crossing = 1, self.local_link, 1.0
         elif w > 1:
             local = self.local_link
         bits = 8 * RING_SHARES[kind](n) * payload_bytes
         if kind in ("all-to-all", "collective-permute"):
-            away = n - w if kind == "all-to-all" else n - 1
-            leaving = bits * w * away / (n - 1)
-            if kind == "all-to-all" and not self._one_node:
-                leaving *= _CROSSING
+            leaving = bits * w
+            if kind == "all-to-all":
+                leaving = leaving * (n - w) / (n - 1) * crossing
             return max(leaving / link, bits / local) + self.latency
         hops = 2 * (n - 1) if kind == "all-reduce" else n - 1
         slow, fast = bits / hops / link, bits / hops / local
@@ -120,9 +111,6 @@ class Network:
         Args:
           report: the :func:`wire_report` of the program.
           conditional: count those inside conditionals instead of those outside.
-
-        Returns:
-          The seconds.
 
         Raises:
           ValueError: for a collective that cannot be counted, or that is not among
@@ -138,7 +126,3 @@ class Network:
         return math.fsum(
             self.seconds(c.kind, c.payload_bytes) * (c.times or 0) for c in chosen
         )
-
-    @property
-    def _one_node(self) -> bool:
-        return self.workers == self.workers_per_node

@@ -2,9 +2,8 @@
 
 import collections
 import dataclasses
-import math
 import numbers
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -32,45 +31,40 @@ class Elements(NamedTuple):
         return sum(self.by_dtype.values())
 
 
-def check_params(params: float | chex.ArrayTree) -> None:
-    """Raises unless it is a number of at least 1, or a tree with elements."""
+def count_elements(params: float | chex.ArrayTree, exchange: Exchange) -> Elements:
+    """Counts the parameters of one device and what it exchanges of the momentum.
+
+    Raises:
+      ValueError: unless ``params`` is a number of at least 1, or a tree with elements.
+    """
     if isinstance(params, numbers.Real):
         check_range("params", params, 1.0, open_high=True)
-        return
-    check_floating(params, "params")
-    if not sum(x.size for x in jax.tree.leaves(params)):
-        raise ValueError(f"params must have elements, got {params!r}")
-
-
-def count_elements(params: float | chex.ArrayTree, exchange: Exchange) -> Elements:
-    """Counts the parameters of one device and what it exchanges of the momentum."""
-    if isinstance(params, numbers.Real):
         leaf = Leaf(0, _LARGE)
         sent = elements_sent(exchange.selection_for([leaf]), leaf)
         d = int(float(params))
         return Elements({"float32": d}, -(-d * sent // leaf.size))
 
-    shards = shards_of(params, exchange)
-    numbered = leaves_of(shards, Layout(None, exchange.stacked))
-    leaves = list(map(_with_shards, numbered, jax.tree.leaves(params)))
-    selection = exchange.selection_for(leaves)
+    check_floating(params, "params")
+    shards, layout = shards_of(params, exchange), Layout(None, exchange.stacked)
+    leaves = [
+        dataclasses.replace(x, shards=whole.layer_size // max(x.layer_size, 1))
+        for x, whole in zip(
+            leaves_of(shards, layout), leaves_of(params, layout), strict=True
+        )
+    ]
     by_dtype: collections.Counter[str] = collections.Counter()
     for shard in jax.tree.leaves(shards):
         by_dtype[shard.dtype.name] += shard.size
+    if not by_dtype.total():
+        raise ValueError(f"params must have elements, got {params!r}")
+    selection = exchange.selection_for(leaves)
     return Elements(by_dtype, sum(elements_sent(selection, x) for x in leaves))
-
-
-def _with_shards(leaf: Leaf, x: jax.Array) -> Leaf:
-    layer = math.prod(x.shape[1:] if leaf.stacked else x.shape)
-    return dataclasses.replace(leaf, shards=layer // max(leaf.layer_size, 1))
 
 
 def shards_of(params: chex.ArrayTree, exchange: Exchange) -> chex.ArrayTree:
     """Shapes and dtypes of the shard of each leaf that one device holds."""
 
-    def shard(
-        path: jax.tree_util.KeyPath, x: jax.Array, spec: PartitionSpec
-    ) -> jax.ShapeDtypeStruct:
+    def shard(path: Any, x: jax.Array, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         sharding = getattr(x, "sharding", None)
         if any(spec):
             if not isinstance(sharding, NamedSharding):

@@ -21,6 +21,19 @@ class Transfer(NamedTuple):
     per_step: float = 1.0
     among: Among = "all"  # "nodes": device i of each node; "local": those of one node
 
+    def cost(self, network: Network) -> tuple[float, float]:
+        """Bytes that each device sends per step, and the seconds it takes."""
+        w, link, bytes_in = network.workers_per_node, network.link, self.bytes_in
+        if self.among == "local":
+            link = min(network.local_link, 1e18)
+            network = Network(w, link, latency=network.latency)
+        elif self.among == "nodes":  # the devices of a node share its link
+            network = Network(network.workers // w, link, latency=network.latency)
+            bytes_in *= w
+        sent = RING_SHARES[self.kind](network.workers) * self.bytes_in
+        seconds = network.seconds(self.kind, bytes_in)
+        return self.per_step * sent, self.per_step * seconds
+
 
 Plan = list[Transfer]
 
@@ -47,12 +60,11 @@ def mean(
         itemsize = jnp.dtype(wire_format).itemsize
         to_owner = back = -(-part // n) * itemsize
         part_bytes = part * itemsize
-    if isinstance(wire_format, Quantizer) or itemsize == 2:
-        plan = [
-            Transfer("all-to-all", n * to_owner, per_step, among),
-            Transfer("all-gather", back, per_step, among),
-        ]
-    else:
+    plan = [
+        Transfer("all-to-all", n * to_owner, per_step, among),
+        Transfer("all-gather", back, per_step, among),
+    ]
+    if not isinstance(wire_format, Quantizer) and itemsize != 2:
         plan = [Transfer("all-reduce", part_bytes, per_step, among)]
     if w > 1:
         plan.append(Transfer("all-gather", part_bytes, per_step, "local"))
@@ -60,39 +72,20 @@ def mean(
 
 
 def cost_of(
-    plan: Plan, network: Network, compute: float, update: float, hidden: Plan
+    plan: Plan, hidden: Plan, network: Network, *, compute: float, update: float
 ) -> StepCost:
     """The cost of a step whose transfers in ``hidden`` can run during the compute."""
-    w = network.workers_per_node
-    sizes = {"all": network.workers, "nodes": network.workers // w, "local": w}
 
-    def bytes_sent(transfers: Plan) -> float:
-        return math.fsum(
-            t.per_step * RING_SHARES[t.kind](sizes[t.among]) * t.bytes_in
-            for t in transfers
-        )
+    def total(plan: Plan) -> tuple[float, ...]:
+        costs = [transfer.cost(network) for transfer in plan]
+        return tuple(map(math.fsum, zip(*costs, strict=True))) or (0.0, 0.0)
 
+    sent, seconds = total(plan)
     return StepCost(
-        bytes_per_step=bytes_sent(plan),
+        bytes_per_step=sent,
         compute_seconds=compute,
-        exchange_seconds=_total_seconds(plan, network),
+        exchange_seconds=seconds,
         optimizer_seconds=update,
-        local_bytes_per_step=bytes_sent([t for t in plan if t.among == "local"]),
-        hidden_seconds=min(compute, _total_seconds(hidden, network)),
+        local_bytes_per_step=total([t for t in plan if t.among == "local"])[0],
+        hidden_seconds=min(compute, total(hidden)[1]),
     )
-
-
-def _total_seconds(plan: Plan, network: Network) -> float:
-    return math.fsum(t.per_step * _seconds(t, network) for t in plan)
-
-
-def _seconds(transfer: Transfer, network: Network) -> float:
-    w, latency = network.workers_per_node, network.latency
-    if transfer.among == "local":
-        link = min(network.local_link, 1e18)
-        local = Network(w, link, latency=latency)
-        return local.seconds(transfer.kind, transfer.bytes_in)
-    if transfer.among == "nodes":  # the devices of a node share its link
-        nodes = Network(network.workers // w, network.link, latency=latency)
-        return nodes.seconds(transfer.kind, w * transfer.bytes_in)
-    return network.seconds(transfer.kind, transfer.bytes_in)

@@ -1,5 +1,6 @@
 """Reads (off a command line) and prints counts, rates and times."""
 
+import functools
 import re
 from argparse import ArgumentTypeError
 
@@ -11,29 +12,21 @@ _RATES = {
     for unit, bits in (("bit", 1), ("bit/s", 1), ("bps", 1), ("b/s", 1), ("B/s", 8))
 }
 _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-_NUMBER = re.compile(r"(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?)\s*(\S*)")
+_NUMBER = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(\S*)")
 
 
-def parse_count(text: str) -> float:
-    """Reads ``340M``, ``2.8B`` or ``110e6``."""
-    return _parse(text, _COUNTS, "a count such as 340M, 2.8B or 110e6")
-
-
-def parse_rate(text: str) -> float:
-    """Reads ``10Gbit``, ``200Mbit/s`` or ``25GB/s`` as bits per second."""
-    return _parse(text, _RATES, "a rate such as 10Gbit, 200Mbit/s or 25GB/s")
-
-
-def parse_duration(text: str) -> float:
-    """Reads ``0.5s``, ``300ms`` or ``50us`` as seconds."""
-    return _parse(text, _TIMES, "a time such as 0.5s, 300ms or 50us")
-
-
-def _parse(text: str, units: dict[str, float], what: str) -> float:
+def _parse(units: dict[str, float], kind: str, text: str) -> float:
     match = _NUMBER.fullmatch(text.strip())
     if match is None or match[2] not in units:
-        raise ArgumentTypeError(f"must be {what}, got {text!r}")
+        raise ArgumentTypeError(f"must be {kind}, got {text!r}")
     return float(match[1]) * units[match[2]]
+
+
+parse_count = functools.partial(_parse, _COUNTS, "a count such as 340M, 2.8B or 110e6")
+parse_rate = functools.partial(  # as bits per second
+    _parse, _RATES, "a rate such as 10Gbit, 200Mbit/s or 25GB/s"
+)
+parse_duration = functools.partial(_parse, _TIMES, "a time such as 0.5s, 300ms or 50us")
 
 
 def scaled(value: float, unit: str) -> str:

@@ -1,10 +1,10 @@
 """Checkpoints of all replicas, with checksums."""
 
-import functools
 import json
 import pathlib
+import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 
 import chex
 import jax
@@ -16,22 +16,14 @@ from slamb_jax.checkpoint.format import (
     FORMAT,
     LeafMetadata,
     Metadata,
-    abstract_array,
-    broadcast_replicas,
-    check_fits,
-    check_format,
-    find_damage,
-    first_replica,
     leaf_metadata,
     leaves_by_name,
-    place_like,
-    raw,
-    stored_struct,
+    read_checkpoint,
 )
-from slamb_jax.checkpoint.store import ForeignCheckpointError, Store, try_read, warn
+from slamb_jax.checkpoint.store import Store
 from slamb_jax.workers.agreement import differing
 from slamb_jax.workers.checksums import checksums
-from slamb_jax.workers.mesh import local, replicated
+from slamb_jax.workers.mesh import raw, replicated
 from slamb_jax.workers.replicas import check_replicas
 
 
@@ -46,25 +38,22 @@ class Restored(NamedTuple):
 class Checkpoints:
     """Saves and restores all replicas in a directory, for exact resume.
 
-    The parameters and moments of n workers differ, so an exact checkpoint holds all n.
     Leaves whose replicas are equal to the bit (counts, keys, moments of what is
-    exchanged densely) are stored once. A checkpoint also holds the name, shape and
-    dtype of each leaf and a 64-bit checksum of each replica, computed on the devices.
-    Where a killed process left a checkpoint incomplete, or it was damaged later,
-    :meth:`restore` warns and reads the one before it.
+    exchanged densely) are stored once, others n times, with a 64-bit checksum of every
+    replica. Where a killed process left a checkpoint incomplete, or it was damaged
+    later, :meth:`restore` warns and reads the one before it.
 
     All processes must call each method, and see the same directory; each array is
-    written by the process that holds it. Orbax does the writing, and nothing is
-    pickled. Needs ``slamb-jax[checkpoint]``.
+    written by the process that holds it, through Orbax. Needs
+    ``slamb-jax[checkpoint]``.
 
     Args:
       directory: where to write; made if it is missing.
       keep: how many checkpoints to keep, the latest ones; at least 2, so that there is
         one before the last.
-      asynchronous: True: :meth:`save` copies the state on its devices and returns, and
-        threads write the copy; the next save, :meth:`wait` and :meth:`close` wait for
-        them and raise their errors. False: it returns when all is written, and copies
-        nothing.
+      asynchronous: whether :meth:`save` copies the state on its devices and returns,
+        and threads write the copy; the next save, :meth:`wait` and :meth:`close` wait
+        for them and raise their errors.
 
     Raises:
       ValueError: for ``keep`` out of range, or a ``directory`` that cannot be written.
@@ -92,7 +81,10 @@ class Checkpoints:
         self._asynchronous = asynchronous
         self._damaged: set[int] = set()
         for name in self._store.unfinished:
-            warn(f"a save into {self._store.path(name)} was cut short and is ignored")
+            path = self._store.path(name)
+            warnings.warn(
+                f"a save into {path} was cut short and is ignored", stacklevel=2
+            )
 
     def save(
         self,
@@ -110,9 +102,8 @@ class Checkpoints:
           extra: what JSON can hold, such as the position in the data.
           rtol: floating-point leaves whose replicas agree to this tolerance (see
             :func:`assert_replicas_agree`) are stored once, as the first replica. 0 is
-            exact. 1e-5 is compact at steps that averaged the parameters, t = 1, H + 1,
-            2H + 1, ...: it stores them once, without the rounding by which the
-            replicas differ.
+            exact; 1e-5 is compact at steps that averaged the parameters, t = 1, H + 1,
+            2H + 1, ...
 
         Returns:
           The bytes of its arrays, before Orbax compresses them.
@@ -129,18 +120,18 @@ class Checkpoints:
         leaves = leaves_by_name(state)
         if not leaves:
             raise ValueError(f"state must have leaves, got {state!r}")
-        sums = checksums(list(leaves.values()))
-        unlike = (sums != sums[:, :1]).any((1, 2))
-        if rtol:
-            unlike = np.array(differing(list(leaves.values()), rtol)) > 0
+        values = list(leaves.values())
+        sums = checksums(values)
+        unlike = differing(values, sums, rtol)
         arrays: dict[str, jax.Array | np.ndarray] = {}
         metadata: dict[str, LeafMetadata] = {}
-        for (name, x), same, own in zip(leaves.items(), ~unlike, sums, strict=True):
-            if same:  # on the host: older jax cannot slice a replicated array for Orbax
-                arrays[name] = np.asarray(local(replicated(first_replica, raw(x))))
-            else:  # the caller may donate the state before the threads have written it
+        for (name, x), apart, own in zip(leaves.items(), unlike, sums, strict=True):
+            if apart:  # the caller may donate the state before the threads have written
                 arrays[name] = jnp.copy(raw(x)) if self._asynchronous else raw(x)
-            metadata[name] = leaf_metadata(x, own[:1] if same else own, once=bool(same))
+            else:  # on the host: older jax cannot slice a replicated array for Orbax
+                arrays[name] = np.asarray(replicated(_first, raw(x)))
+                own = own[:1]
+            metadata[name] = leaf_metadata(x, own.tolist(), once=not apart)
         return self.write(step, arrays, n, metadata, extra or {})
 
     def write(
@@ -155,9 +146,7 @@ class Checkpoints:
         try:
             json.dumps(extra)
         except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"extra must be what JSON can hold, got {error}"
-            ) from error
+            raise ValueError(f"extra must be what JSON can hold: {error}") from error
         for damaged in sorted(self._damaged):  # their numbers may be written again
             self._store.delete(damaged)
         self._damaged.clear()
@@ -189,14 +178,17 @@ class Checkpoints:
         """
         skipped: dict[int, str] = {}
         for step in self._store.steps():
-            found, problem = self._try_restore(step, like)
+            found, problem = read_checkpoint(self._store, step, like)
             if found is not None:
                 self._damaged |= skipped.keys()
-                return found
+                metadata, leaves = found
+                state = jax.tree.unflatten(jax.tree.structure(like), leaves.values())
+                return Restored(step, state, metadata["extra"])
             skipped[step] = problem
-            warn(
+            warnings.warn(
                 f"checkpoint {self._store.path(step)} is damaged ({problem}) and is "
-                "ignored: going back to the one before it"
+                "ignored: going back to the one before it",
+                stacklevel=2,
             )
         if len(skipped) > 1:
             problems = "; ".join(f"{step}: {why}" for step, why in skipped.items())
@@ -207,60 +199,21 @@ class Checkpoints:
         self._damaged |= skipped.keys()
         return None
 
-    def _try_restore(
-        self, step: int, like: chex.ArrayTree
-    ) -> tuple[Restored | None, str]:
-        """The checkpoint, or None and how it is damaged."""
-        path = self._store.path(step)
-        metadata, problem = try_read(path, functools.partial(self.metadata, step))
-        if metadata is None:
-            return None, problem
-        check_fits(metadata, like, path)
-        leaves = leaves_by_name(like)
-        structs = {
-            name: stored_struct(raw(x), once=metadata["leaves"][name]["once"])
-            for name, x in leaves.items()
-        }
-        read = functools.partial(self._store.read, step, structs)
-        arrays, problem = try_read(path, read)
-        if arrays is None:
-            return None, problem
-        placed = {name: place_like(arrays[name], x) for name, x in leaves.items()}
-        if problem := find_damage(metadata, placed):
-            return None, problem
-        state = jax.tree.unflatten(jax.tree.structure(like), placed.values())
-        return Restored(step, state, metadata["extra"]), ""
-
     def metadata(self, step: int) -> Metadata:
         """Reads the metadata of a checkpoint: workers, leaves, checksums, extra."""
-        found = self._store.metadata(step)
-        if not isinstance(found, dict):
-            raise ValueError(f"its metadata are {found!r}")
-        if "leaves" not in found:
-            raise ForeignCheckpointError
-        return cast(Metadata, found)
+        return self._store.metadata(step)
 
     def load(self, step: int) -> tuple[Metadata, dict[str, np.ndarray]]:
-        """Reads a checkpoint to the host, without a state to compare it with."""
-        path = self._store.path(step)
-        metadata, problem = try_read(path, functools.partial(self.metadata, step))
-        if metadata is not None:
-            check_format(metadata, path)
-            n, leaves = metadata["workers"], metadata["leaves"]
-            like = {name: abstract_array(leaf, n) for name, leaf in leaves.items()}
-            read = functools.partial(self._store.read, step, like)
-            arrays, problem = try_read(path, read)
-            if arrays is not None:
-                replicas = {
-                    name: broadcast_replicas(x, leaves[name], n)
-                    for name, x in arrays.items()
-                }
-                if not (problem := find_damage(metadata, replicas)):
-                    return metadata, arrays
-        raise ValueError(
-            f"checkpoint {path} is damaged ({problem}): "
-            "remove it, and the one before it is the latest"
-        )
+        """Reads a checkpoint to the host as it is stored, without a state to fit."""
+        found, problem = read_checkpoint(self._store, step)
+        if found is None:
+            raise ValueError(
+                f"checkpoint {self._store.path(step)} is damaged ({problem}): "
+                "remove it, and the one before it is the latest"
+            )
+        metadata, leaves = found
+        once = {name: leaf["once"] for name, leaf in metadata["leaves"].items()}
+        return metadata, {k: x[0, ...] if once[k] else x for k, x in leaves.items()}
 
     def latest(self) -> int | None:
         """The step of the latest checkpoint, sound or damaged; None without any."""
@@ -275,3 +228,7 @@ class Checkpoints:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _first(x: jax.Array) -> jax.Array:
+    return x[0]

@@ -1,7 +1,6 @@
-"""The format of a checkpoint: its metadata, and its arrays as they are stored."""
+"""The format of a checkpoint: its metadata, and how its arrays are read."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 import chex
@@ -10,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from slamb_jax.checkpoint.store import Store, try_read
 from slamb_jax.workers.checksums import checksums
 from slamb_jax.workers.mesh import (
     auto_mesh,
     device_put_global,
-    is_key,
-    like_key,
-    local,
     mesh_sharding,
+    on_raw,
+    raw,
 )
 from slamb_jax.workers.replicas import check_replicas
 
@@ -49,35 +48,49 @@ def leaves_by_name(tree: chex.ArrayTree) -> dict[str, Any]:
     return {jax.tree_util.keystr(path) or "state": x for path, x in leaves}
 
 
-def raw(x: Any) -> Any:
-    """The array that is stored for a leaf: the words of random keys."""
-    return jax.random.key_data(x) if is_key(x) else x
-
-
-def leaf_metadata(
-    x: Any, sums: np.ndarray | Sequence[Sequence[int]], *, once: bool
-) -> LeafMetadata:
+def leaf_metadata(x: Any, sums: list[list[int]], *, once: bool) -> LeafMetadata:
     """The metadata of one leaf with a leading replica axis."""
-    return LeafMetadata(
-        shape=list(jnp.shape(raw(x))[1:]),
-        dtype=str(x.dtype) if is_key(x) else str(jnp.result_type(x)),
-        once=once,
-        checksums=[[int(word) for word in words] for words in sums],
-    )
+    shape, dtype = list(jnp.shape(raw(x))[1:]), str(jnp.result_type(x))
+    return LeafMetadata(shape=shape, dtype=dtype, once=once, checksums=sums)
 
 
-def check_format(metadata: Metadata, path: pathlib.Path) -> None:
-    """Raises for a checkpoint of another version of the format."""
+def read_checkpoint(
+    store: Store, step: int, like: chex.ArrayTree | None = None
+) -> tuple[tuple[Metadata, dict[str, Any]] | None, str]:
+    """Metadata and replicas, placed like ``like`` or on the host; or None and damage.
+
+    Raises:
+      ValueError: for another version of the format, or if ``like`` does not fit.
+    """
+    path = store.path(step)
+    metadata: Metadata | None
+    metadata, problem = try_read(path, lambda: store.metadata(step))
+    if metadata is None:
+        return None, problem
     if metadata["format"] != FORMAT:
         raise ValueError(
             f"checkpoint {path} has format {metadata['format']}, and this version of "
             f"slamb_jax reads {FORMAT}"
         )
+    workers, stored = metadata["workers"], metadata["leaves"]
+    if like is None:
+        leaves = {name: _on_host(leaf, workers) for name, leaf in stored.items()}
+    else:
+        _check_fits(metadata, like, path)
+        leaves = leaves_by_name(jax.tree.map(jnp.asarray, like))
+    what = {k: _stored_like(raw(x), stored[k]["once"]) for k, x in leaves.items()}
+    arrays, problem = try_read(path, lambda: store.read(step, what))
+    if arrays is None:
+        return None, problem
+    placed = {name: _place_like(arrays[name], x) for name, x in leaves.items()}
+    for name, found in zip(placed, checksums(list(placed.values())), strict=True):
+        if (found != np.array(stored[name]["checksums"], np.uint32)).any():
+            return None, f"the checksum of {name} is not the one that was saved"
+    return (metadata, placed), ""
 
 
-def check_fits(metadata: Metadata, like: chex.ArrayTree, path: pathlib.Path) -> None:
+def _check_fits(metadata: Metadata, like: chex.ArrayTree, path: pathlib.Path) -> None:
     """Raises unless a checkpoint holds what ``like`` expects, and names differences."""
-    check_format(metadata, path)
     n = check_replicas("like", like)
     if metadata["workers"] != n:
         raise ValueError(
@@ -85,10 +98,8 @@ def check_fits(metadata: Metadata, like: chex.ArrayTree, path: pathlib.Path) -> 
             f"slamb-jax resize {path.parent} OUT --workers {n}"
         )
     found = metadata["leaves"]
-    expected = {
-        name: leaf_metadata(x, [], once=False)
-        for name, x in leaves_by_name(like).items()
-    }
+    leaves = leaves_by_name(like)
+    expected = {name: leaf_metadata(x, [], once=False) for name, x in leaves.items()}
     differences = []
     for name in expected | found:
         if name not in found:
@@ -108,22 +119,16 @@ def check_fits(metadata: Metadata, like: chex.ArrayTree, path: pathlib.Path) -> 
         )
 
 
-def find_damage(metadata: Metadata, leaves: Mapping[str, Any]) -> str:
-    """Names a leaf whose checksums are not those that were saved; empty without one."""
-    for name, found in zip(leaves, checksums(list(leaves.values())), strict=True):
-        if (found != np.array(metadata["leaves"][name]["checksums"], np.uint32)).any():
-            return f"the checksum of {name} is not the one that was saved"
-    return ""
+def _on_host(leaf: LeafMetadata, workers: int) -> np.ndarray:
+    """An array with the shape and dtype of a leaf's words, which takes no memory."""
+    dtype = "uint32" if leaf["dtype"].startswith("key<") else leaf["dtype"]
+    return np.broadcast_to(np.zeros((), jnp.dtype(dtype)), (workers, *leaf["shape"]))
 
 
-def first_replica(x: jax.Array) -> jax.Array:
-    """The first replica."""
-    return x[0]
-
-
-def stored_struct(x: Any, *, once: bool) -> jax.ShapeDtypeStruct:
-    """Shape, dtype and sharding with which to read what is stored for a leaf."""
-    x = jnp.asarray(x) if not isinstance(x, jax.Array) else x
+def _stored_like(x: Any, once: bool) -> Any:
+    """What to read for a leaf: shape, dtype and place of what is stored for it."""
+    if isinstance(x, np.ndarray):
+        return x[0, ...] if once else x
     if not once:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
     on_mesh = mesh_sharding(x)
@@ -131,25 +136,17 @@ def stored_struct(x: Any, *, once: bool) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=every or x.sharding)
 
 
-def place_like(x: jax.Array, like: Any) -> jax.Array:
+def _place_like(x: Any, like: Any) -> Any:
     """A stored array with the replicas, sharding and key type of ``like``."""
-    if is_key(like):
-        return like_key(like, place_like(x, raw(like)))
-    if x.ndim == jnp.ndim(like):
-        return x
-    if on_mesh := mesh_sharding(like):
-        one = np.asarray(local(x))
-        return device_put_global(np.broadcast_to(one, like.shape), on_mesh)
-    return jnp.broadcast_to(x, jnp.shape(like))
 
+    def placed(words: Any) -> Any:
+        if x.ndim == words.ndim:
+            return x
+        if isinstance(x, np.ndarray):
+            return np.broadcast_to(x, words.shape)
+        if on_mesh := mesh_sharding(words):
+            one = np.asarray(x.addressable_data(0))
+            return device_put_global(np.broadcast_to(one, words.shape), on_mesh)
+        return jnp.broadcast_to(x, words.shape)
 
-def abstract_array(leaf: LeafMetadata, workers: int) -> np.ndarray:
-    """An array with the shape and dtype of what is stored, which takes no memory."""
-    dtype = "uint32" if leaf["dtype"].startswith("key<") else leaf["dtype"]
-    lead = [] if leaf["once"] else [workers]
-    return np.broadcast_to(np.zeros((), jnp.dtype(dtype)), (*lead, *leaf["shape"]))
-
-
-def broadcast_replicas(x: np.ndarray, leaf: LeafMetadata, workers: int) -> np.ndarray:
-    """A stored array, with a leading axis of all replicas."""
-    return np.broadcast_to(x, (workers, *x.shape)) if leaf["once"] else x
+    return on_raw(placed, like)

@@ -10,9 +10,8 @@ import numpy as np
 
 from slamb_jax._tree.checks import check_integer
 from slamb_jax.checkpoint.checkpoints import Checkpoints
-from slamb_jax.checkpoint.format import broadcast_replicas, raw
 from slamb_jax.workers.checksums import checksums
-from slamb_jax.workers.mesh import is_key, like_key
+from slamb_jax.workers.mesh import on_raw
 from slamb_jax.workers.replicas import check_replicas
 
 
@@ -28,15 +27,11 @@ def resize(state: chex.ArrayTree, workers: int) -> chex.ArrayTree:
       x'_j = \sum_i w_{ji}\,x_i, \qquad
       \frac{1}{m} \sum_j x'_j = \frac{1}{n} \sum_i x_i
 
-    for parameters, moments, residuals and every other floating-point leaf: the mean
-    over the workers stays the same (to the rounding of the dtype), and with the mean of
-    m everything that was not yet exchanged. From 4 to 2 each pair becomes its mean;
-    from 2 to 8 each is copied four times, exactly; from 8 to 1 is the mean. Leaves of
-    other types (counts, keys) must be equal on all workers, and stay.
-
-    The spread does not stay: the mean of v is that of the old workers' gradients, and
-    if each worker's batch changes, v converges to another value. The update takes n
-    from the new mesh; scaling the learning rate is up to the caller.
+    for every floating-point leaf, to the rounding of the dtype: so nothing is lost that
+    was not yet exchanged. From 4 to 2 each pair becomes its mean; from 2 to 8 each is
+    copied four times, exactly. Leaves of other types (counts, keys) must be equal on
+    all workers, and stay. Scaling the learning rate is up to the caller; if each
+    worker's batch changes, v converges to another value.
 
     Args:
       state: a tree of arrays of shape ``(n, ...)``, all of them on this process; with
@@ -59,9 +54,17 @@ def resize(state: chex.ArrayTree, workers: int) -> chex.ArrayTree:
     """
     check_integer("workers", workers, 1)
     check_replicas("state", state)
-    return jax.tree_util.tree_map_with_path(
-        lambda path, x: _resize_leaf(jax.tree_util.keystr(path), x, workers), state
-    )
+
+    def resized(path: Any, x: Any) -> Any:
+        name = jax.tree_util.keystr(path)
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            raise ValueError(
+                f"state{name} is on several processes: save a checkpoint and resize "
+                f"that (slamb-jax resize CHECKPOINT OUT --workers {workers})"
+            )
+        return on_raw(lambda words: _resize_leaf(name, np.asarray(words), workers), x)
+
+    return jax.tree_util.tree_map_with_path(resized, state)
 
 
 def resize_checkpoint(source: pathlib.Path, out: pathlib.Path, workers: int) -> str:
@@ -80,9 +83,7 @@ def resize_checkpoint(source: pathlib.Path, out: pathlib.Path, workers: int) -> 
     for name, leaf in leaves.items():
         if not leaf["once"]:
             arrays[name] = _resize_leaf(name, arrays[name], workers)
-    found = [broadcast_replicas(arrays[k], leaf, workers) for k, leaf in leaves.items()]
-    for leaf, sums in zip(leaves.values(), checksums(found).tolist(), strict=True):
-        leaf["checksums"] = sums[:1] if leaf["once"] else sums
+            leaf["checksums"] = checksums([arrays[name]])[0].tolist()
     with Checkpoints(out) as checkpoints:
         size = checkpoints.write(step, arrays, workers, leaves, metadata["extra"])
     return (
@@ -91,15 +92,7 @@ def resize_checkpoint(source: pathlib.Path, out: pathlib.Path, workers: int) -> 
     )
 
 
-def _resize_leaf(name: str, x: Any, m: int) -> Any:
-    if isinstance(x, jax.Array) and not x.is_fully_addressable:
-        raise ValueError(
-            f"state{name} is on several processes: save a checkpoint and resize that "
-            f"(slamb-jax resize CHECKPOINT OUT --workers {m})"
-        )
-    if is_key(x):
-        return like_key(x, _resize_leaf(name, raw(x), m))
-    x = np.asarray(x)
+def _resize_leaf(name: str, x: np.ndarray, m: int) -> np.ndarray:
     if jnp.issubdtype(x.dtype, jnp.floating):
         return np.stack([_weighted_mean(x, j, m) for j in range(m)])
     if (x != x[:1]).any():

@@ -4,8 +4,6 @@ No other module of the library uses Orbax.
 """
 
 import pathlib
-import re
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -22,9 +20,6 @@ _METADATA = "about"  # the name of its folder in a checkpoint
 class ForeignCheckpointError(ValueError):
     """A checkpoint that slamb_jax.Checkpoints did not write."""
 
-    def __init__(self) -> None:
-        super().__init__("it is not one of slamb_jax.Checkpoints")
-
 
 class Store:
     """The latest checkpoints of a directory; all processes must call each method."""
@@ -34,13 +29,25 @@ class Store:
     ) -> None:
         check_integer("keep", keep, 2)
         self.directory = _writable(directory)
-        self._orbax = _import_orbax()
+        try:
+            import orbax.checkpoint
+        except ImportError as error:
+            raise ImportError(
+                "checkpoints need Orbax: pip install 'slamb-jax[checkpoint]'"
+            ) from error
+        self._orbax: Any = orbax.checkpoint
+        saves = (d for d in self.directory.iterdir() if d.name[0].isdecimal())
+        self.unfinished = sorted(  # before the manager removes them
+            d.name
+            for d in saves
+            if d.is_dir()
+            and not (d.name.isdecimal() and (d / "_CHECKPOINT_METADATA").exists())
+        )
         options = self._orbax.CheckpointManagerOptions(
             max_to_keep=keep,
             enable_async_checkpointing=asynchronous,
             cleanup_tmp_directories=True,
         )
-        self.unfinished = _unfinished(self.directory)  # before the manager removes them
         self._manager = self._orbax.CheckpointManager(
             self.directory, options=options, item_names=("state", _METADATA)
         )
@@ -91,9 +98,14 @@ class Store:
 
     def metadata(self, step: int) -> Any:
         """The metadata of a checkpoint, as JSON holds them."""
-        if not (self.path(step) / _METADATA).is_dir():
-            raise ForeignCheckpointError
-        return self._restore(step, _METADATA, self._orbax.args.JsonRestore())
+        found: Any = {}
+        if (self.path(step) / _METADATA).is_dir():
+            found = self._restore(step, _METADATA, self._orbax.args.JsonRestore())
+        if not isinstance(found, dict):
+            raise ValueError(f"its metadata are {found!r}")
+        if "leaves" not in found:
+            raise ForeignCheckpointError("it is not one of slamb_jax.Checkpoints")
+        return found
 
     def read(self, step: int, like: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays of a checkpoint, placed like those of ``like``."""
@@ -137,16 +149,10 @@ def try_read(path: pathlib.Path, read: Callable[[], T]) -> tuple[T | None, str]:
 
 def _is_damage(error: Exception) -> bool:
     """Whether reading failed because of the files, not of memory or rights."""
-    if isinstance(error, OSError):
-        missing = FileNotFoundError | NotADirectoryError | IsADirectoryError
-        return isinstance(error, missing)
-    other = MemoryError | jax.errors.JaxRuntimeError | ForeignCheckpointError
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+        return True
+    other = OSError | MemoryError | jax.errors.JaxRuntimeError | ForeignCheckpointError
     return not isinstance(error, other)
-
-
-def warn(message: str) -> None:
-    """Warns with ``stacklevel=3``."""
-    warnings.warn(message, UserWarning, stacklevel=3)
 
 
 def _writable(directory: str | pathlib.Path) -> pathlib.Path:
@@ -163,23 +169,3 @@ def _writable(directory: str | pathlib.Path) -> pathlib.Path:
             f"directory must be one that can be written to, got {directory}: {error}"
         ) from error
     return path
-
-
-def _unfinished(directory: pathlib.Path) -> list[str]:
-    """Names of the saves that a killed process did not finish."""
-    saves = (d for d in directory.iterdir() if re.match(r"\d", d.name) and d.is_dir())
-    return sorted(
-        d.name
-        for d in saves
-        if not re.fullmatch(r"\d+", d.name) or not (d / "_CHECKPOINT_METADATA").exists()
-    )
-
-
-def _import_orbax() -> Any:
-    try:
-        import orbax.checkpoint
-    except ImportError as error:
-        raise ImportError(
-            "checkpoints need Orbax: pip install 'slamb-jax[checkpoint]'"
-        ) from error
-    return orbax.checkpoint

@@ -1,5 +1,5 @@
 """What the workers exchange, between whom, and how."""
 
-from slamb_jax.exchange.settings import Exchange as Exchange
+from slamb_jax.exchange.settings import Exchange
 
 __all__ = ["Exchange"]

@@ -1,5 +1,6 @@
 """Backward passes in branches: a gradient is computed only where a flag is set."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -8,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from slamb_jax._tree import axes
-from slamb_jax.jointspar.convolutions import with_fast_convolutions
+from slamb_jax._tree.leaves import is_none
+from slamb_jax.jointspar.convolutions import call_with_fast_convolutions
 
 Vjp: TypeAlias = Callable[..., tuple[Any, Any]]
 # Always (None), never (()), or a traced bool. As empty trees the first two stay static
@@ -22,29 +24,23 @@ def train_function_if(
     flags: Flags, fun: Callable[..., Any], params: chex.ArrayTree, inputs: Any
 ) -> Any:
     """``fun(params, *inputs)``, each of whose two gradients is computed if flagged."""
-    (weights, others), merge = partition((params, inputs))
-    size = len(partition(params)[0][0])
 
-    def call(params: list[Any], inputs: list[Any], others: list[Any]) -> Any:
-        merged_params, merged_inputs = merge([*params, *inputs], others)
-        return fun(merged_params, *merged_inputs)
+    def call(weights: Any, inexact: Any, others: Any) -> Any:
+        params, inputs = merge((weights, inexact), others)
+        return fun(params, *inputs)
 
-    @jax.custom_vjp
-    def branching(flags: Flags, params: Any, inputs: Any, others: Any) -> Any:
-        return call(params, inputs, others)
-
-    def forward(
-        flags: Flags, params: Any, inputs: Any, others: Any
-    ) -> tuple[Any, tuple[Flags, Vjp]]:
+    def forward(flags: Flags, weights: Any, inexact: Any, others: Any) -> Any:
         saving = jax.checkpoint(call, policy=is_saved, prevent_cse=False)
-        y, vjp = jax.vjp(lambda p, x: saving(p, x, others), params, inputs)
+        y, vjp = jax.vjp(lambda w, x: saving(w, x, others), weights, inexact)
         return y, (flags, vjp)
 
     def backward(residuals: tuple[Flags, Vjp], cotangent: Any) -> tuple[Any, ...]:
         return None, *conditional_vjp(*residuals, cotangent), None
 
+    branching = jax.custom_vjp(lambda flags, *parts: call(*parts))
     branching.defvjp(forward, backward)
-    return branching(flags, weights[:size], weights[size:], others)
+    (weights, inexact), others = partition((params, inputs))
+    return branching(flags, weights, inexact, others)
 
 
 def is_saved(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -59,46 +55,39 @@ def is_saved(primitive: Any, *_: Any, **__: Any) -> bool:
 def conditional_vjp(flags: Flags, vjp: Vjp, cotangent: Any) -> tuple[Any, Any]:
     """The two results of ``vjp``, each computed if flagged and zeros otherwise."""
     shapes = jax.eval_shape(vjp, cotangent)
-    pull_back = with_fast_convolutions(vjp)
 
-    def select(params: bool, inputs: bool) -> Callable[[], tuple[Any, Any]]:
-        def branch() -> tuple[Any, Any]:
-            zeros = jax.tree.map(_zeros, shapes)
-            found = pull_back(cotangent) if params or inputs else zeros
-            return found[0] if params else zeros[0], found[1] if inputs else zeros[1]
+    def zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
+        return axes.vary_over(
+            jnp.zeros(like.shape, like.dtype), axes.varying_axes(like)
+        )
 
-        return branch
+    def branch(params: bool, inputs: bool) -> tuple[Any, Any]:
+        found = none = jax.tree.map(zeros, shapes)
+        if params or inputs:
+            found = call_with_fast_convolutions(vjp, cotangent)
+        return found[0] if params else none[0], found[1] if inputs else none[1]
 
-    def on(flag: Flag, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+    def on(flag: Flag, fun: Callable[[bool], Any]) -> Any:
         if flag is None or isinstance(flag, tuple):
-            return yes() if flag is None else no()
-        return axes.cond(flag, yes, no)
+            return fun(flag is None)
+        return axes.cond(flag, lambda: fun(True), lambda: fun(False))
 
     own, below = flags
-    return on(
-        own,
-        lambda: on(below, select(True, True), select(True, False)),
-        lambda: on(below, select(False, True), select(False, False)),
+    return on(own, lambda params: on(below, functools.partial(branch, params)))
+
+
+def partition(tree: chex.ArrayTree) -> tuple[chex.ArrayTree, chex.ArrayTree]:
+    """The leaves that can be differentiated, and the others; None elsewhere."""
+
+    def is_inexact(x: Any) -> bool:
+        return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+
+    inexact = jax.tree.map(lambda x: x if is_inexact(x) else None, tree)
+    return inexact, jax.tree.map(lambda x: None if is_inexact(x) else x, tree)
+
+
+def merge(inexact: chex.ArrayTree, others: chex.ArrayTree) -> chex.ArrayTree:
+    """The tree of which these are the two parts."""
+    return jax.tree.map(
+        lambda x, y: y if x is None else x, inexact, others, is_leaf=is_none
     )
-
-
-def partition(
-    tree: Any,
-) -> tuple[tuple[list[Any], list[Any]], Callable[[list[Any], list[Any]], Any]]:
-    """The leaves that can be differentiated, the others, and a function to merge."""
-    treedef: Any
-    leaves, treedef = jax.tree.flatten(tree)
-    is_inexact = [jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in leaves]
-
-    def merge(inexact: list[Any], others: list[Any]) -> Any:
-        sources = iter(others), iter(inexact)
-        return treedef.unflatten([next(sources[which]) for which in is_inexact])
-
-    inexact = [x for x, which in zip(leaves, is_inexact, strict=True) if which]
-    others = [x for x, which in zip(leaves, is_inexact, strict=True) if not which]
-    return (inexact, others), merge
-
-
-def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
-    zeros = jnp.zeros(like.shape, like.dtype)
-    return axes.vary_over(zeros, axes.varying_axes(like))

@@ -10,58 +10,48 @@ from typing import Any
 import jax
 from jax import lax
 from jax.extend import core
-from jax.typing import ArrayLike
 
 _CONVOLUTION = lax.conv_general_dilated_p
 # Calls that are evaluated in place; convolutions in a loop keep their order.
 _CALLS = ("jit", "pjit", "closed_call", "checkpoint", "remat2")
 
 
-def with_fast_convolutions(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """``fun``, whose convolutions run over (batch, space, feature) if on a CPU."""
+def call_with_fast_convolutions(fun: Callable[..., Any], *args: Any) -> Any:
+    """``fun(*args)``; on a CPU its convolutions run over (batch, space, feature)."""
+    program, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
+    if not _convolves(program):
+        return fun(*args)
 
-    def reordered(*args: Any) -> Any:
-        program, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
-        if not _convolves(program.jaxpr):
-            return fun(*args)
+    def on_cpu(*args: Any) -> Any:
+        out = _evaluate(program, jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
-        def on_cpu(*args: Any) -> Any:
-            out = _evaluate(program, jax.tree.leaves(args))
-            return jax.tree.unflatten(jax.tree.structure(shapes), out)
-
-        return lax.platform_dependent(*args, cpu=on_cpu, default=fun)
-
-    return reordered
+    return lax.platform_dependent(*args, cpu=on_cpu, default=fun)
 
 
-def _evaluate(program: core.ClosedJaxpr, args: Sequence[ArrayLike]) -> list[ArrayLike]:
-    jaxpr = program.jaxpr
-    values = dict(zip(jaxpr.constvars, program.consts, strict=True))
+def _evaluate(program: Any, args: Sequence[Any]) -> list[Any]:
+    jaxpr = getattr(program, "jaxpr", program)  # open in a checkpoint, else closed
+    values = dict(zip(jaxpr.constvars, getattr(program, "consts", ()), strict=True))
     values |= dict(zip(jaxpr.invars, args, strict=True))
 
-    def read(x: Any) -> ArrayLike:
+    def read(x: Any) -> Any:
         return x.val if isinstance(x, core.Literal) else values[x]
 
     for eqn in jaxpr.eqns:
-        out = _apply(eqn, [read(x) for x in eqn.invars])
-        values |= dict(zip(eqn.outvars, out, strict=True))
+        out: Any
+        operands = [read(x) for x in eqn.invars]
+        if eqn.primitive is _CONVOLUTION:
+            out = _convolve(*operands, **eqn.params)
+        elif eqn.primitive.name in _CALLS and any(map(_convolves, _inner(eqn))):
+            (called,) = _inner(eqn)
+            out = _evaluate(called, operands)
+        else:  # a list of functions and the parameters before jax 0.10
+            params = eqn.primitive.get_bind_params(eqn.params)
+            functions, params = params if isinstance(params, tuple) else ([], params)
+            out = eqn.primitive.bind(*functions, *operands, **params)
+        results = out if eqn.primitive.multiple_results else [out]
+        values |= dict(zip(eqn.outvars, results, strict=True))
     return [read(x) for x in jaxpr.outvars]
-
-
-def _apply(eqn: core.JaxprEqn, operands: list[Any]) -> list[ArrayLike]:
-    if eqn.primitive is _CONVOLUTION:
-        return [_convolve(*operands, **eqn.params)]
-    if eqn.primitive.name in _CALLS and any(map(_convolves, _inner(eqn))):
-        (inner,) = _inner(eqn)
-        called = eqn.params["jaxpr"]  # open in a checkpoint
-        return _evaluate(
-            core.ClosedJaxpr(inner, getattr(called, "consts", ())), operands
-        )
-    # A list of functions and the parameters before jax 0.10.
-    params = eqn.primitive.get_bind_params(eqn.params)
-    functions, params = params if isinstance(params, tuple) else ([], params)
-    out = eqn.primitive.bind(*functions, *operands, **params)
-    return out if eqn.primitive.multiple_results else [out]
 
 
 def _convolve(
@@ -83,13 +73,13 @@ def _convolve(
     return lax.transpose(y, [order.index(i) for i in range(y.ndim)])
 
 
-def _convolves(jaxpr: core.Jaxpr) -> bool:
+def _convolves(program: Any) -> bool:
     return any(
         eqn.primitive is _CONVOLUTION or any(map(_convolves, _inner(eqn)))
-        for eqn in jaxpr.eqns
+        for eqn in program.eqns
     )
 
 
-def _inner(eqn: core.JaxprEqn) -> list[core.Jaxpr]:
-    found = [x for x in eqn.params.values() if hasattr(x, "eqns")]
-    return [getattr(x, "jaxpr", x) for x in found]
+def _inner(eqn: core.JaxprEqn) -> list[Any]:
+    """The programs, open or closed, that an equation calls."""
+    return [x for x in eqn.params.values() if hasattr(x, "eqns")]

@@ -67,7 +67,7 @@ def update_distribution(
     max_norm: jax.Array,
     *,
     budget: float,
-    p_min: float,
+    p_min: float | None,
     horizon: int,
 ) -> tuple[jax.Array, jax.Array]:
     """The next ``log_p`` and L, from the norms of the layers drawn.
@@ -75,6 +75,7 @@ def update_distribution(
     A norm that is not finite counts as not drawn. All of shape (D,), ``max_norm`` ().
     """
     layers = log_p.size
+    p_min = least_probability(p_min, budget, layers)
     drawn = active & jnp.isfinite(norms)
     norms = jnp.where(drawn, norms, 0)
     max_norm = jnp.maximum(max_norm, jnp.max(norms))

@@ -9,8 +9,10 @@ from flax import nnx
 
 from slamb_jax.jointspar.branches import (
     Flags,
+    Vjp,
     conditional_vjp,
     is_saved,
+    merge,
     partition,
     train_function_if,
 )
@@ -22,27 +24,21 @@ def train_linen_if(flags: Flags, module: nn.Module) -> Callable[..., Any]:
     def layer(*inputs: Any, **settings: Any) -> Any:
         if module.is_initializing():
             return module(*inputs, **settings)
-        (inexact, others), merge = partition(inputs)
 
         def call(module: nn.Module, inexact: Any, others: Any) -> Any:
             return module(*merge(inexact, others), **settings)
-
-        def branching(module: nn.Module, flags: Flags, *inputs: Any) -> Any:
-            return call(module, *inputs)
 
         def forward(module: nn.Module, flags: Flags, inexact: Any, others: Any) -> Any:
             saving = nn.checkpoint(call, policy=is_saved, prevent_cse=False)
             y, vjp = nn.vjp(lambda m, x: saving(m, x, others), module, inexact)
             return y, (flags, vjp)
 
-        def backward(residuals: Any, cotangent: Any) -> tuple[Any, ...]:
-            flags, vjp = residuals
-            params, inputs = conditional_vjp(flags, vjp, cotangent)
+        def backward(residuals: tuple[Flags, Vjp], cotangent: Any) -> tuple[Any, ...]:
+            params, inputs = conditional_vjp(*residuals, cotangent)
             return params, None, inputs, None
 
-        return nn.custom_vjp(branching, forward, backward)(
-            module, flags, inexact, others
-        )
+        run = nn.custom_vjp(lambda m, _, *x: call(m, *x), forward, backward)
+        return run(module, flags, *partition(inputs))
 
     return layer
 

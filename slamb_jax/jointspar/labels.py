@@ -7,6 +7,7 @@ import jax
 from jax.tree_util import PyTreeDef
 
 from slamb_jax._tree.layout import broadcast_prefix
+from slamb_jax._tree.leaves import is_none
 
 Layers = Any  # a tree of labels, or a function of the parameters that returns one
 
@@ -15,32 +16,6 @@ def leaf_labels(
     layers: Layers, params: chex.ArrayTree
 ) -> tuple[list[str | None], PyTreeDef]:
     """The label of each leaf, where None counts as a leaf, and the leaves' treedef."""
-    labels = broadcast_prefix("layers", _resolve(layers, params), params, _is_none)
-    treedef: Any = jax.tree.structure(params, is_leaf=_is_none)
-    return treedef.flatten_up_to(labels), treedef
-
-
-def layer_names(layers: Layers, params: chex.ArrayTree) -> list[str]:
-    """The distinct labels, sorted.
-
-    Raises:
-      ValueError: if there are none; if a label is not a string or has no parameters
-        (unless ``params`` is empty); and if ``layers`` does not fit ``params``.
-    """
-    labels = _resolve(layers, params)
-    names = sorted(set(jax.tree.leaves(labels)))
-    if not names:
-        raise ValueError(f"layers must label at least one layer, got {labels!r}")
-    missing = set(names) - set(leaf_labels(labels, params)[0])
-    if missing and jax.tree.leaves(params):
-        raise ValueError(
-            f"layers names {', '.join(map(repr, sorted(missing)))}, of which there "
-            "are no parameters"
-        )
-    return names
-
-
-def _resolve(layers: Layers, params: chex.ArrayTree) -> chex.ArrayTree:
     tree = layers(params) if callable(layers) else layers
     for path, label in jax.tree_util.tree_leaves_with_path(tree):
         if not isinstance(label, str):
@@ -48,8 +23,21 @@ def _resolve(layers: Layers, params: chex.ArrayTree) -> chex.ArrayTree:
                 "layers must have strings or None for labels, got "
                 f"{label!r} at layers{jax.tree_util.keystr(path)}"
             )
-    return tree
+    labels = broadcast_prefix("layers", tree, params, is_none)
+    treedef: Any = jax.tree.structure(params, is_leaf=is_none)
+    return treedef.flatten_up_to(labels), treedef
 
 
-def _is_none(x: object) -> bool:
-    return x is None
+def layer_names(layers: Layers, params: chex.ArrayTree) -> list[str]:
+    """The distinct labels, sorted; each must have parameters if there are any."""
+    tree = layers(params) if callable(layers) else layers
+    used, _ = leaf_labels(tree, params)
+    names = sorted(set(jax.tree.leaves(tree)))
+    if not names:
+        raise ValueError(f"layers must label at least one layer, got {tree!r}")
+    missing = [repr(name) for name in names if name not in used]
+    if missing and jax.tree.leaves(params):
+        raise ValueError(
+            f"layers names {', '.join(missing)}, of which there are no parameters"
+        )
+    return names

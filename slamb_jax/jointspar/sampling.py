@@ -1,5 +1,6 @@
 """One step over layers of which only those drawn are exchanged and updated."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -24,9 +25,8 @@ from slamb_jax.jointspar.state import JointSparState, draw
 
 Sampling = Literal["shared", "per_worker"]
 Stepped: TypeAlias = tuple[optax.Updates, optax.Updates]  # updates and trace
-Rule: TypeAlias = Callable[
-    [optax.Updates, optax.Updates, optax.Params | None, jax.Array], Stepped
-]  # of the mean gradients, the trace, the parameters and the count
+# Of the mean gradients, the trace, the parameters and the count.
+Rule: TypeAlias = Callable[[Any, Any, Any, jax.Array], Stepped]
 
 
 def sample_layers(
@@ -48,6 +48,9 @@ def sample_layers(
     check_choice("sampling", sampling, ("shared", "per_worker"))
     check_integer("seed", seed)
     draws_alone = sampling == "per_worker" and axis_name is not None
+    learn = functools.partial(
+        update_distribution, budget=budget, p_min=p_min, horizon=horizon
+    )
 
     def init(params: optax.Params) -> JointSparState:
         check_floating(params, "params")
@@ -69,18 +72,18 @@ def sample_layers(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, JointSparState]:
-        del extra_args
         axes.check_local(updates, axis_name)
         labels, treedef = leaf_labels(layers, updates if params is None else params)
         grads, traces = map(treedef.flatten_up_to, (updates, state.trace))
-        active = draw(state)
-        wanted = _any_worker(active, axis_name) if draws_alone else active
-        means: list[Any] = [None] * len(grads)
+        wanted = active = draw(state)
+        if draws_alone:  # by at least one worker
+            flags = pany(jnp.stack([*active.values()]), axis_name)
+            wanted = dict(zip(active, flags, strict=True))
+        means = optax.tree.zeros_like(traces)  # where there is no gradient
         norms: dict[str, jax.Array] = {}
         for name in (None, *active):
-            here = [
-                i for i, g in enumerate(grads) if g is not None and labels[i] == name
-            ]
+            rows = enumerate(zip(labels, grads, strict=True))
+            here = [i for i, (label, g) in rows if label == name and g is not None]
             own = [grads[i] for i in here]
             if name is None:
                 own = pmean(own, axis_name)
@@ -90,32 +93,26 @@ def sample_layers(
                     own, state.log_p[name], wanted[name], axis_name, draws_alone
                 )
             for i, mean in zip(here, own, strict=True):
-                means[i] = mean
+                means[i] = mean.astype(traces[i].dtype)
 
-        means = [_as_trace(g, t) for g, t in zip(means, traces, strict=True)]
-        stepped = rule(treedef.unflatten(means), state.trace, params, state.count)
         # Outside the branches of the exchange: what a branch returns is memory of its
         # own, which costs more than the arithmetic.
-        rows = zip(
-            labels, grads, traces, *map(treedef.flatten_up_to, stepped), strict=True
-        )
-        kept = [
-            (None, old) if g is None else _select(wanted, label, old, u, trace)
-            for label, g, old, u, trace in rows
-        ]
+        stepped = rule(treedef.unflatten(means), state.trace, params, state.count)
+        moves = {None: True} | wanted
+
+        def select(label: str | None, g: Any, old: Any, u: Any, new: Any) -> Stepped:
+            if g is None:
+                return None, old
+            u, new = u.astype(old.dtype), new.astype(old.dtype)
+            moved = jnp.where(moves[label], u, jnp.zeros_like(u))
+            return moved, jnp.where(moves[label], new, old)
+
+        flat = map(treedef.flatten_up_to, stepped)
+        kept = list(map(select, labels, grads, traces, *flat))
         log_p, norm, drawn = (
-            jnp.stack([x[name] for name in active])
-            for x in (state.log_p, norms, active)
+            jnp.stack(jax.tree.leaves(x)) for x in (state.log_p, norms, active)
         )
-        log_p, max_norm = update_distribution(
-            log_p,
-            norm,
-            drawn,
-            state.max_norm,
-            budget=budget,
-            p_min=least_probability(p_min, budget, len(active)),
-            horizon=horizon,
-        )
+        log_p, max_norm = learn(log_p, norm, drawn, state.max_norm)
         return treedef.unflatten([u for u, _ in kept]), JointSparState(
             count=optax.safe_increment(state.count),
             seed=state.seed,
@@ -128,14 +125,6 @@ def sample_layers(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _any_worker(
-    active: dict[str, jax.Array], axis_name: axes.AxisName
-) -> dict[str, jax.Array]:
-    """Whether at least one worker drew each layer."""
-    flags = pany(jnp.stack([*active.values()]), axis_name)
-    return dict(zip(active, flags, strict=True))
-
-
 def _exchange(
     grads: list[jax.Array],
     log_p: jax.Array,
@@ -144,49 +133,16 @@ def _exchange(
     draws_alone: bool,
 ) -> tuple[list[jax.Array], jax.Array]:
     """Means of a layer's gradients over p, and its norm; zeros if it is not wanted."""
-    norm, p = _norm(grads), jnp.exp(log_p)
-    shares = [_divide(g, p) for g in grads]
+    wide = [upcast_f32(g) for g in grads]
+    norm, p = optax.tree.norm(wide).astype(jnp.float32), jnp.exp(log_p)
+    weighted = [x / p.astype(x.dtype) for x in wide]
+    shares = [x.astype(g.dtype) for x, g in zip(weighted, grads, strict=True)]
     if axes.axis_size(axis_name) == 1:
         return shares, norm
-
-    def mean(arrays: list[jax.Array]) -> list[jax.Array]:
-        return pmean(arrays, axis_name)
-
-    def zeros(arrays: list[jax.Array]) -> list[jax.Array]:
-        return [jnp.zeros_like(x) for x in arrays]
-
-    # All workers take the same branch.
-    if draws_alone:
-        return axes.cond(wanted, mean, zeros, shares), norm
-    *means, norm = axes.cond(wanted, mean, zeros, [*shares, norm])
-    return means, norm
-
-
-def _select(
-    wanted: dict[str, jax.Array],
-    label: str | None,
-    old: jax.Array,
-    u: jax.Array,
-    trace: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """The update and the trace if the layer is wanted, else zeros and the old trace."""
-    u, trace = u.astype(old.dtype), trace.astype(old.dtype)
-    if label is None:
-        return u, trace
-    flag = wanted[label]
-    return jnp.where(flag, u, jnp.zeros_like(u)), jnp.where(flag, trace, old)
-
-
-def _as_trace(g: jax.Array | None, trace: optax.Updates) -> optax.Updates:
-    """``g`` in the dtype of its trace; zeros if there is no gradient."""
-    return optax.tree.zeros_like(trace) if g is None else g.astype(trace.dtype)
-
-
-def _divide(g: jax.Array, p: jax.Array) -> jax.Array:
-    wide = upcast_f32(g)
-    return (wide / p.astype(wide.dtype)).astype(g.dtype)
-
-
-def _norm(grads: list[jax.Array]) -> jax.Array:
-    squares = [jnp.sum(jnp.square(upcast_f32(g))) for g in grads]
-    return jnp.sqrt(sum((x.astype(jnp.float32) for x in squares), jnp.float32(0)))
+    means = axes.cond(  # all workers take the same branch
+        wanted,
+        lambda arrays: pmean(arrays, axis_name),
+        lambda arrays: [jnp.zeros_like(x) for x in arrays],
+        shares if draws_alone else [*shares, norm],
+    )
+    return (means, norm) if draws_alone else (means[:-1], means[-1])

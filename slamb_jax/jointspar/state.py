@@ -21,19 +21,17 @@ class JointSparState(NamedTuple):
 def active_layers(state: optax.OptState) -> dict[str, jax.Array]:
     r"""Draws the layers to train at the next step.
 
-    :math:`Z_d \sim \operatorname{Bernoulli}(p_d)` for each layer d, as a pure function
-    of the optimizer's state: ask it before the gradient is computed, for
-    :func:`train_if`, and ``update`` of the same state will draw the same layers.
+    :math:`Z_d \sim \operatorname{Bernoulli}(p_d)` for each layer d. Ask before the
+    gradient is computed: ``update`` of the same state will draw the same layers.
 
     Args:
-      state: the state of :func:`jointspar` or :func:`jointspar_lars`, or one that
-        contains it, such as that of an ``optax.chain``.
+      state: a state that contains one of :func:`jointspar` or :func:`jointspar_lars`.
 
     Returns:
       For each label a bool array of shape ().
 
     Raises:
-      ValueError: if ``state`` contains no state of JointSpar, or several.
+      ValueError: if ``state`` contains none, or several.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -55,9 +53,6 @@ def layer_probabilities(state: optax.OptState) -> dict[str, jax.Array]:
 
     Returns:
       For each label a float32 array of shape (); they add up to the budget.
-
-    Raises:
-      ValueError: as for :func:`active_layers`.
 
     Examples:
       >>> import jax.numpy as jnp

@@ -34,26 +34,23 @@ def train_if(
       \end{cases}
 
     in conditionals (``lax.cond``) of the backward pass: what is 0 is not computed. The
-    forward pass is that of ``layer``; the results of matrix products and convolutions
-    are saved, the cheap ones computed again. It works under ``jit``, ``shard_map`` and
-    ``pmap``, and with ``jax.checkpoint`` inside or outside; under ``jax.vmap`` over the
-    flags the result is right, while both branches are computed. Forward-mode
+    results of matrix products and convolutions are saved, the cheap ones computed
+    again. Under ``jax.vmap`` over the flags both branches are computed. Forward-mode
     differentiation is not supported.
 
     Args:
       active: the result of :func:`active_layers`. None returns ``layer``, such as for
         evaluation.
       name: the layer's label in the optimizer.
-      layer: a function ``layer(params, *inputs)``; or a Flax linen module, called
-        inside its parent's method; or a Flax nnx module. It must not close over
-        arrays that are to be differentiated.
+      layer: a function ``layer(params, *inputs)``, which must not close over arrays
+        that are to be differentiated; or a Flax linen module, called inside its
+        parent's method; or a Flax nnx module.
       below: the labels of all layers from which ``inputs`` are computed, empty for
         none: if all are inactive, the backward pass ends here. None if something below
         is always trained, or if the gradient of the inputs is wanted for itself.
 
     Returns:
-      A function with the arguments and results of ``layer``. Keyword arguments are
-      not differentiated.
+      A function as ``layer``, whose keyword arguments are not differentiated.
 
     Raises:
       ValueError: for a name that is not a layer of the optimizer, and for a
@@ -74,16 +71,23 @@ def train_if(
       >>> print(grads["a"].any(), grads["b"].any())
       False True
 
-    References:
-      Liu & Mozafari, `Communication-efficient Distributed Learning for Large Batch
-      Optimization <https://proceedings.mlr.press/v162/liu22n.html>`_, ICML 2022.
     """
     if not callable(layer):
         raise ValueError(f"layer must be a function or a Flax module, got {layer!r}")
     if active is None:
         return layer
-    _check_names(active, (name, *(below or ())))
-    flags = active[name], below if below is None else _any(active, below)
+    if not isinstance(active, Mapping):
+        raise ValueError(f"active must be the result of active_layers, got {active!r}")
+    for label in (name, *(below or ())):
+        if label not in active:
+            raise ValueError(
+                f"there is no layer {label!r} in the optimizer, only "
+                f"{', '.join(map(repr, active))}"
+            )
+    reached: Flag = None if below is None else ()
+    if below:
+        reached = functools.reduce(operator.or_, [active[x] for x in below])
+    flags = active[name], reached
     # A module of Flax can only be given where Flax was imported.
     if (linen := sys.modules.get("flax.linen")) and isinstance(layer, linen.Module):
         from slamb_jax.jointspar.flax_modules import train_linen_if
@@ -96,20 +100,3 @@ def train_if(
     return lambda params, *inputs, **settings: train_function_if(
         flags, functools.partial(layer, **settings), params, inputs
     )
-
-
-def _any(active: Mapping[str, jax.Array], names: Sequence[str]) -> Flag:
-    if not names:
-        return ()
-    return functools.reduce(operator.or_, (active[name] for name in names))
-
-
-def _check_names(active: Mapping[str, jax.Array], names: Sequence[str]) -> None:
-    if not isinstance(active, Mapping):
-        raise ValueError(f"active must be the result of active_layers, got {active!r}")
-    for name in names:
-        if name not in active:
-            raise ValueError(
-                f"there is no layer {name!r} in the optimizer, only "
-                f"{', '.join(map(repr, active))}"
-            )

@@ -1,5 +1,6 @@
 """LAMB's trust ratio, for the exchanged and for the other coordinates of a layer."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ from jax.typing import ArrayLike
 
 from slamb_jax._tree.axes import axis_size
 from slamb_jax._tree.checks import check_params
-from slamb_jax._tree.leaves import broadcast_blocks, mask_tree, present
+from slamb_jax._tree.leaves import Leaf, broadcast_blocks, mask_tree, present
 from slamb_jax.exchange.blocks import selection_at
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.links.freshness import check_stateless
@@ -118,21 +119,13 @@ def layerwise_trust_ratio(
             like=params, layout=exchange.layout,
         )  # fmt: skip
 
-        def direction(p: jax.Array, u: jax.Array, decays: bool) -> jax.Array:
-            return add_decay(p, u, decay if decays else None)
+        def direction(decays: bool) -> Callable[[jax.Array, jax.Array], jax.Array]:
+            return lambda p, u: add_decay(p, u, decay if decays else None)
 
-        terms = [
-            LeafTerms(
-                leaf,
-                at_step.age(leaf),
-                lambda p, u, decays=decays and form == "product": direction(
-                    p, u, decays
-                ),
-                p.astype(jnp.float32),
-                (u.astype(jnp.float32),),
-            )
-            for leaf, u, p, decays in rows
-        ]
+        def term(leaf: Leaf, u: jax.Array, p: jax.Array, decays: bool) -> LeafTerms:
+            normed = direction(decays and form == "product")
+            wide = p.astype(jnp.float32), u.astype(jnp.float32)
+            return LeafTerms(leaf, at_step.age(leaf), normed, wide[0], wide[1:])
 
         def scale(term: LeafTerms, ratios: Ratios, decays: bool) -> jax.Array:
             ratio = ratios.fresh
@@ -141,17 +134,16 @@ def layerwise_trust_ratio(
                 ratio = ratios.blend(form, r, n, bounds)
                 if form == "sum":
                     ratio = ratio / batch_factor(r, n)
-            u = direction(term.p, term.rest[0], decays)
+            u = direction(decays)(term.p, *term.rest)
             return broadcast_blocks(ratio, term.leaf) * u
 
+        terms = [term(*row) for row in rows]
         found = trust_ratios(terms, at_step, form, bounds)
-        u = rebuild(
-            [
-                scale(term, ratios, decays)
-                for term, ratios, (*_, decays) in zip(terms, found, rows, strict=True)
-            ]
-        )
-        return u, LayerwiseTrustRatioState(step)
+        out = [
+            scale(term, ratios, decays)
+            for term, ratios, (*_, decays) in zip(terms, found, rows, strict=True)
+        ]
+        return rebuild(out), LayerwiseTrustRatioState(step)
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return tx if exchange.param_specs is None else on_shards(tx, exchange)

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 from jax.sharding import Mesh
 
-_LISTS = re.compile(r"replica_groups=\{(\{[\d,]*\}(?:,\s*\{[\d,]*\})*)\}")
+_LISTS = re.compile(
+    r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]*\}(?:,\s*\{[\d,]*\})*)\}"
+)
 _IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]*)\](?:T\(([\d,]*)\))?")
 _MESH = re.compile(r"replica_groups=mesh\[(.*?)\]\s*\{(.*?)\}")
 _SLICES = re.compile(r'_megascale_target="?([^"\s]*?)"?,_xla')
-_PAIRS = re.compile(r"source_target_pairs=\{(\{.*?\})\}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +43,13 @@ class Groups:
 def parse_groups(attributes: str) -> Groups:
     """The groups of an instruction with these attributes, in any of XLA's notations."""
     if found := _LISTS.search(attributes):
-        return _listed(found[1])
+        rows = re.findall(r"\{([\d,]*)\}", found[1])
+        return _groups([_integers(row) for row in rows])
     if found := _IOTA.search(attributes):
         shape = _integers(found[3])
         ids = np.arange(math.prod(shape)).reshape(shape)
         ids = ids.transpose(_integers(found[4])) if found[4] else ids
-        return _rows(ids.reshape(int(found[1]), int(found[2])))
+        return _groups(ids.reshape(int(found[1]), int(found[2])).tolist())
     if found := _MESH.search(attributes):
         sizes = {k: int(n) for k, n in re.findall(r"'([^']*)'=(\d+)", found[1])}
         return _along(sizes, re.findall(r"'([^']*)'", found[2]))
@@ -55,25 +57,19 @@ def parse_groups(attributes: str) -> Groups:
         # Slices; or, of an all-to-all, devices: 100,000 times the slice plus a number.
         among = _integers(re.sub(r"x\{.*", "", found[1]))
         return Groups(len({i // 100_000 or i for i in among}))
-    if found := _PAIRS.search(attributes):
-        return dataclasses.replace(_listed(found[1]), size=2)
     return Groups(None)
-
-
-def _listed(text: str) -> Groups:
-    rows = [_integers(row) for row in re.findall(r"\{([\d,]*)\}", text)]
-    return Groups(len(rows[0]) or None, frozenset(map(frozenset, rows)))
 
 
 def _along(sizes: dict[str, int], names: Sequence[str]) -> Groups:
     ids = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
     axes = [list(sizes).index(name) for name in names]
     ids = np.moveaxis(ids, axes, range(-len(axes), 0))
-    return _rows(ids.reshape(-1, math.prod(sizes[name] for name in names)))
+    size = math.prod(sizes[name] for name in names)
+    return _groups(ids.reshape(-1, size).tolist())
 
 
-def _rows(ids: np.ndarray) -> Groups:
-    return Groups(ids.shape[1], frozenset(frozenset(row) for row in ids.tolist()))
+def _groups(rows: list[list[int]]) -> Groups:
+    return Groups(len(rows[0]) or None, frozenset(map(frozenset, rows)))
 
 
 def _integers(text: str) -> list[int]:

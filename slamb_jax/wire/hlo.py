@@ -3,18 +3,18 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-COLLECTIVES = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-    "ragged-all-to-all",
-)
+RING_SHARES: dict[str, Callable[[int], float]] = {
+    "all-reduce": lambda g: 2 * (g - 1) / g,
+    "all-gather": lambda g: g - 1,
+    "reduce-scatter": lambda g: (g - 1) / g,
+    "all-to-all": lambda g: (g - 1) / g,
+    "collective-permute": lambda g: 1,
+}
+"""Bytes that each of g devices sends on a ring, per byte of its own payload."""
+COLLECTIVES = (*RING_SHARES, "collective-broadcast", "ragged-all-to-all")
 
 _COMPUTATION = re.compile(r"^\s*(ENTRY\s+)?%?([\w.\-]+)\s*\(.*->.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT\s+)?%?([\w.\-]+) = (.*)$")
@@ -22,10 +22,9 @@ _COMMENT = re.compile(r"/\*.*?\*/")
 _NAMES = re.compile(r"%?([\w.\-]+)\s*(?:,|$)")
 _SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _CALLED = re.compile(
-    r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)"
-    r"=%?([\w.\-]+)"
+    r"\b(?:calls|to_apply|body|condition|(?:true|false|branch)_computations?)"
+    r"=(\{[^}]*\}|%?[\w.\-]+)"
 )
-_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _PREDECESSORS = re.compile(r"\bcontrol-predecessors=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _BETWEEN_SLICES = re.compile(r'_megascale_transfer_type="(\w+)"')
@@ -41,8 +40,7 @@ class Array(NamedTuple):
     def bytes(self) -> int:
         """Its size, packed where an element has less than 8 bits."""
         digits = re.search(r"\d+", self.dtype)
-        known = {"pred": 8, "c64": 64, "c128": 128}
-        bits = known.get(self.dtype, int(digits[0]) if digits else 0)
+        bits = 8 if self.dtype == "pred" else int(digits[0]) if digits else 0
         return -(-self.elements * bits // 8)
 
 
@@ -69,8 +67,8 @@ class Instruction:
         """The computations that it runs: its body, its branches, its reduction."""
         if self.opcode.endswith(("-done", "-update")):
             return []  # they name what their start called
-        branches = _names(_BRANCHES.search(self.attributes))
-        return _CALLED.findall(self.attributes) + branches
+        listed = " ".join(_CALLED.findall(self.attributes))
+        return re.findall(r"[\w.\-]+", listed)
 
     @property
     def collective(self) -> str | None:
@@ -88,7 +86,8 @@ class Instruction:
     @property
     def predecessors(self) -> list[str]:
         """What must end before it starts: its operands and its control dependencies."""
-        return [*self.operands, *_names(_PREDECESSORS.search(self.attributes))]
+        control = _PREDECESSORS.search(self.attributes)
+        return [*self.operands, *(_NAMES.findall(control[1]) if control else ())]
 
     @property
     def trips(self) -> int | None:
@@ -142,7 +141,3 @@ def _closing(text: str, opening: int) -> int:
         if depth == 0:
             return i
     return len(text) - 1
-
-
-def _names(listed: re.Match[str] | None) -> list[str]:
-    return _NAMES.findall(listed[1]) if listed else []

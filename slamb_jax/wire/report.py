@@ -2,22 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import jax
 from jax.sharding import Mesh
 
 from slamb_jax.wire.groups import Groups, parse_groups
-from slamb_jax.wire.hlo import Instruction, Module, parse_hlo
-
-RING_SHARES: dict[str, Callable[[int], float]] = {
-    "all-reduce": lambda g: 2 * (g - 1) / g,
-    "all-gather": lambda g: g - 1,
-    "reduce-scatter": lambda g: (g - 1) / g,
-    "all-to-all": lambda g: (g - 1) / g,
-    "collective-permute": lambda g: 1,
-}
-"""Bytes that each of g devices sends on a ring, per byte of its own payload."""
+from slamb_jax.wire.hlo import RING_SHARES, Module, parse_hlo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +22,7 @@ class Collective:
       payload_bytes: their bytes.
       groups: the devices that take part together.
       conditional: whether it is in a branch of a conditional.
-      times: how often it runs per call (or per run of its branch), from the loops
-        around it; None if a trip count is not known.
+      times: runs per call (or per run of its branch); None if that is not known.
       between_slices: whether it uses the data-center network that joins TPU slices;
         its groups are then of slices, each of whose devices sends its share.
     """
@@ -83,12 +73,7 @@ class WireReport:
         *,
         conditional: bool = False,
     ) -> float:
-        """The part of :meth:`bytes_sent` over one mesh axis, by the replica groups.
-
-        Args:
-          mesh: the mesh that the program runs on.
-          axis_name: a mesh axis, or a tuple of axes that take part together.
-          conditional: count inside conditionals instead of outside.
+        """The part of :meth:`bytes_sent` over one mesh axis, or several together.
 
         Raises:
           ValueError: for an axis that the mesh does not have, and if a collective
@@ -108,11 +93,16 @@ class WireReport:
         head = ("kind", "dtype", "elements", "bytes sent", "devices", "runs")
         rows = [head, *map(_row, self.collectives)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True))
-            for row in rows
-        ]
-        return "\n".join(line.rstrip() for line in lines)
+        return "\n".join("  ".join(map(str.ljust, r, widths)).rstrip() for r in rows)
+
+
+def _row(c: Collective) -> tuple[str, ...]:
+    runs = "in a branch" if c.conditional else "every call"
+    if c.times != 1:
+        runs += f", {c.times} times" if c.times else ", times not known"
+    sent = "not counted" if c.wire_bytes is None else f"{c.wire_bytes:.0f}"
+    devices = f"{c.group_size or '?'}{' slices' if c.between_slices else ''}"
+    return (c.kind, c.dtype, str(c.elements), sent, devices, runs)
 
 
 def _sum(collectives: Iterable[Collective]) -> float:
@@ -131,8 +121,8 @@ def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> Wire
     unknown trip count, another kind of collective) is listed as such.
 
     Args:
-      program: what ``jax.jit(f).lower(...).compile()`` returned; or what ``lower``
-        returned, which is then compiled; or the text of an optimized HLO module.
+      program: what ``jax.jit(f).lower(...)`` returned, which is then compiled; or
+        what its ``compile()`` returned; or the text of an optimized HLO module.
 
     Returns:
       A :class:`WireReport`.
@@ -142,14 +132,11 @@ def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> Wire
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
-      >>> from jax.sharding import Mesh, PartitionSpec as P
-      >>> mesh = Mesh(jax.devices(), ("data",))
-      >>> mean = jax.shard_map(
-      ...     lambda x: jax.lax.pmean(x, "data"),
-      ...     mesh=mesh, in_specs=P("data"), out_specs=P(),
-      ... )
-      >>> x = slamb_jax.replicate(jnp.ones(1000), mesh, slamb_jax.Exchange("data"))
-      >>> print(slamb_jax.wire_report(jax.jit(mean).lower(x)))
+      >>> from jax.sharding import PartitionSpec as P
+      >>> mesh = jax.sharding.Mesh(jax.devices(), "data")
+      >>> mean = lambda x: jax.lax.pmean(x, "data")
+      >>> mean = jax.shard_map(mean, mesh=mesh, in_specs=P("data"), out_specs=P())
+      >>> print(slamb_jax.wire_report(jax.jit(mean).lower(jnp.ones(8000))))
       kind        dtype  elements  bytes sent  devices  runs
       all-reduce  f32    1000      7000        8        every call
     """
@@ -159,11 +146,11 @@ def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> Wire
     if not text or "ENTRY" not in text:
         raise ValueError(f"program must be compiled or have HLO text, got {program!r}")
     module = parse_hlo(text)
-    return WireReport(tuple(_walk(module, module.entry, conditional=False, times=1)))
+    return WireReport(tuple(_walk(module, module.entry)))
 
 
 def _walk(
-    module: Module, name: str, *, conditional: bool, times: int | None
+    module: Module, name: str, conditional: bool = False, times: int | None = 1
 ) -> Iterator[Collective]:
     """The collectives of a computation and of all it calls."""
     body = module.computations.get(name, {})
@@ -171,41 +158,22 @@ def _walk(
         if kind := x.collective:
             if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
                 kind = "reduce-scatter"  # a TPU's fusion, which keeps a slice of it
-            yield _collective(kind, x, body, conditional, times)
+            operands = [body[operand] for operand in x.operands if operand in body]
+            arrays = [array for operand in operands for array in operand.arrays]
+            dtypes = {array.dtype for array in arrays}
+            yield Collective(
+                kind=kind,
+                dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
+                elements=sum(array.elements for array in arrays),
+                payload_bytes=sum(array.bytes for array in arrays),
+                groups=parse_groups(x.attributes),
+                conditional=conditional,
+                times=times,
+                between_slices=x.between_slices,
+            )
             continue  # what it calls is the reduction
         inside, runs = conditional or x.opcode == "conditional", times
         if x.opcode == "while":
             runs = None if x.trips is None or times is None else times * x.trips
         for called in x.called:
-            yield from _walk(module, called, conditional=inside, times=runs)
-
-
-def _collective(
-    kind: str,
-    instruction: Instruction,
-    body: dict[str, Instruction],
-    conditional: bool,
-    times: int | None,
-) -> Collective:
-    operands = [body[name] for name in instruction.operands if name in body]
-    arrays = [array for operand in operands for array in operand.arrays]
-    dtypes = {array.dtype for array in arrays}
-    return Collective(
-        kind=kind,
-        dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
-        elements=sum(array.elements for array in arrays),
-        payload_bytes=sum(array.bytes for array in arrays),
-        groups=parse_groups(instruction.attributes),
-        conditional=conditional,
-        times=times,
-        between_slices=instruction.between_slices,
-    )
-
-
-def _row(c: Collective) -> tuple[str, ...]:
-    runs = "in a branch" if c.conditional else "every call"
-    if c.times != 1:
-        runs += f", {c.times} times" if c.times else ", times not known"
-    sent = "not counted" if c.wire_bytes is None else f"{c.wire_bytes:.0f}"
-    devices = f"{c.group_size or '?'}{' slices' if c.between_slices else ''}"
-    return (c.kind, c.dtype, str(c.elements), sent, devices, runs)
+            yield from _walk(module, called, inside, runs)

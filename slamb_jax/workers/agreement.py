@@ -10,29 +10,26 @@ import numpy as np
 from slamb_jax._tree.checks import check_range
 from slamb_jax._tree.rounding import upcast_f32
 from slamb_jax.workers.checksums import checksums, differing_copies
-from slamb_jax.workers.mesh import local, replicated
+from slamb_jax.workers.mesh import replicated
 from slamb_jax.workers.replicas import check_replicas
 
 
 def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
     r"""Raises unless all replicas are the same, and names the leaves that differ.
 
-    With ``rtol=0`` a 64-bit checksum of each replica's bits is compared, and only
-    checksums are communicated; two different replicas pass with a chance of
-    :math:`2^{-64}`. What :func:`average_parameters` returns passes. With a tolerance
-    the first replica is sent to all, and each replica :math:`p_i` must be near it:
+    Replicas must be the same to the bit, and only a 64-bit checksum of each is
+    communicated; or, with a tolerance, each replica :math:`p_i` must be near the first:
 
     .. math:: \|p_i - p_1\| \le rtol\,\|p_1\|
 
-    After :func:`average_parameters_every` the parameters pass with 1e-5, in 16 bits
-    with 1e-2. Moments differ between workers by design; counts do not.
-
-    Where a worker has several devices, their copies of one replica must be the same
-    to the bit, whatever ``rtol`` is.
+    What :func:`average_parameters` returns passes with 0. After
+    :func:`average_parameters_every` the parameters pass with 1e-5, in 16 bits with
+    1e-2. Counts pass; moments differ between workers by design. The copies on the
+    devices of one worker must be the same to the bit, whatever ``rtol`` is.
 
     Args:
-      tree: what must be the same, such as parameters and counts: arrays with a leading
-        replica axis. With several processes, each must call it.
+      tree: arrays with a leading replica axis. With several processes, each must call
+        it.
       rtol: largest norm of a difference, relative to the leaf's norm; not negative.
         Leaves that are not floating point must be the same to the bit.
 
@@ -51,40 +48,40 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
     check_range("rtol", rtol, 0.0, open_high=True)
     check_replicas("tree", tree)
     flat = jax.tree_util.tree_leaves_with_path(tree)
+    if not flat:
+        return
     names = [jax.tree_util.keystr(path) or "the tree" for path, _ in flat]
     leaves = [x for _, x in flat]
-    copies = zip(names, differing_copies(leaves), strict=True)
-    if bad := [
-        f"{name} (of replica {', '.join(map(str, r))})" for name, r in copies if r
-    ]:
-        raise AssertionError(
-            f"the devices of a replica hold different copies in {len(bad)} of "
-            f"{len(names)} leaves: {', '.join(bad)}"
-        )
-    counts = zip(names, differing(leaves, rtol), strict=True)
-    if bad := [f"{name} (of {k} from the first)" for name, k in counts if k]:
-        raise AssertionError(
-            f"replicas differ in {len(bad)} of {len(names)} leaves: {', '.join(bad)}"
-        )
 
+    def check(what: str, found: list[str]) -> None:
+        bad = [f"{name} (of {x})" for name, x in zip(names, found, strict=True) if x]
+        if bad:
+            raise AssertionError(
+                f"{what} in {len(bad)} of {len(names)} leaves: {', '.join(bad)}"
+            )
 
-def differing(leaves: list[Any], rtol: float) -> list[int]:
-    """How many replicas of each leaf differ from the first."""
-    loose = [
-        rtol > 0 and jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in leaves
-    ]
-    near, exact = (
-        [i for i, x in enumerate(loose) if x == kind] for kind in (True, False)
+    copies = [", ".join(map(str, replicas)) for replicas in differing_copies(leaves)]
+    check(
+        "the devices of a replica hold different copies",
+        [f"replica {x}" if x else "" for x in copies],
     )
-    unlike = np.zeros(len(leaves), int)
-    if exact:
-        sums = checksums([leaves[i] for i in exact])
-        unlike[exact] = (sums != sums[:, :1]).any(-1).sum(1)
+    counts = differing(leaves, checksums(leaves), rtol)
+    check("replicas differ", [f"{k} from the first" if k else "" for k in counts])
+
+
+def differing(leaves: list[Any], sums: np.ndarray, rtol: float) -> np.ndarray:
+    """How many replicas of each leaf differ from the first; ``sums``: checksums."""
+    unlike = (sums != sums[:, :1]).any(-1).sum(1)
+    near = [
+        i
+        for i, x in enumerate(leaves)
+        if rtol > 0 and jnp.issubdtype(jnp.result_type(x), jnp.floating)
+    ]
     if near:
-        found = np.asarray(local(replicated(_distances, [leaves[i] for i in near])))
+        found = np.asarray(replicated(_distances, [leaves[i] for i in near]))
         distance, norm = found[..., :-1], found[..., -1:]
         unlike[near] = (~(distance <= rtol * norm)).sum(1)  # a NaN is never near
-    return unlike.tolist()
+    return unlike
 
 
 def _distances(leaves: list[jax.Array]) -> jax.Array:

@@ -1,6 +1,6 @@
 """Arrays on a mesh: put there, computed with there, and read from there."""
 
-import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,20 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slamb_jax._tree.axes import AxisName, as_tuple
+from slamb_jax._tree.axes import as_tuple
 from slamb_jax.exchange.settings import Exchange, check_exchange
-
-_REPLICATED = PartitionSpec()
 
 
 def device_put_global(x: Any, sharding: NamedSharding) -> jax.Array:
     """Puts ``x``, which every process knows, on devices of all processes."""
-    if sharding.is_fully_addressable:
+    if sharding.is_fully_addressable or isinstance(x, jax.core.Tracer):
         return jax.device_put(x, sharding)
-    if is_key(x):
-        return like_key(x, device_put_global(jax.random.key_data(x), sharding))
-    known = np.asarray(x)
-    return jax.make_array_from_callback(known.shape, sharding, lambda i: known[i])
+
+    def put(array: Any) -> jax.Array:
+        known = np.asarray(array)
+        return jax.make_array_from_callback(known.shape, sharding, lambda i: known[i])
+
+    return on_raw(put, x)
 
 
 def is_key(x: object) -> bool:
@@ -30,31 +30,49 @@ def is_key(x: object) -> bool:
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def like_key(key: jax.Array, bits: jax.Array) -> jax.Array:
-    """Typed keys with these bits and the implementation of ``key``."""
-    return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(key))
+def raw(x: Any) -> Any:
+    """The words of typed random keys; other leaves as they are."""
+    return jax.random.key_data(x) if is_key(x) else x
+
+
+def on_raw(fun: Callable[[Any], Any], x: Any) -> Any:
+    """``fun`` of a leaf; of typed random keys, the keys with ``fun`` of their words."""
+    out = fun(raw(x))
+    if is_key(x):
+        return jax.random.wrap_key_data(out, impl=jax.random.key_impl(x))
+    return out
 
 
 def replicated(fun: Callable[[Any], jax.Array], leaves: Any) -> jax.Array:
-    """Computes ``fun`` of replicas, with the result on all of their devices.
+    """``fun`` of replicas, computed on all of their devices, and got from one of them.
 
     ``fun`` is jitted, and must be a function of a module, so that it is traced once.
     """
-    mesh = common_mesh(jax.tree.leaves(leaves))
+    mesh, leaves = on_one_mesh(leaves)
     if mesh is None:
         return jax.jit(fun)(leaves)
+    everywhere = NamedSharding(mesh, PartitionSpec())
     # Waited for on all devices: on CPU more than 32 programs in flight, as a tree has
     # leaves, end in a deadlock of those that communicate.
-    return jax.block_until_ready(jitted_onto(fun, mesh)(onto(mesh, leaves)))
+    found = jax.block_until_ready(jax.jit(fun, out_shardings=everywhere)(leaves))
+    return found.addressable_data(0)
 
 
-def common_mesh(leaves: list[Any]) -> Mesh | None:
-    """The mesh of all leaves that lie on one, with Auto axes; None without any."""
-    meshes = {s.mesh for s in map(mesh_sharding, leaves) if s}
+def on_one_mesh(leaves: Any) -> tuple[Mesh | None, Any]:
+    """The mesh with Auto axes of the leaves that lie on one, and all leaves on it."""
+    meshes = {s.mesh for s in map(mesh_sharding, jax.tree.leaves(leaves)) if s}
+    if not meshes:
+        return None, leaves
     if len(meshes) > 1:
         one, other, *_ = meshes
         raise ValueError(f"all leaves must lie on one mesh, got {one} and {other}")
-    return auto_mesh(meshes.pop()) if meshes else None
+    mesh = auto_mesh(meshes.pop())
+
+    def moved(x: Any) -> Any:
+        own = mesh_sharding(x)
+        return jax.device_put(x, NamedSharding(mesh, own.spec)) if own else x
+
+    return mesh, jax.tree.map(moved, leaves)
 
 
 def auto_mesh(mesh: Any) -> Mesh:
@@ -70,38 +88,10 @@ def indexable_mesh(mesh: Mesh) -> Mesh:
     return mesh if jax.sharding.get_abstract_mesh().axis_names else auto_mesh(mesh)
 
 
-def onto(mesh: Mesh, leaves: Any) -> Any:
-    """The leaves that lie on a mesh, on this one, which differs in axis types only."""
-
-    def moved(x: Any) -> Any:
-        own = mesh_sharding(x)
-        return jax.device_put(x, NamedSharding(mesh, own.spec)) if own else x
-
-    return jax.tree.map(moved, leaves)
-
-
 def mesh_sharding(x: Any) -> NamedSharding | None:
     """The sharding of an array that lies on a mesh."""
     sharding = getattr(x, "sharding", None)
     return sharding if isinstance(sharding, NamedSharding) else None
-
-
-def local(x: jax.Array) -> jax.Array:
-    """The part of ``x`` on the first device of this process."""
-    return x.addressable_data(0) if mesh_sharding(x) else x
-
-
-@functools.lru_cache(maxsize=64)
-def jitted_onto(
-    fun: Callable[..., jax.Array], mesh: Mesh, spec: PartitionSpec = _REPLICATED
-) -> Callable[..., jax.Array]:
-    """``fun``, jitted, with its result sharded over the mesh."""
-    return jax.jit(fun, out_shardings=NamedSharding(mesh, spec))
-
-
-def size_on(mesh: Mesh, axis_name: AxisName | None) -> int:
-    """The number of places along one or several axes of the mesh."""
-    return int(np.prod([mesh.shape[a] for a in as_tuple(axis_name)], dtype=int))
 
 
 def workers_on(mesh: Mesh, exchange: Exchange) -> int:
@@ -121,4 +111,4 @@ def workers_on(mesh: Mesh, exchange: Exchange) -> int:
                 f"{argument}={axes!r} is not an axis of the mesh, which has "
                 f"{', '.join(map(repr, mesh.axis_names))}"
             )
-    return size_on(mesh, exchange.axis_name)
+    return math.prod(mesh.shape[a] for a in as_tuple(exchange.axis_name))

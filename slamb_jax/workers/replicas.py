@@ -11,33 +11,26 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from slamb_jax._tree.checks import check_arrays
-from slamb_jax._tree.layout import spec_axes
+from slamb_jax._tree.layout import is_spec, mesh_axes, spec_axes
 from slamb_jax._tree.rounding import upcast_f32
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers.mesh import (
-    auto_mesh,
     device_put_global,
     indexable_mesh,
-    is_key,
-    jitted_onto,
-    like_key,
-    local,
     mesh_sharding,
+    on_one_mesh,
+    on_raw,
     replicated,
     workers_on,
 )
-from slamb_jax.workers.specs import specs_of
 
 
 def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.ArrayTree:
     """Gives every worker on the mesh its own copy of ``tree``.
 
     Each leaf gets a leading replica axis of length n, the number of workers, sharded
-    over their mesh axis. Under SLAMB the parameters of the workers differ between two
-    averages, so they are not replicated in jax's sense: they are n arrays in one.
-
-    A random key in ``tree`` is copied too: all workers would draw the same numbers
-    from it. Pass a key to the step instead, which gives each worker its own.
+    over their mesh axis: between two averages the workers' parameters differ. A random
+    key is copied too; pass one to the step instead, which gives each worker its own.
 
     Args:
       tree: parameters and optimizer state: a tree of arrays or numbers. With several
@@ -48,8 +41,8 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
         structure of the parameters (as moments have it) is sharded likewise.
 
     Returns:
-      A tree like ``tree`` of arrays of shape ``(n, ...)``, on the mesh with Auto axes,
-      so that they may be indexed, unless ``jax.set_mesh`` set another.
+      A tree like ``tree`` of arrays of shape ``(n, ...)``, on the mesh with Auto axes
+      unless ``jax.set_mesh`` set another, so that they may be indexed.
 
     Raises:
       ValueError: if the mesh lacks an axis of the exchange, for a leaf that is neither
@@ -63,36 +56,82 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
       (4, 3)
     """
     n = workers_on(mesh, exchange)
-    mesh = indexable_mesh(mesh)
 
-    def copies(x: Any, spec: PartitionSpec) -> jax.Array:
-        if is_key(x):
-            return like_key(x, copies(jax.random.key_data(x), spec))
-        sharding = NamedSharding(mesh, PartitionSpec(exchange.axis_name, *spec))
-        if _is_sharded(x) or isinstance(x, jax.core.Tracer):
-            return _broadcast(n, sharding)(x)
+    def copies(sharding: NamedSharding, x: Any) -> jax.Array:
+        if _is_sharded(x) or isinstance(x, jax.core.Tracer):  # no host has its values
+            broadcast = jax.jit(_copies, static_argnums=0, out_shardings=sharding)
+            return broadcast(n, x)
         one = np.asarray(x, dtype=jnp.result_type(x))
         return device_put_global(np.broadcast_to(one, (n, *one.shape)), sharding)
 
     check_arrays("tree", tree)
-    return jax.tree.map(copies, tree, specs_of(tree, exchange.param_specs, mesh))
+    shardings = state_shardings(tree, indexable_mesh(mesh), exchange)
+    return jax.tree.map(
+        lambda x, there: on_raw(functools.partial(copies, there), x), tree, shardings
+    )
+
+
+def _copies(n: int, x: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(x[None], (n, *x.shape))
+
+
+def state_shardings(
+    state: chex.ArrayTree, mesh: Mesh, exchange: Exchange, behind: int = 0
+) -> chex.ArrayTree:
+    """A sharding for each leaf, its leading replica axis over the workers.
+
+    Behind that axis, a subtree with the structure of the parameters has their specs.
+    ``behind``: the dimensions that ``state`` has for the replica axis already, 0 or 1.
+
+    Raises:
+      ValueError: for an axis that the mesh has not, or specs that fit no subtree.
+    """
+
+    def sharding(spec: PartitionSpec | None = None) -> NamedSharding:
+        return NamedSharding(mesh, PartitionSpec(exchange.axis_name, *spec or ()))
+
+    if exchange.param_specs is None:
+        return jax.tree.map(lambda _: sharding(), state)
+    unknown = [a for a in mesh_axes(exchange.param_specs) if a not in mesh.shape]
+    if unknown:
+        raise ValueError(
+            f"param_specs names {unknown[0]!r}, which is not an axis of the mesh: it "
+            f"has {', '.join(map(repr, mesh.axis_names))}"
+        )
+    treedef: Any
+    specs, treedef = jax.tree.flatten(exchange.param_specs, is_leaf=is_spec)
+
+    def is_params(x: Any) -> bool:
+        if jax.tree.structure(x) != treedef:
+            return False
+        pairs = zip(jax.tree.leaves(x), specs, strict=True)
+        return all(jnp.ndim(leaf) - behind >= len(spec or ()) for leaf, spec in pairs)
+
+    outer: Any
+    parts, outer = jax.tree.flatten(state, is_leaf=is_params)
+    if not any(map(is_params, parts)):
+        raise ValueError(
+            "param_specs must have one spec for each parameter, got "
+            f"{exchange.param_specs}: no part of the state has this structure (unbox "
+            "linen's partitioned parameters with flax.linen.unbox)"
+        )
+    of_params = treedef.unflatten(map(sharding, specs))
+    return outer.unflatten([of_params if is_params(x) else sharding() for x in parts])
 
 
 def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
     """Averages the replicas into one copy, for evaluation and export.
 
-    Floating-point leaves, BatchNorm statistics among them, become the mean over the
-    leading replica axis, which is exact where all replicas agree. Of other leaves
-    (counts, keys) the first replica is taken.
+    Floating-point leaves become the mean over the leading replica axis, which is exact
+    where all replicas agree. Of other leaves (counts, keys) the first replica is taken.
 
     Args:
-      tree: a tree of arrays of shape ``(n, ...)``, as :func:`replicate` returned them
-        or as they came out of ``vmap``.
+      tree: a tree of arrays of shape ``(n, ...)``, as :func:`replicate` returns them.
 
     Returns:
-      A tree of arrays without that axis, on one local device and free to be moved to
-      others by what uses them; or, if any leaf is sharded over further axes of the
-      mesh, all of them on the mesh, sharded as before.
+      A tree of arrays without that axis, on one local device and not committed to it;
+      or, if any leaf is sharded over further axes of the mesh, all of them on the mesh,
+      sharded as before.
 
     Raises:
       ValueError: for a leaf without a leading axis.
@@ -104,23 +143,15 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
     """
     check_replicas("tree", tree)
     sharded = any(_is_sharded(x, behind=1) for x in jax.tree.leaves(tree))
-    return jax.tree.map(_mean_on_mesh if sharded else _mean_on_host, tree)
 
+    def mean(x: Any) -> jax.Array:
+        if sharded and mesh_sharding(x):
+            _, x = on_one_mesh(x)
+            there = NamedSharding(x.sharding.mesh, PartitionSpec(*x.sharding.spec[1:]))
+            return jax.jit(mean_replica, out_shardings=there)(x)
+        return jnp.asarray(np.asarray(replicated(mean_replica, x)))  # uncommitted
 
-def _mean_on_host(x: Any) -> jax.Array:
-    mean = local(replicated(mean_replica, x))
-    if is_key(mean):
-        return like_key(mean, jnp.asarray(np.asarray(jax.random.key_data(mean))))
-    return jnp.asarray(np.asarray(mean))  # not committed to its device
-
-
-def _mean_on_mesh(x: Any) -> jax.Array:
-    own = mesh_sharding(x)
-    if own is None:
-        return _mean_on_host(x)
-    mesh = auto_mesh(own.mesh)
-    x = jax.device_put(x, NamedSharding(mesh, own.spec))
-    return jitted_onto(mean_replica, mesh, PartitionSpec(*own.spec[1:]))(x)
+    return jax.tree.map(lambda x: on_raw(mean, x), tree)
 
 
 def mean_replica(x: jax.Array) -> jax.Array:
@@ -137,14 +168,6 @@ def _is_sharded(x: Any, behind: int = 0) -> bool:
     """Whether an array is sharded along a dimension behind so many."""
     own = mesh_sharding(x)
     return own is not None and bool(spec_axes(own.spec[behind:]))
-
-
-@functools.lru_cache(maxsize=64)
-def _broadcast(n: int, sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
-    """N copies of an array that no host has."""
-    return jax.jit(
-        lambda x: jnp.broadcast_to(x[None], (n, *x.shape)), out_shardings=sharding
-    )
 
 
 def check_replicas(name: str, tree: chex.ArrayTree) -> int:

@@ -18,8 +18,7 @@ from slamb_jax.workers.step import Step, WorkersStep, check_leading, own_keys
 def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
     """Gives every simulated worker its own copy of ``tree``.
 
-    The layout is that of :func:`replicate`, a leading replica axis on each leaf, on one
-    device: for :func:`simulated_step`, and for :func:`consolidate` afterwards.
+    The layout is that of :func:`replicate`, on one device.
 
     Args:
       tree: parameters and optimizer state: a tree of arrays or numbers.
@@ -48,52 +47,41 @@ def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
 def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
     """Makes a jitted step of n workers, simulated on one device, from that of one.
 
-    Like :func:`per_worker_step`, for the same ``step``, with all workers on one device,
-    in one ``jax.vmap`` over the exchange's ``axis_name``: to see what an optimizer does
-    on more workers than there are devices. Results agree to rounding.
-
-    Integer scalars of the state (step counts) that agree on all workers, and that
-    ``step`` keeps so, are computed once, so a conditional on them stays one: the
-    parameters are averaged only when that is due.
+    Like :func:`per_worker_step`, for the same ``step`` and with the same results to
+    rounding, in one ``jax.vmap`` over the exchange's ``axis_name``. Step counts
+    (integer scalars that agree on all workers, and that ``step`` keeps so) are computed
+    once, so that a conditional on them stays one: parameters are averaged only when
+    that is due.
 
     Memory holds n states at once, and the activations of n gradients unless ``step``
     takes its gradient through :func:`in_chunks`.
 
     Args:
-      step: ``step(state, batch)`` or ``step(state, batch, key)``, as for
-        :func:`per_worker_step`; it returns a state of the structure that it got.
+      step: as for :func:`per_worker_step`; it returns a state of the structure that it
+        got.
       workers: n, at least 1.
-      exchange: that of the optimizer in ``step``, of single, unsharded devices: without
-        ``local_axis_name`` and ``param_specs``.
+      exchange: that of the optimizer in ``step``, without ``local_axis_name`` and
+        ``param_specs``.
 
     Returns:
-      ``run(state, batch, key=None)``, jitted, with the ``lower`` of a jitted function.
-      ``state`` is what :func:`simulated_replicas` returned, and is donated: use the
-      one that comes back. The leaves of ``batch`` have the workers' shares joined
-      along their first axis. ``key`` is one random key, from which each worker gets
-      its own. The report comes back with a leading axis of workers.
+      ``run(state, batch, key=None)``, as :func:`per_worker_step` returns it; ``state``
+      is what :func:`simulated_replicas` returned.
 
     Raises:
-      ValueError: for ``workers`` or ``exchange`` out of range; when called, if
-        ``state`` has not n replicas, a leaf of ``batch`` does not split evenly, or
-        ``step`` changes the structure of the state.
+      ValueError: for ``workers`` or ``exchange`` out of range; when called, for a
+        ``state``, ``batch`` or ``step`` that does not fit.
 
     Examples:
-      >>> import jax, jax.numpy as jnp, optax, slamb_jax
-      >>> exchange = slamb_jax.Exchange("data")
-      >>> tx = slamb_jax.slamb(0.1, exchange)
+      >>> import jax.numpy as jnp, slamb_jax
       >>> def step(state, batch):
-      ...     params, opt_state = state
-      ...     loss = lambda p: jnp.mean((batch @ p) ** 2)
-      ...     value, grads = jax.value_and_grad(loss)(params)
-      ...     updates, opt_state = tx.update(grads, opt_state, params)
-      ...     return (optax.apply_updates(params, updates), opt_state), value
-      >>> params = jnp.ones(3)
-      >>> state = slamb_jax.simulated_replicas((params, tx.init(params)), 128)
+      ...     mean = slamb_jax.average_parameters(batch.mean(), axis_name="data")
+      ...     return state + mean, batch.sum()
+      >>> exchange = slamb_jax.Exchange("data")
       >>> run = slamb_jax.simulated_step(step, 128, exchange)
-      >>> state, losses = run(state, jnp.ones((256, 3)))
-      >>> print(losses.shape, losses[0])
-      (128,) 9.0
+      >>> state = slamb_jax.simulated_replicas(jnp.zeros(()), 128)
+      >>> state, report = run(state, jnp.ones(256))
+      >>> print(state.shape, state[0], report[0])
+      (128,) 1.0 2.0
     """
     check_callable("step", step)
     check_integer("workers", workers, 1)
@@ -107,14 +95,13 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
     unlike: frozenset[int] = frozenset()  # those that differed between workers
 
     def run(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
-        nonlocal unlike
+        nonlocal last, unlike
         check_leading(state, batch, workers, workers)
         counts = _counts(state)
         if any(last.get(i) is not x for i, x in counts.items()):
             unlike = frozenset(i for i, x in counts.items() if np.ptp(np.asarray(x)))
         state, report = jitted(state, batch, key, unlike)
-        last.clear()
-        last.update(_counts(state))
+        last = _counts(state)
         return state, report
 
     def lower(state: Any, batch: Any, key: Any) -> jax.stages.Lowered:
@@ -157,8 +144,8 @@ def _all_workers(
     shares = jax.tree.map(lambda x: x.reshape(n, x.shape[0] // n, *x.shape[1:]), batch)
 
     def one_worker(leaves: list[Any], batch: Any, key: Any) -> tuple[Any, Any]:
-        keys = own_keys(key, axis_name)
-        new, report = step(treedef.unflatten(leaves), batch, *keys)
+        state = treedef.unflatten(leaves)
+        new, report = step(state, batch, *own_keys(key, axis_name))
         if jax.tree.structure(new) != treedef:
             raise ValueError(
                 f"step must return a state of the structure it got, {treedef}, got "
@@ -166,54 +153,101 @@ def _all_workers(
             )
         return jax.tree.leaves(new), report
 
-    def mapped(fun: Callable[..., Any], once: frozenset[int], out: Any) -> Any:
+    def mapped(fun: Callable[..., Any], once: frozenset[int]) -> Any:
         axes = [None if i in once else 0 for i in range(len(leaves))]
         own = [x[0] if i in once else x for i, x in enumerate(leaves)]
-        over = jax.vmap(
-            fun, in_axes=(axes, 0, None), out_axes=out(axes), axis_name=axis_name
-        )
+        over = jax.vmap(fun, in_axes=(axes, 0, None), axis_name=axis_name)
         return over(own, shares, key)
 
-    once = frozenset(i for i, x in enumerate(leaves) if _is_count(x)) - unlike
+    once = frozenset(_counts(state)) - unlike
     while varying := _varying(one_worker, mapped, once):
         once -= varying
-    new, report = mapped(one_worker, once, lambda axes: (axes, 0))
-    for i in once:
-        new[i] = jnp.broadcast_to(new[i], (n, *new[i].shape))
+    new, report = mapped(one_worker, once)
     return treedef.unflatten(new), report
 
 
-def _is_count(x: Any) -> bool:
-    """Whether a leaf with a leading replica axis is an integer scalar of each."""
-    return len(x.shape) == 1 and jnp.issubdtype(x.dtype, jnp.integer)
-
-
 def _counts(state: Any) -> dict[int, Any]:
-    return {i: x for i, x in enumerate(jax.tree.leaves(state)) if _is_count(x)}
+    """The leaves that are an integer scalar of each worker, by their numbers."""
+    return {
+        i: x
+        for i, x in enumerate(jax.tree.leaves(state))
+        if len(x.shape) == 1 and jnp.issubdtype(x.dtype, jnp.integer)
+    }
 
 
 def _varying(
     one_worker: Callable[..., Any], mapped: Callable[..., Any], once: frozenset[int]
 ) -> frozenset[int]:
     """Which of the leaves that are to be computed once come out batched."""
+    order = sorted(once)
     found: set[int] = set()
+    identity = jax.custom_batching.custom_vmap(lambda counts: counts)
+
+    @identity.def_vmap  # called if any of them is batched
+    def rule(n: int, batched: list[list[bool]], counts: list[Any]) -> tuple[Any, Any]:
+        del n
+        found.update(i for i, own in zip(order, batched[0], strict=True) if own)
+        return counts, batched[0]
 
     def probed(*args: Any) -> list[Any]:
         new, _ = one_worker(*args)
-        return [_probe(new[i], i, found) for i in sorted(once)]
+        return identity([new[i] for i in order])
 
-    jax.eval_shape(lambda: mapped(probed, once, lambda axes: 0))
+    jax.eval_shape(lambda: mapped(probed, once))
     return frozenset(found)
 
 
-def _probe(x: jax.Array, i: int, found: set[int]) -> jax.Array:
-    """``x``; adds i to ``found`` if it is batched, since then its rule is called."""
-    identity = jax.custom_batching.custom_vmap(lambda x: x)
+def in_chunks(fun: Callable[..., Any], size: int) -> Callable[..., Any]:
+    """Computes ``fun`` for ``size`` workers at a time where many are simulated.
 
-    @identity.def_vmap
-    def rule(n: int, batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
-        del n, batched
-        found.add(i)
-        return x, True
+    For the gradient in a step that :func:`simulated_step` runs: activations then take
+    the memory of ``size`` workers, not of all. Where nothing is batched by
+    ``jax.vmap``, as under :func:`per_worker_step`, it changes nothing.
 
-    return identity(x)
+    Args:
+      fun: a function of arrays without collectives, such as
+        ``jax.value_and_grad(loss)``; it may close over the worker's own arrays. It
+        must not be differentiated again in reverse mode.
+      size: workers at a time, at least 1.
+
+    Returns:
+      A function that returns what ``fun`` returns.
+
+    Raises:
+      ValueError: for ``size`` out of range.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, slamb_jax
+      >>> square = slamb_jax.in_chunks(jax.grad(lambda x: jnp.sum(x**2)), 2)
+      >>> print(jax.vmap(square)(jnp.arange(5.0)))
+      [0. 2. 4. 6. 8.]
+    """
+    check_callable("fun", fun)
+    check_integer("size", size, 1)
+
+    def chunked(*args: Any) -> Any:
+        # As a jaxpr, so that what fun closes over is batched like its arguments.
+        jaxpr, shape = jax.make_jaxpr(fun, return_shape=True)(*args)
+
+        def flat(values: list[Any]) -> list[Any]:
+            k = len(jaxpr.consts)
+            return jax.core.eval_jaxpr(jaxpr.jaxpr, values[:k], *values[k:])
+
+        call = jax.custom_batching.custom_vmap(flat)
+
+        @call.def_vmap
+        def rule(n: int, batched: Any, values: list[Any]) -> tuple[Any, list[bool]]:
+            del n
+            pairs = list(zip(values, batched[0], strict=True))
+
+            def of_one(mine: list[Any]) -> list[Any]:
+                rest = iter(mine)
+                return flat([next(rest) if own else x for x, own in pairs])
+
+            out = jax.lax.map(of_one, [x for x, own in pairs if own], batch_size=size)
+            return out, [True] * len(out)
+
+        out = call([*jaxpr.consts, *jax.tree.leaves(args)])
+        return jax.tree.unflatten(jax.tree.structure(shape), out)
+
+    return chunked

@@ -1,6 +1,8 @@
 """A worker's step, as one program of all workers on a mesh."""
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,14 +24,11 @@ from slamb_jax.workers.mesh import (
     auto_mesh,
     device_put_global,
     indexable_mesh,
-    is_key,
-    like_key,
     mesh_sharding,
-    size_on,
+    on_raw,
     workers_on,
 )
-from slamb_jax.workers.replicas import check_leading_sizes
-from slamb_jax.workers.specs import specs_of
+from slamb_jax.workers.replicas import check_leading_sizes, state_shardings
 
 Step = Callable[..., tuple[Any, Any]]
 
@@ -64,17 +63,16 @@ def per_worker_step(
 
     Args:
       step: ``step(state, batch)`` or ``step(state, batch, key)``, returning the new
-        state and a report. It sees one worker's state, one worker's share of the batch
-        and that worker's own random key, and may use the exchange's axes in
-        collectives. It must take its gradient as if it were alone.
+        state and a report: of one worker's state, share of the batch and random key.
+        It may use the exchange's axes in collectives, and must take its gradient as if
+        it were alone.
       mesh: the device mesh.
       exchange: that of the optimizer in ``step``. With ``local_axis_name`` a worker is
         a group of devices: the batch is split over both axes, each device has a key of
         its own and takes the gradient of its own share, and the state must come out
         the same on all devices of the group, as it does from :func:`slamb`. With
-        ``param_specs``, one spec for each parameter, the state is sharded over further
-        axes as :func:`replicate` has it; ``step`` is written as if it were not, and
-        how it computes is left to the compiler.
+        ``param_specs`` the state is sharded as :func:`replicate` has it; ``step`` is
+        written as if it were not, and how it computes is left to the compiler.
       check_vma: as in ``jax.shard_map``. With True, gradients that were averaged
         already are refused; False is for models whose kernels do not support it.
 
@@ -83,8 +81,7 @@ def per_worker_step(
       ``state`` is what :func:`replicate` returned, and is donated: use the one that
       comes back. The leaves of ``batch`` have the workers' shares joined along their
       first axis. ``key`` is one random key, from which each worker gets its own. The
-      report comes back with a leading axis of workers (of devices, with groups);
-      nothing is communicated for it.
+      report comes back with a leading axis of workers (of devices, with groups).
 
     Raises:
       ValueError: if the mesh lacks an axis of the exchange; when called, if ``state``
@@ -108,19 +105,6 @@ def per_worker_step(
       >>> state, losses = run(state, jnp.ones((8, 3)))
       >>> print(losses)
       [9. 9. 9. 9.]
-
-      A model in two halves, on each of four workers:
-
-      >>> from jax.sharding import PartitionSpec as P
-      >>> mesh = jax.make_mesh((4, 2), ("data", "model"))
-      >>> specs = {"up": P(None, "model"), "down": P("model", None)}
-      >>> exchange = slamb_jax.Exchange("data", param_specs=specs)
-      >>> tx = slamb_jax.slamb(0.1, exchange)
-      >>> params = {"up": jnp.ones((3, 8)), "down": jnp.ones((8, 3))}
-      >>> state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
-      >>> state[0]["up"].addressable_shards[0].data.shape
-      (1, 3, 4)
-      >>> run = slamb_jax.per_worker_step(step, mesh, exchange)
     """
     check_callable("step", step)
     n = workers_on(mesh, exchange)
@@ -133,102 +117,80 @@ def per_worker_step(
     mesh = indexable_mesh(mesh)
     if exchange.param_specs is not None:
         mesh = auto_mesh(mesh)  # with Explicit axes jax 0.10 gathers
-    devices = n * size_on(mesh, exchange.local_axis_name)
-    batch_axes = PartitionSpec(_batch_axes(exchange))
+    local = as_tuple(exchange.local_axis_name)
+    devices = n * math.prod(mesh.shape[a] for a in local)
+    split = NamedSharding(mesh, PartitionSpec(as_tuple(exchange.axis_name) + local))
+    everywhere = NamedSharding(mesh, PartitionSpec())
     jitted = jax.jit(_program(step, mesh, exchange, check_vma), donate_argnums=0)
 
     def placed(state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
         check_leading(state, batch, n, devices)
-        shardings = _state_shardings(state, mesh, exchange)
+        shardings = state_shardings(state, mesh, exchange, behind=1)
         return (
             jax.tree.map(_place, state, shardings),
-            jax.tree.map(lambda x: _place(x, NamedSharding(mesh, batch_axes)), batch),
-            jax.tree.map(
-                lambda x: _place(x, NamedSharding(mesh, PartitionSpec())), key
-            ),
+            jax.tree.map(lambda x: _place(x, split), batch),
+            jax.tree.map(lambda x: _place(x, everywhere), key),
         )
 
-    local = as_tuple(exchange.local_axis_name)
     unchecked = bool(local)
 
     def run(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         nonlocal unchecked
         state, report = jitted(*placed(state, batch, key))
-        if unchecked and not _is_traced(state):
+        leaves = jax.tree.leaves(state)
+        if unchecked and not any(isinstance(x, jax.core.Tracer) for x in leaves):
             _check_copies(state, local)
             unchecked = False
         return state, report
 
-    def lower(state: Any, batch: Any, key: Any) -> jax.stages.Lowered:
-        return jitted.lower(*placed(state, batch, key))
-
-    return WorkersStep(run, lower)
-
-
-def _batch_axes(exchange: Exchange) -> tuple[Any, ...]:
-    return as_tuple(exchange.axis_name) + as_tuple(exchange.local_axis_name)
+    return WorkersStep(run, lambda *args: jitted.lower(*placed(*args)))
 
 
 def _program(step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool) -> Step:
     """The step of all workers, not jitted yet."""
-    split = PartitionSpec(exchange.axis_name)
-    axes, local = _batch_axes(exchange), exchange.local_axis_name
-    each = PartitionSpec(axes)
+    between, local = as_tuple(exchange.axis_name), as_tuple(exchange.local_axis_name)
+    of_worker = PartitionSpec(exchange.axis_name)
+    of_device = PartitionSpec(between + local)
 
     def one_worker(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         own = jax.tree.map(lambda x: jnp.squeeze(x, 0), state)
-        if local is not None:
-            own = _typed_as_varying(own, local)
+        if local:  # a type that varies over the group, else jax.grad would sum over it
+            vary = functools.partial(vary_over, axes=tracked_axes(local))
+            own = jax.tree.map(functools.partial(on_raw, vary), own)
         try:
-            own, report = step(own, batch, *own_keys(key, axes))
+            own, report = step(own, batch, *own_keys(key, between + local))
         except Exception as error:
             if any(word in str(error) for word in _TYPE_WORDS):
                 error.add_note(_TYPE_NOTE)
             raise
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), (own, report))
 
-    manual = set(as_tuple(exchange.axis_name))
     workers = jax.shard_map(
         one_worker,
         mesh=mesh,
-        in_specs=(split, each, PartitionSpec()),
-        out_specs=each,
+        in_specs=(of_worker, of_device, PartitionSpec()),
+        out_specs=of_device,
         check_vma=check_vma,
-        **({} if exchange.param_specs is None else {"axis_names": manual}),
+        **({} if exchange.param_specs is None else {"axis_names": set(between)}),
     )
     one_per_group = jax.shard_map(
-        lambda state: state, mesh=mesh, in_specs=each, out_specs=split, check_vma=False
+        lambda state: state,
+        mesh=mesh,
+        in_specs=of_device,
+        out_specs=of_worker,
+        check_vma=False,
     )
 
     def program(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         new, report = workers(state, batch, key)
-        if local is not None:
+        if local:
             new = one_per_group(new)
         if exchange.param_specs is not None:
-            there = _state_shardings(new, mesh, exchange)
+            there = state_shardings(new, mesh, exchange, behind=1)
             new = jax.lax.with_sharding_constraint(new, there)
         return new, report
 
     return program
-
-
-def _state_shardings(state: Any, mesh: Mesh, exchange: Exchange) -> Any:
-    def sharding(spec: PartitionSpec) -> NamedSharding:
-        return NamedSharding(mesh, PartitionSpec(exchange.axis_name, *spec))
-
-    return jax.tree.map(sharding, specs_of(state, exchange.param_specs, mesh, behind=1))
-
-
-def _typed_as_varying(state: Any, axis_name: AxisName) -> Any:
-    """The state with a type that varies over the axis; else jax.grad would sum."""
-    axes = tracked_axes(axis_name)
-
-    def varying(x: Any) -> Any:
-        if is_key(x):
-            return like_key(x, vary_over(jax.random.key_data(x), axes))
-        return vary_over(x, axes)
-
-    return jax.tree.map(varying, state)
 
 
 def _check_copies(state: Any, axes: tuple[Any, ...]) -> None:
@@ -262,21 +224,11 @@ def check_leading(state: Any, batch: Any, n: int, devices: int) -> None:
     check_leading_sizes("batch", batch, lambda size: size % devices == 0, expected)
 
 
-def _is_traced(tree: Any) -> bool:
-    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
-
-
 def _place(x: Any, there: NamedSharding) -> Any:
     """``x`` where the step expects it, if it is not there yet."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)
-    if isinstance(x, jax.core.Tracer):
-        return jax.device_put(x, there)
-    own = mesh_sharding(x)
-    if (
-        own is not None
-        and own.mesh == there.mesh
-        and own.is_equivalent_to(there, x.ndim)
-    ):
+    own = None if isinstance(x, jax.core.Tracer) else mesh_sharding(x)
+    if own and own.mesh == there.mesh and own.is_equivalent_to(there, x.ndim):
         return x
     return device_put_global(x, there)

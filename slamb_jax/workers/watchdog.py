@@ -10,8 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Self
 
 import jax
 
@@ -21,14 +20,7 @@ EXIT_STATUS = 75  # EX_TEMPFAIL: start again, from the last checkpoint
 _PREFIX = "slamb_jax/watchdog/"
 
 
-class _Client(Protocol):
-    """The part of jax's coordination client that a watchdog calls."""
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool) -> None: ...
-    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]: ...
-
-
-def _coordination_client() -> _Client:
+def _coordination_client() -> Any:
     """The client of jax's coordination service, which has no public name."""
     try:
         from jax._src import distributed
@@ -42,27 +34,23 @@ def _coordination_client() -> _Client:
             "key_value_dir_get of jax._src.distributed.global_state.client, after "
             "jax.distributed.initialize. Run without the watchdog, or with another jax"
         ) from error
-    found: _Client = client
-    return found
+    return client
 
 
 class Watchdog:
     """Ends this process if another worker's dies, stops or hangs, and says which.
 
-    A collective waits for a missing worker for as long as its runtime allows: minutes,
-    or for ever. Inside ``with Watchdog(timeout)`` a thread of each process writes a
-    heartbeat to jax's coordination service, five times in ``timeout`` seconds, and
-    reads those of the others. If one is missing, it names the process on standard
-    error and ends its own with exit status 75, within twice ``timeout``: a launcher
-    then starts all again from the last checkpoint (:class:`Checkpoints`). If process 0
-    dies, which runs the service, jax itself ends the others at once (SIGABRT, and a
-    message about the leader).
+    Inside ``with Watchdog(timeout)`` each process writes a heartbeat to jax's
+    coordination service, five times in ``timeout`` seconds, and reads those of the
+    others. If one is missing, it names the process on standard error and ends its own
+    with exit status 75, within twice ``timeout``: a launcher then starts all again from
+    the last checkpoint (:class:`Checkpoints`). If process 0 dies, which runs the
+    service, jax itself ends the others at once (SIGABRT, and a message about the
+    leader). With one process nothing is started.
 
     An error raised inside the ``with`` is reported to the others, which then end at
     once. After one that jax raised from a collective (the link was cut), the process
     first waits to learn who is gone.
-
-    With one process there is nobody to watch, and nothing is started.
 
     Args:
       timeout: seconds without a heartbeat after which a process counts as gone;
@@ -74,8 +62,7 @@ class Watchdog:
 
     Raises:
       ValueError: for values out of range.
-      RuntimeError: with several processes, if jax's coordination client is not where it
-        was in the versions of jax that this library was tested with.
+      RuntimeError: with several processes, if jax's coordination client is not found.
 
     Examples:
       >>> import slamb_jax
@@ -88,11 +75,10 @@ class Watchdog:
         check_range("timeout", timeout, 0.0, open_low=True, open_high=True)
         if step_timeout is not None:
             check_range("step_timeout", step_timeout, 0.0, open_low=True)
-        self._timeout, self._step_timeout = timeout, step_timeout
+        self._timeout, self._step_timeout = timeout, step_timeout or math.inf
         self._me, self._all = jax.process_index(), jax.process_count()
-        self._client = _coordination_client() if self._all > 1 else None
+        self._client: Any = _coordination_client() if self._all > 1 else None
         self._step, self._beats, self._written = -1, 0, 0
-        self._beaten = self._answered = self._started = time.monotonic()
         self._others: dict[int, tuple[dict[str, Any], float]] = {}
         self._state = "runs"
         self._stop, self._last_words = threading.Event(), threading.Lock()
@@ -107,9 +93,8 @@ class Watchdog:
         check_integer("step", step)
         self._step, self._beats, self._beaten = step, self._beats + 1, time.monotonic()
 
-    def __enter__(self) -> "Watchdog":
-        now = time.monotonic()
-        self._beaten = self._answered = self._started = now
+    def __enter__(self) -> Self:
+        self._beaten = self._answered = self._started = time.monotonic()
         if self._client is not None:
             # Two threads: the first may wait for a coordinator that has stopped.
             for work in (self._write_and_read, self._judge):
@@ -120,17 +105,12 @@ class Watchdog:
                 self._threads.append(thread)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if self._client is None:
             return
         if error is not None and _from_exchange(error):
             # Most likely the other end of a link is gone: learn which.
-            traceback.print_exception(kind, error, trace)
+            traceback.print_exception(error)
             self._stop.wait(1.5 * self._timeout)
         self._state = "is done" if error is None else f"failed: {error!r}"[:500]
         self._stop.set()
@@ -146,15 +126,12 @@ class Watchdog:
             except Exception:  # a watchdog that has stopped guards nobody
                 traceback.print_exc()
 
-    def _idle(self) -> float:
-        """Seconds since the last beat; the first step, which compiles, is free."""
-        return time.monotonic() - self._beaten if self._beats > 1 else 0.0
-
     def _heartbeat(self) -> dict[str, Any]:
-        return {"step": self._step, "idle": self._idle(), "state": self._state}
+        # The first step, which compiles, is not timed.
+        idle = time.monotonic() - self._beaten if self._beats > 1 else 0.0
+        return {"step": self._step, "idle": idle, "state": self._state}
 
     def _set(self, key: str, value: str) -> None:
-        assert self._client is not None  # without one no thread is started
         self._client.key_value_set(_PREFIX + key, value, allow_overwrite=True)
 
     def _write(self) -> None:
@@ -163,7 +140,6 @@ class Watchdog:
         self._set(str(self._me), json.dumps(sign))
 
     def _write_and_read(self) -> None:
-        assert self._client is not None
         try:
             self._write()
             found = self._client.key_value_dir_get(_PREFIX)
@@ -181,29 +157,26 @@ class Watchdog:
         self._answered = now
 
     def _judge(self) -> None:
-        now = time.monotonic()
-        if now - self._answered > self._timeout:
+        silent = time.monotonic() - self._answered
+        if silent > self._timeout:
             self._give_up(
                 "process 0, which coordinates the others, has given no answer for "
-                f"{now - self._answered:.1f} s: it died or was stopped"
+                f"{silent:.1f} s: it died or was stopped"
             )
-        for index in range(self._all):
+        for index in set(range(self._all)) - {self._me}:
             sign, seen = self._others.get(index, ({}, self._started))
-            if index != self._me:  # as of the last answer, not as of now
-                self._judge_one(index, sign, self._answered - seen)
+            silent = self._answered - seen  # as of the last answer, not as of now
+            state = sign.get("state", "")
+            if state.startswith("failed"):
+                self._give_up(f"process {index} {state} (at step {sign['step']})")
+            if silent > self._timeout and state != "is done":
+                at = f" (last at step {sign['step']})" if sign else ""
+                self._give_up(
+                    f"process {index} has given no sign of life for {silent:.1f} s"
+                    f"{at}: it died or was stopped"
+                )
         if self._state == "runs" and (reason := self._hung()):
             self._give_up(reason)
-
-    def _judge_one(self, index: int, sign: dict[str, Any], silent: float) -> None:
-        state = sign.get("state", "")
-        if state.startswith("failed"):
-            self._give_up(f"process {index} {state} (at step {sign['step']})")
-        if silent > self._timeout and state != "is done":
-            at = f" (last at step {sign['step']})" if sign else ""
-            self._give_up(
-                f"process {index} has given no sign of life for {silent:.1f} s{at}: it "
-                "died or was stopped"
-            )
 
     def _hung(self) -> str:
         """The reason to end because a process takes too long for a step, if any."""
@@ -211,18 +184,17 @@ class Watchdog:
         signs[self._me] = self._heartbeat()
         running = {i: sign for i, sign in signs.items() if sign["state"] == "runs"}
         first = min(sign["step"] for sign in running.values())
-        behind = {i: s for i, s in running.items() if s["step"] == first}
-        idle = min(sign["idle"] for sign in behind.values())
-        ahead = self._me not in behind or len(behind) == self._all
-        if idle <= (self._step_timeout or math.inf) or not ahead:
+        behind = sorted(i for i, sign in running.items() if sign["step"] == first)
+        idle = min(running[i]["idle"] for i in behind)
+        if idle <= self._step_timeout:
             return ""
+        since = f"been at step {first} for {idle:.1f} s"
         if len(behind) == self._all:
-            return f"all processes have been at step {first} for {idle:.1f} s"
-        names = ", ".join(map(str, sorted(behind)))
-        return (
-            f"process {names} has been at step {first} for {idle:.1f} s, behind the "
-            "others: it hangs"
-        )
+            return f"all processes have {since}"
+        if self._me in behind:  # those ahead tell
+            return ""
+        names = ", ".join(map(str, behind))
+        return f"process {names} has {since}, behind the others: it hangs"
 
     def _give_up(self, reason: str) -> NoReturn:
         while not self._last_words.acquire(timeout=1):
@@ -234,18 +206,18 @@ class Watchdog:
             file=sys.stderr,
             flush=True,
         )
+
+        def tell() -> None:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                self._set("verdict", reason)
+
         # In a thread: it may wait for a coordinator that has stopped.
-        teller = threading.Thread(target=self._write_verdict, args=(reason,))
-        teller.daemon = True
+        teller = threading.Thread(target=tell, daemon=True)
         teller.start()
         teller.join(self._timeout / 5)
         if self._me == 0:  # the service ends with it: let the others read why
             time.sleep(self._timeout / 2)
         os._exit(EXIT_STATUS)
-
-    def _write_verdict(self, reason: str) -> None:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            self._set("verdict", reason)
 
 
 def _from_exchange(error: BaseException) -> bool:

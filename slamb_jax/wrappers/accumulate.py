@@ -31,12 +31,8 @@ def accumulate(
     and the updates are zero, except on the last, where they are those of ``tx`` for a.
     On the others ``tx`` does not run, and nothing is communicated: its collectives
     stand in a branch of the compiled program. ``optax.MultiSteps`` gives the same
-    numbers, but runs ``tx`` and its collectives on every mini-step.
-
-    All workers count the mini-steps alike. (A predicate that may differ between
-    workers, as in ``optax.apply_if_finite``, deadlocks in the collective: see
-    :func:`skip_not_finite`.) Under ``vmap`` with a batched count both branches are
-    computed.
+    numbers, but runs ``tx`` and its collectives on every mini-step. Under ``vmap`` with
+    a batched count both branches are computed.
 
     Args:
       tx: the optimizer to step.

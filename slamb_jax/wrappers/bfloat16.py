@@ -1,6 +1,5 @@
 """Training in bfloat16: 16-bit parameters that do not lose their small steps."""
 
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -15,7 +14,7 @@ from slamb_jax._tree.checks import (
     check_transformation,
 )
 from slamb_jax._tree.hashing import hash_u32
-from slamb_jax._tree.leaves import Leaf, is_none, map_numbered, map_present
+from slamb_jax._tree.leaves import Leaf, keep_absent, map_numbered, map_present
 from slamb_jax._tree.rounding import round_to, step_seed, stochastic_round, upcast_f32
 
 
@@ -35,45 +34,35 @@ def train_in_bfloat16(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Steps bfloat16 parameters, whose 8 bits would lose most small steps.
 
-    A parameter that moves by less than 1/256 of itself is rounded back to where it was.
-    With the update :math:`u` that ``inner`` computes, in float32:
-
     **"master"** keeps a float32 copy P of the parameters in the state:
 
     .. math::
 
-      u = inner(g, P), \quad P \leftarrow P + u, \quad
-      p \leftarrow \text{P rounded to nearest}
+      P \leftarrow P + inner(g, P), \quad p \leftarrow \text{P rounded to nearest}
 
-    **"stochastic"** keeps no copy; p becomes one of its two neighbours, with an
-    unbiased mean:
+    **"stochastic"** keeps no copy; p becomes one of two neighbours, with an unbiased
+    mean:
 
     .. math::
 
-      u = inner(g, p), \quad x = p + u, \quad
-      p \leftarrow \begin{cases}
-        \lceil x \rceil & \text{with probability }
-          (x - \lfloor x \rfloor) / (\lceil x \rceil - \lfloor x \rfloor) \\
-        \lfloor x \rfloor & \text{otherwise} \end{cases}
+      x = p + inner(g, p), \quad p \leftarrow \lceil x \rceil \text{ with probability }
+        (x - \lfloor x \rfloor) / (\lceil x \rceil - \lfloor x \rfloor),
+        \text{ else } \lfloor x \rfloor
 
-    The exponent is float32's, so no loss scale is needed. What ``update`` returns is
-    bfloat16, and ``optax.apply_updates`` gives these bits under either type promotion
-    of jax wherever a difference of bfloat16 is exact, that is unless a parameter
-    changes its sign or by more than a factor of 2 in one step: the result is then
-    within 1/256 of the distance it moved. (A sum of two 16-bit numbers cannot be
-    nearer.) With "master" the next update corrects that; with "stochastic" it is
-    unbiased.
+    The updates are bfloat16, and ``optax.apply_updates`` gives these bits unless a
+    parameter changes its sign or by more than a factor of 2 in one step: the result is
+    then within 1/256 of the distance it moved. With "master" the next update corrects
+    that; with "stochastic" it is unbiased.
 
     ``inner`` gets gradients and parameters in float32. It averages the master copy
     over the workers: overwriting p with :func:`average_parameters` has no effect
-    there. Random bits are a hash of seed, step and element, the same on all workers,
-    so that replicas which agree stay so. Parameters of 32 bits are stepped as usual.
+    there. Random bits are the same on all workers, so that replicas which agree stay
+    so. Parameters of 32 bits are stepped as usual.
 
     Args:
       inner: the optimizer, such as :func:`slamb`. With its m and v in float32,
-        "master" takes 14 bytes per parameter, p included, "stochastic" 10; with
-        ``mu_dtype`` and ``nu_dtype`` of :func:`slamb` "bfloat16" 10 and 6; a float32
-        optimizer 12.
+        "master" takes 14 bytes per parameter, p included, "stochastic" 10; with both
+        in bfloat16 10 and 6.
       rounding: ``"master"`` or ``"stochastic"``.
       seed: changes the random bits; must be the same on all workers.
 
@@ -108,7 +97,13 @@ def train_in_bfloat16(
     tx = optax.with_extra_args_support(inner)
 
     def init(params: optax.Params) -> TrainInBfloat16State:
-        _check_dtypes(params)
+        check_floating(params, "params")
+        for path, p in jax.tree_util.tree_leaves_with_path(params):
+            if p.dtype == jnp.float16:
+                raise ValueError(
+                    "params must be bfloat16 or float32, got float16 at "
+                    f"params{jax.tree_util.keystr(path)}"
+                )
         # A copy even of float32: the parameters' own buffers may be donated.
         wide = jax.tree.map(lambda p: jnp.array(upcast_f32(p), copy=True), params)
         master = wide if rounding == "master" else None
@@ -132,43 +127,23 @@ def train_in_bfloat16(
         def rounded(leaf: Leaf, u: jax.Array, p: jax.Array, x: jax.Array) -> jax.Array:
             if _is_wide(p):
                 return u
-            if rounding == "master":
-                return _difference(_nearest(x + u), p, _nearest)
             own = step_seed(step, seed, leaf.index)
-            other = hash_u32(own, 1)
-            new = stochastic_round(x + u, own)
-            return _difference(new, p, lambda d: stochastic_round(d, other))
+
+            def to_bfloat16(x: jax.Array, seed: jax.Array) -> jax.Array:
+                if rounding == "master":
+                    return round_to(x, jnp.bfloat16)
+                return stochastic_round(x, seed)
+
+            new = to_bfloat16(x + u, own)
+            return to_bfloat16(upcast_f32(new) - upcast_f32(p), hash_u32(own, 1))
 
         out = map_numbered(rounded, u, params, old, like=params)
         master = state.master
         if master is not None:
-            master = jax.tree.map(
-                lambda u, x: x if u is None else x + u, u, old, is_leaf=is_none
-            )
+            master = keep_absent(map_present(jnp.add, u, old), old)
         return out, TrainInBfloat16State(step, master, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _check_dtypes(params: optax.Params) -> None:
-    check_floating(params, "params")
-    for path, p in jax.tree_util.tree_leaves_with_path(params):
-        if p.dtype == jnp.float16:
-            raise ValueError(
-                "params must be bfloat16 or float32, got float16 at "
-                f"params{jax.tree_util.keystr(path)}"
-            )
-
-
-def _nearest(x: jax.Array) -> jax.Array:
-    return round_to(x, jnp.bfloat16)
-
-
-def _difference(
-    new: jax.Array, p: jax.Array, rounded: Callable[[jax.Array], jax.Array]
-) -> jax.Array:
-    """The 16-bit update from p to ``new``, or as near as there is one."""
-    return rounded(upcast_f32(new) - upcast_f32(p))
 
 
 def _is_wide(x: jax.Array) -> bool:

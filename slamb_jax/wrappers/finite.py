@@ -35,39 +35,29 @@ def skip_not_finite(
     .. math::
 
       (u, state) \leftarrow \begin{cases}
-        (0, state) & \text{if any } \|g_i\|^2 \text{ is NaN or infinite} \\
+        (0, state) & \text{if any } \|g_i\|^2 \text{ is NaN or infinite in float32} \\
         tx(g_i, state) & \text{otherwise}
       \end{cases}
 
     The workers agree through an all-reduce of one number, over all mesh axes of the
     exchange: workers, devices of a group, and shards where they are bound. ``tx`` runs
-    in a real conditional, so a skipped step communicates nothing else. It leaves
-    parameters, moments, counts, schedules and the selection untouched, to the bit.
-    (The square is in float32: a norm beyond 1.8e19 is finite, and v might not be.)
-
-    ``optax.apply_if_finite`` does this for one worker. Around a transformation that
-    communicates it deadlocks as soon as one worker skips and another does not; and it
-    takes the step after too many errors, where this one goes on skipping until
-    :func:`check_finite` is called.
+    in a real conditional, so a skipped step communicates nothing else, and leaves
+    parameters and state untouched, to the bit. :func:`check_finite` raises after too
+    many. (``optax.apply_if_finite``, around a transformation that communicates,
+    deadlocks as soon as one worker skips and another does not.)
 
     Put it outside of everything that must not get the gradient: outside ``slamb``, a
     chain, or :func:`accumulate` (then one mini-step is skipped; inside, the step).
 
-    **Float16 with a loss scale** s works likewise: divide the gradients by s in
-    float32, step, and then, on all workers alike,
-
-    .. math::
-
-      s \leftarrow \begin{cases} s / 2 & \text{if not } last\_finite \\
-        2 s & \text{after 2000 finite steps} \end{cases}
+    For float16 with a loss scale, divide the gradients by it in float32; halve it after
+    a step with ``last_finite`` False, and double it after 2000 finite ones.
 
     Args:
       tx: the optimizer to step.
       exchange: that of ``tx``; ``Exchange()`` for a single worker.
 
     Returns:
-      A :class:`optax.GradientTransformationExtraArgs`; the zeros that it returns are
-      negative ones, which change no parameter's bits.
+      A :class:`optax.GradientTransformationExtraArgs`.
 
     Raises:
       ValueError: for a ``tx`` that is no transformation; in ``update``, for an unbound
@@ -103,14 +93,13 @@ def skip_not_finite(
         def take(updates: optax.Updates, inner: optax.OptState) -> tuple[Any, Any]:
             return tx.update(updates, inner, params, **extra_args)
 
-        def skip(updates: optax.Updates, inner: optax.OptState) -> tuple[Any, Any]:
-            del updates
+        def skip(_: optax.Updates, inner: optax.OptState) -> tuple[Any, Any]:
             # p + -0.0 is p, where -0.0 + 0.0 is not.
             zeros = jax.tree.map(lambda x: jnp.full(x.shape, -0.0, x.dtype), shapes)
             return zeros, inner
 
         shapes, _ = jax.eval_shape(take, updates, state.inner)
-        poisoned = _agreed(_not_finite(updates), exchange)
+        poisoned = _any_device(_not_finite(updates), exchange)
         u, inner = _axes.cond(poisoned, skip, take, updates, state.inner)
         finite = _axes.vary_over(~poisoned, _axes.varying_axes(state.last_finite))
         in_a_row = optax.safe_increment(state.notfinite_count)
@@ -125,7 +114,7 @@ def skip_not_finite(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _agreed(flag: jax.Array, exchange: Exchange) -> jax.Array:
+def _any_device(flag: jax.Array, exchange: Exchange) -> jax.Array:
     """Whether ``flag`` is set on any device that takes part in the exchange."""
     axes: tuple[Hashable, ...] = (
         *_axes.as_tuple(exchange.axis_name),
@@ -159,10 +148,8 @@ def _not_finite(updates: optax.Updates) -> jax.Array:
 def check_finite(state: chex.ArrayTree, max_consecutive_errors: int = 10) -> None:
     """Raises if :func:`skip_not_finite` skipped too many steps in a row.
 
-    Nothing can raise inside a compiled step: call this in the training loop. It reads
-    one number, so it waits for the step that computed it; every tenth step is enough,
-    since skipped steps lose nothing except their time. All processes see the same
-    number, and raise together.
+    Call it in the training loop, every tenth step say: it waits for the step that
+    computed its number. All processes raise together.
 
     Args:
       state: what contains the state of :func:`skip_not_finite`: its own, a chain's, a
@@ -184,7 +171,11 @@ def check_finite(state: chex.ArrayTree, max_consecutive_errors: int = 10) -> Non
       FloatingPointError: gradients were not finite for 1 steps in a row (1 in all), ...
     """
     check_integer("max_consecutive_errors", max_consecutive_errors, 0)
-    found = [x for x in jax.tree.leaves(state, is_leaf=_is_state) if _is_state(x)]
+
+    def is_own(x: object) -> bool:
+        return isinstance(x, SkipNotFiniteState)
+
+    found = list(filter(is_own, jax.tree.leaves(state, is_leaf=is_own)))
     if not found:
         raise ValueError(
             "state must contain the state of slamb_jax.skip_not_finite, got "
@@ -202,11 +193,7 @@ def check_finite(state: chex.ArrayTree, max_consecutive_errors: int = 10) -> Non
             )
 
 
-def _is_state(x: object) -> bool:
-    return isinstance(x, SkipNotFiniteState)
-
-
 def _number(x: jax.Array) -> int:
     """The value that all workers agree on."""
     here = x.addressable_data(0) if isinstance(x, jax.Array) else x
-    return int(np.asarray(here).reshape(-1)[0])
+    return int(np.ravel(here)[0])

@@ -4,8 +4,8 @@ from typing import Protocol, runtime_checkable
 
 import jax
 
-from slamb_jax.exchange.payloads.natural import NaturalCompression as NaturalCompression
-from slamb_jax.exchange.payloads.uniform import StochasticUniform as StochasticUniform
+from slamb_jax.exchange.payloads.natural import NaturalCompression
+from slamb_jax.exchange.payloads.uniform import StochasticUniform
 
 
 @runtime_checkable

@@ -2,17 +2,30 @@
 
 from collections.abc import Callable
 
-from slamb_jax._tree.leaves import Leaf as Leaf
-from slamb_jax.exchange.selections.bernoulli import Bernoulli as Bernoulli
-from slamb_jax.exchange.selections.permutation import Permutation as Permutation
-from slamb_jax.exchange.selections.replay import replay_masks as replay_masks
-from slamb_jax.exchange.selections.schedule import Schedule as Schedule
-from slamb_jax.exchange.selections.selection import Selection as Selection
-from slamb_jax.exchange.selections.selection import State as State
-from slamb_jax.exchange.selections.selection import elements_sent as elements_sent
-from slamb_jax.exchange.selections.strided import Strided as Strided
-from slamb_jax.exchange.selections.top_k import TopK as TopK
-from slamb_jax.exchange.selections.top_k import TopKState as TopKState
+from slamb_jax._tree.leaves import Leaf
+from slamb_jax.exchange.selections.bernoulli import Bernoulli
+from slamb_jax.exchange.selections.permutation import Permutation
+from slamb_jax.exchange.selections.replay import replay_masks
+from slamb_jax.exchange.selections.schedule import Schedule
+from slamb_jax.exchange.selections.selection import Selection, State, elements_sent
+from slamb_jax.exchange.selections.strided import Strided
+from slamb_jax.exchange.selections.top_k import TopK, TopKState
+
+__all__ = [
+    "BY_NAME",
+    "Bernoulli",
+    "Leaf",
+    "Permutation",
+    "Schedule",
+    "Selection",
+    "State",
+    "Strided",
+    "TopK",
+    "TopKState",
+    "check_selection",
+    "elements_sent",
+    "replay_masks",
+]
 
 BY_NAME: dict[str, Callable[..., Selection]] = {
     "strided": Strided,
