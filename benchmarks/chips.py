@@ -8,6 +8,7 @@ advisor's step times where those chips are workers in nodes on slower links.
 """
 
 import dataclasses
+import itertools
 import os
 import time
 from typing import Any, Literal
@@ -23,8 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 import slamb_jax
-from benchmarks.shapes import MODELS, Shapes
+from benchmarks.rivals import elements
+from benchmarks.shapes import MODELS, Shapes, abstract
 from examples.common.optimizers import dense
+from examples.common.tables import table
 from examples.hardware import hardware
 
 AXIS = "data"
@@ -35,11 +38,13 @@ WITHOUT_TPU = {  # what libtpu asks of its surroundings
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5p-8",
 }
-MEMORY = {  # bytes of a chip that its compiler fills
-    "TPU v5": 95.74 * 2**30,
-    "TPU v5 lite": 15.75 * 2**30,
+# Bytes that a chip's compiler fills, and bytes per second of its memory.
+MEMORY = {"TPU v5": 95.74 * 2**30, "TPU v5 lite": 15.75 * 2**30}
+BANDWIDTH = {"TPU v5": 2765e9, "TPU v5 lite": 819e9}
+OPTIMIZERS = {
+    "lamb": dense(optax.lamb(1e-3), AXIS),
+    "slamb": slamb_jax.slamb(1e-3, EXCHANGE),
 }
-BANDWIDTH = {"TPU v5": 2765e9, "TPU v5 lite": 819e9}  # bytes per second of it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,28 +89,6 @@ def mesh_of(topology: str, slices: int = 1) -> Mesh:
     return Mesh(np.array(description.devices), (AXIS,))
 
 
-def on_chips(tree: Any, mesh: Mesh, *, join: bool = False) -> Any:
-    """Shapes for all workers, one a chip; ``join``: their first axes are joined."""
-    sharding = NamedSharding(mesh, PartitionSpec(AXIS))
-
-    def spread(x: Any) -> jax.ShapeDtypeStruct:
-        n = mesh.size
-        shape = (n * x.shape[0], *x.shape[1:]) if join else (n, *x.shape)
-        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
-
-    return jax.tree.map(spread, tree)
-
-
-def abstract(shapes: Shapes) -> dict[str, jax.ShapeDtypeStruct]:
-    return {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
-
-
-OPTIMIZERS = {
-    "lamb": dense(optax.lamb(1e-3), AXIS),
-    "slamb": slamb_jax.slamb(1e-3, EXCHANGE),
-}
-
-
 def compile_step(name: str, shapes: Shapes, mesh: Mesh) -> Step:
     """Update and apply, each worker with its own gradients, parameters and moments."""
     tx = OPTIMIZERS[name]
@@ -116,11 +99,15 @@ def compile_step(name: str, shapes: Shapes, mesh: Mesh) -> Step:
         updates, opt_state = tx.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), ()
 
+    def on_chips(x: Any) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, PartitionSpec(AXIS))
+        return jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=sharding)
+
     params = abstract(shapes)
-    state = on_chips((params, jax.eval_shape(tx.init, params)), mesh)
+    state = params, jax.eval_shape(tx.init, params)
     run = slamb_jax.per_worker_step(step, mesh, EXCHANGE, check_vma=name == "slamb")
     start = time.perf_counter()
-    compiled: Any = run.lower(state, on_chips(params, mesh)).compile()
+    compiled: Any = run.lower(*jax.tree.map(on_chips, (state, params))).compile()
     seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
     return Step(
@@ -133,62 +120,58 @@ def compile_step(name: str, shapes: Shapes, mesh: Mesh) -> Step:
 
 
 def compiled_table(steps: dict[str, Step], chip: str, title: str) -> Table:
-    table = Table(title=title, caption=f"compiled on {hardware(jax.devices()[0])}")
-    kinds = [
-        (f"{what}: {link} MB", {"between_slices": between, "conditional": conditional})
-        for what, conditional in (("step", False), ("average", True))
-        for link, between in (("slice", False), ("network", True))
-    ]
-    heads = ("", "compile s", "p, m, v, g GB", "temporary GB", "of memory")
-    for head in (*heads, *(head for head, _ in kinds), "accessed GB"):
-        table.add_column(head, justify="right" if head else "left")
+    rows = []
     for name, step in steps.items():
         share = (step.state_bytes + step.temporary_bytes) / MEMORY[chip]
-        table.add_row(
-            name,
-            f"{step.seconds_to_compile:.0f}",
-            f"{step.state_bytes / 1e9:.2f}",
-            f"{step.temporary_bytes / 1e9:.2f}",
-            f"{share:.0%}",
-            *(f"{step.sent(**kind) / 1e6:.1f}" for _, kind in kinds),
-            f"{step.accessed_bytes / 1e9:.1f}",
-        )
-    return table
+        row = {
+            "": name,
+            "compile s": f"{step.seconds_to_compile:.0f}",
+            "p, m, v, g GB": f"{step.state_bytes / 1e9:.2f}",
+            "temporary GB": f"{step.temporary_bytes / 1e9:.2f}",
+            "of memory": f"{share:.0%}",
+        }
+        for average, between in itertools.product((False, True), repeat=2):
+            sent = step.sent(between_slices=between, conditional=average)
+            when, link = (
+                "average" if average else "step",
+                "network" if between else "slice",
+            )
+            row[f"{when}: {link} MB"] = f"{sent / 1e6:.1f}"
+        rows.append(row | {"accessed GB": f"{step.accessed_bytes / 1e9:.1f}"})
+    return table(title, rows, f"compiled on {hardware(jax.devices()[0])}")
 
 
 def predicted_table(
     updates: tuple[float, float], shapes: Shapes, workers: int, config: Config
 ) -> Table:
     """What the advisor predicts for these chips as workers on slower links."""
-    params = abstract(shapes)
-    d = sum(x.size for x in params.values())
-    compute = 6 * d * config.tokens / config.flops
-    table = Table(
-        title=f"{workers} workers, {config.workers_per_node} a node: compute "
-        f"{1e3 * compute:.0f} ms ({config.tokens} tokens), update of LAMB "
-        f"{1e3 * updates[0]:.1f} ms, of SLAMB {1e3 * updates[1]:.1f} ms",
-        caption="efficiency: share of the step that is not exchange. The paper reports "
-        "90 % (2.8 B parameters, 1,024 A100, links not stated)",
-    )
-    heads = ("LAMB, float32", "LAMB, bfloat16", "SLAMB")
-    for head in ("link", *(f"{h}: ms, efficiency" for h in heads), "speed-up, of both"):
-        table.add_column(head, justify="right")
+    params, nodes = abstract(shapes), config.workers_per_node
+    compute = 6 * elements(params) * config.tokens / config.flops
+    rows = []
     for link in config.links:
-        network = slamb_jax.Network(
-            workers, link, workers_per_node=config.workers_per_node
-        )
+        network = slamb_jax.Network(workers, link, workers_per_node=nodes)
         advice = slamb_jax.advise(
             params, network, EXCHANGE, step_seconds=compute, optimizer_seconds=updates
         )
-        table.add_row(
-            f"{link / 1e9:.0f} Gbit/s",
-            *(
-                f"{1e3 * cost.step_seconds:.0f}, {cost.efficiency:.0%}"
-                for cost in (advice.lamb, advice.lamb_bfloat16, advice.slamb)
-            ),
-            f"{advice.speedup:.2f}, {advice.speedup_bfloat16:.2f}",
-        )
-    return table
+        costs = {
+            "LAMB, float32": advice.lamb,
+            "LAMB, bfloat16": advice.lamb_bfloat16,
+            "SLAMB": advice.slamb,
+        }
+        row = {"link": f"{link / 1e9:.0f} Gbit/s"}
+        for name, cost in costs.items():
+            cell = f"{1e3 * cost.step_seconds:.0f}, {cost.efficiency:.0%}"
+            row[f"{name}: ms, efficiency"] = cell
+        both = f"{advice.speedup:.2f}, {advice.speedup_bfloat16:.2f}"
+        rows.append(row | {"speed-up, of both": both})
+    lamb, slamb = (f"{1e3 * update:.1f} ms" for update in updates)
+    return table(
+        f"{workers} workers, {nodes} a node: compute {1e3 * compute:.0f} ms "
+        f"({config.tokens} tokens), update of LAMB {lamb}, of SLAMB {slamb}",
+        rows,
+        "efficiency: share of the step that is not exchange. The paper reports 90 % "
+        "(2.8 B parameters, 1,024 A100, links not stated)",
+    )
 
 
 def main(config: Config) -> None:
@@ -196,7 +179,6 @@ def main(config: Config) -> None:
     console, shapes = Console(width=140), MODELS[config.model]
     mesh = mesh_of(config.topology, config.slices)
     chip = mesh.devices.flat[0].device_kind
-    size = sum(int(np.prod(s)) for s in shapes.values())
     steps: dict[str, Step] = {}
     for name in OPTIMIZERS:
         try:
@@ -204,12 +186,13 @@ def main(config: Config) -> None:
         except jax.errors.JaxRuntimeError as error:
             console.print(f"{name} does not compile: {str(error)[:1500]}")
     if steps:
+        millions = elements(abstract(shapes)) / 1e6
         title = (
-            f"{config.model}, {size / 1e6:.1f} M parameters in {len(shapes)} leaves; "
+            f"{config.model}, {millions:.1f} M parameters in {len(shapes)} leaves; "
             f"{config.slices} x {config.topology}, {mesh.size} chips"
         )
         console.print(compiled_table(steps, chip, title))
-    if len(steps) == 2:
+    if len(steps) == len(OPTIMIZERS):
         # The bytes that the compiler says an update accesses, at the chip's rate.
         lamb, slamb = (s.accessed_bytes / BANDWIDTH[chip] for s in steps.values())
         console.print(predicted_table((lamb, slamb), shapes, mesh.size, config))

@@ -5,32 +5,19 @@ apply of SLAMB on square leaves of 1 M to 400 M parameters in all, medians. Byte
 each worker sends, read off the program compiled for 2 to 64 workers (CPU devices).
 """
 
-import dataclasses
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
 from jax.sharding import Mesh
 from rich.console import Console
-from rich.table import Table
 
 import slamb_jax
-from benchmarks.shapes import Shapes
+from benchmarks.shapes import Shapes, abstract
 from benchmarks.step import OPTIMIZERS, RATE, race, seconds
 from examples.common.simulated import DEFAULT
+from examples.common.tables import table
 from examples.common.traffic import slamb_traffic
 from examples.hardware import hardware
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """What to measure."""
-
-    millions: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 400)
-    workers: tuple[int, ...] = (2, 4, 8, 16, 32, 64)
-    rounds: int = 7
-    seed: int = 0
 
 
 def shapes_of(millions: int) -> Shapes:
@@ -41,34 +28,33 @@ def shapes_of(millions: int) -> Shapes:
     return shapes
 
 
-def main(config: Config) -> None:
-    jax.config.update("jax_num_cpu_devices", max(config.workers))
-    console = Console(width=110)
-    table = Table(
-        title="a step of SLAMB, one worker",
-        caption=f"{hardware(jax.devices()[0])}; median of {config.rounds}",
-    )
-    for head in ("parameters", "ms", "ns a parameter"):
-        table.add_column(head, justify="right")
-    for millions in config.millions:
+def main(
+    millions: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 400),
+    workers: tuple[int, ...] = (2, 4, 8, 16, 32, 64),
+    rounds: int = 7,
+    seed: int = 0,
+) -> None:
+    jax.config.update("jax_num_cpu_devices", max(workers))
+    console, rows = Console(width=110), []
+    for number in millions:
         ours = {"slamb": OPTIMIZERS["slamb"]}
-        field = race(ours, shapes_of(millions), config.rounds, config.seed)
-        took, d = seconds(field["slamb"].times), millions * (2**20 + 1024)
-        table.add_row(f"{d:,}", f"{took * 1e3:.1f}", f"{took / d * 1e9:.2f}")
-    console.print(table)
+        field = race(ours, shapes_of(number), rounds, seed)
+        took, d = seconds(field["slamb"].times), number * (2**20 + 1024)
+        row = {"parameters": f"{d:,}", "ms": f"{took * 1e3:.1f}"}
+        rows.append(row | {"ns a parameter": f"{took / d * 1e9:.2f}"})
+    caption = f"{hardware(jax.devices()[0])}; median of {rounds}"
+    console.print(table("a step of SLAMB, one worker", rows, caption))
 
-    table = Table(title="bytes each worker sends, 2.1 M parameters, k = 0.1")
-    for head in ("workers", "a step", "/ (n-1)/n", "an average"):
-        table.add_column(head, justify="right")
-    params = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes_of(2).items()}
-    for n in config.workers:
+    rows, params = [], abstract(shapes_of(2))
+    for n in workers:
         mesh = Mesh(np.array(jax.devices("cpu")[:n]), (DEFAULT.axis_name,))
         sent = slamb_traffic(lambda x: slamb_jax.slamb(RATE, x), DEFAULT, params, mesh)
         (step,) = sent.exchange.values()
-        ring = step * n / (n - 1)
-        table.add_row(f"{n}", f"{step:,.0f}", f"{ring:,.0f}", f"{sent.average:,.0f}")
-    console.print(table)
+        row = {"workers": f"{n}", "a step": f"{step:,.0f}"}
+        row |= {"/ (n-1)/n": f"{step * n / (n - 1):,.0f}"}
+        rows.append(row | {"an average": f"{sent.average:,.0f}"})
+    console.print(table("bytes each worker sends, 2.1 M parameters, k = 0.1", rows))
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Config, description=__doc__))
+    tyro.cli(main, description=__doc__)

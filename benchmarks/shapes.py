@@ -1,6 +1,22 @@
 """The parameter shapes of models that people train, without the models."""
 
+import jax
+import jax.numpy as jnp
+
 Shapes = dict[str, tuple[int, ...]]
+
+
+def abstract(shapes: Shapes) -> dict[str, jax.ShapeDtypeStruct]:
+    """Parameters in float32 that take no memory."""
+    return {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
+
+
+def norm(name: str, width: int) -> Shapes:
+    return {f"{name}/scale": (width,), f"{name}/bias": (width,)}
+
+
+def dense(name: str, fan_in: int, out: int) -> Shapes:
+    return {f"{name}/kernel": (fan_in, out), f"{name}/bias": (out,)}
 
 
 def bert(layers: int, width: int, *, vocabulary: int = 30522) -> Shapes:
@@ -9,20 +25,14 @@ def bert(layers: int, width: int, *, vocabulary: int = 30522) -> Shapes:
         "embed/word": (vocabulary, width),
         "embed/position": (512, width),
         "embed/type": (2, width),
-        "embed/norm/scale": (width,),
-        "embed/norm/bias": (width,),
     }
+    shapes |= norm("embed/norm", width)
     for i in range(layers):
         for name in ("query", "key", "value", "out"):
-            shapes[f"{i}/{name}/kernel"] = (width, width)
-            shapes[f"{i}/{name}/bias"] = (width,)
-        shapes[f"{i}/up/kernel"] = (width, 4 * width)
-        shapes[f"{i}/up/bias"] = (4 * width,)
-        shapes[f"{i}/down/kernel"] = (4 * width, width)
-        shapes[f"{i}/down/bias"] = (width,)
-        for norm in ("attention", "output"):
-            shapes[f"{i}/{norm}/scale"] = (width,)
-            shapes[f"{i}/{norm}/bias"] = (width,)
+            shapes |= dense(f"{i}/{name}", width, width)
+        shapes |= dense(f"{i}/up", width, 4 * width)
+        shapes |= dense(f"{i}/down", 4 * width, width)
+        shapes |= norm(f"{i}/attention", width) | norm(f"{i}/output", width)
     return shapes
 
 
@@ -55,13 +65,6 @@ def scanned(shapes: Shapes, layers: int) -> Shapes:
 def swin(width: int, depths: tuple[int, ...], heads: int, *, window: int = 7) -> Shapes:
     """Swin Transformer for ImageNet, patches of 4 x 4 pixels."""
     shapes: Shapes = {"patch": (4, 4, 3, width), "patch/bias": (width,)}
-
-    def norm(name: str, width: int) -> Shapes:
-        return {f"{name}/scale": (width,), f"{name}/bias": (width,)}
-
-    def dense(name: str, fan_in: int, out: int) -> Shapes:
-        return {f"{name}/kernel": (fan_in, out), f"{name}/bias": (out,)}
-
     shapes |= norm("patch/norm", width)
     for stage, depth in enumerate(depths):
         for block in range(depth):

@@ -17,28 +17,28 @@ import numpy as np
 import optax
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 import slamb_jax
 from benchmarks.kernels import kernels
-from benchmarks.shapes import MODELS, Shapes
+from benchmarks.rivals import elements
+from benchmarks.shapes import MODELS, Shapes, abstract
 from examples.common.optimizers import slamb_from_links
+from examples.common.tables import table
 from examples.hardware import hardware
 
 RATE = 1e-3
 # g, m, v, p read; m, v, p written; m, v, p read once more, behind the norms; the packed
 # tenth written and read: passes over d elements of 4 bytes.
 PASSES = 10.2
+Make = Callable[[], optax.GradientTransformation]
 
 
-def slamb(
-    selection: str = "strided", **settings: Any
-) -> Callable[[], optax.GradientTransformation]:
+def slamb(selection: str = "strided", **settings: Any) -> Make:
     exchange = slamb_jax.Exchange(selection=selection)
     return lambda: slamb_jax.slamb(RATE, exchange, **settings)
 
 
-OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
+OPTIMIZERS: dict[str, Make] = {
     "optax.lamb": lambda: optax.lamb(RATE),
     "optax.adamw": lambda: optax.adamw(RATE),
     "slamb": slamb(),
@@ -69,7 +69,7 @@ class Contestant:
     """A compiled step and the time and memory that it took."""
 
     def __init__(self, tx: optax.GradientTransformation, shapes: Shapes) -> None:
-        params = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
+        params = abstract(shapes)
         state = params, jax.eval_shape(tx.init, params)
 
         def step(state: Any, grads: Any) -> Any:
@@ -86,33 +86,31 @@ class Contestant:
         self.treedef: Any
         leaves, self.treedef = jax.tree.flatten(state)
         arrays = [i for i, x in enumerate(leaves) if x.shape]
-        self.shared = dict.fromkeys(arrays[: 3 * len(shapes)])  # places of p, m and v
-        self.dtypes = [x.dtype for x in leaves]
-        self.own = {  # what only this one has: counts, by place
-            i: jnp.zeros(x.shape, x.dtype)
-            for i, x in enumerate(leaves)
-            if i not in self.shared
-        }
+        self.shared = arrays[: 3 * len(shapes)]  # places of p, m and v
+        self.dtypes = [leaves[i].dtype for i in self.shared]
+        for i in self.shared:
+            leaves[i] = None
+        # What only this one has: counts.
+        self.own = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), leaves)
         self.times: list[float] = []
         self.peak = 0.0  # MiB above what was held before the step
 
     def take_turn(self, arrays: list[jax.Array], grads: Any) -> list[jax.Array]:
         """One timed step on p, m, v (all leaves of each in turn); gives them back."""
-        given = iter(arrays)
-        leaves = [
-            next(given).astype(dtype) if i in self.shared else self.own[i]
-            for i, dtype in enumerate(self.dtypes)
-        ]
+        leaves = self.own
+        for i, x, dtype in zip(self.shared, arrays, self.dtypes, strict=True):
+            leaves[i] = x.astype(dtype)
         state = jax.block_until_ready(self.treedef.unflatten(leaves))
-        del leaves
         before = resident(reset=True)
         start = time.perf_counter()
         state = jax.block_until_ready(self.step(state, grads))
         self.times.append(time.perf_counter() - start)
         self.peak = max(self.peak, resident() - before)
-        leaves = jax.tree.leaves(state)
-        self.own = {i: leaves[i] for i in self.own}
-        return [leaves[i] for i in self.shared]
+        self.own = jax.tree.leaves(state)
+        arrays = [self.own[i] for i in self.shared]
+        for i in self.shared:
+            self.own[i] = None
+        return arrays
 
 
 def draw(shapes: Shapes, rng: np.random.Generator, scale: float) -> dict[str, Any]:
@@ -148,10 +146,7 @@ def bandwidth(elements: int) -> float:
 
 
 def race(
-    optimizers: dict[str, Callable[[], optax.GradientTransformation]],
-    shapes: Shapes,
-    rounds: int,
-    seed: int = 0,
+    optimizers: dict[str, Make], shapes: Shapes, rounds: int, seed: int = 0
 ) -> dict[str, Contestant]:
     """Has all take turns, ``rounds`` times after two that do not count."""
     rng = np.random.default_rng(seed)
@@ -173,36 +168,34 @@ def seconds(times: list[float]) -> float:
 
 def main(config: Config) -> None:
     shapes = MODELS[config.model]
-    d = sum(int(np.prod(s)) for s in shapes.values())
-    speed = bandwidth(2**28)
+    d, speed = elements(abstract(shapes)), bandwidth(2**28)
     floor = PASSES * 4 * d / speed
     chosen = dict(OPTIMIZERS)
     chosen |= CHAIN if config.chain else {}
     chosen |= SLOW if config.slow else {}
     field = race(chosen, shapes, config.rounds, config.seed)
     lamb = seconds(field["optax.lamb"].times)
-    table = Table(
-        title=f"{config.model}: {d / 1e6:.1f} M parameters in {len(shapes)} leaves",
-        caption=f"{hardware(jax.devices()[0])}; {speed / 1e9:.1f} GB/s copied, floor "
-        f"{floor * 1000:.1f} ms; median of {config.rounds}, seed {config.seed}",
-    )
-    heads = "optimizer", "ms", "/ lamb", "/ floor", "temporary MiB", "measured MiB"
-    for head in (*heads, "compile s", "kernels"):
-        table.add_column(head, justify="left" if head == "optimizer" else "right")
-
+    rows = []
     for name, c in field.items():
         took = seconds(c.times)
-        table.add_row(
-            name,
-            f"{took * 1000:.1f}",
-            f"{took / lamb:.2f}",
-            f"{took / floor:.2f}",
-            f"{c.temporary:.0f}",
-            f"{c.peak:.0f}",
-            f"{c.compile_seconds:.1f}",
-            f"{c.kernels}",
+        rows.append(
+            {
+                "optimizer": name,
+                "ms": f"{took * 1000:.1f}",
+                "/ lamb": f"{took / lamb:.2f}",
+                "/ floor": f"{took / floor:.2f}",
+                "temporary MiB": f"{c.temporary:.0f}",
+                "measured MiB": f"{c.peak:.0f}",
+                "compile s": f"{c.compile_seconds:.1f}",
+                "kernels": f"{c.kernels}",
+            }
         )
-    Console(width=110).print(table)
+    title = f"{config.model}: {d / 1e6:.1f} M parameters in {len(shapes)} leaves"
+    caption = (
+        f"{hardware(jax.devices()[0])}; {speed / 1e9:.1f} GB/s copied, floor "
+        f"{floor * 1000:.1f} ms; median of {config.rounds}, seed {config.seed}"
+    )
+    Console(width=110).print(table(title, rows, caption))
 
 
 if __name__ == "__main__":

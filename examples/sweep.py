@@ -21,7 +21,7 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from examples.common import loop, options, processes
+from examples.common import loop, options, processes, tables
 from examples.hardware import hardware
 
 PROGRAMS = ("cifar10", "bert", "swin")
@@ -68,35 +68,29 @@ def run_all(
 
 def table(results: dict[Setting, loop.Result], title: str, caption: str) -> Table:
     """A row for each setting but the seed: mean and deviation over the seeds."""
-    rows: dict[Setting, list[loop.Result]] = {}
+    groups: dict[Setting, list[loop.Result]] = {}
     for setting, result in results.items():
         key = tuple(pair for pair in setting if pair[0] != "seed")
-        rows.setdefault(key, []).append(result)
-    first = next(iter(results.values()))
-    names = [name for name, _ in next(iter(rows))]
-    out = Table(title=title, caption=caption)
-    heads = (*names, "runs", *first.metrics, "KiB sent per step", "share of dense")
-    for head in (*heads, "ms per step"):
-        out.add_column(head, justify="right")
-    for key, group in rows.items():
+        groups.setdefault(key, []).append(result)
+    rows = []
+    for key, group in groups.items():
         sent = statistics.fmean(r.bytes_sent / r.step for r in group)
         dense = statistics.fmean(r.dense_bytes / r.step for r in group)
-        scores = [_spread([r.metrics[m] for r in group]) for m in first.metrics]
         seconds = statistics.median(r.step_seconds for r in group)
-        out.add_row(
-            *(value for _, value in key),
-            str(len(group)),
-            *scores,
-            f"{sent / 1024:.1f}",
-            f"{sent / dense:.3f}" if dense else "",
-            f"{seconds * 1000:.0f}",
+        scores = {
+            m: tables.spread([r.metrics[m] for r in group]) for m in group[0].metrics
+        }
+        rows.append(
+            {
+                **dict(key),
+                "runs": str(len(group)),
+                **scores,
+                "KiB sent per step": f"{sent / 1024:.1f}",
+                "share of dense": f"{sent / dense:.3f}" if dense else "",
+                "ms per step": f"{seconds * 1000:.0f}",
+            }
         )
-    return out
-
-
-def _spread(values: list[float]) -> str:
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.fmean(values):.3f} ± {deviation:.3f}"
+    return tables.table(title, rows, caption)
 
 
 def main() -> None:

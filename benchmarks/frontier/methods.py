@@ -35,13 +35,9 @@ def rival(rate: float, make: Callable[..., rivals.Rival], **settings: float) -> 
     return Method(rate, lambda rate, _, **how: make(rate, AXIS, **how), settings)
 
 
-def on_lamb(
-    rate: float, make: Callable[..., rivals.Rival], **settings: float
-) -> Method:
+def on_lamb(make: Callable[..., rivals.Rival]) -> Callable[..., rivals.Rival]:
     """LAMB on gradients averaged in some way."""
-    return Method(
-        rate, lambda rate, _, **how: make(optax.lamb(rate), AXIS, **how), settings
-    )
+    return lambda rate, axis, **how: make(optax.lamb(rate), axis, **how)
 
 
 def one_bit_lamb(rate: optax.Schedule, setting: Setting, warmup: float) -> rivals.Rival:
@@ -56,36 +52,26 @@ def slamb(recipe: recipes.Recipe, *, b3: float | None = None, **changed: Any) ->
 
     def make(rate: optax.Schedule, setting: Setting, **_: Any) -> rivals.Rival:
         exchange = recipe.exchange(AXIS, min_size=MIN_SIZE[setting.task], **changed)
+
+        def averages(step: int) -> bool:  # at 1, H + 1, 2H + 1, ...
+            every = exchange.sync_every
+            return every is not None and step % every == 1 % every
+
+        def sends(params: Any, workers: int, step: int) -> rivals.Sends:
+            shapes = tuple(x.shape for x in jax.tree.leaves(params))
+            means = [(packed(exchange, shapes), exchange.payload)]
+            if averages(step):
+                means.append((rivals.elements(params), exchange.average_payload))
+            return [x for d, how in means for x in rivals.mean_sends(d, workers, how)]
+
         tx = slamb_jax.slamb(rate, exchange, **optimizer)
-        return rivals.Rival(
-            tx,
-            lambda params, workers, step: slamb_sends(exchange, params, workers, step),
-            agreed=lambda step: averages_at(exchange, step),
-        )
+        return rivals.Rival(tx, sends, averages)
 
     exchange = recipe.exchange(AXIS, **changed)
     written = {"payload": None, "average_payload": None} | exchange.to_json()
     del written["axis_name"]
     named = {"sync_every": exchange.sync_every, "nu_of": "gradient"}  # if the default
     return Method(0.02, make, written | named | optimizer)
-
-
-def slamb_sends(
-    exchange: slamb_jax.Exchange, params: Any, workers: int, step: int
-) -> rivals.Sends:
-    """A mean of what is packed, and of the parameters at 1, H + 1, 2H + 1, ..."""
-    shapes = tuple(x.shape for x in jax.tree.leaves(params))
-    out = rivals.mean_sends(packed(exchange, shapes), workers, exchange.payload)
-    if averages_at(exchange, step):
-        d = rivals.elements(params)
-        out = [*out, *rivals.mean_sends(d, workers, exchange.average_payload)]
-    return out
-
-
-def averages_at(exchange: slamb_jax.Exchange, step: int) -> bool:
-    """Whether the parameters are averaged at step t = 1, 2, ..."""
-    every = exchange.sync_every
-    return every is not None and step % every == 1 % every
 
 
 @functools.cache
@@ -96,7 +82,7 @@ def packed(exchange: slamb_jax.Exchange, shapes: tuple[tuple[int, ...], ...]) ->
 
 
 METHODS = {
-    "LAMB": on_lamb(0.02, rivals.dense),
+    "LAMB": rival(0.02, on_lamb(rivals.dense)),
     "AdamW": rival(
         0.004,
         lambda rate, axis: rivals.dense(optax.adamw(rate, weight_decay=0.0), axis),
@@ -118,8 +104,8 @@ METHODS = {
     "SparseLoCo": rival(0.016, rivals.sparseloco, sync_every=25, chosen=64),
     "SparseLoCo, H 5": rival(0.016, rivals.sparseloco, sync_every=5, chosen=64),
     "DeMo": rival(0.004, rivals.demo, chosen=32),
-    "top-k, LAMB": on_lamb(0.02, rivals.topk, ratio=0.01),
-    "PowerSGD, LAMB": on_lamb(0.02, rivals.powersgd, rank=4),
+    "top-k, LAMB": rival(0.02, on_lamb(rivals.topk), ratio=0.01),
+    "PowerSGD, LAMB": rival(0.02, on_lamb(rivals.powersgd), rank=4),
 }
 
 

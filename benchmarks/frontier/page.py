@@ -10,17 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.frontier import report
 from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.methods import METHODS
-from benchmarks.frontier.report import (
-    LINKS,
-    Cells,
-    Point,
-    cells,
-    overview,
-    rivals_table,
-    setting_table,
-)
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.tasks import task
 
@@ -43,16 +35,16 @@ def write_page(settings: Iterable[Setting], results: Results, console: Console) 
 
         line("# Loss against bytes and time")
         line("What `python -m benchmarks.frontier --report` printed.")
-        show(overview(settings, results))
+        show(report.overview(settings, results))
         for setting in settings:
-            found = cells(setting, results)
+            found = report.cells(setting, results)
             if not found:
                 continue
             image = path.with_name(f"{path.stem}-{setting}.png")
             picture(setting, found, image)
             line(f"## {setting}")
-            show(setting_table(setting, found))
-            show(rivals_table(setting, found))
+            show(report.setting_table(setting, found))
+            show(report.rivals_table(setting, found))
             line(f"![Loss against bytes and seconds]({image.name})")
     return path
 
@@ -68,36 +60,32 @@ def _markdown(table: Table) -> str:
     return f"{title}:\n\n{text.get().strip()}{below}"
 
 
-def picture(setting: Setting, found: Cells, path: Path) -> None:
+def picture(setting: Setting, found: report.Cells, path: Path) -> None:
     """Loss against bytes, and against seconds on each link."""
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     figure, panels = plt.subplots(
-        1, 1 + len(LINKS), figsize=(18, 4.5), sharey=True, layout="constrained"
+        1, 1 + len(report.LINKS), figsize=(18, 4.5), sharey=True, layout="constrained"
     )
     colors = plt.get_cmap("tab20")
     for name, cell in found.items():
-        width = 2.5 if "SLAMB" in name else 1
-        style: dict[str, Any] = {
-            "color": colors(list(METHODS).index(name)),
-            "linewidth": width,
-        }
-        style |= {"label": name, "marker": "o", "markersize": 3}
+        style: dict[str, Any] = {"label": name, "marker": "o", "markersize": 3}
+        style |= {"color": colors(list(METHODS).index(name))}
+        style |= {"linewidth": 2.5 if "SLAMB" in name else 1}
         # To the end of the shortest: a run that diverged has fewer.
         points = list(zip(*(run["points"] for run in cell.runs), strict=False))
         means = [_mean(same) for same in points]
         sent = [cell.bytes_by(same[0]) / 2**20 for same in points]
         panels[0].plot(sent, means, **style)
-        for panel, link in zip(panels[1:], LINKS.values(), strict=True):
-            seconds = [cell.seconds_by(same[0], link) for same in points]
+        for panel, (link, rate) in zip(panels[1:], report.LINKS.items(), strict=True):
+            seconds = [cell.seconds_by(same[0], rate) for same in points]
             panel.plot(seconds, means, **style)
+            panel.set(xlabel=f"seconds at {link}")
     panels[0].set(xlabel="MiB sent by each worker", ylabel=task(setting.task).unit)
     low, high = panels[0].dataLim.intervaly
     if low < high / 10:  # a loss that goes to 0
         panels[0].set_yscale("log")  # the others share it
-    for panel, name in zip(panels[1:], LINKS, strict=True):
-        panel.set(xlabel=f"seconds at {name}")
     for panel in panels:
         panel.set_xscale("log")
         panel.xaxis.set_minor_formatter("")
@@ -109,6 +97,6 @@ def picture(setting: Setting, found: Cells, path: Path) -> None:
     plt.close(figure)
 
 
-def _mean(points: tuple[Point, ...]) -> float:
+def _mean(points: tuple[report.Point, ...]) -> float:
     losses = [point["loss"] for point in points]
     return float("nan") if None in losses else statistics.fmean(losses)

@@ -15,6 +15,7 @@ from benchmarks.frontier.run import timing_key
 from benchmarks.frontier.sweep import finished
 from benchmarks.frontier.tasks import task
 from benchmarks.rivals import wire_bytes
+from examples.common.tables import spread, table
 
 LINKS = {"100 Mbit": 1e8, "1 Gbit": 1e9, "10 Gbit": 1e10, "100 Gbit": 1e11}
 COMPARED = 1 / 1000, 1 / 4  # of dense LAMB's bytes: where rivals are compared
@@ -88,14 +89,6 @@ def step_seconds(
     return took / timed["dense_seconds"] * dense["step_seconds"]
 
 
-def spread(losses: list[float]) -> str:
-    mean = statistics.fmean(losses)
-    if mean == float("inf"):
-        return "diverged"
-    deviation = f" ± {statistics.stdev(losses):.3f}" if len(losses) > 1 else ""
-    return f"{mean:.3f}{deviation}"
-
-
 def above(cell: Cell, dense: Cell) -> str:
     """By how many per cent a loss ends above dense LAMB's."""
     if cell.loss == float("inf"):
@@ -103,37 +96,33 @@ def above(cell: Cell, dense: Cell) -> str:
     return f"{100 * (cell.loss / dense.loss - 1):+.1f}"
 
 
-def columns(table: Table, *heads: str, left: tuple[str, ...] = ("method",)) -> Table:
-    for head in heads:
-        table.add_column(head, justify="left" if head in left else "right")
-    return table
-
-
 def setting_table(setting: Setting, found: Cells) -> Table:
     """Losses, bytes and seconds of every method."""
     machines = sorted({run["hardware"] for cell in found.values() for run in cell.runs})
-    table = Table(
-        title=f"{setting.task}, {setting.workers} workers x {setting.batch}, "
-        f"{setting.steps} steps; loss in {task(setting.task).unit}",
-        caption=f"{'; '.join(machines)}; ± is the deviation over seeds; seconds at "
-        "each link, by slamb_jax.Network",
-    )
-    heads = ("method", "rate", "seeds", "loss", "above LAMB, %", "MiB sent", "share")
-    columns(table, *heads, *LINKS)
-    dense = found.get(DENSE)
+    rows, dense = [], found.get(DENSE)
     for name, cell in found.items():
         last = cell.runs[0]["points"][-1]
-        table.add_row(
-            name,
-            f"{cell.runs[0]['key']['rate']:g}",
-            str(len(cell.runs)),
-            spread(cell.losses),
-            above(cell, dense) if dense else "",
-            f"{cell.bytes / 2**20:.2f}",
-            f"{cell.bytes / dense.bytes:.4f}" if dense else "",
-            *(f"{cell.seconds_by(last, link):.3g}" for link in LINKS.values()),
-        )
-    return table
+        row = {
+            "method": name,
+            "rate": f"{cell.runs[0]['key']['rate']:g}",
+            "seeds": str(len(cell.runs)),
+            "loss": spread(cell.losses),
+            "above LAMB, %": above(cell, dense) if dense else "",
+            "MiB sent": f"{cell.bytes / 2**20:.2f}",
+            "share": f"{cell.bytes / dense.bytes:.4f}" if dense else "",
+        }
+        for link, rate in LINKS.items():
+            row[link] = f"{cell.seconds_by(last, rate):.3g}"
+        rows.append(row)
+    title = (
+        f"{setting.task}, {setting.workers} workers x {setting.batch}, "
+        f"{setting.steps} steps; loss in {task(setting.task).unit}"
+    )
+    caption = (
+        f"{'; '.join(machines)}; ± is the deviation over seeds; seconds at each link, "
+        "by slamb_jax.Network"
+    )
+    return table(title, rows, caption)
 
 
 def rivals_table(setting: Setting, found: Cells) -> Table | None:
@@ -142,11 +131,16 @@ def rivals_table(setting: Setting, found: Cells) -> Table | None:
     if DENSE not in found or not ours:
         return None
     shares = {name: cell.bytes / found[DENSE].bytes for name, cell in found.items()}
-    table = Table(
+    out = Table(
         title=f"{setting}: each rival, and SLAMB at no more bytes or else its fewest"
     )
-    heads = ("rival", "share", "loss", "SLAMB", "share", "loss", "behind by, %")
-    columns(table, *heads, left=("rival", "SLAMB"))
+    for words, *numbers in (
+        ("rival", "share", "loss"),
+        ("SLAMB", "share", "loss", "behind by, %"),
+    ):
+        out.add_column(words)
+        for head in numbers:
+            out.add_column(head, justify="right")
     for name in sorted(shares, key=shares.__getitem__, reverse=True):
         if name in ours or not COMPARED[0] <= shares[name] <= COMPARED[1]:
             continue
@@ -158,8 +152,8 @@ def rivals_table(setting: Setting, found: Cells) -> Table | None:
             for x in (name, best)
             for cell in (x, f"{shares[x]:.4f}", spread(found[x].losses))
         ]
-        table.add_row(*cells, above(found[best], found[name]))
-    return table if table.row_count else None
+        out.add_row(*cells, above(found[best], found[name]))
+    return out if out.row_count else None
 
 
 def overview(settings: Iterable[Setting], results: Results) -> Table | None:
@@ -170,24 +164,23 @@ def overview(settings: Iterable[Setting], results: Results) -> Table | None:
     }
     if len(shown) < 2:
         return None
-    table = Table(
-        title="Loss above LAMB's, %, and the range of the shares of its bytes",
-        caption="A setting is task-workers x batch-steps; means over seeds",
-    )
-    columns(table, "method", "share", *map(str, shown))
+    rows = []
     for name in METHODS:
         here = [found for found in shown.values() if name in found]
-        if not here:
-            continue
         shares = [  # a run that diverged stopped early
             f"{found[name].bytes / found[DENSE].bytes:.3f}"
             for found in here
             if found[name].loss < float("inf")
         ]
         share = " to ".join(dict.fromkeys((min(shares), max(shares)))) if shares else ""
-        losses = (
-            above(found[name], found[DENSE]) if name in found else ""
-            for found in shown.values()
-        )
-        table.add_row(name, share, *losses)
-    return table
+        losses = {
+            str(setting): above(found[name], found[DENSE]) if name in found else ""
+            for setting, found in shown.items()
+        }
+        if here:
+            rows.append({"method": name, "share": share, **losses})
+    return table(
+        "Loss above LAMB's, %, and the range of the shares of its bytes",
+        rows,
+        "A setting is task-workers x batch-steps; means over seeds",
+    )

@@ -59,22 +59,21 @@ def execute(run: Run) -> Result:
     began = time.perf_counter()
     setting = run.setting
     compiled = program(setting, run.method)
-    due = set(simulated.evaluation_steps(setting.steps, EVALUATIONS, ROUND)) - {0}
-    found = simulated.train(compiled, run.rate, run.seed, due=sorted(due))
+    due = simulated.evaluation_steps(setting.steps, EVALUATIONS, ROUND)
+    found = simulated.train(compiled, run.rate, run.seed, due=due)
     params = jax.eval_shape(compiled.task.init, jax.random.key(0))
     rival = make(run.method, run.rate, setting)
-    points = [
-        {
-            "step": step,
-            "loss": loss if math.isfinite(loss) else None,
-            "exchanges": exchanges(rival, params, setting.workers, step),
-        }
-        for step, loss in zip(found.steps, found.losses, strict=True)
-    ]
-    ended = [i for i, point in enumerate(points) if point["loss"] is None]
+    points: list[dict[str, Any]] = []
+    for step, loss in zip(found.steps, found.losses, strict=True):
+        sent = exchanges(rival, params, setting.workers, step)
+        finite = math.isfinite(loss)
+        point = {"step": step, "loss": loss if finite else None, "exchanges": sent}
+        points.append(point)
+        if not finite:
+            break
     return {
         "key": run.key(),
-        "points": points[: ended[0] + 1] if ended else points,
+        "points": points,
         "step_seconds": found.step_seconds,
         "run_seconds": time.perf_counter() - began,
         "hardware": hardware(jax.devices()[0]),

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from sklearn.datasets import load_digits
 
 from examples.byte_lm import data, model
 from examples.byte_lm.model import Active, ByteLM
@@ -47,12 +48,6 @@ def byte_lm(layers: int = 2) -> Task:
 
 def digits() -> Task:
     """Classifies scikit-learn's digits; one image in five is held out."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise SystemExit(
-            "the task digits needs scikit-learn: pip install 'slamb-jax[benchmarks]'"
-        ) from error
     raw = load_digits()
     images = (raw.images[..., None] / 16).astype(np.float32)
     labels = raw.target.astype(np.int32)

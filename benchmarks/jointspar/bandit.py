@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
-from benchmarks.frontier.report import columns
+from examples.common.tables import table
 from slamb_jax.jointspar.distribution import project_distribution, update_distribution
 
 LAYERS, BUDGET, RUNS = 12, 6.0, 20
@@ -40,21 +40,25 @@ def learned(p_min: float, horizon: int, key: jax.Array) -> jax.Array:
 
 def bandit_table(machine: str, seed: int) -> Table:
     best = variance(project_distribution(jnp.log(NORMS), BUDGET, 1e-3))
-    out = Table(
-        title=f"Variance of the estimator over that of uniform draws: D {LAYERS}, "
-        f"s {BUDGET:g}, norms from 1 to 10; the best possible {best:.2f}",
-        caption=f"mean of {RUNS} runs, seed {seed}; {machine}",
-    )
-    heads = "p_min D / s", "T", "in the end", "over the run", "correlation of log p"
-    columns(out, *heads)
-    keys = jax.random.split(jax.random.key(seed), RUNS)
+    keys, rows = jax.random.split(jax.random.key(seed), RUNS), []
     for horizon in (500, 5000):
         for share in (0.025, 0.1, 0.25, 0.5, 0.75):
             p_min = share * BUDGET / LAYERS
             log_p = jax.vmap(functools.partial(learned, p_min, horizon))(keys)
             ends = np.asarray(log_p[:, -1])
             alike = [np.corrcoef(np.log(NORMS), end)[0, 1] for end in ends]
-            means = variance(log_p[:, -1]).mean(), variance(log_p).mean()
-            cells = [f"{x:.2f}" for x in (*means, np.mean(alike))]
-            out.add_row(f"{share:g}", str(horizon), *cells)
-    return out
+            rows.append(
+                {
+                    "p_min D / s": f"{share:g}",
+                    "T": str(horizon),
+                    "in the end": f"{variance(log_p[:, -1]).mean():.2f}",
+                    "over the run": f"{variance(log_p).mean():.2f}",
+                    "correlation of log p": f"{np.mean(alike):.2f}",
+                }
+            )
+    return table(
+        f"Variance of the estimator over that of uniform draws: D {LAYERS}, "
+        f"s {BUDGET:g}, norms from 1 to 10; the best possible {best:.2f}",
+        rows,
+        f"mean of {RUNS} runs, seed {seed}; {machine}",
+    )

@@ -10,12 +10,13 @@ import numpy as np
 import optax
 from rich.table import Table
 
-from benchmarks.frontier.report import columns
 from benchmarks.jointspar.models import Model
 from examples.byte_lm.model import blocks
+from examples.common.tables import table
 from slamb_jax import jointspar
 
 RATE = 0.1
+WARM_UP = 2  # turns that do not count
 # Where something else runs on the machine, CPU time says more than wall time.
 CLOCKS = {"wall": time.perf_counter, "CPU": time.process_time}
 
@@ -65,7 +66,7 @@ class Contestant:
         self.times.append({name: CLOCKS[name]() - start[name] for name in CLOCKS})
 
     def mean(self, clock: str) -> float:
-        return float(np.mean([took[clock] for took in self.times]))
+        return float(np.mean([took[clock] for took in self.times[WARM_UP:]]))
 
 
 def compiled(
@@ -101,20 +102,16 @@ def measure(model: Model, budgets: Sequence[float], rounds: int) -> list[Row]:
         compiled(model, jointspar.jointspar_lars(RATE, blocks, s, horizon=rounds))
         for s in budgets
     ]
-    contestants = [dense, frozen, *sparse]
-    for i in range(rounds + 2):
-        for contestant in contestants:
+    for _ in range(WARM_UP + rounds):
+        for contestant in (dense, frozen, *sparse):
             contestant.take_turn(model.batch)
-            if i < 2:  # a warm-up
-                contestant.times.clear()
-                contestant.active.clear()
     return [
         Row(
             model=model.name,
             clock=clock,
             budget=budget,
             layers=model.layers,
-            active=float(np.mean(contestant.active)),
+            active=float(np.mean(contestant.active[WARM_UP:])),
             seconds=contestant.mean(clock),
             dense_seconds=dense.mean(clock),
             frozen_seconds=frozen.mean(clock),
@@ -125,26 +122,27 @@ def measure(model: Model, budgets: Sequence[float], rounds: int) -> list[Row]:
     ]
 
 
-def step_table(rows: Sequence[Row], title: str, machine: str) -> Table:
-    out = Table(
-        title=title,
-        caption="active: the share of layers that were; possible: the share of the "
-        "dense step that the inactive layers' weight gradients and updates take, from "
-        f"a program without any (measured; by FLOPs). {machine}",
-    )
-    heads = "clock", "D", "s", "active", "ms", "/ dense", "saved", "possible"
-    columns(out, *heads, "realised")
-    for r in rows:
+def step_table(found: Sequence[Row], title: str, machine: str) -> Table:
+    rows = []
+    for r in found:
         share, by_flops = r.seconds / r.dense_seconds, (1 - r.active) * r.flops_share
-        out.add_row(
-            r.clock,
-            str(r.layers),
-            f"{r.budget:g}",
-            f"{r.active:.2f}",
-            f"{r.seconds * 1e3:.1f}",
-            f"{share:.3f}",
-            f"{1 - share:.3f}",
-            f"{r.possible_seconds / r.dense_seconds:.3f} ({by_flops:.3f})",
-            "" if r.active == 1 else f"{r.realised:.0%}",
+        possible = r.possible_seconds / r.dense_seconds
+        rows.append(
+            {
+                "clock": r.clock,
+                "D": str(r.layers),
+                "s": f"{r.budget:g}",
+                "active": f"{r.active:.2f}",
+                "ms": f"{r.seconds * 1e3:.1f}",
+                "/ dense": f"{share:.3f}",
+                "saved": f"{1 - share:.3f}",
+                "possible": f"{possible:.3f} ({by_flops:.3f})",
+                "realised": "" if r.active == 1 else f"{r.realised:.0%}",
+            }
         )
-    return out
+    caption = (
+        "active: the share of layers that were; possible: the share of the dense step "
+        "that the inactive layers' weight gradients and updates take, from a program "
+        f"without any (measured; by FLOPs). {machine}"
+    )
+    return table(title, rows, caption)

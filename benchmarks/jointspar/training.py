@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -17,22 +17,14 @@ from rich.table import Table
 
 import slamb_jax
 from benchmarks.frontier.methods import MIN_SIZE
-from benchmarks.frontier.report import columns, spread
 from benchmarks.frontier.results import Result, Results
 from benchmarks.frontier.tasks import DigitNet, byte_lm, digits
-from examples.byte_lm.methods import TRUST, matrices
+from examples.byte_lm.methods import LARS
 from examples.byte_lm.model import blocks
-from examples.common import AXIS
+from examples.common import AXIS, simulated
 from examples.common.optimizers import dense
-from examples.common.simulated import (
-    Batch,
-    Method,
-    Program,
-    State,
-    Task,
-    evaluation_steps,
-    train,
-)
+from examples.common.simulated import Method, Program, Run, Task, train
+from examples.common.tables import spread, table
 from examples.common.traffic import report_of
 from slamb_jax import jointspar
 
@@ -69,7 +61,6 @@ def layer_sizes(job: Job) -> dict[str | None, int]:
 def methods(name: str, steps: int) -> list[tuple[Method, float]]:
     """The rows of the table, each with the middle of its rates."""
     layers = len(layer_sizes(JOBS[name])) - 1
-    lars: dict[str, Any] = {"trust_coefficient": TRUST, "trust_ratio_mask": matrices}
 
     def sparse(
         share: float, sampling: Literal["shared", "per_worker"] = "shared"
@@ -79,13 +70,13 @@ def methods(name: str, steps: int) -> list[tuple[Method, float]]:
             f"JointSpar-LARS, {share:g} D{own}",
             lambda rate, _: jointspar.jointspar_lars(
                 rate, JOBS[name].layers, share * layers, horizon=steps,
-                axis_name=AXIS, sampling=sampling, **lars,
+                axis_name=AXIS, sampling=sampling, **LARS,
             ),
         )  # fmt: skip
 
     exchange = slamb_jax.Exchange(AXIS, sync_every=SYNC_EVERY, min_size=MIN_SIZE[name])
     return [
-        (Method("LARS", lambda rate, _: dense(optax.lars(rate, **lars), AXIS)), 1.0),
+        (Method("LARS", lambda rate, _: dense(optax.lars(rate, **LARS), AXIS)), 1.0),
         (sparse(0.75), 1.0),
         (sparse(0.5), 1.0),
         (sparse(0.5, "per_worker"), 1.0),
@@ -94,49 +85,21 @@ def methods(name: str, steps: int) -> list[tuple[Method, float]]:
     ]
 
 
-class Counted(Program):
-    """A program that counts bytes by the layers that its workers draw."""
+def bytes_sent(
+    run: Run, report: slamb_jax.WireReport, sizes: dict[str | None, int]
+) -> list[float]:
+    """Of each worker up to each evaluation; of JointSpar those of the layers drawn."""
+    total = sum(size for name, size in sizes.items() if name is not None)
 
-    def __init__(self, job: Job, method: Method, mesh: Mesh, steps: int) -> None:
-        n = mesh.size
-        super().__init__(
-            job.make(), method, workers=n, batch=job.batch, steps=steps, mesh=mesh
-        )
-        params = jax.eval_shape(self.task.init, jax.random.key(0))
-        tx = method.make(optax.constant_schedule(1.0), method.exchange)
-        self._report = report_of(tx, method.exchange, params, mesh)
-        self._sizes, program = layer_sizes(job), self.step
-
-        def recorded(state: State, batch: Batch) -> tuple[State, Any]:
-            state, about = program(state, batch)
-            if about is not None:
-                self._drawn.append(about[0])
-            return state, about
-
-        self.step = recorded  # type: ignore[assignment]
-
-    def start(self, rate: float, seed: int) -> State:
-        self._drawn: list[dict[str, jax.Array]] = []
-        return super().start(rate, seed)
-
-    def active(self) -> float:
-        """The mean share of layers that were active."""
-        shares = [np.mean([*drawn.values()]) for drawn in self._drawn]
-        return float(np.mean(shares)) if shares else 1.0
-
-    def sent(self, steps: int) -> float:
-        """Bytes that each worker sent in the first steps of the run."""
+    def until(steps: int) -> float:
         often: float = -(-steps // SYNC_EVERY)
-        if self._drawn:  # the layers stand in branches, each of its size
-            total = sum(n for name, n in self._sizes.items() if name is not None)
-            often = sum(
-                self._sizes[name] / total
-                for drawn in self._drawn[:steps]
-                for name, flags in drawn.items()
-                if np.any(flags)
-            )
-        branches = self._report.bytes_sent(conditional=True)
-        return steps * self._report.bytes_sent() + often * branches
+        if run.active:  # the layers stand in branches, each of its size
+            drawn = (k for t in run.active[:steps] for k, share in t.items() if share)
+            often = sum(sizes[name] / total for name in drawn)
+        branches = report.bytes_sent(conditional=True)
+        return steps * report.bytes_sent() + often * branches
+
+    return [until(steps) for steps in run.steps]
 
 
 def train_all(
@@ -148,20 +111,34 @@ def train_all(
     report: Callable[[str], None],
 ) -> list[list[Result]]:
     """Of each method, the runs of all seeds at the rate that was best for the first."""
-    job = JOBS[name]
-    due = evaluation_steps(steps, EVALUATIONS)
-    program = functools.lru_cache(1)(lambda method: Counted(job, method, mesh, steps))
+    job, n = JOBS[name], mesh.size
+    task, sizes = job.make(), layer_sizes(job)
+    params = jax.eval_shape(task.init, jax.random.key(0))
+
+    @functools.lru_cache(1)
+    def compiled(method: Method) -> tuple[Program, slamb_jax.WireReport]:
+        program = Program(
+            task, method, workers=n, batch=job.batch, steps=steps, mesh=mesh
+        )
+        tx = method.make(optax.constant_schedule(1.0), method.exchange)
+        return program, report_of(tx, method.exchange, params, mesh)
 
     def run(method: Method, rate: float, seed: int) -> Result:
-        key = {"task": name, "method": method.name, "workers": mesh.size,
+        key = {"task": name, "method": method.name, "workers": n,
                "steps": steps, "rate": rate, "seed": seed}  # fmt: skip
         if (result := results.get(key)) is None:
-            trained = program(method)
-            found = dataclasses.asdict(
-                train(trained, rate, seed, due=due, sent=trained.sent)
-            )
-            result = {k: found[k] for k in ("steps", "losses", "sent", "seconds")}
-            result |= {"key": key, "active": trained.active()}
+            program, wire = compiled(method)
+            due = simulated.evaluation_steps(steps, EVALUATIONS)
+            found = train(program, rate, seed, due=due)
+            shares = [statistics.fmean(drawn.values()) for drawn in found.active]
+            result = {
+                "steps": found.steps,
+                "losses": found.losses,
+                "sent": bytes_sent(found, wire, sizes),
+                "seconds": found.seconds,
+                "key": key,
+                "active": statistics.fmean(shares) if shares else 1.0,
+            }
             results.add(result)
             report(f"{result['losses'][-1]:.3f}  {method.name}  {rate:g}  seed {seed}")
         return result
@@ -179,19 +156,19 @@ def training_table(
     found: Sequence[Sequence[Result]], title: str, machine: str
 ) -> Table:
     """A row for each method; losses with their deviation over the seeds."""
-    out = Table(title=title, caption=f"± is the deviation over seeds. {machine}")
-    heads = "method", "rate", "active", "loss", "MiB sent", "/ dense", "ms a step"
-    columns(out, *heads)
-    dense = found[0][0]["sent"][-1]
+    rows = []
     for runs in found:
         first, times = runs[0], [r["seconds"][-1] / r["steps"][-1] for r in runs]
-        out.add_row(
-            first["key"]["method"],
-            f"{first['key']['rate']:g}",
-            f"{first['active']:.2f}",
-            spread([r["losses"][-1] for r in runs]),
-            f"{first['sent'][-1] / 2**20:.2f}",
-            f"{first['sent'][-1] / dense:.3f}",
-            f"{statistics.median(times) * 1e3:.1f}",
+        sent = first["sent"][-1]
+        rows.append(
+            {
+                "method": first["key"]["method"],
+                "rate": f"{first['key']['rate']:g}",
+                "active": f"{first['active']:.2f}",
+                "loss": spread([r["losses"][-1] for r in runs]),
+                "MiB sent": f"{sent / 2**20:.2f}",
+                "/ dense": f"{sent / found[0][0]['sent'][-1]:.3f}",
+                "ms a step": f"{statistics.median(times) * 1e3:.1f}",
+            }
         )
-    return out
+    return table(title, rows, f"± is the deviation over seeds. {machine}")

@@ -12,7 +12,6 @@ import dataclasses
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -23,7 +22,7 @@ import slamb_jax
 from benchmarks.network import report
 from benchmarks.network.model import init
 from benchmarks.network.namespaces import missing, network
-from benchmarks.network.processes import Workers, worker_command, workers
+from benchmarks.network.processes import worker_command, workers
 from benchmarks.network.results import Row, rows
 from benchmarks.network.worker import DENSE_STEPS, Job
 from benchmarks.rivals import elements
@@ -31,7 +30,6 @@ from examples.common.simulated import AXIS
 from examples.hardware import hardware
 
 PATIENCE = 240  # seconds for a start, or for a round beside what its bytes take
-Shape = Callable[[float], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,30 +73,6 @@ def check(config: Config) -> None:
         )
 
 
-@contextlib.contextmanager
-def hosts(config: Config) -> Iterator[tuple[Workers, Shape]]:
-    """The running workers, and a function that shapes their links."""
-    with contextlib.ExitStack() as stack:
-        prefixes: list[list[str]] = [[]] * config.workers
-        coordinator, interface = f"localhost:{free_port()}", "lo"
-
-        def shape(mbit: float) -> None:
-            del mbit
-
-        if not config.loopback:
-            net = stack.enter_context(network(config.workers))
-            prefixes = [net.command(i) for i in range(config.workers)]
-            shape = net.shape
-            coordinator, interface = f"{net.address(0)}:4711", "eth0"
-        exchange = config.exchange.to_json()
-        job = Job(config.workers, exchange, config.seed, coordinator, interface)
-        commands = [
-            prefix + worker_command(dataclasses.asdict(job), i)
-            for i, prefix in enumerate(prefixes)
-        ]
-        yield stack.enter_context(workers(commands)), shape
-
-
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("localhost", 0))
@@ -106,8 +80,20 @@ def free_port() -> int:
 
 
 def measure(config: Config, console: Console) -> list[Row]:
+    """All optimizers in turn, at every rate, on hosts that exist as long."""
     found: list[Row] = []
-    with hosts(config) as (running, shape):
+    with contextlib.ExitStack() as stack:
+        net, numbers = None, range(config.workers)
+        coordinator, interface = f"localhost:{free_port()}", "lo"
+        if not config.loopback:
+            net = stack.enter_context(network(config.workers))
+            coordinator, interface = f"{net.address(0)}:4711", "eth0"
+        exchange = config.exchange.to_json()
+        job = Job(config.workers, exchange, config.seed, coordinator, interface)
+        commands = [worker_command(dataclasses.asdict(job), i) for i in numbers]
+        if net is not None:
+            commands = [net.command(i) + commands[i] for i in numbers]
+        running = stack.enter_context(workers(commands))
         with console.status(f"{config.workers} workers start and compile"):
             wires = running.reports(PATIENCE)[0]
         console.print(f"SLAMB's compiled step:\n{wires['SLAMB']['table']}")
@@ -115,13 +101,12 @@ def measure(config: Config, console: Console) -> list[Row]:
         for name, wire in wires.items():
             cycle = config.sync_every if name.startswith("SLAMB") else DENSE_STEPS
             bits += 8 * (cycle * wire["every_step"] + wire["at_average"])
-        for rate in [None] if config.loopback else config.rates:
-            timeout = PATIENCE + (5 * bits / rate / 1e6 if rate else 0)
-            if rate:
-                shape(rate)
-            measured = []
+        for rate in [None] if net is None else config.rates:
+            what, timeout, measured = "loopback", float(PATIENCE), []
+            if net is not None and rate is not None:
+                net.shape(rate)
+                what, timeout = f"{rate:g} Mbit/s", PATIENCE + 5 * bits / rate / 1e6
             for i in range(config.rounds):
-                what = f"{rate:g} Mbit/s" if rate else "loopback"
                 with console.status(f"{what}: round {i + 1} of {config.rounds}"):
                     measured.append(running.measure(timeout))
             found += rows(rate, measured, wires, config.exchange)
@@ -146,7 +131,7 @@ def main(config: Config) -> None:
         f"{config.workers} hosts, {d / 1e6:.2f} M parameters, {config.exchange}, "
         f"{config.rounds} rounds, seed {config.seed}"
     )
-    console.print(report.table(found, title, machine))
+    console.print(report.measured_table(found, title, machine))
     conditions = {"config": dataclasses.asdict(config), "machine": machine}
     written = report.write(found, conditions, config.out)
     console.print("Wrote " + ", ".join(map(str, written)))

@@ -1,18 +1,16 @@
 """What a host sent, by the kernel's own counters."""
 
-import dataclasses
 import json
 import subprocess
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple
 
 HEADERS = 14 + 20 + 32  # bytes of Ethernet, of IPv4, of TCP with its timestamps
 SEGMENT = 1500 - 20 - 32  # bytes of data in a full packet of a network of MTU 1500
 SHARE = SEGMENT / (SEGMENT + HEADERS)  # of a link's bits that can carry data
 
 
-@dataclasses.dataclass(frozen=True)
-class Counters:
+class Counters(NamedTuple):
     """Bytes and packets sent so far.
 
     TCP hands packets of tens of KiB to an interface, as to a card that segments them.
@@ -26,26 +24,6 @@ class Counters:
     queue_packets: int
     dropped: int
 
-    @classmethod
-    def read(cls, interface: str) -> Self:
-        """The counters of an interface of this process's network namespace."""
-        files = Path("/sys/class/net") / interface / "statistics"
-        size, packets = (
-            int((files / f"tx_{x}").read_text()) for x in ("bytes", "packets")
-        )
-        if interface == "lo":
-            return cls(size, packets, 0, 0, 0)
-        listed = subprocess.run(
-            ["tc", "-s", "-j", "qdisc", "show", "dev", interface],
-            capture_output=True, text=True, timeout=30, check=True,
-        )  # fmt: skip
-        queue = json.loads(listed.stdout)[0]
-        return cls(size, packets, queue["bytes"], queue["packets"], queue["drops"])
-
-    def __sub__(self, before: Self) -> Self:
-        both = zip(dataclasses.astuple(self), dataclasses.astuple(before), strict=True)
-        return type(self)(*(now - then for now, then in both))
-
     @property
     def data_bytes(self) -> int:
         """What the headers were on: the data that TCP was given to send."""
@@ -57,7 +35,15 @@ class Counters:
         return 1 - self.data_bytes / (self.queue_bytes or self.interface_bytes)
 
 
-def total(counters: list[Counters]) -> Counters:
-    """Of several hosts, or of several rounds."""
-    columns = zip(*map(dataclasses.astuple, counters), strict=True)
-    return Counters(*map(sum, columns))
+def read(interface: str) -> Counters:
+    """The counters of an interface of this process's network namespace."""
+    files = Path("/sys/class/net") / interface / "statistics"
+    size, packets = (int((files / f"tx_{x}").read_text()) for x in ("bytes", "packets"))
+    if interface == "lo":
+        return Counters(size, packets, 0, 0, 0)
+    listed = subprocess.run(
+        ["tc", "-s", "-j", "qdisc", "show", "dev", interface],
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    queue = json.loads(listed.stdout)[0]
+    return Counters(size, packets, queue["bytes"], queue["packets"], queue["drops"])

@@ -5,6 +5,7 @@ choose four rows of an embedding, whose sum goes through one hidden layer. Most
 parameters are embeddings, so a dense exchange takes far longer than the compute.
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -58,33 +59,27 @@ TASK = Task(init, loss, batches, held_out=None)
 
 def methods(exchange: slamb_jax.Exchange) -> dict[str, Method]:
     """The optimizers, by the names in the tables."""
-
-    def lamb(rate: optax.Schedule, _: Any) -> optax.GradientTransformation:
-        return dense(optax.lamb(rate), AXIS)
-
-    def lamb_bfloat16(rate: optax.Schedule, _: Any) -> optax.GradientTransformation:
-        return optax.chain(mean_in_bfloat16(AXIS), optax.lamb(rate))
-
-    makes: dict[str, tuple[Any, slamb_jax.Exchange]] = {
-        "LAMB, float32": (lamb, exchange),
-        "LAMB, bfloat16": (lamb_bfloat16, exchange),
-        "SLAMB": (slamb_jax.slamb, exchange),
-        "SLAMB, overlap": (
-            slamb_jax.slamb,
-            slamb_jax.Exchange.from_json(exchange.to_json() | {"overlap": True}),
+    narrow = optax.stateless(mean_in_bfloat16)
+    overlap = dataclasses.replace(exchange, overlap=True)
+    made = (
+        Method(
+            "LAMB, float32", lambda rate, _: dense(optax.lamb(rate), AXIS), exchange
         ),
-    }
-    return {name: Method(name, *made) for name, made in makes.items()}
+        Method(
+            "LAMB, bfloat16",
+            lambda rate, _: optax.chain(narrow, optax.lamb(rate)),
+            exchange,
+        ),
+        Method("SLAMB", slamb_jax.slamb, exchange),
+        Method("SLAMB, overlap", slamb_jax.slamb, overlap),
+    )
+    return {method.name: method for method in made}
 
 
-def mean_in_bfloat16(axis_name: str) -> optax.GradientTransformation:
-    """Averages gradients over the workers, communicated in 16 bits."""
-
-    def average(grads: optax.Updates, _: Any) -> optax.Updates:
-        narrow = jax.tree.map(lambda g: g.astype(jnp.bfloat16), grads)
-        return jax.tree.map(lambda m: m.astype(jnp.float32), mean(narrow, axis_name))
-
-    return optax.stateless(average)
+def mean_in_bfloat16(grads: optax.Updates, _: Any) -> optax.Updates:
+    """Over the workers, communicated in 16 bits."""
+    means = mean(jax.tree.map(lambda g: g.astype(jnp.bfloat16), grads), AXIS)
+    return jax.tree.map(lambda m: m.astype(jnp.float32), means)
 
 
 def alone(method: Method) -> Method:
@@ -101,9 +96,7 @@ def alone(method: Method) -> Method:
         n = jax.lax.psum(1, axis_name)
         return opaque(jnp.tile(x, n) if tiled else jnp.stack([x] * n))
 
-    def make(
-        rate: optax.Schedule, exchange: slamb_jax.Exchange
-    ) -> optax.GradientTransformation:
+    def make(rate: Any, exchange: slamb_jax.Exchange) -> optax.GradientTransformation:
         tx = method.make(rate, exchange)
 
         @functools.wraps(tx.update)

@@ -22,7 +22,8 @@ class Workers:
 
     def __init__(self, processes: Sequence[subprocess.Popen[str]]) -> None:
         self.processes = processes
-        self._heard: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
+        # A worker's number and its report; None when it printed its last line.
+        self._heard: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
         self._tails = [collections.deque[str](maxlen=TAIL) for _ in processes]
         for i in range(len(processes)):
             threading.Thread(target=self._listen, args=(i,), daemon=True).start()
@@ -36,6 +37,7 @@ class Workers:
                     self._heard.put((i, json.loads(line.removeprefix("report "))))
                 else:
                     self._tails[i].append(line.rstrip())
+        self._heard.put((i, None))
 
     def measure(self, timeout: float) -> list[dict[str, Any]]:
         """Has all workers measure a round; one report from each."""
@@ -55,20 +57,17 @@ class Workers:
         deadline = time.monotonic() + timeout
         reports: dict[int, dict[str, Any]] = {}
         while silent := sorted(set(range(len(self.processes))) - set(reports)):
-            with contextlib.suppress(queue.Empty):
-                i, report = self._heard.get(timeout=0.2)
-                reports[i] = report
-                continue
-            for i in silent:
-                if (code := self.processes[i].poll()) is not None:
-                    raise self._failure(f"worker {i} ended ({code})")
-            if time.monotonic() > deadline:
+            try:
+                i, report = self._heard.get(timeout=max(0, deadline - time.monotonic()))
+            except queue.Empty:
                 what = f"workers {silent} were silent for {timeout:.0f} s"
-                raise self._failure(what)
-        return [reports[i] for i in range(len(reports))]
+                raise self._failure(what) from None
+            if report is None:
+                raise self._failure(f"worker {i} ended ({self.processes[i].wait()})")
+            reports[i] = report
+        return [report for _, report in sorted(reports.items())]
 
     def _failure(self, what: str) -> RuntimeError:
-        time.sleep(0.5)  # for what they printed last
         tails = [
             f"worker {i} printed:\n" + "\n".join(tail)
             for i, tail in enumerate(self._tails)

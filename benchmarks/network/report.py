@@ -9,6 +9,7 @@ import matplotlib
 from rich.table import Table
 
 from benchmarks.network.results import Row
+from examples.common.tables import table
 
 CAPTION = (
     "alone: the same step with nothing sent, on all hosts at once; advised: "
@@ -20,7 +21,6 @@ CAPTION = (
 
 
 def cells(r: Row) -> dict[str, str]:
-    """A row's cells by the heads of the table."""
     predicted = r.predicted_seconds
     serial = r.alone_seconds + r.link_seconds
     return {
@@ -39,14 +39,8 @@ def cells(r: Row) -> dict[str, str]:
     }
 
 
-def table(rows: Sequence[Row], title: str, machine: str) -> Table:
-    out = Table(title=title, caption=f"{CAPTION}. {machine}")
-    for head in cells(rows[0]):
-        out.add_column(head, justify="left" if head == "optimizer" else "right")
-    for r, following in zip(rows, [*rows[1:], None], strict=True):
-        last = following is not None and following.mbit != r.mbit
-        out.add_row(*cells(r).values(), end_section=last)
-    return out
+def measured_table(rows: Sequence[Row], title: str, machine: str) -> Table:
+    return table(title, [cells(r) for r in rows], f"{CAPTION}. {machine}")
 
 
 def picture(rows: Sequence[Row], path: Path) -> None:

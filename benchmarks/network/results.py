@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 import slamb_jax
-from benchmarks.network.counters import SHARE, Counters, total
+from benchmarks.network.counters import SHARE, Counters
 from benchmarks.network.model import init
 from benchmarks.rivals import elements, mean_sends
 
@@ -60,7 +60,8 @@ def rows(
     for name, field in ADVISED.items():
         wire, alone = wires[name], step_seconds(rounds, f"{name}, alone")
         reports = [worker["blocks"][name] for one in rounds for worker in one]
-        sent = total([Counters(**report["sent"]) for report in reports])
+        counted = [Counters(**report["sent"]) for report in reports]
+        sent = Counters(*map(sum, zip(*counted, strict=True)))
         steps = sum(len(report["seconds"]) for report in reports)
         advice = slamb_jax.advise(
             params,

@@ -14,12 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
 import slamb_jax
-from benchmarks.network.counters import Counters
+from benchmarks.network import counters
 from benchmarks.network.model import CONTEXT, TASK, alone, methods
 from examples.common.simulated import AXIS, Method, Program
 
@@ -52,12 +51,6 @@ class Contestant:
         if method.name.startswith("SLAMB"):
             self.steps = method.exchange.sync_every or DENSE_STEPS
 
-    def step(self, text: np.ndarray) -> float:
-        """One step; the seconds it took here."""
-        start = time.perf_counter()
-        self.state, _ = jax.block_until_ready(self.program.step(self.state, text))
-        return time.perf_counter() - start
-
     def wire(self) -> dict[str, Any]:
         """The wire report of the compiled step."""
         text = jax.ShapeDtypeStruct((self.program.size, CONTEXT + 1), jnp.int32)
@@ -69,31 +62,27 @@ class Contestant:
         }
 
     def measure(
-        self,
-        barrier: Callable[[], float],
-        texts: Iterator[np.ndarray],
-        interface: str,
+        self, barrier: Callable[[], float], texts: Iterator[Any], interface: str
     ) -> dict[str, Any]:
         """A cycle of steps, each from a barrier, and what was sent meanwhile."""
         barrier()
-        before = Counters.read(interface)
+        before = counters.read(interface)
         seconds = []
         for _ in range(self.steps):
             barrier()
-            seconds.append(self.step(next(texts)))
+            text, start = next(texts), time.perf_counter()
+            self.state, _ = jax.block_until_ready(self.program.step(self.state, text))
+            seconds.append(time.perf_counter() - start)
         barrier()
-        sent = Counters.read(interface) - before
-        return {"seconds": seconds, "sent": dataclasses.asdict(sent)}
+        sent = jax.tree.map(int.__sub__, counters.read(interface), before)
+        return {"seconds": seconds, "sent": sent._asdict()}
 
 
 def make_barrier(mesh: Mesh, exchange: slamb_jax.Exchange) -> Callable[[], float]:
     """An all-reduce of one number: no worker leaves before all have come."""
     run = slamb_jax.per_worker_step(
-        lambda x, _: (slamb_jax.average_parameters(x, AXIS), ()),
-        mesh,
-        exchange,
+        lambda x, _: (slamb_jax.average_parameters(x, AXIS), ()), mesh, exchange
     )
-
     state = slamb_jax.replicate(jnp.zeros(1), mesh, exchange)
 
     def barrier() -> float:

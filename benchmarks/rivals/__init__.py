@@ -5,13 +5,13 @@ Each takes a worker's own gradient and exchanges over ``axis_name`` by itself, a
 """
 
 from benchmarks.rivals.demo import demo as demo
-from benchmarks.rivals.dense import dense as dense
-from benchmarks.rivals.diloco import diloco as diloco
 from benchmarks.rivals.exchange import Rival as Rival
 from benchmarks.rivals.exchange import Sends as Sends
+from benchmarks.rivals.exchange import dense as dense
 from benchmarks.rivals.exchange import elements as elements
 from benchmarks.rivals.exchange import mean_sends as mean_sends
 from benchmarks.rivals.exchange import wire_bytes as wire_bytes
+from benchmarks.rivals.local import diloco as diloco
 from benchmarks.rivals.one_bit_lamb import one_bit_lamb as one_bit_lamb
 from benchmarks.rivals.powersgd import powersgd as powersgd
 from benchmarks.rivals.sparseloco import sparseloco as sparseloco

@@ -1,14 +1,13 @@
 """DeMo: the fast components of the momentum, found by a cosine transform."""
 
-import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.rivals.exchange import Rival, Sends, gather, matrix_shape
+from benchmarks.rivals.exchange import Rival, Sends, gather, matrix_shape, scatter
 
 SIDE = 64  # of a chunk, at most
 
@@ -43,9 +42,8 @@ def demo(
         return DemoState(jnp.zeros([], jnp.int32), zeros)
 
     def update(
-        updates: optax.Updates, state: DemoState, params: optax.Params | None = None
+        updates: optax.Updates, state: DemoState, params: Any = None
     ) -> tuple[optax.Updates, DemoState]:
-        del params
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
         rate = jnp.asarray(rate, jnp.float32)
         delta = jax.tree.map(
@@ -57,7 +55,7 @@ def demo(
         )
         values = jax.tree.map(lambda c, i: jnp.take_along_axis(c, i, 1), cs, places)
         delta = jax.tree.map(
-            lambda d, v, i: d - inverse(scatter(v[None], i[None], d.shape), d.shape),
+            lambda d, v, i: d - inverse(v[None], i[None], d.shape),
             delta,
             values,
             places,
@@ -65,8 +63,8 @@ def demo(
         narrow = jax.tree.map(lambda i: i.astype(jnp.uint16), places)
 
         def step(g: jax.Array, v: jax.Array, i: jax.Array) -> jax.Array:
-            mean = scatter(v, i.astype(jnp.int32), g.shape) / len(v)
-            return (-rate * jnp.sign(inverse(mean, g.shape))).astype(g.dtype)
+            mean = inverse(v / len(v), i.astype(jnp.int32), g.shape)
+            return (-rate * jnp.sign(mean)).astype(g.dtype)
 
         alls = gather(values, axis_name), gather(narrow, axis_name)
         count = optax.safe_increment(state.count)
@@ -83,15 +81,6 @@ def demo(
     return Rival(optax.GradientTransformation(init, update), sends)
 
 
-def scatter(values: jax.Array, places: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Sums of n workers' (n, chunks, chosen) at their places in each chunk."""
-    down, across, a, b = sides(shape)
-    chunk = jnp.arange(down * across, dtype=jnp.int32)[None, :, None]
-    flat = (chunk * (a * b) + places).reshape(-1)
-    total = jnp.zeros(math.prod(shape)).at[flat].add(values.reshape(-1))
-    return total.reshape(down * across, a * b)
-
-
 def sides(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     """Chunks down and across, and their sides."""
     rows, columns = matrix_shape(shape)
@@ -106,11 +95,11 @@ def transform(x: jax.Array) -> jax.Array:
     return (cosines(a) @ blocks @ cosines(b).T).reshape(down * across, a * b)
 
 
-def inverse(coefficients: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The array of that shape which has these coefficients."""
+def inverse(values: jax.Array, places: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The array that n workers' coefficients (n, chunks, chosen) add up to."""
     down, across, a, b = sides(shape)
-    blocks = cosines(a).T @ coefficients.reshape(down, across, a, b) @ cosines(b)
-    return blocks.swapaxes(1, 2).reshape(shape)
+    blocks = scatter(values, places, a * b).reshape(down, across, a, b)
+    return (cosines(a).T @ blocks @ cosines(b)).swapaxes(1, 2).reshape(shape)
 
 
 def cosines(size: int) -> jax.Array:

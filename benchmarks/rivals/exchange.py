@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
+from examples.common import optimizers
 from slamb_jax.advisor import plan
 from slamb_jax.exchange.collectives import pmean
 from slamb_jax.exchange.payloads import resolve_payload
@@ -40,6 +42,13 @@ def gather(tree: Any, axis_name: str) -> Any:
     return jax.vmap(unravel)(jax.lax.all_gather(flat, axis_name))
 
 
+def scatter(values: jax.Array, places: jax.Array, size: int) -> jax.Array:
+    """The sum over n workers of (n, chunks, k) values at places in chunks of a size."""
+    chunks = values.shape[1]
+    rows = jnp.arange(chunks, dtype=jnp.int32)[None, :, None]
+    return jnp.zeros((chunks, size)).at[rows, places].add(values)
+
+
 def wire_bytes(sends: Sends, workers: int) -> float:
     """Bytes that each worker sends for these collectives on a ring."""
     return math.fsum(RING_SHARES[kind](workers) * payload for kind, payload in sends)
@@ -55,6 +64,14 @@ def mean_sends(elements: int, workers: int, payload: Any = None) -> Sends:
 def elements(params: Any) -> int:
     """The number of parameters, d."""
     return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+
+
+def dense(optimizer: optax.GradientTransformation, axis_name: str) -> Rival:
+    """The baseline: ``optimizer`` on mean gradients, in float32."""
+    return Rival(
+        optimizers.dense(optimizer, axis_name),
+        lambda params, workers, _: mean_sends(elements(params), workers),
+    )
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Local steps of AdamW between outer steps: what DiLoCo and SparseLoCo share."""
+"""Local steps of AdamW between outer steps: DiLoCo, and what SparseLoCo has of it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from benchmarks.rivals.exchange import Rival, Sends, elements, mean, mean_sends
 from slamb_jax._tree.axes import cond
-
-Outer = Callable[[optax.Params, optax.Params, Any], tuple[optax.Params, Any]]
 
 
 class LocalState(NamedTuple):
@@ -23,8 +22,9 @@ def local_adamw(
     learning_rate: optax.ScalarOrSchedule,
     sync_every: int,
     outer_init: Callable[[optax.Params], Any],
-    outer_step: Outer,
-) -> optax.GradientTransformation:
+    outer_step: Callable[[optax.Params, optax.Params, Any], tuple[optax.Params, Any]],
+    outer_sends: Callable[[optax.Params, int], Sends],
+) -> Rival:
     """H local steps of AdamW, then ``outer_step(anchor, params, state)``.
 
     It returns the new anchor, from which all workers go on, and its new state.
@@ -45,14 +45,52 @@ def local_adamw(
         def both(updates: Any, params: Any, anchor: Any, outer: Any) -> Any:
             there = optax.apply_updates(params, updates)
             anchor, outer = outer_step(anchor, there, outer)
-            return jax.tree.map(lambda a, p: a - p, anchor, params), anchor, outer
+            return jax.tree.map(jnp.subtract, anchor, params), anchor, outer
 
         def local(updates: Any, params: Any, anchor: Any, outer: Any) -> Any:
-            del params
             return updates, anchor, outer
 
         operands = updates, params, state.anchor, state.outer
         updates, anchor, outer = cond(count % sync_every == 0, both, local, *operands)
         return updates, LocalState(count, inner_state, anchor, outer)
 
-    return optax.GradientTransformation(init, update)
+    def due(step: int) -> bool:
+        return step % sync_every == 0
+
+    return Rival(
+        optax.GradientTransformation(init, update),
+        lambda params, workers, t: outer_sends(params, workers) if due(t) else [],
+        agreed=due,
+    )
+
+
+def diloco(
+    learning_rate: optax.ScalarOrSchedule,
+    axis_name: str,
+    sync_every: int,
+    outer_rate: float = 0.7,
+    outer_momentum: float = 0.9,
+) -> Rival:
+    r"""H local steps of AdamW, then one of Nesterov's momentum on their mean.
+
+    At steps H, 2H, ... with a the parameters after the outer step before:
+
+    .. math::
+
+      \Delta &= a - \text{mean over workers of } p, \quad
+      b \leftarrow \mu b + \Delta \\
+      a &\leftarrow a - \eta (\Delta + \mu b), \quad p \leftarrow a
+
+    (Douillard et al., 2023, https://arxiv.org/abs/2311.08105.)
+    """
+    nesterov = optax.sgd(outer_rate, outer_momentum, nesterov=True)
+
+    def outer(anchor: Any, params: Any, state: Any) -> tuple[Any, Any]:
+        delta = jax.tree.map(jnp.subtract, anchor, mean(params, axis_name))
+        updates, state = nesterov.update(delta, state)
+        return optax.apply_updates(anchor, updates), state
+
+    def sends(params: optax.Params, workers: int) -> Sends:
+        return mean_sends(elements(params), workers)
+
+    return local_adamw(learning_rate, sync_every, nesterov.init, outer, sends)

@@ -1,13 +1,12 @@
 """PowerSGD: gradients as products of two thin matrices, with error feedback."""
 
-import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.rivals.exchange import Rival, Sends, matrix_shape, mean
+from benchmarks.rivals.exchange import Rival, Sends, elements, matrix_shape, mean
 
 
 class PowerSGDState(NamedTuple):
@@ -16,25 +15,9 @@ class PowerSGDState(NamedTuple):
 
 
 def powersgd(
-    optimizer: optax.GradientTransformation, axis_name: str, rank: int
+    optimizer: optax.GradientTransformation, axis_name: str, rank: int, seed: int = 0
 ) -> Rival:
-    """``optimizer`` on :func:`average_low_rank`."""
-
-    def sends(params: optax.Params, workers: int, step: int) -> Sends:
-        shapes = [x.shape for x in jax.tree.leaves(params)]
-        thin = [matrix_shape(shape) for shape in shapes if _factored(shape, rank)]
-        rest = sum(math.prod(shape) for shape in shapes if not _factored(shape, rank))
-        p, q = (rank * sum(sizes) for sizes in zip(*thin, strict=True))
-        return [("all-reduce", 4 * (p + rest)), ("all-reduce", 4 * q)]
-
-    link = average_low_rank(rank, axis_name)
-    return Rival(optax.chain(link, optimizer), sends)
-
-
-def average_low_rank(
-    rank: int, axis_name: str, seed: int = 0
-) -> optax.GradientTransformation:
-    r"""Averages the gradients' projections on a subspace of few dimensions.
+    r"""``optimizer`` on gradients' projections on a subspace of few dimensions.
 
     For each leaf, seen as a matrix, with :math:`M = g + e` and Q from the last step:
 
@@ -47,27 +30,31 @@ def average_low_rank(
     averaged densely. (Vogels et al., 2019, https://arxiv.org/abs/1905.13727.)
     """
 
+    def factored(params: optax.Params) -> dict[int, tuple[int, int]]:
+        """By number, rows and columns of the leaves that are sent as factors."""
+        shapes = [matrix_shape(x.shape) for x in jax.tree.leaves(params)]
+        return {
+            i: (rows, columns)
+            for i, (rows, columns) in enumerate(shapes)
+            if rows > 1 and rank * (rows + columns) < rows * columns
+        }
+
     def init(params: optax.Params) -> PowerSGDState:
-        leaves = jax.tree.leaves(params)
-        keys = jax.random.split(jax.random.key(seed), len(leaves))
+        keys = jax.random.split(jax.random.key(seed), len(jax.tree.leaves(params)))
         q = {
-            i: jax.random.normal(keys[i], (matrix_shape(x.shape)[1], rank))
-            for i, x in enumerate(leaves)
-            if _factored(x.shape, rank)
+            i: jax.random.normal(keys[i], (columns, rank))
+            for i, (_, columns) in factored(params).items()
         }
         return PowerSGDState(optax.tree.zeros_like(params, dtype=jnp.float32), q)
 
     def update(
-        updates: optax.Updates,
-        state: PowerSGDState,
-        params: optax.Params | None = None,
+        updates: optax.Updates, state: PowerSGDState, params: Any = None
     ) -> tuple[optax.Updates, PowerSGDState]:
-        del params
         treedef: Any
         gs, treedef = jax.tree.flatten(updates)
-        es = treedef.flatten_up_to(state.residual)
+        es = jax.tree.leaves(state.residual)
         xs = [g.astype(jnp.float32) + e for g, e in zip(gs, es, strict=True)]
-        ms = {i: xs[i].reshape(matrix_shape(xs[i].shape)) for i in state.q}
+        ms = {i: xs[i].reshape(shape) for i, shape in factored(updates).items()}
         rest = {i: x for i, x in enumerate(xs) if i not in ms}
         ps, rest = mean(({i: m @ state.q[i] for i, m in ms.items()}, rest), axis_name)
         ps = {i: jnp.linalg.qr(p)[0] for i, p in ps.items()}
@@ -77,9 +64,11 @@ def average_low_rank(
         out = [us[i].astype(g.dtype) for i, g in enumerate(gs)]
         return treedef.unflatten(out), PowerSGDState(treedef.unflatten(es), qs)
 
-    return optax.GradientTransformation(init, update)
+    def sends(params: optax.Params, workers: int, step: int) -> Sends:
+        thin = factored(params).values()
+        rest = elements(params) - sum(rows * columns for rows, columns in thin)
+        p, q = (rank * sum(sizes) for sizes in zip(*thin, strict=True))
+        return [("all-reduce", 4 * (p + rest)), ("all-reduce", 4 * q)]
 
-
-def _factored(shape: tuple[int, ...], rank: int) -> bool:
-    rows, columns = matrix_shape(shape)
-    return rows > 1 and rank * (rows + columns) < rows * columns
+    link = optax.GradientTransformation(init, update)
+    return Rival(optax.chain(link, optimizer), sends)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from benchmarks.rivals.exchange import Rival, Sends, elements
+from benchmarks.rivals.exchange import Rival, Sends, elements, scatter
 from benchmarks.rivals.local import local_adamw
 
 CHUNK = 4096  # places in a chunk take 12 bits
@@ -39,7 +39,7 @@ def sparseloco(
         return jnp.zeros(elements(params))  # the residual e, flat
 
     def outer(anchor: Any, params: Any, residual: jax.Array) -> tuple[Any, jax.Array]:
-        change, unravel = ravel_pytree(jax.tree.map(lambda a, p: a - p, anchor, params))
+        change, unravel = ravel_pytree(jax.tree.map(jnp.subtract, anchor, params))
         x = decay * residual + change
         words, scales = compress(x, chosen)
         all_words = jax.lax.all_gather(words, axis_name)
@@ -48,15 +48,13 @@ def sparseloco(
         anchor = jax.tree.map(lambda a, s: a - outer_rate * s, anchor, step)
         return anchor, x - sum_of(words[None], scales[None], x.size)
 
-    def sends(params: optax.Params, workers: int, step: int) -> Sends:
+    def sends(params: optax.Params, workers: int) -> Sends:
         # 16 bits for each chosen (12 of place, 2 of value, 2 unused), and two float32
         # magnitudes a chunk.
         chunks = -(-elements(params) // CHUNK)
-        due = step % sync_every == 0
-        return due * [("all-gather", 2 * chunks * chosen), ("all-gather", 8 * chunks)]
+        return [("all-gather", 2 * chunks * chosen), ("all-gather", 8 * chunks)]
 
-    tx = local_adamw(learning_rate, sync_every, init, outer)
-    return Rival(tx, sends, agreed=lambda step: step % sync_every == 0)
+    return local_adamw(learning_rate, sync_every, init, outer, sends)
 
 
 def compress(x: jax.Array, chosen: int) -> tuple[jax.Array, jax.Array]:
@@ -83,7 +81,4 @@ def sum_of(words: jax.Array, scales: jax.Array, size: int) -> jax.Array:
     word = words.astype(jnp.int32)
     value = jnp.take_along_axis(scales, (word >> 13) & 1, -1)
     value = jnp.where((word >> 12) & 1 == 1, -value, value)
-    chunks = words.shape[-2]
-    chunk = jnp.arange(chunks, dtype=jnp.int32)[None, :, None]
-    place = (chunk * CHUNK + (word & (CHUNK - 1))).reshape(-1)
-    return jnp.zeros(chunks * CHUNK).at[place].add(value.reshape(-1))[:size]
+    return scatter(value, word & (CHUNK - 1), CHUNK).reshape(-1)[:size]

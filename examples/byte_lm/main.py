@@ -10,7 +10,6 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,10 @@ from rich.table import Table
 from examples.byte_lm import data
 from examples.byte_lm.methods import BUDGET, RATES, bytes_sent, method
 from examples.byte_lm.model import ByteLM, task
-from examples.common import processes, records
+from examples.common import processes
 from examples.common.options import HELP, exchange_settings
 from examples.common.simulated import Program, Run, Task, evaluation_steps, train
+from examples.common.tables import table
 from examples.hardware import hardware
 
 
@@ -77,9 +77,6 @@ class Config:
             if not 0 <= value < math.inf:
                 raise ValueError(f"rate must be finite and not negative, got {value!r}")
 
-    def rates(self) -> Sequence[float]:
-        return self.rate or [RATES[name] for name in self.optimizer]
-
 
 def job(config: Config) -> Task:
     """The model and its text."""
@@ -102,41 +99,28 @@ def run(
     program = Program(
         task, chosen, workers=config.workers, batch=config.batch, steps=config.steps
     )
-    with records.progress_bar(f"{chosen.name:20}", 0, config.steps) as show:
-
-        def report(step: int, losses: list[float]) -> None:
-            show(step, f"evaluation loss {losses[-1]:.3f}" if losses else "")
-
-        return train(
-            program,
-            rate,
-            config.seed,
-            due=evaluation_steps(config.steps, config.evaluations),
-            sent=bytes_sent(name, chosen, params, mesh),
-            report=report,
-        )
+    due = evaluation_steps(config.steps, config.evaluations)
+    sent = bytes_sent(name, chosen, params, mesh)
+    return train(program, rate, config.seed, due=due, sent=sent, show=True)
 
 
-def table(runs: list[Run], config: Config, machine: str) -> Table:
-    dense = runs[0].sent[-1]
-    out = Table(
-        title=f"{config.workers} workers x {config.batch} sequences of "
-        f"{config.context} bytes, {config.steps} steps, seed {config.seed}",
-        caption=f"workers simulated on one device; {machine}",
+def results_table(runs: list[Run], config: Config, machine: str) -> Table:
+    rows = [
+        {
+            "optimizer": r.name,
+            "KiB sent per step": f"{r.sent[-1] / config.steps / 1024:.1f}",
+            "share": f"{r.sent[-1] / runs[0].sent[-1]:.3f}",
+            "evaluation loss": f"{r.losses[-1]:.3f}",
+            "rate": f"{r.rate:g}",
+            "ms per step": f"{r.step_seconds * 1000:.0f}",
+        }
+        for r in runs
+    ]
+    title = (
+        f"{config.workers} workers x {config.batch} sequences of {config.context} "
+        f"bytes, {config.steps} steps, seed {config.seed}"
     )
-    heads = "KiB sent per step", "share", "evaluation loss", "rate", "ms per step"
-    for head in ("optimizer", *heads):
-        out.add_column(head, justify="left" if head == "optimizer" else "right")
-    for r in runs:
-        out.add_row(
-            r.name,
-            f"{r.sent[-1] / config.steps / 1024:.1f}",
-            f"{r.sent[-1] / dense:.3f}",
-            f"{r.losses[-1]:.3f}",
-            f"{r.rate:g}",
-            f"{r.step_seconds * 1000:.0f}",
-        )
-    return out
+    return table(title, rows, f"workers simulated on one device; {machine}")
 
 
 def picture(runs: list[Run], unit: str, path: Path) -> None:
@@ -151,11 +135,8 @@ def picture(runs: list[Run], unit: str, path: Path) -> None:
         mib = [sent / 2**20 for sent in r.sent]
         by_bytes.plot(mib, r.losses, marker="o", markersize=4, label=r.name)
         by_step.plot(r.steps, r.losses, marker="o", markersize=4)
-    by_bytes.set(
-        xlabel="MiB sent by each worker",
-        ylabel=f"evaluation loss, {unit}",
-        xscale="log",
-    )
+    by_bytes.set(xlabel="MiB sent by each worker", xscale="log")
+    by_bytes.set(ylabel=f"evaluation loss, {unit}")
     by_bytes.xaxis.set_major_formatter("{x:g}")
     by_step.set(xlabel="step")
     for axes in (by_bytes, by_step):
@@ -183,12 +164,13 @@ def main(config: Config, settings: dict[str, Any]) -> list[Run]:
         raise SystemExit(f"--out: cannot write to {config.out}: {error}") from error
     mesh = processes.local_mesh(config.workers)  # only to read bytes off programs
     task = job(config)
+    rates = config.rate or [RATES[name] for name in config.optimizer]
     runs = [
         run(name, rate, task, config, mesh, settings)
-        for name, rate in zip(config.optimizer, config.rates(), strict=True)
+        for name, rate in zip(config.optimizer, rates, strict=True)
     ]
     console = Console(width=None if sys.stdout.isatty() else 110)
-    console.print(table(runs, config, hardware(jax.devices()[0])))
+    console.print(results_table(runs, config, hardware(jax.devices()[0])))
     for r in runs:
         if r.active:
             console.print(blocks_line(r))

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 import slamb_jax
@@ -13,7 +12,7 @@ from examples.cifar10 import data
 from examples.cifar10.models import ResNet
 from examples.common import AXIS, images
 from examples.common.inputs import Source
-from examples.common.loop import Batch, Task, Variables
+from examples.common.loop import Task, Variables
 from examples.common.options import ExchangeOption, Options
 
 EXCHANGE = slamb_jax.Exchange(AXIS, sync_every=50, min_size=0)
@@ -56,38 +55,28 @@ def blank(config: Config) -> tuple[Source, Source]:
 
 def task(config: Config, sources: tuple[Source, Source]) -> Task:
     """Model, loss and schedule."""
-    train, test = sources
-    small = config.data_dir is None
-    augment = images.shifted(1, flip=False) if small else images.shifted(4, flip=True)
+    augment = images.shifted(4, flip=True)
+    if config.data_dir is None:
+        augment = images.shifted(1, flip=False)
     model = ResNet(config.depth, config.width)
-    per_epoch = images.steps_per_epoch(train, config)
+    per_epoch = images.steps_per_epoch(sources[0], config)
 
     def init(key: jax.Array) -> Variables:
-        variables = model.init(key, train[0]["image"][None], train=False)
+        image = sources[0][0]["image"][None]
+        variables = model.init(key, image, train=False)
         return variables["params"], variables["batch_stats"]
 
-    def loss(params: optax.Params, kept: Any, batch: Batch, key: jax.Array) -> Any:
-        logits, new = model.apply(
-            {"params": params, "batch_stats": kept},
-            batch["image"],
-            train=True,
-            mutable=["batch_stats"],
-        )
-        accuracy = 100 * jnp.mean(images.correct(logits, batch["label"]))
-        value = jnp.mean(images.cross_entropy(logits, batch["label"]))
-        return value, (new["batch_stats"], {"accuracy": accuracy})
-
-    def evaluate(params: optax.Params, kept: Any, batch: Batch) -> dict[str, jax.Array]:
+    def apply(params: Any, kept: Any, image: jax.Array, key: Any) -> Any:
         variables = {"params": params, "batch_stats": kept}
-        logits: Any = model.apply(variables, batch["image"], train=False)
-        return images.scores(logits, batch)
+        if key is None:
+            return model.apply(variables, image, train=False), kept
+        logits, new = model.apply(variables, image, train=True, mutable=["batch_stats"])
+        return logits, new["batch_stats"]
 
-    return Task(
-        init=init,
-        loss=loss,
-        evaluate=evaluate,
-        source=train,
-        held_out=test,
+    return images.task(
+        init,
+        apply,
+        sources,
         schedule=schedule(config, per_epoch),
         steps=round(config.epochs * per_epoch),
         augment=augment,

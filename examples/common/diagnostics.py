@@ -24,7 +24,7 @@ def spread(params: optax.Params) -> jax.Array:
         lambda p, m: jnp.mean(jnp.sum((p - m) ** 2, _rest(p))), params, means
     )
     norms = jax.tree.map(lambda m: jnp.sum(m**2), means)
-    return jnp.sqrt(_total(apart) / _total(norms))
+    return jnp.sqrt(optax.tree.sum(apart) / optax.tree.sum(norms))
 
 
 def trust_ratios(
@@ -79,7 +79,3 @@ def _states(opt_state: optax.OptState) -> list[Any]:
 
 def _rest(x: jax.Array) -> tuple[int, ...]:
     return tuple(range(1, x.ndim))
-
-
-def _total(tree: Any) -> jax.Array:
-    return jnp.sum(jnp.stack(jax.tree.leaves(tree)))

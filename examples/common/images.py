@@ -1,5 +1,8 @@
 """Shared by the image programs: digits, augmentation, scores, steps in an epoch."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +10,11 @@ import optax
 from sklearn.datasets import load_digits
 
 from examples.common.inputs import Arrays, Augment, Example, Source
+from examples.common.loop import Batch, Task, Variables
 from examples.common.options import Options
+
+Apply = Callable[..., tuple[jax.Array, Any]]
+"""Of parameters, what else is kept, images and a key, None to evaluate: logits, kept"""
 
 
 def digits() -> tuple[Arrays, Arrays]:
@@ -66,16 +73,33 @@ def cross_entropy(
     return optax.softmax_cross_entropy(logits, targets)
 
 
-def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """1 where the largest logit is the label's, else 0."""
-    return (jnp.argmax(logits, -1) == labels).astype(jnp.float32)
+def task(
+    init: Callable[[jax.Array], Variables],
+    apply: Apply,
+    sources: tuple[Source, Source],
+    *,
+    smoothing: float = 0.0,
+    **rest: Any,
+) -> Task:
+    """Classification; ``rest`` is what else a :class:`Task` has."""
 
+    def correct(logits: jax.Array, batch: Batch) -> jax.Array:
+        return (jnp.argmax(logits, -1) == batch["label"]).astype(jnp.float32)
 
-def scores(logits: jax.Array, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Sums over a batch: loss, accuracy in percent, and weight."""
-    weight, labels = batch["weight"], batch["label"]
-    return {
-        "loss": jnp.sum(weight * cross_entropy(logits, labels)),
-        "accuracy": 100 * jnp.sum(weight * correct(logits, labels)),
-        "weight": jnp.sum(weight),
-    }
+    def loss(params: optax.Params, kept: Any, batch: Batch, key: jax.Array) -> Any:
+        logits, kept = apply(params, kept, batch["image"], key)
+        losses = cross_entropy(logits, batch["label"], smoothing)
+        accuracy = 100 * jnp.mean(correct(logits, batch))
+        return jnp.mean(losses), (kept, {"accuracy": accuracy})
+
+    def evaluate(params: optax.Params, kept: Any, batch: Batch) -> dict[str, jax.Array]:
+        logits, _ = apply(params, kept, batch["image"], None)
+        losses, weight = cross_entropy(logits, batch["label"]), batch["weight"]
+        return {
+            "loss": jnp.sum(weight * losses),
+            "accuracy": 100 * jnp.sum(weight * correct(logits, batch)),
+            "weight": jnp.sum(weight),
+        }
+
+    train, held_out = sources
+    return Task(init, loss, evaluate, train, held_out, **rest)

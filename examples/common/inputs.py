@@ -89,5 +89,4 @@ class _Padded:
 
 def position(stream: grain.DatasetIterator) -> dict[str, Any]:
     """Where a stream stands, as JSON holds it: the same on all processes."""
-    state: dict[str, Any] = stream.get_state()
-    return state
+    return dict(stream.get_state())

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias
 
-import grain
 import jax
 import numpy as np
 import optax
@@ -84,26 +83,19 @@ def main(program: types.ModuleType, description: str) -> None:
         )
 
 
-def make_step(task: Task, tx: optax.GradientTransformation) -> Callable[..., Any]:
-    """A step of one worker; the gradient is its own, not an average."""
+def compiled_step(task: Task, o: Options, mesh: Mesh) -> Any:
+    """The step of all workers, ``(state, batch, key)``, to call or to lower."""
+    tx = optimizer(o, task.schedule, task.decay_mask)
+    gradient = jax.value_and_grad(task.loss, has_aux=True)  # a worker's own, no mean
 
-    def step(
-        state: State, batch: Batch, key: jax.Array
-    ) -> tuple[State, dict[str, jax.Array]]:
-        (loss, (kept, metrics)), grads = jax.value_and_grad(task.loss, has_aux=True)(
-            state.params, state.kept, batch, key
-        )
+    def step(state: State, batch: Batch, key: jax.Array) -> tuple[State, Any]:
+        aux, grads = gradient(state.params, state.kept, batch, key)
+        loss, (kept, metrics) = aux
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         return State(params, kept, opt_state), {"loss": loss, **metrics}
 
-    return step
-
-
-def compiled_step(task: Task, o: Options, mesh: Mesh) -> Any:
-    """The step of all workers, ``(state, batch, key)``, to call or to lower."""
-    tx = optimizer(o, task.schedule, task.decay_mask)
-    return slamb_jax.per_worker_step(make_step(task, tx), mesh, exchange_of(o))
+    return slamb_jax.per_worker_step(step, mesh, exchange_of(o))
 
 
 def shapes(task: Task, o: Options) -> tuple[State, Any, jax.Array]:
@@ -158,32 +150,28 @@ def run(task: Task, o: Options, mesh: Mesh) -> Result:
     return result
 
 
+@dataclasses.dataclass
 class _Loop:
-    def __init__(
-        self,
-        task: Task,
-        o: Options,
-        mesh: Mesh,
-        params: optax.Params,
-        checkpoints: slamb_jax.Checkpoints,
-        log: records.Records,
-        stop: processes.Stop,
-        watchdog: slamb_jax.Watchdog,
-    ) -> None:
-        self.task, self.o, self.mesh = task, o, mesh
-        self.checkpoints, self.log, self.stop = checkpoints, log, stop
-        self.watchdog = watchdog
-        self.sent, self.dense = traffic(o, params, mesh)
-        self.program = compiled_step(task, o, mesh)
-        self.diagnosed, self.scored = diagnose(o, mesh), evaluator(task, o, mesh)
+    task: Task
+    o: Options
+    mesh: Mesh
+    params: optax.Params  # of one worker
+    checkpoints: slamb_jax.Checkpoints
+    log: records.Records
+    stop: processes.Stop
+    watchdog: slamb_jax.Watchdog
+
+    def __post_init__(self) -> None:
+        self.sent, self.dense = traffic(self.o, self.params, self.mesh)
+        self.program = compiled_step(self.task, self.o, self.mesh)
+        self.diagnosed = diagnose(self.o, self.mesh)
+        self.scored = evaluator(self.task, self.o, self.mesh)
         self.mean = jax.jit(
             lambda x: jax.tree.map(lambda x: x.mean(), x),
-            out_shardings=processes.replicated(mesh),
+            out_shardings=processes.replicated(self.mesh),
         )
 
-    def train(
-        self, state: State, stream: grain.DatasetIterator, start: int
-    ) -> Result | None:
+    def train(self, state: State, stream: Any, start: int) -> Result | None:
         """To the end; None if it was stopped, and saved."""
         o, last = self.o, self.task.steps
         scores: dict[str, float] = {}
@@ -204,7 +192,10 @@ class _Loop:
                 if stopped or step % o.checkpoint_every == 0 or step == last:
                     self.checkpoints.save(step, state, inputs.position(stream))
                 if stopped:
-                    self.leave(step)
+                    self.checkpoints.wait()
+                    Console(quiet=jax.process_index() > 0).print(
+                        f"Stopped and saved at step {step}; the same command resumes."
+                    )
                     return None
             if not times:  # stopped after the last step and before the end
                 scores = self.evaluate(state, last)
@@ -213,9 +204,7 @@ class _Loop:
         sent = self.sent.until(last), self.dense.until(last)
         return Result(last, scores, *sent, seconds)
 
-    def one_step(
-        self, state: State, stream: grain.DatasetIterator, step: int
-    ) -> tuple[State, dict[str, jax.Array]]:
+    def one_step(self, state: State, stream: Any, step: int) -> tuple[State, Any]:
         """One update, done when this returns; the metrics are the last mini-step's."""
         every = self.o.accumulate_steps
         for mini in range((step - 1) * every, step * every):
@@ -236,12 +225,6 @@ class _Loop:
         scores = self.scored(state)
         self.log.write(step, scores | self.diagnosed(state.params, state.opt_state))
         return scores
-
-    def leave(self, step: int) -> None:
-        self.checkpoints.wait()
-        if jax.process_index() == 0:
-            text = f"Stopped and saved at step {step}; the same command resumes."
-            Console().print(text)
 
 
 def evaluator(

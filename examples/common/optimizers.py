@@ -1,6 +1,7 @@
 """SLAMB, dense LAMB and SGD with momentum from the same options, and their bytes."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from jax.sharding import Mesh
 import slamb_jax
 from examples.common import AXIS
 from examples.common.options import Options
-from examples.common.traffic import Traffic, dense_traffic, slamb_traffic
+from examples.common.traffic import Traffic, report_of, slamb_traffic
 
 UNDECAYED = {"bias", "scale", "relative_position_bias"}
 
@@ -64,7 +65,14 @@ def optimizer(
     if o.optimizer == "slamb":
         tx = optax.chain(clip, _slamb(o, schedule, mask)(exchange_of(o)))
     else:
-        tx = dense(optax.chain(clip, _dense(o, schedule, mask)), AXIS)
+        inner = optax.chain(
+            optax.add_decayed_weights(o.weight_decay, mask),
+            optax.sgd(schedule, momentum=o.b1),
+        )
+        if o.optimizer == "lamb":
+            decay = {"weight_decay": o.weight_decay, "mask": mask}
+            inner = optax.lamb(schedule, o.b1, o.b2, o.eps, **decay)
+        tx = dense(optax.chain(clip, inner), AXIS)
     if o.accumulate_steps > 1:
         tx = slamb_jax.accumulate(tx, o.accumulate_steps)
     return optax.with_extra_args_support(tx)
@@ -79,7 +87,8 @@ def exchange_of(o: Options) -> slamb_jax.Exchange:
 
 def traffic(o: Options, params: optax.Params, mesh: Mesh) -> tuple[Traffic, Traffic]:
     """What the optimizer sends, and what averaging the gradients would send."""
-    every = dense_traffic(dense(optax.sgd(1.0), AXIS), o.exchange, params, mesh)
+    report = report_of(dense(optax.sgd(1.0), AXIS), o.exchange, params, mesh)
+    every = Traffic({0: report.bytes_sent()})
     if o.optimizer != "slamb":
         return every, every
     make = _slamb(o, optax.constant_schedule(o.learning_rate), None)
@@ -89,26 +98,6 @@ def traffic(o: Options, params: optax.Params, mesh: Mesh) -> tuple[Traffic, Traf
 def _slamb(
     o: Options, schedule: optax.Schedule, mask: Any
 ) -> Callable[[slamb_jax.Exchange], optax.GradientTransformation]:
-    return lambda exchange: slamb_jax.slamb(
-        schedule,
-        exchange,
-        b1=o.b1,
-        b2=o.b2,
-        b3=o.b3,
-        eps=o.eps,
-        weight_decay=o.weight_decay,
-        mask=mask,
-        form=o.form,
-        nu_of=o.nu_of,
-    )
-
-
-def _dense(
-    o: Options, schedule: optax.Schedule, mask: Any
-) -> optax.GradientTransformation:
-    if o.optimizer == "lamb":
-        return optax.lamb(
-            schedule, o.b1, o.b2, o.eps, weight_decay=o.weight_decay, mask=mask
-        )
-    decay = optax.add_decayed_weights(o.weight_decay, mask)
-    return optax.chain(decay, optax.sgd(schedule, momentum=o.b1))
+    names = ("b1", "b2", "b3", "eps", "weight_decay", "form", "nu_of")
+    settings = {name: getattr(o, name) for name in names}
+    return functools.partial(slamb_jax.slamb, schedule, mask=mask, **settings)

@@ -77,10 +77,10 @@ class RateColumn(ProgressColumn):
 
 @contextmanager
 def progress_bar(
-    name: str, start: int, steps: int
+    name: str, start: int, steps: int, *, hidden: bool = False
 ) -> Iterator[Callable[[int, str], None]]:
     """A function ``(step, note)`` that moves a bar, with rate and time left."""
-    quiet = jax.process_index() > 0
+    quiet = hidden or jax.process_index() > 0
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -19,10 +19,13 @@ from jax.sharding import Mesh
 
 import slamb_jax
 from examples.common import AXIS as AXIS
+from examples.common.records import progress_bar
 from slamb_jax import jointspar
 
 DEFAULT = slamb_jax.Exchange(AXIS)
 """For methods that communicate on their own, which use only its axis."""
+TOGETHER = 16
+"""Examples whose gradients are computed at once: few are often faster on a CPU."""
 
 Batch: TypeAlias = Any  # a tree of arrays with the examples along their first axis
 State: TypeAlias = Any  # of all workers: parameters, optimizer state, peak rate
@@ -70,14 +73,10 @@ class Run:
     sent: list[float]  # bytes sent by each worker up to then; empty if not asked for
     seconds: list[float]  # in training steps up to then, without compilation
     step_seconds: float  # median
-    # Of JointSpar, at each step: which layers were active, and the probabilities.
-    active: list[dict[str, bool]] = dataclasses.field(default_factory=list)
+    # Of JointSpar, at each step: the share of workers in which each layer was active,
+    # and the probabilities.
+    active: list[dict[str, float]] = dataclasses.field(default_factory=list)
     probabilities: list[dict[str, float]] = dataclasses.field(default_factory=list)
-
-
-def warmup_cosine(peak: float, steps: int) -> optax.Schedule:
-    """Linear warm-up over a tenth of the run, then a cosine to zero."""
-    return optax.warmup_cosine_decay_schedule(0.0, peak, steps // 10, steps)
 
 
 class Program:
@@ -86,6 +85,16 @@ class Program:
     ``step(state, batch)`` returns the new state, which replaces the old one (it is
     donated), and what JointSpar drew. Compiled at the first call; the peak rate is part
     of the state, so a sweep over rates compiles once.
+
+    Args:
+      task: the model and its data.
+      method: how to train it.
+      workers: n, the number of simulated workers.
+      batch: examples per worker and step.
+      steps: the length of the run, which the learning-rate schedule follows.
+      schedule: the learning rate over its peak; None: warm-up, then a cosine.
+      mesh: devices to train on instead, one worker for each entry along the exchange's
+        axis. None: simulate the workers on one device.
     """
 
     def __init__(
@@ -97,28 +106,15 @@ class Program:
         batch: int,
         steps: int,
         schedule: optax.Schedule | None = None,
-        together: int = 16,
         mesh: Mesh | None = None,
     ) -> None:
-        """Prepares the step.
-
-        Args:
-          task: the model and its data.
-          method: how to train it.
-          workers: n, the number of simulated workers.
-          batch: examples per worker and step.
-          steps: the length of the run, which the learning-rate schedule follows.
-          schedule: the learning rate over its peak; None: ``warmup_cosine(1, steps)``.
-          together: examples whose gradients are computed at once, which bounds the
-            memory that activations take; few at a time are often faster on a CPU.
-          mesh: devices to train on instead, one worker for each entry along the
-            exchange's axis. None: simulate the workers on one device.
-        """
         self.task, self.method, self.steps = task, method, steps
         self.workers, self.size = workers, workers * batch
-        self._shape = schedule or warmup_cosine(1.0, steps)
+        self._shape = schedule or optax.warmup_cosine_decay_schedule(
+            0.0, 1.0, steps // 10, steps
+        )
         self._mesh = mesh
-        self._chunk = max(1, together // batch)
+        self._chunk = max(1, TOGETHER // batch)
         if mesh is None:
             self.step = slamb_jax.simulated_step(self._step, workers, method.exchange)
         else:
@@ -187,7 +183,7 @@ def train(
     *,
     due: Sequence[int] | None = None,
     sent: Callable[[int], float] | None = None,
-    report: Callable[[int, list[float]], None] | None = None,
+    show: bool = False,
 ) -> Run:
     """Trains with one method from a seed, which fixes parameters and batches.
 
@@ -198,7 +194,7 @@ def train(
       due: the steps (from 1) after which to evaluate; None: ten, evenly spaced.
       sent: of a step t, the bytes that each worker has sent in the first t steps, such
         as ``examples.common.traffic.Traffic.until``. None: ``Run.sent`` is empty.
-      report: called after every step with its number and the losses so far.
+      show: a progress bar with the last loss.
 
     Returns:
       The losses, bytes and seconds. Training ends at the first evaluation whose loss is
@@ -212,20 +208,21 @@ def train(
     times: list[float] = []
     seconds: list[float] = []
     drawn: list[Any] = []
-    for t, batch in enumerate(program.batches(seed), 1):
-        began = time.perf_counter()
-        state, about = jax.block_until_ready(program.step(state, batch))
-        times.append(time.perf_counter() - began)
-        if about is not None:
-            drawn.append(jax.tree.map(lambda x: x[0].item(), jax.device_get(about)))
-        if t in due:
-            loss = program.evaluate(state)
-            losses.append(loss if math.isfinite(loss) else math.nan)
-            seconds.append(sum(times))
-        if report is not None:
-            report(t, losses)
-        if losses and math.isnan(losses[-1]):
-            break
+    name = f"{program.method.name:28}"
+    with progress_bar(name, 0, program.steps, hidden=not show) as move:
+        for t, batch in enumerate(program.batches(seed), 1):
+            began = time.perf_counter()
+            state, about = jax.block_until_ready(program.step(state, batch))
+            times.append(time.perf_counter() - began)
+            if about is not None:
+                drawn.append(jax.tree.map(lambda x: np.mean(x).item(), about))
+            if t in due:
+                loss = program.evaluate(state)
+                losses.append(loss if math.isfinite(loss) else math.nan)
+                seconds.append(sum(times))
+            move(t, f"evaluation loss {losses[-1]:.3f}" if losses else "")
+            if losses and math.isnan(losses[-1]):
+                break
     missing = len(due) - len(losses)
     return Run(
         name=program.method.name,

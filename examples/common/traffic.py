@@ -38,27 +38,25 @@ def slamb_traffic(
     """Compiles SLAMB's optimizer alone, once for each ratio, and reads what it sends.
 
     With one ratio and H = 2 the average is the only thing that stands in a branch.
+    What stays within a group of devices is left out.
     """
-    ratios = exchange.compress_ratio
+    ratios, local = exchange.compress_ratio, exchange.local_axis_name
     phases = dict(ratios) if isinstance(ratios, Mapping) else {0: ratios}
     every = exchange.sync_every and 2
-    reports = {}
-    for k in dict.fromkeys(phases.values()):
+
+    def sent(k: float | None) -> tuple[float, float]:
+        """At every step, and at an average."""
         alone = dataclasses.replace(exchange, compress_ratio=k, sync_every=every)
-        reports[k] = report_of(make(alone), alone, params, mesh)
-    average = next(iter(reports.values())).bytes_sent(conditional=True)
-    each = {t: reports[k].bytes_sent() for t, k in phases.items()}
-    return Traffic(each, average, exchange.sync_every)
+        report = report_of(make(alone), alone, params, mesh)
+        step, average = report.bytes_sent(), report.bytes_sent(conditional=True)
+        if isinstance(local, str):
+            step -= report.bytes_over(mesh, local)
+            average -= report.bytes_over(mesh, local, conditional=True)
+        return step, average
 
-
-def dense_traffic(
-    tx: optax.GradientTransformation,
-    exchange: slamb_jax.Exchange,
-    params: optax.Params,
-    mesh: Mesh,
-) -> Traffic:
-    """What a dense optimizer sends, the same at every step."""
-    return Traffic({0: report_of(tx, exchange, params, mesh).bytes_sent()})
+    found = {k: sent(k) for k in dict.fromkeys(phases.values())}
+    each = {t: found[k][0] for t, k in phases.items()}
+    return Traffic(each, found[phases[0]][1], exchange.sync_every)
 
 
 def report_of(

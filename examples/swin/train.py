@@ -11,7 +11,7 @@ import optax
 import slamb_jax
 from examples.common import AXIS, images
 from examples.common.inputs import Augment, Source
-from examples.common.loop import Batch, Task, Variables
+from examples.common.loop import Task, Variables
 from examples.common.optimizers import kernels
 from examples.common.options import ExchangeOption, Options
 from examples.swin import data
@@ -79,7 +79,6 @@ def blank(config: Config) -> tuple[Source, Source]:
 
 def task(config: Config, sources: tuple[Source, Source]) -> Task:
     """Model, loss and schedule."""
-    train, test = sources
     model = Swin(
         config.classes,
         config.patch,
@@ -91,33 +90,25 @@ def task(config: Config, sources: tuple[Source, Source]) -> Task:
         jnp.dtype(config.dtype),
     )
     augment: Augment = images.shifted(1, flip=False)
-    if isinstance(train, data.ImageFolder):
+    if isinstance(sources[0], data.ImageFolder):
         augment = data.Augmenting(config.image_size)
     channels = 1 if config.data_dir is None and config.image_size == 8 else 3
-    per_epoch = images.steps_per_epoch(train, config)
+    per_epoch = images.steps_per_epoch(sources[0], config)
 
     def init(key: jax.Array) -> Variables:
         image = jnp.zeros((1, config.image_size, config.image_size, channels))
         return model.init(key, image, train=False)["params"], {}
 
-    def loss(params: optax.Params, kept: Any, batch: Batch, key: jax.Array) -> Any:
-        logits: Any = model.apply(
-            {"params": params}, batch["image"], train=True, rngs={"dropout": key}
-        )
-        accuracy = 100 * jnp.mean(images.correct(logits, batch["label"]))
-        losses = images.cross_entropy(logits, batch["label"], config.label_smoothing)
-        return jnp.mean(losses), (kept, {"accuracy": accuracy})
+    def apply(params: Any, kept: Any, image: jax.Array, key: Any) -> Any:
+        rngs = None if key is None else {"dropout": key}
+        train = key is not None
+        return model.apply({"params": params}, image, train=train, rngs=rngs), kept
 
-    def evaluate(params: optax.Params, kept: Any, batch: Batch) -> dict[str, jax.Array]:
-        logits: Any = model.apply({"params": params}, batch["image"], train=False)
-        return images.scores(logits, batch)
-
-    return Task(
-        init=init,
-        loss=loss,
-        evaluate=evaluate,
-        source=train,
-        held_out=test,
+    return images.task(
+        init,
+        apply,
+        sources,
+        smoothing=config.label_smoothing,
         schedule=schedule(config, per_epoch),
         steps=round(config.epochs * per_epoch),
         augment=augment,
