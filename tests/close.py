@@ -42,6 +42,15 @@ def assert_one_unit(got: Any, want: Any) -> None:
 
 def assert_same_bits(got: Any, want: Any) -> None:
     for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
-        a, b = np.asarray(a), np.asarray(b)
-        assert a.dtype == b.dtype
-        assert a.tobytes() == b.tobytes()
+        a, b = (
+            np.asarray(jax.random.key_data(x) if "key<" in str(x.dtype) else x)
+            for x in (a, b)
+        )
+        assert (a.dtype, a.tobytes()) == (b.dtype, b.tobytes())
+
+
+def assert_near(got: Any, want: Any, tolerance: float) -> None:
+    """Each entry, for what is rounded on the way to a grid of its own."""
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        a, b = (np.asarray(x, np.float64) for x in (a, b))
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)

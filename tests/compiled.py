@@ -1,9 +1,12 @@
 """Compiles programs as users do: with the optimizations that conftest.py disables."""
 
-from collections.abc import Callable
+from typing import Any
 
 import jax
-import pytest
+import optax
+
+import slamb_jax
+from tests.workers import stepper
 
 # What JAX_DISABLE_MOST_OPTIMIZATIONS sets, back at XLA's defaults. An option of the
 # compiler is part of jax's cache keys; the setting of jax is not.
@@ -18,7 +21,11 @@ def compile_optimized(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     return lowered.compile(compiler_options=_XLA_DEFAULTS)
 
 
-@pytest.fixture
-def optimized() -> Callable[[jax.stages.Lowered], jax.stages.Compiled]:
-    """:func:`compile_optimized`, as a fixture."""
-    return compile_optimized
+def report_of(
+    tx: optax.GradientTransformation, params: Any, n: int
+) -> slamb_jax.WireReport:
+    """What a step of n workers sends, of parameters of these shapes."""
+    like = jax.eval_shape(lambda p: (p, tx.init(p), p), params)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), like)
+    lowered = stepper(tx, "shard_map", n).lower(*like)
+    return slamb_jax.wire_report(compile_optimized(lowered))

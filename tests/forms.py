@@ -8,26 +8,17 @@ import slamb_jax
 
 
 def links(
-    exchange: slamb_jax.Exchange,
-    *,
-    b3: float = 0.7,
-    form: str = "sum",
-    weight_decay: Any = 0.0,
-    mask: Any = None,
-    c_min: float = 0.01,
-    c_max: float = 1000.0,
-    **moments: Any,
+    exchange: slamb_jax.Exchange, *, b3: float = 0.7, form: str = "sum", **settings: Any
 ) -> optax.GradientTransformationExtraArgs:
     """What ``scale_by_slamb`` does in one pass, link by link."""
+    names = {"weight_decay", "mask", "c_min", "c_max"} & set(settings)
+    of_ratio = {name: settings.pop(name) for name in names}
     return optax.chain(
         slamb_jax.average_gradients(exchange),
-        slamb_jax.mask_momentum(exchange, form=form, **moments),
-        slamb_jax.layerwise_trust_ratio(
-            exchange, b3, weight_decay=weight_decay, mask=mask, form=form,
-            c_min=c_min, c_max=c_max,
-        ),
+        slamb_jax.mask_momentum(exchange, form=form, **settings),
+        slamb_jax.layerwise_trust_ratio(exchange, b3, form=form, **of_ratio),
         slamb_jax.elementwise_rescale(exchange, b3),
-    )  # fmt: skip
+    )
 
 
 def chain(

@@ -9,7 +9,8 @@ import optax
 import pytest
 
 import slamb_jax
-from tests.workers import MAPPINGS, exchange, random_tree, stack, stepper, train
+from tests.optimizers import exchange, random_tree
+from tests.workers import MAPPINGS, stack, stepper, train
 
 SHAPES = {"w": (12, 16), "b": (16,)}
 N, EVERY = 4, 3

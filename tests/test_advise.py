@@ -15,6 +15,8 @@ import slamb_jax
 from slamb_jax import Exchange, payloads, selections
 from slamb_jax.advisor import Advice, StepCost, timing
 from slamb_jax.exchange import collectives
+from tests.compiled import compile_optimized
+from tests.optimizers import train_step
 from tests.workers import AXIS, P, over_workers
 
 N = 8
@@ -34,14 +36,6 @@ def slamb_cost(params=340e6, network=NETWORK, **exchanged):
     return advise(params, network, exchanged=exchanged).slamb
 
 
-@pytest.fixture(autouse=True)
-def _optimized():
-    """Programs as users compile them."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_dense_bytes_are_those_of_the_compiled_program(dtype):
     def mean(grads):
@@ -49,7 +43,7 @@ def test_dense_bytes_are_those_of_the_compiled_program(dtype):
 
     grads = {name: LIKE((N, *shape)) for name, shape in SHAPES.items()}
     lowered = over_workers(mean, "shard_map_unchecked", N).lower(grads)
-    sent = slamb_jax.wire_report(lowered).bytes_sent()
+    sent = slamb_jax.wire_report(compile_optimized(lowered)).bytes_sent()
     cost = getattr(advise(PARAMS), "lamb" if dtype == "float32" else "lamb_bfloat16")
     assert cost.bytes_per_step == pytest.approx(sent, rel=0.01)
 
@@ -77,16 +71,14 @@ def test_traffic_is_that_of_the_compiled_program(name):
     per_node = 1 if exchange.local_axis_name is None else 2
     mesh = Mesh(np.array(jax.devices()).reshape(N // per_node, per_node), (AXIS, "x"))
 
-    def step(state, batch):
-        params, state = state
-        grads = jax.tree.map(lambda p: p * batch.mean(), params)
-        updates, state = tx.update(grads, state, params)
-        return (optax.apply_updates(params, updates), state), None
+    def loss(params, batch):
+        return batch.mean() * optax.tree.norm(params, squared=True)
 
     params = jax.tree.map(lambda x: jnp.ones(x.shape), PARAMS)
     state = slamb_jax.replicate((params, jax.jit(tx.init)(params)), mesh, exchange)
-    run = slamb_jax.per_worker_step(step, mesh, exchange)
-    report = slamb_jax.wire_report(run.lower(state, jnp.ones((N, 1))))
+    run = slamb_jax.per_worker_step(train_step(tx, loss), mesh, exchange)
+    compiled = compile_optimized(run.lower(state, jnp.ones((N, 1))))
+    report = slamb_jax.wire_report(compiled)
     network = slamb_jax.Network(N, 1e9, workers_per_node=per_node, latency=0.0)
     never = dataclasses.replace(exchange, sync_every=None, average_payload=None)
     often, never = (

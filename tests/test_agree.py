@@ -6,20 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
 import slamb_jax
 from slamb_jax.workers import checksums
-from tests.workers import (
-    AXIS,
-    P,
-    exchange,
-    mesh_of,
-    over_workers,
-    random_tree,
-    stack,
-    train,
-)
+from tests.optimizers import exchange, random_tree
+from tests.shards import mesh_4x2
+from tests.workers import AXIS, P, mesh_of, over_workers, stack, train
 
 N = 4
 SHAPES = {"w": (40, 50), "b": (7,), "scale": (), "empty": (0, 3)}
@@ -46,8 +39,7 @@ def test_a_single_bit_is_seen(dtype, place):
 
 def on_two_devices_each(replicas, spec, parted=None):
     """Replicas on a mesh of (workers, 2); one device's copy may differ in one bit."""
-    mesh = Mesh(np.array(jax.devices()[: 2 * N]).reshape(N, 2), (AXIS, "model"))
-    there = NamedSharding(mesh, spec)
+    there = NamedSharding(mesh_4x2(), spec)
     shards = []
     for k, (device, index) in enumerate(
         there.addressable_devices_indices_map(replicas.shape).items()

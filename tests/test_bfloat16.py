@@ -1,7 +1,5 @@
 """Training in bfloat16: small steps, bit by bit and on average."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,32 +7,15 @@ import optax
 import pytest
 
 import slamb_jax
-from slamb_jax._tree.rounding import round_to, step_seed, stochastic_round
-from tests.workers import exchange, mesh_of, over_workers, stack, train
+from slamb_jax._tree.rounding import step_seed, stochastic_round
+from tests.close import assert_close, assert_same_bits
+from tests.optimizers import exchange, random_tree, step_on_gradients
+from tests.workers import mesh_of, over_workers, stack, train
 
 BF16 = jnp.bfloat16
 N = 4
 ALONE = slamb_jax.Exchange(min_size=0)
 BETWEEN = exchange(min_size=0)
-
-
-def bits(x):
-    return np.asarray(x).view(np.uint16)
-
-
-def numbers(seed, count=4000):
-    """Of all sizes and signs, with the corners."""
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=count) * 10.0 ** rng.integers(-30, 30, count)
-    corners = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 3.4e38, -3.4e38]
-    return jnp.asarray(np.concatenate([corners, x]), jnp.float32)
-
-
-def test_nearest_is_the_cast():
-    x = numbers(0)
-    got, finite = round_to(x, BF16), ~np.isnan(np.asarray(x))
-    np.testing.assert_array_equal(bits(got)[finite], bits(x.astype(BF16))[finite])
-    assert np.isnan(np.asarray(got, np.float32)[~finite]).all()
 
 
 def test_stochastic_rounding_is_unbiased_and_takes_neighbours():
@@ -55,7 +36,7 @@ def test_stochastic_rounding_is_unbiased_and_takes_neighbours():
 
 
 def test_stochastic_rounding_keeps_zeros_infinities_and_nan():
-    x = numbers(0)[:5]
+    x = jnp.float32([0.0, -0.0, np.inf, -np.inf, np.nan])
     draws = jax.vmap(lambda t: stochastic_round(x, step_seed(t, 0)))(jnp.arange(1, 50))
     for out in np.asarray(draws, np.float32):
         np.testing.assert_array_equal(out, np.asarray(x))
@@ -75,18 +56,13 @@ def steps(tx, params, grads, promotion="strict"):
     return out
 
 
-def random_run(seed, count=12):
-    rng = np.random.default_rng(seed)
-    params = {
-        "w": jnp.asarray(rng.normal(size=(16, 40)), BF16),
-        "b": jnp.asarray(rng.normal(size=8) * 1e-3, BF16),
-        "z": jnp.zeros(3, BF16),
-    }
-    grads = [
-        jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), BF16), params)
-        for _ in range(count)
-    ]
-    return params, grads
+def random_run(seed, count=12, *lead):
+    shapes = {"w": (16, 40), "b": (8,), "z": (3,)}
+    params, *grads = (
+        jax.tree.map(lambda x: x.astype(BF16), random_tree(shapes, 20 * seed + t, *n))
+        for t, n in enumerate([(), *[lead] * count])
+    )
+    return params | {"b": params["b"] * BF16(1e-3), "z": jnp.zeros(3, BF16)}, grads
 
 
 def test_the_master_copy_takes_the_steps_of_float32():
@@ -95,15 +71,8 @@ def test_the_master_copy_takes_the_steps_of_float32():
     inner = slamb_jax.slamb(0.02, ALONE)
     want = steps(inner, wide, wide_grads)
     got = steps(slamb_jax.train_in_bfloat16(inner), params, grads)
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
-    before = wide
-    for (p, state), (q, inner_state) in zip(got, want, strict=True):
-        jax.tree.map(close, (state.master, state.inner), (q, inner_state))
-        for k in p:  # within an ulp, and 1/256 of the distance
-            there, now = np.asarray(q[k], float), np.asarray(p[k], float)
-            most = np.abs(there) / 128 + np.abs(there - before[k]) / 256
-            assert (np.abs(now - there) <= most + 1e-7).all()
-        before = {k: np.asarray(x, float) for k, x in p.items()}
+    for (_, state), (q, inner_state) in zip(got, want, strict=True):
+        assert_close((state.master, state.inner), (q, inner_state), units=128)
 
 
 @pytest.mark.parametrize("rounding", ["master", "stochastic"])
@@ -177,15 +146,7 @@ def test_replicas_that_agree_stay_so_and_averages_count(rounding):
     """Averaging at every step: the master copies, or what is rounded alike, agree."""
     inner = slamb_jax.slamb(0.02, exchange(min_size=0, sync_every=1))
     tx = slamb_jax.train_in_bfloat16(inner, rounding)
-    params, _ = random_run(2)
-    rng = np.random.default_rng(0)
-    grads = [
-        jax.tree.map(
-            lambda p: jnp.asarray(rng.normal(size=(N, *p.shape)), BF16), params
-        )
-        for _ in range(4)
-    ]
-    params, state = train(tx, params, grads, "shard_map")[-1]
+    params, state = train(tx, *random_run(2, 4, N), "shard_map")[-1]
     for x in jax.tree.leaves(params):
         apart = np.ptp(np.asarray(x, np.float64), 0)
         assert (apart <= np.abs(np.asarray(x, np.float64)).max(0) / 128 + 1e-6).all()
@@ -216,29 +177,22 @@ def test_with_injected_rates_skips_checkpoints_and_fewer_workers(tmp_path):
     tx = slamb_jax.skip_not_finite(slamb_jax.train_in_bfloat16(inner), BETWEEN)
     params, (grads, *_) = random_run(4)
 
-    def step(state, g):
-        params, opt_state = state
-        g = jax.tree.map(lambda x: jnp.squeeze(x, 0), g)
-        updates, opt_state = tx.update(g, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), ()
-
+    step = step_on_gradients(tx)
     run = slamb_jax.per_worker_step(step, mesh_of(N), BETWEEN)
     state = slamb_jax.replicate((params, tx.init(params)), mesh_of(N), BETWEEN)
     state, _ = run(state, stack(grads, N))
     before = jax.device_get(state)
     bad = grads | {"z": grads["z"].at[0].set(jnp.nan)}
     state, _ = run(state, stack(bad, N))
-    jax.tree.map(np.testing.assert_array_equal, state[0], before[0])
-    jax.tree.map(np.testing.assert_array_equal, state[1].inner, before[1].inner)
+    assert_same_bits((state[0], state[1].inner), (before[0], before[1].inner))
     with slamb_jax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(2, state)
-        back = checkpoints.restore(state).state
-    jax.tree.map(np.testing.assert_array_equal, back, state)
+        assert_same_bits(checkpoints.restore(state).state, state)
     fewer = slamb_jax.resize(state, 2)
-    for x, y in zip(
-        *(jax.tree.leaves(s[1].inner.master) for s in (fewer, state)), strict=True
-    ):
-        np.testing.assert_allclose(x.mean(0), y.mean(0), rtol=1e-6, atol=1e-8)
+    means = (
+        jax.tree.map(lambda x: x.mean(0), s[1].inner.master) for s in (fewer, state)
+    )
+    assert_close(*means)
     pair = slamb_jax.per_worker_step(step, mesh_of(2), BETWEEN)
     (params, _), _ = pair(fewer, stack(grads, 2))
     assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in params.values())

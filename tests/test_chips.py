@@ -3,7 +3,7 @@
 import pytest
 
 import slamb_jax
-from tests.programs import standard_promotion
+from tests.optimizers import standard_promotion
 
 pytest.importorskip("libtpu")
 from benchmarks import chips

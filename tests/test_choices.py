@@ -1,6 +1,5 @@
 """Settings of an exchange together: they train, or are refused with a reason."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,8 +11,8 @@ from jax import lax
 from jax.sharding import Mesh
 
 import slamb_jax
+from tests.optimizers import random_tree
 from tests.pairwise import Row, name_of, pairwise
-from tests.programs import standard_promotion
 from tests.workers import P
 
 STEPS = 24
@@ -43,10 +42,7 @@ SPECS = {"stack": P(None, None, "model"), "w": P("model", None), "b": P()}
 SHAPES = {"stack": (3, 8, 16), "w": (16, 8), "b": (8,)}
 
 
-@pytest.fixture(autouse=True)
-def _promotion() -> Iterator[None]:
-    with standard_promotion():
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 def exchange(choice: Row) -> slamb_jax.Exchange:
@@ -89,11 +85,6 @@ def distance_left(choice: Row) -> float:
     narrow = choice["wrapped"] in ("master", "stochastic")
     dtype = jnp.bfloat16 if narrow else jnp.float32
     steps = STEPS * (2 if choice["wrapped"] == "accumulate" else 1)
-    keys = jax.random.split(jax.random.key(0), 3)
-    goal = {
-        name: jax.random.normal(key, shape)
-        for (name, shape), key in zip(SHAPES.items(), keys, strict=True)
-    }
     specs = SPECS if choice["shards"] else jax.tree.map(lambda _: P(), SPECS)
 
     def train(goal: Any) -> jax.Array:
@@ -122,15 +113,7 @@ def distance_left(choice: Row) -> float:
     run = jax.shard_map(
         train, mesh=mesh, in_specs=(specs,), out_specs=P(), check_vma=False
     )
-    return float(jax.jit(run)(goal))
-
-
-def check(choice: Row) -> None:
-    if choice["selection"] == "top_k" and choice["shards"]:
-        with pytest.raises(ValueError, match=r"selection=.* and param_specs cannot"):
-            exchange(choice)
-        return
-    assert distance_left(choice) < 0.5, choice
+    return float(jax.jit(run)(random_tree(SHAPES, 0)))
 
 
 TOGETHER: list[Row] = [
@@ -141,16 +124,19 @@ TOGETHER: list[Row] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "choice", [DEFAULT | c for c in TOGETHER], ids=lambda c: name_of(c, DEFAULT)
-)
+def case(choice: Row, *marks: pytest.MarkDecorator) -> Any:
+    return pytest.param(choice, id=name_of(choice, DEFAULT), marks=marks)
+
+
+CASES = [case(DEFAULT | choice) for choice in TOGETHER]
+CASES += [case(choice, pytest.mark.long) for choice in pairwise(CHOICES)]
+
+
+@pytest.mark.parametrize("choice", CASES)
 def test_choices_together(choice: Row) -> None:
-    check(choice)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "choice", list(pairwise(CHOICES)), ids=lambda c: name_of(c, DEFAULT)
-)
-def test_any_two_choices_together(choice: Row) -> None:
-    check(choice)
+    """A few by default; in CI any two."""
+    if choice["selection"] == "top_k" and choice["shards"]:
+        with pytest.raises(ValueError, match=r"selection=.* and param_specs cannot"):
+            exchange(choice)
+        return
+    assert distance_left(choice) < 0.5, choice

@@ -2,15 +2,13 @@
 
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import slamb_jax
 from slamb_jax import command_line
 from slamb_jax.advisor import units
+from tests import programs
 
 ASKED = {
     "--params": "340M", "--workers": "128", "--link": "10Gbit", "--step": "0.5s",
@@ -89,15 +87,10 @@ def test_help_shows_defaults(words, shown, capsys, monkeypatch):
 def test_the_command_as_a_process():
     asked = ASKED | {"--workers": "0"}
     words = [word for pair in asked.items() for word in pair]
-    run = subprocess.run(
-        [sys.executable, "-m", "slamb_jax.command_line", "advise", *words],
-        cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=100,
-        check=False,
-    )  # fmt: skip
-    assert run.returncode == 2
-    assert run.stderr == (
-        "slamb-jax advise: workers must be an integer of at least 2, got 0\n"
-    )
+    run = programs.start("-m", "slamb_jax.command_line", "advise", *words)
+    _, told = run.communicate(timeout=100)
+    said = "slamb-jax advise: workers must be an integer of at least 2, got 0\n"
+    assert (run.returncode, told) == (2, said)
 
 
 READ = [

@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
 import slamb_jax
 from slamb_jax._tree.rounding import round_to
 from slamb_jax.exchange.collectives import pmean
-from tests.workers import AXIS, P, mesh_of
+from tests.workers import AXIS, P, mesh_of, over_workers
 
 
 def draws(n, size):
@@ -57,12 +56,8 @@ def test_a_mean_is_rounded_once(n):
         assert_mean_rounded_once(got, given)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_over_two_axes_of_a_mesh(check_vma):
+@pytest.mark.parametrize("mapping", ["shard_map", "shard_map_unchecked"])
+def test_over_two_axes_of_a_mesh(mapping):
     axes, x = ("node", "device"), draws(8, 37)
-    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), axes)
-    step = jax.shard_map(
-        lambda x: pmean([x[0]], axes)[0][None],
-        mesh=mesh, in_specs=P(axes), out_specs=P(axes), check_vma=check_vma,
-    )  # fmt: skip
-    assert_mean_rounded_once(jax.jit(step)(x), x)
+    mean = over_workers(lambda x: pmean([x], axes)[0], mapping, 8, axes)
+    assert_mean_rounded_once(mean(x), x)

@@ -10,6 +10,7 @@ from jax import lax
 
 from slamb_jax import jointspar
 from tests.close import assert_close
+from tests.compiled import compile_optimized
 from tests.workers import over_workers
 
 CASES = {
@@ -55,13 +56,13 @@ def normal(*shapes):
 @pytest.mark.parametrize(
     ("name", "remat"), [*((name, False) for name in CASES), ("plain", True)]
 )
-def test_gradients_are_those_of_the_layer(optimized, name, remat):
+def test_gradients_are_those_of_the_layer(name, remat):
     of_x, of_w, settings = CASES[name]
     w, x = normal(of_w, of_x)
     layer = layer_of(len(of_x) - 2, settings)
     layer = jax.checkpoint(layer) if remat else layer
     jitted = jax.jit(functools.partial(gradients, layer))
-    compiled = optimized(jitted.lower(w, x, jnp.array(True)))
+    compiled = compile_optimized(jitted.lower(w, x, jnp.array(True)))
     want = jax.jit(functools.partial(plain_gradients, layer))(w, x)
     assert_close(compiled(w, x, jnp.array(True)), want)
     assert not compiled(w, x, jnp.array(False))[0].any()

@@ -4,21 +4,20 @@ import contextlib
 import doctest
 import inspect
 import io
+import json
 import operator
 import re
 import shlex
-import subprocess
-import sys
-from pathlib import Path
 
-import jax
 import pytest
 
 import slamb_jax
 from slamb_jax import command_line
+from tests import programs
+from tests.programs import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 DIRECTIVE = re.compile(r"^\.\. (\w+):: ([\w.]+)$", re.M)
 LOADS = re.compile(r"<(?:script|link|img)[^>]*(?:src|href)=\"([^\"]*)\"")
@@ -39,15 +38,7 @@ def has_code(page):
     return any(language in ("python", "console") for language, *_ in blocks_of(page))
 
 
-@pytest.fixture
-def as_a_user():
-    """Flax's own code needs jax's standard promotion."""
-    pytest.importorskip("flax", minversion="0.12")  # as the pages are written
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
-@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize(
     "page",
     [
@@ -62,6 +53,7 @@ def as_a_user():
 )
 def test_code_of_a_page_runs(page, monkeypatch):
     """In order, as one program; a text block is what the code before it printed."""
+    pytest.importorskip("flax", minversion="0.12")  # as the pages are written
     monkeypatch.chdir(ROOT)
     names = {"__name__": "__main__"}
     printed = ""
@@ -142,12 +134,27 @@ def test_public_names_are_documented(name):
 @pytest.mark.long
 def test_documentation_builds_and_needs_no_network(tmp_path):
     pytest.importorskip("sphinx")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going"]
-    done = subprocess.run(
-        [*command, "docs", tmp_path],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    programs.ended("-m", "sphinx", "-q", "-W", "--keep-going", "docs", tmp_path)
     for page in tmp_path.rglob("*.html"):
         loaded = LOADS.findall(page.read_text())
         assert not [x for x in loaded if "//" in x], page.name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs(path, tmp_path):
+    programs.ended(
+        "-m", "jupyter", "execute", path, "--output", tmp_path / "executed",
+        PYTHONPATH=str(programs.ROOT),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_kept(path):
+    cells = json.loads(path.read_text())["cells"]
+    code = [c for c in cells if c["cell_type"] == "code"]
+    counts = [c["execution_count"] for c in code]
+    assert counts == list(range(1, len(code) + 1))
+    outputs = [o for c in code for o in c["outputs"]]
+    assert not any(o["output_type"] == "error" for o in outputs)
+    assert any("image/png" in o.get("data", {}) for o in outputs)

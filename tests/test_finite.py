@@ -1,28 +1,17 @@
 """A gradient that is not finite: skipped by all workers together, and counted."""
 
-import functools
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
 
 import slamb_jax
 from slamb_jax._tree.axes import tracked_axes, vary_over
 from slamb_jax.wrappers import SkipNotFiniteState
-from tests.workers import (
-    AXIS,
-    MAPPINGS,
-    P,
-    exchange,
-    over_workers,
-    random_tree,
-    stack,
-    train,
-)
+from tests.close import assert_same_bits
+from tests.optimizers import exchange, random_tree, slamb
+from tests.workers import AXIS, MAPPINGS, P, mesh_of, over_workers, stack, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "scale": ()}
 N = 4
@@ -30,10 +19,8 @@ POISON = {"inf": -np.inf, "beyond its square": 1e20}
 EXCHANGE, ALONE = exchange(), slamb_jax.Exchange()
 
 
-@functools.cache
-def skipping(learning_rate=0.01):
-    tx = slamb_jax.slamb(learning_rate, EXCHANGE)
-    return slamb_jax.skip_not_finite(tx, EXCHANGE)
+def skipping(rate=0.01, **settings):
+    return slamb_jax.skip_not_finite(slamb(rate, **settings), EXCHANGE)
 
 
 def gradients(steps, poisoned=(), value=np.nan):
@@ -48,46 +35,35 @@ def without(grads, steps):
     return [g for t, g in enumerate(grads) if t not in steps]
 
 
-def same_bits(got, want):
-    def check(a, b):
-        assert a.dtype == b.dtype
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+CODES = slamb_jax.payloads.StochasticUniform(8, block_size=32, error_feedback=True)
+CASES = [
+    *((mapping, "nan", {}) for mapping in MAPPINGS),
+    *(("vmap", kind, {}) for kind in POISON),
+    ("shard_map", "nan", {"overlap": True, "selection": "top_k"}),
+    pytest.param(
+        "shard_map", "nan", {"payload": CODES, "average_payload": CODES},
+        marks=pytest.mark.long,
+    ),
+]  # fmt: skip
 
-    jax.tree.map(check, got, want)
 
-
-@pytest.mark.parametrize(
-    ("mapping", "kind"),
-    [*((m, "nan") for m in MAPPINGS), *(("vmap", k) for k in POISON)],
-)
-def test_a_skipped_step_might_as_well_not_have_been(mapping, kind):
-    bad = (1, 3, 4)
+@pytest.mark.parametrize(("mapping", "kind", "settings"), CASES)
+def test_a_skipped_step_might_as_well_not_have_been(mapping, kind, settings):
+    bad, tx = (1, 3, 4), skipping(**settings)
     grads = gradients(7, bad, POISON.get(kind, np.nan))
     params = random_tree(SHAPES, 0) | {"b": jnp.full(16, -0.0)}  # whose sign is kept
-    history = train(skipping(), params, grads, mapping)
-    want_params, want_state = train(skipping(), params, without(grads, bad), mapping)[
-        -1
-    ]
+    history = train(tx, params, grads, mapping)
+    want_params, want_state = train(tx, params, without(grads, bad), mapping)[-1]
     got_params, got_state = history[-1]
-    same_bits(got_params, want_params)
-    same_bits(got_state.inner, want_state.inner)
+    assert_same_bits(got_params, want_params)
+    assert_same_bits(got_state.inner, want_state.inner)
     counted = [[int(s.notfinite_count[i]) for _, s in history] for i in range(N)]
     assert counted == [[0, 1, 0, 1, 2, 0, 0]] * N
     assert got_state.total_notfinite.tolist() == [3] * N
     taken = [bool(s.last_finite[0]) for _, s in history]
     assert taken == [t not in bad for t in range(7)]
-    same_bits(history[0][0], history[1][0])
-    same_bits(history[0][1].inner, history[1][1].inner)
-
-
-def test_without_it_one_workers_nan_reaches_all():
-    tx, start = slamb_jax.slamb(0.01, EXCHANGE), random_tree(SHAPES, 0)
-    history = train(tx, start, gradients(2, (0,)), "vmap")
-    assert np.isnan(history[-1][0]["w"]).any(axis=(1, 2)).all()
-
-
-def plain():
-    return slamb_jax.slamb(0.01, EXCHANGE)
+    assert_same_bits(history[0][0], history[1][0])
+    assert_same_bits(history[0][1].inner, history[1][1].inner)
 
 
 CLIP = optax.clip_by_global_norm(1.0)
@@ -95,28 +71,28 @@ MASK = {"w": True, "b": False, "scale": True}
 INJECTED = optax.inject_hyperparams(slamb_jax.slamb, static_args="exchange")
 RATE = optax.linear_schedule(0.02, 0.01, 4)
 AROUND = {
-    "a chain": lambda: optax.chain(CLIP, plain()),
-    "an accumulation": lambda: slamb_jax.accumulate(plain(), 2),
-    "injected": lambda: INJECTED(RATE, exchange=EXCHANGE),
-    "a mask": lambda: optax.masked(plain(), MASK),
+    "a chain": optax.chain(CLIP, slamb()),
+    "an accumulation": slamb_jax.accumulate(slamb(), 2),
+    "injected": INJECTED(RATE, exchange=EXCHANGE),
+    "a mask": optax.masked(slamb(), MASK),
 }
 COMPOSED = {
-    "in a chain": lambda: optax.chain(CLIP, skipping()),
-    "inside injected": lambda: optax.inject_hyperparams(skipping.__wrapped__)(0.02),
+    "in a chain": optax.chain(CLIP, skipping()),
+    "inside injected": optax.inject_hyperparams(lambda rate: skipping(rate))(0.02),
 } | {
-    f"around {name}": lambda make=make: slamb_jax.skip_not_finite(make(), EXCHANGE)
-    for name, make in AROUND.items()
+    f"around {name}": slamb_jax.skip_not_finite(tx, EXCHANGE)
+    for name, tx in AROUND.items()
 }
 
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_it_composes(name):
-    bad, tx, start = (2, 3), COMPOSED[name](), random_tree(SHAPES, 0)
+    bad, tx, start = (2, 3), COMPOSED[name], random_tree(SHAPES, 0)
     grads = gradients(6, bad)
     with jax.numpy_dtype_promotion("standard"):  # optax's schedules need it
         got, got_state = train(tx, start, grads, "shard_map")[-1]
         want, want_state = train(tx, start, without(grads, bad), "shard_map")[-1]
-    same_bits(got, want)
+    assert_same_bits(got, want)
     leaves = jax.tree.leaves((got_state, want_state), is_leaf=is_skipper)
     counts = [x.total_notfinite.tolist() for x in leaves if is_skipper(x)]
     assert counts == [[2] * N, [0] * N]
@@ -131,7 +107,7 @@ def test_inside_an_accumulation_a_mini_step_spoils_the_step():
     grads = gradients(6, (2,))
     got, state = train(around, start, grads, "shard_map")[-1]
     rest = without(grads, (2, 3))
-    same_bits(got, train(around, start, rest, "shard_map")[-1][0])
+    assert_same_bits(got, train(around, start, rest, "shard_map")[-1][0])
     assert state.inner.total_notfinite.tolist() == [1] * N
 
 
@@ -173,10 +149,11 @@ def test_in_a_scan_under_tracked_types():
     assert jax.tree.map(jnp.shape, new) == {k: (N, *s) for k, s in SHAPES.items()}
 
 
-def float16_step(tx, patience):
+def test_float16_with_a_loss_scale():
     """The recipe of the docstring: all workers halve and double the scale alike."""
+    tx = skipping(0.05)
 
-    def step(params, state, scale, since, x):
+    def step(params, state, scale, x):
         def scaled_loss(p):
             out = x.astype(jnp.float16) @ p["w"].astype(jnp.float16)
             return jnp.mean(jnp.square(out)) * scale.astype(jnp.float16)
@@ -184,34 +161,22 @@ def float16_step(tx, patience):
         grads = jax.grad(scaled_loss)(params)
         grads = jax.tree.map(lambda g: g.astype(jnp.float32) / scale, grads)
         updates, state = tx.update(grads, state, params)
-        since = jnp.where(state.last_finite, since + 1, 0)
-        grow = since >= patience
-        scale = jnp.where(
-            state.last_finite, jnp.where(grow, 2 * scale, scale), scale / 2
-        )
-        params = optax.apply_updates(params, updates)
-        return params, state, scale, jnp.where(grow, 0, since)
+        grown = jnp.where(state.inner[0].count % 3 == 0, 2 * scale, scale)
+        scale = jnp.where(state.last_finite, grown, scale / 2)
+        return optax.apply_updates(params, updates), state, scale
 
-    return step
-
-
-def test_float16_with_a_loss_scale():
-    tx = skipping(0.05)
-    run = over_workers(float16_step(tx, patience=3), "shard_map", N)
+    run = over_workers(step, "shard_map", N)
     params = {"w": jnp.ones((8, 8))}
-    params, state = stack(params, N), stack(tx.init(params), N)
-    scale, since = jnp.full(N, 2.0**15), jnp.zeros(N, jnp.int32)
+    params, state, scale = stack((params, tx.init(params), 2.0**15), N)
     rng = np.random.default_rng(0)
-    scales, steps = [], 24
+    scales, steps = [2.0**15], 24
     for _ in range(steps):
         x = rng.normal(size=(N, 4, 8)) * [[[1]], [[1]], [[1]], [[5]]]
-        x = jnp.asarray(x, jnp.float32)
-        params, state, scale, since = run(params, state, scale, since, x)
-        scales.append(scale.tolist())
-    assert all(len(set(s)) == 1 for s in scales)  # though the data of one are larger
-    first = [s[0] for s in scales]
-    assert first[0] < 2.0**15  # the first steps overflowed
-    assert any(b > a for a, b in itertools.pairwise(first))  # and it grew
+        params, state, scale = run(params, state, scale, jnp.asarray(x, jnp.float32))
+        assert len(set(scale.tolist())) == 1  # though the data of one are larger
+        scales.append(float(scale[0]))
+    changes = np.diff(scales)
+    assert changes[0] < 0 < changes.max()  # the first steps overflowed, and it grew
     assert jnp.isfinite(params["w"]).all()
     skipped = int(state.total_notfinite[0])
     assert skipped >= 3
@@ -251,7 +216,7 @@ def test_shards_of_a_worker_agree_where_their_axis_is_bound(check_vma):
     specs = {"w": P("model")}
     between = slamb_jax.Exchange(AXIS, param_specs=specs)
     tx = slamb_jax.skip_not_finite(optax.sgd(0.1), between)
-    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), (AXIS, "model"))
+    mesh = mesh_of(4, (AXIS, "model"))
 
     def step(g):
         updates, state = tx.update(g, tx.init(g), g)

@@ -11,6 +11,7 @@ from flax.training.train_state import TrainState
 
 import slamb_jax
 from tests.close import assert_close
+from tests.optimizers import standard_promotion
 from tests.workers import AXIS, mesh_of
 
 N = 4
@@ -18,9 +19,8 @@ EXCHANGE = slamb_jax.Exchange(AXIS, min_size=16, sync_every=5)
 
 
 @pytest.fixture(autouse=True)
-def standard_promotion():
-    """Flax's own code needs it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+def promotion():
+    with standard_promotion():
         yield
 
 

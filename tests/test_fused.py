@@ -10,11 +10,13 @@ import pytest
 from jax.sharding import Mesh
 
 import slamb_jax
-from slamb_jax import Exchange, payloads, selections
+from slamb_jax import payloads
 from tests.close import assert_close, assert_one_unit, assert_same_bits
+from tests.compiled import compile_optimized
 from tests.forms import links, moments
+from tests.optimizers import exchange, random_tree
 from tests.pairwise import name_of, pairwise
-from tests.workers import AXIS, P, over_workers, random_tree, stack, train
+from tests.workers import AXIS, P, over_workers, stack, train
 
 N, DEVICES, STEPS = 3, 2, 4
 SHAPES = {"w": (12, 16), "b": (16,), "stack": (3, 6, 20), "scale": ()}
@@ -40,19 +42,13 @@ GRID = list(pairwise(FACTORS))
 
 
 def exchange_of(row):
-    half, quarter = (selections.Strided(k, 20) for k in (0.5, 0.25))
-    chosen = {
-        "strided": quarter,
-        "permutation": selections.Permutation(0.25, 20),
-        "bernoulli": selections.Bernoulli(0.25, 20),
-        "schedule": selections.Schedule({0: half, 2: quarter}),
-        "dense": selections.Strided(1.0),
-    }[row["selection"]]
+    ratio = {"schedule": {0: 0.5, 2: 0.25}, "dense": 1.0}.get(row["selection"], 0.25)
+    drawn = row["selection"] in ("permutation", "bernoulli")
     feedback = payloads.StochasticUniform(4, block_size=16, error_feedback=True)
-    return Exchange(
-        AXIS,
+    return exchange(
         local_axis_name="device" if row["groups"] else None,
-        selection=chosen,
+        compress_ratio=ratio,
+        selection=row["selection"] if drawn else "strided",
         payload=feedback if row["payload"] == "feedback" else row["payload"],
         overlap=row["overlap"],
         stacked={name: name == "stack" for name in SHAPES} if row["stacked"] else None,
@@ -82,22 +78,18 @@ def over_groups(update, mapping, n):
         inside = jax.vmap(update, in_axes=(0, None, None), axis_name="device")
         outside = jax.vmap(inside, axis_name=AXIS)
         return jax.jit(lambda *args: jax.tree.map(lambda x: x[:, 0], outside(*args)))
-    mesh = Mesh(np.array(jax.devices()[: n * DEVICES]).reshape(n, -1), (AXIS, "device"))
 
     def one_of_many(grads, *rest):
         grads = jax.tree.map(lambda x: x[0, 0], grads)
         out = update(grads, *jax.tree.map(lambda x: x[0], rest))
         return jax.tree.map(lambda x: x[None], out)
 
-    return jax.jit(
-        jax.shard_map(
-            one_of_many,
-            mesh=mesh,
-            in_specs=(P(AXIS, "device"), P(AXIS), P(AXIS)),
-            out_specs=P(AXIS),
-            check_vma=mapping == "shard_map",
-        )
-    )
+    mesh = Mesh(np.array(jax.devices()[: n * DEVICES]).reshape(n, -1), (AXIS, "device"))
+    run = jax.shard_map(
+        one_of_many, mesh=mesh, in_specs=(P(AXIS, "device"), P(AXIS), P(AXIS)),
+        out_specs=P(AXIS), check_vma=mapping == "shard_map",
+    )  # fmt: skip
+    return jax.jit(run)
 
 
 def marked(number, row):
@@ -110,10 +102,10 @@ def marked(number, row):
 @pytest.mark.parametrize("row", [marked(*row) for row in enumerate(GRID)])
 def test_equals_the_chain_of_its_links(row):
     """In one program, on the same parameters and gradients, at every step."""
-    exchange, settings = exchange_of(row), settings_of(row)
+    between, settings = exchange_of(row), settings_of(row)
     b3 = settings.pop("b3")
-    one = slamb_jax.scale_by_slamb(exchange, b3=b3, **settings)
-    many = links(exchange, b3=b3, **settings)
+    one = slamb_jax.scale_by_slamb(between, b3=b3, **settings)
+    many = links(between, b3=b3, **settings)
 
     def update(grads, states, params):
         outputs = [
@@ -145,50 +137,32 @@ def test_equals_the_chain_of_its_links(row):
     assert_close(momentum.nu, state.nu)
 
 
-def test_links_emit_float32_and_the_last_the_dtype_of_the_parameters():
-    """So that an update is rounded once, as in the one transformation."""
-    exchange = Exchange()
-    params = {"w": jnp.ones((4, 6), jnp.bfloat16)}
-    wide = {"w": jnp.ones((4, 6), jnp.float32)}
-    momentum = slamb_jax.mask_momentum(exchange)
-    ratio = slamb_jax.layerwise_trust_ratio(exchange)
-    rescale = slamb_jax.elementwise_rescale(exchange)
-    for tx, given, emitted in (
-        (momentum, params, "float32"),
-        (ratio, wide, "float32"),
-        (rescale, wide, "bfloat16"),
-    ):
-        state = tx.init(params)
-        updates, _ = jax.eval_shape(tx.update, given, state, params)
-        assert updates["w"].dtype == emitted
-
-
 def test_slamb_is_a_chain_of_public_parts():
     """To the bit: the scaling, the learning rate, the average of the parameters."""
-    exchange = Exchange(AXIS, min_size=20, sync_every=2)
+    between = exchange(sync_every=2)
     rate = optax.linear_schedule(0.1, 0.0, 10)
     parts = optax.chain(
-        slamb_jax.scale_by_slamb(exchange, b3=0.9, form="product", weight_decay=0.1),
+        slamb_jax.scale_by_slamb(between, b3=0.9, form="product", weight_decay=0.1),
         optax.scale_by_learning_rate(rate),
-        slamb_jax.average_parameters_every(exchange),
+        slamb_jax.average_parameters_every(between),
     )
-    whole = slamb_jax.slamb(rate, exchange, b3=0.9, form="product", weight_decay=0.1)
+    whole = slamb_jax.slamb(rate, between, b3=0.9, form="product", weight_decay=0.1)
     params, grads = random_tree(SHAPES, 9), [random_tree(SHAPES, t, N) for t in (1, 2)]
     with jax.numpy_dtype_promotion("standard"):  # optax's schedules need it
         assert_same_bits(*(train(tx, params, grads, "vmap") for tx in (parts, whole)))
 
 
-def test_keeps_no_direction_in_memory(optimized):
+def test_keeps_no_direction_in_memory():
     """Beside the payload, the step holds no copy of a leaf (donated buffers)."""
     params = {str(i): jnp.zeros((1024, 1024)) for i in range(4)}
-    tx = slamb_jax.slamb(0.01, Exchange())
+    tx = slamb_jax.slamb(0.01, slamb_jax.Exchange())
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(carry, grads):
         updates, state = tx.update(grads, carry[1], carry[0])
         return optax.apply_updates(carry[0], updates), state
 
-    compiled = optimized(step.lower((params, tx.init(params)), params))
+    compiled = compile_optimized(step.lower((params, tx.init(params)), params))
     temporary = compiled.memory_analysis().temp_size_in_bytes
     leaves = 1.4 if jax.__version_info__ >= (0, 10) else 8.4
     assert temporary < leaves * params["0"].nbytes

@@ -12,14 +12,9 @@ import slamb_jax
 from slamb_jax import jointspar
 from slamb_jax.jointspar.distribution import update_distribution
 from tests.close import assert_close, assert_same_bits
-from tests.workers import (
-    AXIS,
-    mesh_of,
-    over_workers,
-    random_tree,
-    stack,
-    train,
-)
+from tests.compiled import compile_optimized
+from tests.optimizers import random_tree
+from tests.workers import AXIS, over_workers, stack, train
 
 SHAPES = {"a": (6, 5), "b": (5, 7), "c": (7,), "d": (3, 3), "norm": (4,)}
 LABELS = {"a": "one", "b": "two", "c": "two", "d": "three", "norm": None}
@@ -51,29 +46,30 @@ LARS = {
     "weight_decay_mask": lambda p: jax.tree.map(lambda x: x.ndim > 1, p),
     "trust_ratio_mask": {name: name != "d" for name in SHAPES}, "nesterov": True,
 }  # fmt: skip
-DENSE = {
-    "sgd": (
-        lambda **s: jointspar.jointspar(RATE, LABELS, 3, **s),
-        lambda: optax.sgd(RATE, momentum=0.9),
-    ),
-    "nesterov": (
-        lambda **s: spar(3, nesterov=True, **s),
-        lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
-    ),
-    "plain": (lambda **s: spar(3, momentum=0.0, **s), lambda: optax.sgd(0.1)),
-    "lars": (lambda **s: lars(3, **s), lambda: optax.lars(0.1)),
-    "lars, all": (
-        lambda **s: jointspar.jointspar_lars(RATE, LABELS, 3, **LARS, **s),
-        lambda: optax.lars(RATE, **LARS),
-    ),
+DENSE = {  # the rate, and settings that both have
+    "sgd": (RATE, {"momentum": 0.9}),
+    "nesterov": (0.1, {"momentum": 0.9, "nesterov": True}),
+    "plain": (0.1, {"momentum": 0.0}),
+    "lars": (0.1, {}),
+    "lars, all": (RATE, LARS),
 }
+
+
+def both(name, **sparse):
+    """JointSpar with the whole budget, and the optimizer that it is then."""
+    rate, settings = DENSE[name]
+    if "lars" in name:
+        tx = jointspar.jointspar_lars(rate, LABELS, 3, **settings, **sparse)
+        return tx, optax.lars(rate, **settings)
+    tx = jointspar.jointspar(rate, LABELS, 3, **settings, **sparse)
+    return tx, optax.sgd(rate, **settings)
 
 
 @pytest.mark.parametrize("name", DENSE)
 @jax.numpy_dtype_promotion("standard")  # optax's schedules need it
 def test_the_full_budget_is_the_dense_optimizer(name):
     """To the last bit operation by operation; compiled, XLA may fuse differently."""
-    sparse, dense = (make() for make in DENSE[name])
+    sparse, dense = both(name)
     for jit in (False, True):
         p, q = PARAMS, PARAMS
         s, d = sparse.init(p), dense.init(q)
@@ -92,11 +88,10 @@ def test_the_full_budget_is_the_dense_optimizer(name):
 )
 @jax.numpy_dtype_promotion("standard")
 def test_the_full_budget_on_many_workers(mapping, sampling):
-    sparse, dense = DENSE["lars, all"]
+    sparse, dense = both("lars, all", axis_name=AXIS, sampling=sampling)
     grads = gradients(3, N)
-    got = train(sparse(axis_name=AXIS, sampling=sampling), PARAMS, grads, mapping)
-    q, dense = PARAMS, dense()
-    state = dense.init(q)
+    got = train(sparse, PARAMS, grads, mapping)
+    q, state = PARAMS, dense.init(PARAMS)
     for g, (p, _) in zip(grads, got, strict=True):
         u, state = jax.jit(dense.update)(jax.tree.map(lambda x: x.mean(0), g), state, q)
         q = optax.apply_updates(q, u)
@@ -139,13 +134,14 @@ def naive(params, grads, state, draws, sampling):
     ("mapping", "sampling"),
     [
         ("vmap", "shared"), ("shard_map", "shared"), ("shard_map_unchecked", "shared"),
-        ("pmap", "shared"), ("shard_map", "per_worker"),
+        ("pmap", "shared"), ("shard_map", "per_worker"), ("vmap", "per_worker"),
     ],
 )  # fmt: skip
 def test_every_mapping_follows_the_formulas(mapping, sampling):
     """Draws, weights, layers that stand still, norms and probabilities.
 
-    The parameters stay equal on all workers, and so does all of the state if shared.
+    Under vmap both branches may be computed. The parameters stay equal on all workers,
+    and so does all of the state if shared.
     """
     tx = spar(BUDGET, axis_name=AXIS, sampling=sampling, horizon=HORIZON, seed=3)
 
@@ -207,11 +203,11 @@ def test_the_estimator_is_unbiased(sampling):
         ("per_worker", [9, 30, 42], 4 + 3),  # a flag per layer for what anyone drew
     ],
 )
-def test_a_layer_that_nobody_drew_is_not_sent(optimized, sampling, in_branches, always):
+def test_a_layer_that_nobody_drew_is_not_sent(sampling, in_branches, always):
     tx = spar(1.5, axis_name=AXIS, sampling=sampling)
     args = stack((PARAMS, tx.init(PARAMS), PARAMS), N)
     step = over_workers(tx.update, "shard_map", N)
-    found = slamb_jax.wire_report(optimized(step.lower(*args))).collectives
+    found = slamb_jax.wire_report(compile_optimized(step.lower(*args))).collectives
     assert {c.kind for c in found} == {"all-reduce"}
     assert sorted(c.elements for c in found if c.conditional) == in_branches
     assert sum(c.elements for c in found if not c.conditional) == always
@@ -262,79 +258,6 @@ def test_a_missing_gradient_leaves_its_parameter_alone():
         assert u["b"] is None
         assert_same_bits(new.trace["b"], state.trace["b"])
         assert (u["c"] != 0).all()
-
-
-@pytest.mark.parametrize("sampling", ["shared", "per_worker"])
-def test_simulated_workers_take_the_same_steps(sampling):
-    """Though under vmap both branches may be computed."""
-    tx = spar(1.5, axis_name=AXIS, sampling=sampling, horizon=10)
-    exchange = slamb_jax.Exchange(AXIS)
-
-    def step(state, batch):
-        params, opt_state = state
-        grads = jax.tree.map(lambda g: jnp.squeeze(g, 0), batch)
-        grads = masked(grads, jointspar.active_layers(opt_state))
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), 0
-
-    start, mesh = (PARAMS, tx.init(PARAMS)), mesh_of(N)
-    real = slamb_jax.replicate(start, mesh, exchange)
-    simulated = slamb_jax.simulated_replicas(start, N)
-    real_step = slamb_jax.per_worker_step(step, mesh, exchange)
-    simulated_step = slamb_jax.simulated_step(step, N, exchange)
-    for g in gradients(6, N):
-        real, simulated = real_step(real, g)[0], simulated_step(simulated, g)[0]
-        assert_close(real, simulated, floor=1.0)
-
-
-BAD = [
-    ({"budget": 0}, r"budget .*\(0.0, inf\].*0"),
-    ({"budget": 3.1}, r"budget .*\(0.0, 3\].*3.1"),
-    ({"budget": float("nan")}, "budget .*nan"),
-    ({"budget": "1"}, "budget .*'1'"),
-    ({"p_min": 0.0}, "p_min .*0.0"),
-    ({"p_min": 0.6}, "p_min must not exceed budget / D = 1.5 / 3 = 0.5, got 0.6"),
-    ({"horizon": 0}, "horizon .*0"),
-    ({"sampling": "private"}, "sampling .*shared, per_worker.*'private'"),
-    ({"momentum": 1.0}, "momentum .*1.0"),
-    ({"seed": 0.5}, "seed .*0.5"),
-    ({"axis_name": ["data"]}, "axis_name .*data"),
-    ({"learning_rate": "fast"}, "learning_rate .*'fast'"),
-    ({"layers": dict.fromkeys(SHAPES)}, "layers must label at least one layer"),
-    ({"layers": LABELS | {"a": 3}}, r"layers must have strings .* 3 at layers\['a'\]"),
-    ({"layers": {"a": "one"}}, "layers must have the structure of the parameters"),
-    ({"layers": LABELS | {"more": "four"}}, "layers must have the structure"),
-]
-LARS_BAD = [
-    ({"weight_decay": -0.1}, "weight_decay .*-0.1"),
-    ({"trust_coefficient": 0.0}, "trust_coefficient .*0.0"),
-    ({"eps": -1.0}, "eps .*-1.0"),
-]
-
-
-@pytest.mark.parametrize(("settings", "message"), [*BAD, *LARS_BAD])
-def test_bad_settings(settings, message):
-    for make in (jointspar.jointspar, jointspar.jointspar_lars):
-        if make is jointspar.jointspar and (settings, message) in LARS_BAD:
-            continue
-        given = {"learning_rate": 0.1, "layers": LABELS, "budget": 1.5} | settings
-        with pytest.raises(ValueError, match=message):
-            make(**given).init(PARAMS)
-
-
-def test_bad_use():
-    tx = jointspar.jointspar(0.1, lambda p: {"a": {"w": "one"}, "b": "two"}, 1)
-    with pytest.raises(ValueError, match="layers names 'two', of which there are no"):
-        tx.init({"a": {"w": jnp.ones(3)}, "b": ()})
-    state = lars(1.5).init(PARAMS)
-    with pytest.raises(ValueError, match="params must be passed"):
-        lars(1.5).update(PARAMS, state)
-    with pytest.raises(ValueError, match="axis_name='data' is not bound here"):
-        lars(1.5, axis_name=AXIS).update(PARAMS, state, PARAMS)
-    with pytest.raises(ValueError, match=r"state must contain one state .* got 0"):
-        jointspar.active_layers(optax.sgd(0.1).init(PARAMS))
-    with pytest.raises(ValueError, match="got 2"):
-        jointspar.layer_probabilities([state] * 2)
 
 
 def test_injected_hyperparameters():

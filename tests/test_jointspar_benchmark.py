@@ -12,12 +12,7 @@ from slamb_jax import jointspar
 from tests.close import assert_close
 from tests.workers import mesh_of
 
-
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    """Flax's own code needs it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 @pytest.mark.long
@@ -37,13 +32,6 @@ def test_what_is_timed_is_training():
     for name, start in model.params.items():
         kept = jax.tree.map(lambda a, b: (a == b).all(), frozen.state[0][name], start)
         assert all(jax.tree.leaves(kept)) == name.startswith("Block")
-
-
-def test_rows_say_what_was_possible():
-    row = step.Row("m", "CPU", 2, 4, 0.5, 0.9, 1.0, 0.6, 0.3)
-    assert row.possible_seconds == pytest.approx(0.2)
-    assert row.realised == pytest.approx(0.5)
-    assert step.step_table([row], "", "").row_count == 1
 
 
 @pytest.mark.long

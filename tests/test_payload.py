@@ -1,7 +1,6 @@
 """Payloads: their dtype and bytes on the wire, and that nothing is lost by them."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +8,14 @@ import numpy as np
 import pytest
 
 import slamb_jax
-from slamb_jax import Exchange
 from slamb_jax._tree.hashing import hash_u32, hash_words
 from slamb_jax.exchange.means import exchange_means
 from slamb_jax.exchange.payloads import resolve_payload
 from slamb_jax.payloads import NaturalCompression, StochasticUniform
 from tests.close import assert_close, assert_same_bits
-from tests.workers import AXIS, over_workers, random_tree, stack, stepper, train
+from tests.compiled import report_of
+from tests.optimizers import exchange, random_tree, slamb
+from tests.workers import AXIS, over_workers, stack, stepper
 
 N = 4
 SHAPES = {"w": (12, 16), "b": (16,), "odd": (7, 11), "empty": (0, 3), "scale": ()}
@@ -47,27 +47,18 @@ def gradients(steps):
     return [random_tree(SHAPES, 1 + t, N) for t in range(steps)]
 
 
-def small(**settings):
-    return Exchange(AXIS, **{"min_size": 20, "sync_every": 3} | settings)
+def sent_by(**settings):
+    tx = slamb(sync_every=10, min_size=9000, **settings)
+    return report_of(tx, random_tree(LARGE, 0), 8)
 
 
 LARGE = {"a": (100, 120), "odd": (101, 103), "bias": (512,)}
 
 
-def report_of(optimized, n, **settings):
-    exchange = Exchange(AXIS, sync_every=10, min_size=9000, **settings)
-    tx = slamb_jax.slamb(0.01, exchange)
-    params = random_tree(LARGE, 0)
-    stacked, state = stack(params, n), stack(tx.init(params), n)
-    lowered = stepper(tx, "shard_map", n).lower(stacked, state, stacked)
-    return slamb_jax.wire_report(optimized(lowered))
-
-
 @each
-def test_the_wire_has_its_dtype_and_bytes(payload, optimized):
+def test_the_wire_has_its_dtype_and_bytes(payload):
     """In the compiled program, where a cast may have been moved."""
-    n = 8
-    report = report_of(optimized, n, payload=payload, average_payload=payload)
+    report = sent_by(payload=payload, average_payload=payload)
     assert {c.dtype for c in report.collectives} == {
         "u16" if isinstance(payload, str) else "u8"
     }
@@ -76,33 +67,28 @@ def test_the_wire_has_its_dtype_and_bytes(payload, optimized):
         ("all-gather", False), ("all-gather", True),
         ("all-to-all", False), ("all-to-all", True),
     ]  # fmt: skip
-    wide = report_of(optimized, n)
+    wide = sent_by()
     for conditional in (False, True):
         got, full = (r.bytes_sent(conditional=conditional) for r in (report, wide))
         if isinstance(payload, str):
             assert got == pytest.approx(full / 2, rel=0.01)
         else:
-            elements = -(-round(full / 7) // n)  # of a slice
+            elements = -(-round(full / 7) // 8)  # of a slice
             both = payload.nbytes(elements) + payload.for_means.nbytes(elements)
             assert got == 7 * both
 
 
-@pytest.mark.parametrize("name", ["uniform8", "uniform4", "natural8", *FLOATS])
-def test_payloads_have_names(name):
-    payload = resolve_payload(name)
-    if name in FLOATS:
-        assert payload == name
-    else:
-        bits = int(name[-1])
-        assert payload.bits == payload.for_means.bits == bits
-        kind = StochasticUniform if name.startswith("uniform") else NaturalCompression
-        assert payload == kind(bits)
+def test_payloads_have_names():
+    names = ["uniform8", "uniform4", "natural8", *FLOATS]
+    kinds = [StochasticUniform(8), StochasticUniform(4), NaturalCompression(8), *FLOATS]
+    assert [resolve_payload(name) for name in names] == kinds
 
 
 def on_workers(payload, x, step=7):
     def run(x):
+        leaf = slamb_jax.selections.Leaf(0, x.shape)
         found = exchange_means(
-            [x], Exchange(AXIS), payload, jnp.int32(step), with_errors=True
+            [x], [leaf], exchange(), payload, jnp.int32(step), with_errors=True
         )
         return [None if y is None else y[0] for y in found]
 
@@ -120,10 +106,11 @@ class Naive:
 
     def rounded(self, x, worker, stage):
         """``x`` of shape (slices, size), each slice in blocks of one scale."""
+        quantizer = (self.quantizer, self.quantizer.for_means)[stage]
         word = hash_u32(np.asarray([worker], np.uint32), self.seed)
         seed = hash_u32(word, hash_words(stage))
         size = x.shape[-1]
-        count = -(-size // self.quantizer.block_size)
+        count = -(-size // quantizer.block_size)
         length = -(-size // count)
         length += length % 2
         blocks = np.zeros((len(x), count * length), np.float32)
@@ -131,7 +118,7 @@ class Naive:
         blocks = blocks.reshape(len(x), count, length)
         place = np.arange(blocks.size, dtype=np.uint32).reshape(blocks.shape)
         draw = (hash_u32(place, seed) >> np.uint32(8)).astype(np.float32)
-        levels = np.float32(2 ** (self.quantizer.bits - 1) - 1)
+        levels = np.float32(2 ** (quantizer.bits - 1) - 1)
         largest = np.abs(blocks).max(-1, keepdims=True)
         y = blocks * (levels / largest)
         code = np.floor(y) + (draw * np.float32(2**-24) < y - np.floor(y))
@@ -151,9 +138,11 @@ class Naive:
         return means.reshape(-1)[:d], sent.reshape(n, -1)[:, :d]
 
 
-@pytest.mark.parametrize(("bits", "size"), [(8, 40), (4, 301)])
-def test_an_exchange_of_codes_is_that_of_the_naive_version(bits, size):
-    quantizer = StochasticUniform(bits, block_size=32, seed=3)
+@pytest.mark.parametrize(
+    ("bits", "mean_bits", "size"), [(8, None, 40), (4, None, 301), (4, 8, 99)]
+)
+def test_an_exchange_of_codes_is_that_of_the_naive_version(bits, mean_bits, size):
+    quantizer = StochasticUniform(bits, 32, mean_bits=mean_bits, seed=3)
     x = np.random.default_rng(0).normal(size=(N, size)).astype(np.float32)
     means, sent = Naive(quantizer, 7)(x)
     got, got_sent, error = on_workers(quantizer, jnp.asarray(x))
@@ -179,8 +168,9 @@ def test_workers_and_steps_round_otherwise(payload):
 def test_the_mean_is_kept(payload, keep):
     """Of updates and residuals together, to float32."""
     payload = dataclasses.replace(payload, error_feedback=True)
-    exchange = small(compress_ratio=0.5, payload=payload)
-    tx = slamb_jax.randk_compress_with_error_feedback(exchange, keep_residual=keep)
+    tx = slamb_jax.randk_compress_with_error_feedback(
+        exchange(compress_ratio=0.5, payload=payload), keep_residual=keep
+    )
     step = over_workers(tx.update, "vmap", N)
     state = stack(tx.init(random_tree(SHAPES, 0)), N)
     for g in gradients(4):
@@ -193,53 +183,6 @@ def test_the_mean_is_kept(payload, keep):
         assert_close(got, x, floor=1.0)
 
 
-def test_means_in_eight_bits_are_finer():
-    """Their rounding is not averaged, unlike that of what each worker sends."""
-    x = random_tree({"x": (N, 4000)}, 0)["x"]
-    errors = {}
-    for payload in (FOUR, MIXED, dataclasses.replace(MIXED, bits=8)):
-        means = on_workers(payload, x)[0]
-        assert (means == means[:1]).all()
-        errors[payload] = np.std(means[0] - np.asarray(x).mean(0))
-    four, mixed, eight = errors.values()
-    assert eight < 0.2 * mixed < 0.2 * 0.95 * four
-
-
-@coded
-def test_error_feedback_takes_the_error_out_of_what_is_added_up(payload):
-    """Of T steps with the same momentum: an error of one, not of the root of T."""
-    g = random_tree({"w": (64, 64)}, 0, N)
-    steps, errors = 16, {}
-    for feeds_back in (True, False):
-        coded = dataclasses.replace(payload, error_feedback=feeds_back)
-        exchange = Exchange(AXIS, compress_ratio=1.0, payload=coded)
-        tx = slamb_jax.randk_compress_with_error_feedback(exchange, keep_residual=False)
-        state = stack(tx.init({"w": jnp.zeros((64, 64))}), N)
-        assert (state.residual is not None) == feeds_back
-        step, total = over_workers(tx.update, "vmap", N), 0.0
-        for _ in range(steps):
-            u, state = step(g, state)
-            u = np.asarray(u["w"])
-            assert (u == u[0]).all()
-            total = total + u[0]
-        errors[feeds_back] = np.std(total - steps * np.asarray(g["w"]).mean(0))
-    assert errors[True] < 0.5 * errors[False]
-
-
-@pytest.mark.long
-def test_a_poisoned_step_is_as_if_it_had_not_been():
-    exchange = small(payload=UNIFORM, average_payload=UNIFORM)
-    tx = slamb_jax.skip_not_finite(slamb_jax.slamb(0.01, exchange), exchange)
-    grads = gradients(4)
-    bad = grads[1] | {"w": grads[1]["w"].at[2, 3, 5].set(jnp.nan)}
-    params = random_tree(SHAPES, 0)
-    want = train(tx, params, grads, "shard_map")[-1]
-    got = train(tx, params, [grads[0], bad, *grads[1:]], "shard_map")[-1]
-    assert got[1].total_notfinite.tolist() == [1] * N
-    assert_same_bits(got[0], want[0])
-    assert_same_bits(got[1].inner, want[1].inner)
-
-
 @pytest.mark.long
 def test_what_is_not_finite_reaches_all():
     x = random_tree({"x": (N, 400)}, 0)["x"].at[2, 37].set(jnp.inf)
@@ -249,8 +192,8 @@ def test_what_is_not_finite_reaches_all():
 
 @each
 def test_the_average_as_a_difference(payload):
-    exchange = Exchange(AXIS, sync_every=2, average_payload=payload)
-    tx = slamb_jax.average_parameters_every(exchange)
+    between = exchange(sync_every=2, average_payload=payload)
+    tx = slamb_jax.average_parameters_every(between)
     start = random_tree(SHAPES, 0)
     state, params = stack(tx.init(start), N), stack(start, N)
     step = stepper(tx, "vmap", N)
@@ -277,8 +220,8 @@ def test_the_average_as_a_difference(payload):
 @pytest.mark.parametrize(("payload", "far"), [("bfloat16", 2e-6), (UNIFORM, 2e-5)])
 def test_what_rounding_took_is_sent_later(payload, far):
     """While nothing moves, averages join the replicas, and the mean stays."""
-    exchange = Exchange(AXIS, sync_every=1, average_payload=payload)
-    tx = slamb_jax.average_parameters_every(exchange)
+    between = exchange(sync_every=1, average_payload=payload)
+    tx = slamb_jax.average_parameters_every(between)
     params = random_tree({"w": (32, 32)}, 0, N)
     mean, zero = np.asarray(params["w"]).mean(0), stack({"w": jnp.zeros((32, 32))}, N)
     state, step = stack(tx.init({"w": jnp.zeros((32, 32))}), N), stepper(tx, "vmap", N)
@@ -292,33 +235,10 @@ def test_what_rounding_took_is_sent_later(payload, far):
     assert moved < 0.02  # the first mean's own rounding, a step of its grid
 
 
-@pytest.mark.long
-def test_a_resized_anchor_is_the_same_for_all():
-    tx = slamb_jax.average_parameters_every(small(average_payload=UNIFORM))
-    state = train(tx, random_tree(SHAPES, 0), gradients(4), "vmap")[-1][1]
-    for workers in (1, 3, 8):
-        for name, anchor in slamb_jax.resize(state, workers).anchor.items():
-            want = np.asarray(state.anchor[name])[:1]
-            np.testing.assert_array_equal(anchor, np.broadcast_to(want, anchor.shape))
-
-
 def test_without_a_payload_there_is_no_anchor():
     params = random_tree(SHAPES, 0)
     plain, anchored = (
-        jax.tree.leaves(slamb_jax.slamb(0.01, small(average_payload=p)).init(params))
+        jax.tree.leaves(slamb(average_payload=p).init(params))
         for p in (None, "bfloat16")
     )
     assert len(anchored) == len(plain) + len(params)
-
-
-def test_buffers_may_be_donated():
-    tx = slamb_jax.slamb(0.01, Exchange(average_payload="bfloat16"))
-    params = random_tree(SHAPES, 0)
-
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def step(params, state):
-        updates, state = tx.update(params, state, params)
-        return jax.tree.map(jnp.add, params, updates), state
-
-    params, state = step(params, tx.init(params))
-    assert jnp.isfinite(step(params, state)[0]["w"]).all()

@@ -1,6 +1,5 @@
 """What the programs share: options, input, bytes, diagnostics."""
 
-import dataclasses
 from pathlib import Path
 
 import jax
@@ -11,15 +10,15 @@ import pytest
 import yaml
 
 import slamb_jax
-from examples.common import diagnostics, inputs, options, processes
-from examples.common.optimizers import optimizer, traffic
+from examples.common import inputs, options, processes
+from examples.common.optimizers import kernels, optimizer, traffic
 from examples.common.options import Options
 from examples.common.traffic import Traffic
-from tests import programs
-from tests.workers import AXIS, random_tree
+from tests.optimizers import random_tree, train_step
+from tests.workers import AXIS
 
 SHAPES = {"a": (30, 20), "b": (20,), "c": (3, 3)}
-standard = programs.standard
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 def parse(*args):
@@ -59,7 +58,6 @@ def test_files_and_command_line(tmp_path):
         ("- 1", "a mapping"),
         ("a: [", "while"),
         ("exchange: {ratio: 1}", "options.yaml: exchange: 'ratio' is not a setting"),
-        ("exchange: 3", "options.yaml: exchange: .* a mapping, got 3"),
     ],
 )
 def test_files_say_what_is_wrong(tmp_path, text, told):
@@ -126,18 +124,6 @@ def test_batches_do_not_depend_on_the_number_of_processes(monkeypatch):
     assert not np.array_equal(seen[:37], seen[37:])
 
 
-def test_a_stream_resumes_where_it_stood():
-    stream = inputs.training(numbered(10), 2, 2, 0, jittered)
-    taken(stream, 3)
-    position = inputs.position(stream)
-    later = taken(stream, 4)
-    again = inputs.training(numbered(10), 2, 2, 0, jittered)
-    again.set_state(position)
-    for a, b in zip(later, taken(again, 4), strict=True):
-        np.testing.assert_array_equal(a["x"], b["x"])
-        np.testing.assert_array_equal(a["noise"], b["noise"])
-
-
 def test_each_held_out_example_counts_once():
     batches = list(inputs.held_out(numbered(10), 4))
     assert [len(b["x"]) for b in batches] == [4, 4, 4]
@@ -149,16 +135,12 @@ def report_of_a_step(o, mesh):
     """Of all workers, with gradients of its own."""
     tx = optimizer(o, optax.constant_schedule(0.1))
 
-    def step(state, batch):
-        params, opt_state = state
-        grads = jax.grad(lambda p: jnp.sum((batch @ p["a"] + p["b"]) ** 2))(params)
-        grads["c"] = jnp.sin(params["c"])
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), None
+    def loss(p, batch):
+        return jnp.sum((batch @ p["a"] + p["b"]) ** 2) + jnp.sum(jnp.sin(p["c"]))
 
     params = random_tree(SHAPES, 0)
     state = slamb_jax.replicate((params, tx.init(params)), mesh, o.exchange)
-    run = slamb_jax.per_worker_step(step, mesh, o.exchange)
+    run = slamb_jax.per_worker_step(train_step(tx, loss), mesh, o.exchange)
     batch = jax.ShapeDtypeStruct((8, 30), jnp.float32)
     return slamb_jax.wire_report(run.lower(state, batch))
 
@@ -188,6 +170,13 @@ def test_traffic_is_that_of_the_compiled_step(changes, settings):
         assert found.average == dense.exchange[0]
 
 
+def test_only_kernels_decay():
+    names = {"kernel": True, "bias": False, "scale": False, "embedding": True}
+    names["relative_position_bias"] = False
+    params = {"layer_0": dict.fromkeys(names, 1.0)}
+    assert kernels(params) == {"layer_0": names}
+
+
 def test_bytes_until_a_step():
     sent = Traffic({0: 50.0, 10: 20.0, 15: 10.0}, 100.0, 7)
     by_step = [
@@ -196,27 +185,3 @@ def test_bytes_until_a_step():
     ]
     assert [sent.until(t) for t in range(31)] == [sum(by_step[:t]) for t in range(31)]
     assert Traffic({0: 2.0}).until(7) == 14.0
-
-
-def test_spread_and_trust_ratios():
-    o = Options(exchange=exchange(min_size=50, sync_every=1000))
-    mesh = processes.mesh_of(4)
-    params = random_tree(SHAPES, 0, 4)
-    tx = optimizer(o, optax.constant_schedule(0.1))
-    state = slamb_jax.replicate(tx.init(random_tree(SHAPES, 0)), mesh, o.exchange)
-    (own,) = [s for s in diagnostics._states(state) if hasattr(s, "nu")]
-    mu = random_tree(SHAPES, 1, 4)
-    nu = jax.tree.map(jnp.square, random_tree(SHAPES, 2, 4))
-    own = own._replace(count=jnp.full((4,), 3, jnp.int32), mu=mu, nu=nu)
-    found = diagnostics.diagnose(o, mesh)(params, own)
-    p = np.concatenate([np.asarray(x).reshape(4, -1) for x in params.values()], 1)
-    mean = p.mean(0)
-    apart = np.sqrt(((p - mean) ** 2).sum(1).mean()) / np.sqrt((mean**2).sum())
-    assert found["replica_spread"] == pytest.approx(apart, rel=1e-5)
-    m, v = np.asarray(mu["a"]), np.asarray(nu["a"])
-    u = (m / (1 - 0.9**3)) / (np.sqrt(v / (1 - 0.999**3)) + o.eps)
-    ratio = [np.linalg.norm(params["a"][i]) / np.linalg.norm(u[i]) for i in range(4)]
-    assert found["trust_ratio"]["a"] == pytest.approx(np.mean(ratio), rel=1e-4)
-    assert set(found["trust_ratio"]) == set(SHAPES)
-    sgdm = optimizer(dataclasses.replace(o, optimizer="sgdm"), lambda t: 0.1)
-    assert diagnostics.diagnose(o, mesh)(params, sgdm.init(params))["trust_ratio"] == {}

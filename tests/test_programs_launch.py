@@ -1,9 +1,9 @@
 """Two real processes of one run: stopped by SIGTERM, resumed, equal to one process."""
 
+import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,88 +18,65 @@ from examples.common import records
 from examples.common.loop import Result
 from examples.common.options import parse
 from tests import programs
+from tests.launcher import free_port
 from tests.test_programs_bert import text_in
 
 LAUNCH = programs.EXAMPLES / "launch"
+SCRIPT = "bash", LAUNCH / "two_processes.sh", "bert"
 STEPS = 400
 TINY = {"vocabulary": 120, "layers": 1, "width": 16, "heads": 2, "length": 16}
 TINY |= {"batch-size": 2, "sync-every": 3, "min-size": 100, "steps": STEPS}
 TINY |= {"warmup-steps": 2, "log-every": 1, "eval-every": 1000}
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return s.getsockname()[1]
-
-
-def started(tmp_path, out, command):
-    options = [f"--{name}={value}" for name, value in TINY.items()]
-    options += ["--files", tmp_path / "text", "--cache", tmp_path / "tokens"]
-    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "PORT")}
-    env |= {
-        "JAX_PLATFORMS": "cpu",
-        "PORT": str(free_port()),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
-    }
-    return subprocess.Popen(
-        [*command, *options, "--out", str(tmp_path / out)],
-        cwd=programs.ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, start_new_session=True,
+def started(tmp_path, out, *command):
+    program, *words = command
+    words += [f"--{name}={value}" for name, value in TINY.items()]
+    words += ["--files", tmp_path / "text", "--cache", tmp_path / "tokens"]
+    return programs.start(
+        *words, "--out", tmp_path / out, program=program,
+        PORT=str(free_port()),
+        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"),
+        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.1",
+        XLA_FLAGS="--xla_backend_optimization_level=0",
     )  # fmt: skip
 
 
-def ended(process, timeout=180):
+def ended(process):
+    """Its status and all that it printed; nothing that it started is left."""
     try:
-        told, _ = process.communicate(timeout=timeout)
+        told = "".join(process.communicate(timeout=180))
         return process.returncode, told
     finally:
         kill(process)
 
 
 def kill(process):
-    """All that it started too."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
-def wait_for_steps(process, path, steps, timeout=180):
-    until = time.monotonic() + timeout
+def wait_for_steps(process, path, steps):
+    until = time.monotonic() + 180
     while time.monotonic() < until and process.poll() is None:
         if path.exists() and any(r["step"] >= steps for r in records.read(path)):
             return
         time.sleep(0.2)
     kill(process)
-    pytest.fail(f"no step {steps}: {process.communicate()[0]}")
-
-
-def process_of(group, words):
-    """Its number, of a group of processes, by words of its command."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (entry / "cmdline").read_text()
-            if words in command and os.getpgid(int(entry.name)) == group:
-                return int(entry.name)
-        except (OSError, ValueError):
-            continue
-    raise ValueError(f"no process {words!r} in group {group}")
+    pytest.fail(f"no step {steps}: {process.communicate()}")
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="no /proc")
+@pytest.mark.skipif(shutil.which("pkill") is None, reason="no pkill")
 def test_one_of_two_processes_dies_and_both_start_again(tmp_path):
     text_in(tmp_path / "text")
-    script = ["bash", str(LAUNCH / "two_processes.sh"), "bert"]
-    script += ["--timeout", "6", "--checkpoint-every", "5"]
     metrics = tmp_path / "two" / "metrics.jsonl"
-    process = started(tmp_path, "two", script)
+    often = "--timeout", "6", "--checkpoint-every", "5"
+    process = started(tmp_path, "two", *SCRIPT, *often)
     wait_for_steps(process, metrics, 12)
-    os.kill(process_of(process.pid, "--process-id\0001"), signal.SIGKILL)
+    group = str(process.pid)
+    subprocess.run(["pkill", "-KILL", "-g", group, "-f", "process-id 1"], check=True)
     code, told = ended(process)
     assert code == 0, told
     assert "both start again (time 1 of 3)" in told
@@ -112,9 +89,8 @@ def test_one_of_two_processes_dies_and_both_start_again(tmp_path):
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_two_processes_stop_and_resume_like_one(tmp_path):
     text_in(tmp_path / "text")
-    script = ["bash", str(LAUNCH / "two_processes.sh"), "bert"]
     metrics = tmp_path / "two" / "metrics.jsonl"
-    process = started(tmp_path, "two", script)
+    process = started(tmp_path, "two", *SCRIPT)
     wait_for_steps(process, metrics, 3)
     process.send_signal(signal.SIGTERM)
     code, told = ended(process)
@@ -122,14 +98,14 @@ def test_two_processes_stop_and_resume_like_one(tmp_path):
     at = records.read(metrics)[-1]["step"]
     assert 3 <= at < STEPS
     assert told.count(f"Stopped and saved at step {at}") == 1
-    code, told = ended(started(tmp_path, "two", script))
+    code, told = ended(started(tmp_path, "two", *SCRIPT))
     assert code == 0, told
     assert Result.read(tmp_path / "two").step == STEPS
     two = [r for r in records.read(metrics) if "loss" in r]
     assert [r["step"] for r in two] == list(range(1, STEPS + 1))
 
-    alone = [sys.executable, "-m", "examples.bert.main", "--workers", "4"]
-    code, told = ended(started(tmp_path, "one", alone))
+    alone = sys.executable, "-m", "examples.bert.main", "--workers", "4"
+    code, told = ended(started(tmp_path, "one", *alone))
     assert code == 0, told
     one = [r for r in records.read(tmp_path / "one" / "metrics.jsonl") if "loss" in r]
     for name, close in (("bytes_sent", 0), ("loss", 1e-3)):

@@ -7,7 +7,9 @@ import pytest
 
 import slamb_jax
 from slamb_jax import recipes
-from tests.workers import AXIS, random_tree, stack, stepper
+from tests.compiled import report_of
+from tests.optimizers import random_tree
+from tests.workers import AXIS
 
 N = 8
 BYTES = {"PAPER": 0.110, "FLOAT32": 0.114, "FEW_BYTES": 0.053, "LARGE_BATCH": 0.057}
@@ -44,12 +46,9 @@ def test_they_train(name):
 
 
 @pytest.mark.parametrize("name", BYTES)
-def test_they_send_what_they_say(name, optimized):
+def test_they_send_what_they_say(name):
     exchange, slamb = made(name)
-    tx, params = slamb(0.1), random_tree({"w": (512, 512)}, 0)
-    every, state = stack(params, N), stack(tx.init(params), N)
-    lowered = stepper(tx, "shard_map", N).lower(every, state, every)
-    report = slamb_jax.wire_report(optimized(lowered))
+    report = report_of(slamb(0.1), random_tree({"w": (512, 512)}, 0), N)
     at_average = report.bytes_sent(conditional=True)
     sent = report.bytes_sent() + at_average / exchange.sync_every
     dense = 2 * (N - 1) / N * 4 * 512**2

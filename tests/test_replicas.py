@@ -11,7 +11,8 @@ import pytest
 import slamb_jax
 from slamb_jax.workers.mesh import replicated
 from slamb_jax.workers.replicas import mean_replica
-from tests.workers import AXIS, P, exchange, mesh_of, random_tree, train_step
+from tests.optimizers import exchange, random_tree, train_step
+from tests.workers import AXIS, P, mesh_of
 
 N = 8
 EXPLICIT, AUTO = jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto

@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -13,9 +11,9 @@ import pytest
 import slamb_jax
 from benchmarks import rivals
 from benchmarks.rivals.exchange import matrix_shape
-from benchmarks.rivals.sparseloco import compress
 from tests import naive_rivals
-from tests.workers import AXIS, mesh_of, random_tree
+from tests.optimizers import random_tree, step_on_gradients
+from tests.workers import AXIS, mesh_of
 
 N = 4
 EXCHANGE = slamb_jax.Exchange(AXIS)
@@ -27,10 +25,7 @@ for _g in GRADS:  # a parameter that nothing depends on
     _g["b"] = _g["b"].at[:, 0].set(0.0)
 
 
-@pytest.fixture(autouse=True)
-def _promotion() -> Iterator[None]:
-    with jax.numpy_dtype_promotion("standard"):  # optax's lamb and adamw need it
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,12 +91,7 @@ def programs(case: Case) -> Iterator[tuple[Any, Callable[..., Any]]]:
     """On a mesh, then simulated: the state of all workers, and their step."""
     tx = case.rival.optimizer
 
-    def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
-        params, opt_state = state
-        grads = jax.tree.map(lambda g: g[0], batch)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), jnp.float32(0)
-
+    step = step_on_gradients(tx)
     start, mesh = (PARAMS, tx.init(PARAMS)), mesh_of(N)
     state = slamb_jax.replicate(start, mesh, EXCHANGE)
     yield state, slamb_jax.per_worker_step(step, mesh, EXCHANGE)
@@ -137,31 +127,12 @@ def test_what_is_sent_grows_as_published() -> None:
     def sent(rival: rivals.Rival, workers: int = 4, step: int = 1) -> float:
         return rivals.wire_bytes(rival.sends(PARAMS, workers, step), workers)
 
-    dense = sent(rivals.dense(optax.sgd(1.0), AXIS))
-    assert dense == 2 * 3 / 4 * 4 * sum(x.size for x in PARAMS.values())
-    one_bit = rivals.one_bit_lamb(0.02, AXIS, N, 4)
-    assert sent(one_bit, step=4) == dense
-    assert sent(one_bit, step=5) == pytest.approx(dense / 32, rel=0.05)
-    diloco = rivals.diloco(0.02, AXIS, sync_every=3)
-    assert [sent(diloco, step=t) for t in (2, 3)] == [0, dense]
-    assert [diloco.agreed(t) for t in (2, 3)] == [False, True]
+    dense = sent(CASES["LAMB"].rival)
+    one_bit, diloco = CASES["1-bit LAMB"].rival, CASES["DiLoCo"].rival
+    assert sent(one_bit, step=4) == pytest.approx(dense / 32, rel=0.05)
+    assert [sent(diloco, step=t) for t in (1, 2)] == [0, dense]
+    assert [diloco.agreed(t) for t in (1, 2)] == [False, True]
     # All-gathers send in proportion to the other workers, all-reduces hardly more.
-    demo = rivals.demo(0.02, AXIS)
+    demo = CASES["DeMo"].rival
     assert sent(demo, 64) == 21 * sent(demo, 4)
     assert sent(POWERSGD, 64) < 1.4 * sent(POWERSGD, 4)
-
-
-def test_a_mean_in_a_payload_sends_its_codes() -> None:
-    assert rivals.mean_sends(1000, N) == [("all-reduce", 4000)]
-    halves = [("all-to-all", 2000), ("all-gather", 500)]
-    assert rivals.mean_sends(1000, N, "bfloat16") == halves
-    nbytes = slamb_jax.payloads.StochasticUniform(bits=4).nbytes(250)
-    codes = [("all-to-all", N * nbytes), ("all-gather", nbytes)]
-    assert rivals.mean_sends(1000, N, "uniform4") == codes
-
-
-def test_sparseloco_words_have_fourteen_bits() -> None:
-    x = jnp.asarray(np.random.default_rng(0).normal(size=5000), jnp.float32)
-    words, scales = compress(x, 64)
-    assert (words.dtype, words.shape, scales.shape) == (jnp.uint16, (2, 64), (2, 2))
-    assert int(words.max()) < 1 << 14

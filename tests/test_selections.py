@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import slamb_jax
 from slamb_jax import Exchange
 from slamb_jax.exchange.blocks import SelectionAtStep
-from slamb_jax.exchange.selections import elements_sent
 from slamb_jax.selections import (
     Bernoulli,
     Leaf,
@@ -21,8 +20,9 @@ from slamb_jax.selections import (
     replay_masks,
 )
 from tests.close import assert_close
+from tests.optimizers import random_tree
 from tests.test_naive import of_elements
-from tests.workers import AXIS, random_tree, train
+from tests.workers import AXIS, train
 
 SHAPE = st.sampled_from(
     [(1, 1), (2, 2), (3, 5), (16, 8), (2, 3, 5), (11, 13), (24, 64), (97, 101)]
@@ -100,13 +100,6 @@ def test_ages_follow_the_recurrence_and_packing_the_ages(
         np.testing.assert_array_equal(sent, blocks[chosen].reshape(-1))
 
 
-@pytest.mark.parametrize("make", [Strided, Permutation])
-def test_the_payload_is_no_more_than_its_share(make):
-    for shape in [(100, 90), (96, 512), (97, 101), (768, 768)]:
-        leaf = Leaf(0, shape)
-        assert leaf.size / 10 <= elements_sent(make(0.1), leaf) <= 1.02 * leaf.size / 10
-
-
 def test_blocks_of_neighbours_only_in_large_leaves():
     strided = Strided(0.1, 0)
     assert [strided.block_size(Leaf(0, s)) for s in [(6, 4), (768, 768)]] == [1, 128]
@@ -158,6 +151,25 @@ def test_recorded_masks_replay_round_and_round():
     for t, got in enumerate(ages):
         age = np.where(masks[t % 3], 0, age + 1)
         np.testing.assert_array_equal(got, age)
+
+
+def test_ages_go_on_across_a_change():
+    """Of blocks of another size, too, and of leaves that were dense before."""
+    leaf = Leaf(0, (40, 300))
+    phases = {0: Strided(1.0), 3: Strided(0.5, 0), 7: Permutation(0.1, 0)}
+    schedule = Schedule(phases)
+    ages = jax.jit(lambda t: schedule.age(t, leaf))
+    age = 0
+    for t in range(1, 14):
+        start = max(s for s in phases if s < t)
+        chosen = True
+        if not phases[start].dense(leaf):
+            own = np.asarray(phases[start].age(jnp.int32(t), leaf)) == 0
+            chosen = np.repeat(own, phases[start].block_size(leaf), 0)
+        got = np.asarray(ages(jnp.int32(t)))
+        got = np.repeat(got, schedule.block_size(leaf), 0)
+        age = np.where(chosen, 0, age + 1)
+        np.testing.assert_array_equal(got, np.broadcast_to(age, got.shape))
 
 
 class OddThenEven(Selection):

@@ -15,8 +15,9 @@ from slamb_jax.payloads import StochasticUniform
 from slamb_jax.selections import Strided
 from tests.close import assert_close
 from tests.forms import FORMS, chain
+from tests.optimizers import random_tree, slamb, step_on_gradients
 from tests.shards import OLD, N, Tiled, auto, mesh_4x2
-from tests.workers import AXIS, P, mesh_of, random_tree, stack, step_on_gradients
+from tests.workers import AXIS, P, mesh_of, stack
 
 SPECS = {
     "embed": P("model", None), "up": P(None, "model"), "bias": P("model"),
@@ -142,15 +143,8 @@ def test_copies_of_an_unsharded_leaf_stay_equal(settings, check_vma):
     """Sharded and unsharded leaves share no scale of a code, and no type."""
     specs = {"a": P(None, "model"), "b": P(), "stack": P("model")}
     shapes = {"a": (7, 10), "b": (7, 9), "stack": (2, 3, 7)}
-    exchange = Exchange(
-        AXIS,
-        compress_ratio=0.5,
-        min_size=8,
-        sync_every=2,
-        param_specs=specs,
-        **settings,
-    )
-    tx = slamb_jax.slamb(0.05, exchange, **SETTINGS)
+    settings = {"compress_ratio": 0.5, "min_size": 8, "sync_every": 2} | settings
+    tx = slamb(0.05, param_specs=specs, **settings, **SETTINGS)
     params = random_tree(shapes, 0)
     own = {name: P(AXIS, *spec) for name, spec in specs.items()}
 

@@ -1,10 +1,9 @@
-"""A transformer sharded over a second mesh axis: its numbers and its traffic."""
+"""A transformer sharded over a second mesh axis: its traffic, and what surrounds it."""
 
 import collections
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -15,8 +14,10 @@ from slamb_jax import Exchange
 from slamb_jax.exchange.selections import elements_sent
 from slamb_jax.selections import Leaf, Strided
 from tests.close import assert_same_bits
-from tests.shards import SHARDS, N, Tiled, auto, mesh_4x2
-from tests.workers import AXIS, P, mesh_of
+from tests.compiled import compile_optimized
+from tests.optimizers import train_step
+from tests.shards import SHARDS, N, auto, mesh_4x2
+from tests.workers import AXIS, P
 
 
 class Transformer(nn.Module):
@@ -55,12 +56,12 @@ def fully_sharded(path, p):
 
 STYLES = {"tensor parallel": tensor_parallel, "fully sharded": fully_sharded}
 MODEL = Transformer()
-TOKENS = np.random.default_rng(0).integers(0, 64, (5, 16, 12))
+TOKENS = np.random.default_rng(0).integers(0, 64, (2, 16, 12))
 pytestmark = [pytest.mark.long, auto]
 
 
-def transformer(style, seed=0):
-    params = MODEL.init(jax.random.key(seed), TOKENS[0, :1, :-1])["params"]
+def transformer(style):
+    params = MODEL.init(jax.random.key(0), TOKENS[0, :1, :-1])["params"]
     return params, jax.tree_util.tree_map_with_path(STYLES[style], params)
 
 
@@ -77,12 +78,7 @@ def running(tx, params, mesh, exchange, check_vma=True):
         ce = optax.softmax_cross_entropy_with_integer_labels
         return ce(logits, tokens[:, 1:]).mean()
 
-    def step(state, tokens):
-        params, opt_state = state
-        loss, grads = jax.value_and_grad(loss_of)(params, tokens)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), loss
-
+    step = train_step(tx, loss_of)
     state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
     return slamb_jax.per_worker_step(step, mesh, exchange, check_vma=check_vma), state
 
@@ -96,9 +92,7 @@ def moved(report):
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_nothing_is_gathered_that_dense_lamb_does_not_gather(
-    style, check_vma, optimized
-):
+def test_nothing_is_gathered_that_dense_lamb_does_not_gather(style, check_vma):
     params, specs = transformer(style)
     exchange = exchange_of(specs)
     mean = optax.stateless(
@@ -110,7 +104,7 @@ def test_nothing_is_gathered_that_dense_lamb_does_not_gather(
         with jax.numpy_dtype_promotion("standard"):  # optax.lamb needs it
             run, state = running(tx, params, mesh_4x2(), exchange, check_vma)
             lowered = run.lower(state, TOKENS[0])
-            reports[name] = slamb_jax.wire_report(optimized(lowered))
+            reports[name] = slamb_jax.wire_report(compile_optimized(lowered))
     assert not moved(reports["slamb"]) - moved(reports["lamb"])
     # Between workers: the packed shards, and the shards once in sync_every.
     like = jax.tree.map(
@@ -140,45 +134,13 @@ def test_nothing_is_gathered_that_dense_lamb_does_not_gather(
     assert min(inner) <= 4 * len(jax.tree.leaves(params))
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_a_transformer_trains_as_the_unsharded_one(style):
-    params, specs = transformer(style)
-    leaves = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
-    tiles = Tiled(Strided(0.25, 500, 3), tuple(leaves))
-    one = Exchange(AXIS, selection=tiles, sync_every=3)
-    sharded = exchange_of(specs, compress_ratio=0.25, sync_every=3)
-    ends = []
-    for exchange, mesh in ((one, mesh_of(N)), (sharded, mesh_4x2())):
-        run, state = running(slamb_jax.slamb(0.01, exchange), params, mesh, exchange)
-        losses = []
-        for tokens in TOKENS:
-            state, loss = run(state, tokens)
-            losses.append(np.asarray(loss))
-        ends.append((losses, slamb_jax.consolidate(state[0])))
-    # The model itself sums in another order; Adam divides by the root of small v.
-    np.testing.assert_allclose(ends[0][0], ends[1][0], rtol=2e-4)
-    for a, b in zip(*(jax.tree.leaves(end[1]) for end in ends), strict=True):
-        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5)
-    if style == "tensor parallel":
-        up = ends[1][1]["Dense_0"]["kernel"].sharding
-        assert up.spec == P(None, "model")
-
-
 def test_what_surrounds_it(tmp_path):
-    """Hyperparameters in the state, skipped steps, checkpoints, equal replicas."""
+    """Hyperparameters in the state, equal replicas, checkpoints."""
     params, specs = transformer("fully sharded")
     exchange = exchange_of(specs, sync_every=1)
     make = optax.inject_hyperparams(slamb_jax.slamb, static_args="exchange")
-    inner = slamb_jax.on_shards(make(0.01, exchange=exchange), exchange)
-    tx = slamb_jax.skip_not_finite(inner, exchange)
+    tx = slamb_jax.on_shards(make(0.01, exchange=exchange), exchange)
     run, state = running(tx, params, mesh_4x2(), exchange)
-    (params, opt_state), _ = run(state, TOKENS[0])
-    embed = jax.tree.map(lambda p: p.at[0, 0].set(jnp.nan), params["Embed_0"])
-    before = jax.device_get(opt_state)
-    (_, after), _ = run((params | {"Embed_0": embed}, opt_state), TOKENS[1])
-    assert int(after.total_notfinite[0]) == 1
-    assert_same_bits(after.inner, before.inner)
-    run, state = running(tx, transformer("fully sharded")[0], mesh_4x2(), exchange)
     state, _ = run(state, TOKENS[0])
     slamb_jax.assert_replicas_agree(state[0], rtol=1e-5)
     with slamb_jax.Checkpoints(tmp_path) as checkpoints:

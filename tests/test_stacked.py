@@ -9,6 +9,7 @@ import slamb_jax
 from slamb_jax import Exchange
 from slamb_jax.selections import Bernoulli, Leaf, Permutation, Strided, replay_masks
 from tests.close import assert_close
+from tests.compiled import compile_optimized
 from tests.forms import FORMS
 from tests.test_naive import of_elements
 from tests.workers import AXIS, train
@@ -118,11 +119,11 @@ def test_a_function_says_which_are_stacks():
     jax.tree.map(np.testing.assert_array_equal, *ends)
 
 
-def test_the_program_does_not_grow_with_the_layers(optimized):
+def test_the_program_does_not_grow_with_the_layers():
     def instructions(layers):
         p = {"w": jnp.ones((layers, 16, 256)), "b": jnp.ones((layers, 256))}
         tx = slamb_jax.slamb(0.1, Exchange(stacked=True, min_size=0))
         lowered = jax.jit(tx.update).lower(p, jax.eval_shape(tx.init, p), p)
-        return optimized(lowered).as_text().count(" = ")
+        return compile_optimized(lowered).as_text().count(" = ")
 
     assert instructions(24) <= 1.1 * instructions(3)

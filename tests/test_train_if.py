@@ -13,17 +13,11 @@ from flax import nnx
 from slamb_jax import jointspar
 from slamb_jax.wire.hlo import parse_hlo
 from tests.close import assert_close
+from tests.compiled import compile_optimized
 from tests.workers import MAPPINGS, over_workers, stack
 
 NAMES = ("a", "b", "c")
 WIDTH = 8
-
-
-@pytest.fixture
-def standard_promotion():
-    """Flax's own code needs it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def dense(w, x):
@@ -154,12 +148,12 @@ def products(compiled):
     return plain(entry), branches
 
 
-def test_the_compiled_program_skips_inactive_layers(optimized):
+def test_the_compiled_program_skips_inactive_layers():
     """Neither gradient, one of them or both; the lowest layer has only weights."""
 
     def of(loss):
         lowered = jax.jit(jax.grad(loss)).lower(*arrays(), flags(NAMES))
-        return products(optimized(lowered))
+        return products(compile_optimized(lowered))
 
     layer = [0, 1, 1, 2]
     assert of(network) == (3, [[0, 1], layer, layer])
@@ -246,17 +240,3 @@ def test_nnx_modules_with_statistics_and_dropout():
         return value, nnx.state(net, nnx.BatchStat)
 
     check_module(loss, params)
-
-
-CALLS = [
-    (lambda: jointspar.train_if(flags(""), "d", dense), "no layer 'd' .*'a', 'b', 'c'"),
-    (lambda: jointspar.train_if(flags(""), "a", dense, below=["d"]), "no layer 'd'"),
-    (lambda: jointspar.train_if(["a"], "a", dense), r"active .*\['a'\]"),
-    (lambda: jointspar.train_if(flags(""), "a", 3), "layer must be .*3"),
-]
-
-
-@pytest.mark.parametrize(("call", "message"), CALLS)
-def test_bad_input(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -11,13 +11,14 @@ import pytest
 from jax.sharding import Mesh
 
 import slamb_jax
-from slamb_jax._tree.leaves import Leaf
 from slamb_jax.exchange.collectives import pmean
 from slamb_jax.exchange.selections import elements_sent
+from slamb_jax.selections import Leaf, Strided
 from slamb_jax.wire.groups import Groups, parse_groups
 from slamb_jax.wire.hlo import parse_hlo
-from tests.compiled import compile_optimized
-from tests.workers import AXIS, P, mesh_of, stepper
+from tests.compiled import compile_optimized, report_of
+from tests.optimizers import random_tree, slamb
+from tests.workers import AXIS, P, mesh_of
 
 N = 8
 
@@ -200,15 +201,9 @@ D = sum(leaf.size for leaf in LEAVES)
 
 
 @functools.cache
-def slamb_report(mu_dtype=None, **settings):
-    tx = slamb_jax.slamb(0.01, slamb_jax.Exchange(AXIS, **settings), mu_dtype=mu_dtype)
-    params = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in SHAPES.items()}
-    args = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((N, *x.shape), x.dtype),
-        (params, jax.eval_shape(tx.init, params), params),
-    )
-    lowered = stepper(tx, "shard_map", N).lower(*args)
-    return slamb_jax.wire_report(compile_optimized(lowered))
+def slamb_report(**settings):
+    tx = slamb(**{"min_size": None, "sync_every": 50} | settings)
+    return report_of(tx, random_tree(SHAPES, 0), N)
 
 
 def elements(report, *, conditional=False):
@@ -244,14 +239,6 @@ def test_the_average_is_in_a_conditional():
     assert elements(always) == D + elements(never)
 
 
-def test_sixteen_bits_are_sent_as_sixteen():
-    """Neither the promotion of CPU all-reduces nor a moved cast widens the payload."""
-    wide = slamb_report(sync_every=None)
-    narrow = slamb_report(sync_every=None, mu_dtype="bfloat16")
-    assert {c.dtype for c in narrow.collectives} == {"u16"}
-    assert narrow.bytes_sent() == pytest.approx(wide.bytes_sent() / 2, rel=0.01)
-
-
 def test_small_arrays_are_sent_as_one_and_large_ones_alone():
     tree = {f"small{i}": floats(8 * 10 * i) for i in range(1, 9)}
     tree["large"] = floats(8 * 2**20)
@@ -267,3 +254,15 @@ def test_small_arrays_are_sent_as_one_and_large_ones_alone():
     # Where XLA has no other way each operand is a round of its own.
     assert sum(len(x.operands) for x in reductions) == 2
     assert elements(slamb_jax.wire_report(program)) == 360 + 2**20
+
+
+def test_a_schedule_has_an_exchange_for_each_ratio():
+    ratios = {0: 1.0, 2: 0.5, 4: 0.1}
+    tx = slamb(compress_ratio=ratios, min_size=100, sync_every=None)
+    report = report_of(tx, random_tree(SHAPES, 0), N)
+    assert {c.conditional for c in report.collectives} == {True}
+    sent = [
+        sum(elements_sent(Strided(ratio, 100), leaf) for leaf in LEAVES)
+        for ratio in ratios.values()
+    ]
+    assert sorted(c.elements for c in report.collectives) == sorted(sent)

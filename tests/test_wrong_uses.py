@@ -1,18 +1,36 @@
-"""Every wrong use of the table gets its error, which names the argument and value."""
+"""Every wrong use of the tables gets its error, which names the argument and value.
 
+A row is ``(call, message)``: a function without arguments (or with a directory), and a
+pattern that names the argument and the value.
+"""
+
+import functools
+import inspect
 import re
 
 import pytest
 
-from tests import wrong_uses
+from tests.wrong_uses.advice import ADVICE
+from tests.wrong_uses.checkpoints import CHECKPOINTS
+from tests.wrong_uses.commands import BYTE_LM, COMMANDS, CONFIGS
+from tests.wrong_uses.jointspar import JOINTSPAR
+from tests.wrong_uses.links import LINKS, SHARDS
+from tests.wrong_uses.replicas import REPLICAS
+from tests.wrong_uses.settings import MADE
+from tests.wrong_uses.trees import TREES
 
-ALL = wrong_uses.everything()
+VALUES = MADE + SHARDS + LINKS + TREES + JOINTSPAR + REPLICAS + ADVICE
+VALUES += CHECKPOINTS + CONFIGS
+ALL = [(*row, ValueError) for row in VALUES]
+ALL += [(*row, SystemExit) for row in COMMANDS + BYTE_LM]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), ALL)
-def test_wrong_use(call, error, message, tmp_path, capsys):
+@pytest.mark.parametrize(("call", "message", "error"), ALL)
+def test_wrong_use(call, message, error, tmp_path, capsys):
+    made = isinstance(call, functools.partial)
+    takes_directory = not made and inspect.signature(call).parameters
     with pytest.raises(error) as caught:
-        call(tmp_path) if wrong_uses.takes_directory(call) else call()
+        call(tmp_path) if takes_directory else call()
     said = str(caught.value)
     if isinstance(caught.value, SystemExit):
         said += capsys.readouterr().err
@@ -21,4 +39,4 @@ def test_wrong_use(call, error, message, tmp_path, capsys):
 
 
 def test_there_are_enough():
-    assert len(ALL) >= 200
+    assert len(ALL) >= 300

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 
 import slamb_jax
-from tests.wrong_uses.common import NAN, of
+from tests.wrong_uses.common import NAN, bad, of
 from tests.wrong_uses.replicas import STATE
 
 SAVED = {"w": jnp.ones((4, 3))}
@@ -43,11 +43,6 @@ def in_a_file(directory):
     slamb_jax.Checkpoints(directory / "file")
 
 
-def on_a_full_disk(directory):
-    del directory
-    slamb_jax.Checkpoints("/proc/nowhere")  # takes no files, not even root's
-
-
 def of_a_later_format(directory):
     metadata = saved(directory) / "3" / "about" / "metadata"
     metadata.write_text(metadata.read_text().replace('"format": 1', '"format": 2'))
@@ -55,19 +50,16 @@ def of_a_later_format(directory):
         checkpoints.restore(SAVED)
 
 
-def of_another_optimizer():
+def of_adam():
     params = {f"w{i}": jnp.ones(4) for i in range(3)}
-    return {
-        "w": SAVED["w"],
-        "opt": optax.adam(0.1).init(params)[0]._replace(count=None),
-    }
+    state = optax.adam(0.1).init(params)[0]
+    return {"w": SAVED["w"], "opt": state._replace(count=None)}
 
 
 CHECKPOINTS = [
-    (lambda directory: slamb_jax.Checkpoints(3), "directory .*3"),
+    *bad(slamb_jax.Checkpoints, "directory", 3, "/proc/nowhere"),  # takes no files
     (lambda directory: slamb_jax.Checkpoints(directory, keep=1), "keep .*1"),
     (in_a_file, "directory .*file"),
-    (on_a_full_disk, "directory .*/proc/nowhere"),
     (saving(-1, STATE), "step .*-1"),
     (saving(1.5, STATE), "step .*1.5"),
     (saving(1, {"w": jnp.ones(())}), r"state\['w'\] .*\(\)"),
@@ -81,13 +73,7 @@ CHECKPOINTS = [
     (restoring({"v": jnp.ones((4, 3))}), r"\['v'\] is missing; \['w'\] is not expec"),
     (restoring({"w": jnp.ones((4, 2))}), r"\['w'\] has shape \[3\], expected \[2\]"),
     (restoring({"w": jnp.ones((4, 3), jnp.bfloat16)}), "float32, expected bfloat16"),
-    (
-        restoring(of_another_optimizer()),
-        r"does not fit: \['opt'\].mu\['w0'\] is missing; .* and 1 more",
-    ),
+    (restoring(of_adam()), r"not fit: \['opt'\].mu\['w0'\] is missing; .* and 1 more"),
     (of_a_later_format, "has format 2, and this version of slamb_jax reads 1"),
-    (
-        of(slamb_jax.resize, {"w": jnp.ones(3), "u": jnp.ones(())}, 2),
-        r"state\['u'\] must have a leading axis",
-    ),
+    (of(slamb_jax.resize, {"u": jnp.ones(())}, 2), r"state\['u'\] .* leading axis"),
 ]

@@ -25,15 +25,6 @@ def resizing(options, make=saved):
     return call
 
 
-def nothing(directory):
-    return directory / "nothing"
-
-
-def no_checkpoints(directory):
-    (directory / "empty").mkdir()
-    return directory / "empty"
-
-
 def occupied(directory):
     (directory / "out").mkdir()
     (directory / "out" / "thesis").write_text("")
@@ -88,8 +79,8 @@ COMMANDS = [
     (resizing("{d}/out --workers two"), "--workers: .*'two'"),
     (resizing("{d}/out"), "required: --workers"),
     (resizing("--workers 2"), "required: OUT"),
-    (resizing("{d}/out --workers 2", nothing), "CHECKPOINT .*nothing"),
-    (resizing("{d}/out --workers 2", no_checkpoints), "CHECKPOINT .*empty"),
+    (resizing("{d}/out --workers 2", lambda d: d / "nothing"), "CHECKPOINT .*nothing"),
+    (resizing("{d}/out --workers 2", lambda d: d), "CHECKPOINT .*"),  # empty
     (resizing("{d}/out --workers 2", occupied), "OUT .*empty or new.*out"),
     (resizing("{d}/out --workers 2", unlike), r"\['t'\] must be the same on all"),
     (resizing("{d}/out --workers 2", damaged), r"damaged .*\['w'\]"),
@@ -110,19 +101,16 @@ def running(**settings):
     return lambda directory: byte_lm(Config(**({"out": directory} | settings)), {})
 
 
+OUT_OF_RANGE = [("workers", 0), ("workers", 2.5), ("steps", 0), ("batch", 0)]
+OUT_OF_RANGE += [("context", -1), ("layers", 0), ("evaluations", 0)]
+
 CONFIGS = [
-    (running(workers=0), "workers .*0"),
-    (running(workers=2.5), "workers .*2.5"),
-    (running(steps=0), "steps .*0"),
-    (running(batch=0), "batch .*0"),
-    (running(context=-1), "context .*-1"),
-    (running(layers=0), "layers .*0"),
+    *((running(**{name: x}), f"{name} .*{x}") for name, x in OUT_OF_RANGE),
     (running(width=96, heads=5), "width .*heads.*96 and 5"),
     (running(rate=(NAN,) * 4), "rate .*nan"),
     (running(rate=(-1.0,) * 4), "rate .*-1.0"),
     (running(rate=(0.1,)), "rate must have one value for each of 4"),
     (running(optimizer=("best",)), "name .*'best'"),
-    (running(evaluations=0), "evaluations .*0"),
 ]
 
 BYTE_LM = [

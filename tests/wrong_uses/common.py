@@ -1,18 +1,17 @@
 """What the wrong uses are made of."""
 
-import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 
 import slamb_jax
+from tests.optimizers import OF_EXCHANGE
 
 NAN, INF = float("nan"), float("inf")
 
 PARAMS = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
-
-_OF_EXCHANGE = {field.name for field in dataclasses.fields(slamb_jax.Exchange)}
 
 
 def of(make, *args, **settings):
@@ -20,16 +19,23 @@ def of(make, *args, **settings):
     return functools.partial(make, *args, **settings)
 
 
+def bad(make, name, *values, wanted=""):
+    """Rows, one for each value of an argument; the error must name both."""
+    return [
+        (of(make, **{name: value}), f"{name} .*{wanted}.*{re.escape(repr(value))}")
+        for value in values
+    ]
+
+
+def make_slamb(**settings):
+    settings = {"learning_rate": 0.01} | settings
+    ours = {name: settings.pop(name) for name in OF_EXCHANGE & set(settings)}
+    return slamb_jax.slamb(exchange=slamb_jax.Exchange(**ours), **settings)
+
+
 def slamb(**settings):
     """A call that makes the optimizer, and its exchange, with these settings."""
-    settings = {"learning_rate": 0.01} | settings
-    ours = {name: settings.pop(name) for name in _OF_EXCHANGE & set(settings)}
-    return lambda: slamb_jax.slamb(exchange=slamb_jax.Exchange(**ours), **settings)
-
-
-def with_exchange(make, *args, exchange=None, **settings):
-    """A call that makes a link, of an exchange with these settings."""
-    return lambda: make(slamb_jax.Exchange(**(exchange or {})), *args, **settings)
+    return of(make_slamb, **settings)
 
 
 def updating(make, grads=PARAMS, params=PARAMS, like=PARAMS):

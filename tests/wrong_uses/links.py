@@ -1,27 +1,28 @@
 """Wrong settings of the links, of selections and payloads, and of the wrappers."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 import slamb_jax
 from slamb_jax import payloads, selections
-from tests.workers import AXIS, P, mesh_of
-from tests.wrong_uses.common import INF, PARAMS, of, slamb, updating, with_exchange
+from tests.workers import AXIS, P
+from tests.wrong_uses.common import INF, PARAMS, bad, of, slamb, updating
 
+NARROW = slamb_jax.train_in_bfloat16(optax.sgd(0.1))
+HALF = jnp.ones(2, jnp.float16)
 SPECS = {"w": P(None, "model"), "b": P()}
-TOP_K = {"selection": selections.TopK(min_size=1)}
+ALONE, STRIDED = slamb_jax.Exchange(), selections.Strided()
+TOP_K = slamb_jax.Exchange(selection=selections.TopK(min_size=1))
+trust_ratio = partial(slamb_jax.layerwise_trust_ratio, ALONE)
+feedback = partial(slamb_jax.randk_compress_with_error_feedback, ALONE)
 
 
-def ratio(**settings):
-    return with_exchange(slamb_jax.layerwise_trust_ratio, exchange=settings)
-
-
-def replicating(devices, specs):
-    exchange = {"axis_name": AXIS, "param_specs": specs}
-    return lambda: slamb_jax.replicate(
-        PARAMS, mesh_of(devices), slamb_jax.Exchange(**exchange)
-    )
+def ratio(specs):
+    exchange = slamb_jax.Exchange(param_specs=specs)
+    return updating(of(slamb_jax.layerwise_trust_ratio, exchange))
 
 
 def scalar_stack():
@@ -30,33 +31,17 @@ def scalar_stack():
 
 
 SHARDS = [
-    (updating(ratio(param_specs=SPECS)), "'model', and the mesh here has none"),
+    (ratio(SPECS), "'model', and the mesh here has none"),
     (updating(slamb(stacked={"x": True})), "stacked must have the structure"),
     (scalar_stack(), r"stacked must be False .* params\['s'\]"),
-    (
-        updating(ratio(param_specs={"w": P(None, None, None), "b": None})),
-        r"param_specs must have at most one entry .*\(2, 3\) at params\['w'\]",
-    ),
+    (ratio({"w": P(None, None, None), "b": None}), r"entry .*\(2, 3\) at .*\['w'\]"),
     (of(slamb_jax.on_shards, "slamb", slamb_jax.Exchange()), "tx .*'slamb'"),
     (of(slamb_jax.on_shards, optax.sgd(0.1), {"w": 1}), "exchange must be .*'w': 1"),
-    (
-        replicating(8, SPECS),
-        "param_specs names 'model', which is not an axis of the mesh",
-    ),
-    (replicating(8, {"w": P()}), "param_specs must have one spec for each parameter"),
-    (of(slamb_jax.train_in_bfloat16, optax.sgd), "inner .*function sgd"),
-    (of(slamb_jax.train_in_bfloat16, optax.sgd(0.1), "up"), "rounding .*'up'"),
-    (of(slamb_jax.train_in_bfloat16, optax.sgd(0.1), seed=0.5), "seed .*0.5"),
-    (
-        lambda: slamb_jax.train_in_bfloat16(optax.sgd(0.1)).init(
-            {"w": jnp.ones(2, jnp.float16)}
-        ),
-        r"params must be bfloat16 or float32, got float16 at params\['w'\]",
-    ),
-    (
-        updating(lambda: slamb_jax.train_in_bfloat16(optax.sgd(0.1)), params=None),
-        "params must be passed",
-    ),
+    *bad(slamb_jax.train_in_bfloat16, "inner", optax.sgd),
+    *bad(partial(slamb_jax.train_in_bfloat16, optax.sgd(0.1)), "rounding", "up"),
+    *bad(partial(slamb_jax.train_in_bfloat16, optax.sgd(0.1)), "seed", 0.5),
+    (of(NARROW.init, {"w": HALF}), r"bfloat16 or float32, got float16 at .*\['w'\]"),
+    (updating(NARROW, params=None), "params must be passed"),
 ]
 
 ANY = "exchange must be a slamb_jax.Exchange, got "
@@ -74,63 +59,37 @@ LINKS = [
             slamb_jax.average_gradients,
         )
     ),
-    (of(slamb_jax.accumulate, optax.sgd(1.0), 0), "every .*at least 1.*0"),
-    (of(slamb_jax.accumulate, optax.sgd(1.0), 2.0), "every .*integer.*2.0"),
-    (of(slamb_jax.accumulate, "sgd", 2), "tx .*'sgd'"),
-    (of(slamb_jax.accumulate, slamb_jax.slamb, 2), "tx .*function slamb"),
-    (of(slamb_jax.skip_not_finite, optax.sgd, slamb_jax.Exchange()), "tx .*sgd"),
-    (of(slamb_jax.skip_not_finite, optax.sgd(1.0), 3), ANY + "3"),
-    (with_exchange(slamb_jax.mask_momentum, 1.5), "b1 .*1.5"),
-    (with_exchange(slamb_jax.mask_momentum, eps=0), "eps .*0"),
-    (
-        with_exchange(slamb_jax.mask_momentum, compressor="randk"),
-        "compressor .*'randk'",
-    ),
-    (
-        with_exchange(slamb_jax.randk_compress_with_error_feedback, keep_residual=1),
-        "keep_residual .*1",
-    ),
-    (with_exchange(slamb_jax.layerwise_trust_ratio, 2.0), "b3 .*2.0"),
-    (
-        with_exchange(slamb_jax.layerwise_trust_ratio, form="product "),
-        "form .*'product '",
-    ),
-    (with_exchange(slamb_jax.layerwise_trust_ratio, c_max=-1), "c_max .*-1"),
-    (with_exchange(slamb_jax.elementwise_rescale, "1"), "b3 .*'1'"),
-    (
-        with_exchange(slamb_jax.layerwise_trust_ratio, exchange=TOP_K),
-        "selection=TopK.*scale_by_slamb",
-    ),
-    (
-        with_exchange(slamb_jax.elementwise_rescale, exchange=TOP_K),
-        "selection=TopK.*scale_by_slamb",
-    ),
+    *bad(partial(slamb_jax.accumulate, optax.sgd(1.0)), "every", 0, 2.0),
+    *bad(partial(slamb_jax.accumulate, every=2), "tx", "sgd", slamb_jax.slamb),
+    *bad(partial(slamb_jax.skip_not_finite, exchange=ALONE), "tx", optax.sgd),
+    *bad(partial(slamb_jax.skip_not_finite, optax.sgd(1.0)), "exchange", 3, AXIS),
+    *bad(partial(slamb_jax.mask_momentum, ALONE), "b1", 1.5),
+    *bad(partial(slamb_jax.mask_momentum, ALONE), "eps", 0),
+    *bad(partial(slamb_jax.mask_momentum, ALONE), "compressor", "randk"),
+    *bad(feedback, "keep_residual", 1),
+    *bad(trust_ratio, "b3", 2.0),
+    *bad(trust_ratio, "form", "product "),
+    *bad(trust_ratio, "c_max", -1),
+    *bad(partial(slamb_jax.elementwise_rescale, ALONE), "b3", "1"),
+    (of(slamb_jax.layerwise_trust_ratio, TOP_K), "selection=TopK.*scale_by_slamb"),
+    (of(slamb_jax.elementwise_rescale, TOP_K), "selection=TopK.*scale_by_slamb"),
     (of(slamb_jax.average_parameters, PARAMS, "rows"), "axis_name='rows' is not bound"),
-    (of(payloads.StochasticUniform, 2), "bits .*2"),
-    (of(payloads.StochasticUniform, True), "bits .*True"),
-    (of(payloads.StochasticUniform, mean_bits=16), "mean_bits .*16"),
-    (of(payloads.StochasticUniform, block_size=1), "block_size .*1"),
-    (of(payloads.StochasticUniform, error_feedback=1), "error_feedback .*1"),
-    (of(payloads.NaturalCompression, 4), "bits .*4"),
-    (of(payloads.NaturalCompression, block_size=2.5), "block_size .*2.5"),
-    (of(payloads.NaturalCompression, seed="a"), "seed .*'a'"),
-    (of(selections.Strided, compress_ratio=2.0), "compress_ratio .*2.0"),
-    (of(selections.Strided, min_size="0"), "min_size .*'0'"),
-    (of(selections.Permutation, seed="a"), "seed .*'a'"),
-    (of(selections.Bernoulli, slack=-1.0), "slack .*-1.0"),
-    (of(selections.Bernoulli, slack=INF), "slack .*inf"),
-    (of(selections.TopK, patience=0), "patience .*at least 1.*0"),
-    (of(selections.TopK, compress_ratio=0.0), "compress_ratio .*0.0"),
-    (of(selections.Schedule, {}), "phases .*{}"),
-    (of(selections.Schedule, {1: selections.Strided()}), "phases .*one of them 0"),
-    (
-        of(selections.Schedule, selections.Strided()),
-        "phases must be a mapping.*Strided",
-    ),
-    (
-        of(selections.Schedule, {0: selections.Strided(), 1.5: selections.Strided()}),
-        r"phases .*1\.5",
-    ),
+    *bad(payloads.StochasticUniform, "bits", 2, True),
+    *bad(payloads.StochasticUniform, "mean_bits", 16),
+    *bad(payloads.StochasticUniform, "block_size", 1),
+    *bad(payloads.StochasticUniform, "error_feedback", 1),
+    *bad(payloads.NaturalCompression, "bits", 4),
+    *bad(payloads.NaturalCompression, "block_size", 2.5),
+    *bad(payloads.NaturalCompression, "seed", "a"),
+    *bad(selections.Strided, "compress_ratio", 2.0),
+    *bad(selections.Strided, "min_size", "0"),
+    *bad(selections.Permutation, "seed", "a"),
+    *bad(selections.Bernoulli, "slack", -1.0, INF),
+    *bad(selections.TopK, "patience", 0, wanted="at least 1"),
+    *bad(selections.TopK, "compress_ratio", 0.0),
+    *bad(selections.Schedule, "phases", {}, STRIDED),
+    (of(selections.Schedule, {1: STRIDED}), "phases .*one of them 0"),
+    (of(selections.Schedule, {0: STRIDED, 1.5: STRIDED}), r"phases .*1\.5"),
     (of(selections.Schedule, {0: 0.5}), "phases .*0.5 at 0"),
     (of(selections.Schedule, {0: selections.Strided}), "phases .*Strided.* at 0"),
     (of(selections.Schedule, {0: selections.TopK()}), "phases .*state.*TopK.* at 0"),

@@ -7,12 +7,10 @@ import optax
 
 import slamb_jax
 from slamb_jax import selections
-from tests.workers import AXIS, mesh_of, over_workers, stack
-from tests.wrong_uses.common import PARAMS, initial, slamb, updating, with_exchange
+from tests.workers import AXIS, P, mesh_of, over_workers, stack
+from tests.wrong_uses.common import PARAMS, initial, of, slamb, updating
 
-
-def bad_leaf(dtype):
-    return {"ok": jnp.ones(3), "bad": jnp.ones(3, dtype)}
+ALONE = slamb_jax.Exchange()
 
 
 def injected():
@@ -27,67 +25,64 @@ def unbound_on_a_mesh():
     )
 
 
-def averaged_already():
+def averaged_already(own_state=False, accumulated=False):
+    """The trap: jax.grad of replicated parameters inside shard_map sums them."""
     tx = slamb(axis_name=AXIS)()
+    tx = slamb_jax.accumulate(tx, 2) if accumulated else tx
+    params = {"w": PARAMS["w"]}
+    state = stack(tx.init(params), 2) if own_state else tx.init(params)
 
-    def step(p, x):
+    def step(p, state, x):
+        if own_state:
+            state = jax.tree.map(lambda s: jnp.squeeze(s, 0), state)
         grads = jax.grad(lambda p: jnp.sum((x @ p["w"]) ** 2))(p)
-        return tx.update(grads, tx.init(p), p)[0]
+        return tx.update(grads, state, p)[0]
 
-    spec = jax.sharding.PartitionSpec
-    split = jax.shard_map(
-        step, mesh=mesh_of(2), in_specs=(spec(), spec(AXIS)), out_specs=spec()
-    )
-    jax.eval_shape(split, {"w": PARAMS["w"]}, jnp.ones((4, 2)))
+    specs = P(), P(AXIS) if own_state else P(), P(AXIS)
+    split = jax.shard_map(step, mesh=mesh_of(2), in_specs=specs, out_specs=P())
+    jax.eval_shape(split, params, state, jnp.ones((4, 2)))
 
 
-SHORT = {"w": PARAMS["w"]}
+SHORT, W, B = {"w": PARAMS["w"]}, PARAMS["w"], PARAMS["b"]
+INT, COMPLEX = B.astype("int32"), B.astype("complex64")
+SEVEN = selections.replay_masks([np.ones((4, 7), bool)])
+NO_PARAMS = "params must be passed to update, got None"
+
+
+def with_leaf(value):
+    return initial(slamb(), {"ok": B, "bad": value})
+
+
+def masked(mask):
+    return updating(slamb(mask=mask, weight_decay=0.1))
+
 
 TREES = [
-    (initial(slamb(), bad_leaf(jnp.int32)), r"params .*int32 at params\['bad'\]"),
-    (initial(slamb(), bad_leaf(jnp.complex64)), r"params .*complex64 at params\['bad'"),
-    (initial(slamb(), bad_leaf(bool)), r"params .*bool at params\['bad'\]"),
-    (initial(slamb(), {"w": 1.0}), r"params .*1.0 .*params\['w'\]"),
-    (initial(slamb(), {"w": "a"}), r"params .*'a' .*params\['w'\]"),
+    (with_leaf(INT), r"params .*int32 at params\['bad'\]"),
+    (with_leaf(COMPLEX), r"params .*complex64 at params\['bad'"),
+    (with_leaf(B.astype(bool)), r"params .*bool at params\['bad'\]"),
+    (with_leaf(1.0), r"params .*1.0 .*params\['bad'\]"),
+    (with_leaf("a"), r"params .*'a' .*params\['bad'\]"),
     (initial(slamb(), jax.random.key(0)), "params .*key<fry>"),
-    (updating(slamb(), params=None), "params must be passed to update, got None"),
-    (
-        updating(with_exchange(slamb_jax.layerwise_trust_ratio), params=None),
-        "params must be passed to update, got None",
-    ),
-    (
-        updating(with_exchange(slamb_jax.average_parameters_every), params=None),
-        "params must be passed to update, got None",
-    ),
+    (updating(slamb(), params=None), NO_PARAMS),
+    (updating(slamb_jax.layerwise_trust_ratio(ALONE), params=None), NO_PARAMS),
+    (updating(slamb_jax.average_parameters_every(ALONE), params=None), NO_PARAMS),
     (updating(slamb(), grads=SHORT), "(?i)dict key mismatch|structure"),
     (updating(slamb(), params=SHORT), "(?i)dict key mismatch|structure"),
     (updating(slamb(), like=SHORT), "(?i)dict key mismatch|structure"),
-    (
-        updating(slamb(), grads=PARAMS | {"w": jnp.ones((3, 2))}),
-        r"updates\['w'\] .*\(3, 2\).*\(2, 3\)",
-    ),
-    (
-        updating(slamb(), grads=PARAMS | {"b": jnp.ones(3, jnp.int32)}),
-        r"updates .*int32 at updates\['b'\]",
-    ),
-    (
-        updating(slamb(), grads=PARAMS | {"b": jnp.ones(3, jnp.complex64)}),
-        r"updates .*complex64 at updates\['b'\]",
-    ),
-    (
-        updating(slamb(weight_decay=0.1, mask={"w": True})),
-        "mask must have the structure of the parameters",
-    ),
-    (
-        updating(slamb(weight_decay=0.1, mask={"w": 1.0, "b": True})),
-        r"mask must have bools .*1.0 at mask\['w'\]",
-    ),
-    (
-        updating(slamb(selection=selections.replay_masks([np.ones((4, 7), bool)]))),
-        r"masks .*\(4, 7\).* 3 elements",
-    ),
+    (updating(slamb(), grads={"w": W.T, "b": B}), r"\['w'\] .*\(3, 2\).*\(2, 3\)"),
+    (updating(slamb(), {"w": W, "b": INT}), r"updates .*int32 at updates\['b'\]"),
+    (updating(slamb(), {"w": W, "b": COMPLEX}), r"complex64 at updates\['b'\]"),
+    (masked({"w": True}), "mask must have the structure of the parameters"),
+    (masked({"w": 1.0, "b": True}), r"mask must have bools .*1.0 at mask\['w'\]"),
+    (updating(slamb(selection=SEVEN)), r"masks .*\(4, 7\).* 3 elements"),
     (updating(slamb(axis_name="model")), "axis_name='model' is not bound here"),
+    (updating(slamb(axis_name=("data", "model"))), "axis_name=.*model.* is not bound"),
     (unbound_on_a_mesh, "axis_name='model' is not bound here"),
-    (averaged_already, r"updates\['w'\] does not vary .*averaged"),
+    *(
+        (of(averaged_already, own, more), r"updates\['w'\] does not vary .*averaged")
+        for own in (True, False)
+        for more in (True, False)
+    ),
     (initial(injected, PARAMS), "mask must be static, got .*static_args"),
 ]

@@ -1,0 +1,71 @@
+"""SLAMB as the tests use it, what it is given, and the step of one worker."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import slamb_jax
+from tests.workers import AXIS
+
+OF_EXCHANGE = {field.name for field in dataclasses.fields(slamb_jax.Exchange)}
+
+
+def exchange(**settings: Any) -> slamb_jax.Exchange:
+    """An exchange between the workers of these tests, of small leaves too."""
+    ours = {"axis_name": AXIS, "min_size": 20, "sync_every": 3}
+    return slamb_jax.Exchange(**ours | settings)
+
+
+def slamb(rate: Any = 0.01, **settings: Any) -> optax.GradientTransformationExtraArgs:
+    """SLAMB over :func:`exchange`; settings of both, told apart by their names."""
+    ours = {name: settings.pop(name) for name in OF_EXCHANGE & set(settings)}
+    return slamb_jax.slamb(rate, exchange(**ours), **settings)
+
+
+@contextlib.contextmanager
+def standard_promotion() -> Iterator[None]:
+    """Flax's and optax's own code needs it."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def train_step(
+    tx: optax.GradientTransformation, loss: Callable[..., jax.Array]
+) -> Callable[..., Any]:
+    """The step of one worker on ``loss(params, batch)``; it reports the loss."""
+
+    def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
+        params, opt_state = state
+        value, grads = jax.value_and_grad(loss)(params, batch)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), value
+
+    return step
+
+
+def step_on_gradients(tx: optax.GradientTransformation) -> Callable[..., Any]:
+    """The step of one worker whose batch is its gradient, with a leading axis of 1."""
+
+    def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
+        params, opt_state = state
+        grads = jax.tree.map(lambda x: jnp.squeeze(x, 0), batch)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), jnp.float32(0)
+
+    return step
+
+
+def random_tree(
+    shapes: dict[str, tuple[int, ...]], seed: int, *lead: int, scale: float = 1.0
+) -> dict[str, jax.Array]:
+    rng = np.random.default_rng(seed)
+    return {
+        name: jnp.asarray((rng.normal(size=(*lead, *shape)) * scale).astype("float32"))
+        for name, shape in shapes.items()
+    }
