@@ -25,7 +25,11 @@ ALL = [(*row, ValueError) for row in VALUES]
 ALL += [(*row, SystemExit) for row in COMMANDS + BYTE_LM]
 
 
-@pytest.mark.parametrize(("call", "message", "error"), ALL)
+# Names are the same in every process: without addresses of functions.
+NAMES = [f"{i}-{re.sub('0x[0-9a-f]+', '', row[1])}" for i, row in enumerate(ALL)]
+
+
+@pytest.mark.parametrize(("call", "message", "error"), ALL, ids=NAMES)
 def test_wrong_use(call, message, error, tmp_path, capsys):
     made = isinstance(call, functools.partial)
     takes_directory = not made and inspect.signature(call).parameters
