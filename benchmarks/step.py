@@ -59,6 +59,7 @@ class Config:
     """What to time."""
 
     model: Literal[tuple(MODELS)] = "bert-base"  # type: ignore[valid-type]
+    """the model whose shapes to take"""
     rounds: int = 10
     chain: bool = False  # time SLAMB as a chain of its links too
     slow: bool = False  # time the two slow selections too
