@@ -167,8 +167,9 @@ def compress(
     keep_residual: bool,
 ) -> tuple[optax.Updates, optax.Updates | None, SelectionState]:
     """The updates with their selected blocks averaged, the residual, the new state."""
-    rows, rebuild = present(updates, like=params, layout=exchange.layout)
-    leaves, gs = [leaf for leaf, _ in rows], [g for _, g in rows]
+    kept = () if residual is None else (residual,)
+    rows, rebuild = present(updates, *kept, like=params, layout=exchange.layout)
+    leaves, gs = [row[0] for row in rows], [row[1] for row in rows]
     if state is not None and params is None and len(rows) < len(state):
         raise ValueError(
             "params must be given where gradients are None and the selection keeps a "
@@ -184,7 +185,7 @@ def compress(
             packed = _map(Blocks.pack, blocks, gs)
             means = means_over_workers(packed, leaves, exchange, exchange.payload, step)
             return _map(Blocks.unpack, blocks, means, gs), None, learned(now, means)
-        es = [e for _, _, e in present(updates, residual)[0]]
+        es = [row[2] for row in rows]
         xs = [g.astype(jnp.float32) + e for g, e in zip(gs, es, strict=True)]
         wide = _map(Blocks.pack, blocks, xs)
         packed = [round_to(x, g.dtype) for x, g in zip(wide, gs, strict=True)]
