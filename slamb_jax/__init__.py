@@ -1,10 +1,11 @@
 """Large-batch training in JAX that exchanges a fraction of the bytes.
 
-An :class:`Exchange` says between whom, what, how much and how often; :func:`slamb` is
-the optimizer; :func:`replicate` and :func:`per_worker_step` run it on a mesh.
+An :class:`Exchange` says between whom, what, how much and how often; :func:`adamw`,
+:func:`slamb`, :func:`lion`, :func:`muon` and :func:`sgd` are the optimizers;
+:func:`replicate` and :func:`per_worker_step` run them on a mesh.
 """
 
-from slamb_jax import jointspar, payloads, recipes, selections
+from slamb_jax import directions, jointspar, payloads, recipes, selections
 from slamb_jax.advisor import Network, advise
 from slamb_jax.checkpoint import Checkpoints, resize
 from slamb_jax.exchange import Exchange
@@ -19,7 +20,7 @@ from slamb_jax.links import (
     randk_compress_with_error_feedback,
     scale_by_slamb,
 )
-from slamb_jax.optimizers import slamb
+from slamb_jax.optimizers import adamw, lion, muon, sgd, slamb
 from slamb_jax.wire import WireReport, wire_report
 from slamb_jax.workers import (
     Watchdog,
@@ -43,7 +44,11 @@ __version__ = "0.1.0"
 # In the order in which a reader meets them.
 __all__ = [
     "Exchange",
+    "adamw",
     "slamb",
+    "lion",
+    "muon",
+    "sgd",
     "replicate",
     "per_worker_step",
     "consolidate",
@@ -57,6 +62,7 @@ __all__ = [
     "average_parameters",
     "average_gradients",
     "on_shards",
+    "directions",
     "selections",
     "payloads",
     "accumulate",

@@ -5,6 +5,7 @@ from slamb_jax.exchange.payloads import (
     Payload,
     Quantizer,
     StochasticUniform,
+    Ternary,
 )
 
-__all__ = ["NaturalCompression", "Payload", "Quantizer", "StochasticUniform"]
+__all__ = ["NaturalCompression", "Payload", "Quantizer", "StochasticUniform", "Ternary"]

@@ -37,15 +37,15 @@ class Recipe:
 
 
 PAPER = Recipe(
-    {"compress_ratio": 0.1, "sync_every": 100},
-    {"b3": 0.93},
+    {"compress_ratio": 0.1, "sync_every": 100, "b3": 0.93},
+    {},
 )
 """The paper's for BERT-Large, phase 1, at rate 6e-3. It sends 0.11 of the dense
 bytes."""
 
 FLOAT32 = Recipe(
-    {"compress_ratio": 0.1, "sync_every": 70},
-    {"b3": 0.7, "nu_of": "momentum"},
+    {"compress_ratio": 0.1, "sync_every": 70, "b3": 0.7},
+    {"nu_of": "momentum"},
 )
 """To start from, in float32. It sends 0.114 of the dense bytes."""
 
@@ -55,8 +55,9 @@ FEW_BYTES = Recipe(
         "sync_every": 12,
         "payload": "uniform4",
         "average_payload": "uniform8",
+        "b3": 0.5,
     },
-    {"b3": 0.5, "nu_of": "momentum"},
+    {"nu_of": "momentum"},
 )
 """Sends 0.053 of the dense bytes. It exchanges more of the momentum than
 :data:`FLOAT32` and averages more often, in codes, and needs one more copy of the
@@ -69,8 +70,9 @@ LARGE_BATCH = Recipe(
         "sync_every": 14,
         "payload": StochasticUniform(bits=4, error_feedback=True),
         "average_payload": StochasticUniform(bits=4, mean_bits=8),
+        "b3": 0.9,
     },
-    {"b3": 0.9, "nu_of": "larger"},
+    {"nu_of": "larger"},
 )
 """For long runs on large batches. It sends 0.057 of the dense bytes and needs two more
 copies of the parameters. A worker's own momentum and gradient are worth more there, so

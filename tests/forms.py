@@ -6,18 +6,28 @@ import optax
 
 import slamb_jax
 
+OF_RATIO = {"weight_decay", "mask", "c_min", "c_max"}
+OF_MOMENTUM = {"b1", "mu_dtype"}
+
 
 def links(
-    exchange: slamb_jax.Exchange, *, b3: float = 0.7, form: str = "sum", **settings: Any
+    exchange: slamb_jax.Exchange,
+    *,
+    eps: float = 1e-6,
+    form: str = "sum",
+    bias_correction: bool = True,
+    **settings: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """What ``scale_by_slamb`` does in one pass, link by link."""
-    names = {"weight_decay", "mask", "c_min", "c_max"} & set(settings)
-    of_ratio = {name: settings.pop(name) for name in names}
+    of_ratio = {name: settings.pop(name) for name in OF_RATIO & set(settings)}
+    of_momentum = {name: settings.pop(name) for name in OF_MOMENTUM & set(settings)}
+    both = {"bias_correction": bias_correction}
+    adam = slamb_jax.directions.adam(eps=eps, form=form, **both, **settings)
     return optax.chain(
         slamb_jax.average_gradients(exchange),
-        slamb_jax.mask_momentum(exchange, form=form, **settings),
-        slamb_jax.layerwise_trust_ratio(exchange, b3, form=form, **of_ratio),
-        slamb_jax.elementwise_rescale(exchange, b3),
+        slamb_jax.mask_momentum(exchange, adam, **both, **of_momentum),
+        slamb_jax.layerwise_trust_ratio(exchange, form=form, **of_ratio),
+        slamb_jax.elementwise_rescale(exchange),
     )
 
 
@@ -35,9 +45,15 @@ def chain(
 FORMS = {"fused": slamb_jax.slamb, "chain": chain}
 
 
-def moments(state: Any) -> Any:
-    """The part of the state that has mu and nu, of either form."""
-    if hasattr(state, "mu"):
-        return state
-    parts = state if type(state) is tuple else ()
-    return next(filter(None, map(moments, parts)), None)
+def moments(state: Any) -> tuple[Any, Any]:
+    """m and v, of either form."""
+    return part(state, "mu"), part(state, "nu")
+
+
+def part(state: Any, name: str) -> Any:
+    """What a state has by this name, at any depth of a chain."""
+    if hasattr(state, name):
+        return getattr(state, name)
+    parts = state if isinstance(state, tuple) else ()
+    found = (part(x, name) for x in parts)
+    return next((x for x in found if x is not None), None)

@@ -19,7 +19,7 @@ import optax
 
 import slamb_jax
 
-EXCHANGE = slamb_jax.Exchange("data", min_size=20, sync_every=4)
+EXCHANGE = slamb_jax.Exchange("data", min_size=20, b3=0.9, sync_every=4)
 FEATURES, TARGETS = 24, 16
 
 
@@ -43,7 +43,7 @@ def say(*words):
 
 def optimizer(steps):
     rate = optax.warmup_cosine_decay_schedule(0.0, 0.05, 3, steps)
-    return slamb_jax.skip_not_finite(slamb_jax.slamb(rate, EXCHANGE, b3=0.9), EXCHANGE)
+    return slamb_jax.skip_not_finite(slamb_jax.slamb(rate, EXCHANGE), EXCHANGE)
 
 
 def make_step(tx):

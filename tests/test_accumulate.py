@@ -14,7 +14,7 @@ from tests.workers import MAPPINGS, stack, stepper, train
 
 SHAPES = {"w": (12, 16), "b": (16,)}
 N, EVERY = 4, 3
-SLAMB = slamb_jax.slamb(0.01, exchange(sync_every=2), b3=0.9)
+SLAMB = slamb_jax.slamb(0.01, exchange(sync_every=2, b3=0.9))
 
 
 @functools.cache

@@ -60,6 +60,9 @@ EXCHANGES = {
     "stacks, codes": {"payload": "uniform8", "average_payload": NATURAL, **STACKS},
     "groups": {"selection": "top_k", "average_payload": "bfloat16", **GROUPS},
     "groups, codes": {"payload": NATURAL, "average_payload": MIXED, **GROUPS},
+    "rolling": {"rolling": True, "compress_ratio": 0, "average_payload": "ternary"},
+    "rolling, groups": {"rolling": True, "payload": "uniform4", **GROUPS},
+    "outer": {"outer": optax.sgd(0.7, 0.9), "compress_ratio": 0},
 }
 
 
@@ -80,10 +83,16 @@ def test_traffic_is_that_of_the_compiled_program(name):
     compiled = compile_optimized(run.lower(state, jnp.ones((N, 1))))
     report = slamb_jax.wire_report(compiled)
     network = slamb_jax.Network(N, 1e9, workers_per_node=per_node, latency=0.0)
-    never = dataclasses.replace(exchange, sync_every=None, average_payload=None)
+    never = dataclasses.replace(
+        exchange, sync_every=None, average_payload=None, rolling=False, outer=None
+    )
     often, never = (
         advise(PARAMS, network, x, mu_dtype=mu_dtype).slamb for x in (exchange, never)
     )
+    if exchange.rolling:  # all of it at every step
+        assert often.bytes_per_step == pytest.approx(report.bytes_sent(), rel=0.01)
+        assert report.bytes_sent(conditional=True) == 0
+        return
     assert never.bytes_per_step == pytest.approx(report.bytes_sent(), rel=0.01)
     average = 10 * (often.bytes_per_step - never.bytes_per_step)
     assert average == pytest.approx(report.bytes_sent(conditional=True), rel=0.01)

@@ -65,7 +65,7 @@ def exchange(choice: Row) -> slamb_jax.Exchange:
 def optimizer(choice: Row) -> optax.GradientTransformation:
     settings = {k: choice[k] for k in ("form", "mu_dtype", "nu_of", "nu_dtype")}
     # eps: a gradient in bfloat16 can be 0, and v with it, where the mean m is not.
-    settings |= {"b3": 0.7, "eps": 1e-3}
+    settings["eps"] = 1e-3
     rate, between = optax.linear_schedule(0.2, 0.0, STEPS), exchange(choice)
     tx = slamb_jax.slamb(rate, between, **settings)
     match choice["wrapped"]:

@@ -11,13 +11,18 @@ import pytest
 from jax.sharding import NamedSharding
 
 import slamb_jax
-from slamb_jax import jointspar, links, wrappers
+from slamb_jax import directions, jointspar, links, wrappers
 from tests.close import assert_close
 from tests.workers import P, mesh_of
 
 EXCHANGE = slamb_jax.Exchange(compress_ratio=0.25, min_size=4, sync_every=3)
 CODED = slamb_jax.Exchange(
     compress_ratio=0.25, min_size=4, payload="bfloat16", average_payload="uniform4"
+)
+OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
+LOCAL = slamb_jax.Exchange(compress_ratio=0, sync_every=2, outer=OUTER)
+ROLLING = slamb_jax.Exchange(
+    compress_ratio=0.25, min_size=4, sync_every=3, rolling=True
 )
 RATE = optax.constant_schedule(0.01)
 
@@ -43,18 +48,77 @@ TABLE = {  # for each public function: its variants
         "top_k": slamb(exchange=TOP_K),
         "phases": slamb(exchange=PHASES),
     },
+    "adamw": {
+        "": slamb_jax.adamw(0.01, EXCHANGE),
+        "nesterov": slamb_jax.adamw(RATE, EXCHANGE, nesterov=True, mask=not_vectors),
+        "16 bits": slamb_jax.adamw(
+            0.01, EXCHANGE, nu_of="larger", mu_dtype="bfloat16", nu_dtype="bfloat16"
+        ),
+        "local": slamb_jax.adamw(0.01, LOCAL),
+        "rolling": slamb_jax.adamw(0.01, ROLLING),
+    },
+    "lion": {
+        "": slamb_jax.lion(0.01, EXCHANGE),
+        "16 bits": slamb_jax.lion(RATE, EXCHANGE, mu_dtype="bfloat16"),
+        "codes": slamb_jax.lion(0.01, CODED, mask=not_vectors),
+        "local": slamb_jax.lion(0.01, LOCAL),
+    },
+    "muon": {
+        "": slamb_jax.muon(0.01, EXCHANGE),
+        "decay": slamb_jax.muon(RATE, EXCHANGE, weight_decay=0.1, nesterov=False),
+        "16 bits": slamb_jax.muon(0.01, EXCHANGE, mu_dtype="bfloat16"),
+        "codes": slamb_jax.muon(0.01, CODED, adam_learning_rate=RATE),
+        "local": slamb_jax.muon(0.01, LOCAL),
+    },
+    "sgd": {
+        "": slamb_jax.sgd(0.01, EXCHANGE),
+        "nesterov": slamb_jax.sgd(RATE, EXCHANGE, momentum=0.9, nesterov=True),
+        "16 bits": slamb_jax.sgd(
+            0.01, EXCHANGE, momentum=0.9, accumulator_dtype="bfloat16"
+        ),
+        "local": slamb_jax.sgd(0.01, LOCAL, momentum=0.9),
+    },
     "scale_by_slamb": {"": slamb_jax.scale_by_slamb(EXCHANGE)},
     "mask_momentum": {
         "": slamb_jax.mask_momentum(EXCHANGE),
+        "nesterov": slamb_jax.mask_momentum(EXCHANGE, nesterov=True),
         "residual": slamb_jax.mask_momentum(EXCHANGE, compressor=FEEDBACK),
+    },
+    "directions.adam": {
+        "alone": directions.adam(nu_of="momentum"),
+        "": slamb_jax.mask_momentum(EXCHANGE, directions.adam()),
+        "16 bits": slamb_jax.mask_momentum(
+            EXCHANGE, directions.adam(eps=1e-6, form="sum", nu_dtype="bfloat16")
+        ),
+    },
+    "directions.lion": {
+        "": slamb_jax.mask_momentum(
+            EXCHANGE, directions.lion(), b1=0.99, bias_correction=False
+        )
+    },
+    "directions.muon": {
+        "alone": directions.muon(),
+        "": slamb_jax.mask_momentum(EXCHANGE, directions.muon()),
+        "scaled": slamb_jax.mask_momentum(
+            EXCHANGE, directions.muon(consistent_rms=0.2)
+        ),
     },
     "randk_compress_with_error_feedback": {"": FEEDBACK},
     "layerwise_trust_ratio": {
         "": slamb_jax.layerwise_trust_ratio(EXCHANGE, weight_decay=0.1)
     },
     "elementwise_rescale": {"": slamb_jax.elementwise_rescale(EXCHANGE)},
+    "add_decayed_weights": {
+        "": links.add_decayed_weights(0.1),
+        "schedule": links.add_decayed_weights(RATE, not_vectors),
+    },
     "average_gradients": {"": slamb_jax.average_gradients(EXCHANGE)},
-    "average_parameters_every": {"": slamb_jax.average_parameters_every(EXCHANGE)},
+    "average_parameters_every": {
+        "": slamb_jax.average_parameters_every(EXCHANGE),
+        "codes": slamb_jax.average_parameters_every(CODED),
+        "outer": slamb_jax.average_parameters_every(LOCAL),
+        "rolling": slamb_jax.average_parameters_every(ROLLING),
+    },
     "accumulate": {"": slamb_jax.accumulate(slamb(), 2)},
     "skip_not_finite": {"": slamb_jax.skip_not_finite(slamb(), EXCHANGE)},
     "train_in_bfloat16": {
@@ -75,8 +139,12 @@ ALL = {
 TAKES_ANY_PARAMS = {
     "mask_momentum", "randk_compress_with_error_feedback",
     "elementwise_rescale", "average_gradients", "jointspar",
+    "directions.adam", "directions.lion", "directions.muon",
 }  # fmt: skip
-EMITS_FLOAT32 = {"mask_momentum", "layerwise_trust_ratio"}
+EMITS_FLOAT32 = {
+    "mask_momentum", "layerwise_trust_ratio",
+    "directions.adam", "directions.lion", "directions.muon",
+}  # fmt: skip
 KEEPS_THE_DTYPE = {
     "randk_compress_with_error_feedback", "average_gradients",
     "average_parameters_every",
@@ -86,12 +154,13 @@ each = pytest.mark.parametrize("name", ALL)
 
 def public():
     """Names of the public functions that return a transformation."""
-    for space in (slamb_jax, links, wrappers, jointspar):
+    for space in (slamb_jax, links, wrappers, jointspar, directions):
+        prefix = "directions." if space is directions else ""
         for name, value in vars(space).items():
             if inspect.isfunction(value) and not name.startswith("_"):
                 returned = inspect.signature(value).return_annotation
                 if "GradientTransformation" in str(returned):
-                    yield name
+                    yield prefix + name
 
 
 def test_no_function_is_missing_from_the_table():
@@ -237,7 +306,8 @@ def test_tree_map_params(name):
     others = [x for mark, x in pairs if mark == "other"]
     assert all(x.ndim <= 2 for x in others)  # counts, keys, what a selection keeps
     alike = len(jax.tree.leaves(state)) - len(others)
-    assert alike % len(jax.tree.leaves(params)) == 0
+    # Of Muon, v is of the leaves that are no matrices.
+    assert "muon" in name or alike % len(jax.tree.leaves(params)) == 0
 
 
 @each
@@ -263,7 +333,7 @@ def test_sixteen_bit_parameters_stay_finite(name):
 @pytest.mark.parametrize("form", ["sum", "product"])
 def test_injected_hyperparameters_give_the_same_numbers(form):
     numbers = {
-        "b1": 0.8, "b2": 0.99, "b3": 0.9, "eps": 1e-5, "weight_decay": 0.1,
+        "b1": 0.8, "b2": 0.99, "eps": 1e-5, "weight_decay": 0.1,
         "c_min": 0.1, "c_max": 5.0,
     }  # fmt: skip
     make = optax.inject_hyperparams(slamb_jax.slamb, static_args="exchange")

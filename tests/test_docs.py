@@ -23,7 +23,10 @@ DIRECTIVE = re.compile(r"^\.\. (\w+):: ([\w.]+)$", re.M)
 LOADS = re.compile(r"<(?:script|link|img)[^>]*(?:src|href)=\"([^\"]*)\"")
 CHECKER = doctest.OutputChecker()
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-NAMESPACES = ("", "jointspar", "links", "payloads", "recipes", "selections", "wrappers")
+NAMESPACES = (
+    "", "directions", "jointspar", "links", "payloads", "recipes", "selections",
+    "wrappers",
+)  # fmt: skip
 
 
 def blocks_of(page):

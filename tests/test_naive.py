@@ -92,7 +92,7 @@ def stacked(leaves, j, n):
 )
 def test_agrees_with_the_naive_version(
     make, name, shapes, n, ratio, sync_every, form, clips, min_size, zero, overlap,
-    seed, **moved,
+    b3, seed, **moved,
 ):  # fmt: skip
     rng = np.random.default_rng(seed)
     params = [rng.normal(size=s).astype(np.float32) for s in shapes]
@@ -110,20 +110,20 @@ def test_agrees_with_the_naive_version(
         "form": form.split(",")[0], "bias_correction": corrected, **moved,
     }  # fmt: skip
     naive = NaiveSlamb(
-        params, n, lr=0.01, b1=0.9, eps=1e-6, decays=decays, sync_every=sync_every,
-        overlap=overlap, **common,
+        params, n, lr=0.01, b1=0.9, b3=b3, eps=1e-6, decays=decays,
+        sync_every=sync_every, overlap=overlap, **common,
     )  # fmt: skip
     selection = MAKE[name](ratio, min_size, seed)
     exchange = Exchange(
-        AXIS, selection=selection, sync_every=sync_every, overlap=overlap
+        AXIS, selection=selection, b3=b3, sync_every=sync_every, overlap=overlap
     )
     tx = FORMS[make](0.01, exchange, mask=decays, **common)
     masks = masks_of(selection, shapes)
     history = train(tx, params, jax.tree.map(jnp.asarray, grads), "vmap")
     for t, (p, state) in enumerate(history, 1):
         naive.step([[g[i] for g in grads[t - 1]] for i in range(n)], masks(t))
-        inner = moments(state)
-        for got, want in ((p, naive.p), (inner.mu, naive.m), (inner.nu, naive.v)):
+        mu, nu = moments(state)
+        for got, want in ((p, naive.p), (mu, naive.m), (nu, naive.v)):
             wanted = [stacked(want, j, n) for j in range(len(shapes))]
             # 1 - 0.99**t in float32 is 6e-6 off, 50 units; sums and roots add some.
             assert_close(jax.tree.map(np.float32, got), wanted, units=512, floor=0.01)

@@ -115,7 +115,7 @@ def test_a_stopped_run_resumes_to_the_last_bit(tmp_path, monkeypatch):
     assert stopped.value.code == 143
     assert not (tmp_path / "parts" / "result.json").exists()
     with pytest.raises(SystemExit, match="other options"):
-        run(tiny(tmp_path / "parts", b3=0.5))
+        run(tiny(tmp_path / "parts", b2=0.5))
     parts = run(tiny(tmp_path / "parts"))
     assert parts.metrics == result.metrics
     programs.assert_same_run(tmp_path / "one", tmp_path / "parts")

@@ -32,18 +32,19 @@ def exchange(**settings):
 def test_files_and_command_line(tmp_path):
     path = tmp_path / "options.yaml"
     path.write_text(
-        "learning_rate: 0.5\nb3: 0.7\nclip_norm: 1.0\n"
-        "exchange: {compress_ratio: {0: 0.5, 9: 0.1}, payload: uniform4}\n"
+        "learning_rate: 0.5\nb2: 0.7\nclip_norm: 1.0\n"
+        "exchange: {compress_ratio: {0: 0.5, 9: 0.1}, payload: uniform4, b3: 0.8}\n"
     )
-    found = parse("--config", str(path), "--b3", "0.9", "--clip-norm", "None")
-    assert (found.learning_rate, found.b3, found.clip_norm) == (0.5, 0.9, None)
+    found = parse("--config", str(path), "--b2", "0.9", "--clip-norm", "None")
+    assert (found.learning_rate, found.b2, found.clip_norm) == (0.5, 0.9, None)
     ratios = {0: 0.5, 9: 0.1}
-    assert found.exchange == exchange(compress_ratio=ratios, payload="uniform4")
+    assert found.exchange == exchange(compress_ratio=ratios, payload="uniform4", b3=0.8)
     path.write_text(options.as_text(found))  # what a run writes can be read again
     assert parse("--config", str(path)) == found
-    words = ["--sync-every=7", "--payload", "None", "--overlap=true", "--seed=3"]
+    words = ["--sync-every=7", "--payload", "None", "--overlap=true", "--b3=0.5"]
+    words.append("--seed=3")
     found = parse("--config", str(path), *words, "--compress-ratio", "{0: 0.25}")
-    want = exchange(compress_ratio={0: 0.25}, overlap=True, sync_every=7)
+    want = exchange(compress_ratio={0: 0.25}, b3=0.5, overlap=True, sync_every=7)
     assert (found.exchange, found.seed) == (want, 3)
     path = path.with_suffix(".json")
     path.write_text('{"optimizer": "lamb", "distributed": true}')
@@ -89,8 +90,8 @@ def test_a_run_does_not_resume_with_other_options(tmp_path):
     path = tmp_path / "options.yaml"
     path.write_text(options.as_text(Options()))
     options.check_same_run(Options(out=Path("elsewhere"), log_every=3), path)
-    with pytest.raises(SystemExit, match=r"b3 was 0.99, is 0.5"):
-        options.check_same_run(Options(b3=0.5), path)
+    with pytest.raises(SystemExit, match=r"b2 was 0.999, is 0.5"):
+        options.check_same_run(Options(b2=0.5), path)
     with pytest.raises(SystemExit, match=r"exchange was .*50.*, is .*'sync_every': 9"):
         options.check_same_run(Options(exchange=exchange(sync_every=9)), path)
     assert yaml.safe_load(path.read_text())["exchange"]["sync_every"] == 50

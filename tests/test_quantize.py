@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 
 from slamb_jax._tree.hashing import hash_u32
-from slamb_jax.payloads import NaturalCompression, StochasticUniform
+from slamb_jax.payloads import NaturalCompression, StochasticUniform, Ternary
 
-QUANTIZERS = {
+RANDOM = {
     "uniform8": StochasticUniform(8, block_size=64),
     "uniform4": StochasticUniform(4, block_size=64),
     "natural8": NaturalCompression(block_size=64),
 }
+QUANTIZERS = RANDOM | {"ternary": Ternary(block_size=64)}
 each = pytest.mark.parametrize("quantizer", QUANTIZERS.values(), ids=QUANTIZERS)
+random = pytest.mark.parametrize("quantizer", RANDOM.values(), ids=RANDOM)
 
 
 def draws(size=333, seed=0):
@@ -30,7 +32,7 @@ def round_trip(quantizer, x, seed):
     return np.asarray(run(x, jnp.uint32(seed)))
 
 
-@each
+@random
 def test_right_on_average(quantizer):
     x, count = draws(), 6000
     seeds = hash_u32(jnp.arange(count, dtype=jnp.uint32), 12345)
@@ -41,13 +43,13 @@ def test_right_on_average(quantizer):
     y = np.asarray(jax.jit(jax.vmap(one))(seeds))
     error = y.astype(np.float64).mean(0) - np.asarray(x, np.float64)
     deviation, spread = y.std(0, dtype=np.float64), np.ptp(y, axis=0)
-    random = (deviation > 0.1 * spread) & (deviation > 0)  # else few fell to one side
-    assert random.sum() > 200
-    z = error[random] / deviation[random] * count**0.5
+    drawn = (deviation > 0.1 * spread) & (deviation > 0)  # else few fell to one side
+    assert drawn.sum() > 200
+    z = error[drawn] / deviation[drawn] * count**0.5
     assert np.abs(z).max() < 4.5
     assert 0.8 < np.sqrt(np.mean(z**2)) < 1.2  # as by chance, no better and no worse
     smallest = 1e-3 * np.abs(x) + 1e-9
-    assert (np.abs(error) / np.maximum(spread, smallest))[~random].max() < 0.01
+    assert (np.abs(error) / np.maximum(spread, smallest))[~drawn].max() < 0.01
 
 
 def test_natural_is_a_neighbouring_power_of_two():
@@ -59,6 +61,24 @@ def test_natural_is_a_neighbouring_power_of_two():
     exact = np.abs(x) == low
     assert exact.any()
     np.testing.assert_array_equal(y[exact], x[exact])
+
+
+@pytest.mark.parametrize("threshold", [0.5, 1.0, 2.5])
+def test_ternary_sends_what_is_large_and_the_rest_in_time(threshold):
+    ternary = Ternary(block_size=80, threshold=threshold)
+    x = np.asarray(draws(640))
+    y = round_trip(ternary, jnp.asarray(x), 0)
+    blocks, sent = np.abs(x).reshape(8, 80), y.reshape(8, 80)
+    large = blocks > threshold * blocks.mean(1, keepdims=True)
+    # A coordinate at the threshold may fall to either side of it.
+    np.testing.assert_array_equal(sent != 0, large)
+    np.testing.assert_array_equal(np.sign(y[y != 0]), np.sign(x[y != 0]))
+    for row, size, where in zip(sent, blocks, large, strict=True):
+        np.testing.assert_allclose(np.abs(row[where]), size[where].mean(), rtol=1e-5)
+    rest = x
+    for _ in range(60):
+        rest = rest - round_trip(ternary, jnp.asarray(rest), 0)
+    assert np.linalg.norm(rest) < 0.03 * np.linalg.norm(x)
 
 
 @each
@@ -90,11 +110,11 @@ def test_bytes_are_those_announced(quantizer, size):
     assert codes.shape == (3, quantizer.nbytes(size))
     decoded = jax.eval_shape(lambda codes: quantizer.decode(codes, size), codes)
     assert decoded.shape == (3, size)
-    per_element, blocks = quantizer.bits / 8, size // 64 + 1
+    per_element, blocks = quantizer.bits / 8, size // 60 + 1
     assert quantizer.nbytes(size) <= (size + 64) * per_element + blocks * 5
 
 
-@each
+@random
 def test_the_same_seed_gives_the_same_bits(quantizer):
     x = draws()
     encode = jax.jit(quantizer.encode)

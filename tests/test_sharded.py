@@ -27,12 +27,12 @@ SHAPES = {
     "embed": (36, 12), "up": (12, 48), "bias": (48,), "down": (48, 12),
     "conv": (3, 2, 8, 10), "scale": (12,), "not": (12, 10),
 }  # fmt: skip
-RATIO, MIN_SIZE, SEED, STEPS = 0.25, 60, 3, 5
+RATIO, MIN_SIZE, SEED, B3, STEPS = 0.25, 60, 3, 0.6, 5
 SHARDED = Exchange(
-    AXIS, compress_ratio=RATIO, min_size=MIN_SIZE, seed=SEED, sync_every=3,
-    param_specs=SPECS,
+    AXIS, compress_ratio=RATIO, min_size=MIN_SIZE, seed=SEED, b3=B3,
+    sync_every=3, param_specs=SPECS,
 )  # fmt: skip
-SETTINGS = {"b3": 0.6, "weight_decay": 0.1}
+DECAY = 0.1
 
 
 def trained(params, grads, tx, mesh, exchange, check_vma=True):
@@ -49,8 +49,8 @@ def unsharded(form):
     """The whole model on each worker, one device each, with the choice of shards."""
     specs = tuple(SPECS[name] for name in sorted(SPECS))
     selection = Tiled(Strided(RATIO, MIN_SIZE, SEED), specs)
-    exchange = Exchange(AXIS, selection=selection, sync_every=3)
-    tx = slamb_jax.slamb(0.1, exchange, form=form, **SETTINGS)
+    exchange = Exchange(AXIS, selection=selection, b3=B3, sync_every=3)
+    tx = slamb_jax.slamb(0.1, exchange, form=form, weight_decay=DECAY)
     params, grads = drawn()
     return trained(params, grads, tx, mesh_of(N), exchange)
 
@@ -106,7 +106,7 @@ def test_shards_follow_the_unsharded_model(how, make, form, check_vma):
     if OLD and how == "auto":
         pytest.skip("needs a jax newer than 0.7")
     params, grads = drawn()
-    tx = FORMS[make](0.1, SHARDED, form=form, **SETTINGS)
+    tx = FORMS[make](0.1, SHARDED, form=form, weight_decay=DECAY)
     if how == "auto":
         got = trained(params, grads, tx, mesh_4x2(), SHARDED, check_vma)
         up = got[0]["up"].sharding
@@ -144,7 +144,7 @@ def test_copies_of_an_unsharded_leaf_stay_equal(settings, check_vma):
     specs = {"a": P(None, "model"), "b": P(), "stack": P("model")}
     shapes = {"a": (7, 10), "b": (7, 9), "stack": (2, 3, 7)}
     settings = {"compress_ratio": 0.5, "min_size": 8, "sync_every": 2} | settings
-    tx = slamb(0.05, param_specs=specs, **settings, **SETTINGS)
+    tx = slamb(0.05, param_specs=specs, b3=B3, weight_decay=DECAY, **settings)
     params = random_tree(shapes, 0)
     own = {name: P(AXIS, *spec) for name, spec in specs.items()}
 
@@ -177,12 +177,12 @@ def test_copies_of_an_unsharded_leaf_stay_equal(settings, check_vma):
 @pytest.mark.long
 def test_other_transformations_on_shards():
     """``on_shards`` hands any transformation the shards, as a chain of links."""
-    inner = optax.chain(optax.clip(0.5), chain(0.1, SHARDED, **SETTINGS))
+    inner = optax.chain(optax.clip(0.5), chain(0.1, SHARDED, weight_decay=DECAY))
     tx = slamb_jax.on_shards(inner, SHARDED)
     params, grads = drawn()
     got = trained(params, grads, tx, mesh_4x2(), SHARDED)
     clipped = [jax.tree.map(lambda x: jnp.clip(x, -0.5, 0.5), g) for g in grads]
-    tx = slamb_jax.slamb(0.1, SHARDED, **SETTINGS)
+    tx = slamb_jax.slamb(0.1, SHARDED, weight_decay=DECAY)
     want = trained(params, clipped, tx, mesh_4x2(), SHARDED)
     assert_close(got[0], want[0], units=256)
 

@@ -15,6 +15,7 @@ from tests.workers import AXIS, mesh_of
 
 N = 8
 SHAPES = {"in": (6, 40), "b": (40,), "out": (40, 3), "scale": ()}
+EXCHANGE = exchange(min_size=50, b3=0.8)
 
 
 def loss_of(params, batch):
@@ -45,7 +46,7 @@ def batches(n, steps=5):
 
 @functools.cache
 def small_slamb(**settings):
-    return slamb_jax.slamb(0.02, exchange(min_size=50), b3=0.8, **settings)
+    return slamb_jax.slamb(0.02, EXCHANGE, **settings)
 
 
 def begun(tx, n):
@@ -55,7 +56,7 @@ def begun(tx, n):
 
 def simulate(tx, n, chunk=None):
     state = begun(tx, n)
-    run = slamb_jax.simulated_step(trainer(tx, chunk), n, exchange(min_size=50))
+    run = slamb_jax.simulated_step(trainer(tx, chunk), n, EXCHANGE)
     for batch in batches(n):
         state, losses = run(state, batch)
     return state, losses

@@ -89,7 +89,7 @@ def test_parts_have_ratios_of_their_own_layers(kind):
     u = jnp.asarray(rng.normal(size=(3, 16, 40)).astype(np.float32))
     selection, leaf = kind(0.25, 0), Leaf(0, p.shape, stacked=True)
     tx = slamb_jax.layerwise_trust_ratio(
-        Exchange(selection=selection, stacked=True), 0.5, form="product",
+        Exchange(selection=selection, stacked=True, b3=0.5), form="product",
         c_min=0.0, c_max=np.inf,
     )  # fmt: skip
     state, update = tx.init(p), jax.jit(tx.update)

@@ -152,10 +152,12 @@ def test_agrees_with_the_naive_slamb(form):
     params, names = random_tree(TREE, 9), sorted(TREE)
     grads = [random_tree(TREE, t, N) for t in range(14)]
     overlap = form == "sum"
-    settings = {"b2": 0.99, "b3": 0.7, "form": form, "weight_decay": 0.1}
-    exchange = Exchange(AXIS, selection=TopK(0.25, 20), sync_every=5, overlap=overlap)
+    settings = {"b2": 0.99, "form": form, "weight_decay": 0.1}
+    exchange = Exchange(
+        AXIS, selection=TopK(0.25, 20), b3=0.7, sync_every=5, overlap=overlap
+    )
     naive = NaiveSlamb(
-        [np.asarray(params[k]) for k in names], N, lr=0.01, b1=0.9, eps=1e-6,
+        [np.asarray(params[k]) for k in names], N, lr=0.01, b1=0.9, b3=0.7, eps=1e-6,
         c_min=0.01, c_max=1000.0, decays=[True] * 4, sync_every=5,
         bias_correction=True, overlap=overlap, **settings,
     )  # fmt: skip

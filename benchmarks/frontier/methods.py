@@ -46,47 +46,96 @@ def one_bit_lamb(rate: optax.Schedule, setting: Setting, warmup: float) -> rival
     return rivals.one_bit_lamb(rate, AXIS, setting.workers, steps)
 
 
-def slamb(recipe: recipes.Recipe, *, b3: float | None = None, **changed: Any) -> Method:
-    """A recipe, with changes to its exchange; tuned rates are up to twice LAMB's."""
-    optimizer = dict(recipe.optimizer) | ({} if b3 is None else {"b3": b3})
+def exchanging(
+    make: Callable[..., optax.GradientTransformation],
+    rate: float,
+    settings: dict[str, Any],
+    optimizer: dict[str, Any] | None = None,
+) -> Method:
+    """An optimizer of this library: settings of its exchange, arguments of its own."""
+    optimizer = optimizer or {}
+    shown = slamb_jax.Exchange(AXIS, **settings)
 
-    def make(rate: optax.Schedule, setting: Setting, **_: Any) -> rivals.Rival:
-        exchange = recipe.exchange(AXIS, min_size=MIN_SIZE[setting.task], **changed)
+    def made(schedule: optax.Schedule, setting: Setting, **_: Any) -> rivals.Rival:
+        exchange = dataclasses.replace(shown, min_size=MIN_SIZE[setting.task])
+        tx = make(schedule, exchange, **optimizer)
+        return rivals.Rival(
+            tx,
+            functools.partial(sends_of, exchange),
+            lambda step: not exchange.rolling and averages(exchange, step),
+        )
 
-        def averages(step: int) -> bool:  # at 1, H + 1, 2H + 1, ...
-            every = exchange.sync_every
-            return every is not None and step % every == 1 % every
-
-        def sends(params: Any, workers: int, step: int) -> rivals.Sends:
-            shapes = tuple(x.shape for x in jax.tree.leaves(params))
-            means = [(packed(exchange, shapes), exchange.payload)]
-            if averages(step):
-                means.append((rivals.elements(params), exchange.average_payload))
-            return [x for d, how in means for x in rivals.mean_sends(d, workers, how)]
-
-        tx = slamb_jax.slamb(rate, exchange, **optimizer)
-        return rivals.Rival(tx, sends, averages)
-
-    exchange = recipe.exchange(AXIS, **changed)
-    written = {"payload": None, "average_payload": None} | exchange.to_json()
+    written = {"payload": None, "average_payload": None} | shown.to_json()
     del written["axis_name"]
-    named = {"sync_every": exchange.sync_every, "nu_of": "gradient"}  # if the default
-    return Method(0.02, make, written | named | optimizer)
+    # Named where they are the default too:
+    named = {"b3": shown.b3, "sync_every": shown.sync_every}
+    return Method(rate, made, written | named | optimizer)
+
+
+def averages(exchange: slamb_jax.Exchange, step: int) -> bool:
+    """Whether parameters are averaged at a step, counted from 1."""
+    every = exchange.sync_every
+    return every is not None and (exchange.rolling or step % every == 1 % every)
+
+
+def sends_of(
+    exchange: slamb_jax.Exchange, params: Any, workers: int, step: int
+) -> rivals.Sends:
+    """The collectives of a step."""
+    shapes = tuple(x.shape for x in jax.tree.leaves(params))
+    momentum, parameters = elements_of(exchange, shapes)
+    means = [(momentum, exchange.payload)] if momentum else []
+    if averages(exchange, step):
+        means.append((parameters, exchange.average_payload))
+    return [x for d, how in means for x in rivals.mean_sends(d, workers, how)]
+
+
+def slamb(recipe: recipes.Recipe, **changed: Any) -> Method:
+    """A recipe, with changes to its exchange; tuned rates are up to twice LAMB's."""
+    optimizer = {"nu_of": "gradient"} | recipe.optimizer
+    return exchanging(slamb_jax.slamb, 0.02, recipe.settings | changed, optimizer)
+
+
+def adamw(rate: optax.Schedule, exchange: slamb_jax.Exchange, **how: Any) -> Any:
+    """Without decay, as all methods here."""
+    return slamb_jax.adamw(rate, exchange, weight_decay=0.0, **how)
+
+
+def every(steps: int, ratio: float, **changed: Any) -> dict[str, Any]:
+    """Each parameter once in so many steps in 1.7 bits, momentum in 4."""
+    settings = {"compress_ratio": ratio, "payload": "uniform4", "b3": 1.0}
+    rolling = {"sync_every": steps, "rolling": True, "average_payload": "ternary"}
+    return settings | rolling | changed
 
 
 @functools.cache
-def packed(exchange: slamb_jax.Exchange, shapes: tuple[tuple[int, ...], ...]) -> int:
-    """Elements of the momentum that SLAMB exchanges per step."""
+def elements_of(
+    exchange: slamb_jax.Exchange, shapes: tuple[tuple[int, ...], ...]
+) -> tuple[int, int]:
+    """Elements of the momentum at each step, and of the parameters at an average."""
     params = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    return count_elements(params, exchange).per_step
+    found = count_elements(params, exchange)
+    return found.per_step, sum(found.averaged.values())
 
 
+ALL = {"compress_ratio": 1.0, "sync_every": None}
 METHODS = {
     "LAMB": rival(0.02, on_lamb(rivals.dense)),
     "AdamW": rival(
         0.004,
         lambda rate, axis: rivals.dense(optax.adamw(rate, weight_decay=0.0), axis),
     ),
+    "AdamW, v of m": exchanging(adamw, 0.0057, ALL),
+    "adamw, 8 bits": exchanging(
+        adamw, 0.0057, every(1, 1 / 4, average_payload="uniform8")
+    ),
+    "adamw, 4 bits": exchanging(
+        adamw, 0.0057, every(1, 1 / 8, average_payload="uniform4")
+    ),
+    **{
+        f"adamw, H {h}": exchanging(adamw, 0.0057, every(h, 1 / (8 * h)))
+        for h in (1, 2, 4, 8, 16, 32)
+    },
     "SLAMB, as published": slamb(recipes.PAPER, b3=0.99),
     "SLAMB, FLOAT32": slamb(recipes.FLOAT32),
     "SLAMB, FEW_BYTES": slamb(recipes.FEW_BYTES),

@@ -18,7 +18,7 @@ from examples.common.loop import Batch, Task, Variables
 from examples.common.optimizers import kernels
 from examples.common.options import ExchangeOption, Options
 
-EXCHANGE = slamb_jax.Exchange(AXIS, sync_every=25, min_size=256)
+EXCHANGE = slamb_jax.Exchange(AXIS, min_size=256, b3=0.9, sync_every=25)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,6 @@ class Config(Options):
     steps: int = 500
     warmup_steps: int = 100
     weight_decay: float = 0.01
-    b3: float = 0.9
     exchange: ExchangeOption = EXCHANGE
     out: Path = Path("runs/bert")
 

@@ -15,7 +15,7 @@ from examples.common.inputs import Source
 from examples.common.loop import Task, Variables
 from examples.common.options import ExchangeOption, Options
 
-EXCHANGE = slamb_jax.Exchange(AXIS, sync_every=50, min_size=0)
+EXCHANGE = slamb_jax.Exchange(AXIS, min_size=0, b3=0.9, sync_every=50)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,6 @@ class Config(Options):
     milestones: tuple[float, ...] = (20, 30)
     """Epochs after which the rate falls to a tenth."""
     learning_rate: float = 0.02
-    b3: float = 0.9
     exchange: ExchangeOption = EXCHANGE
     out: Path = Path("runs/cifar10")
 

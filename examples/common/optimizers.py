@@ -31,15 +31,15 @@ def slamb_from_links(
     *,
     b1: float = 0.9,
     b2: float = 0.999,
-    b3: float = 0.7,
     eps: float = 1e-6,
     nu_of: Literal["gradient", "momentum", "larger"] = "gradient",
 ) -> optax.GradientTransformationExtraArgs:
     """SLAMB built link by link: the same steps as ``slamb_jax.slamb``."""
+    adam = slamb_jax.directions.adam(b2, eps, form="sum", nu_of=nu_of)
     return optax.chain(
-        slamb_jax.mask_momentum(exchange, b1, b2, eps, nu_of=nu_of),
-        slamb_jax.layerwise_trust_ratio(exchange, b3),
-        slamb_jax.elementwise_rescale(exchange, b3),
+        slamb_jax.mask_momentum(exchange, adam, b1),
+        slamb_jax.layerwise_trust_ratio(exchange),
+        slamb_jax.elementwise_rescale(exchange),
         optax.scale_by_learning_rate(learning_rate),
         slamb_jax.average_parameters_every(exchange),
     )
@@ -98,6 +98,6 @@ def traffic(o: Options, params: optax.Params, mesh: Mesh) -> tuple[Traffic, Traf
 def _slamb(
     o: Options, schedule: optax.Schedule, mask: Any
 ) -> Callable[[slamb_jax.Exchange], optax.GradientTransformation]:
-    names = ("b1", "b2", "b3", "eps", "weight_decay", "form", "nu_of")
+    names = ("b1", "b2", "eps", "weight_decay", "form", "nu_of")
     settings = {name: getattr(o, name) for name in names}
     return functools.partial(slamb_jax.slamb, schedule, mask=mask, **settings)

@@ -18,6 +18,7 @@ SETTINGS = (  # of the exchange, that the command line takes
     "min_size",
     "selection",
     "payload",
+    "b3",
     "overlap",
     "sync_every",
     "average_payload",
@@ -48,7 +49,7 @@ ExchangeOption: TypeAlias = Annotated[
         str_from_instance=lambda x: [json.dumps(x.to_json())],
     ),
 ]
-EXCHANGE = slamb_jax.Exchange(AXIS, sync_every=50)
+EXCHANGE = slamb_jax.Exchange(AXIS, b3=0.99, sync_every=50)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +66,6 @@ class Options:
     weight_decay: float = 0.0
     clip_norm: float | None = None
     """Bound of the gradient's global norm: the worker's own; if dense, the mean's."""
-    b3: float = 0.99
-    """Decay of a coordinate's freshness: the one to tune."""
     form: Literal["sum", "product"] = "sum"
     nu_of: Literal["gradient", "momentum", "larger"] = "gradient"
     """What SLAMB's v is the second moment of."""

@@ -18,7 +18,12 @@ from examples.swin import data
 from examples.swin.models import Swin
 
 EXCHANGE = slamb_jax.Exchange(
-    AXIS, min_size=0, payload="uniform8", sync_every=5, average_payload="uniform8"
+    AXIS,
+    min_size=0,
+    payload="uniform8",
+    b3=0.99,
+    sync_every=5,
+    average_payload="uniform8",
 )
 
 

@@ -16,7 +16,7 @@ from slamb_jax.advisor.parameters import Elements, count_elements
 from slamb_jax.advisor.plan import Plan, Transfer, cost_of, mean
 from slamb_jax.advisor.timing import measure_optimizers
 from slamb_jax.advisor.units import duration, scaled
-from slamb_jax.exchange.payloads import resolve_payload
+from slamb_jax.exchange.payloads import Quantizer, resolve_payload
 from slamb_jax.exchange.selections import Schedule
 from slamb_jax.exchange.settings import Exchange, check_exchange
 
@@ -91,7 +91,10 @@ def advise(
 
     d = elements.total
     gradients = [Transfer("all-reduce", 4 * d, among="local")] if groups[1] > 1 else []
-    momentum = mean(elements.per_step, resolve_payload(exchange.payload) or mu, groups)
+    momentum = []
+    if exchange.exchanges_momentum:
+        payload = resolve_payload(exchange.payload) or mu
+        momentum = mean(elements.per_step, payload, groups)
     plan = [*gradients, *momentum, *_average(elements, exchange, groups)]
     hidden = momentum if exchange.overlap else []
     cost = functools.partial(cost_of, compute=step_seconds)
@@ -156,8 +159,13 @@ def _average(elements: Elements, exchange: Exchange, groups: tuple[int, int]) ->
     if (every := exchange.sync_every) is None:
         return []
     payload = resolve_payload(exchange.average_payload)
-    sizes = elements.by_dtype if payload is None else {payload: elements.total}
-    return [x for kind, d in sizes.items() for x in mean(d, kind, groups, 1 / every)]
+    if payload is None and exchange.outer is not None:
+        payload = "float32"  # the difference to the last average
+    kinds: list[tuple[str | Quantizer, int]] = [*elements.averaged.items()]
+    if payload is not None:
+        kinds = [(payload, sum(elements.averaged.values()))]
+    per_step = 1.0 if exchange.rolling else 1 / every
+    return [x for kind, d in kinds for x in mean(d, kind, groups, per_step)]
 
 
 def _checked(seconds: tuple[float, float]) -> tuple[float, float]:
@@ -195,11 +203,14 @@ def _title(elements: Elements, network: Network, exchange: Exchange, began: int)
     shown = dataclasses.replace(exchange, param_specs=None, stacked=None)
     since = f" from step {began} on" if began else ""
     every = exchange.sync_every
+    averages = "never" if every is None else f"every {every} steps"
+    if exchange.rolling:
+        averages = f"in turn, each every {every} steps"
     lines = (
         f"{scaled(elements.total, 'parameters')}; {network.workers} workers, "
         f"{network.workers_per_node} per node{inside}; {scaled(network.link, 'bit/s')},"
         f" latency {duration(network.latency)}",
         f"{shown}{since}: {elements.per_step / elements.total:.3g} of the momentum per "
-        f"step, the parameters {'never' if every is None else f'every {every} steps'}",
+        f"step, the parameters {averages}",
     )
     return "\n".join(textwrap.fill(line, 88) for line in lines)

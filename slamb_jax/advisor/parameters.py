@@ -24,6 +24,7 @@ class Elements(NamedTuple):
 
     by_dtype: dict[str, int]  # all parameters
     per_step: int  # of the momentum, exchanged at each step
+    averaged: dict[str, int]  # of the parameters, at each average
 
     @property
     def total(self) -> int:
@@ -39,10 +40,9 @@ def count_elements(params: float | chex.ArrayTree, exchange: Exchange) -> Elemen
     """
     if isinstance(params, numbers.Real):
         check_range("params", params, 1.0, open_high=True)
-        leaf = Leaf(0, _LARGE)
-        sent = elements_sent(exchange.selection_for([leaf]), leaf)
-        d = int(float(params))
-        return Elements({"float32": d}, -(-d * sent // leaf.size))
+        leaf, d = Leaf(0, _LARGE), int(float(params))
+        sent, share = (-(-d * x // leaf.size) for x in _of(leaf, [leaf], exchange))
+        return Elements({"float32": d}, sent, {"float32": share})
 
     check_floating(params, "params")
     shards, layout = shards_of(params, exchange), Layout(None, exchange.stacked)
@@ -53,12 +53,26 @@ def count_elements(params: float | chex.ArrayTree, exchange: Exchange) -> Elemen
         )
     ]
     by_dtype: collections.Counter[str] = collections.Counter()
-    for shard in jax.tree.leaves(shards):
+    averaged: collections.Counter[str] = collections.Counter()
+    per_step = 0
+    for leaf, shard in zip(leaves, jax.tree.leaves(shards), strict=True):
+        sent, of_average = _of(leaf, leaves, exchange)
         by_dtype[shard.dtype.name] += shard.size
+        averaged[shard.dtype.name] += of_average
+        per_step += sent
     if not by_dtype.total():
         raise ValueError(f"params must have elements, got {params!r}")
-    selection = exchange.selection_for(leaves)
-    return Elements(by_dtype, sum(elements_sent(selection, x) for x in leaves))
+    return Elements(by_dtype, per_step, averaged)
+
+
+def _of(leaf: Leaf, leaves: list[Leaf], exchange: Exchange) -> tuple[int, int]:
+    """What is sent of a leaf: of its momentum per step, and at each average."""
+    sent, averaged = 0, leaf.size
+    if exchange.exchanges_momentum:
+        sent = elements_sent(exchange.selection_for(leaves), leaf)
+    if exchange.rolling:
+        averaged = elements_sent(exchange.average_selection(leaves), leaf)
+    return sent, averaged
 
 
 def shards_of(params: chex.ArrayTree, exchange: Exchange) -> chex.ArrayTree:

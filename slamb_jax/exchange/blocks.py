@@ -167,6 +167,8 @@ def compress(
     keep_residual: bool,
 ) -> tuple[optax.Updates, optax.Updates | None, SelectionState]:
     """The updates with their selected blocks averaged, the residual, the new state."""
+    if not exchange.exchanges_momentum:
+        return updates, residual, state
     kept = () if residual is None else (residual,)
     rows, rebuild = present(updates, *kept, like=params, layout=exchange.layout)
     leaves, gs = [row[0] for row in rows], [row[1] for row in rows]

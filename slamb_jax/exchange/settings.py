@@ -5,22 +5,23 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slamb_jax._tree.axes import AxisName, as_tuple
-from slamb_jax._tree.checks import check_axis_name, check_bool, check_integer
-from slamb_jax._tree.layout import Layout, mesh_axes
+import optax
+
+from slamb_jax._tree.axes import AxisName
+from slamb_jax._tree.layout import Layout
 from slamb_jax._tree.leaves import Leaf
+from slamb_jax.exchange.checks import check_ratios, check_settings
 from slamb_jax.exchange.json_form import from_json, to_json
 from slamb_jax.exchange.payloads import (
     Payload,
     Quantizer,
-    check_payload,
     resolve_payload,
 )
 from slamb_jax.exchange.selections import (
     BY_NAME,
     Schedule,
     Selection,
-    check_selection,
+    Strided,
 )
 
 _LARGEST_MIN_SIZE = 9000  # the authors' grad_size_thr
@@ -42,9 +43,10 @@ class Exchange:
         group of them, with fast links between. Gradients are averaged densely over it,
         n is the number of groups, and each device exchanges a slice of what its group
         sends. None: a worker is one device.
-      compress_ratio: k in (0, 1], the share of the coordinates exchanged per step; or
-        a mapping from the step (from 0) at which a ratio begins to the ratio, such as
-        ``{0: 0.5, 500: 0.1}``. None: 0.1.
+      compress_ratio: k in (0, 1], the share of the momentum's coordinates exchanged
+        per step; or a mapping from the step (from 0) at which a ratio begins to the
+        ratio, such as ``{0: 0.5, 500: 0.1}``. None: 0.1. 0: the momentum stays local,
+        and only parameters are averaged.
       min_size: matrices with fewer elements are exchanged densely, at every step, as
         leaves of one dimension or fewer always are. None: 9000, the authors', or less
         where matrices that small would hold more than 1 % of the parameters.
@@ -56,14 +58,22 @@ class Exchange:
       payload: the wire format of the momentum: ``"bfloat16"``, ``"float16"``,
         ``"uniform8"``, ``"uniform4"``, ``"natural8"``, or a quantizer such as
         :class:`slamb_jax.payloads.StochasticUniform`. None: the momentum's dtype.
+      b3: decay rate of a coordinate's freshness per step since it was exchanged, in
+        [0, 1]: stale coordinates step at a smaller rate; see
+        :func:`elementwise_rescale`.
       overlap: exchange at each step the momentum that the last one left, so that the
         exchange can run behind the forward and backward pass; see
         :func:`mask_momentum`.
       sync_every: H, the steps from one average of the parameters to the next, a
         positive integer. None: never.
-      average_payload: the wire format of the parameters every H steps, likewise, as
-        the difference to the last average, a copy of which is kept; see
-        :func:`average_parameters_every`. None: the parameters' dtype.
+      rolling: average a 1/H share of the parameters at every step, each coordinate
+        once in H steps, instead of all of them every H steps.
+      average_payload: the wire format of the parameters, likewise, as the difference
+        to the last average, a copy of which is kept; see
+        :func:`average_parameters`. None: the parameters' dtype.
+      outer: an optax transformation that steps from one average to the next, with the
+        difference between them as its gradient, such as
+        ``optax.sgd(0.7, momentum=0.9, nesterov=True)``. None: the average itself.
       param_specs: for a model that does not fit on one device: a tree like the
         parameters, or a prefix of it, of ``jax.sharding.PartitionSpec`` with the mesh
         axes, other than the workers', over which each leaf is sharded (None: not).
@@ -98,78 +108,21 @@ class Exchange:
     selection: str | Selection = "strided"
     seed: int | None = None
     payload: Payload = None
+    b3: float = 0.7
     overlap: bool = False
     sync_every: int | None = 100
+    rolling: bool = False
     average_payload: Payload = None
+    outer: optax.GradientTransformation | None = None
     param_specs: Any = dataclasses.field(default=None, hash=False)
     stacked: Any = dataclasses.field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        check_bool("overlap", self.overlap)
-        for name in ("payload", "average_payload"):
-            if (payload := getattr(self, name)) is not None:
-                check_payload(name, payload)
-        if self.sync_every is not None:
-            check_integer("sync_every", self.sync_every, 1)
-        elif self.average_payload is not None:
-            raise ValueError(
-                f"average_payload={self.average_payload!r} needs an average: give "
-                "sync_every too, got None"
-            )
-        self._check_selection()
-        self._check_axes()
-
-    def _check_selection(self) -> None:
-        if not isinstance(self.selection, str) or self.selection not in BY_NAME:
-            check_selection(self.selection)
-            for name in ("compress_ratio", "min_size", "seed"):
-                if (value := getattr(self, name)) is not None:
-                    raise ValueError(
-                        f"{name}={value!r} and selection={self.selection!r} cannot "
-                        f"both be given: a selection object has its own {name}"
-                    )
         if isinstance(self.compress_ratio, Mapping):
-            for step in self.compress_ratio:
-                check_integer("compress_ratio (a step)", step, 0)
+            check_ratios(self.compress_ratio, self.selection)
             ratios = dict(sorted(self.compress_ratio.items()))
             object.__setattr__(self, "compress_ratio", ratios)
-            if 0 not in ratios:
-                raise ValueError(
-                    "compress_ratio must have the step 0 where it is a mapping, got "
-                    f"{ratios!r}"
-                )
-            if self.selection == "top_k":
-                raise ValueError(
-                    f"compress_ratio={ratios!r} and selection='top_k' cannot both be "
-                    "given: another ratio would not keep its state"
-                )
-        self.selection_for(())  # checks ratio, smallest size and seed
-
-    def _check_axes(self) -> None:
-        check_axis_name(self.axis_name)
-        check_axis_name(self.local_axis_name, "local_axis_name")
-        between, within = map(
-            set, map(as_tuple, (self.axis_name, self.local_axis_name))
-        )
-        if within and (not between or between & within):
-            raise ValueError(
-                "local_axis_name must name other mesh axes than axis_name, the axis "
-                f"between the workers, got {self.local_axis_name!r} and "
-                f"{self.axis_name!r}"
-            )
-        if self.layout is None or self.param_specs is None:  # layout checks both
-            return
-        if shared := between & set(mesh_axes(self.param_specs)):
-            raise ValueError(
-                "param_specs must not name the axis of the workers, "
-                f"{min(map(str, shared))!r}: every worker has parameters of its own, "
-                "sharded over other axes of the mesh"
-            )
-        if self.stateful:
-            raise ValueError(
-                f"selection={self.selection!r} and param_specs cannot go together: its "
-                "state is of the blocks of unsharded leaves. Take a round robin."
-            )
+        check_settings(self)
 
     @functools.cached_property
     def layout(self) -> Layout | None:
@@ -177,6 +130,11 @@ class Exchange:
         if self.param_specs is None and self.stacked is None:
             return None
         return Layout(self.param_specs, self.stacked)
+
+    @property
+    def exchanges_momentum(self) -> bool:
+        """Whether anything of the momentum is exchanged."""
+        return self.compress_ratio != 0
 
     @functools.cached_property
     def stateful(self) -> bool:
@@ -186,7 +144,7 @@ class Exchange:
     @functools.cached_property
     def keeps_rounding_error(self) -> bool:
         """Whether a worker keeps what rounding its payload took, to send it later."""
-        if self.payload is None:
+        if self.payload is None or not self.exchanges_momentum:
             return False
         payload = resolve_payload(self.payload)
         return isinstance(payload, Quantizer) and payload.error_feedback
@@ -199,9 +157,18 @@ class Exchange:
         min_size = _min_size_for(leaves) if self.min_size is None else self.min_size
         seed = 0 if self.seed is None else self.seed
         ratio = 0.1 if self.compress_ratio is None else self.compress_ratio
+        if not self.exchanges_momentum:
+            ratio = 1.0  # nothing is ever stale
         if not isinstance(ratio, Mapping):
             return make(ratio, min_size, seed)
         return Schedule({t: make(k, min_size, seed) for t, k in ratio.items()})
+
+    def average_selection(self, leaves: Sequence[Leaf]) -> Strided:
+        """Which parameters are averaged at a step, where ``rolling``."""
+        assert self.sync_every is not None
+        min_size = _min_size_for(leaves) if self.min_size is None else self.min_size
+        seed = 0 if self.seed is None else self.seed
+        return Strided(1 / self.sync_every, min_size, seed)
 
     def to_json(self) -> dict[str, Any]:
         """The settings that are not the default, as what JSON and YAML can hold.
@@ -226,8 +193,8 @@ class Exchange:
         given = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            plain = isinstance(value, str | int)  # others have None for a default
-            if not (value == field.default if plain else value is None):
+            plain = isinstance(value, str | int | float)  # others may be trees
+            if value is not field.default and not (plain and value == field.default):
                 given[field.name] = value
         return given
 

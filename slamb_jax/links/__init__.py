@@ -5,6 +5,7 @@ from slamb_jax.links.compression import (
     RandkCompressState,
     randk_compress_with_error_feedback,
 )
+from slamb_jax.links.decay import AddDecayedWeightsState, add_decayed_weights
 from slamb_jax.links.dense import average_gradients, average_parameters
 from slamb_jax.links.freshness import ElementwiseRescaleState, elementwise_rescale
 from slamb_jax.links.momentum import MaskMomentumState, mask_momentum
@@ -13,12 +14,14 @@ from slamb_jax.links.shards import on_shards
 from slamb_jax.links.trust_ratio import LayerwiseTrustRatioState, layerwise_trust_ratio
 
 __all__ = [
+    "AddDecayedWeightsState",
     "AverageParametersState",
     "ElementwiseRescaleState",
     "LayerwiseTrustRatioState",
     "MaskMomentumState",
     "RandkCompressState",
     "ScaleBySlambState",
+    "add_decayed_weights",
     "average_gradients",
     "average_parameters",
     "average_parameters_every",

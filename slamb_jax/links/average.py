@@ -1,5 +1,6 @@
 """Averaging the parameters of replicas that drift apart."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,10 +9,10 @@ import optax
 
 from slamb_jax._tree import axes as _axes
 from slamb_jax._tree.checks import check_params
-from slamb_jax._tree.leaves import present
-from slamb_jax.exchange.blocks import means_over_workers
+from slamb_jax._tree.leaves import Leaf, keep_absent, leaves_of, present
+from slamb_jax.exchange.blocks import Blocks, SelectionAtStep, means_over_workers
+from slamb_jax.exchange.means import exchange_means
 from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.links.anchor import copy_f32, towards_anchor
 from slamb_jax.links.shards import on_shards
 
 
@@ -19,7 +20,8 @@ class AverageParametersState(NamedTuple):
     """State of :func:`average_parameters_every`."""
 
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
-    anchor: optax.Params | None = None  # float32, as params; with average_payload
+    anchor: optax.Params | None = None  # float32, as params; see there
+    outer: optax.OptState | None = None  # the outer optimizer's
 
 
 def average_parameters_every(
@@ -27,7 +29,8 @@ def average_parameters_every(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages the parameters over the workers every H steps, after the update.
 
-    The last link of a chain. With the step :math:`t = 1, 2, \ldots`:
+    The last link of a chain, behind any optimizer. With the step
+    :math:`t = 1, 2, \ldots`:
 
     .. math::
 
@@ -43,8 +46,13 @@ def average_parameters_every(
     :func:`average_parameters`. Moments are not averaged. The step count must be the
     same on all workers.
 
-    With an ``average_payload`` the difference to the anchor a, the last average, is
-    exchanged; all workers keep the anchor (one more copy of the parameters):
+    **Rolling.** With ``rolling=True`` each step averages the coordinates :math:`R_t`,
+    a share 1/H of them and all of the small leaves; each coordinate has its turn once
+    in H steps. As many bytes at every step, and no conditional.
+
+    **In codes.** With an ``average_payload`` the difference to the anchor a, the last
+    average, is exchanged; all workers keep the anchor (one more copy of the
+    parameters):
 
     .. math::
 
@@ -56,9 +64,22 @@ def average_parameters_every(
     the mean itself. All workers must begin with the same parameters, as with
     :func:`replicate`; the anchor stays bit-identical on all.
 
+    **Outer optimizer.** With ``outer`` the difference is the gradient of an optimizer
+    that all workers run alike, at steps H, 2H, ...:
+
+    .. math::
+
+      a \leftarrow a + \text{outer}(-\text{mean over workers of } Q(d)),
+      \quad p + u \leftarrow a + (d - Q(d))
+
+    Behind local AdamW (``compress_ratio=0``) that is DiLoCo with
+    ``outer=optax.sgd(0.7, momentum=0.9, nesterov=True)``, behind Muon MuLoCo, with a
+    single worker SNOO, and with ``outer=None`` local SGD.
+
     Args:
-      exchange: between whom, how often (``sync_every``; None: never), and in what wire
-        format (``average_payload``).
+      exchange: between whom, how often (``sync_every``; None: never), whether all at
+        once (``rolling``), in what wire format (``average_payload``), and by which
+        ``outer`` optimizer.
 
     Returns:
       A :class:`optax.GradientTransformationExtraArgs`; it needs ``params``.
@@ -67,27 +88,33 @@ def average_parameters_every(
       ValueError: in ``update``, without ``params`` or for an unbound axis.
 
     Examples:
-      >>> import jax, jax.numpy as jnp, slamb_jax
-      >>> tx = slamb_jax.average_parameters_every(
-      ...     slamb_jax.Exchange("data", sync_every=100)
+      >>> import jax, jax.numpy as jnp, optax, slamb_jax
+      >>> exchange = slamb_jax.Exchange("data", sync_every=2, rolling=True)
+      >>> tx = optax.chain(
+      ...     optax.sgd(1e-3), slamb_jax.average_parameters_every(exchange)
       ... )
       >>> def step(p):
       ...     u, _ = tx.update(jnp.zeros_like(p), tx.init(p), p)
       ...     return p + u
-      >>> print(jax.vmap(step, axis_name="data")(jnp.array([1.0, 3.0])))
+      >>> print(jax.vmap(step, axis_name="data")(jnp.array([1.0, 3.0])).round(3))
       [2. 2.]
 
     References:
-      Xu et al., `SLAMB <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023.
+      Xu et al., `SLAMB <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023;
+      Douillard et al., `DiLoCo <https://arxiv.org/abs/2311.08105>`_, 2023;
+      Thérien et al., `MuLoCo <https://arxiv.org/abs/2505.23725>`_, 2025; Kallusky et
+      al., `SNOO <https://arxiv.org/abs/2510.15830>`_, 2025.
     """
     check_exchange(exchange)
-    sync_every = exchange.sync_every
+    sync_every, outer = exchange.sync_every, exchange.outer
 
     def init(params: optax.Params) -> AverageParametersState:
-        anchor = None
-        if exchange.average_payload is not None:
-            anchor = jax.tree.map(copy_f32, params)
-        return AverageParametersState(jnp.zeros([], jnp.int32), anchor)
+        anchor = outer_state = None
+        if exchange.average_payload is not None or outer is not None:
+            anchor = jax.tree.map(_copy_f32, params)
+        if outer is not None:
+            outer_state = outer.init(anchor)
+        return AverageParametersState(jnp.zeros([], jnp.int32), anchor, outer_state)
 
     def update(
         updates: optax.Updates,
@@ -97,44 +124,104 @@ def average_parameters_every(
     ) -> tuple[optax.Updates, AverageParametersState]:
         del extra_args
         check_params(params)
-        step, anchor = optax.safe_increment(state.count), state.anchor
+        step, kept = optax.safe_increment(state.count), state[1:]
         n = _axes.axis_size(exchange.axis_name)
-        if sync_every is None or n == 1:
-            return updates, AverageParametersState(step, anchor)
+        if sync_every is None or (n == 1 and outer is None):
+            return updates, AverageParametersState(step, *kept)
 
-        def average(updates: optax.Updates, params: optax.Params, anchor: Any) -> Any:
-            if anchor is None:
-                return _towards_mean(updates, params, exchange, step), None
-            return towards_anchor(updates, params, anchor, exchange, step)
+        def average(updates: optax.Updates, params: optax.Params, kept: Any) -> Any:
+            return _averaged(updates, params, kept, exchange, step)
 
-        def keep(updates: optax.Updates, params: optax.Params, anchor: Any) -> Any:
+        def keep(updates: optax.Updates, params: optax.Params, kept: Any) -> Any:
             del params
-            return updates, anchor
+            return updates, kept
 
-        if sync_every == 1:
-            updates, anchor = average(updates, params, anchor)
+        if exchange.rolling or sync_every == 1:
+            updates, kept = average(updates, params, kept)
         else:
-            due = state.count % sync_every == 0
-            updates, anchor = _axes.cond(due, average, keep, updates, params, anchor)
-        return updates, AverageParametersState(step, anchor)
+            phase = 1 if outer is None else 0
+            due = step % sync_every == phase
+            updates, kept = _axes.cond(due, average, keep, updates, params, kept)
+        return updates, AverageParametersState(step, *kept)
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return tx if exchange.param_specs is None else on_shards(tx, exchange)
 
 
-def _towards_mean(
-    updates: optax.Updates, params: optax.Params, exchange: Exchange, step: jax.Array
-) -> optax.Updates:
-    """The updates that take each replica to the mean."""
+def _averaged(
+    updates: optax.Updates,
+    params: optax.Params,
+    kept: tuple[optax.Params | None, optax.OptState | None],
+    exchange: Exchange,
+    step: jax.Array,
+) -> tuple[optax.Updates, tuple[Any, Any]]:
+    """The updates that take each replica to the average; anchor and outer state."""
+    anchor, outer_state = kept
     rows, rebuild = present(updates, params, like=params, layout=exchange.layout)
-    new = [p + u.astype(p.dtype) for _, u, p in rows]
-    means = means_over_workers(new, [leaf for leaf, *_ in rows], exchange, None, step)
-    return rebuild(
-        [_difference(m, p, u) for m, (_, u, p) in zip(means, rows, strict=True)]
+    leaves, us, ps = ([row[i] for row in rows] for i in range(3))
+    blocks = _blocks(leaves, params, exchange, step)
+    if anchor is None:
+        new = [p + u.astype(p.dtype) for u, p in zip(us, ps, strict=True)]
+        packed = _pack(blocks, new)
+        means = means_over_workers(packed, leaves, exchange, None, step)
+        there = _unpack(blocks, means, new)
+        return rebuild(list(map(_difference, there, ps, us))), (None, None)
+
+    old = [row[2] for row in present(updates, anchor, like=params)[0]]
+    new = [
+        p.astype(jnp.float32) + u.astype(jnp.float32)
+        for u, p in zip(us, ps, strict=True)
+    ]
+    ahead = _pack(blocks, [x - a for x, a in zip(new, old, strict=True)])
+    found = exchange_means(
+        ahead, leaves, exchange, exchange.average_payload, step, with_errors=True
     )
+    if exchange.outer is None:
+        anchors = [a + m for a, m in zip(_pack(blocks, old), found.means, strict=True)]
+    else:
+        grads = keep_absent(
+            rebuild([-m for m in found.means]), optax.tree.zeros_like(anchor)
+        )
+        moved, outer_state = exchange.outer.update(grads, outer_state, anchor)
+        moved = [row[2] for row in present(updates, moved, like=params)[0]]
+        anchors = [a + m for a, m in zip(old, moved, strict=True)]
+    there = [
+        a + (d - sent) for a, d, sent in zip(anchors, ahead, found.sent, strict=True)
+    ]
+    there = _unpack(blocks, there, new)
+    anchor = keep_absent(rebuild(_unpack(blocks, anchors, old)), anchor)
+    return rebuild(list(map(_difference, there, ps, us))), (anchor, outer_state)
 
 
-def _difference(mean: jax.Array, p: jax.Array, u: jax.Array) -> jax.Array:
-    """The update from p to the mean, in the dtype of u."""
+def _blocks(
+    leaves: Sequence[Leaf], params: optax.Params, exchange: Exchange, step: jax.Array
+) -> list[Blocks]:
+    """The blocks of each leaf that are averaged."""
+    if not exchange.rolling:
+        return [Blocks(1, None, jnp.ones(0, bool))] * len(leaves)
+    selection = exchange.average_selection(leaves_of(params, exchange.layout))
+    at_step = SelectionAtStep(selection, step)
+    return [at_step.blocks(leaf) for leaf in leaves]
+
+
+def _pack(blocks: Sequence[Blocks], xs: Sequence[jax.Array]) -> list[jax.Array]:
+    return [b.pack(x) for b, x in zip(blocks, xs, strict=True)]
+
+
+def _unpack(
+    blocks: Sequence[Blocks], packed: Sequence[jax.Array], xs: Sequence[jax.Array]
+) -> list[jax.Array]:
+    return [b.unpack(part, x) for b, part, x in zip(blocks, packed, xs, strict=True)]
+
+
+def _difference(there: jax.Array, p: jax.Array, u: jax.Array) -> jax.Array:
+    """The update from p to there, in the dtype of u."""
     wide = jnp.float32 if p.dtype.itemsize < 4 else p.dtype
-    return (mean.astype(wide) - p.astype(wide)).astype(u.dtype)
+    return (there.astype(wide) - p.astype(wide)).astype(u.dtype)
+
+
+def _copy_f32(p: Any) -> jax.Array:
+    """A copy, since buffers may be donated; zeros for a ``ShapeDtypeStruct``."""
+    if isinstance(p, jax.ShapeDtypeStruct):
+        return jnp.zeros(p.shape, jnp.float32)
+    return jnp.array(p, jnp.float32, copy=True)

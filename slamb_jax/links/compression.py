@@ -78,6 +78,11 @@ def randk_compress_with_error_feedback(
     """
     check_exchange(exchange)
     check_bool("keep_residual", keep_residual)
+    if keep_residual and not exchange.exchanges_momentum:
+        raise ValueError(
+            "compress_ratio=0 and keep_residual=True cannot go together: all updates "
+            "would wait for ever"
+        )
 
     def init(params: optax.Params) -> RandkCompressState:
         check_floating(params, "params")

@@ -5,10 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import ArrayLike
 
 from slamb_jax._tree.axes import axis_size
-from slamb_jax._tree.checks import check_range
 from slamb_jax._tree.leaves import Leaf, broadcast_blocks, map_numbered
 from slamb_jax.exchange.blocks import selection_at
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -23,7 +21,7 @@ class ElementwiseRescaleState(NamedTuple):
 
 
 def elementwise_rescale(
-    exchange: Exchange, b3: ArrayLike = 0.7
+    exchange: Exchange,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Steps a stale coordinate at the rate of a smaller batch.
 
@@ -36,21 +34,21 @@ def elementwise_rescale(
     forms; with one worker it is the identity.
 
     Args:
-      exchange: which coordinates are exchanged when, between whom.
-      b3: decay rate of the freshness, in [0, 1].
+      exchange: which coordinates are exchanged when, between whom, and how fast their
+        freshness decays (``b3``).
 
     Returns:
       A :class:`optax.GradientTransformationExtraArgs`. Updates have the dtype of the
       parameters if ``update`` gets them, else their own.
 
     Raises:
-      ValueError: for ``b3`` out of range, and for a selection with a state, which this
+      ValueError: for a selection with a state, which this
         link cannot see; in ``update``, for an unbound axis.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
-      >>> exchange = slamb_jax.Exchange("i", compress_ratio=0.5, min_size=0)
-      >>> tx = slamb_jax.elementwise_rescale(exchange, b3=0.0)
+      >>> exchange = slamb_jax.Exchange("i", compress_ratio=0.5, min_size=0, b3=0.0)
+      >>> tx = slamb_jax.elementwise_rescale(exchange)
       >>> def step(u):
       ...     return tx.update(u, tx.init(u))[0]
       >>> scaled = jax.vmap(step, axis_name="i")(jnp.ones((4, 2, 1)))
@@ -62,7 +60,6 @@ def elementwise_rescale(
       element-wise adaptive rescaling.
     """
     check_stateless(exchange)
-    check_range("b3", b3, 0.0, 1.0)
 
     def init(params: optax.Params) -> ElementwiseRescaleState:
         del params
@@ -82,7 +79,9 @@ def elementwise_rescale(
 
         def rescale(leaf: Leaf, u: jax.Array, p: jax.Array) -> jax.Array:
             if n > 1 and (age := at_step.age(leaf)) is not None:
-                factor = broadcast_blocks(batch_factor(freshness(age, b3), n), leaf)
+                factor = broadcast_blocks(
+                    batch_factor(freshness(age, exchange.b3), n), leaf
+                )
                 u = factor * u.astype(jnp.float32)
             return u.astype(p.dtype)
 

@@ -1,15 +1,18 @@
 """The element-wise rules of a step: moments, directions, decay and freshness."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
+import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax._tree.checks import check_choice, check_dtype, check_range
+from slamb_jax._tree.layout import broadcast_prefix
 from slamb_jax._tree.leaves import map_numbered, map_present
 from slamb_jax._tree.rounding import step_seed, stochastic_round
 
@@ -17,17 +20,29 @@ Form = Literal["sum", "product"]
 NuOf = Literal["gradient", "momentum", "larger"]
 
 
-def check_moments(
-    b1: Any, b2: Any, eps: Any, form: Any, bias_correction: Any,
-    mu_dtype: Any, nu_of: Any, nu_dtype: Any,
-) -> None:  # fmt: skip
+Decays: TypeAlias = ArrayLike | chex.ArrayTree | Callable[[optax.Params], Any]
+
+
+def check_first_moment(b1: Any, mu_dtype: Any) -> None:
     """Raises for a value out of range."""
-    check_range("b1", b1, 0.0, 1.0, open_high=True)
+    if not callable(b1):
+        jax.tree.map(lambda b: check_range("b1", b, 0.0, 1.0, open_high=True), b1)
+    check_dtype("mu_dtype", mu_dtype)
+
+
+def decays(b1: Decays, params: optax.Params) -> chex.ArrayTree:
+    """The decay rate of each parameter."""
+    return broadcast_prefix("b1", b1(params) if callable(b1) else b1, params)
+
+
+def check_second_moment(
+    b2: Any, eps: Any, form: Any, bias_correction: Any, nu_of: Any, nu_dtype: Any
+) -> None:
+    """Raises for a value out of range."""
     check_range("b2", b2, 0.0, 1.0, open_high=True)
     check_range("eps", eps, 0.0, open_low=True)
     check_choice("form", form, ("sum", "product"))
     check_choice("nu_of", nu_of, ("gradient", "momentum", "larger"))
-    check_dtype("mu_dtype", mu_dtype)
     check_dtype("nu_dtype", nu_dtype)
     if form == "sum" and not bias_correction:
         raise ValueError(
@@ -36,52 +51,58 @@ def check_moments(
         )
 
 
-def init_moments(
-    params: optax.Params, mu_dtype: DTypeLike | None, nu_dtype: DTypeLike | None
-) -> tuple[optax.Updates, optax.Updates]:
-    """Zeros of both moments."""
-    mu = optax.tree.zeros_like(params, dtype=check_dtype("mu_dtype", mu_dtype))
-    nu = optax.tree.zeros_like(params, dtype=check_dtype("nu_dtype", nu_dtype))
-    return mu, nu
+def init_moment(
+    params: optax.Params, name: str, dtype: DTypeLike | None
+) -> optax.Updates:
+    """Zeros; ``name`` is the argument that gives the dtype."""
+    return optax.tree.zeros_like(params, dtype=check_dtype(name, dtype))
 
 
-def update_moments(
+def update_first_moment(
+    updates: optax.Updates,
+    mu: optax.Updates,
+    compress: Callable[[optax.Updates], tuple[optax.Updates, Any]],
+    b1: chex.ArrayTree,
+    *,
+    overlap: bool,
+) -> tuple[optax.Updates, Any]:
+    """m, exchanged, with None for missing gradients; compress's state."""
+
+    def add(g: jax.Array, m: jax.Array, b: ArrayLike) -> jax.Array:
+        keep, new = weights(b)
+        wide = keep * m.astype(jnp.float32) + new * g.astype(jnp.float32)
+        return wide.astype(m.dtype)
+
+    mu = map_present(lambda g, m: m, updates, mu)
+    if overlap:
+        mu, state = compress(mu)
+        return map_present(add, updates, mu, b1), state
+    return compress(map_present(add, updates, mu, b1))
+
+
+def update_second_moment(
     updates: optax.Updates,
     mu: optax.Updates,
     nu: optax.Updates,
     step: jax.Array,
-    compress: Callable[[optax.Updates], tuple[optax.Updates, Any]],
-    b1: ArrayLike,
     b2: ArrayLike,
     nu_of: NuOf,
-    *,
-    overlap: bool,
-) -> tuple[optax.Updates, optax.Updates, Any]:
-    """Both moments, m exchanged, with None for missing gradients; compress's state."""
-    keep1, new1 = _weights(b1)
-    keep2, new2 = _weights(b2)
+) -> optax.Updates:
+    """v, with None for missing gradients."""
+    keep, new = weights(b2)
 
-    def first(g: jax.Array, m: jax.Array) -> jax.Array:
-        return (keep1 * m.astype(jnp.float32) + new1 * g).astype(m.dtype)
+    def add(g: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
+        g = g.astype(jnp.float32)
+        return keep * v.astype(jnp.float32) + new * _square(nu_of, g, m)
 
-    def second(g: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
-        return keep2 * v.astype(jnp.float32) + new2 * _square(nu_of, g, m)
-
-    g = map_present(lambda g: g.astype(jnp.float32), updates)
-    mu = map_present(lambda g, m: m, updates, mu)
-    if overlap:
-        mu, state = compress(mu)
-        mu = map_present(first, g, mu)
-    else:
-        mu, state = compress(map_present(first, g, mu))
-    new_nu = map_present(second, g, mu, nu)
+    new_nu = map_present(add, updates, mu, nu)
     if any(v.dtype == jnp.bfloat16 for v in jax.tree.leaves(nu)):
         new_nu = map_numbered(
             lambda leaf, v: stochastic_round(v, step_seed(step, leaf.index)),
             new_nu,
             like=nu,
         )
-    return mu, new_nu, state
+    return new_nu
 
 
 def _square(nu_of: NuOf, g: jax.Array, m: jax.Array) -> jax.Array:
@@ -95,40 +116,49 @@ def _square(nu_of: NuOf, g: jax.Array, m: jax.Array) -> jax.Array:
 class Corrections(NamedTuple):
     """The scalars of a step: the factors of bias correction, and eps."""
 
-    m: jax.Array
+    m: jax.Array | None  # None: m is corrected already
     v: jax.Array | None  # None in the sum form, which has a single factor
     eps: jax.Array
+    eps_root: jax.Array | None = None
 
 
 def corrections(
     form: Form,
     step: jax.Array,
-    b1: ArrayLike,
+    b1: ArrayLike | None,
     b2: ArrayLike,
     eps: ArrayLike,
     bias_correction: bool,
 ) -> Corrections:
-    r"""From :math:`1-\beta_1^t` and :math:`1-\beta_2^t`, rounded as in optax."""
-    t = step.astype(jnp.float32)
-    fix1, fix2 = 1 - _weights(b1)[0] ** t, 1 - _weights(b2)[0] ** t
+    """Those of :func:`bias` for both moments; ``b1=None``: of the second alone."""
+    fix1, fix2 = None if b1 is None else bias(b1, step), bias(b2, step)
     if not bias_correction:
-        fix1 = fix2 = jnp.float32(1)
+        fix1, fix2 = None if b1 is None else jnp.float32(1), jnp.float32(1)
     eps = jnp.asarray(eps, jnp.float32)
     if form == "product":
-        return Corrections(1 / fix1, 1 / fix2, eps)
-    return Corrections(jnp.sqrt(fix2) / fix1, None, eps)
+        return Corrections(None if fix1 is None else 1 / fix1, 1 / fix2, eps)
+    root = jnp.sqrt(fix2)
+    return Corrections(root if fix1 is None else root / fix1, None, eps)
+
+
+def bias(b: ArrayLike, step: jax.Array) -> jax.Array:
+    r""":math:`1-\beta^t`, rounded as in optax."""
+    return 1 - weights(b)[0] ** step.astype(jnp.float32)
 
 
 def adam_direction(at: Corrections, m: jax.Array, v: jax.Array) -> jax.Array:
     """Adam's direction u, in float32."""
-    m = at.m * m.astype(jnp.float32)
-    v = v.astype(jnp.float32)
-    return m / (jnp.sqrt(v if at.v is None else at.v * v) + at.eps)
+    m, v = m.astype(jnp.float32), v.astype(jnp.float32)
+    m = m if at.m is None else at.m * m
+    v = v if at.v is None else at.v * v
+    return m / (jnp.sqrt(v if at.eps_root is None else v + at.eps_root) + at.eps)
 
 
-def _weights(b: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """The decay b and 1 - b, in float32."""
-    return jnp.asarray(b, jnp.float32), jnp.asarray(1 - b, jnp.float32)
+def weights(b: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """The decay b and 1 - b, in float32; of a number constants of the program."""
+    as_array = jnp.asarray if isinstance(b, jax.Array) else np.asarray
+    both = as_array(b, np.float32), as_array(1 - b, np.float32)
+    return cast(tuple[jax.Array, jax.Array], both)
 
 
 def freshness(age: jax.Array, b3: ArrayLike) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Momentum of which a share is exchanged, and Adam's direction from it."""
+"""Momentum of which a share is exchanged, and what an optimizer does with it."""
 
 from typing import Any, NamedTuple
 
@@ -8,6 +8,7 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax._tree.checks import (
+    check_bool,
     check_floating,
     check_gradients,
     check_transformation,
@@ -16,13 +17,13 @@ from slamb_jax._tree.leaves import keep_absent, map_present
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.compression import randk_compress_with_error_feedback
 from slamb_jax.links.moments import (
-    Form,
-    NuOf,
-    adam_direction,
-    check_moments,
-    corrections,
-    init_moments,
-    update_moments,
+    Decays,
+    bias,
+    check_first_moment,
+    decays,
+    init_moment,
+    update_first_moment,
+    weights,
 )
 from slamb_jax.links.shards import on_shards
 
@@ -31,54 +32,37 @@ class MaskMomentumState(NamedTuple):
     """State of :func:`mask_momentum`."""
 
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
-    mu: optax.Updates  # first moment, as params, float32 or mu_dtype
-    nu: optax.Updates  # second moment, as params, float32 or nu_dtype
+    mu: optax.Updates  # the momentum, as params, float32 or mu_dtype
     compressor: optax.OptState
+    direction: optax.OptState
 
 
 def mask_momentum(
     exchange: Exchange,
-    b1: ArrayLike = 0.9,
-    b2: ArrayLike = 0.999,
-    eps: ArrayLike = 1e-6,
+    direction: optax.GradientTransformation | None = None,
+    b1: Decays = 0.9,
     *,
-    form: Form = "sum",
+    nesterov: bool = False,
     bias_correction: bool = True,
     mu_dtype: DTypeLike | None = None,
-    nu_of: NuOf = "gradient",
-    nu_dtype: DTypeLike | None = None,
     compressor: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Adam's direction from a momentum of which a share is exchanged.
+    r"""A momentum of which a share is exchanged, and the direction taken from it.
 
     With the worker's own gradient g, step :math:`t = 1, 2, \ldots`:
 
     .. math::
 
       m &\leftarrow \text{compressor}(\beta_1 m + (1-\beta_1) g) \\
-      v &\leftarrow \beta_2 v + (1-\beta_2) g^2 \\
-      u &= \frac{m/(1-\beta_1^t)}{\sqrt{v/(1-\beta_2^t)} + \varepsilon}
-        \quad\text{(product form)} \\
-      u &= \frac{m}{\sqrt{v} + \varepsilon}
-        \cdot\frac{\sqrt{1-\beta_2^t}}{1-\beta_1^t} \quad\text{(sum form)}
+      \hat m &= m / (1-\beta_1^t) \\
+      u &= \text{direction}(\hat m)
 
     What the compressor returns is stored as m: coordinates that it did not exchange
-    keep accumulating there, which is SLAMB's local error compensation. v is never sent.
+    keep accumulating there, which is SLAMB's local error compensation. Nothing of the
+    direction is exchanged.
 
-    ``nu_of="momentum"`` takes the second moment of m after its exchange,
-
-    .. math:: v \leftarrow \beta_2 v + (1-\beta_2) m^2
-
-    on which the workers agree as far as they agree on m, while those of their own
-    gradients differ, most in the first steps. It is also less noisy.
-    ``nu_of="larger"`` takes that of the larger of the two,
-
-    .. math:: v \leftarrow \beta_2 v + (1-\beta_2) \max(g^2, m^2)
-
-    which differs from the gradient's where a worker's own gradient is next to nothing
-    and the mean momentum is not: under a ReLU that is off for its few samples, or for a
-    row of an embedding that they lack. There m over the root of v has no bound, and
-    here at most :math:`1/\sqrt{1-\beta_2}`. Both depart from the paper, and from Adam.
+    With ``nesterov`` the direction gets
+    :math:`\beta_1 m / (1-\beta_1^{t+1}) + (1-\beta_1) g / (1-\beta_1^t)`.
 
     With ``overlap`` in the exchange, the compressor gets m as the last step left it,
 
@@ -91,26 +75,25 @@ def mask_momentum(
 
     Args:
       exchange: what is exchanged of m, between whom, and when.
-      b1: decay rate of the first moment, in [0, 1).
-      b2: decay rate of the second moment, in [0, 1).
-      eps: added to the root of the second moment, positive.
-      form: ``"sum"`` or ``"product"``: where eps stands, see above.
-      bias_correction: False leaves out both powers of t (product form only).
+      direction: what is done with the momentum: one of
+        :mod:`slamb_jax.directions`, or any optax transformation that takes a momentum
+        as its updates. If its ``update`` has arguments ``grad`` and ``mu``, it gets
+        the worker's own gradient and m as well. None: the momentum itself, for links
+        behind.
+      b1: decay rate of the momentum, in [0, 1); or a tree of them, a prefix of it, or a
+        function of the parameters that returns one.
+      nesterov: look one step ahead, with the worker's own gradient.
+      bias_correction: False leaves out the powers of t.
       mu_dtype: dtype of m: None (float32) or bfloat16. Without a ``payload`` it is also
         the wire format.
-      nu_of: what v is the second moment of: ``"gradient"``, ``"momentum"`` or
-        ``"larger"``.
-      nu_dtype: dtype of v: None (float32) or bfloat16, with stochastic rounding: a
-        change of :math:`1 - \beta_2` of itself would round to none.
       compressor: any optax transformation that takes m and returns it exchanged,
-        with the same shapes; ``optax.identity()`` gives Adam. None:
+        with the same shapes; ``optax.identity()`` keeps it local. None:
         ``randk_compress_with_error_feedback(exchange, keep_residual=False)``. One that
         keeps a residual of its own counts what it did not send twice.
 
     Returns:
-      A :class:`optax.GradientTransformationExtraArgs`. Its updates are float32 whatever
-      the dtype of the parameters, so that the links behind it do not round them;
-      :func:`elementwise_rescale` returns the dtype of the parameters.
+      A :class:`optax.GradientTransformationExtraArgs`. Its direction gets float32
+      whatever the dtype of the parameters, so that the links behind it do not round.
 
     Raises:
       ValueError: for a value out of range; in ``update``, for gradients of another
@@ -118,11 +101,12 @@ def mask_momentum(
         which m does.
 
     Examples:
-      >>> import jax.numpy as jnp, slamb_jax
-      >>> tx = slamb_jax.mask_momentum(slamb_jax.Exchange())
+      >>> import jax.numpy as jnp, optax, slamb_jax
+      >>> exchange = slamb_jax.Exchange()
+      >>> tx = slamb_jax.mask_momentum(exchange, optax.scale_by_sign())
       >>> params = jnp.ones(3)
       >>> updates, state = tx.update(jnp.array([1.0, -2.0, 0.0]), tx.init(params))
-      >>> print(updates.round(3))
+      >>> print(updates)
       [ 1. -1.  0.]
 
     References:
@@ -130,16 +114,23 @@ def mask_momentum(
       momentum masking and local error compensation.
     """
     check_exchange(exchange)
-    check_moments(b1, b2, eps, form, bias_correction, mu_dtype, nu_of, nu_dtype)
+    check_first_moment(b1, mu_dtype)
+    check_bool("nesterov", nesterov)
+    check_bool("bias_correction", bias_correction)
     if compressor is None:
         compressor = randk_compress_with_error_feedback(exchange, keep_residual=False)
+    if direction is None:
+        direction = optax.identity()
     check_transformation("compressor", compressor)
+    check_transformation("direction", direction)
     inner = optax.with_extra_args_support(compressor)
+    then = optax.with_extra_args_support(direction)
 
     def init(params: optax.Params) -> MaskMomentumState:
         check_floating(params, "params")
-        mu, nu = init_moments(params, mu_dtype, nu_dtype)
-        return MaskMomentumState(jnp.zeros([], jnp.int32), mu, nu, inner.init(mu))
+        mu = init_moment(params, "mu_dtype", mu_dtype)
+        count = jnp.zeros([], jnp.int32)
+        return MaskMomentumState(count, mu, inner.init(mu), then.init(params))
 
     def update(
         updates: optax.Updates,
@@ -153,14 +144,29 @@ def mask_momentum(
         def compress(mu: optax.Updates) -> tuple[optax.Updates, optax.OptState]:
             return inner.update(mu, state.compressor, params, **extra_args)
 
-        mu, nu, compressor_state = update_moments(
-            updates, state.mu, state.nu, step, compress, b1, b2, nu_of,
-            overlap=exchange.overlap,
-        )  # fmt: skip
-        at = corrections(form, step, b1, b2, eps, bias_correction)
-        u = map_present(lambda m, v: adam_direction(at, m, v), mu, nu)
-        mu, nu = keep_absent(mu, state.mu), keep_absent(nu, state.nu)
-        return u, MaskMomentumState(step, mu, nu, compressor_state)
+        b = decays(b1, state.mu)
+        mu, compressor_state = update_first_moment(
+            updates, state.mu, compress, b, overlap=exchange.overlap
+        )
+
+        def corrected(m: jax.Array, b: ArrayLike, step: jax.Array) -> jax.Array:
+            m = m.astype(jnp.float32)
+            return m / bias(b, step) if bias_correction else m
+
+        def ahead(g: jax.Array, m: jax.Array, b: ArrayLike) -> jax.Array:
+            keep, new = weights(b)
+            next_step = optax.safe_increment(step)
+            return keep * corrected(m, b, next_step) + new * corrected(g, b, step)
+
+        if nesterov:
+            given = map_present(ahead, updates, mu, b)
+        else:
+            given = map_present(lambda m, b: corrected(m, b, step), mu, b)
+        u, direction_state = then.update(
+            given, state.direction, params, **(extra_args | {"grad": updates, "mu": mu})
+        )
+        mu = keep_absent(mu, state.mu)
+        return u, MaskMomentumState(step, mu, compressor_state, direction_state)
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return tx if exchange.param_specs is None else on_shards(tx, exchange)

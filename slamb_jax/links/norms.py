@@ -36,10 +36,9 @@ def clips(c_min: ArrayLike, c_max: ArrayLike) -> Clips:
 
 
 def check_ratio(
-    b3: Any, weight_decay: Any, mask: Any, form: Any, c_min: Any, c_max: Any
+    weight_decay: Any, mask: Any, form: Any, c_min: Any, c_max: Any
 ) -> None:
     """Raises for a value out of range."""
-    check_range("b3", b3, 0.0, 1.0)
     check_range("weight_decay", weight_decay, 0.0, schedule=True)
     check_choice("form", form, ("sum", "product"))
     check_range("c_min", c_min, 0.0)

@@ -37,12 +37,15 @@ from slamb_jax.links.moments import (
     adam_direction,
     add_decay,
     batch_factor,
-    check_moments,
+    check_first_moment,
+    check_second_moment,
     corrections,
     decay_at,
+    decays,
     freshness,
-    init_moments,
-    update_moments,
+    init_moment,
+    update_first_moment,
+    update_second_moment,
 )
 from slamb_jax.links.norms import LeafTerms, Ratios, check_ratio, clips, trust_ratios
 from slamb_jax.links.shards import on_shards
@@ -66,7 +69,6 @@ def scale_by_slamb(
     b2: ArrayLike = 0.999,
     eps: ArrayLike = 1e-6,
     *,
-    b3: ArrayLike = 0.7,
     weight_decay: optax.ScalarOrSchedule = 0.0,
     mask: Any = None,
     form: Form = "sum",
@@ -100,7 +102,6 @@ def scale_by_slamb(
       b1: decay rate of the first moment, in [0, 1).
       b2: decay rate of the second moment, in [0, 1).
       eps: added to the root of the second moment, positive.
-      b3: decay rate of the freshness, in [0, 1].
       weight_decay: :math:`\lambda`, not negative, or a schedule of the step from 0.
       mask: which leaves decay, see :func:`layerwise_trust_ratio`.
       form: ``"sum"`` or ``"product"``, see :func:`layerwise_trust_ratio`.
@@ -108,7 +109,7 @@ def scale_by_slamb(
       c_max: upper bound of the trust ratio, at least ``c_min``; may be infinite.
       bias_correction: False, in the product form only, leaves it out.
       mu_dtype: dtype of m, None (float32) or bfloat16.
-      nu_of: what v is the second moment of, see :func:`mask_momentum`.
+      nu_of: what v is the second moment of, see :func:`slamb_jax.directions.adam`.
       nu_dtype: dtype of v, None (float32) or bfloat16.
 
     Returns:
@@ -136,12 +137,14 @@ def scale_by_slamb(
     check_static(("form", "mask", "bias_correction", "mu_dtype", "nu_of", "nu_dtype"),
                  locals())  # fmt: skip
     check_exchange(exchange)
-    check_moments(b1, b2, eps, form, bias_correction, mu_dtype, nu_of, nu_dtype)
-    check_ratio(b3, weight_decay, mask, form, c_min, c_max)
+    check_first_moment(b1, mu_dtype)
+    check_second_moment(b2, eps, form, bias_correction, nu_of, nu_dtype)
+    check_ratio(weight_decay, mask, form, c_min, c_max)
 
     def init(params: optax.Params) -> ScaleBySlambState:
         check_floating(params, "params")
-        mu, nu = init_moments(params, mu_dtype, nu_dtype)
+        mu = init_moment(params, "mu_dtype", mu_dtype)
+        nu = init_moment(params, "nu_dtype", nu_dtype)
         residual = None
         if exchange.keeps_rounding_error:
             residual = optax.tree.zeros_like(params, dtype=jnp.float32)
@@ -169,10 +172,10 @@ def scale_by_slamb(
             )  # fmt: skip
             return mu, rest
 
-        mu, nu, (residual, selection) = update_moments(
-            updates, state.mu, state.nu, step, exchanged, b1, b2, nu_of,
-            overlap=exchange.overlap,
-        )  # fmt: skip
+        mu, (residual, selection) = update_first_moment(
+            updates, state.mu, exchanged, decays(b1, state.mu), overlap=exchange.overlap
+        )
+        nu = update_second_moment(updates, mu, state.nu, step, b2, nu_of)
         at_step = selection_at(exchange, params, step, selection)
         n, bounds = axis_size(exchange.axis_name), clips(c_min, c_max)
         fixes = corrections(form, step, b1, b2, eps, bias_correction)
@@ -201,7 +204,7 @@ def scale_by_slamb(
         def scaled(term: LeafTerms, ratios: Ratios, decays: bool) -> jax.Array:
             factor, (m, v), at = ratios.fresh, term.rest, fixes
             if term.age is not None:
-                r = freshness(term.age, b3)
+                r = freshness(term.age, exchange.b3)
                 factor = ratios.blend(form, r, n, bounds)
                 if form == "product":
                     factor = factor * batch_factor(r, n)

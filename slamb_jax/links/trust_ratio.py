@@ -27,7 +27,6 @@ class LayerwiseTrustRatioState(NamedTuple):
 
 def layerwise_trust_ratio(
     exchange: Exchange,
-    b3: ArrayLike = 0.7,
     *,
     weight_decay: optax.ScalarOrSchedule = 0.0,
     mask: Any = None,
@@ -61,10 +60,9 @@ def layerwise_trust_ratio(
     published sum :math:`(r\phi_{hi} + w\phi_{lo})(u + \lambda p)`.
 
     Args:
-      exchange: which coordinates are exchanged when, and between whom. Norms are
-        summed over the mesh axes of its ``param_specs``; each layer of a leaf in
-        ``stacked`` has its own ratios.
-      b3: decay rate of the freshness :math:`r = \beta_3^\tau`, in [0, 1].
+      exchange: which coordinates are exchanged when, between whom, and how fast their
+        freshness :math:`r = \beta_3^\tau` decays. Norms are summed over the mesh axes
+        of its ``param_specs``; each layer of a leaf in ``stacked`` has its own ratios.
       weight_decay: :math:`\lambda`, not negative, or a schedule of the step from 0.
       mask: which leaves decay, as in ``optax.add_decayed_weights``: a tree of bools
         with the structure of the parameters or a prefix of it, or a function of the
@@ -95,7 +93,7 @@ def layerwise_trust_ratio(
       <https://arxiv.org/abs/1904.00962>`_, 2019.
     """
     check_stateless(exchange)
-    check_ratio(b3, weight_decay, mask, form, c_min, c_max)
+    check_ratio(weight_decay, mask, form, c_min, c_max)
 
     def init(params: optax.Params) -> LayerwiseTrustRatioState:
         del params
@@ -130,7 +128,7 @@ def layerwise_trust_ratio(
         def scale(term: LeafTerms, ratios: Ratios, decays: bool) -> jax.Array:
             ratio = ratios.fresh
             if term.age is not None:
-                r = freshness(term.age, b3)
+                r = freshness(term.age, exchange.b3)
                 ratio = ratios.blend(form, r, n, bounds)
                 if form == "sum":
                     ratio = ratio / batch_factor(r, n)

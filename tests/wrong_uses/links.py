@@ -7,15 +7,16 @@ import numpy as np
 import optax
 
 import slamb_jax
-from slamb_jax import payloads, selections
+from slamb_jax import directions, payloads, selections
 from tests.workers import AXIS, P
-from tests.wrong_uses.common import INF, PARAMS, bad, of, slamb, updating
+from tests.wrong_uses.common import INF, NAN, PARAMS, bad, of, slamb, updating
 
 NARROW = slamb_jax.train_in_bfloat16(optax.sgd(0.1))
 HALF = jnp.ones(2, jnp.float16)
 SPECS = {"w": P(None, "model"), "b": P()}
 ALONE, STRIDED = slamb_jax.Exchange(), selections.Strided()
 TOP_K = slamb_jax.Exchange(selection=selections.TopK(min_size=1))
+momentum = partial(slamb_jax.mask_momentum, ALONE)
 trust_ratio = partial(slamb_jax.layerwise_trust_ratio, ALONE)
 feedback = partial(slamb_jax.randk_compress_with_error_feedback, ALONE)
 
@@ -23,6 +24,13 @@ feedback = partial(slamb_jax.randk_compress_with_error_feedback, ALONE)
 def ratio(specs):
     exchange = slamb_jax.Exchange(param_specs=specs)
     return updating(of(slamb_jax.layerwise_trust_ratio, exchange))
+
+
+def diagonal(rows, columns):
+    """A matrix of which one dimension is named twice, or that lacks one."""
+    numbers = directions.DimensionNumbers(rows, columns)
+    make = of(directions.muon, weight_dimension_numbers={"w": numbers, "b": None})
+    return updating(make)
 
 
 def scalar_stack():
@@ -44,9 +52,59 @@ SHARDS = [
     (updating(NARROW, params=None), "params must be passed"),
 ]
 
+DIRECTIONS = [
+    *bad(directions.adam, "b2", 1.0),
+    *bad(directions.adam, "eps", 0, "1"),
+    *bad(directions.adam, "eps_root", -1e-8),
+    *bad(directions.adam, "form", "product "),
+    (of(directions.adam, form="sum", bias_correction=False), "bias_correction=False"),
+    *bad(directions.adam, "nu_of", "gradients"),
+    *bad(directions.adam, "nu_dtype", "float16"),
+    (updating(directions.adam), "nu_of='gradient' needs .*grad.*mask_momentum"),
+    *bad(directions.lion, "b1", 1.0),
+    *bad(directions.lion, "b2", -0.1, None),
+    (updating(directions.lion), "grad must be .*None: slamb_jax.mask_momentum"),
+    *bad(directions.muon, "ns_steps", 0, 2.5),
+    *bad(directions.muon, "eps", 0.0),
+    *bad(directions.muon, "ns_coeffs", (1.0, 2.0), ((1.0, 2.0, 3.0),)),
+    *bad(directions.muon, "consistent_rms", "0.2"),
+    (diagonal(0, -2), r"weight_dimension_numbers .*once, got .*\(2, 3\)"),
+    (diagonal(2, 0), r"weight_dimension_numbers .*got .*\(2, 3\)"),
+]
+
+OPTIMIZERS = [
+    row
+    for optimizer, name, *values in (
+        (slamb_jax.adamw, "b1", 1.0),
+        (slamb_jax.adamw, "eps_root", -1.0),
+        (slamb_jax.adamw, "nu_of", "mean"),
+        (slamb_jax.lion, "b2", 1.5),
+        (slamb_jax.lion, "mu_dtype", "int32"),
+        (slamb_jax.muon, "beta", 1.0),
+        (slamb_jax.muon, "adam_b1", -1.0),
+        (slamb_jax.muon, "adam_b2", 1.0),
+        (slamb_jax.sgd, "momentum", 1.0, "0.9"),
+        (slamb_jax.sgd, "nesterov", 1),
+    )
+    for row in bad(partial(optimizer, 0.01, ALONE), name, *values)
+]
+OPTIMIZERS += [
+    row
+    for optimizer in (slamb_jax.adamw, slamb_jax.lion, slamb_jax.muon, slamb_jax.sgd)
+    for row in (
+        *bad(partial(optimizer, exchange=ALONE), "learning_rate", NAN, None),
+        (of(optimizer, 0.01, "data"), r"exchange .*'data': .*Exchange\('data'\)"),
+    )
+]
+OPTIMIZERS += [
+    (of(slamb_jax.muon, 0.01, slamb_jax.Exchange(param_specs=SPECS)), "specs=.*muon"),
+]
+
 ANY = "exchange must be a slamb_jax.Exchange, got "
 
 LINKS = [
+    *DIRECTIONS,
+    *OPTIMIZERS,
     *(
         (of(link, "data"), ANY + r"'data': slamb_jax.Exchange\('data'\)")
         for link in (
@@ -63,14 +121,14 @@ LINKS = [
     *bad(partial(slamb_jax.accumulate, every=2), "tx", "sgd", slamb_jax.slamb),
     *bad(partial(slamb_jax.skip_not_finite, exchange=ALONE), "tx", optax.sgd),
     *bad(partial(slamb_jax.skip_not_finite, optax.sgd(1.0)), "exchange", 3, AXIS),
-    *bad(partial(slamb_jax.mask_momentum, ALONE), "b1", 1.5),
-    *bad(partial(slamb_jax.mask_momentum, ALONE), "eps", 0),
-    *bad(partial(slamb_jax.mask_momentum, ALONE), "compressor", "randk"),
+    *bad(momentum, "b1", 1.5),
+    *bad(momentum, "direction", "adam", directions.adam),
+    *bad(momentum, "nesterov", 1),
+    *bad(momentum, "bias_correction", None),
+    *bad(momentum, "compressor", "randk"),
     *bad(feedback, "keep_residual", 1),
-    *bad(trust_ratio, "b3", 2.0),
     *bad(trust_ratio, "form", "product "),
     *bad(trust_ratio, "c_max", -1),
-    *bad(partial(slamb_jax.elementwise_rescale, ALONE), "b3", "1"),
     (of(slamb_jax.layerwise_trust_ratio, TOP_K), "selection=TopK.*scale_by_slamb"),
     (of(slamb_jax.elementwise_rescale, TOP_K), "selection=TopK.*scale_by_slamb"),
     (of(slamb_jax.average_parameters, PARAMS, "rows"), "axis_name='rows' is not bound"),

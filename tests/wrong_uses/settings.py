@@ -1,13 +1,14 @@
 """Wrong settings of an ``Exchange`` and of ``slamb``."""
 
 import jax.numpy as jnp
+import optax
 
 import slamb_jax
 from slamb_jax import payloads, selections
 from tests.workers import P
 from tests.wrong_uses.common import INF, NAN, bad, make_slamb, of, slamb
 
-STRIDED, BF16 = selections.Strided(), "bfloat16"
+STRIDED, BF16, OUTER = selections.Strided(), "bfloat16", optax.sgd(0.7)
 
 
 def function(step):
@@ -16,7 +17,7 @@ def function(step):
 
 ALONE = [  # the argument, what it must be, values that it must not have
     ("axis_name", "", 0, ["data"], ()),
-    ("compress_ratio", r"\(0.0, 1.0\]", 0.0, 1.1, -0.1, NAN),
+    ("compress_ratio", r"\(0.0, 1.0\]", 1.1, -0.1, NAN),
     ("compress_ratio", "", "0.1", function, {}),
     ("compress_ratio", "step 0", {5: 0.1}),
     ("min_size", "", -1, 10.5),
@@ -27,16 +28,18 @@ ALONE = [  # the argument, what it must be, values that it must not have
     ("payload", "", True, jnp.bfloat16, jnp.dtype("float16")),
     ("payload", "", payloads.StochasticUniform),
     ("average_payload", "", jnp.dtype("bfloat16"), 8),
+    ("b3", r"\[0.0, 1.0\]", 1.01, -0.01, NAN),
+    ("b3", "be a number", function, "1"),
     ("overlap", "True or False", 1, "yes"),
     ("sync_every", "at least 1", 0, -10),
     ("sync_every", "integer", 2.5, True),
+    ("rolling", "True or False", 1, "yes"),
+    ("outer", "GradientTransformation", "sgd", optax.sgd),
     ("param_specs", "PartitionSpec", "model", P.UNCONSTRAINED),
     ("stacked", "have bools", 3),
     ("learning_rate", "", "fast", NAN, None, True, [0.1], 1j),
     ("b1", r"\[0.0, 1.0\)", 1.0, -0.1, NAN),
     ("b2", "", 1.5, None, INF),
-    ("b3", r"\[0.0, 1.0\]", 1.01, -0.01, NAN),
-    ("b3", "be a number", function),
     ("c_min", "be a number", function),
     ("c_min", "", -1.0),
     ("c_max", "", NAN, "1"),
@@ -57,11 +60,17 @@ TOGETHER = [
     (slamb(compress_ratio={0: 0.5, -5: 0.1}), "compress_ratio .*-5"),
     (slamb(compress_ratio={0: 0.5, 1.5: 0.1}), r"compress_ratio .*1\.5"),
     (slamb(compress_ratio={0: 1.5}), "compress_ratio .*1.5"),
+    (slamb(compress_ratio={0: 0.0}), r"compress_ratio .*\(0.0, 1.0\].*0.0"),
     (slamb(compress_ratio={0: 0.5}, selection="top_k"), "compress_ratio=.*top_k"),
     (slamb(selection=STRIDED, compress_ratio=0.5), "ratio=0.5 and sel.*cannot both be"),
     (slamb(selection=STRIDED, min_size=5), "min_size=5 and selection=Strided"),
     (slamb(selection=STRIDED, seed=1), "seed=1 and selection=Strided"),
     (slamb(average_payload=BF16, sync_every=None), "='bfloat16' needs .*sync_ev.*None"),
+    (slamb(rolling=True, sync_every=None), "rolling=True needs .*sync_every.*None"),
+    (slamb(outer=OUTER, sync_every=None), "outer=.*needs .*sync_every.*None"),
+    (slamb(outer=OUTER, rolling=True), "rolling=True and outer cannot go together"),
+    (slamb(compress_ratio=0, payload=BF16), "payload='bfloat16' .*compress_ratio=0"),
+    (slamb(compress_ratio=0, overlap=True), "overlap=True .*compress_ratio=0"),
     (slamb(param_specs={"w": 3}), "param_specs must have .*PartitionSpec.*got 3"),
     (slamb(param_specs=P("a"), axis_name="a"), "specs must not .*axis of the .*, 'a'"),
     (slamb(param_specs=P("a"), selection="top_k"), "'top_k' and param_specs cannot go"),

@@ -5,6 +5,7 @@ from typing import Protocol, runtime_checkable
 import jax
 
 from slamb_jax.exchange.payloads.natural import NaturalCompression
+from slamb_jax.exchange.payloads.ternary import Ternary
 from slamb_jax.exchange.payloads.uniform import StochasticUniform
 
 
@@ -45,6 +46,7 @@ QUANTIZERS: dict[str, Quantizer] = {
     "uniform8": StochasticUniform(bits=8),
     "uniform4": StochasticUniform(bits=4),
     "natural8": NaturalCompression(),
+    "ternary": Ternary(),
 }
 NAMES = (*FLOATS, *QUANTIZERS)
 

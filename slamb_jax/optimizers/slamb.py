@@ -1,4 +1,4 @@
-"""Optimizers, each a chain of public links."""
+"""SLAMB: LAMB whose workers exchange a share of their state."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from jax.typing import ArrayLike, DTypeLike
 from slamb_jax._tree.checks import check_range
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.links.average import average_parameters_every
-from slamb_jax.links.momentum import Form, NuOf
+from slamb_jax.links.moments import Form, NuOf
 from slamb_jax.links.scale_by_slamb import scale_by_slamb
 
 
@@ -19,7 +19,6 @@ def slamb(
     *,
     b1: ArrayLike = 0.9,
     b2: ArrayLike = 0.999,
-    b3: ArrayLike = 0.7,
     eps: ArrayLike = 1e-6,
     weight_decay: optax.ScalarOrSchedule = 0.0,
     mask: Any = None,
@@ -71,11 +70,10 @@ def slamb(
     Args:
       learning_rate: a number, or a schedule of the step from 0. The large-batch rate:
         the one that suits n workers' batches together.
-      exchange: between whom, what, how much and how often: an :class:`Exchange`.
+      exchange: between whom, what, how much and how often: an :class:`Exchange`. Its
+        :math:`\beta_3` is the one to tune; the paper's are 0.93 to 0.999.
       b1: decay rate of the first moment, in [0, 1).
       b2: decay rate of the second moment, in [0, 1).
-      b3: decay rate of the freshness, in [0, 1]. The one to tune; the paper's are 0.93
-        to 0.999.
       eps: added to the root of the second moment, positive.
       weight_decay: :math:`\lambda`, not negative, or a schedule of the step from 0.
       mask: which leaves decay, as in ``optax.adamw``. None: all.
@@ -88,7 +86,8 @@ def slamb(
       nu_of: what v is the second moment of: ``"gradient"``, the worker's own;
         ``"momentum"``, m after its exchange, which ends nearer to dense training in
         short or noisy runs and with codes of few bits; or ``"larger"``, the larger of
-        the two. The last two depart from the paper; see :func:`mask_momentum`.
+        the two. The last two depart from the paper; see
+        :func:`slamb_jax.directions.adam`.
       nu_dtype: dtype of v, None (float32) or bfloat16 with stochastic rounding.
 
     Returns:
@@ -138,7 +137,6 @@ def slamb(
             b1,
             b2,
             eps,
-            b3=b3,
             weight_decay=weight_decay,
             mask=mask,
             form=form,

@@ -1,0 +1,88 @@
+"""Codes of three values: below, about and above zero."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from slamb_jax._tree.checks import check_range
+from slamb_jax.exchange.payloads.codes import BlockQuantizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Ternary(BlockQuantizer):
+    r"""Three values, five to a byte: the sign of what is large in its block, and zero.
+
+    With T the coordinates of a block whose magnitude is above ``threshold`` times the
+    mean magnitude, and s the mean magnitude of these:
+
+    .. math::
+
+      x_i \to s \operatorname{sign}(x_i) \text{ for } i \in T, \quad
+      x_i \to 0 \text{ for others}
+
+    so that the largest differences are communicated first, in 1.7 bits a coordinate
+    with the scale. It is deterministic, and not right on average: it is for what waits
+    for another turn. That holds for an ``average_payload``, where a worker keeps in
+    its parameters what rounding took, and for a ``payload`` with ``error_feedback``. A
+    block with a value that is not finite is decoded as NaN.
+
+    Args:
+      bits: 2, of which 1.6 are used.
+      block_size: about how many elements share a scale of 4 bytes; at least 2.
+      error_feedback: whether a worker keeps what rounding took, in one more float32
+        copy of the parameters, and sends it with the next exchange of the coordinate.
+      seed: has no effect.
+      mean_bits: None or 2.
+      threshold: in units of the block's mean magnitude, not negative; 0 sends signs.
+
+    Raises:
+      ValueError: for a value out of range.
+
+    Examples:
+      >>> import jax.numpy as jnp, slamb_jax
+      >>> ternary = slamb_jax.payloads.Ternary()
+      >>> codes = ternary.encode(jnp.array([3.0, 0.1, -5.0, 0.0, 0.2]), jnp.uint32(0))
+      >>> codes.nbytes
+      5
+      >>> print(ternary.decode(codes, 5))
+      [ 4.  0. -4.  0.  0.]
+
+    References:
+      Li et al., `Ternary Weight Networks <https://arxiv.org/abs/1605.04711>`_, 2016:
+      threshold and scale.
+    """
+
+    bits: int = 2
+    block_size: int = 320
+    threshold: float = 1.0
+
+    _allowed_bits: ClassVar[tuple[int, ...]] = (2,)
+    _scale_bytes: ClassVar[int] = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("threshold", self.threshold, 0.0, open_high=True)
+
+    def quantize(
+        self, blocks: jax.Array, seed: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        del seed
+        size = jnp.abs(blocks)
+        mean = jnp.mean(size, -1, keepdims=True)
+        large = size > np.float32(self.threshold) * mean
+        count = jnp.sum(large.astype(jnp.float32), -1, keepdims=True)
+        total = jnp.sum(jnp.where(large, size, jnp.float32(0)), -1, keepdims=True)
+        scale = jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.float32(0))
+        scale = jnp.where(jnp.isfinite(mean), scale, jnp.float32(np.nan))
+        code = jnp.where(
+            large, jnp.where(blocks > 0, np.uint8(2), np.uint8(0)), np.uint8(1)
+        )
+        return code, lax.bitcast_convert_type(scale, jnp.uint8)
+
+    def dequantize(self, code: jax.Array, scales: jax.Array) -> jax.Array:
+        scale = lax.bitcast_convert_type(scales[..., None, :], jnp.float32)
+        return (code.astype(jnp.float32) - np.float32(1)) * scale

@@ -1,0 +1,73 @@
+"""Decoupled weight decay, at a rate that may follow a schedule."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from slamb_jax._tree.checks import check_bools, check_params, check_range
+from slamb_jax._tree.leaves import map_present, mask_tree
+from slamb_jax.links.moments import add_decay, decay_at
+
+
+class AddDecayedWeightsState(NamedTuple):
+    """State of :func:`add_decayed_weights`."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32, shape []
+
+
+def add_decayed_weights(
+    weight_decay: optax.ScalarOrSchedule = 0.0, mask: Any = None
+) -> optax.GradientTransformationExtraArgs:
+    r"""Adds decay to the updates, :math:`u \leftarrow u + \lambda p`.
+
+    As ``optax.add_decayed_weights``, and also where gradients are None and with a mask
+    that is a prefix of the parameters' tree.
+
+    Args:
+      weight_decay: :math:`\lambda`, not negative, or a schedule of the step from 0.
+      mask: which leaves decay: a tree of bools with the structure of the parameters or
+        a prefix of it, or a function of the parameters that returns one. None: all.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs`; it needs ``params``, whose dtype
+      its updates have.
+
+    Raises:
+      ValueError: for a value out of range; in ``update``, without ``params``.
+
+    Examples:
+      >>> import jax.numpy as jnp, slamb_jax
+      >>> tx = slamb_jax.links.add_decayed_weights(0.5)
+      >>> params = jnp.array([2.0])
+      >>> print(tx.update(jnp.zeros(1), tx.init(params), params)[0])
+      [1.]
+    """
+    check_range("weight_decay", weight_decay, 0.0, schedule=True)
+    if mask is not None and not callable(mask):
+        check_bools("mask", mask)
+
+    def init(params: optax.Params) -> AddDecayedWeightsState:
+        del params
+        return AddDecayedWeightsState(jnp.zeros([], jnp.int32))
+
+    def update(
+        updates: optax.Updates,
+        state: AddDecayedWeightsState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, AddDecayedWeightsState]:
+        del extra_args
+        check_params(params)
+        count = optax.safe_increment(state.count)
+        rate = decay_at(weight_decay, state.count)
+
+        def add(u: jax.Array, p: jax.Array, decays: bool) -> jax.Array:
+            wide = p.astype(jnp.float32), u.astype(jnp.float32)
+            return add_decay(*wide, rate if decays else None).astype(p.dtype)
+
+        decayed = map_present(add, updates, params, mask_tree(mask, params))
+        return decayed, AddDecayedWeightsState(count)
+
+    return optax.GradientTransformationExtraArgs(init, update)

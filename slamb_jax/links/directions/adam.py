@@ -1,0 +1,135 @@
+"""Directions: what an optimizer does with an exchanged momentum."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike, DTypeLike
+
+from slamb_jax._tree.checks import check_range
+from slamb_jax._tree.leaves import keep_absent, map_present
+from slamb_jax.links.moments import (
+    Form,
+    NuOf,
+    adam_direction,
+    check_second_moment,
+    corrections,
+    init_moment,
+    update_second_moment,
+)
+
+
+class AdamState(NamedTuple):
+    """State of :func:`adam`."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32, shape []
+    nu: optax.Updates  # second moment, as params, float32 or nu_dtype
+
+
+def adam(
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    eps_root: ArrayLike = 0.0,
+    *,
+    form: Form = "product",
+    bias_correction: bool = True,
+    nu_of: NuOf = "gradient",
+    nu_dtype: DTypeLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Divides the momentum by the root of a second moment, which is never exchanged.
+
+    With the exchanged, bias-corrected momentum :math:`\hat m` and the worker's own
+    gradient g, at step :math:`t = 1, 2, \ldots`:
+
+    .. math::
+
+      v &\leftarrow \beta_2 v + (1-\beta_2) g^2 \\
+      u &= \frac{\hat m}{\sqrt{v/(1-\beta_2^t) + \epsilon_{root}} + \varepsilon}
+        \quad\text{(product form)} \\
+      u &= \frac{\hat m}{\sqrt{v} + \varepsilon}\sqrt{1-\beta_2^t}
+        \quad\text{(sum form)}
+
+    ``nu_of="momentum"`` takes the second moment of the momentum before its correction,
+
+    .. math:: v \leftarrow \beta_2 v + (1-\beta_2) m^2
+
+    which weighs the first few steps less. The workers agree on it as far as they agree
+    on m, while v of their own gradients differs, most in the first steps. It is also
+    less noisy.
+    ``nu_of="larger"`` takes that of the larger of the two,
+
+    .. math:: v \leftarrow \beta_2 v + (1-\beta_2) \max(g^2, m^2)
+
+    which differs from the gradient's where a worker's own gradient is next to nothing
+    and the mean momentum is not: under a ReLU that is off for its few samples, or for a
+    row of an embedding that they lack. There m over the root of v has no bound, and
+    here at most :math:`1/\sqrt{1-\beta_2}`. Both depart from Adam.
+
+    Args:
+      b2: decay rate of the second moment, in [0, 1).
+      eps: added to the root of the second moment, positive.
+      eps_root: added under the root, not negative.
+      form: ``"product"``, as in Adam, or ``"sum"``, SLAMB's: where eps stands.
+      bias_correction: False leaves out the power of t (product form only).
+      nu_of: what v is the second moment of: ``"gradient"``, the worker's own;
+        ``"momentum"`` or ``"larger"``.
+      nu_dtype: dtype of v: None (float32) or bfloat16, with stochastic rounding: a
+        change of :math:`1 - \beta_2` of itself would round to none.
+
+    Returns:
+      A direction for :func:`slamb_jax.mask_momentum`: a
+      :class:`optax.GradientTransformationExtraArgs` whose ``update`` takes the momentum
+      as its updates, the worker's gradient as ``grad`` and m as ``mu``. Its updates are
+      float32.
+
+    Raises:
+      ValueError: for a value out of range; in ``update``, for ``nu_of`` other than
+        ``"momentum"`` without ``grad``.
+
+    Examples:
+      >>> import jax.numpy as jnp, slamb_jax
+      >>> tx = slamb_jax.mask_momentum(
+      ...     slamb_jax.Exchange(), slamb_jax.directions.adam(b2=0.95)
+      ... )
+      >>> params = jnp.ones(3)
+      >>> updates, state = tx.update(jnp.array([1.0, -2.0, 0.0]), tx.init(params))
+      >>> print(updates.round(3))
+      [ 1. -1.  0.]
+
+    References:
+      Kingma and Ba, `Adam <https://arxiv.org/abs/1412.6980>`_, 2014.
+    """
+    check_second_moment(b2, eps, form, bias_correction, nu_of, nu_dtype)
+    check_range("eps_root", eps_root, 0.0)
+
+    def init(params: optax.Params) -> AdamState:
+        nu = init_moment(params, "nu_dtype", nu_dtype)
+        return AdamState(jnp.zeros([], jnp.int32), nu)
+
+    def update(
+        updates: optax.Updates,
+        state: AdamState,
+        params: optax.Params | None = None,
+        *,
+        grad: optax.Updates | None = None,
+        mu: optax.Updates | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, AdamState]:
+        del params, extra_args
+        if grad is None:
+            if nu_of != "momentum":
+                raise ValueError(
+                    f"nu_of={nu_of!r} needs the worker's gradient as the argument "
+                    "grad, which slamb_jax.mask_momentum passes to its direction"
+                )
+            grad = updates
+        step = optax.safe_increment(state.count)
+        m = updates if mu is None else mu
+        nu = update_second_moment(grad, m, state.nu, step, b2, nu_of)
+        at = corrections(form, step, None, b2, eps, bias_correction)
+        at = at._replace(eps_root=jnp.asarray(eps_root, jnp.float32))
+        u = map_present(lambda m, v: adam_direction(at, m, v), updates, nu)
+        return u, AdamState(step, keep_absent(nu, state.nu))
+
+    return optax.GradientTransformationExtraArgs(init, update)
