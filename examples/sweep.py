@@ -1,8 +1,8 @@
 """Runs a program over a grid of options and tabulates what came out.
 
 Run from the root of the repository, for instance ``python -m examples.sweep cifar10
---grid optimizer=slamb,lamb seed=0,1,2,3,4``: one run for each combination, a row for
-each but for the seeds, which are averaged. What follows ``--options`` goes to each run.
+--grid dense=false,true seed=0,1,2,3,4``: one run for each combination, a row for each
+but for the seeds, which are averaged. What follows ``--options`` goes to each run.
 A run that is finished in ``--out`` is not made again.
 """
 
@@ -25,6 +25,7 @@ from examples.common import loop, options, processes, tables
 from examples.hardware import hardware
 
 PROGRAMS = ("cifar10", "bert", "swin")
+FLAGS = {"true": "", "false": "no-"}
 Setting = tuple[tuple[str, str], ...]
 
 
@@ -41,9 +42,13 @@ def settings(grid: Sequence[str]) -> list[Setting]:
 
 def arguments(setting: Setting) -> list[str]:
     """Of a command line; what --grid calls a/b is given as two values."""
-    return [
-        word for name, value in setting for word in (f"--{name}", *value.split("/"))
-    ]
+    words: list[str] = []
+    for name, value in setting:
+        if name.replace("-", "_") in options.SETTINGS or value not in FLAGS:
+            words += [f"--{name}", *value.split("/")]
+        else:
+            words.append(f"--{FLAGS[value]}{name}")
+    return words
 
 
 def run_all(

@@ -12,6 +12,7 @@ import pytest
 from examples.cifar10 import data, train
 from examples.cifar10.models import ResNet
 from examples.common import images, processes
+from examples.common.optimizers import KINDS
 from tests import programs
 
 TINY = {"width": 4, "batch_size": 2, "workers": 2, "learning_rate": 0.01}
@@ -97,12 +98,19 @@ def test_augmentation_keeps_shape_and_pixels():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["lamb", "sgdm"])
-def test_dense_runs_send_all_and_stay_together(name, tmp_path):
-    result = run(tiny(tmp_path, optimizer=name))
-    assert result.bytes_sent == result.dense_bytes > 0
-    assert programs.series(tmp_path, "replica_spread")[0] < 1e-4
-    assert bool(programs.series(tmp_path, "trust_ratio")[0]) == (name == "lamb")
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_each_optimizer_trains(name, dense, tmp_path):
+    short = {"epochs": 2 * 4 / 1438, "eval_every": 2}
+    result = run(tiny(tmp_path, optimizer=name, dense=dense, **short))
+    assert result.step == 2
+    assert np.isfinite(programs.series(tmp_path, "loss")).all()
+    if dense:
+        assert result.bytes_sent == result.dense_bytes > 0
+        assert programs.series(tmp_path, "replica_spread")[0] < 1e-4
+    else:
+        assert 0 < result.bytes_sent < result.dense_bytes
+    assert bool(programs.series(tmp_path, "trust_ratio")[0]) == (name == "slamb")
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """What the programs share: options, input, bytes, diagnostics."""
 
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import yaml
 
 import slamb_jax
 from examples.common import inputs, options, processes
-from examples.common.optimizers import kernels, optimizer, traffic
+from examples.common.optimizers import KINDS, kernels, optimizer, traffic
 from examples.common.options import Options
 from examples.common.traffic import Traffic
 from tests.optimizers import random_tree, train_step
@@ -47,9 +48,12 @@ def test_files_and_command_line(tmp_path):
     want = exchange(compress_ratio={0: 0.25}, b3=0.5, overlap=True, sync_every=7)
     assert (found.exchange, found.seed) == (want, 3)
     path = path.with_suffix(".json")
-    path.write_text('{"optimizer": "lamb", "distributed": true}')
-    found = parse(f"--config={path}")
-    assert (found.optimizer, found.distributed) == ("lamb", True)
+    path.write_text('{"optimizer": "sgd", "dense": true}')
+    found = parse(f"--config={path}", "--b1=0.5", "--rolling=true")
+    assert (found.optimizer, found.dense, found.b1) == ("sgd", True, 0.5)
+    assert found.exchange.rolling
+    path.write_text(options.as_text(found))
+    assert not parse(f"--config={path}", "--no-dense").dense
 
 
 @pytest.mark.parametrize(
@@ -90,7 +94,7 @@ def test_a_run_does_not_resume_with_other_options(tmp_path):
     path = tmp_path / "options.yaml"
     path.write_text(options.as_text(Options()))
     options.check_same_run(Options(out=Path("elsewhere"), log_every=3), path)
-    with pytest.raises(SystemExit, match=r"b2 was 0.999, is 0.5"):
+    with pytest.raises(SystemExit, match=r"b2 was None, is 0.5"):
         options.check_same_run(Options(b2=0.5), path)
     with pytest.raises(SystemExit, match=r"exchange was .*50.*, is .*'sync_every': 9"):
         options.check_same_run(Options(exchange=exchange(sync_every=9)), path)
@@ -149,10 +153,16 @@ def report_of_a_step(o, mesh):
 @pytest.mark.parametrize(
     ("changes", "settings"),
     [
-        ({}, {}),
-        ({"optimizer": "lamb", "accumulate_steps": 2}, {}),
+        *(
+            ({"optimizer": name, "dense": dense}, {})
+            for name in KINDS
+            for dense in (False, True)
+        ),
+        ({"accumulate_steps": 2, "dense": True}, {}),
         ({"accumulate_steps": 2, "clip_norm": 1.0}, {"payload": "uniform8"}),
         ({}, {"payload": "uniform8", "average_payload": "bfloat16"}),
+        ({}, {"rolling": True, "sync_every": 5, "average_payload": "ternary"}),
+        ({"optimizer": "adamw"}, {"compress_ratio": 0, "outer": optax.sgd(0.7)}),
     ],
 )
 def test_traffic_is_that_of_the_compiled_step(changes, settings):
@@ -164,11 +174,17 @@ def test_traffic_is_that_of_the_compiled_step(changes, settings):
     assert both == pytest.approx(found.exchange[0] + found.average)
     elements = 30 * 20 + 20 + 9
     assert dense.exchange == {0: 2 * 3 / 4 * 4 * elements}
-    if o.optimizer == "lamb":
+    if o.dense:
         assert found == dense
     elif not settings:
         assert found.exchange[0] == 2 * 3 / 4 * 4 * (60 + 20 + 9)
         assert found.average == dense.exchange[0]
+    elif "rolling" in settings:
+        assert found.average == 0
+        assert found.until(10) == 10 * found.until(1)
+    elif "outer" in settings:
+        assert found.until(99) == found.exchange[0] == 0
+        assert found.until(100) == found.until(199) == dense.exchange[0]
 
 
 def test_only_kernels_decay():
@@ -186,3 +202,38 @@ def test_bytes_until_a_step():
     ]
     assert [sent.until(t) for t in range(31)] == [sum(by_step[:t]) for t in range(31)]
     assert Traffic({0: 2.0}).until(7) == 14.0
+    behind = Traffic({0: 0.0}, 1.0, 7, 6)  # at steps 7, 14, ...
+    assert [behind.until(t) for t in range(31)] == [t // 7 for t in range(31)]
+
+
+def test_every_optimizer_has_a_name():
+    assert set(KINDS) == set(get_args(get_type_hints(Options)["optimizer"]))
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_options_reach_the_optimizer(name, dense):
+    """A single worker's steps, with and without them, and with a mask."""
+    params = {"a": random_tree({"kernel": (4, 4), "bias": (4,)}, 0)}
+
+    def steps(mask=None, **given):
+        o = Options(optimizer=name, dense=dense, exchange=exchange(), **given)
+        tx = optimizer(o, optax.constant_schedule(0.1), mask)
+
+        def run(params):
+            state = tx.init(params)
+            for t in range(3):
+                grads = {"a": random_tree({"kernel": (4, 4), "bias": (4,)}, t)}
+                updates, state = tx.update(grads, state, params)
+                params = optax.apply_updates(params, updates)
+            return params
+
+        one = jax.tree.map(lambda x: x[None], params)
+        return jax.tree.map(np.asarray, jax.vmap(run, axis_name=AXIS)(one)["a"])
+
+    without = steps(weight_decay=0.0)
+    decayed = steps(kernels, weight_decay=0.1)
+    assert np.abs(decayed["kernel"] - without["kernel"]).max() > 1e-4
+    np.testing.assert_array_equal(decayed["bias"], without["bias"])
+    moved = steps(weight_decay=0.0, b1=0.3)
+    assert np.abs(moved["kernel"] - without["kernel"]).max() > 1e-4

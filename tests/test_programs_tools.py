@@ -15,6 +15,10 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 def test_grid():
     assert sweep.arguments((("depths", "2/2"),)) == ["--depths", "2", "2"]
+    found = sweep.arguments(
+        (("dense", "false"), ("remat", "true"), ("rolling", "true"))
+    )
+    assert found == ["--no-dense", "--remat", "--rolling", "true"]
     with pytest.raises(SystemExit, match="got 'seed'"):
         sweep.settings(["seed"])
 
@@ -28,13 +32,13 @@ def test_a_sweep_makes_each_run_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(loop, "run", run)
     monkeypatch.setattr(processes, "start", lambda config: None)
-    chosen = sweep.settings(["optimizer=lamb,slamb", "seed=0,1"])
+    chosen = sweep.settings(["optimizer=adamw,slamb", "seed=0,1"])
     for _ in range(2):
         sweep.run_all("cifar10", chosen, ["--epochs", "1"], tmp_path, Console())
     assert made[:4] == made[4:]  # the same folder for the same options
     assert len({out for _, _, out in made}) == 4
     assert [m[:2] for m in made[:4]] == [
-        ("lamb", 0), ("lamb", 1), ("slamb", 0), ("slamb", 1)
+        ("adamw", 0), ("adamw", 1), ("slamb", 0), ("slamb", 1)
     ]  # fmt: skip
 
 

@@ -43,7 +43,7 @@ class Config(Options):
     batch_size: int = 8
     steps: int = 500
     warmup_steps: int = 100
-    weight_decay: float = 0.01
+    weight_decay: float | None = 0.01
     exchange: ExchangeOption = EXCHANGE
     out: Path = Path("runs/bert")
 

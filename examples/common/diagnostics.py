@@ -28,7 +28,11 @@ def spread(params: optax.Params) -> jax.Array:
 
 
 def trust_ratios(
-    opt_state: optax.OptState, params: optax.Params, b1: float, b2: float, eps: float
+    opt_state: optax.OptState,
+    params: optax.Params,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-6,
 ) -> Leaves:
     r"""By leaf :math:`\|p\|/\|u\|` with Adam's u from m and v, mean over replicas.
 
@@ -60,9 +64,13 @@ def diagnose(
 
     It sums over all workers, so call it seldom: the bytes counted leave it out.
     """
+    decays = {name: getattr(options, name) for name in ("b1", "b2", "eps")}
+    decays = {name: x for name, x in decays.items() if x is not None}
 
     def both(params: optax.Params, opt_state: optax.OptState) -> dict[str, Any]:
-        ratios = trust_ratios(opt_state, params, options.b1, options.b2, options.eps)
+        ratios: Leaves = {}
+        if options.optimizer == "slamb":
+            ratios = trust_ratios(opt_state, params, **decays)
         return {"replica_spread": spread(params), "trust_ratio": ratios}
 
     run = jax.jit(both, out_shardings=replicated(mesh))

@@ -77,7 +77,7 @@ def main(program: types.ModuleType, description: str) -> None:
     result = run(program.task(config, program.sources(config)), config, mesh)
     if jax.process_index() == 0:
         Console().print(
-            f"{config.optimizer}: {_note(result.metrics)} after {result.step} steps; "
+            f"{config.title}: {_note(result.metrics)} after {result.step} steps; "
             f"each worker sent {result.bytes_sent / 2**20:.2f} MiB; "
             f"{result.step_seconds * 1000:.0f} ms per step. In {config.out}"
         )
@@ -176,7 +176,7 @@ class _Loop:
         o, last = self.o, self.task.steps
         scores: dict[str, float] = {}
         times: list[float] = []
-        with records.progress_bar(o.optimizer, start, last) as show:
+        with records.progress_bar(o.title, start, last) as show:
             for step in range(start + 1, last + 1):
                 self.watchdog.beat(step)
                 began = time.perf_counter()

@@ -1,9 +1,9 @@
-"""SLAMB, dense LAMB and SGD with momentum from the same options, and their bytes."""
+"""The optimizers of the programs from the same options, and their bytes."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import jax
 import optax
@@ -15,6 +15,36 @@ from examples.common.options import Options
 from examples.common.traffic import Traffic, report_of, slamb_traffic
 
 UNDECAYED = {"bias", "scale", "relative_position_bias"}
+Make = Callable[..., optax.GradientTransformation]
+
+
+class Kind(NamedTuple):
+    """An optimizer: with an exchange, dense, and its arguments by option."""
+
+    exchanging: Make
+    dense: Make
+    arguments: Mapping[str, str]
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+_LION = _same("b1", "b2", "weight_decay", "mask")
+_ADAMW = _LION | _same("eps", "nu_of")
+_MUON = {"b1": "beta", "b2": "adam_b2", "mask": "weight_decay_mask"}
+KINDS = {
+    "slamb": Kind(slamb_jax.slamb, optax.lamb, _ADAMW | _same("form")),
+    "adamw": Kind(slamb_jax.adamw, optax.adamw, _ADAMW),
+    "lion": Kind(slamb_jax.lion, optax.lion, _LION),
+    "muon": Kind(slamb_jax.muon, optax.contrib.muon, _ADAMW | _MUON),
+    "sgd": Kind(
+        functools.partial(slamb_jax.sgd, momentum=0.9),
+        functools.partial(optax.sgd, momentum=0.9),
+        {"b1": "momentum"},
+    ),
+}
+EXCHANGING_ONLY = {"form", "nu_of"}  # options that no optimizer of optax's has
 
 
 def dense(
@@ -59,20 +89,17 @@ def optimizer(
     o: Options, schedule: optax.Schedule, mask: Any = None
 ) -> optax.GradientTransformationExtraArgs:
     """The chain that the options name; ``mask`` says which leaves decay."""
-    clip = optax.identity()
+    first = optax.identity()
     if o.clip_norm is not None:
-        clip = optax.clip_by_global_norm(o.clip_norm)
-    if o.optimizer == "slamb":
-        tx = optax.chain(clip, _slamb(o, schedule, mask)(exchange_of(o)))
+        first = optax.clip_by_global_norm(o.clip_norm)
+    kind = KINDS[o.optimizer]
+    if "weight_decay" not in kind.arguments:
+        first = optax.chain(first, optax.add_decayed_weights(o.weight_decay or 0, mask))
+    chosen = _arguments(o, mask)
+    if o.dense:
+        tx = dense(optax.chain(first, kind.dense(schedule, **chosen)), AXIS)
     else:
-        inner = optax.chain(
-            optax.add_decayed_weights(o.weight_decay, mask),
-            optax.sgd(schedule, momentum=o.b1),
-        )
-        if o.optimizer == "lamb":
-            decay = {"weight_decay": o.weight_decay, "mask": mask}
-            inner = optax.lamb(schedule, o.b1, o.b2, o.eps, **decay)
-        tx = dense(optax.chain(clip, inner), AXIS)
+        tx = optax.chain(first, kind.exchanging(schedule, exchange_of(o), **chosen))
     if o.accumulate_steps > 1:
         tx = slamb_jax.accumulate(tx, o.accumulate_steps)
     return optax.with_extra_args_support(tx)
@@ -89,15 +116,21 @@ def traffic(o: Options, params: optax.Params, mesh: Mesh) -> tuple[Traffic, Traf
     """What the optimizer sends, and what averaging the gradients would send."""
     report = report_of(dense(optax.sgd(1.0), AXIS), o.exchange, params, mesh)
     every = Traffic({0: report.bytes_sent()})
-    if o.optimizer != "slamb":
+    if o.dense:
         return every, every
-    make = _slamb(o, optax.constant_schedule(o.learning_rate), None)
+    make = functools.partial(
+        KINDS[o.optimizer].exchanging, o.learning_rate, **_arguments(o)
+    )
     return slamb_traffic(make, exchange_of(o), params, mesh), every
 
 
-def _slamb(
-    o: Options, schedule: optax.Schedule, mask: Any
-) -> Callable[[slamb_jax.Exchange], optax.GradientTransformation]:
-    names = ("b1", "b2", "eps", "weight_decay", "form", "nu_of")
-    settings = {name: getattr(o, name) for name in names}
-    return functools.partial(slamb_jax.slamb, schedule, mask=mask, **settings)
+def _arguments(o: Options, mask: Any = None) -> dict[str, Any]:
+    """What the options say of the optimizer, under its names."""
+    left_out = EXCHANGING_ONLY if o.dense else set()
+    names = KINDS[o.optimizer].arguments
+    found = {
+        argument: mask if option == "mask" else getattr(o, option)
+        for option, argument in names.items()
+        if option not in left_out
+    }
+    return {argument: x for argument, x in found.items() if x is not None}

@@ -21,6 +21,7 @@ SETTINGS = (  # of the exchange, that the command line takes
     "b3",
     "overlap",
     "sync_every",
+    "rolling",
     "average_payload",
 )
 HELP = (
@@ -56,19 +57,23 @@ EXCHANGE = slamb_jax.Exchange(AXIS, b3=0.99, sync_every=50)
 class Options:
     """The options of every program; each adds its own and has its own defaults."""
 
-    optimizer: Literal["slamb", "lamb", "sgdm"] = "slamb"
+    optimizer: Literal["slamb", "adamw", "lion", "muon", "sgd"] = "slamb"
+    dense: bool = False
+    """Average the gradients, and step with optax's optimizer: LAMB for slamb."""
     learning_rate: float = 0.01
     """The peak: the large-batch rate, for all workers' batches together."""
-    b1: float = 0.9
-    """Decay of the first moment; the momentum of sgdm."""
-    b2: float = 0.999
-    eps: float = 1e-6
-    weight_decay: float = 0.0
+    b1: float | None = None
+    """Decay of the first moment; the momentum of sgd, 0.9 without. Of this and the next
+    five, None is the optimizer's default, and what it does not have is left out."""
+    b2: float | None = None
+    eps: float | None = None
+    weight_decay: float | None = None
+    """Of sgd: added to the gradient."""
+    form: Literal["sum", "product"] | None = None
+    nu_of: Literal["gradient", "momentum", "larger"] | None = None
+    """What v is the second moment of."""
     clip_norm: float | None = None
     """Bound of the gradient's global norm: the worker's own; if dense, the mean's."""
-    form: Literal["sum", "product"] = "sum"
-    nu_of: Literal["gradient", "momentum", "larger"] = "gradient"
-    """What SLAMB's v is the second moment of."""
     exchange: ExchangeOption = EXCHANGE
     """All settings of the exchange; single ones have options of their own."""
 
@@ -94,6 +99,11 @@ class Options:
     log_every: int = 10
     eval_every: int = 100
     checkpoint_every: int = 100
+
+    @property
+    def title(self) -> str:
+        """The optimizer's name for people."""
+        return f"{self.optimizer}, dense" if self.dense else self.optimizer
 
 
 # Options that may change when a run resumes: where it runs, and what it writes.

@@ -18,8 +18,9 @@ class Traffic:
     """Bytes that each worker sends, by the ring convention."""
 
     exchange: dict[int, float]  # at every step, from a step (counted from 0) on
-    average: float = 0.0  # besides, at steps 0, H, 2H, ...
+    average: float = 0.0  # besides, at every H-th step
     sync_every: int | None = None  # H
+    first: int = 0  # the step (from 0) of the first average
 
     def until(self, step: int) -> float:
         """Bytes sent in the first ``step`` steps."""
@@ -28,21 +29,24 @@ class Traffic:
         sent = sum(
             each * max(0, min(end, step) - start) for (start, each), end in spans
         )
-        averages = -(-step // self.sync_every) if self.sync_every else 0
+        if not self.sync_every:
+            return sent
+        averages = max(0, -(-(step - self.first) // self.sync_every))
         return sent + self.average * averages
 
 
 def slamb_traffic(
     make: Make, exchange: slamb_jax.Exchange, params: optax.Params, mesh: Mesh
 ) -> Traffic:
-    """Compiles SLAMB's optimizer alone, once for each ratio, and reads what it sends.
+    """Compiles the optimizer alone, once for each ratio, and reads what it sends.
 
-    With one ratio and H = 2 the average is the only thing that stands in a branch.
-    What stays within a group of devices is left out.
+    With one ratio and H = 2 the average is the only thing that stands in a branch;
+    where it rolls, nothing does, and every step sends as much. What stays within a
+    group of devices is left out.
     """
     ratios, local = exchange.compress_ratio, exchange.local_axis_name
     phases = dict(ratios) if isinstance(ratios, Mapping) else {0: ratios}
-    every = exchange.sync_every and 2
+    every = exchange.sync_every if exchange.rolling else exchange.sync_every and 2
 
     def sent(k: float | None) -> tuple[float, float]:
         """At every step, and at an average."""
@@ -56,7 +60,9 @@ def slamb_traffic(
 
     found = {k: sent(k) for k in dict.fromkeys(phases.values())}
     each = {t: found[k][0] for t, k in phases.items()}
-    return Traffic(each, found[phases[0]][1], exchange.sync_every)
+    average, every = found[phases[0]][1], exchange.sync_every
+    first = every - 1 if every and exchange.outer is not None else 0
+    return Traffic(each, average, every, first)
 
 
 def report_of(

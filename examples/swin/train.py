@@ -48,7 +48,7 @@ class Config(Options):
     epochs: float = 40
     warmup_epochs: float = 4
     learning_rate: float = 0.02
-    weight_decay: float = 0.05
+    weight_decay: float | None = 0.05
     clip_norm: float | None = 1.0
     exchange: ExchangeOption = EXCHANGE
     out: Path = Path("runs/swin")
