@@ -53,10 +53,10 @@ def test_main_job(tmp_path):
     options = [f"--{name}={value}" for name, value in TINY.items()]
     printed = programs.ended(
         "-m", "examples.byte_lm.main", *options, "--files", tmp_path / "text",
-        "--out", tmp_path / "out", "--optimizer", *methods.RATES,
+        "--out", tmp_path / "out", "--optimizer", *methods.METHODS,
     )  # fmt: skip
     runs = json.loads((tmp_path / "out" / "results.json").read_text())
-    by_name = dict(zip(methods.RATES, runs, strict=True))
+    by_name = dict(zip(methods.METHODS, runs, strict=True))
     for r in runs:
         assert r["steps"] == [1, 2]
         assert np.isfinite(r["losses"]).all()
@@ -64,7 +64,11 @@ def test_main_job(tmp_path):
     links, whole = by_name["slamb_from_links"], by_name["slamb_float32"]
     np.testing.assert_allclose(links["losses"], whole["losses"], rtol=1e-5)
     sent = {name: r["sent"][-1] for name, r in by_name.items()}
-    assert sent["lamb"] == sent["lars"]
+    every = {sent[name] for name in ("adamw", "lamb", "lion", "muon", "sgd", "lars")}
+    assert every == {sent["lamb"]}
+    few = {sent[f"{name}_few_bytes"] for name in ("adamw", "lion", "muon", "sgd")}
+    assert few == {sent["adamw_few_bytes"]}
+    assert sent["adamw_few_bytes"] < 0.1 * sent["adamw"]
     assert sent["slamb_float32"] == sent["slamb_from_links"]
     assert sent["slamb_few_bytes"] < 0.5 * sent["slamb_float32"]
     assert sent["jointspar_lars"] <= 1.01 * sent["lamb"]

@@ -2,8 +2,8 @@
 
 Run from the root of the repository: ``python -m examples.byte_lm.main``. It trains on
 the source code of the Python standard library, or on ``--files`` of yours, with dense
-LAMB and with SLAMB as published, in float32 and in few bytes, on the same batches; it
-prints a table, and writes a picture and the figures behind it to ``--out``.
+AdamW and LAMB, with SLAMB as published, and with AdamW in few bytes, on the same
+batches; it prints a table, and writes a picture and the figures behind it to ``--out``.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from examples.byte_lm import data
-from examples.byte_lm.methods import BUDGET, RATES, bytes_sent, method
+from examples.byte_lm.methods import BUDGET, METHODS, bytes_sent, method
 from examples.byte_lm.model import ByteLM, task
 from examples.common import processes
 from examples.common.options import HELP, exchange_settings
@@ -32,11 +32,11 @@ from examples.hardware import hardware
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings of the job; the rates in methods.py are tuned for them."""
+    """Settings of the job, which the rates in methods.py suit."""
 
-    optimizer: tuple[str, ...] = tuple(RATES)[:4]
+    optimizer: tuple[str, ...] = tuple(METHODS)[:4]
     """Train with these, one after the other; shares of bytes are of the first's.
-    Others: slamb_large_batch, slamb_from_links, lars, jointspar_lars."""
+    methods.py has all."""
     rate: tuple[float, ...] = ()
     """Peak learning rates, one for each optimizer; without, those in methods.py."""
     workers: int = 8
@@ -93,7 +93,7 @@ def job(config: Config) -> Task:
 def run(
     name: str, rate: float, task: Task, config: Config, mesh: Mesh, settings: Any
 ) -> Run:
-    """Trains with one optimizer; the exchange of a SLAMB takes ``settings``."""
+    """Trains with one optimizer; its exchange, if any, takes ``settings``."""
     chosen = method(name, config.steps, config.seed, settings)
     params = jax.eval_shape(task.init, jax.random.key(0))
     program = Program(
@@ -164,7 +164,7 @@ def main(config: Config, settings: dict[str, Any]) -> list[Run]:
         raise SystemExit(f"--out: cannot write to {config.out}: {error}") from error
     mesh = processes.local_mesh(config.workers)  # only to read bytes off programs
     task = job(config)
-    rates = config.rate or [RATES[name] for name in config.optimizer]
+    rates = config.rate or [METHODS[name].rate for name in config.optimizer]
     runs = [
         run(name, rate, task, config, mesh, settings)
         for name, rate in zip(config.optimizer, rates, strict=True)

@@ -1,8 +1,9 @@
-"""The optimizers that the main job can compare, each with its tuned rate."""
+"""The optimizers that the main job can compare, each with a rate to start from."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -14,20 +15,19 @@ from examples.common import AXIS
 from examples.common.optimizers import dense, slamb_from_links
 from examples.common.simulated import Method
 from examples.common.traffic import Traffic, report_of, slamb_traffic
-from slamb_jax import jointspar, recipes
+from slamb_jax import Exchange, jointspar, recipes
 
 BUDGET = 2.0  # blocks that JointSpar trains per step, on average
-RATES = {
-    "lamb": 0.02,
-    "slamb_paper": 0.0141,
-    "slamb_float32": 0.0283,
-    "slamb_few_bytes": 0.0283,
-    "slamb_large_batch": 0.02,
-    "slamb_from_links": 0.0283,
-    "lars": 1.0,
-    "jointspar_lars": 1.0,
-}
-"""The peak rates; the first four come from ``python -m examples.byte_lm.sweep``."""
+FEW_BYTES = Exchange(
+    AXIS,
+    compress_ratio=1 / 16,
+    payload="uniform4",
+    b3=1.0,
+    sync_every=2,
+    rolling=True,
+    average_payload="ternary",
+)
+"""For AdamW, Lion, Muon and SGD."""
 
 
 def matrices(params: optax.Params) -> optax.Params:
@@ -37,36 +37,77 @@ def matrices(params: optax.Params) -> optax.Params:
 
 # LARS's relative step is 0.005 at a rate of 1, before momentum.
 LARS: dict[str, Any] = {"trust_coefficient": 0.005, "trust_ratio_mask": matrices}
-SLAMBS = {
-    "slamb_paper": ("SLAMB, as published", recipes.PAPER),
-    "slamb_float32": ("SLAMB, float32", recipes.FLOAT32),
-    "slamb_few_bytes": ("SLAMB, few bytes", recipes.FEW_BYTES),
-    "slamb_large_batch": ("SLAMB, large batch", recipes.LARGE_BATCH),
-    "slamb_from_links": ("SLAMB, float32, from links", recipes.FLOAT32),
+
+
+class Entry(NamedTuple):
+    """An optimizer of a rate, and of its exchange unless it is dense."""
+
+    title: str
+    rate: float
+    make: Callable[..., optax.GradientTransformation]
+    exchange: Exchange | None = None
+
+
+def _few(title: str, rate: float, make: Callable[..., Any], **settings: Any) -> Entry:
+    return Entry(
+        f"{title}, few bytes", rate, functools.partial(make, **settings), FEW_BYTES
+    )
+
+
+def _dense(title: str, rate: float, make: Callable[..., Any], **settings: Any) -> Entry:
+    def averaged(rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+        return dense(make(rate, **settings), AXIS)
+
+    return Entry(f"{title} (dense)", rate, averaged)
+
+
+def _slamb(
+    title: str,
+    rate: float,
+    recipe: recipes.Recipe,
+    make: Callable[..., Any] = slamb_jax.slamb,
+) -> Entry:
+    make = functools.partial(make, **recipe.optimizer)
+    return Entry(f"SLAMB, {title}", rate, make, recipe.exchange(AXIS))
+
+
+def _jointspar(rate: optax.ScalarOrSchedule, **run: Any) -> Any:
+    return jointspar.jointspar_lars(rate, blocks, BUDGET, axis_name=AXIS, **run, **LARS)
+
+
+METHODS = {
+    "adamw": _dense("AdamW", 0.0113, optax.adamw, weight_decay=0.0),
+    "lamb": _dense("LAMB", 0.02, optax.lamb),
+    "slamb_paper": _slamb("as published", 0.0141, recipes.PAPER),
+    "adamw_few_bytes": _few("AdamW", 0.008, slamb_jax.adamw, weight_decay=0.0),
+    "slamb_float32": _slamb("float32", 0.0283, recipes.FLOAT32),
+    "slamb_few_bytes": _slamb("few bytes", 0.0283, recipes.FEW_BYTES),
+    "slamb_large_batch": _slamb("large batch", 0.02, recipes.LARGE_BATCH),
+    "slamb_from_links": _slamb(
+        "float32, from links", 0.0283, recipes.FLOAT32, slamb_from_links
+    ),
+    "lion": _dense("Lion", 0.002, optax.lion, weight_decay=0.0),
+    "lion_few_bytes": _few("Lion", 0.002, slamb_jax.lion, weight_decay=0.0),
+    "muon": _dense("Muon", 0.02, optax.contrib.muon),
+    "muon_few_bytes": _few("Muon", 0.02, slamb_jax.muon),
+    "sgd": _dense("SGD", 0.3, optax.sgd, momentum=0.9),
+    "sgd_few_bytes": _few("SGD", 0.3, slamb_jax.sgd, momentum=0.9),
+    "lars": _dense("LARS", 1.0, optax.lars, **LARS),
+    "jointspar_lars": Entry("JointSpar-LARS", 1.0, _jointspar),
 }
+"""By name, with the peak rate. The first four are the main job's."""
 
 
 def method(name: str, steps: int, seed: int, settings: Mapping[str, Any]) -> Method:
-    """The method of that name; ``settings`` are of every SLAMB's exchange."""
-    if name in SLAMBS:
-        title, recipe = SLAMBS[name]
-        make = slamb_from_links if name == "slamb_from_links" else slamb_jax.slamb
-        exchange = recipe.exchange(AXIS, **settings)
-        return Method(title, functools.partial(make, **recipe.optimizer), exchange)
-    if name == "lamb":
-        return Method("LAMB (dense)", lambda rate, _: dense(optax.lamb(rate), AXIS))
-    if name == "lars":
-        return Method(
-            "LARS (dense)", lambda rate, _: dense(optax.lars(rate, **LARS), AXIS)
-        )
-    if name == "jointspar_lars":
-        return Method(
-            "JointSpar-LARS",
-            lambda rate, _: jointspar.jointspar_lars(
-                rate, blocks, BUDGET, horizon=steps, axis_name=AXIS, seed=seed, **LARS
-            ),
-        )
-    raise ValueError(f"name must be one of {', '.join(RATES)}, got {name!r}")
+    """The method of that name; ``settings`` are of the exchange, if it has one."""
+    if name not in METHODS:
+        raise ValueError(f"name must be one of {', '.join(METHODS)}, got {name!r}")
+    title, _, make, exchange = METHODS[name]
+    if exchange is not None:
+        return Method(title, make, dataclasses.replace(exchange, **settings))
+    if make is _jointspar:
+        make = functools.partial(make, horizon=steps, seed=seed)
+    return Method(title, lambda rate, _: make(rate))
 
 
 def bytes_sent(
@@ -74,7 +115,7 @@ def bytes_sent(
 ) -> Callable[[int], float]:
     """Bytes each worker sends in the first t steps, read off the compiled optimizer."""
     make = functools.partial(method.make, optax.constant_schedule(1.0))
-    if name in SLAMBS:
+    if METHODS[name].exchange is not None:
         return slamb_traffic(make, method.exchange, params, mesh).until
     report = report_of(make(method.exchange), method.exchange, params, mesh)
     # JointSpar's blocks, all of one size, stand in branches: so many are taken.

@@ -11,7 +11,7 @@ import jax
 import tyro
 
 from examples.byte_lm.main import Config, job
-from examples.byte_lm.methods import method
+from examples.byte_lm.methods import METHODS, method
 from examples.common.options import exchange_settings
 from examples.common.simulated import Program, train
 
@@ -21,7 +21,8 @@ class Sweep:
     """The optimizers of the job, each at all rates."""
 
     job: Config
-    rates: tuple[float, ...] = (0.01, 0.0141, 0.02, 0.0283, 0.04)
+    rates: tuple[float, ...] = ()
+    """Without: from half the rate in methods.py to twice that."""
 
 
 def main(sweep: Sweep, settings: dict[str, object]) -> None:
@@ -32,7 +33,8 @@ def main(sweep: Sweep, settings: dict[str, object]) -> None:
             task, chosen, workers=config.workers, batch=config.batch, steps=config.steps
         )
         losses = {}
-        for rate in sweep.rates:
+        around = [round(METHODS[name].rate * 2**x, 6) for x in (-1, -0.5, 0, 0.5, 1)]
+        for rate in sweep.rates or around:
             run = train(program, rate, config.seed, due=[config.steps])
             losses[rate] = run.losses[-1]
             print(f"{losses[rate]:.3f}  {chosen.name}  rate {rate:g}", flush=True)
