@@ -27,10 +27,19 @@ SETTINGS = {
     "codes": {
         "payload": UNIFORM8, "average_payload": UNIFORM4, "compress_ratio": RATIOS
     },
+    "rolling": {
+        "rolling": True, "compress_ratio": 0, "average_payload": "ternary"
+    },
     "floats": {"payload": "bfloat16", "average_payload": "float16"},
 }  # fmt: skip
 # Sums in another order; and where that changes a rounding, a step of its grid.
-ROUNDING = {"plain": 3e-6, "16 bits": 2e-2, "codes": 5e-2, "floats": 2e-3}
+ROUNDING = {
+    "plain": 3e-6,
+    "16 bits": 2e-2,
+    "codes": 5e-2,
+    "rolling": 5e-2,
+    "floats": 2e-3,
+}
 
 
 @functools.cache

@@ -129,6 +129,8 @@ MIXED = [
         pytest.param(settings, marks=pytest.mark.long)
         for settings in (
             {"payload": "bfloat16"},
+            {"rolling": True, "average_payload": "ternary"},
+            {"outer": optax.sgd(0.7, momentum=0.9), "compress_ratio": 0},
             {"payload": StochasticUniform(4, error_feedback=True)},
             {"payload": "uniform8", "average_payload": "uniform4"},
             {"payload": "natural8", "average_payload": "bfloat16", "stacked": STACKED},
@@ -138,7 +140,7 @@ MIXED = [
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("settings", MIXED, ids=str)
+@pytest.mark.parametrize("settings", MIXED, ids=lambda x: " ".join(map(str, x)))
 def test_copies_of_an_unsharded_leaf_stay_equal(settings, check_vma):
     """Sharded and unsharded leaves share no scale of a code, and no type."""
     specs = {"a": P(None, "model"), "b": P(), "stack": P("model")}
