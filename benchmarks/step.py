@@ -41,6 +41,9 @@ def slamb(selection: str = "strided", **settings: Any) -> Make:
 OPTIMIZERS: dict[str, Make] = {
     "optax.lamb": lambda: optax.lamb(RATE),
     "optax.adamw": lambda: optax.adamw(RATE),
+    "adamw": lambda: slamb_jax.adamw(
+        RATE, slamb_jax.Exchange(compress_ratio=1 / 16, b3=1.0)
+    ),
     "slamb": slamb(),
     "slamb, product form": slamb(form="product"),
     "slamb, bfloat16 momentum": slamb(mu_dtype=jnp.bfloat16),
