@@ -15,10 +15,13 @@ from benchmarks.frontier.grid import Setting
 from examples.common.simulated import AXIS
 from slamb_jax import recipes
 from slamb_jax.advisor.parameters import count_elements
+from slamb_jax.exchange.json_form import to_json
 
 DENSE = "LAMB"  # the row that shares are of
 # Fixed per task, as in the recorded runs; an Exchange's own choice is close to these.
 MIN_SIZE = {"byte_lm": 1000, "digits": 256}
+# The settings of an exchange that are part of a result's key.
+KEY = ("payload", "average_payload", "compress_ratio", "sync_every", "b3")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,10 @@ def exchanging(
     optimizer: dict[str, Any] | None = None,
 ) -> Method:
     """An optimizer of this library: settings of its exchange, arguments of its own."""
-    optimizer = optimizer or {}
+    optimizer, outer = optimizer or {}, settings.get("outer")
+    if outer is not None:  # rate and Nesterov momentum
+        tx = optax.sgd(outer[0], outer[1] or None, nesterov=outer[1] > 0)
+        settings = settings | {"outer": tx}
     shown = slamb_jax.Exchange(AXIS, **settings)
 
     def made(schedule: optax.Schedule, setting: Setting, **_: Any) -> rivals.Rival:
@@ -65,17 +71,15 @@ def exchanging(
             lambda step: not exchange.rolling and averages(exchange, step),
         )
 
-    written = {"payload": None, "average_payload": None} | shown.to_json()
-    del written["axis_name"]
-    # Named where they are the default too:
-    named = {"b3": shown.b3, "sync_every": shown.sync_every}
-    return Method(rate, made, written | named | optimizer)
+    written = to_json({name: getattr(shown, name) for name in KEY}) | optimizer
+    written |= {"rolling": True} if shown.rolling else {}
+    return Method(rate, made, written | ({} if outer is None else {"outer": outer}))
 
 
 def averages(exchange: slamb_jax.Exchange, step: int) -> bool:
     """Whether parameters are averaged at a step, counted from 1."""
-    every = exchange.sync_every
-    return every is not None and (exchange.rolling or step % every == 1 % every)
+    every, first = exchange.sync_every, 1 if exchange.outer is None else 0
+    return every is not None and (exchange.rolling or step % every == first % every)
 
 
 def sends_of(
@@ -119,6 +123,46 @@ def elements_of(
 
 
 ALL = {"compress_ratio": 1.0, "sync_every": None}
+OUTER = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.5), (1.0, 0.0))  # rates, Nesterov momenta
+
+
+def matrices(params: Any) -> Any:
+    """Which dimensions of a leaf are a matrix, for Muon; tables are left to Adam."""
+    of = optax.contrib.MuonDimensionNumbers
+    attention = {"query": of(0, (1, 2)), "key": of(0, (1, 2)), "value": of(0, (1, 2))}
+    attention |= {"out": of((0, 1), 2)}
+
+    def numbers(path: Any, x: Any) -> Any:
+        layer, name = (str(part.key) for part in path[-2:])
+        return attention.get(layer, of()) if name == "kernel" and x.ndim > 1 else None
+
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: numbers(path, x) if len(path) > 1 else None, params
+    )
+
+
+def muon(rate: Any, exchange: slamb_jax.Exchange, **how: Any) -> Any:
+    """Kernels by Muon, the rest by Adam at a third of its rate."""
+    return slamb_jax.muon(
+        rate,
+        exchange,
+        adam_learning_rate=lambda count: rate(count) / 3,
+        muon_weight_dimension_numbers=matrices,
+        **how,
+    )
+
+
+def dense_muon(rate: Any, axis: str) -> rivals.Rival:
+    tx = muon(rate, slamb_jax.Exchange(), nu_of="gradient")
+    return rivals.dense(tx, axis)
+
+
+def diloco(make: Any, every: int, outer: tuple[float, float], rate: float) -> Method:
+    """Local steps of an optimizer, and an outer step of Nesterov's momentum."""
+    local = {"compress_ratio": 0, "sync_every": every, "outer": outer}
+    return exchanging(make, rate, local, {"nu_of": "gradient"})
+
+
 METHODS = {
     "LAMB": rival(0.02, on_lamb(rivals.dense)),
     "AdamW": rival(
@@ -135,6 +179,14 @@ METHODS = {
     **{
         f"adamw, H {h}": exchanging(adamw, 0.0057, every(h, 1 / (8 * h)))
         for h in (1, 2, 4, 8, 16, 32)
+    },
+    "Muon": rival(0.016, dense_muon),
+    **{f"muon, H {h}": exchanging(muon, 0.016, every(h, 1 / (8 * h))) for h in (1, 2)},
+    **{
+        f"{name}, H {h}, outer {o[0]:g} {o[1]:g}": diloco(make, h, o, rate)
+        for name, make, rate in (("DiLoCo", adamw, 0.008), ("MuLoCo", muon, 0.016))
+        for h in (30, 100)
+        for o in OUTER
     },
     "SLAMB, as published": slamb(recipes.PAPER, b3=0.99),
     "SLAMB, FLOAT32": slamb(recipes.FLOAT32),
