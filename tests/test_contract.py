@@ -54,39 +54,27 @@ TABLE = {  # for each public function: its variants
         "16 bits": slamb_jax.adamw(
             0.01, EXCHANGE, nu_of="larger", mu_dtype="bfloat16", nu_dtype="bfloat16"
         ),
-        "local": slamb_jax.adamw(0.01, LOCAL),
         "rolling": slamb_jax.adamw(0.01, ROLLING),
     },
-    "lion": {
-        "": slamb_jax.lion(0.01, EXCHANGE),
-        "16 bits": slamb_jax.lion(RATE, EXCHANGE, mu_dtype="bfloat16"),
-        "codes": slamb_jax.lion(0.01, CODED, mask=not_vectors),
-        "local": slamb_jax.lion(0.01, LOCAL),
-    },
+    "lion": {"codes": slamb_jax.lion(RATE, CODED, mask=not_vectors)},
     "muon": {
         "": slamb_jax.muon(0.01, EXCHANGE),
-        "decay": slamb_jax.muon(RATE, EXCHANGE, weight_decay=0.1, nesterov=False),
-        "16 bits": slamb_jax.muon(0.01, EXCHANGE, mu_dtype="bfloat16"),
-        "codes": slamb_jax.muon(0.01, CODED, adam_learning_rate=RATE),
-        "local": slamb_jax.muon(0.01, LOCAL),
+        "16 bits": slamb_jax.muon(
+            RATE, LOCAL, mu_dtype="bfloat16", weight_decay=0.1, nesterov=False
+        ),
     },
     "sgd": {
-        "": slamb_jax.sgd(0.01, EXCHANGE),
-        "nesterov": slamb_jax.sgd(RATE, EXCHANGE, momentum=0.9, nesterov=True),
         "16 bits": slamb_jax.sgd(
-            0.01, EXCHANGE, momentum=0.9, accumulator_dtype="bfloat16"
+            RATE, LOCAL, momentum=0.9, nesterov=True, accumulator_dtype="bfloat16"
         ),
-        "local": slamb_jax.sgd(0.01, LOCAL, momentum=0.9),
     },
     "scale_by_slamb": {"": slamb_jax.scale_by_slamb(EXCHANGE)},
     "mask_momentum": {
         "": slamb_jax.mask_momentum(EXCHANGE),
-        "nesterov": slamb_jax.mask_momentum(EXCHANGE, nesterov=True),
         "residual": slamb_jax.mask_momentum(EXCHANGE, compressor=FEEDBACK),
     },
     "directions.adam": {
         "alone": directions.adam(nu_of="momentum"),
-        "": slamb_jax.mask_momentum(EXCHANGE, directions.adam()),
         "16 bits": slamb_jax.mask_momentum(
             EXCHANGE, directions.adam(eps=1e-6, form="sum", nu_dtype="bfloat16")
         ),
@@ -97,11 +85,7 @@ TABLE = {  # for each public function: its variants
         )
     },
     "directions.muon": {
-        "alone": directions.muon(),
-        "": slamb_jax.mask_momentum(EXCHANGE, directions.muon()),
-        "scaled": slamb_jax.mask_momentum(
-            EXCHANGE, directions.muon(consistent_rms=0.2)
-        ),
+        "alone": directions.muon(consistent_rms=0.2),
     },
     "randk_compress_with_error_feedback": {"": FEEDBACK},
     "layerwise_trust_ratio": {

@@ -76,7 +76,7 @@ def _jointspar(rate: optax.ScalarOrSchedule, **run: Any) -> Any:
 
 
 METHODS = {
-    "adamw": _dense("AdamW", 0.0113, optax.adamw, weight_decay=0.0),
+    "adamw": _dense("AdamW", 0.016, optax.adamw, weight_decay=0.0),
     "lamb": _dense("LAMB", 0.02, optax.lamb),
     "slamb_paper": _slamb("as published", 0.0141, recipes.PAPER),
     "adamw_few_bytes": _few("AdamW", 0.008, slamb_jax.adamw, weight_decay=0.0),

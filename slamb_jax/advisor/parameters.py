@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from slamb_jax._tree.checks import check_floating, check_range
 from slamb_jax._tree.layout import Layout, broadcast_specs
 from slamb_jax._tree.leaves import Leaf, leaves_of
-from slamb_jax.exchange.selections import elements_sent
+from slamb_jax.exchange.budget import sent_of
 from slamb_jax.exchange.settings import Exchange
 
 _LARGE = (10_000, 1024)  # the matrices of a model that is given as a number
@@ -41,7 +41,7 @@ def count_elements(params: float | chex.ArrayTree, exchange: Exchange) -> Elemen
     if isinstance(params, numbers.Real):
         check_range("params", params, 1.0, open_high=True)
         leaf, d = Leaf(0, _LARGE), int(float(params))
-        sent, share = (-(-d * x // leaf.size) for x in _of(leaf, [leaf], exchange))
+        sent, share = (-(-d * x // leaf.size) for x in sent_of(leaf, [leaf], exchange))
         return Elements({"float32": d}, sent, {"float32": share})
 
     check_floating(params, "params")
@@ -56,23 +56,13 @@ def count_elements(params: float | chex.ArrayTree, exchange: Exchange) -> Elemen
     averaged: collections.Counter[str] = collections.Counter()
     per_step = 0
     for leaf, shard in zip(leaves, jax.tree.leaves(shards), strict=True):
-        sent, of_average = _of(leaf, leaves, exchange)
+        sent, of_average = sent_of(leaf, leaves, exchange)
         by_dtype[shard.dtype.name] += shard.size
         averaged[shard.dtype.name] += of_average
         per_step += sent
     if not by_dtype.total():
         raise ValueError(f"params must have elements, got {params!r}")
     return Elements(by_dtype, per_step, averaged)
-
-
-def _of(leaf: Leaf, leaves: list[Leaf], exchange: Exchange) -> tuple[int, int]:
-    """What is sent of a leaf: of its momentum per step, and at each average."""
-    sent, averaged = 0, leaf.size
-    if exchange.exchanges_momentum:
-        sent = elements_sent(exchange.selection_for(leaves), leaf)
-    if exchange.rolling:
-        averaged = elements_sent(exchange.average_selection(leaves), leaf)
-    return sent, averaged
 
 
 def shards_of(params: chex.ArrayTree, exchange: Exchange) -> chex.ArrayTree:

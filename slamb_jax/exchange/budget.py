@@ -1,0 +1,76 @@
+"""The share of dense bytes that an exchange takes, and settings for a share."""
+
+from typing import TYPE_CHECKING, Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from slamb_jax._tree.checks import check_floating, check_range
+from slamb_jax._tree.layout import Layout
+from slamb_jax._tree.leaves import Leaf, leaves_of
+from slamb_jax.exchange.payloads import Payload, Quantizer, resolve_payload
+from slamb_jax.exchange.selections import elements_sent
+
+if TYPE_CHECKING:
+    from slamb_jax.exchange.settings import Exchange
+
+_LARGEST_PERIOD = 64
+
+
+def settings_of_period(every: int) -> dict[str, Any]:
+    """Each parameter averaged once in so many steps, an eighth as much momentum."""
+    return {
+        "compress_ratio": 1 / (8 * every),
+        "payload": "uniform4",
+        "b3": 1.0,
+        "sync_every": every,
+        "rolling": True,
+        "average_payload": "ternary",
+    }
+
+
+def periods() -> list[int]:
+    """Those to choose from, the most bytes first."""
+    return [2**i for i in range(_LARGEST_PERIOD.bit_length())]
+
+
+def share_of(exchange: "Exchange", params: chex.ArrayTree) -> float:
+    """Bytes of a step over those of a mean of float32 gradients; averages amortized."""
+    check_floating(params, "params")
+    leaves = leaves_of(params, Layout(None, exchange.stacked))
+    dense = sum(leaf.size for leaf in leaves)
+    if not dense:
+        raise ValueError(f"params must have elements, got {params!r}")
+    sizes = [sent_of(leaf, leaves, exchange) for leaf in leaves]
+    sent = _bytes(sum(momentum for momentum, _ in sizes), exchange.payload, 4)
+    if exchange.sync_every is not None:
+        per_step = 1.0 if exchange.rolling else 1 / exchange.sync_every
+        itemsize = max(x.dtype.itemsize for x in jax.tree.leaves(params))
+        of_dtype = 4 if exchange.outer is not None else itemsize
+        averaged = sum(average for _, average in sizes)
+        sent += per_step * _bytes(averaged, exchange.average_payload, of_dtype)
+    return sent / (4 * dense)
+
+
+def sent_of(leaf: Leaf, leaves: list[Leaf], exchange: "Exchange") -> tuple[int, int]:
+    """Elements of a leaf that are sent: of its momentum per step, and per average."""
+    momentum, averaged = 0, leaf.size
+    if exchange.exchanges_momentum:
+        momentum = elements_sent(exchange.selection_for(leaves), leaf)
+    if exchange.rolling:
+        averaged = elements_sent(exchange.average_selection(leaves), leaf)
+    return momentum, averaged
+
+
+def check_share(share: object) -> None:
+    """Raises unless it is in (0, 1]."""
+    check_range("share", share, 0.0, 1.0, open_low=True)
+
+
+def _bytes(elements: int, payload: Payload, itemsize: int) -> float:
+    """Bytes on the way to a mean and back, halved."""
+    payload = resolve_payload(payload)
+    if isinstance(payload, Quantizer):
+        return (payload.nbytes(elements) + payload.for_means.nbytes(elements)) / 2
+    return elements * (itemsize if payload is None else jnp.dtype(payload).itemsize)
