@@ -128,7 +128,7 @@ OUTER = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.5), (1.0, 0.0))  # rates, Nesterov mome
 
 def matrices(params: Any) -> Any:
     """Which dimensions of a leaf are a matrix, for Muon; tables are left to Adam."""
-    of = optax.contrib.MuonDimensionNumbers
+    of = slamb_jax.directions.DimensionNumbers
     attention = {"query": of(0, (1, 2)), "key": of(0, (1, 2)), "value": of(0, (1, 2))}
     attention |= {"out": of((0, 1), 2)}
 

@@ -56,6 +56,10 @@ def lion(
     check_range("b1", b1, 0.0, 1.0, open_high=True)
     check_range("b2", b2, 0.0, 1.0, open_high=True)
 
+    def init(params: optax.Params) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
     def update(
         updates: optax.Updates,
         state: optax.EmptyState,
@@ -77,4 +81,4 @@ def lion(
 
         return map_present(sign, updates, grad), state
 
-    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -112,6 +112,10 @@ def muon(
         x = jnp.asarray(scale, jnp.float32) * x
         return x.reshape(turned.shape).transpose(np.argsort(order))
 
+    def init(params: optax.Params) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
     def update(
         updates: optax.Updates,
         state: optax.EmptyState,
@@ -123,7 +127,7 @@ def muon(
         numbers = matrices(weight_dimension_numbers, updates)
         return rebuild([direction(m, numbers[x.index]) for x, m in rows]), state
 
-    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def matrices(numbers: Matrices, params: optax.Params) -> list[DimensionNumbers | None]:
