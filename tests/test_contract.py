@@ -227,7 +227,9 @@ def test_a_gradient_that_is_none_leaves_its_parameter_alone(name):
     updates, after = update(grads | {"bias": None}, state, params)
     assert updates["bias"] is None
     assert jax.tree.structure(after) == jax.tree.structure(state)
-    assert_close(updates, full | {"bias": None})
+    # Newton-Schulz multiplies the rounding of small directions by up to 3.4**5.
+    units = 4096 if "muon" in name else 64
+    assert_close(updates, full | {"bias": None}, units=units)
 
 
 @each
