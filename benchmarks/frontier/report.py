@@ -18,6 +18,7 @@ from benchmarks.rivals import wire_bytes
 from examples.common.tables import spread, table
 
 LINKS = {"100 Mbit": 1e8, "1 Gbit": 1e9, "10 Gbit": 1e10, "100 Gbit": 1e11}
+OURS = ("SLAMB", "adamw,", "muon,")  # whose exchange is of this library
 COMPARED = 1 / 1000, 1 / 4  # of dense LAMB's bytes: where rivals are compared
 Point = dict[str, Any]
 
@@ -127,7 +128,7 @@ def setting_table(setting: Setting, found: Cells) -> Table:
 
 def rivals_table(setting: Setting, found: Cells) -> Table | None:
     """Each rival beside the best SLAMB that sends no more, or else sends the fewest."""
-    ours = [name for name in found if name.startswith("SLAMB")]
+    ours = [name for name in found if name.startswith(OURS)]
     if DENSE not in found or not ours:
         return None
     shares = {name: cell.bytes / found[DENSE].bytes for name, cell in found.items()}
