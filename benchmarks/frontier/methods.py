@@ -15,6 +15,7 @@ from benchmarks.frontier.grid import Setting
 from examples.common.simulated import AXIS
 from slamb_jax import recipes
 from slamb_jax.advisor.parameters import count_elements
+from slamb_jax.exchange.budget import settings_of_period
 from slamb_jax.exchange.json_form import to_json
 
 DENSE = "LAMB"  # the row that shares are of
@@ -105,13 +106,6 @@ def adamw(rate: optax.Schedule, exchange: slamb_jax.Exchange, **how: Any) -> Any
     return slamb_jax.adamw(rate, exchange, weight_decay=0.0, **how)
 
 
-def every(steps: int, ratio: float, **changed: Any) -> dict[str, Any]:
-    """Each parameter once in so many steps in 1.7 bits, momentum in 4."""
-    settings = {"compress_ratio": ratio, "payload": "uniform4", "b3": 1.0}
-    rolling = {"sync_every": steps, "rolling": True, "average_payload": "ternary"}
-    return settings | rolling | changed
-
-
 @functools.cache
 def elements_of(
     exchange: slamb_jax.Exchange, shapes: tuple[tuple[int, ...], ...]
@@ -171,17 +165,20 @@ METHODS = {
     ),
     "AdamW, v of m": exchanging(adamw, 0.0057, ALL),
     "adamw, 8 bits": exchanging(
-        adamw, 0.0057, every(1, 1 / 4, average_payload="uniform8")
+        adamw,
+        0.0057,
+        settings_of_period(1)
+        | {"compress_ratio": 1 / 4, "average_payload": "uniform8"},
     ),
     "adamw, 4 bits": exchanging(
-        adamw, 0.0057, every(1, 1 / 8, average_payload="uniform4")
+        adamw, 0.0057, settings_of_period(1) | {"average_payload": "uniform4"}
     ),
     **{
-        f"adamw, H {h}": exchanging(adamw, 0.0057, every(h, 1 / (8 * h)))
+        f"adamw, H {h}": exchanging(adamw, 0.0057, settings_of_period(h))
         for h in (1, 2, 4, 8, 16, 32)
     },
     "Muon": rival(0.016, dense_muon),
-    **{f"muon, H {h}": exchanging(muon, 0.016, every(h, 1 / (8 * h))) for h in (1, 2)},
+    **{f"muon, H {h}": exchanging(muon, 0.016, settings_of_period(h)) for h in (1, 2)},
     **{
         f"{name}, H {h}, outer {o[0]:g} {o[1]:g}": diloco(make, h, o, rate)
         for name, make, rate in (("DiLoCo", adamw, 0.008), ("MuLoCo", muon, 0.016))

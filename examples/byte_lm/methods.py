@@ -16,17 +16,10 @@ from examples.common.optimizers import dense, slamb_from_links
 from examples.common.simulated import Method
 from examples.common.traffic import Traffic, report_of, slamb_traffic
 from slamb_jax import Exchange, jointspar, recipes
+from slamb_jax.exchange.budget import settings_of_period
 
 BUDGET = 2.0  # blocks that JointSpar trains per step, on average
-FEW_BYTES = Exchange(
-    AXIS,
-    compress_ratio=1 / 16,
-    payload="uniform4",
-    b3=1.0,
-    sync_every=2,
-    rolling=True,
-    average_payload="ternary",
-)
+FEW_BYTES = Exchange(AXIS, **settings_of_period(2))
 """For AdamW, Lion, Muon and SGD."""
 
 

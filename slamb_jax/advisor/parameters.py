@@ -41,7 +41,8 @@ def count_elements(params: float | chex.ArrayTree, exchange: Exchange) -> Elemen
     if isinstance(params, numbers.Real):
         check_range("params", params, 1.0, open_high=True)
         leaf, d = Leaf(0, _LARGE), int(float(params))
-        sent, share = (-(-d * x // leaf.size) for x in sent_of(leaf, [leaf], exchange))
+        ((momentum, average),) = sent_of([leaf], exchange)
+        sent, share = (-(-d * x // leaf.size) for x in (momentum, average))
         return Elements({"float32": d}, sent, {"float32": share})
 
     check_floating(params, "params")
@@ -55,8 +56,8 @@ def count_elements(params: float | chex.ArrayTree, exchange: Exchange) -> Elemen
     by_dtype: collections.Counter[str] = collections.Counter()
     averaged: collections.Counter[str] = collections.Counter()
     per_step = 0
-    for leaf, shard in zip(leaves, jax.tree.leaves(shards), strict=True):
-        sent, of_average = sent_of(leaf, leaves, exchange)
+    sizes = sent_of(leaves, exchange)
+    for (sent, of_average), shard in zip(sizes, jax.tree.leaves(shards), strict=True):
         by_dtype[shard.dtype.name] += shard.size
         averaged[shard.dtype.name] += of_average
         per_step += sent

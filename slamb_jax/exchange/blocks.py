@@ -184,25 +184,25 @@ def compress(
     def exchanged(now: SelectionAtStep) -> tuple[Any, Any, SelectionState]:
         blocks = [now.blocks(leaf) for leaf in leaves]
         if residual is None:
-            packed = _map(Blocks.pack, blocks, gs)
+            packed = map_rows(Blocks.pack, blocks, gs)
             means = means_over_workers(packed, leaves, exchange, exchange.payload, step)
-            return _map(Blocks.unpack, blocks, means, gs), None, learned(now, means)
+            return map_rows(Blocks.unpack, blocks, means, gs), None, learned(now, means)
         es = [row[2] for row in rows]
         xs = [g.astype(jnp.float32) + e for g, e in zip(gs, es, strict=True)]
-        wide = _map(Blocks.pack, blocks, xs)
+        wide = map_rows(Blocks.pack, blocks, xs)
         packed = [round_to(x, g.dtype) for x, g in zip(wide, gs, strict=True)]
         found = exchange_means(
             packed, leaves, exchange, exchange.payload, step, with_errors=True
         )
-        errors = _map(operator.sub, wide, found.sent)
+        errors = map_rows(operator.sub, wide, found.sent)
         if found.server_error is not None:
-            errors = _map(operator.add, errors, found.server_error)
+            errors = map_rows(operator.add, errors, found.server_error)
         us = gs
         if keep_residual:  # what is not selected waits, too
             us, es = [jnp.zeros_like(g) for g in gs], xs
         return (
-            _map(Blocks.unpack, blocks, found.means, us),
-            _map(Blocks.unpack, blocks, errors, es),
+            map_rows(Blocks.unpack, blocks, found.means, us),
+            map_rows(Blocks.unpack, blocks, errors, es),
             learned(now, found.means),
         )
 
@@ -230,7 +230,8 @@ def means_over_workers(
     return exchange_means(arrays, leaves, exchange, payload, step).means
 
 
-def _map(fun: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
+def map_rows(fun: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
+    """``map`` over columns of equal length."""
     return [fun(*row) for row in zip(*columns, strict=True)]
 
 

@@ -42,7 +42,7 @@ def share_of(exchange: "Exchange", params: chex.ArrayTree) -> float:
     dense = sum(leaf.size for leaf in leaves)
     if not dense:
         raise ValueError(f"params must have elements, got {params!r}")
-    sizes = [sent_of(leaf, leaves, exchange) for leaf in leaves]
+    sizes = sent_of(leaves, exchange)
     sent = _bytes(sum(momentum for momentum, _ in sizes), exchange.payload, 4)
     if exchange.sync_every is not None:
         per_step = 1.0 if exchange.rolling else 1 / exchange.sync_every
@@ -53,14 +53,16 @@ def share_of(exchange: "Exchange", params: chex.ArrayTree) -> float:
     return sent / (4 * dense)
 
 
-def sent_of(leaf: Leaf, leaves: list[Leaf], exchange: "Exchange") -> tuple[int, int]:
-    """Elements of a leaf that are sent: of its momentum per step, and per average."""
-    momentum, averaged = 0, leaf.size
+def sent_of(leaves: list[Leaf], exchange: "Exchange") -> list[tuple[int, int]]:
+    """Elements of each leaf that are sent: of its momentum a step, and an average."""
+    momenta, averaged = [0] * len(leaves), [leaf.size for leaf in leaves]
     if exchange.exchanges_momentum:
-        momentum = elements_sent(exchange.selection_for(leaves), leaf)
+        selection = exchange.selection_for(leaves)
+        momenta = [elements_sent(selection, leaf) for leaf in leaves]
     if exchange.rolling:
-        averaged = elements_sent(exchange.average_selection(leaves), leaf)
-    return momentum, averaged
+        in_turn = exchange.average_selection(leaves)
+        averaged = [elements_sent(in_turn, leaf) for leaf in leaves]
+    return list(zip(momenta, averaged, strict=True))
 
 
 def check_share(share: object) -> None:

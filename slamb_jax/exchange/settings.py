@@ -63,8 +63,9 @@ class Exchange:
       seed: changes which coordinates are exchanged when; the same on all workers.
         None: 0.
       payload: the wire format of the momentum: ``"bfloat16"``, ``"float16"``,
-        ``"uniform8"``, ``"uniform4"``, ``"natural8"``, or a quantizer such as
-        :class:`slamb_jax.payloads.StochasticUniform`. None: the momentum's dtype.
+        ``"uniform8"``, ``"uniform4"``, ``"natural8"``, ``"ternary"``, or a quantizer
+        such as :class:`slamb_jax.payloads.StochasticUniform`. None: the momentum's
+        dtype.
       b3: decay rate of a coordinate's freshness per step since it was exchanged, in
         [0, 1]: stale coordinates step at a smaller rate; see
         :func:`elementwise_rescale`.
@@ -77,7 +78,7 @@ class Exchange:
         once in H steps, instead of all of them every H steps.
       average_payload: the wire format of the parameters, likewise, as the difference
         to the last average, a copy of which is kept; see
-        :func:`average_parameters`. None: the parameters' dtype.
+        :func:`average_parameters_every`. None: the parameters' dtype.
       outer: an optax transformation that steps from one average to the next, with the
         difference between them as its gradient, such as
         ``optax.sgd(0.7, momentum=0.9, nesterov=True)``. None: the average itself.

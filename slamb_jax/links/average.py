@@ -10,7 +10,12 @@ import optax
 from slamb_jax._tree import axes as _axes
 from slamb_jax._tree.checks import check_params
 from slamb_jax._tree.leaves import Leaf, keep_absent, leaves_of, present
-from slamb_jax.exchange.blocks import Blocks, SelectionAtStep, means_over_workers
+from slamb_jax.exchange.blocks import (
+    Blocks,
+    SelectionAtStep,
+    map_rows,
+    means_over_workers,
+)
 from slamb_jax.exchange.means import exchange_means
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.shards import on_shards
@@ -162,22 +167,29 @@ def _averaged(
     blocks = _blocks(leaves, params, exchange, step)
     if anchor is None:
         new = [p + u.astype(p.dtype) for u, p in zip(us, ps, strict=True)]
-        packed = _pack(blocks, new)
+        packed = map_rows(Blocks.pack, blocks, new)
         means = means_over_workers(packed, leaves, exchange, None, step)
-        there = _unpack(blocks, means, new)
-        return rebuild(list(map(_difference, there, ps, us))), (None, None)
+        there = map_rows(Blocks.unpack, blocks, means, new)
+        return rebuild(map_rows(_difference, there, ps, us)), (None, None)
 
     old = [row[2] for row in present(updates, anchor, like=params)[0]]
     new = [
         p.astype(jnp.float32) + u.astype(jnp.float32)
         for u, p in zip(us, ps, strict=True)
     ]
-    ahead = _pack(blocks, [x - a for x, a in zip(new, old, strict=True)])
+    ahead = map_rows(
+        Blocks.pack, blocks, [x - a for x, a in zip(new, old, strict=True)]
+    )
     found = exchange_means(
         ahead, leaves, exchange, exchange.average_payload, step, with_errors=True
     )
     if exchange.outer is None:
-        anchors = [a + m for a, m in zip(_pack(blocks, old), found.means, strict=True)]
+        anchors = [
+            a + m
+            for a, m in zip(
+                map_rows(Blocks.pack, blocks, old), found.means, strict=True
+            )
+        ]
     else:
         grads = keep_absent(
             rebuild([-m for m in found.means]), optax.tree.zeros_like(anchor)
@@ -188,9 +200,9 @@ def _averaged(
     there = [
         a + (d - sent) for a, d, sent in zip(anchors, ahead, found.sent, strict=True)
     ]
-    there = _unpack(blocks, there, new)
-    anchor = keep_absent(rebuild(_unpack(blocks, anchors, old)), anchor)
-    return rebuild(list(map(_difference, there, ps, us))), (anchor, outer_state)
+    there = map_rows(Blocks.unpack, blocks, there, new)
+    anchor = keep_absent(rebuild(map_rows(Blocks.unpack, blocks, anchors, old)), anchor)
+    return rebuild(map_rows(_difference, there, ps, us)), (anchor, outer_state)
 
 
 def _blocks(
@@ -202,16 +214,6 @@ def _blocks(
     selection = exchange.average_selection(leaves_of(params, exchange.layout))
     at_step = SelectionAtStep(selection, step)
     return [at_step.blocks(leaf) for leaf in leaves]
-
-
-def _pack(blocks: Sequence[Blocks], xs: Sequence[jax.Array]) -> list[jax.Array]:
-    return [b.pack(x) for b, x in zip(blocks, xs, strict=True)]
-
-
-def _unpack(
-    blocks: Sequence[Blocks], packed: Sequence[jax.Array], xs: Sequence[jax.Array]
-) -> list[jax.Array]:
-    return [b.unpack(part, x) for b, part, x in zip(blocks, packed, xs, strict=True)]
 
 
 def _difference(there: jax.Array, p: jax.Array, u: jax.Array) -> jax.Array:
