@@ -31,7 +31,7 @@ from examples.common.tables import table
 from examples.hardware import hardware
 
 AXIS = "data"
-EXCHANGE = slamb_jax.Exchange(AXIS)
+EXCHANGE = slamb_jax.Exchange.paper(AXIS)
 WITHOUT_TPU = {  # what libtpu asks of its surroundings
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -151,12 +151,12 @@ def predicted_table(
     for link in config.links:
         network = slamb_jax.Network(workers, link, workers_per_node=nodes)
         advice = slamb_jax.advise(
-            params, network, EXCHANGE, step_seconds=compute, optimizer_seconds=updates
+            params, network, EXCHANGE, step_seconds=compute, update_seconds=updates
         )
         costs = {
-            "LAMB, float32": advice.lamb,
-            "LAMB, bfloat16": advice.lamb_bfloat16,
-            "SLAMB": advice.slamb,
+            "LAMB, float32": advice.dense,
+            "LAMB, bfloat16": advice.dense_bfloat16,
+            "SLAMB": advice.exchanging,
         }
         row = {"link": f"{link / 1e9:.0f} Gbit/s"}
         for name, cost in costs.items():

@@ -8,9 +8,10 @@ a table. Runs that are there already are not made again.
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,38 +28,49 @@ from examples.common.simulated import AXIS, Method, Program, Task, train
 from examples.common.tables import table
 from examples.common.traffic import slamb_traffic
 from examples.hardware import hardware
-from slamb_jax import recipes
-from slamb_jax.recipes import Recipe
 
 WORKERS, BATCH, GROUP = 8, 8, 2  # devices; sequences of each; devices in a group
 LOCAL = "device"  # the axis of a group
-DENSE, RATE, DENSE_RATE = "LAMB (dense)", 0.02, 0.015
-SIXTEEN = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
+DENSE, RATE, DENSE_RATE = "AdamW (dense)", 0.008, 0.016
 
 
-CHOICES = {  # settings that differ from a SLAMB with H = 25
-    "SLAMB": Recipe({}, {}),
-    "v of the momentum": Recipe({}, {"nu_of": "momentum"}),
-    "recipe FLOAT32": recipes.FLOAT32,
-    "recipe FEW_BYTES": recipes.FEW_BYTES,
-    "recipe LARGE_BATCH": recipes.LARGE_BATCH,
-    "payload bfloat16": Recipe({"payload": "bfloat16"}, {}),
-    "payload uniform8": Recipe({"payload": "uniform8"}, {}),
-    "payload natural8": Recipe({"payload": "natural8"}, {}),
-    "payload uniform4": Recipe({"payload": "uniform4"}, {}),
-    "payload and average uniform8": Recipe(
-        {"payload": "uniform8", "average_payload": "uniform8"}, {}
+class Choice(NamedTuple):
+    """Settings that differ from the defaults, of an exchange and of AdamW."""
+
+    exchange: Mapping[str, Any]
+    optimizer: Mapping[str, Any] = types.MappingProxyType({})
+
+
+CHOICES = {
+    "the default": Choice({}),
+    "H 1": Choice({"sync_every": 1}),
+    "H 4": Choice({"sync_every": 4}),
+    "no momentum": Choice({"compress_ratio": 0}),
+    "momentum, k 1/8": Choice({"compress_ratio": 1 / 8}),
+    "momentum in uniform8": Choice({"payload": "uniform8"}),
+    "momentum in natural8": Choice({"payload": "natural8"}),
+    "momentum in bfloat16": Choice({"payload": "bfloat16"}),
+    "average in uniform4": Choice({"average_payload": "uniform4"}),
+    "average in uniform8": Choice({"average_payload": "uniform8"}),
+    "average in float32": Choice({"average_payload": None}),
+    "average all at once": Choice({"rolling": False}),
+    "outer step": Choice({"outer": optax.sgd(0.7, momentum=0.5, nesterov=True)}),
+    "b3 0.7": Choice({"b3": 0.7}),
+    "top-k": Choice({"selection": "top_k"}),
+    "permutation": Choice({"selection": "permutation"}),
+    "overlap": Choice({"overlap": True}),
+    "groups of 2": Choice({"local_axis_name": LOCAL}),
+    "v of the gradient": Choice({}, {"nu_of": "gradient"}),
+    "16-bit moments, float32 master": Choice(
+        {}, {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
     ),
-    "top-k": Recipe({"selection": "top_k"}, {}),
-    "permutation": Recipe({"selection": "permutation"}, {}),
-    "overlap": Recipe({"overlap": True}, {}),
-    "groups of 2": Recipe({"local_axis_name": LOCAL}, {}),
-    "bfloat16, float32 master": Recipe({}, SIXTEEN),
-    "bfloat16, stochastic": Recipe({}, SIXTEEN),
+    "16-bit moments, stochastic": Choice(
+        {}, {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
+    ),
 }
 ROUNDING: dict[str, Any] = {  # of a training in bfloat16
-    "bfloat16, float32 master": "master",
-    "bfloat16, stochastic": "stochastic",
+    "16-bit moments, float32 master": "master",
+    "16-bit moments, stochastic": "stochastic",
 }
 
 
@@ -75,17 +87,17 @@ class Config:
 
 def method_of(name: str, seed: int) -> Method:
     if name == DENSE:
-        return Method(name, lambda rate, _: dense(optax.lamb(rate), AXIS))
+        adamw = functools.partial(optax.adamw, weight_decay=0.0)
+        return Method(name, lambda rate, _: dense(adamw(rate), AXIS))
     choice, rounding = CHOICES[name], ROUNDING.get(name)
 
     def make(rate: Any, exchange: slamb_jax.Exchange) -> optax.GradientTransformation:
-        tx = slamb_jax.slamb(rate, exchange, **choice.optimizer)
+        tx = slamb_jax.adamw(rate, exchange, weight_decay=0.0, **choice.optimizer)
         if rounding is None:
             return tx
         return slamb_jax.train_in_bfloat16(tx, rounding, seed=seed)
 
-    settings = {"sync_every": 25} | choice.settings
-    return Method(name, make, slamb_jax.Exchange(AXIS, **settings))
+    return Method(name, make, slamb_jax.Exchange(AXIS, **choice.exchange))
 
 
 def narrow(init: Callable[[jax.Array], Any], key: jax.Array) -> optax.Params:

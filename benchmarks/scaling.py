@@ -49,7 +49,7 @@ def main(
     for n in workers:
         mesh = Mesh(np.array(jax.devices("cpu")[:n]), (DEFAULT.axis_name,))
         sent = slamb_traffic(lambda x: slamb_jax.slamb(RATE, x), DEFAULT, params, mesh)
-        (step,) = sent.exchange.values()
+        (step,) = sent.each.values()
         row = {"workers": f"{n}", "a step": f"{step:,.0f}"}
         row |= {"/ (n-1)/n": f"{step * n / (n - 1):,.0f}"}
         rows.append(row | {"an average": f"{sent.average:,.0f}"})

@@ -34,16 +34,14 @@ Make = Callable[[], optax.GradientTransformation]
 
 
 def slamb(selection: str = "strided", **settings: Any) -> Make:
-    exchange = slamb_jax.Exchange(selection=selection)
+    exchange = slamb_jax.Exchange.paper(selection=selection)
     return lambda: slamb_jax.slamb(RATE, exchange, **settings)
 
 
 OPTIMIZERS: dict[str, Make] = {
     "optax.lamb": lambda: optax.lamb(RATE),
     "optax.adamw": lambda: optax.adamw(RATE),
-    "adamw": lambda: slamb_jax.adamw(
-        RATE, slamb_jax.Exchange(compress_ratio=1 / 16, b3=1.0)
-    ),
+    "adamw": lambda: slamb_jax.adamw(RATE, slamb_jax.Exchange()),
     "slamb": slamb(),
     "slamb, product form": slamb(form="product"),
     "slamb, bfloat16 momentum": slamb(mu_dtype=jnp.bfloat16),
@@ -53,7 +51,7 @@ SLOW = {
     "slamb, bernoulli": slamb("bernoulli"),
 }
 CHAIN = {  # the direction is kept in memory between the links
-    "slamb, chain of links": lambda: slamb_from_links(RATE, slamb_jax.Exchange())
+    "slamb, chain of links": lambda: slamb_from_links(RATE, slamb_jax.Exchange.paper())
 }
 
 

@@ -5,7 +5,7 @@ An :class:`Exchange` says between whom, what, how much and how often; :func:`ada
 :func:`replicate` and :func:`per_worker_step` run them on a mesh.
 """
 
-from slamb_jax import directions, jointspar, payloads, recipes, selections
+from slamb_jax import directions, jointspar, payloads, selections
 from slamb_jax.advisor import Network, advise
 from slamb_jax.checkpoint import Checkpoints, resize
 from slamb_jax.exchange import Exchange
@@ -52,7 +52,6 @@ __all__ = [
     "replicate",
     "per_worker_step",
     "consolidate",
-    "recipes",
     "scale_by_slamb",
     "mask_momentum",
     "randk_compress_with_error_feedback",

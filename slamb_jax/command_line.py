@@ -6,12 +6,18 @@ import json
 import pathlib
 from typing import Any, NoReturn
 
-import jax
-
 import slamb_jax
 from slamb_jax.advisor import Network, advise
-from slamb_jax.advisor.units import parse_count, parse_duration, parse_rate
+from slamb_jax.advisor.parameters import TYPICAL
+from slamb_jax.advisor.units import (
+    parse_count,
+    parse_duration,
+    parse_rate,
+    parse_share,
+)
 from slamb_jax.checkpoint import resize_checkpoint
+from slamb_jax.exchange.budget import expected_loss
+from slamb_jax.exchange.json_form import from_json
 from slamb_jax.exchange.payloads import NAMES
 from slamb_jax.exchange.settings import Exchange
 
@@ -22,29 +28,30 @@ _REQUIRED = (
     ("link", parse_rate, "10Gbit", "rate of a node's link to the others"),
     ("step", parse_duration, "0.5s", "compute of a step, forward and backward pass"),
 )
-_UPDATE = (
-    "update on your accelerator; default: both updates are measured on this machine"
-)
+_UPDATE = "update, where --step does not include it; default: 0s"
+_DEFAULT = {field.name: field.default for field in dataclasses.fields(Exchange)}
 _OPTIONAL = (
     ("workers-per-node", int, "8", "default: 1"),
     ("local-link", parse_rate, "200Gbit", "rate within a node; default: unlimited"),
     ("latency", parse_duration, "20us", "of one message; default: 20us"),
     ("mu-dtype", str, "bfloat16", "dtype of the momentum; default: float32"),
-    ("lamb", parse_duration, "10ms", f"LAMB's {_UPDATE}"),
-    ("slamb", parse_duration, "10ms", f"SLAMB's {_UPDATE}"),
+    ("dense-update", parse_duration, "10ms", f"a dense optimizer's {_UPDATE}"),
+    ("exchanging-update", parse_duration, "10ms", f"an exchanging one's {_UPDATE}"),
 )
 _EXCHANGE = (
     ("local-axis-name", "device", "groups: average gradients densely within each node, "
      "and exchange momentum between nodes; default: null, no groups"),
-    ("compress-ratio", "0.1", "k, the share exchanged per step; default: 0.1"),
+    ("compress-ratio", "0.1", "k, the share of the momentum exchanged per step; "
+     "default: 1/(8 H)"),
     ("min-size", "9000", "smaller matrices are dense; default: 9000, or less where "
      "they would hold more than 1 %% of the parameters"),
-    ("payload", "uniform8", f"wire format of the momentum: {', '.join(NAMES)}; "
-     "default: null, the momentum's dtype"),
+    ("payload", "uniform8", f"wire format of the momentum: {', '.join(NAMES)}, or "
+     f"null: its dtype; default: {_DEFAULT['payload']}"),
     ("sync-every", "100", "H, steps between averages of the parameters, or null: "
-     "never; default: 100"),
-    ("average-payload", "uniform8", "wire format of the parameters; default: null, "
-     "their dtype"),
+     f"never; default: {_DEFAULT['sync_every']}"),
+    ("rolling", "false", "average 1/H of the parameters at each step; default: true"),
+    ("average-payload", "uniform8", "wire format of the parameters, or null: their "
+     f"dtype; default: {_DEFAULT['average_payload']}"),
 )  # fmt: skip
 
 
@@ -57,7 +64,7 @@ class _OneLine(argparse.ArgumentParser):
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command; bad input ends it with one line and exit status 2."""
-    parser = _OneLine(prog="slamb-jax", description="SLAMB for JAX.")
+    parser = _OneLine(prog="slamb-jax", description=slamb_jax.__doc__.splitlines()[0])
     version = f"slamb-jax {slamb_jax.__version__}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, dest="command")
@@ -73,9 +80,9 @@ def main(arguments: list[str] | None = None) -> None:
 def _add_advise(commands: Any) -> None:
     command = commands.add_parser(
         "advise",
-        help="predict whether SLAMB pays",
-        description="Predicts the step time of SLAMB and of dense LAMB, and whether "
-        "SLAMB pays. The model is that of slamb_jax.advise.",
+        help="predict whether an exchange pays",
+        description="Predicts the seconds of a step with an exchange and without, and "
+        "whether it pays. The model is that of slamb_jax.advise.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
@@ -92,6 +99,10 @@ def _add_advise(commands: Any) -> None:
     group.add_argument(
         "--exchange", type=pathlib.Path, metavar="FILE",
         help="JSON that Exchange.to_json made; the options below override it",
+    )  # fmt: skip
+    group.add_argument(
+        "--budget", type=parse_share, metavar="5%%",
+        help="choose H for so much of the bytes of averaging gradients in float32",
     )  # fmt: skip
     for name, metavar, text in _EXCHANGE:
         group.add_argument(f"--{name}", type=_json_or_text, metavar=metavar, help=text)
@@ -123,23 +134,20 @@ def _add_resize(commands: Any) -> None:
 
 
 def _print_advice(given: dict[str, Any]) -> None:
-    updates = tuple(given[name] for name in ("lamb", "slamb") if name in given)
-    if len(updates) == 1:
-        raise ValueError("--lamb and --slamb must be given together")
+    exchange = _exchange(given)
     advice = advise(
         given["params"],
         Network(**_settings_of(Network, given)),
-        _exchange(given),
+        exchange,
         step_seconds=given["step"],
         mu_dtype=given.get("mu_dtype"),
-        optimizer_seconds=updates or None,
+        update_seconds=tuple(
+            given.get(f"{name}_update", 0.0) for name in ("dense", "exchanging")
+        ),
     )
     print(advice)
-    if not updates:
-        print(
-            f"Optimizer times were measured now on {jax.devices()[0].device_kind!r}: "
-            "for another machine give --lamb and --slamb."
-        )
+    if "budget" in given:
+        print(expected_loss(exchange))
 
 
 def _exchange(given: dict[str, Any]) -> Exchange:
@@ -153,7 +161,17 @@ def _exchange(given: dict[str, Any]) -> Exchange:
                 f"--exchange must be a file with a JSON object, got {path}: {error}"
             ) from error
     options = _settings_of(Exchange, given)
-    return Exchange.from_json({"axis_name": _AXIS_NAME} | settings | options)
+    settings = {"axis_name": _AXIS_NAME} | settings | options
+    if "budget" not in given:
+        return Exchange.from_json(settings)
+    if "sync_every" in settings:
+        raise ValueError(
+            f"--budget chooses sync_every, which is given: {settings['sync_every']!r}"
+        )
+    found = from_json(settings, list(_DEFAULT))
+    return Exchange.for_budget(
+        found.pop("axis_name"), given["budget"], TYPICAL, **found
+    )
 
 
 def _settings_of(kind: Any, given: dict[str, Any]) -> dict[str, Any]:

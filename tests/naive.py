@@ -43,7 +43,6 @@ class NaiveSlamb:
             for i in range(self.n):
                 g = grads[i][j].astype(np.float64)
                 square = {"gradient": g**2, "momentum": self.m[i][j] ** 2}
-                square["larger"] = np.maximum(*square.values())
                 self.v[i][j] *= self.b2
                 self.v[i][j] += (1 - self.b2) * square[self.nu_of]
             self.age[j] = np.where(mask, 0, self.age[j] + 1)

@@ -4,8 +4,6 @@ Each function takes the parameters, gradients as ``grads[t][i]`` of worker i, an
 the parameters of every worker in the end. Float64 throughout.
 """
 
-import math
-
 import numpy as np
 import optax
 from scipy import fft
@@ -39,22 +37,6 @@ def dense(params, grads, *, optimizer):
         updates, state = optimizer.update(g, state, p)
         p = optax.apply_updates(p, updates)
     return [p] * len(grads[0])
-
-
-def topk_sgd(params, grads, *, ratio, rate):
-    p, n = wide(params), len(grads[0])
-    errors = [{name: np.zeros_like(x) for name, x in p.items()} for _ in range(n)]
-    for gs in grads:
-        for name in p:
-            total = np.zeros(p[name].size)
-            for i in range(n):
-                x = (gs[i][name] + errors[i][name]).ravel()
-                largest = np.argsort(-abs(x))[: math.ceil(ratio * x.size)]
-                total[largest] += x[largest]
-                x[largest] = 0
-                errors[i][name] = x.reshape(p[name].shape)
-            p[name] = p[name] - rate * total.reshape(p[name].shape) / n
-    return [p] * n
 
 
 def powersgd_sgd(params, grads, *, rate, first_q, matrix):
@@ -102,6 +84,36 @@ def diloco(params, grads, *, rate, every, outer_rate, momentum):
             anchor = anchor - outer_rate * (delta + momentum * trace)
             workers = [anchor] * n
     return [unflat(w, start) for w in workers]
+
+
+def orthogonal(x):
+    """Five steps of the quintic, in float64."""
+    if x.shape[0] > x.shape[1]:
+        return orthogonal(x.T).T
+    x = x / (np.linalg.norm(x) + 1e-7)
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x
+
+
+def dion2(params, grads, *, rate, momentum, matrix, rows):
+    p, n = wide(params), len(grads[0])
+    ms = [{k: np.zeros(shape) for k, shape in matrix.items()} for _ in range(n)]
+    adams = {k: Adam(rate / 3) for k in p if k not in matrix}
+    for t, gs in enumerate(grads):
+        for k, adam in adams.items():
+            p[k] = p[k] + adam(np.mean([wide(g)[k] for g in gs], 0))
+        for (k, shape), chosen in zip(matrix.items(), rows[t], strict=True):
+            for m, g in zip(ms, map(wide, gs), strict=True):
+                m[k] = m[k] + g[k].reshape(shape)
+            u = np.zeros(shape)
+            u[chosen] = orthogonal(np.mean([m[k][chosen] for m in ms], 0))
+            scale = max(1, shape[1] / shape[0]) ** 0.5
+            p[k] = p[k] - rate * scale * u.reshape(p[k].shape)
+            for m in ms:
+                m[k][chosen] *= momentum
+    return [p] * n
 
 
 def two_bits(x, chosen):

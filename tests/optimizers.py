@@ -16,10 +16,19 @@ from tests.workers import AXIS
 OF_EXCHANGE = {field.name for field in dataclasses.fields(slamb_jax.Exchange)}
 
 
+def plain(axis_name: Any = None, **settings: Any) -> slamb_jax.Exchange:
+    """An exchange in float32, whose parameters are averaged all at once."""
+    ours: dict[str, Any] = {"payload": None, "average_payload": None, "rolling": False}
+    ours |= {"b3": 0.7, "sync_every": 100}
+    if isinstance(settings.get("selection", ""), str):  # others have a ratio
+        ours["compress_ratio"] = 0.1
+    return slamb_jax.Exchange(axis_name, **ours | settings)
+
+
 def exchange(**settings: Any) -> slamb_jax.Exchange:
-    """An exchange between the workers of these tests, of small leaves too."""
+    """One between the workers of these tests, of small leaves too."""
     ours = {"axis_name": AXIS, "min_size": 20, "sync_every": 3}
-    return slamb_jax.Exchange(**ours | settings)
+    return plain(**ours | settings)
 
 
 def slamb(rate: Any = 0.01, **settings: Any) -> optax.GradientTransformationExtraArgs:

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import slamb_jax
-from tests.optimizers import exchange, random_tree
+from tests.optimizers import exchange, plain, random_tree
 from tests.workers import MAPPINGS, stack, stepper, train
 
 SHAPES = {"w": (12, 16), "b": (16,)}
@@ -56,7 +56,7 @@ def test_nothing_is_communicated_outside_the_conditional():
 
 def test_every_one_is_the_optimizer_itself():
     params, g = random_tree(SHAPES, 0), random_tree(SHAPES, 1)
-    plain = slamb_jax.slamb(0.01, slamb_jax.Exchange())
-    tx = slamb_jax.accumulate(plain, 1)
-    got, want = (jax.jit(x.update)(g, x.init(params), params)[0] for x in (tx, plain))
+    alone = slamb_jax.slamb(0.01, plain())
+    tx = slamb_jax.accumulate(alone, 1)
+    got, want = (jax.jit(x.update)(g, x.init(params), params)[0] for x in (tx, alone))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), got, want)

@@ -9,12 +9,11 @@ import optax
 import pytest
 
 import slamb_jax
-from slamb_jax import Exchange
 from slamb_jax.payloads import StochasticUniform
 from tests import naive_rivals
 from tests.close import assert_close, assert_same_bits
 from tests.compiled import report_of
-from tests.optimizers import exchange, random_tree, standard_promotion
+from tests.optimizers import exchange, plain, random_tree, standard_promotion
 from tests.workers import AXIS, MAPPINGS, over_workers, stack, stepper, train
 
 N = 4
@@ -87,7 +86,7 @@ def test_rolling_sends_as_much_at_every_step(payload):
     """No conditional; a 1/H share of the matrices, and all of the small leaves."""
     sizes = {}
     for every in (1, 4):
-        between = Exchange(
+        between = plain(
             AXIS, sync_every=every, rolling=True, average_payload=payload, min_size=20
         )
         tx = slamb_jax.average_parameters_every(between)
@@ -107,7 +106,7 @@ OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
 def test_local_adam_under_nesterov_is_diloco(mapping):
     grads = [random_tree(SHAPES, 1 + t, N) for t in range(6)]
     params = random_tree(SHAPES, 0)
-    between = Exchange(AXIS, compress_ratio=0, sync_every=2, outer=OUTER)
+    between = plain(AXIS, compress_ratio=0, sync_every=2, outer=OUTER)
     tx = slamb_jax.adamw(0.02, between, weight_decay=0.0, nu_of="gradient")
     with standard_promotion():
         got = train(tx, params, grads, mapping)[-1][0]
@@ -124,7 +123,7 @@ def test_local_adam_under_nesterov_is_diloco(mapping):
 
 def test_an_outer_optimizer_of_one_worker_is_a_lookahead():
     """SNOO: every H steps the outer optimizer steps from where it stood."""
-    between = Exchange(compress_ratio=0, sync_every=2, outer=optax.sgd(0.5))
+    between = plain(compress_ratio=0, sync_every=2, outer=optax.sgd(0.5))
     tx = optax.chain(optax.sgd(0.1), slamb_jax.average_parameters_every(between))
     p = anchor = np.float32(1.0)
     params, state = jnp.float32(1.0), tx.init(jnp.float32(1.0))
@@ -164,7 +163,7 @@ def test_a_missing_gradient_moves_nothing():
 
 def test_behind_any_optimizer():
     """Local steps of optax's own, averaged in codes, end at the mean's minimum."""
-    between = Exchange(
+    between = plain(
         AXIS, sync_every=2, rolling=True, average_payload="uniform4", min_size=0
     )
     tx = optax.chain(

@@ -9,12 +9,12 @@ import pytest
 import slamb_jax
 from slamb_jax._tree.rounding import step_seed, stochastic_round
 from tests.close import assert_close, assert_same_bits
-from tests.optimizers import exchange, random_tree, step_on_gradients
+from tests.optimizers import exchange, plain, random_tree, step_on_gradients
 from tests.workers import mesh_of, over_workers, stack, train
 
 BF16 = jnp.bfloat16
 N = 4
-ALONE = slamb_jax.Exchange(min_size=0)
+ALONE = plain(min_size=0)
 BETWEEN = exchange(min_size=0)
 
 

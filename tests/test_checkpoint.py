@@ -206,7 +206,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", tmp_path], check=True)
 
 
-# Where one write fails, Orbax leaves others behind: they report to a loop that is closed.
+# Where a write fails Orbax abandons others, which report to a loop that is closed.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_full_disk_is_told_and_loses_nothing(small_disk, asynchronous):

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 import slamb_jax
-from tests.optimizers import random_tree
+from tests.optimizers import plain, random_tree
 from tests.pairwise import Row, name_of, pairwise
 from tests.workers import P
 
@@ -29,7 +29,7 @@ CHOICES = {
     "payload": (None, "bfloat16", "float16", *CODES),
     "average_payload": (None, "bfloat16", "uniform8"),
     "mu_dtype": (None, "bfloat16"),
-    "nu_of": ("gradient", "momentum", "larger"),
+    "nu_of": ("gradient", "momentum"),
     "nu_dtype": (None, "bfloat16"),
     "groups": (False, True),
     "overlap": (False, True),
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 def exchange(choice: Row) -> slamb_jax.Exchange:
     by_phase = choice["selection"] == "by phase"
-    return slamb_jax.Exchange(
+    return plain(
         "data",
         local_axis_name="device" if choice["groups"] else None,
         compress_ratio={0: 0.5, 6: 0.25} if by_phase else 0.25,

@@ -13,17 +13,16 @@ from jax.sharding import NamedSharding
 import slamb_jax
 from slamb_jax import directions, jointspar, links, wrappers
 from tests.close import assert_close
+from tests.optimizers import plain
 from tests.workers import P, mesh_of
 
-EXCHANGE = slamb_jax.Exchange(compress_ratio=0.25, min_size=4, sync_every=3)
-CODED = slamb_jax.Exchange(
+EXCHANGE = plain(compress_ratio=0.25, min_size=4, sync_every=3)
+CODED = plain(
     compress_ratio=0.25, min_size=4, payload="bfloat16", average_payload="uniform4"
 )
 OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
-LOCAL = slamb_jax.Exchange(compress_ratio=0, sync_every=2, outer=OUTER)
-ROLLING = slamb_jax.Exchange(
-    compress_ratio=0.25, min_size=4, sync_every=3, rolling=True
-)
+LOCAL = plain(compress_ratio=0, sync_every=2, outer=OUTER)
+ROLLING = plain(compress_ratio=0.25, min_size=4, sync_every=3, rolling=True)
 RATE = optax.constant_schedule(0.01)
 
 
@@ -36,8 +35,8 @@ def slamb(rate=0.01, exchange=EXCHANGE, **settings):
 
 
 PRODUCT = {"form": "product", "weight_decay": RATE, "mask": not_vectors}
-TOP_K = slamb_jax.Exchange(selection=slamb_jax.selections.TopK(0.25, 4))
-PHASES = slamb_jax.Exchange(compress_ratio={0: 1.0, 2: 0.25}, min_size=4)
+TOP_K = plain(selection=slamb_jax.selections.TopK(0.25, 4))
+PHASES = plain(compress_ratio={0: 1.0, 2: 0.25}, min_size=4)
 FEEDBACK = slamb_jax.randk_compress_with_error_feedback(EXCHANGE)
 TABLE = {  # for each public function: its variants
     "slamb": {
@@ -52,7 +51,7 @@ TABLE = {  # for each public function: its variants
         "": slamb_jax.adamw(0.01, EXCHANGE),
         "nesterov": slamb_jax.adamw(RATE, EXCHANGE, nesterov=True, mask=not_vectors),
         "16 bits": slamb_jax.adamw(
-            0.01, EXCHANGE, nu_of="larger", mu_dtype="bfloat16", nu_dtype="bfloat16"
+            0.01, EXCHANGE, nu_of="momentum", mu_dtype="bfloat16", nu_dtype="bfloat16"
         ),
         "rolling": slamb_jax.adamw(0.01, ROLLING),
     },

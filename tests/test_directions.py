@@ -10,9 +10,9 @@ import pytest
 from optax import contrib
 
 import slamb_jax
-from slamb_jax import Exchange, directions
+from slamb_jax import directions
 from tests.close import assert_close
-from tests.optimizers import random_tree
+from tests.optimizers import plain, random_tree
 from tests.workers import AXIS, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "tall": (20, 4), "conv": (2, 3, 4, 5), "scale": ()}
@@ -72,7 +72,7 @@ OF_OWN_GRADIENT = (
 @pytest.mark.parametrize("axis_name", [None, AXIS])
 def test_one_worker_is_optax(name, axis_name):
     theirs, make = PAIRS[name]
-    exchange = Exchange(axis_name, compress_ratio=1.0, sync_every=1)
+    exchange = plain(axis_name, compress_ratio=1.0, sync_every=1)
     grads = [random_tree(SHAPES, t, 1) for t in range(6)]
     params = random_tree(SHAPES, 99)
     got = train(make(exchange), params, grads, "vmap")
@@ -89,13 +89,13 @@ def test_one_worker_is_optax(name, axis_name):
 )
 def test_workers_that_exchange_all_step_on_the_mean_gradient(name):
     theirs, make = PAIRS[name]
-    check_mean_gradient(make(Exchange(AXIS, compress_ratio=1.0)), theirs)
+    check_mean_gradient(make(plain(AXIS, compress_ratio=1.0)), theirs)
 
 
 def test_all_momentum_exchanged_gives_the_same_step_to_all():
     """Of v of the momentum, and of Muon that does not look ahead."""
-    exchange = Exchange(AXIS, compress_ratio=1.0)
-    alone = Exchange(compress_ratio=1.0)
+    exchange = plain(AXIS, compress_ratio=1.0)
+    alone = plain(compress_ratio=1.0)
     for make in (
         lambda e: slamb_jax.adamw(RATE, e, **DECAY),
         lambda e: slamb_jax.muon(RATE, e, nesterov=False),
@@ -126,7 +126,7 @@ def check_mean_gradient(
     "direction", [optax.scale_by_sign(), optax.scale_by_rms(), directions.muon()]
 )
 def test_a_direction_may_also_be_the_next_link(direction):
-    exchange = Exchange(AXIS, compress_ratio=0.25, min_size=20)
+    exchange = plain(AXIS, compress_ratio=0.25, min_size=20)
     inside = slamb_jax.mask_momentum(exchange, direction, 0.8)
     behind = optax.chain(slamb_jax.mask_momentum(exchange, b1=0.8), direction)
     grads = [random_tree(SHAPES, t, 3) for t in range(4)]
@@ -165,9 +165,7 @@ def test_optax_dimension_numbers_serve():
         "conv": contrib.MuonDimensionNumbers((0, 1, 2), 3),
     }
     dims = {name: split.get(name) for name in SHAPES}
-    ours = slamb_jax.muon(
-        0.1, Exchange(), muon_weight_dimension_numbers=dims, **GRADIENT
-    )
+    ours = slamb_jax.muon(0.1, plain(), muon_weight_dimension_numbers=dims, **GRADIENT)
     theirs = contrib.muon(0.1, muon_weight_dimension_numbers=dims)
     grads = [random_tree(SHAPES, t, 1) for t in range(3)]
     params = random_tree(SHAPES, 9)

@@ -24,7 +24,7 @@ LOADS = re.compile(r"<(?:script|link|img)[^>]*(?:src|href)=\"([^\"]*)\"")
 CHECKER = doctest.OutputChecker()
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 NAMESPACES = (
-    "", "directions", "jointspar", "links", "payloads", "recipes", "selections",
+    "", "directions", "jointspar", "links", "payloads", "selections",
     "wrappers",
 )  # fmt: skip
 

@@ -10,13 +10,13 @@ import slamb_jax
 from slamb_jax._tree.axes import tracked_axes, vary_over
 from slamb_jax.wrappers import SkipNotFiniteState
 from tests.close import assert_same_bits
-from tests.optimizers import exchange, random_tree, slamb
+from tests.optimizers import exchange, plain, random_tree, slamb
 from tests.workers import AXIS, MAPPINGS, P, mesh_of, over_workers, stack, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "scale": ()}
 N = 4
 POISON = {"inf": -np.inf, "beyond its square": 1e20}
-EXCHANGE, ALONE = exchange(), slamb_jax.Exchange()
+EXCHANGE, ALONE = exchange(), plain()
 
 
 def skipping(rate=0.01, **settings):
@@ -214,7 +214,7 @@ def test_its_first_state_can_be_donated():
 def test_shards_of_a_worker_agree_where_their_axis_is_bound(check_vma):
     """A NaN in one shard skips the step on all shards of all workers."""
     specs = {"w": P("model")}
-    between = slamb_jax.Exchange(AXIS, param_specs=specs)
+    between = plain(AXIS, param_specs=specs)
     tx = slamb_jax.skip_not_finite(optax.sgd(0.1), between)
     mesh = mesh_of(4, (AXIS, "model"))
 

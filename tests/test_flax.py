@@ -11,11 +11,11 @@ from flax.training.train_state import TrainState
 
 import slamb_jax
 from tests.close import assert_close
-from tests.optimizers import standard_promotion
+from tests.optimizers import plain, standard_promotion
 from tests.workers import AXIS, mesh_of
 
 N = 4
-EXCHANGE = slamb_jax.Exchange(AXIS, min_size=16, sync_every=5)
+EXCHANGE = plain(AXIS, min_size=16, sync_every=5)
 
 
 @pytest.fixture(autouse=True)

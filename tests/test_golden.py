@@ -8,9 +8,10 @@ import numpy as np
 import optax
 import pytest
 
-from slamb_jax import Exchange, slamb
+from slamb_jax import slamb
 from slamb_jax.selections import replay_masks
 from tests.forms import FORMS, moments
+from tests.optimizers import plain
 from tests.workers import AXIS, MAPPINGS, train
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -53,7 +54,7 @@ def assert_recorded(got, want):
 def test_slamb_follows_the_recorded_run(name, make, mapping):
     run = np.load(GOLDEN / f"{name}.npz")
     selection = replay_masks(split(run["mask"]))
-    exchange = Exchange(AXIS, selection=selection, b3=0.9, sync_every=5)
+    exchange = plain(AXIS, selection=selection, b3=0.9, sync_every=5)
     tx = FORMS[make](0.01, exchange, **RUNS[name])
     grads = [leaves_of(g) for g in run["grads"]]
     history = train(tx, leaves_of(run["p0"]), grads, mapping)
@@ -86,8 +87,8 @@ def test_the_state_is_two_moments_and_one_count():
         shapes = jax.eval_shape(lambda: tree) if tree is params else tree
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
-    state = jax.eval_shape(slamb(0.01, Exchange()).init, params)
+    state = jax.eval_shape(slamb(0.01, plain()).init, params)
     assert bytes_of(state) <= 2.01 * bytes_of(params) + 1024
     assert len(jax.tree.leaves(state[0])) == 2 * len(params) + 1
-    half = jax.eval_shape(slamb(0.01, Exchange(), mu_dtype="bfloat16").init, params)
+    half = jax.eval_shape(slamb(0.01, plain(), mu_dtype="bfloat16").init, params)
     assert bytes_of(half) <= 1.51 * bytes_of(params) + 1024

@@ -9,24 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import slamb_jax
-from slamb_jax import Exchange
 from slamb_jax.selections import Leaf, Strided, TopK
 from tests.close import assert_close
 from tests.forms import FORMS
 from tests.naive import NaiveSlamb
-from tests.optimizers import random_tree
+from tests.optimizers import plain, random_tree
 from tests.test_naive import MAKE, of_elements
 from tests.test_naive import SHAPES as SOME_SHAPES
 from tests.workers import AXIS, MAPPINGS, over_workers, stack, stepper, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "conv": (2, 3, 4, 5), "scale": ()}
-ALONE = Exchange()
+ALONE = plain()
 
 
 @pytest.mark.parametrize("make", FORMS)
 @pytest.mark.parametrize("axis_name", [None, AXIS])
 def test_one_worker_that_exchanges_all_is_optax_lamb(make, axis_name):
-    exchange = Exchange(axis_name, compress_ratio=1.0)
+    exchange = plain(axis_name, compress_ratio=1.0)
     grads = [random_tree(SHAPES, t, 1) for t in range(8)]
     params = random_tree(SHAPES, 99)
     params["conv"] = jnp.zeros_like(params["conv"])
@@ -73,7 +72,7 @@ def draw(shapes, dtype, seed, *lead):
 @given(**DRAWN)
 def test_exchanged_plus_kept_is_what_there_was(name, shapes, n, ratio, dtype, seed):
     """Of each worker, of x = g + e: what it sends and what it keeps, at every step."""
-    exchange = Exchange(AXIS, selection=SELECTIONS[name](ratio, 0, seed))
+    exchange = plain(AXIS, selection=SELECTIONS[name](ratio, 0, seed))
     tx = slamb_jax.randk_compress_with_error_feedback(exchange)
     step = over_workers(tx.update, "vmap", n)
     state = stack(tx.init(draw(shapes, dtype, 0)), n)
@@ -102,7 +101,7 @@ def test_exchanged_plus_kept_is_what_there_was(name, shapes, n, ratio, dtype, se
 def test_the_mean_momentum_is_that_of_dense_adam(name, shapes, n, ratio, dtype, seed):
     """Exchanged or not, nothing of a gradient is lost."""
     mu_dtype = "float32" if dtype == "float16" else dtype
-    exchange = Exchange(AXIS, selection=SELECTIONS[name](ratio, 0, seed))
+    exchange = plain(AXIS, selection=SELECTIONS[name](ratio, 0, seed))
     tx = slamb_jax.scale_by_slamb(exchange, mu_dtype=mu_dtype)
     grads = [draw(shapes, "float32", t, n) for t in range(5)]
     history = train(tx, draw(shapes, "float32", 99), grads, "vmap")
@@ -120,7 +119,7 @@ def test_the_mean_momentum_is_that_of_dense_adam(name, shapes, n, ratio, dtype, 
 )
 def test_the_average_of_parameters_at_its_steps(every, mapping):
     n = 4
-    tx = slamb_jax.average_parameters_every(Exchange(AXIS, sync_every=every))
+    tx = slamb_jax.average_parameters_every(plain(AXIS, sync_every=every))
     params = random_tree(SHAPES, 0, n)
     state, step = stack(tx.init(random_tree(SHAPES, 0)), n), stepper(tx, mapping, n)
     for t in range(1, 8):
@@ -166,7 +165,7 @@ def test_ratios_where_one_part_dwarfs_the_other(large):
         )  # fmt: skip
         naive.step([[g]], [mask])
         for make in FORMS.values():
-            exchange = Exchange(selection=selection, b3=0.5)
+            exchange = plain(selection=selection, b3=0.5)
             tx = make(0.5, exchange, form=form, c_max=1e9)
             update = jax.jit(tx.update)
             updates, _ = update(jnp.asarray(g), tx.init(p), jnp.asarray(p))

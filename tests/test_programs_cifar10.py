@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+import slamb_jax
 from examples.cifar10 import data, train
 from examples.cifar10.models import ResNet
 from examples.common import images, processes
@@ -17,7 +18,7 @@ from tests import programs
 
 TINY = {"width": 4, "batch_size": 2, "workers": 2, "learning_rate": 0.01}
 TINY |= {"log_every": 1, "eval_every": 3, "checkpoint_every": 100}
-TINY["exchange"] = dataclasses.replace(train.EXCHANGE, sync_every=3)
+TINY["exchange"] = slamb_jax.Exchange("data", min_size=0, sync_every=3)
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 

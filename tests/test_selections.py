@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import slamb_jax
-from slamb_jax import Exchange
 from slamb_jax.exchange.blocks import SelectionAtStep
 from slamb_jax.selections import (
     Bernoulli,
@@ -20,7 +19,7 @@ from slamb_jax.selections import (
     replay_masks,
 )
 from tests.close import assert_close
-from tests.optimizers import random_tree
+from tests.optimizers import plain, random_tree
 from tests.test_naive import of_elements
 from tests.workers import AXIS, train
 
@@ -190,7 +189,7 @@ def test_two_methods_make_a_selection():
     grads = [random_tree(shapes, t, 3) for t in range(6)]
     runs = []
     for selection in (OddThenEven(), recorded):
-        tx = slamb_jax.slamb(0.01, Exchange(AXIS, selection=selection))
+        tx = slamb_jax.slamb(0.01, plain(AXIS, selection=selection))
         runs.append([p for p, _ in train(tx, random_tree(shapes, 9), grads, "vmap")])
     assert_close(*runs)
 
@@ -221,16 +220,16 @@ def leaves(*shapes):
 )
 def test_the_smallest_size_follows_from_the_parameters(shapes, min_size):
     """Small matrices hold at most 1 % of the parameters, and stay dense."""
-    selection = Exchange().selection_for(leaves(*shapes))
+    selection = plain().selection_for(leaves(*shapes))
     assert selection == Strided(0.1, min_size)
-    assert Exchange(min_size=7).selection_for(leaves(*shapes)) == Strided(0.1, 7)
+    assert plain(min_size=7).selection_for(leaves(*shapes)) == Strided(0.1, 7)
 
 
 def test_what_an_exchange_selects():
     some = leaves((100, 100))
-    by_name = Exchange(selection="permutation", compress_ratio=0.5, min_size=3, seed=4)
+    by_name = plain(selection="permutation", compress_ratio=0.5, min_size=3, seed=4)
     assert by_name.selection_for(some) == Permutation(0.5, 3, 4)
     own = OddThenEven()
-    assert Exchange(selection=own).selection_for(some) is own
-    changing = Exchange(compress_ratio={9: 0.1, 0: 0.5}, min_size=3).selection_for(some)
+    assert plain(selection=own).selection_for(some) is own
+    changing = plain(compress_ratio={9: 0.1, 0: 0.5}, min_size=3).selection_for(some)
     assert changing == Schedule({0: Strided(0.5, 3), 9: Strided(0.1, 3)})

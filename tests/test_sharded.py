@@ -10,12 +10,11 @@ import pytest
 from jax.sharding import NamedSharding
 
 import slamb_jax
-from slamb_jax import Exchange
 from slamb_jax.payloads import StochasticUniform
 from slamb_jax.selections import Strided
 from tests.close import assert_close
 from tests.forms import FORMS, chain
-from tests.optimizers import random_tree, slamb, step_on_gradients
+from tests.optimizers import plain, random_tree, slamb, step_on_gradients
 from tests.shards import OLD, N, Tiled, auto, mesh_4x2
 from tests.workers import AXIS, P, mesh_of, stack
 
@@ -28,7 +27,7 @@ SHAPES = {
     "conv": (3, 2, 8, 10), "scale": (12,), "not": (12, 10),
 }  # fmt: skip
 RATIO, MIN_SIZE, SEED, B3, STEPS = 0.25, 60, 3, 0.6, 5
-SHARDED = Exchange(
+SHARDED = plain(
     AXIS, compress_ratio=RATIO, min_size=MIN_SIZE, seed=SEED, b3=B3,
     sync_every=3, param_specs=SPECS,
 )  # fmt: skip
@@ -49,7 +48,7 @@ def unsharded(form):
     """The whole model on each worker, one device each, with the choice of shards."""
     specs = tuple(SPECS[name] for name in sorted(SPECS))
     selection = Tiled(Strided(RATIO, MIN_SIZE, SEED), specs)
-    exchange = Exchange(AXIS, selection=selection, b3=B3, sync_every=3)
+    exchange = plain(AXIS, selection=selection, b3=B3, sync_every=3)
     tx = slamb_jax.slamb(0.1, exchange, form=form, weight_decay=DECAY)
     params, grads = drawn()
     return trained(params, grads, tx, mesh_of(N), exchange)
@@ -192,7 +191,7 @@ def test_other_transformations_on_shards():
 def test_sharded_arrays_are_not_gathered_to_be_replicated():
     mesh, spec = mesh_4x2(), P(None, "model")
     big = jax.device_put(jnp.arange(32.0).reshape(4, 8), NamedSharding(mesh, spec))
-    exchange = Exchange(AXIS, param_specs={"w": spec})
+    exchange = plain(AXIS, param_specs={"w": spec})
     out = slamb_jax.replicate({"w": big}, mesh, exchange)["w"]
     assert out.addressable_shards[0].data.shape == (1, 4, 4)
     np.testing.assert_array_equal(out, np.broadcast_to(big, (N, 4, 8)))

@@ -10,12 +10,11 @@ import pytest
 from jax.sharding import NamedSharding
 
 import slamb_jax
-from slamb_jax import Exchange
 from slamb_jax.exchange.selections import elements_sent
 from slamb_jax.selections import Leaf, Strided
 from tests.close import assert_same_bits
 from tests.compiled import compile_optimized
-from tests.optimizers import train_step
+from tests.optimizers import plain, train_step
 from tests.shards import SHARDS, N, auto, mesh_4x2
 from tests.workers import AXIS, P
 
@@ -67,7 +66,7 @@ def transformer(style):
 
 def exchange_of(specs, **settings):
     settings = {"min_size": 500, "seed": 3, "sync_every": 4} | settings
-    return Exchange(AXIS, param_specs=specs, **settings)
+    return plain(AXIS, param_specs=specs, **settings)
 
 
 def running(tx, params, mesh, exchange, check_vma=True):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import slamb_jax
-from slamb_jax import Exchange
 from slamb_jax.selections import Bernoulli, Leaf, Permutation, Strided, replay_masks
 from tests.close import assert_close
 from tests.compiled import compile_optimized
 from tests.forms import FORMS
+from tests.optimizers import plain
 from tests.test_naive import of_elements
 from tests.workers import AXIS, train
 
@@ -68,7 +68,7 @@ def test_a_stack_follows_its_layers(make, form, dense):
     selections = [Strided(1.0)] * 2 if dense else masks(9)
     ends = []
     for i, (params, stacked) in enumerate(((apart, None), (stacks, STACKED))):
-        exchange = Exchange(
+        exchange = plain(
             AXIS, selection=selections[i], stacked=stacked, sync_every=None
         )
         tx = FORMS[make](0.1, exchange, form=form, weight_decay=0.1)
@@ -89,7 +89,7 @@ def test_parts_have_ratios_of_their_own_layers(kind):
     u = jnp.asarray(rng.normal(size=(3, 16, 40)).astype(np.float32))
     selection, leaf = kind(0.25, 0), Leaf(0, p.shape, stacked=True)
     tx = slamb_jax.layerwise_trust_ratio(
-        Exchange(selection=selection, stacked=True, b3=0.5), form="product",
+        plain(selection=selection, stacked=True, b3=0.5), form="product",
         c_min=0.0, c_max=np.inf,
     )  # fmt: skip
     state, update = tx.init(p), jax.jit(tx.update)
@@ -113,7 +113,7 @@ def test_a_function_says_which_are_stacks():
     _, stacks = apart_and_stacked(0)
     ends = []
     for stacked in (STACKED, lambda params: {k: k == "layers" for k in params}):
-        tx = slamb_jax.slamb(0.1, Exchange(stacked=stacked, min_size=50))
+        tx = slamb_jax.slamb(0.1, plain(stacked=stacked, min_size=50))
         updates, _ = jax.jit(tx.update)(stacks, tx.init(stacks), stacks)
         ends.append(updates)
     jax.tree.map(np.testing.assert_array_equal, *ends)
@@ -122,7 +122,7 @@ def test_a_function_says_which_are_stacks():
 def test_the_program_does_not_grow_with_the_layers():
     def instructions(layers):
         p = {"w": jnp.ones((layers, 16, 256)), "b": jnp.ones((layers, 256))}
-        tx = slamb_jax.slamb(0.1, Exchange(stacked=True, min_size=0))
+        tx = slamb_jax.slamb(0.1, plain(stacked=True, min_size=0))
         lowered = jax.jit(tx.update).lower(p, jax.eval_shape(tx.init, p), p)
         return compile_optimized(lowered).as_text().count(" = ")
 

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import slamb_jax
-from slamb_jax import Exchange
 from slamb_jax.exchange.selections import elements_sent
 from slamb_jax.selections import Leaf, Strided, TopK
 from tests.close import assert_close
 from tests.naive import NaiveSlamb
-from tests.optimizers import random_tree, slamb
+from tests.optimizers import plain, random_tree, slamb
 from tests.test_naive import of_elements, stacked
 from tests.workers import AXIS, train
 
@@ -22,7 +21,7 @@ N = 3
 
 
 def compressor(selection, **settings):
-    exchange = Exchange(AXIS, selection=selection)
+    exchange = plain(AXIS, selection=selection)
     return slamb_jax.randk_compress_with_error_feedback(exchange, **settings)
 
 
@@ -153,7 +152,7 @@ def test_agrees_with_the_naive_slamb(form):
     grads = [random_tree(TREE, t, N) for t in range(14)]
     overlap = form == "sum"
     settings = {"b2": 0.99, "form": form, "weight_decay": 0.1}
-    exchange = Exchange(
+    exchange = plain(
         AXIS, selection=TopK(0.25, 20), b3=0.7, sync_every=5, overlap=overlap
     )
     naive = NaiveSlamb(
@@ -174,7 +173,7 @@ def test_agrees_with_the_naive_slamb(form):
 
 def test_a_leaf_without_a_gradient_keeps_its_state():
     tx = slamb_jax.randk_compress_with_error_feedback(
-        Exchange(selection=TopK(0.25, 20)), keep_residual=False
+        plain(selection=TopK(0.25, 20)), keep_residual=False
     )
     params = random_tree(TREE, 9)
     update = jax.jit(tx.update)

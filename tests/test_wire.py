@@ -17,7 +17,7 @@ from slamb_jax.selections import Leaf, Strided
 from slamb_jax.wire.groups import Groups, parse_groups
 from slamb_jax.wire.hlo import parse_hlo
 from tests.compiled import compile_optimized, report_of
-from tests.optimizers import random_tree, slamb
+from tests.optimizers import plain, random_tree, slamb
 from tests.workers import AXIS, P, mesh_of
 
 N = 8
@@ -219,7 +219,7 @@ def test_a_step_sends_its_share_and_no_more(selection, compress_ratio):
     report = slamb_report(sync_every=None, **settings)
     assert {c.dtype for c in report.collectives} == {"f32"}
     assert not any(c.conditional for c in report.collectives)
-    exchange = slamb_jax.Exchange(AXIS, **settings)
+    exchange = plain(AXIS, **settings)
     selected = exchange.selection_for(LEAVES)
     assert elements(report) == sum(elements_sent(selected, x) for x in LEAVES)
     if selection != "bernoulli":

@@ -1,11 +1,9 @@
-"""Loss against bytes and seconds, for SLAMB and what one would pick instead.
+"""Loss against bytes: this library's exchange, and what one would pick instead.
 
 Run from the root of the repository: ``python -m benchmarks.frontier``. It does the runs
 of the grid that are missing, one line of the results for each, so that it may be
-stopped and started again; then prints tables, and writes them, with a picture of each
-setting, to a page beside the results. ``--estimate`` prints how long that will take;
-what it times, one method after the other on a machine with nothing else to do, is also
-what the tables take seconds from.
+stopped and started again; then it prints tables, and writes them, with a picture, to a
+page beside the results.
 """
 
 import dataclasses
@@ -16,12 +14,12 @@ from typing import Literal
 import tyro
 from rich.console import Console
 
-from benchmarks.frontier.grid import GRIDS, SEEDS, Setting
+from benchmarks.frontier.grid import GRIDS, Setting
 from benchmarks.frontier.methods import METHODS
 from benchmarks.frontier.page import write_page
 from benchmarks.frontier.results import Results, last_loss
-from benchmarks.frontier.run import execute, timing, timing_key
-from benchmarks.frontier.sweep import POWERS, missing
+from benchmarks.frontier.run import execute
+from benchmarks.frontier.sweep import missing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +30,6 @@ class Config:
     only: tuple[str, ...] = ()  # pairs whose name, "setting method", has one of these
     budget: float = float("inf")  # seconds after which no run is started
     results: Path = Path("benchmarks/results/frontier.jsonl")
-    estimate: bool = False  # time the steps, and print how long the grid will take
     report: bool = False  # run nothing: tables and pictures only
 
 
@@ -65,38 +62,10 @@ def run_all(config: Config, results: Results, console: Console) -> None:
             )
 
 
-def estimate(config: Config, results: Results, console: Console) -> None:
-    """Times each method's step once in each setting, and adds up the grid's hours."""
-    stop = time.monotonic() + config.budget
-    totals: dict[Setting, float] = {}
-    swept = set()
-    for setting, method in pairs(config):
-        if (found := results.get(timing_key(setting, method))) is None:
-            if time.monotonic() > stop:
-                console.print(f"The budget of {config.budget:g} s is spent.")
-                break
-            results.add(found := timing(setting.short(), method))
-        steps = len(SEEDS) * setting.steps
-        tuned_on = setting.tuned_on()
-        if (tuned_on, method) not in swept:
-            swept.add((tuned_on, method))
-            steps += (len(POWERS) + 1) * tuned_on.steps  # one more where it widens
-        if setting == tuned_on:  # whose best run is the first seed's
-            steps -= setting.steps
-        took = found["first_seconds"] + steps * found["step_seconds"]
-        totals[setting] = totals.get(setting, 0.0) + took
-    for setting, took in totals.items():
-        console.print(f"{took / 60:7.1f} min  {setting}", highlight=False)
-    console.print(f"{sum(totals.values()) / 3600:7.2f} h in all", highlight=False)
-
-
 def main(config: Config) -> None:
     console = Console()
     console.width = max(console.width, 150)  # the tables
     results = Results(config.results)
-    if config.estimate:
-        estimate(config, results, console)
-        return
     if not config.report:
         run_all(config, results, console)
     settings = dict.fromkeys(setting for setting, _ in pairs(config))

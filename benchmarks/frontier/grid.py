@@ -3,8 +3,7 @@
 import dataclasses
 
 SEEDS = (0, 1, 2)
-SHORT = 200  # steps; longer runs take the rates of these
-TUNED_IN_FULL = ("digits",)  # there the best rate of a short run diverges in a long one
+SHORT, LONG = 200, 300  # steps: longer runs than LONG take the rates of SHORT ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Setting:
 
     def tuned_on(self) -> "Setting":
         """The setting in which its rates are tuned."""
-        return self if self.task in TUNED_IN_FULL else self.short()
+        return self if self.steps <= LONG else self.short()
 
     def __str__(self) -> str:
         return f"{self.task}-{self.workers}x{self.batch}-{self.steps}"
@@ -30,11 +29,6 @@ class Setting:
 
 NOISY = Setting("byte_lm", 8, 8, 300)  # short, and little data per worker and step
 LARGE = Setting("byte_lm", 4, 48, 900)  # long, and much
-CORE = (
-    NOISY,
-    LARGE,
-    *(Setting("digits", workers, 4, SHORT) for workers in (4, 16, 64)),
-    Setting("digits", 16, 4, 1000),
-    Setting("byte_lm", 64, 2, SHORT),
-)
+MANY = Setting("byte_lm", 64, 2, SHORT)
+CORE = (NOISY, LARGE, MANY)
 GRIDS = {"core": CORE, "smoke": (Setting("digits", 4, 4, 50),)}

@@ -13,16 +13,12 @@ import slamb_jax
 from benchmarks import rivals
 from benchmarks.frontier.grid import Setting
 from examples.common.simulated import AXIS
-from slamb_jax import recipes
 from slamb_jax.advisor.parameters import count_elements
-from slamb_jax.exchange.budget import settings_of_period
 from slamb_jax.exchange.json_form import to_json
 
-DENSE = "LAMB"  # the row that shares are of
+DENSE = "AdamW"  # the row that shares are of
 # Fixed per task, as in the recorded runs; an Exchange's own choice is close to these.
 MIN_SIZE = {"byte_lm": 1000, "digits": 256}
-# The settings of an exchange that are part of a result's key.
-KEY = ("payload", "average_payload", "compress_ratio", "sync_every", "b3")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,34 +49,32 @@ def one_bit_lamb(rate: optax.Schedule, setting: Setting, warmup: float) -> rival
 def exchanging(
     make: Callable[..., optax.GradientTransformation],
     rate: float,
-    settings: dict[str, Any],
-    optimizer: dict[str, Any] | None = None,
+    exchange: slamb_jax.Exchange,
+    *,
+    outer: tuple[float, float] | None = None,
+    **optimizer: Any,
 ) -> Method:
-    """An optimizer of this library: settings of its exchange, arguments of its own."""
-    optimizer, outer = optimizer or {}, settings.get("outer")
-    if outer is not None:  # rate and Nesterov momentum
-        tx = optax.sgd(outer[0], outer[1] or None, nesterov=outer[1] > 0)
-        settings = settings | {"outer": tx}
-    shown = slamb_jax.Exchange(AXIS, **settings)
+    """An optimizer of this library, its exchange, and arguments of its own.
+
+    ``outer`` has the rate and the Nesterov momentum of an outer step.
+    """
+    if outer is not None:
+        tx = optax.sgd(outer[0], momentum=outer[1] or None, nesterov=outer[1] > 0)
+        exchange = dataclasses.replace(exchange, outer=tx)
 
     def made(schedule: optax.Schedule, setting: Setting, **_: Any) -> rivals.Rival:
-        exchange = dataclasses.replace(shown, min_size=MIN_SIZE[setting.task])
-        tx = make(schedule, exchange, **optimizer)
+        sized = dataclasses.replace(exchange, min_size=MIN_SIZE[setting.task])
         return rivals.Rival(
-            tx,
-            functools.partial(sends_of, exchange),
-            lambda step: not exchange.rolling and averages(exchange, step),
+            make(schedule, sized, **optimizer),
+            functools.partial(sends_of, sized),
+            lambda step: not sized.in_turn and bool(sized.averages_at(step)),
         )
 
-    written = to_json({name: getattr(shown, name) for name in KEY}) | optimizer
-    written |= {"rolling": True} if shown.rolling else {}
+    written = {name: getattr(exchange, name) for name in ("payload", "average_payload")}
+    written |= {"compress_ratio": exchange.ratio, "sync_every": exchange.sync_every}
+    written = to_json(written | {"b3": exchange.b3}) | optimizer
+    written |= {"rolling": True} if exchange.in_turn else {}
     return Method(rate, made, written | ({} if outer is None else {"outer": outer}))
-
-
-def averages(exchange: slamb_jax.Exchange, step: int) -> bool:
-    """Whether parameters are averaged at a step, counted from 1."""
-    every, first = exchange.sync_every, 1 if exchange.outer is None else 0
-    return every is not None and (exchange.rolling or step % every == first % every)
 
 
 def sends_of(
@@ -90,20 +84,9 @@ def sends_of(
     shapes = tuple(x.shape for x in jax.tree.leaves(params))
     momentum, parameters = elements_of(exchange, shapes)
     means = [(momentum, exchange.payload)] if momentum else []
-    if averages(exchange, step):
+    if exchange.averages_at(step):
         means.append((parameters, exchange.average_payload))
     return [x for d, how in means for x in rivals.mean_sends(d, workers, how)]
-
-
-def slamb(recipe: recipes.Recipe, **changed: Any) -> Method:
-    """A recipe, with changes to its exchange; tuned rates are up to twice LAMB's."""
-    optimizer = {"nu_of": "gradient"} | recipe.optimizer
-    return exchanging(slamb_jax.slamb, 0.02, recipe.settings | changed, optimizer)
-
-
-def adamw(rate: optax.Schedule, exchange: slamb_jax.Exchange, **how: Any) -> Any:
-    """Without decay, as all methods here."""
-    return slamb_jax.adamw(rate, exchange, weight_decay=0.0, **how)
 
 
 @functools.cache
@@ -116,8 +99,13 @@ def elements_of(
     return found.per_step, sum(found.averaged.values())
 
 
-ALL = {"compress_ratio": 1.0, "sync_every": None}
-OUTER = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.5), (1.0, 0.0))  # rates, Nesterov momenta
+def adamw(rate: optax.Schedule, exchange: slamb_jax.Exchange, **how: Any) -> Any:
+    """Without decay, as all methods here."""
+    return slamb_jax.adamw(rate, exchange, weight_decay=0.0, **how)
+
+
+def lion(rate: optax.Schedule, exchange: slamb_jax.Exchange) -> Any:
+    return slamb_jax.lion(rate, exchange, weight_decay=0.0)
 
 
 def matrices(params: Any) -> Any:
@@ -146,65 +134,85 @@ def muon(rate: Any, exchange: slamb_jax.Exchange, **how: Any) -> Any:
     )
 
 
-def dense_muon(rate: Any, axis: str) -> rivals.Rival:
-    tx = muon(rate, slamb_jax.Exchange(), nu_of="gradient")
-    return rivals.dense(tx, axis)
+def dense(
+    make: Callable[..., optax.GradientTransformation],
+    rate: float,
+    *,
+    outer: tuple[float, float] | None = None,
+    **optimizer: Any,
+) -> Method:
+    """On the mean gradient; with an ``outer`` step every 30 steps that is SNOO."""
+    alone = exchanging(
+        make,
+        rate,
+        slamb_jax.Exchange(compress_ratio=1.0, sync_every=30 if outer else None),
+        outer=outer,
+        **optimizer,
+    )
+
+    def made(schedule: optax.Schedule, setting: Setting, **_: Any) -> rivals.Rival:
+        return rivals.dense(alone.make(schedule, setting).optimizer, AXIS)
+
+    return Method(rate, made, optimizer | ({"outer": outer} if outer else {}))
 
 
 def diloco(make: Any, every: int, outer: tuple[float, float], rate: float) -> Method:
-    """Local steps of an optimizer, and an outer step of Nesterov's momentum."""
-    local = {"compress_ratio": 0, "sync_every": every, "outer": outer}
-    return exchanging(make, rate, local, {"nu_of": "gradient"})
+    """Local steps of an optimizer, then one of Nesterov's momentum in float32."""
+    local = slamb_jax.Exchange(
+        AXIS, compress_ratio=0, sync_every=every, average_payload=None
+    )
+    return exchanging(make, rate, local, outer=outer, nu_of="gradient")
 
+
+OUTER = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.5), (1.0, 0.0))  # rates, Nesterov momenta
+EVERY = {h: slamb_jax.Exchange(AXIS, sync_every=h) for h in (1, 2, 4, 8, 16, 32, 64)}
+FOUR_BITS = slamb_jax.Exchange(AXIS, sync_every=1, average_payload="uniform4")
 
 METHODS = {
     "LAMB": rival(0.02, on_lamb(rivals.dense)),
+    "LAMB, v of m": dense(slamb_jax.slamb, 0.02, nu_of="momentum"),
     "AdamW": rival(
-        0.004,
+        0.016,
         lambda rate, axis: rivals.dense(optax.adamw(rate, weight_decay=0.0), axis),
     ),
-    "AdamW, v of m": exchanging(adamw, 0.0057, ALL),
-    "adamw, 8 bits": exchanging(
-        adamw,
-        0.0057,
-        settings_of_period(1)
-        | {"compress_ratio": 1 / 4, "average_payload": "uniform8"},
-    ),
-    "adamw, 4 bits": exchanging(
-        adamw, 0.0057, settings_of_period(1) | {"average_payload": "uniform4"}
-    ),
+    "AdamW, v of m": dense(adamw, 0.008, nu_of="momentum"),
     **{
-        f"adamw, H {h}": exchanging(adamw, 0.0057, settings_of_period(h))
-        for h in (1, 2, 4, 8, 16, 32)
+        f"AdamW, outer {o[0]:g} {o[1]:g}": dense(
+            adamw, 0.016, outer=o, nu_of="gradient"
+        )
+        for o in OUTER[:3]
     },
-    "Muon": rival(0.016, dense_muon),
-    **{f"muon, H {h}": exchanging(muon, 0.016, settings_of_period(h)) for h in (1, 2)},
+    "Lion": dense(lion, 0.002),
+    "Muon": dense(muon, 0.016, nu_of="gradient"),
+    "Muon, v of m": dense(muon, 0.016, nu_of="momentum"),
+    "adamw, 4 bits": exchanging(adamw, 0.008, FOUR_BITS),
+    **{f"adamw, H {h}": exchanging(adamw, 0.008, x) for h, x in EVERY.items()},
+    **{f"muon, H {h}": exchanging(muon, 0.016, EVERY[h]) for h in (1, 2, 4, 16)},
+    **{f"lion, H {h}": exchanging(lion, 0.002, EVERY[h]) for h in (1, 2, 4)},
+    **{f"slamb, H {h}": exchanging(slamb_jax.slamb, 0.02, EVERY[h]) for h in (1, 2, 4)},
+    "slamb, v of m, H 2": exchanging(slamb_jax.slamb, 0.02, EVERY[2], nu_of="momentum"),
+    "SLAMB, as published": exchanging(
+        slamb_jax.slamb,
+        0.02,
+        slamb_jax.Exchange.paper(AXIS, b3=0.99),
+        nu_of="gradient",
+    ),
     **{
         f"{name}, H {h}, outer {o[0]:g} {o[1]:g}": diloco(make, h, o, rate)
         for name, make, rate in (("DiLoCo", adamw, 0.008), ("MuLoCo", muon, 0.016))
         for h in (30, 100)
         for o in OUTER
     },
-    "SLAMB, as published": slamb(recipes.PAPER, b3=0.99),
-    "SLAMB, FLOAT32": slamb(recipes.FLOAT32),
-    "SLAMB, FEW_BYTES": slamb(recipes.FEW_BYTES),
-    "SLAMB, LARGE_BATCH": slamb(recipes.LARGE_BATCH),
-    "SLAMB, k 1/2": slamb(recipes.FEW_BYTES, compress_ratio=1 / 2),
-    "SLAMB, k 1/6": slamb(recipes.LARGE_BATCH, compress_ratio=1 / 6, sync_every=20),
-    "SLAMB, k 1/32": slamb(
-        recipes.FEW_BYTES,
-        compress_ratio=1 / 32,
-        sync_every=100,
-        average_payload="uniform4",
-    ),
-    "1-bit LAMB": Method(0.02, one_bit_lamb, {"warmup": 0.2}),
-    "DiLoCo": rival(0.004, rivals.diloco, sync_every=25),
-    "SparseLoCo": rival(0.016, rivals.sparseloco, sync_every=25, chosen=64),
+    "SparseLoCo, H 25": rival(0.016, rivals.sparseloco, sync_every=25, chosen=64),
     "SparseLoCo, H 5": rival(0.016, rivals.sparseloco, sync_every=5, chosen=64),
-    "DeMo": rival(0.004, rivals.demo, chosen=32),
-    "top-k, LAMB": rival(0.02, on_lamb(rivals.topk), ratio=0.01),
+    "Dion2, 1/4 of the rows": rival(
+        0.016, lambda rate, axis: rivals.dion2(rate, axis, matrices)
+    ),
+    "DeMo": rival(0.008, rivals.demo, chosen=32),
+    "1-bit LAMB": Method(0.02, one_bit_lamb, {"warmup": 0.2}),
     "PowerSGD, LAMB": rival(0.02, on_lamb(rivals.powersgd), rank=4),
 }
+OURS = "adamw,", "muon,", "lion,", "slamb,", "SLAMB"  # whose exchange is this library's
 
 
 def make(method: str, rate: Any, setting: Setting) -> rivals.Rival:

@@ -1,6 +1,5 @@
-"""All tables and pictures of the results as one page of Markdown beside them."""
+"""The picture and all tables of the results as one page of Markdown beside them."""
 
-import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,15 @@ from benchmarks.frontier import report
 from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.methods import METHODS
 from benchmarks.frontier.results import Results
-from benchmarks.frontier.tasks import task
 
 WIDTH = 200  # characters: no row of a table is broken
 
 
 def write_page(settings: Iterable[Setting], results: Results, console: Console) -> Path:
-    """Writes the page, a picture for each setting, and the tables to the console."""
-    path, settings = results.path.with_suffix(".md"), list(settings)
+    """Writes the page and its picture, and the tables to the console."""
+    path = results.path.with_suffix(".md")
+    found = {x: report.cells(x, results) for x in settings}
+    found = {setting: cells for setting, cells in found.items() if cells}
     with path.open("w") as file:
         page = Console(file=file, width=WIDTH)
 
@@ -33,19 +33,16 @@ def write_page(settings: Iterable[Setting], results: Results, console: Console) 
                 console.print(table)
                 line(_markdown(table))
 
-        line("# Loss against bytes and time")
+        line("# Loss against bytes")
         line("What `python -m benchmarks.frontier --report` printed.")
-        show(report.overview(settings, results))
-        for setting in settings:
-            found = report.cells(setting, results)
-            if not found:
-                continue
-            image = path.with_name(f"{path.stem}-{setting}.png")
-            picture(setting, found, image)
+        image = path.with_suffix(".png")
+        picture(found, image)
+        line(f"![Loss above the best dense run, against bytes]({image.name})")
+        show(report.overview(found))
+        for setting, cells in found.items():
             line(f"## {setting}")
-            show(report.setting_table(setting, found))
-            show(report.rivals_table(setting, found))
-            line(f"![Loss against bytes and seconds]({image.name})")
+            show(report.setting_table(setting, cells))
+            show(report.rivals_table(setting, cells))
     return path
 
 
@@ -60,43 +57,36 @@ def _markdown(table: Table) -> str:
     return f"{title}:\n\n{text.get().strip()}{below}"
 
 
-def picture(setting: Setting, found: report.Cells, path: Path) -> None:
-    """Loss against bytes, and against seconds on each link."""
+def picture(found: dict[Setting, report.Cells], path: Path) -> None:
+    """By how much each method ends above the best dense run, against its bytes."""
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     figure, panels = plt.subplots(
-        1, 1 + len(report.LINKS), figsize=(18, 4.5), sharey=True, layout="constrained"
-    )
-    colors = plt.get_cmap("tab20")
-    for name, cell in found.items():
-        style: dict[str, Any] = {"label": name, "marker": "o", "markersize": 3}
-        style |= {"color": colors(list(METHODS).index(name))}
-        style |= {"linewidth": 2.5 if "SLAMB" in name else 1}
-        # To the end of the shortest: a run that diverged has fewer.
-        points = list(zip(*(run["points"] for run in cell.runs), strict=False))
-        means = [_mean(same) for same in points]
-        sent = [cell.bytes_by(same[0]) / 2**20 for same in points]
-        panels[0].plot(sent, means, **style)
-        for panel, (link, rate) in zip(panels[1:], report.LINKS.items(), strict=True):
-            seconds = [cell.seconds_by(same[0], rate) for same in points]
-            panel.plot(seconds, means, **style)
-            panel.set(xlabel=f"seconds at {link}")
-    panels[0].set(xlabel="MiB sent by each worker", ylabel=task(setting.task).unit)
-    low, high = panels[0].dataLim.intervaly
-    if low < high / 10:  # a loss that goes to 0
-        panels[0].set_yscale("log")  # the others share it
-    for panel in panels:
-        panel.set_xscale("log")
-        panel.xaxis.set_minor_formatter("")
-        panel.grid(alpha=0.3, which="both")
-    lines, labels = panels[0].get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside right center", fontsize=8)
-    figure.suptitle(str(setting))
+        1, len(found), figsize=(4.2 * len(found), 4.4), sharey=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    colors = [plt.get_cmap("tab20")(i) for i in range(20)]
+    groups = list(dict.fromkeys(map(report.group, METHODS)))
+    color = {name: colors[(2 * i + i // 10) % 20] for i, name in enumerate(groups)}
+    for panel, (setting, cells) in zip(panels[0], found.items(), strict=True):
+        for name, points in report.above_dense(cells).items():
+            ours = name in report.OUR_GROUPS
+            shares, losses = zip(*points, strict=True)
+            panel.plot(
+                shares, losses, "o-" if ours else "s--", color=color[name], label=name,
+                linewidth=2.2 if ours else 1, markersize=5 if ours else 4,
+            )  # fmt: skip
+        panel.axhline(0, color="black", linewidth=0.8)
+        panel.set(xscale="log", title=str(setting), xlabel="share of dense bytes")
+        panel.set_ylim(-2, 32)
+        panel.grid(alpha=0.3)
+    panels[0][0].set_ylabel("loss above the best dense run, %")
+    lines: dict[str, Any] = {}
+    for panel in panels[0]:
+        handles, labels = panel.get_legend_handles_labels()
+        lines |= dict(zip(labels, handles, strict=True))
+    names = [name for name in groups if name in lines]
+    figure.legend(handles=[lines[x] for x in names], loc="outside lower center", ncol=7)
     figure.savefig(path, dpi=110)
     plt.close(figure)
-
-
-def _mean(points: tuple[report.Point, ...]) -> float:
-    losses = [point["loss"] for point in points]
-    return float("nan") if None in losses else statistics.fmean(losses)

@@ -2,24 +2,19 @@
 
 import dataclasses
 import statistics
-from collections.abc import Iterable
 from typing import Any
 
 from rich.table import Table
 
-import slamb_jax
 from benchmarks.frontier.grid import Setting
-from benchmarks.frontier.methods import DENSE, METHODS
+from benchmarks.frontier.methods import DENSE, METHODS, OURS
 from benchmarks.frontier.results import Result, Results, last_loss
-from benchmarks.frontier.run import timing_key
-from benchmarks.frontier.sweep import finished
+from benchmarks.frontier.sweep import finished, swept
 from benchmarks.frontier.tasks import task
 from benchmarks.rivals import wire_bytes
 from examples.common.tables import spread, table
 
-LINKS = {"100 Mbit": 1e8, "1 Gbit": 1e9, "10 Gbit": 1e10, "100 Gbit": 1e11}
-OURS = ("SLAMB", "adamw,", "muon,")  # whose exchange is of this library
-COMPARED = 1 / 1000, 1 / 4  # of dense LAMB's bytes: where rivals are compared
+COMPARED = 1 / 1000, 1 / 4  # of dense bytes: where rivals are compared
 Point = dict[str, Any]
 
 
@@ -29,7 +24,7 @@ class Cell:
 
     runs: list[Result]
     workers: int
-    step_seconds: float  # of a simulated step, all workers
+    tuned: int  # runs of the sweeps that its settings come from
 
     @property
     def losses(self) -> list[float]:
@@ -51,47 +46,54 @@ class Cell:
             for kind, payload, often in point["exchanges"]
         )
 
-    def seconds_by(self, point: Point, link: float) -> float:
-        """Wall time: a worker's share of the simulated step, then the exchange."""
-        network = slamb_jax.Network(self.workers, link)
-        return point["step"] * self.step_seconds / self.workers + sum(
-            often * network.seconds(kind, payload)
-            for kind, payload, often in point["exchanges"]
-        )
-
 
 Cells = dict[str, Cell]
+OUR_GROUPS = {name.rstrip(",") for name in OURS}
+
+
+def group(method: str) -> str:
+    """The optimizer, or the algorithm, that a method is a setting of."""
+    return method.split(",")[0]
+
+
+def variant_of(method: str) -> str:
+    """The method without the settings of its outer step, the best of which counts."""
+    return method.split(", outer")[0]
 
 
 def cells(setting: Setting, results: Results) -> Cells:
-    """Of the methods that have finished runs in this setting."""
-    found = {name: finished(setting, name, results) for name in METHODS}
-    return {
-        name: Cell(runs, setting.workers, step_seconds(setting, name, runs, results))
-        for name, runs in found.items()
-        if runs
-    }
+    """Of the methods that have finished runs in this setting, of variants the best."""
+    best: dict[str, tuple[str, Cell]] = {}
+    for name in METHODS:
+        if runs := finished(setting, name, results):
+            tuned = sum(1 for _ in swept(setting, name, results))
+            cell = Cell(runs, setting.workers, tuned)
+            kind = variant_of(name)
+            if kind in best:
+                other = best[kind][1]
+                both = cell.tuned + other.tuned
+                if other.loss <= cell.loss:
+                    name, cell = best[kind][0], other
+                cell = dataclasses.replace(cell, tuned=both)
+            best[kind] = name, cell
+    return dict(best.values())
 
 
-def step_seconds(
-    setting: Setting, method: str, runs: list[Result], results: Results
-) -> float:
-    """Of a simulated step: as timed in turn with LAMB's, else as in the runs.
-
-    The speed of a machine varies from day to day, so it is LAMB's time, multiplied by
-    the ratio that was measured in one process.
-    """
-    timed, dense = (results.get(timing_key(setting, name)) for name in (method, DENSE))
-    if timed is None:
-        return statistics.median(run["step_seconds"] for run in runs)
-    took: float = timed["step_seconds"]
-    if dense is None or "dense_seconds" not in timed:
-        return took
-    return took / timed["dense_seconds"] * dense["step_seconds"]
+def above_dense(found: Cells) -> dict[str, list[tuple[float, float]]]:
+    """Of each group the share of dense bytes and the loss above the best, in %."""
+    if DENSE not in found:
+        return {}
+    shares = {name: cell.bytes / found[DENSE].bytes for name, cell in found.items()}
+    best = min(cell.loss for name, cell in found.items() if shares[name] > 0.9)
+    out: dict[str, list[tuple[float, float]]] = {}
+    for name in sorted(shares, key=shares.__getitem__):
+        above = 100 * (found[name].loss / best - 1)
+        out.setdefault(group(name), []).append((shares[name], above))
+    return out
 
 
 def above(cell: Cell, dense: Cell) -> str:
-    """By how many per cent a loss ends above dense LAMB's."""
+    """By how many per cent a loss ends above another's."""
     if cell.loss == float("inf"):
         return "diverged"
     return f"{100 * (cell.loss / dense.loss - 1):+.1f}"
@@ -102,42 +104,40 @@ def setting_table(setting: Setting, found: Cells) -> Table:
     machines = sorted({run["hardware"] for cell in found.values() for run in cell.runs})
     rows, dense = [], found.get(DENSE)
     for name, cell in found.items():
-        last = cell.runs[0]["points"][-1]
         row = {
             "method": name,
             "rate": f"{cell.runs[0]['key']['rate']:g}",
+            "tuned in": f"{cell.tuned} runs",
             "seeds": str(len(cell.runs)),
             "loss": spread(cell.losses),
-            "above LAMB, %": above(cell, dense) if dense else "",
+            f"above {DENSE}, %": above(cell, dense) if dense else "",
             "MiB sent": f"{cell.bytes / 2**20:.2f}",
             "share": f"{cell.bytes / dense.bytes:.4f}" if dense else "",
         }
-        for link, rate in LINKS.items():
-            row[link] = f"{cell.seconds_by(last, rate):.3g}"
         rows.append(row)
     title = (
         f"{setting.task}, {setting.workers} workers x {setting.batch}, "
         f"{setting.steps} steps; loss in {task(setting.task).unit}"
     )
     caption = (
-        f"{'; '.join(machines)}; ± is the deviation over seeds; seconds at each link, "
-        "by slamb_jax.Network"
+        f"{'; '.join(machines)}; ± is the deviation over seeds; of all outer steps the "
+        "best is shown"
     )
     return table(title, rows, caption)
 
 
 def rivals_table(setting: Setting, found: Cells) -> Table | None:
-    """Each rival beside the best SLAMB that sends no more, or else sends the fewest."""
+    """Each rival beside our best that sends no more, or else sends the fewest."""
     ours = [name for name in found if name.startswith(OURS)]
     if DENSE not in found or not ours:
         return None
     shares = {name: cell.bytes / found[DENSE].bytes for name, cell in found.items()}
     out = Table(
-        title=f"{setting}: each rival, and SLAMB at no more bytes or else its fewest"
+        title=f"{setting}: each rival, and our best at no more bytes or else our fewest"
     )
     for words, *numbers in (
         ("rival", "share", "loss"),
-        ("SLAMB", "share", "loss", "behind by, %"),
+        ("ours", "share", "loss", "behind by, %"),
     ):
         out.add_column(words)
         for head in numbers:
@@ -157,9 +157,8 @@ def rivals_table(setting: Setting, found: Cells) -> Table | None:
     return out if out.row_count else None
 
 
-def overview(settings: Iterable[Setting], results: Results) -> Table | None:
-    """Each method in each setting; None unless two settings have LAMB and another."""
-    every = {setting: cells(setting, results) for setting in settings}
+def overview(every: dict[Setting, Cells]) -> Table | None:
+    """Each method in each setting; None unless two settings have AdamW and another."""
     shown = {
         s: found for s, found in every.items() if DENSE in found and len(found) > 1
     }
@@ -181,7 +180,7 @@ def overview(settings: Iterable[Setting], results: Results) -> Table | None:
         if here:
             rows.append({"method": name, "share": share, **losses})
     return table(
-        "Loss above LAMB's, %, and the range of the shares of its bytes",
+        f"Loss above dense {DENSE}'s, %, and the range of the shares of its bytes",
         rows,
         "A setting is task-workers x batch-steps; means over seeds",
     )

@@ -2,16 +2,14 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 import time
 from typing import Any
 
 import jax
-import numpy as np
 
 from benchmarks.frontier.grid import Setting
-from benchmarks.frontier.methods import DENSE, METHODS, exchanges, make
+from benchmarks.frontier.methods import METHODS, exchanges, make
 from benchmarks.frontier.results import Result
 from benchmarks.frontier.tasks import task
 from examples.common import simulated
@@ -76,31 +74,5 @@ def execute(run: Run) -> Result:
         "points": points,
         "step_seconds": found.step_seconds,
         "run_seconds": time.perf_counter() - began,
-        "hardware": hardware(jax.devices()[0]),
-    }
-
-
-def timing_key(setting: Setting, method: str) -> dict[str, Any]:
-    """The key of :func:`timing`'s result, which runs of any length share."""
-    short = dataclasses.asdict(setting.short())
-    return {**short, "method": method, **METHODS[method].settings, "timed": True}
-
-
-def timing(setting: Setting, method: str, steps: int = 9) -> Result:
-    """Seconds that a step takes, LAMB's in turn with it, and what comes before."""
-    programs = {name: program(setting, name) for name in (method, DENSE)}
-    first = {name: chosen.compile() for name, chosen in programs.items()}
-    states = {name: chosen.start(0.0, 0) for name, chosen in programs.items()}
-    times: dict[str, list[float]] = {name: [] for name in programs}
-    for batch in itertools.islice(programs[method].batches(0), steps):
-        for name, chosen in programs.items():
-            start = time.perf_counter()
-            states[name], _ = jax.block_until_ready(chosen.step(states[name], batch))
-            times[name].append(time.perf_counter() - start)
-    return {
-        "key": timing_key(setting, method),
-        "step_seconds": float(np.median(times[method])),
-        "dense_seconds": float(np.median(times[DENSE])),
-        "first_seconds": first[method],
         "hardware": hardware(jax.devices()[0]),
     }

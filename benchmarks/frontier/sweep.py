@@ -36,6 +36,13 @@ def best_rate(setting: Setting, method: str, results: Results) -> float | None:
     return min(runs, key=lambda run: _loss(run, results)).rate
 
 
+def swept(setting: Setting, method: str, results: Results) -> Iterator[Run]:
+    """The runs that its rate was chosen from."""
+    span = range(min(POWERS) - FURTHER, max(POWERS) + FURTHER + 1)
+    runs = (_run(setting.tuned_on(), method, p) for p in span)
+    return (run for run in runs if results.get(run.key()) is not None)
+
+
 def missing(setting: Setting, method: str, results: Results) -> Iterator[Run]:
     """The runs that are not there yet: those of the sweep, then each seed."""
     yield from rates(setting.tuned_on(), method, results)

@@ -74,7 +74,9 @@ def methods(name: str, steps: int) -> list[tuple[Method, float]]:
             ),
         )  # fmt: skip
 
-    exchange = slamb_jax.Exchange(AXIS, sync_every=SYNC_EVERY, min_size=MIN_SIZE[name])
+    exchange = slamb_jax.Exchange.paper(
+        AXIS, b3=0.7, sync_every=SYNC_EVERY, min_size=MIN_SIZE[name]
+    )
     return [
         (Method("LARS", lambda rate, _: dense(optax.lars(rate, **LARS), AXIS)), 1.0),
         (sparse(0.75), 1.0),

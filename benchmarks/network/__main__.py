@@ -47,7 +47,7 @@ class Config:
 
     @property
     def exchange(self) -> slamb_jax.Exchange:
-        return slamb_jax.Exchange(
+        return slamb_jax.Exchange.paper(
             AXIS, compress_ratio=self.compress_ratio, sync_every=self.sync_every
         )
 

@@ -13,10 +13,10 @@ from benchmarks.network.model import init
 from benchmarks.rivals import elements, mean_sends
 
 ADVISED = {
-    "LAMB, float32": "lamb",
-    "LAMB, bfloat16": "lamb_bfloat16",
-    "SLAMB": "slamb",
-    "SLAMB, overlap": "slamb",
+    "LAMB, float32": "dense",
+    "LAMB, bfloat16": "dense_bfloat16",
+    "SLAMB": "exchanging",
+    "SLAMB, overlap": "exchanging",
 }  # the optimizers, and what an Advice calls them
 Round = Sequence[dict[str, Any]]  # one report of each worker
 
@@ -68,7 +68,6 @@ def rows(
             network,
             dataclasses.replace(exchange, overlap=name.endswith("overlap")),
             step_seconds=alone,  # the optimizer's own time is in it
-            optimizer_seconds=(0.0, 0.0),
         )
         cost = getattr(advice, field)
         predicted = cost.step_seconds

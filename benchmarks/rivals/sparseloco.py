@@ -1,6 +1,6 @@
 """SparseLoCo: DiLoCo whose parameter change is cut to its largest and quantized."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,16 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from benchmarks.rivals.exchange import Rival, Sends, elements, scatter
-from benchmarks.rivals.local import local_adamw
+from slamb_jax._tree.axes import cond
 
 CHUNK = 4096  # places in a chunk take 12 bits
+
+
+class SparseLocoState(NamedTuple):
+    count: jax.Array  # type: ignore[assignment]
+    inner: optax.OptState  # AdamW's; it stays local
+    anchor: optax.Params  # where all workers last agreed
+    residual: jax.Array  # e, flat
 
 
 def sparseloco(
@@ -35,26 +42,52 @@ def sparseloco(
     sign, and which of two magnitudes: the means of those above and below the middle.
     """
 
-    def init(params: optax.Params) -> jax.Array:
-        return jnp.zeros(elements(params))  # the residual e, flat
+    inner = optax.adamw(learning_rate, weight_decay=0.0)
 
-    def outer(anchor: Any, params: Any, residual: jax.Array) -> tuple[Any, jax.Array]:
-        change, unravel = ravel_pytree(jax.tree.map(jnp.subtract, anchor, params))
+    def init(params: optax.Params) -> SparseLocoState:
+        return SparseLocoState(
+            jnp.zeros([], jnp.int32),
+            inner.init(params),
+            jax.tree.map(jnp.array, params),
+            jnp.zeros(elements(params)),
+        )
+
+    def outer(updates: Any, params: Any, anchor: Any, residual: jax.Array) -> Any:
+        there = optax.apply_updates(params, updates)
+        change, unravel = ravel_pytree(jax.tree.map(jnp.subtract, anchor, there))
         x = decay * residual + change
         words, scales = compress(x, chosen)
         all_words = jax.lax.all_gather(words, axis_name)
         all_scales = jax.lax.all_gather(scales, axis_name)
         step = unravel(sum_of(all_words, all_scales, x.size) / len(all_words))
         anchor = jax.tree.map(lambda a, s: a - outer_rate * s, anchor, step)
-        return anchor, x - sum_of(words[None], scales[None], x.size)
+        residual = x - sum_of(words[None], scales[None], x.size)
+        return jax.tree.map(jnp.subtract, anchor, params), anchor, residual
 
-    def sends(params: optax.Params, workers: int) -> Sends:
+    def local(updates: Any, params: Any, anchor: Any, residual: jax.Array) -> Any:
+        del params
+        return updates, anchor, residual
+
+    def update(
+        updates: optax.Updates, state: SparseLocoState, params: optax.Params
+    ) -> tuple[optax.Updates, SparseLocoState]:
+        updates, inner_state = inner.update(updates, state.inner, params)
+        count = optax.safe_increment(state.count)
+        operands = updates, params, state.anchor, state.residual
+        updates, *kept = cond(count % sync_every == 0, outer, local, *operands)
+        return updates, SparseLocoState(count, inner_state, *kept)
+
+    def due(step: int) -> bool:
+        return step % sync_every == 0
+
+    def sends(params: optax.Params, workers: int, step: int) -> Sends:
         # 16 bits for each chosen (12 of place, 2 of value, 2 unused), and two float32
         # magnitudes a chunk.
         chunks = -(-elements(params) // CHUNK)
-        return [("all-gather", 2 * chunks * chosen), ("all-gather", 8 * chunks)]
+        each = [("all-gather", 2 * chunks * chosen), ("all-gather", 8 * chunks)]
+        return each if due(step) else []
 
-    return local_adamw(learning_rate, sync_every, init, outer, sends)
+    return Rival(optax.GradientTransformation(init, update), sends, agreed=due)
 
 
 def compress(x: jax.Array, chosen: int) -> tuple[jax.Array, jax.Array]:

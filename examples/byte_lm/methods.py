@@ -15,12 +15,10 @@ from examples.common import AXIS
 from examples.common.optimizers import dense, slamb_from_links
 from examples.common.simulated import Method
 from examples.common.traffic import Traffic, report_of, slamb_traffic
-from slamb_jax import Exchange, jointspar, recipes
-from slamb_jax.exchange.budget import settings_of_period
+from slamb_jax import Exchange, jointspar
 
 BUDGET = 2.0  # blocks that JointSpar trains per step, on average
-FEW_BYTES = Exchange(AXIS, **settings_of_period(2))
-"""For AdamW, Lion, Muon and SGD."""
+EXCHANGE = Exchange(AXIS)
 
 
 def matrices(params: optax.Params) -> optax.Params:
@@ -41,10 +39,14 @@ class Entry(NamedTuple):
     exchange: Exchange | None = None
 
 
-def _few(title: str, rate: float, make: Callable[..., Any], **settings: Any) -> Entry:
-    return Entry(
-        f"{title}, few bytes", rate, functools.partial(make, **settings), FEW_BYTES
-    )
+def _exchanging(
+    title: str,
+    rate: float,
+    make: Callable[..., Any],
+    exchange: Exchange = EXCHANGE,
+    **settings: Any,
+) -> Entry:
+    return Entry(title, rate, functools.partial(make, **settings), exchange)
 
 
 def _dense(title: str, rate: float, make: Callable[..., Any], **settings: Any) -> Entry:
@@ -54,38 +56,25 @@ def _dense(title: str, rate: float, make: Callable[..., Any], **settings: Any) -
     return Entry(f"{title} (dense)", rate, averaged)
 
 
-def _slamb(
-    title: str,
-    rate: float,
-    recipe: recipes.Recipe,
-    make: Callable[..., Any] = slamb_jax.slamb,
-) -> Entry:
-    make = functools.partial(make, **recipe.optimizer)
-    return Entry(f"SLAMB, {title}", rate, make, recipe.exchange(AXIS))
-
-
 def _jointspar(rate: optax.ScalarOrSchedule, **run: Any) -> Any:
     return jointspar.jointspar_lars(rate, blocks, BUDGET, axis_name=AXIS, **run, **LARS)
 
 
+PAPER = "SLAMB, as published", 0.0141, slamb_jax.slamb, Exchange.paper(AXIS)
 METHODS = {
-    "adamw": _dense("AdamW", 0.016, optax.adamw, weight_decay=0.0),
-    "lamb": _dense("LAMB", 0.02, optax.lamb),
-    "slamb_paper": _slamb("as published", 0.0141, recipes.PAPER),
-    "adamw_few_bytes": _few("AdamW", 0.008, slamb_jax.adamw, weight_decay=0.0),
-    "slamb_float32": _slamb("float32", 0.0283, recipes.FLOAT32),
-    "slamb_few_bytes": _slamb("few bytes", 0.0283, recipes.FEW_BYTES),
-    "slamb_large_batch": _slamb("large batch", 0.02, recipes.LARGE_BATCH),
-    "slamb_from_links": _slamb(
-        "float32, from links", 0.0283, recipes.FLOAT32, slamb_from_links
-    ),
-    "lion": _dense("Lion", 0.002, optax.lion, weight_decay=0.0),
-    "lion_few_bytes": _few("Lion", 0.002, slamb_jax.lion, weight_decay=0.0),
-    "muon": _dense("Muon", 0.02, optax.contrib.muon),
-    "muon_few_bytes": _few("Muon", 0.02, slamb_jax.muon),
-    "sgd": _dense("SGD", 0.3, optax.sgd, momentum=0.9),
-    "sgd_few_bytes": _few("SGD", 0.3, slamb_jax.sgd, momentum=0.9),
-    "lars": _dense("LARS", 1.0, optax.lars, **LARS),
+    "dense_adamw": _dense("AdamW", 0.016, optax.adamw, weight_decay=0.0),
+    "dense_lamb": _dense("LAMB", 0.02, optax.lamb),
+    "slamb_paper": _exchanging(*PAPER),
+    "adamw": _exchanging("AdamW", 0.008, slamb_jax.adamw, weight_decay=0.0),
+    "slamb": _exchanging("SLAMB", 0.0283, slamb_jax.slamb),
+    "slamb_from_links": _exchanging("SLAMB, from links", 0.0283, slamb_from_links),
+    "dense_lion": _dense("Lion", 0.002, optax.lion, weight_decay=0.0),
+    "lion": _exchanging("Lion", 0.002, slamb_jax.lion, weight_decay=0.0),
+    "dense_muon": _dense("Muon", 0.02, optax.contrib.muon),
+    "muon": _exchanging("Muon", 0.02, slamb_jax.muon),
+    "dense_sgd": _dense("SGD", 0.3, optax.sgd, momentum=0.9),
+    "sgd": _exchanging("SGD", 0.3, slamb_jax.sgd, momentum=0.9),
+    "dense_lars": _dense("LARS", 1.0, optax.lars, **LARS),
     "jointspar_lars": Entry("JointSpar-LARS", 1.0, _jointspar),
 }
 """By name, with the peak rate. The first four are the main job's."""

@@ -62,7 +62,7 @@ def slamb_from_links(
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-6,
-    nu_of: Literal["gradient", "momentum", "larger"] = "gradient",
+    nu_of: Literal["gradient", "momentum"] = "gradient",
 ) -> optax.GradientTransformationExtraArgs:
     """SLAMB built link by link: the same steps as ``slamb_jax.slamb``."""
     adam = slamb_jax.directions.adam(b2, eps, form="sum", nu_of=nu_of)

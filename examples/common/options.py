@@ -50,7 +50,7 @@ ExchangeOption: TypeAlias = Annotated[
         str_from_instance=lambda x: [json.dumps(x.to_json())],
     ),
 ]
-EXCHANGE = slamb_jax.Exchange(AXIS, b3=0.99, sync_every=50)
+EXCHANGE = slamb_jax.Exchange(AXIS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Options:
     weight_decay: float | None = None
     """Of sgd: added to the gradient."""
     form: Literal["sum", "product"] | None = None
-    nu_of: Literal["gradient", "momentum", "larger"] | None = None
+    nu_of: Literal["gradient", "momentum"] | None = None
     """What v is the second moment of."""
     clip_norm: float | None = None
     """Bound of the gradient's global norm: the worker's own; if dense, the mean's."""

@@ -17,22 +17,18 @@ Make = Callable[[slamb_jax.Exchange], optax.GradientTransformation]
 class Traffic:
     """Bytes that each worker sends, by the ring convention."""
 
-    exchange: dict[int, float]  # at every step, from a step (counted from 0) on
-    average: float = 0.0  # besides, at every H-th step
-    sync_every: int | None = None  # H
-    first: int = 0  # the step (from 0) of the first average
+    each: dict[int, float]  # at every step, from a step (counted from 0) on
+    average: float = 0.0  # besides, at a step that averages parameters
+    averages_at: Callable[[int], bool] = lambda _: False  # a step counted from 1
 
     def until(self, step: int) -> float:
         """Bytes sent in the first ``step`` steps."""
-        ends = [*list(self.exchange)[1:], step]
-        spans = zip(self.exchange.items(), ends, strict=True)
+        ends = [*list(self.each)[1:], step]
+        spans = zip(self.each.items(), ends, strict=True)
         sent = sum(
             each * max(0, min(end, step) - start) for (start, each), end in spans
         )
-        if not self.sync_every:
-            return sent
-        averages = max(0, -(-(step - self.first) // self.sync_every))
-        return sent + self.average * averages
+        return sent + self.average * sum(map(self.averages_at, range(1, step + 1)))
 
 
 def slamb_traffic(
@@ -44,13 +40,15 @@ def slamb_traffic(
     where it rolls, nothing does, and every step sends as much. What stays within a
     group of devices is left out.
     """
-    ratios, local = exchange.compress_ratio, exchange.local_axis_name
+    ratios, local = exchange.ratio, exchange.local_axis_name
     phases = dict(ratios) if isinstance(ratios, Mapping) else {0: ratios}
-    every = exchange.sync_every if exchange.rolling else exchange.sync_every and 2
+    every = exchange.sync_every and (exchange.sync_every if exchange.in_turn else 2)
 
-    def sent(k: float | None) -> tuple[float, float]:
+    def sent(k: float) -> tuple[float, float]:
         """At every step, and at an average."""
-        alone = dataclasses.replace(exchange, compress_ratio=k, sync_every=every)
+        alone = dataclasses.replace(exchange, sync_every=every)
+        if isinstance(exchange.selection, str):
+            alone = dataclasses.replace(alone, compress_ratio=k)
         report = report_of(make(alone), alone, params, mesh)
         step, average = report.bytes_sent(), report.bytes_sent(conditional=True)
         if isinstance(local, str):
@@ -60,9 +58,7 @@ def slamb_traffic(
 
     found = {k: sent(k) for k in dict.fromkeys(phases.values())}
     each = {t: found[k][0] for t, k in phases.items()}
-    average, every = found[phases[0]][1], exchange.sync_every
-    first = every - 1 if every and exchange.outer is not None else 0
-    return Traffic(each, average, every, first)
+    return Traffic(each, found[phases[0]][1], exchange.averages_at)
 
 
 def report_of(

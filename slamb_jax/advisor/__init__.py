@@ -1,4 +1,4 @@
-"""Predicts, before a run, whether SLAMB is worth using on a given network."""
+"""Predicts, before a run, whether an exchange is worth using on a network."""
 
 from slamb_jax.advisor.advice import Advice, StepCost
 from slamb_jax.advisor.advise import advise

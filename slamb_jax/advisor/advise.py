@@ -1,4 +1,4 @@
-"""Predicts whether SLAMB pays, before it is used."""
+"""Predicts whether an exchange pays, before it is used."""
 
 import dataclasses
 import functools
@@ -14,7 +14,6 @@ from slamb_jax.advisor.advice import Advice, StepCost
 from slamb_jax.advisor.network import Network
 from slamb_jax.advisor.parameters import Elements, count_elements
 from slamb_jax.advisor.plan import Plan, Transfer, cost_of, mean
-from slamb_jax.advisor.timing import measure_optimizers
 from slamb_jax.advisor.units import duration, scaled
 from slamb_jax.exchange.payloads import Quantizer, resolve_payload
 from slamb_jax.exchange.selections import Schedule
@@ -28,16 +27,17 @@ def advise(
     *,
     step_seconds: float,
     mu_dtype: DTypeLike | None = None,
-    optimizer_seconds: tuple[float, float] | None = None,
+    update_seconds: tuple[float, float] = (0.0, 0.0),
 ) -> Advice:
-    r"""Predicts the step time of SLAMB and of dense LAMB, and whether SLAMB pays.
+    r"""Predicts a step's seconds with an exchange and without, and whether it pays.
 
-    A step is compute + exchange + optimizer, with the seconds of the collectives by
-    :class:`Network`. LAMB averages d gradients in one all-reduce, in float32 or
-    bfloat16. SLAMB averages the selected coordinates of its momentum at every step, and
-    all d parameters every H steps, which is amortized. Arrays of 32 bits use an
-    all-reduce; those of 16 bits and quantized ones an all-to-all and an all-gather,
-    which load the link of a node with many workers more.
+    A step is compute + exchange + update, with the seconds of the collectives by
+    :class:`Network`. A dense optimizer averages d gradients in one all-reduce, in
+    float32 or bfloat16. One with an exchange averages the selected coordinates of its
+    momentum, and a share 1/H of the parameters, or all of them every H steps, which is
+    amortized. Arrays of 32 bits use an all-reduce; those of 16 bits and quantized ones
+    an all-to-all and an all-gather, which load the link of a node with many workers
+    more.
 
     Nothing overlaps, since an optax optimizer runs after the backward pass. With
     ``overlap`` the exchange of the momentum, not that of the parameters, runs during
@@ -52,15 +52,14 @@ def advise(
         Of a leaf with a ``NamedSharding`` only the shard of one device counts, so d and
         the links are those of one device if the model is sharded.
       network: the workers and their links.
-      exchange: what SLAMB exchanges. Of a schedule the last phase counts. With
+      exchange: what is exchanged. Of a schedule the last phase counts. With
         ``local_axis_name`` each node is one group of devices. With ``param_specs`` the
         leaves need a ``NamedSharding``, whose mesh gives the sizes of the axes.
         Whether an ``overlap`` comes true depends on the compiler.
       step_seconds: compute of one forward and backward pass on one worker; positive.
       mu_dtype: dtype of the momentum, as in :func:`slamb`; None is float32.
-      optimizer_seconds: ``(lamb, slamb)``, the seconds of update and application for
-        all parameters. None: both are measured now, on this machine, without what a
-        quantizer costs.
+      update_seconds: ``(dense, exchanging)``, the seconds of update and application
+        that are not in ``step_seconds``.
 
     Returns:
       An :class:`Advice`.
@@ -73,10 +72,9 @@ def advise(
       >>> import slamb_jax
       >>> network = slamb_jax.Network(workers=128, link=10e9)
       >>> exchange = slamb_jax.Exchange("data")
-      >>> seconds = {"step_seconds": 0.5, "optimizer_seconds": (0.010, 0.012)}
-      >>> advice = slamb_jax.advise(340e6, network, exchange, **seconds)
+      >>> advice = slamb_jax.advise(340e6, network, exchange, step_seconds=0.5)
       >>> advice.pays, round(advice.speedup, 2), round(advice.speedup_bfloat16, 2)
-      (True, 3.54, 2.11)
+      (True, 4.42, 2.63)
     """
     if not isinstance(network, Network):
         raise ValueError(f"network must be a slamb_jax.Network, got {network!r}")
@@ -85,9 +83,7 @@ def advise(
     elements = count_elements(params, exchange)
     check_range("step_seconds", step_seconds, 0.0, open_low=True, open_high=True)
     mu = check_dtype("mu_dtype", mu_dtype).name
-    if optimizer_seconds is None:
-        optimizer_seconds = measure_optimizers(params, exchange, mu_dtype)
-    lamb_update, slamb_update = _checked(optimizer_seconds)
+    dense_update, update = _checked(update_seconds)
 
     d = elements.total
     gradients = [Transfer("all-reduce", 4 * d, among="local")] if groups[1] > 1 else []
@@ -98,27 +94,27 @@ def advise(
     plan = [*gradients, *momentum, *_average(elements, exchange, groups)]
     hidden = momentum if exchange.overlap else []
     cost = functools.partial(cost_of, compute=step_seconds)
-    slamb = functools.partial(cost, plan, hidden, update=slamb_update)
-    lamb, lamb_bfloat16 = (
+    exchanging = functools.partial(cost, plan, hidden, update=update)
+    dense, dense_bfloat16 = (
         functools.partial(
-            cost, [Transfer("all-reduce", size * d)], [], update=lamb_update
+            cost, [Transfer("all-reduce", size * d)], [], update=dense_update
         )
         for size in (4, 2)
     )
 
-    def break_even(dense: Callable[[Network], StepCost]) -> float:
+    def break_even(without: Callable[[Network], StepCost]) -> float:
         def gain(link: float) -> float:
             other = dataclasses.replace(network, link=link)
-            return dense(other).step_seconds - slamb(other).step_seconds
+            return without(other).step_seconds - exchanging(other).step_seconds
 
         return _fastest_link(gain)
 
     return Advice(
-        lamb(network),
-        lamb_bfloat16(network),
-        slamb(network),
-        break_even(lamb),
-        break_even(lamb_bfloat16),
+        dense(network),
+        dense_bfloat16(network),
+        exchanging(network),
+        break_even(dense),
+        break_even(dense_bfloat16),
         _title(elements, network, exchange, began),
     )
 
@@ -164,20 +160,20 @@ def _average(elements: Elements, exchange: Exchange, groups: tuple[int, int]) ->
     kinds: list[tuple[str | Quantizer, int]] = [*elements.averaged.items()]
     if payload is not None:
         kinds = [(payload, sum(elements.averaged.values()))]
-    per_step = 1.0 if exchange.rolling else 1 / every
+    per_step = 1.0 if exchange.in_turn else 1 / every
     return [x for kind, d in kinds for x in mean(d, kind, groups, per_step)]
 
 
 def _checked(seconds: tuple[float, float]) -> tuple[float, float]:
     try:
-        lamb, slamb = seconds
+        dense, exchanging = seconds
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"optimizer_seconds must be (lamb, slamb), got {seconds!r}"
+            f"update_seconds must be (dense, exchanging), got {seconds!r}"
         ) from error
-    for name, value in (("lamb", lamb), ("slamb", slamb)):
-        check_range(f"optimizer_seconds ({name})", value, 0.0, open_high=True)
-    return lamb, slamb
+    for name, value in (("dense", dense), ("exchanging", exchanging)):
+        check_range(f"update_seconds ({name})", value, 0.0, open_high=True)
+    return dense, exchanging
 
 
 def _fastest_link(gain: Callable[[float], float]) -> float:
@@ -204,7 +200,7 @@ def _title(elements: Elements, network: Network, exchange: Exchange, began: int)
     since = f" from step {began} on" if began else ""
     every = exchange.sync_every
     averages = "never" if every is None else f"every {every} steps"
-    if exchange.rolling:
+    if exchange.in_turn:
         averages = f"in turn, each every {every} steps"
     lines = (
         f"{scaled(elements.total, 'parameters')}; {network.workers} workers, "

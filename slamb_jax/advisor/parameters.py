@@ -16,7 +16,8 @@ from slamb_jax._tree.leaves import Leaf, leaves_of
 from slamb_jax.exchange.budget import sent_of
 from slamb_jax.exchange.settings import Exchange
 
-_LARGE = (10_000, 1024)  # the matrices of a model that is given as a number
+TYPICAL = jax.ShapeDtypeStruct((10_000, 1024), jnp.float32)
+"""A matrix of a model that is given as a number of parameters."""
 
 
 class Elements(NamedTuple):
@@ -40,7 +41,7 @@ def count_elements(params: float | chex.ArrayTree, exchange: Exchange) -> Elemen
     """
     if isinstance(params, numbers.Real):
         check_range("params", params, 1.0, open_high=True)
-        leaf, d = Leaf(0, _LARGE), int(float(params))
+        leaf, d = Leaf(0, TYPICAL.shape), int(float(params))
         ((momentum, average),) = sent_of([leaf], exchange)
         sent, share = (-(-d * x // leaf.size) for x in (momentum, average))
         return Elements({"float32": d}, sent, {"float32": share})

@@ -85,7 +85,7 @@ def cost_of(
         bytes_per_step=sent,
         compute_seconds=compute,
         exchange_seconds=seconds,
-        optimizer_seconds=update,
+        update_seconds=update,
         local_bytes_per_step=total([t for t in plan if t.among == "local"])[0],
         hidden_seconds=min(compute, total(hidden)[1]),
     )

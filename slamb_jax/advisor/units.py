@@ -29,6 +29,11 @@ parse_rate = functools.partial(  # as bits per second
 parse_duration = functools.partial(_parse, _TIMES, "a time such as 0.5s, 300ms or 50us")
 
 
+def parse_share(text: str) -> float:
+    """A share such as 5% or 0.05."""
+    return _parse({"": 1.0, "%": 0.01}, "a share such as 5% or 0.05", text)
+
+
 def scaled(value: float, unit: str) -> str:
     """Prints ``10 Gbit/s`` or ``340 M parameters``, in three digits."""
     space = " " if len(unit) > len("bit/s") else ""

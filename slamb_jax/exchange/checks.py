@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def check_settings(exchange: "Exchange") -> None:
     """Raises for a value out of range, and for settings that cannot go together."""
     check_bool("overlap", exchange.overlap)
-    check_bool("rolling", exchange.rolling)
+    if exchange.rolling is not None:
+        check_bool("rolling", exchange.rolling)
     b3: Any = exchange.b3
     if isinstance(b3, jax.Array):  # which has no hash
         raise ValueError(f"b3 must be a number, got an array: {b3!r}")
@@ -60,7 +61,8 @@ def check_ratios(ratios: Mapping[Any, Any], selection: Any) -> None:
 def _check_average(exchange: "Exchange") -> None:
     if exchange.sync_every is None:
         for name in ("rolling", "average_payload", "outer"):
-            if value := getattr(exchange, name):
+            value = getattr(exchange, name)
+            if value and value != _default(exchange, name):
                 raise ValueError(
                     f"{name}={value!r} needs an average: give sync_every too, got None"
                 )
@@ -82,15 +84,19 @@ def _check_selection(exchange: "Exchange") -> None:
                     f"a selection object has its own {name}"
                 )
     if not exchange.exchanges_momentum:
-        for name, default in (
-            ("payload", None), ("overlap", False), ("selection", "strided")
-        ):  # fmt: skip
-            if (value := getattr(exchange, name)) != default:
+        for name in ("payload", "overlap", "selection"):
+            value = getattr(exchange, name)
+            if value is not None and value != _default(exchange, name):
                 raise ValueError(
                     f"{name}={value!r} is of the momentum, of which compress_ratio=0 "
                     "exchanges nothing: give a ratio above 0"
                 )
     exchange.selection_for(())  # checks ratio, smallest size and seed
+
+
+def _default(exchange: "Exchange", name: str) -> Any:
+    """Of a setting: what was not given may stand where it has nothing to say."""
+    return type(exchange).__dataclass_fields__[name].default
 
 
 def _check_axes(exchange: "Exchange") -> None:

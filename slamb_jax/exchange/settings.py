@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import chex
@@ -11,12 +11,7 @@ import optax
 from slamb_jax._tree.axes import AxisName
 from slamb_jax._tree.layout import Layout
 from slamb_jax._tree.leaves import Leaf
-from slamb_jax.exchange.budget import (
-    check_share,
-    periods,
-    settings_of_period,
-    share_of,
-)
+from slamb_jax.exchange.budget import PERIODS, check_share, share_of
 from slamb_jax.exchange.checks import check_ratios, check_settings
 from slamb_jax.exchange.json_form import from_json, to_json
 from slamb_jax.exchange.payloads import (
@@ -33,6 +28,15 @@ from slamb_jax.exchange.selections import (
 
 _LARGEST_MIN_SIZE = 9000  # the authors' grad_size_thr
 _DENSE_SHARE = 0.01  # of all parameters: the most that small matrices may hold
+_AVERAGED_MORE = 8  # times as many parameters are averaged as momenta, by default
+_PAPER: dict[str, Any] = {  # for BERT-Large, phase 1, at a rate of 6e-3
+    "compress_ratio": 0.1,
+    "payload": None,
+    "b3": 0.93,
+    "sync_every": 100,
+    "rolling": False,
+    "average_payload": None,
+}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -41,6 +45,11 @@ class Exchange:
 
     Optimizers, links, :func:`replicate`, :func:`per_worker_step` and :func:`advise`
     take it, so that they cannot disagree. It is immutable, hashable and printable.
+
+    By default each parameter is averaged once in two steps, in 1.7 bits, and a
+    sixteenth of the momentum at each step in 4: 0.035 of the bytes of averaging
+    gradients in float32. ``sync_every`` alone makes that more or less, and
+    :meth:`for_budget` chooses it; :meth:`paper` has SLAMB's published settings.
 
     Args:
       axis_name: the mesh axis (or a tuple of axes) of the workers, bound by
@@ -52,8 +61,9 @@ class Exchange:
         sends. None: a worker is one device.
       compress_ratio: k in (0, 1], the share of the momentum's coordinates exchanged
         per step; or a mapping from the step (from 0) at which a ratio begins to the
-        ratio, such as ``{0: 0.5, 500: 0.1}``. None: 0.1. 0: the momentum stays local,
-        and only parameters are averaged.
+        ratio, such as ``{0: 0.5, 500: 0.1}``. None: 1/(8 H), or 0.1 where parameters
+        are never averaged. 0: the momentum stays local, and only parameters are
+        averaged.
       min_size: matrices with fewer elements are exchanged densely, at every step, as
         leaves of one dimension or fewer always are. None: 9000, the authors', or less
         where matrices that small would hold more than 1 % of the parameters.
@@ -75,7 +85,8 @@ class Exchange:
       sync_every: H, the steps from one average of the parameters to the next, a
         positive integer. None: never.
       rolling: average a 1/H share of the parameters at every step, each coordinate
-        once in H steps, instead of all of them every H steps.
+        once in H steps, instead of all of them every H steps. None: unless there is
+        an ``outer`` optimizer.
       average_payload: the wire format of the parameters, likewise, as the difference
         to the last average, a copy of which is kept; see
         :func:`average_parameters_every`. None: the parameters' dtype.
@@ -98,9 +109,9 @@ class Exchange:
 
     Examples:
       >>> import slamb_jax
-      >>> exchange = slamb_jax.Exchange("data", compress_ratio=0.25, payload="uniform4")
+      >>> exchange = slamb_jax.Exchange("data", sync_every=4, payload="uniform8")
       >>> exchange
-      Exchange('data', compress_ratio=0.25, payload='uniform4')
+      Exchange('data', payload='uniform8', sync_every=4)
       >>> slamb_jax.Exchange.from_json(exchange.to_json()) == exchange
       True
     """
@@ -115,12 +126,12 @@ class Exchange:
     min_size: int | None = None
     selection: str | Selection = "strided"
     seed: int | None = None
-    payload: Payload = None
-    b3: float = 0.7
+    payload: Payload = "uniform4"
+    b3: float = 1.0
     overlap: bool = False
-    sync_every: int | None = 100
-    rolling: bool = False
-    average_payload: Payload = None
+    sync_every: int | None = 2
+    rolling: bool | None = None
+    average_payload: Payload = "ternary"
     outer: optax.GradientTransformation | None = None
     param_specs: Any = dataclasses.field(default=None, hash=False)
     stacked: Any = dataclasses.field(default=None, hash=False)
@@ -140,9 +151,39 @@ class Exchange:
         return Layout(self.param_specs, self.stacked)
 
     @property
+    def ratio(self) -> float | Mapping[int, float]:
+        """``compress_ratio``, or what None stands for."""
+        if self.compress_ratio is not None:
+            return self.compress_ratio
+        if self.sync_every is None:
+            return 0.1
+        return 1 / (_AVERAGED_MORE * self.sync_every)
+
+    @property
     def exchanges_momentum(self) -> bool:
         """Whether anything of the momentum is exchanged."""
         return self.compress_ratio != 0
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether a share of the parameters is averaged at every step."""
+        if self.rolling is None:
+            return self.sync_every is not None and self.outer is None
+        return self.rolling
+
+    @property
+    def keeps_anchor(self) -> bool:
+        """Whether all workers keep the last average of the parameters."""
+        if self.sync_every is None or self.outer is not None:
+            return self.sync_every is not None
+        return self.average_payload is not None and self.axis_name is not None
+
+    def averages_at(self, step: Any) -> Any:
+        """Whether parameters, all or some, are averaged at a step, counted from 1."""
+        if self.sync_every is None or self.in_turn:
+            return self.in_turn
+        phase = 1 if self.outer is None else 0
+        return step % self.sync_every == phase % self.sync_every
 
     @functools.cached_property
     def stateful(self) -> bool:
@@ -161,15 +202,41 @@ class Exchange:
         """The selection, with the ``min_size`` that suits all these leaves."""
         if not isinstance(self.selection, str):
             return self.selection
-        make = BY_NAME[self.selection]
-        min_size = _min_size_for(leaves) if self.min_size is None else self.min_size
-        seed = 0 if self.seed is None else self.seed
-        ratio = 0.1 if self.compress_ratio is None else self.compress_ratio
+        make = functools.partial(self._select, BY_NAME[self.selection], leaves)
         if not self.exchanges_momentum:
-            ratio = 1.0  # nothing is ever stale
-        if not isinstance(ratio, Mapping):
-            return make(ratio, min_size, seed)
-        return Schedule({t: make(k, min_size, seed) for t, k in ratio.items()})
+            return make(1.0)  # nothing is ever stale
+        if isinstance(self.ratio, Mapping):
+            return Schedule({t: make(k) for t, k in self.ratio.items()})
+        return make(self.ratio)
+
+    def average_selection(self, leaves: Sequence[Leaf]) -> Selection:
+        """Which parameters are averaged at a step, where they are ``in_turn``."""
+        assert self.sync_every is not None
+        return self._select(Strided, leaves, 1 / self.sync_every)
+
+    def _select(
+        self, kind: Callable[..., Selection], leaves: Sequence[Leaf], ratio: float
+    ) -> Selection:
+        min_size = _min_size_for(leaves) if self.min_size is None else self.min_size
+        return kind(ratio, min_size, 0 if self.seed is None else self.seed)
+
+    @classmethod
+    def paper(cls, axis_name: AxisName | None = None, **settings: Any) -> "Exchange":
+        r"""The settings that the SLAMB paper publishes, in float32; others override.
+
+        A tenth of the momentum per step, all parameters every 100 steps,
+        :math:`\beta_3` 0.93: 0.11 of the dense bytes. The paper's are for BERT-Large;
+        tune ``b3`` together with the rate.
+
+        Examples:
+          >>> import slamb_jax
+          >>> tx = slamb_jax.slamb(6e-3, slamb_jax.Exchange.paper("data"))
+
+        References:
+          Xu et al., `SLAMB <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML
+          2023, section 5 and the recorded runs.
+        """
+        return cls(axis_name, **_PAPER | settings)
 
     @classmethod
     def for_budget(
@@ -179,10 +246,10 @@ class Exchange:
         params: chex.ArrayTree,
         **settings: Any,
     ) -> "Exchange":
-        """The settings that lose least at no more than a share of the dense bytes.
+        """The default settings at the smallest H that keeps to a share of the bytes.
 
-        Each parameter is averaged once in H steps in 1.7 bits, and 1/(8 H) of the
-        momentum is exchanged per step in 4; the smallest power of two that fits is H.
+        H is a power of two: each parameter is averaged once in H steps, and 1/(8 H) of
+        the momentum is exchanged per step.
         Under :func:`slamb_jax.adamw` with 8 workers of 8 sequences and 300 steps of a
         small language model (``benchmarks/frontier``), the loss ended by so much above
         dense AdamW's: H = 1 -2.8 %, 2 -2.3 %, 4 +1.8 %, 8 +8.6 %, 16 +14 %.
@@ -204,8 +271,8 @@ class Exchange:
           (2, 0.035)
         """
         check_share(share)
-        for every in periods():
-            exchange = cls(axis_name, **settings_of_period(every) | settings)
+        for every in PERIODS:
+            exchange = cls(axis_name, **{"sync_every": every} | settings)
             if (least := exchange.share(params)) <= share:
                 return exchange
         raise ValueError(
@@ -220,13 +287,6 @@ class Exchange:
         ``params`` are the parameters, or their shapes and dtypes.
         """
         return share_of(self, params)
-
-    def average_selection(self, leaves: Sequence[Leaf]) -> Strided:
-        """Which parameters are averaged at a step, where ``rolling``."""
-        assert self.sync_every is not None
-        min_size = _min_size_for(leaves) if self.min_size is None else self.min_size
-        seed = 0 if self.seed is None else self.seed
-        return Strided(1 / self.sync_every, min_size, seed)
 
     def to_json(self) -> dict[str, Any]:
         """The settings that are not the default, as what JSON and YAML can hold.

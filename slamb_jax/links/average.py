@@ -51,9 +51,9 @@ def average_parameters_every(
     :func:`average_parameters`. Moments are not averaged. The step count must be the
     same on all workers.
 
-    **Rolling.** With ``rolling=True`` each step averages the coordinates :math:`R_t`,
-    a share 1/H of them and all of the small leaves; each coordinate has its turn once
-    in H steps. As many bytes at every step, and no conditional.
+    **Rolling**, the default: each step averages the coordinates :math:`R_t`, a share
+    1/H of them and all of the small leaves; each coordinate has its turn once in H
+    steps. As many bytes at every step, and no conditional.
 
     **In codes.** With an ``average_payload`` the difference to the anchor a, the last
     average, is exchanged; all workers keep the anchor (one more copy of the
@@ -77,9 +77,9 @@ def average_parameters_every(
       a \leftarrow a + \text{outer}(-\text{mean over workers of } Q(d)),
       \quad p + u \leftarrow a + (d - Q(d))
 
-    Behind local AdamW (``compress_ratio=0``) that is DiLoCo with
+    Behind local AdamW (``compress_ratio=0, average_payload=None``) that is DiLoCo with
     ``outer=optax.sgd(0.7, momentum=0.9, nesterov=True)``, behind Muon MuLoCo, with a
-    single worker SNOO, and with ``outer=None`` local SGD.
+    single worker SNOO, and with ``outer=None, rolling=False`` local SGD.
 
     Args:
       exchange: between whom, how often (``sync_every``; None: never), whether all at
@@ -94,7 +94,7 @@ def average_parameters_every(
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
-      >>> exchange = slamb_jax.Exchange("data", sync_every=2, rolling=True)
+      >>> exchange = slamb_jax.Exchange("data", average_payload=None)
       >>> tx = optax.chain(
       ...     optax.sgd(1e-3), slamb_jax.average_parameters_every(exchange)
       ... )
@@ -115,7 +115,7 @@ def average_parameters_every(
 
     def init(params: optax.Params) -> AverageParametersState:
         anchor = outer_state = None
-        if exchange.average_payload is not None or outer is not None:
+        if exchange.keeps_anchor:
             anchor = jax.tree.map(_copy_f32, params)
         if outer is not None:
             outer_state = outer.init(anchor)
@@ -141,11 +141,10 @@ def average_parameters_every(
             del params
             return updates, kept
 
-        if exchange.rolling or sync_every == 1:
+        if exchange.in_turn or sync_every == 1:
             updates, kept = average(updates, params, kept)
         else:
-            phase = 1 if outer is None else 0
-            due = step % sync_every == phase
+            due = exchange.averages_at(step)
             updates, kept = _axes.cond(due, average, keep, updates, params, kept)
         return updates, AverageParametersState(step, *kept)
 
@@ -209,7 +208,7 @@ def _blocks(
     leaves: Sequence[Leaf], params: optax.Params, exchange: Exchange, step: jax.Array
 ) -> list[Blocks]:
     """The blocks of each leaf that are averaged."""
-    if not exchange.rolling:
+    if not exchange.in_turn:
         return [Blocks(1, None, jnp.ones(0, bool))] * len(leaves)
     selection = exchange.average_selection(leaves_of(params, exchange.layout))
     at_step = SelectionAtStep(selection, step)

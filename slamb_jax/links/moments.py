@@ -17,7 +17,7 @@ from slamb_jax._tree.leaves import map_numbered, map_present
 from slamb_jax._tree.rounding import step_seed, stochastic_round
 
 Form = Literal["sum", "product"]
-NuOf = Literal["gradient", "momentum", "larger"]
+NuOf = Literal["gradient", "momentum"]
 
 
 Decays: TypeAlias = ArrayLike | chex.ArrayTree | Callable[[optax.Params], Any]
@@ -42,7 +42,7 @@ def check_second_moment(
     check_range("b2", b2, 0.0, 1.0, open_high=True)
     check_range("eps", eps, 0.0, open_low=True)
     check_choice("form", form, ("sum", "product"))
-    check_choice("nu_of", nu_of, ("gradient", "momentum", "larger"))
+    check_choice("nu_of", nu_of, ("gradient", "momentum"))
     check_dtype("nu_dtype", nu_dtype)
     if form == "sum" and not bias_correction:
         raise ValueError(
@@ -92,8 +92,8 @@ def update_second_moment(
     keep, new = weights(b2)
 
     def add(g: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
-        g = g.astype(jnp.float32)
-        return keep * v.astype(jnp.float32) + new * _square(nu_of, g, m)
+        square = jnp.square((g if nu_of == "gradient" else m).astype(jnp.float32))
+        return keep * v.astype(jnp.float32) + new * square
 
     new_nu = map_present(add, updates, mu, nu)
     if any(v.dtype == jnp.bfloat16 for v in jax.tree.leaves(nu)):
@@ -103,14 +103,6 @@ def update_second_moment(
             like=nu,
         )
     return new_nu
-
-
-def _square(nu_of: NuOf, g: jax.Array, m: jax.Array) -> jax.Array:
-    """The term of the second moment, in float32."""
-    m = m.astype(jnp.float32)
-    if nu_of == "larger":
-        return jnp.square(jnp.maximum(jnp.abs(g), jnp.abs(m)))
-    return jnp.square(g if nu_of == "gradient" else m)
 
 
 class Corrections(NamedTuple):

@@ -65,9 +65,8 @@ def adamw(
       weight_decay: :math:`\lambda`, as in ``optax.adamw``.
       mask: which leaves decay, as in ``optax.adamw``. None: all.
       nesterov: look one step ahead, as in ``optax.adamw``.
-      nu_of: what v is the second moment of: ``"momentum"``, ``"gradient"`` (the
-        worker's own, as in AdamW) or ``"larger"``; see
-        :func:`slamb_jax.directions.adam`.
+      nu_of: what v is the second moment of: ``"momentum"``, or ``"gradient"``, the
+        worker's own, as in AdamW; see :func:`slamb_jax.directions.adam`.
       nu_dtype: dtype of v, None (float32) or bfloat16 with stochastic rounding.
 
     Returns:

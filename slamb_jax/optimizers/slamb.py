@@ -83,10 +83,8 @@ def slamb(
       bias_correction: False, in the product form only, leaves it out.
       mu_dtype: dtype of m, None (float32) or bfloat16. Without a ``payload`` it is also
         the wire format.
-      nu_of: what v is the second moment of: ``"gradient"``, the worker's own;
-        ``"momentum"``, m after its exchange, which ends nearer to dense training in
-        short or noisy runs and with codes of few bits; or ``"larger"``, the larger of
-        the two. The last two depart from the paper; see
+      nu_of: what v is the second moment of: ``"gradient"``, the worker's own, or
+        ``"momentum"``, m after its exchange, which departs from the paper; see
         :func:`slamb_jax.directions.adam`.
       nu_dtype: dtype of v, None (float32) or bfloat16 with stochastic rounding.
 
@@ -110,7 +108,8 @@ def slamb(
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
       >>> rate = optax.linear_schedule(0.1, 0.0, 100)
-      >>> tx = slamb_jax.slamb(rate, slamb_jax.Exchange("data", sync_every=10))
+      >>> exchange = slamb_jax.Exchange.paper("data", sync_every=10, b3=0.7)
+      >>> tx = slamb_jax.slamb(rate, exchange)
       >>> def train(params, target):  # what one worker does, with data of its own
       ...     def step(carry, _):
       ...         params, state = carry

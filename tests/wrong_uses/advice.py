@@ -20,7 +20,7 @@ def network(**settings):
 
 def advise(params=1e6, network=NETWORK, exchange=None, **settings):
     exchange = slamb_jax.Exchange("data") if exchange is None else exchange
-    settings = {"step_seconds": 1.0, "optimizer_seconds": (0.1, 0.1)} | settings
+    settings = {"step_seconds": 1.0, "update_seconds": (0.1, 0.1)} | settings
     return slamb_jax.advise(params, network, exchange, **settings)
 
 
@@ -48,8 +48,8 @@ ADVICE = [
     (of(advise, {"n": jnp.arange(3)}), r"params .*int32 at params\['n'\]"),
     *bad(advise, "step_seconds", 0.0, None),
     *bad(advise, "mu_dtype", "int8"),
-    (of(advise, optimizer_seconds=(0.1, -1)), r"optimizer_seconds \(slamb\) .*-1"),
-    *bad(advise, "optimizer_seconds", 3, wanted=r"\(lamb, slamb\)"),
+    (of(advise, update_seconds=(0.1, -1)), r"update_seconds \(exchanging\) .*-1"),
+    *bad(advise, "update_seconds", 3, wanted=r"\(dense, exchanging\)"),
     (of(WireReport(()).bytes_over, mesh_of(2), "model"), "mesh .* the axis 'model'"),
     *bad(slamb_jax.wire_report, "program", "no program", 3),
 ]

@@ -43,7 +43,7 @@ def damaged(directory):
     return directory / "c"
 
 
-ADVISE = "advise --params 1M --workers 8 --link 1Gbit --step 1s --lamb 1ms --slamb 1ms "
+ADVISE = "advise --params 1M --workers 8 --link 1Gbit --step 1s "
 
 
 def advising(contents):
@@ -65,7 +65,9 @@ COMMANDS = [
     (command(ADVISE + "--link 10"), "--link: must be a rate such as .*, got '10'"),
     (command(ADVISE + "--lin 10Gbit"), "unrecognized arguments: --lin 10Gbit"),
     (command(ADVISE + "--step 5"), "--step: .*'5'"),
-    (command(ADVISE[: ADVISE.index("--slamb")]), "--lamb and --slamb must be given"),
+    (command(ADVISE + "--budget 0.1%"), "share must be at least 0.00"),
+    (command(ADVISE + "--budget five"), "a share such as 5% or 0.05, got 'five'"),
+    (command(ADVISE + "--budget 5% --sync-every 3"), "chooses sync_every, .*: 3"),
     (command(ADVISE + "--mu-dtype int8"), "mu_dtype .*'int8'"),
     (command(ADVISE + "--compress-ratio 1.5"), "compress_ratio .*1.5"),
     (command(ADVISE + "--payload int8"), "payload .*'int8'"),

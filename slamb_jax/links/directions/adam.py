@@ -56,15 +56,10 @@ def adam(
 
     which weighs the first few steps less. The workers agree on it as far as they agree
     on m, while v of their own gradients differs, most in the first steps. It is also
-    less noisy.
-    ``nu_of="larger"`` takes that of the larger of the two,
-
-    .. math:: v \leftarrow \beta_2 v + (1-\beta_2) \max(g^2, m^2)
-
-    which differs from the gradient's where a worker's own gradient is next to nothing
-    and the mean momentum is not: under a ReLU that is off for its few samples, or for a
-    row of an embedding that they lack. There m over the root of v has no bound, and
-    here at most :math:`1/\sqrt{1-\beta_2}`. Both depart from Adam.
+    less noisy, and bounds the update at :math:`1/\sqrt{1-\beta_2}` where a worker's own
+    gradient is next to nothing and the mean momentum is not: under a ReLU that is off
+    for its few samples, or for a row of an embedding that they lack. It departs from
+    Adam.
 
     Args:
       b2: decay rate of the second moment, in [0, 1).
@@ -72,8 +67,8 @@ def adam(
       eps_root: added under the root, not negative.
       form: ``"product"``, as in Adam, or ``"sum"``, SLAMB's: where eps stands.
       bias_correction: False leaves out the power of t (product form only).
-      nu_of: what v is the second moment of: ``"gradient"``, the worker's own;
-        ``"momentum"`` or ``"larger"``.
+      nu_of: what v is the second moment of: ``"gradient"``, the worker's own, or
+        ``"momentum"``.
       nu_dtype: dtype of v: None (float32) or bfloat16, with stochastic rounding: a
         change of :math:`1 - \beta_2` of itself would round to none.
 
@@ -84,8 +79,8 @@ def adam(
       float32.
 
     Raises:
-      ValueError: for a value out of range; in ``update``, for ``nu_of`` other than
-        ``"momentum"`` without ``grad``.
+      ValueError: for a value out of range; in ``update``, for ``nu_of="gradient"``
+        without ``grad``.
 
     Examples:
       >>> import jax.numpy as jnp, slamb_jax
