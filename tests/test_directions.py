@@ -137,6 +137,23 @@ def test_a_direction_may_also_be_the_next_link(direction):
     assert_close([p for p, _ in got], [p for p, _ in want], units=4096)
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_what_codes_round_to_nothing_does_not_step_far(nesterov):
+    """v of the momentum holds the step where m is coded as 0, and the gradient not."""
+    exchange = slamb_jax.Exchange(AXIS, sync_every=None)
+    tx = slamb_jax.adamw(1.0, exchange, b2=0.99, weight_decay=0.0, nesterov=nesterov)
+    params = {"b": jnp.zeros(200)}  # exchanged densely, in 4 bits of the largest
+    scales = jnp.logspace(0, -6, 200)
+    grads = [
+        {"b": scales[None] * random_tree({"b": (200,)}, t, 4)["b"]} for t in range(6)
+    ]
+    states = train(tx, params, grads, "vmap")
+    ahead = jnp.zeros((4, 200))
+    for p, _ in states:
+        assert jnp.abs(p["b"] - ahead).max() < 1.1 / np.sqrt(1 - 0.99)
+        ahead = p["b"]
+
+
 def test_an_orthogonalized_matrix_is_nearly_orthogonal():
     """For every shape, and for kernels of attention: heads together, or one by one."""
     dims = directions.DimensionNumbers

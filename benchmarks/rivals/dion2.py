@@ -16,7 +16,7 @@ from slamb_jax.links.directions.muon import (
 )
 from slamb_jax.links.directions.muon import matrices as numbers_of
 
-STEPS = np.broadcast_to(np.float32(NS_COEFFS), (5, 3))
+STEPS = np.broadcast_to(np.asarray(NS_COEFFS, np.float32), (5, 3))
 
 
 class Dion2State(NamedTuple):

@@ -49,7 +49,7 @@ class Exchange:
     By default each parameter is averaged once in two steps, in 1.7 bits, and a
     sixteenth of the momentum at each step in 4: 0.035 of the bytes of averaging
     gradients in float32. ``sync_every`` alone makes that more or less, and
-    :meth:`for_budget` chooses it; :meth:`paper` has SLAMB's published settings.
+    ``for_budget`` chooses it; ``paper`` has SLAMB's published settings.
 
     Args:
       axis_name: the mesh axis (or a tuple of axes) of the workers, bound by
