@@ -37,9 +37,9 @@ def test_a_readable_table(capsys):
 def test_a_budget_chooses_the_exchange_and_says_what_to_expect(capsys):
     out = " ".join(advise(capsys, "--budget", "5%", "--min-size", "7").split())
     assert "Exchange('workers', min_size=7): 0.0625 of" in out
-    assert "H = 2: under AdamW a small language model ended at" in out
+    assert "Expect: with sync_every=2 AdamW ended at" in out
     out = advise(capsys, "--budget", "0.003")
-    assert "sync_every=32" in out
+    assert "sync_every=24" in out
 
 
 def test_options_override_a_file_as_settings_of_an_exchange(capsys, tmp_path):

@@ -165,7 +165,7 @@ def diloco(make: Any, every: int, outer: tuple[float, float], rate: float) -> Me
 
 
 OUTER = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.5), (1.0, 0.0))  # rates, Nesterov momenta
-EVERY = {h: slamb_jax.Exchange(AXIS, sync_every=h) for h in (1, 2, 4, 8, 16, 32, 64)}
+EVERY = {h: slamb_jax.Exchange(AXIS, sync_every=h) for h in (1, 2, 4, 5, 8, 16, 32, 64)}
 FOUR_BITS = slamb_jax.Exchange(AXIS, sync_every=1, average_payload="uniform4")
 
 METHODS = {

@@ -1,5 +1,6 @@
 """The share of dense bytes that an exchange takes."""
 
+import math
 from typing import TYPE_CHECKING
 
 import chex
@@ -15,7 +16,7 @@ from slamb_jax.exchange.selections import elements_sent
 if TYPE_CHECKING:
     from slamb_jax.exchange.settings import Exchange
 
-PERIODS = (1, 2, 4, 8, 16, 32, 64)
+PERIODS = range(1, 65)
 """Steps from average to average to choose from, the most bytes first."""
 
 ABOVE_DENSE = {1: (-2.2, 0.2), 2: (-1.9, 0.2)}
@@ -55,14 +56,15 @@ def sent_of(leaves: list[Leaf], exchange: "Exchange") -> list[tuple[int, int]]:
 
 def expected_loss(exchange: "Exchange") -> str:
     """What was recorded at this H, in a sentence."""
-    found = ABOVE_DENSE.get(exchange.sync_every or 0)
-    if found is None:
-        return f"H = {exchange.sync_every}: no loss is recorded."
-    noisy, large = (f"{x:+.1f} %" for x in found)
+    recorded = [h for h in ABOVE_DENSE if h >= (exchange.sync_every or math.inf)]
+    if not recorded:
+        return f"No loss is recorded for sync_every={exchange.sync_every}."
+    every = min(recorded)
+    noisy, large = (f"{x:+.1f} %" for x in ABOVE_DENSE[every])
     return (
-        f"H = {exchange.sync_every}: under AdamW a small language model ended at "
-        f"{noisy} of the dense loss\nwith 8 workers of 8 sequences, at {large} with 4 "
-        "of 48 (benchmarks/frontier)."
+        f"Expect: with sync_every={every} AdamW ended at {noisy} of the dense loss of a "
+        f"small language\nmodel with 8 workers of 8 sequences, at {large} with 4 of 48 "
+        "(benchmarks/frontier)."
     )
 
 

@@ -248,11 +248,10 @@ class Exchange:
     ) -> "Exchange":
         """The default settings at the smallest H that keeps to a share of the bytes.
 
-        H is a power of two: each parameter is averaged once in H steps, and 1/(8 H) of
-        the momentum is exchanged per step.
-        Under :func:`slamb_jax.adamw` with 8 workers of 8 sequences and 300 steps of a
-        small language model (``benchmarks/frontier``), the loss ended by so much above
-        dense AdamW's: H = 1 -2.8 %, 2 -2.3 %, 4 +1.8 %, 8 +8.6 %, 16 +14 %.
+        Each parameter is averaged once in H steps, at most 64, and 1/(8 H) of the
+        momentum is exchanged per step. The losses that were recorded are in
+        ``benchmarks/results/frontier.md``; ``slamb-jax advise --budget 5%`` prints what
+        to expect.
 
         Args:
           axis_name: the mesh axis of the workers.
