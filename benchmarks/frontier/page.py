@@ -79,7 +79,7 @@ def picture(found: dict[Setting, report.Cells], path: Path) -> None:
             )  # fmt: skip
         panel.axhline(0, color="black", linewidth=0.8)
         panel.set(xscale="log", title=str(setting), xlabel="share of dense bytes")
-        panel.set_ylim(-2, 32)
+        panel.set_ylim(-2, 45)
         panel.grid(alpha=0.3)
     panels[0][0].set_ylabel("loss above the best dense run, %")
     lines: dict[str, Any] = {}

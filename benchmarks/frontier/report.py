@@ -80,7 +80,10 @@ def cells(setting: Setting, results: Results) -> Cells:
 
 
 def above_dense(found: Cells) -> dict[str, list[tuple[float, float]]]:
-    """Of each group the share of dense bytes and the loss above the best, in %."""
+    """Of each group the share of dense bytes and the loss above the best, in %.
+
+    Settings that are no better than others of their group at fewer bytes are left out.
+    """
     if DENSE not in found:
         return {}
     shares = {name: cell.bytes / found[DENSE].bytes for name, cell in found.items()}
@@ -88,7 +91,11 @@ def above_dense(found: Cells) -> dict[str, list[tuple[float, float]]]:
     out: dict[str, list[tuple[float, float]]] = {}
     for name in sorted(shares, key=shares.__getitem__):
         above = 100 * (found[name].loss / best - 1)
-        out.setdefault(group(name), []).append((shares[name], above))
+        points = out.setdefault(group(name), [])
+        if points and above < points[-1][1] and shares[name] <= 1.001 * points[-1][0]:
+            points.pop()
+        if not points or above < points[-1][1]:
+            points.append((shares[name], above))
     return out
 
 
