@@ -1,9 +1,8 @@
 """What an optimizer does with an exchanged momentum: ``slamb_jax.directions``.
 
 A direction is an optax transformation whose ``update`` takes the momentum as its
-updates. If it has arguments ``grad`` and ``mu``, :func:`slamb_jax.mask_momentum` passes
-it the worker's own gradient, and the momentum before bias correction. So most optax
-transformations are one:
+updates. If it has an argument ``grad``, :func:`slamb_jax.mask_momentum` passes it the
+worker's own gradient. So most optax transformations are one:
 
 >>> import optax, slamb_jax
 >>> exchange = slamb_jax.Exchange("data")

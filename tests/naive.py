@@ -42,7 +42,8 @@ class NaiveSlamb:
                 self.exchange(j, mask)
             for i in range(self.n):
                 g = grads[i][j].astype(np.float64)
-                square = {"gradient": g**2, "momentum": self.m[i][j] ** 2}
+                m = self.m[i][j] / (1 - self.b1**self.t if self.bias_correction else 1)
+                square = {"gradient": g**2, "momentum": m**2}
                 self.v[i][j] *= self.b2
                 self.v[i][j] += (1 - self.b2) * square[self.nu_of]
             self.age[j] = np.where(mask, 0, self.age[j] + 1)

@@ -175,7 +175,7 @@ METHODS = {
         0.016,
         lambda rate, axis: rivals.dense(optax.adamw(rate, weight_decay=0.0), axis),
     ),
-    "AdamW, v of m": dense(adamw, 0.008, nu_of="momentum"),
+    "AdamW, v of m": dense(adamw, 0.0113, nu_of="momentum"),
     **{
         f"AdamW, outer {o[0]:g} {o[1]:g}": dense(
             adamw, 0.016, outer=o, nu_of="gradient"
@@ -185,9 +185,9 @@ METHODS = {
     "Lion": dense(lion, 0.002),
     "Muon": dense(muon, 0.016, nu_of="gradient"),
     "Muon, v of m": dense(muon, 0.016, nu_of="momentum"),
-    "adamw, 4 bits": exchanging(adamw, 0.008, FOUR_BITS),
-    **{f"adamw, H {h}": exchanging(adamw, 0.008, x) for h, x in EVERY.items()},
-    **{f"muon, H {h}": exchanging(muon, 0.016, EVERY[h]) for h in (1, 2, 4, 16)},
+    "adamw, 4 bits": exchanging(adamw, 0.016, FOUR_BITS),
+    **{f"adamw, H {h}": exchanging(adamw, 0.016, x) for h, x in EVERY.items()},
+    **{f"muon, H {h}": exchanging(muon, 0.0453, EVERY[h]) for h in (1, 2, 4, 16)},
     **{f"lion, H {h}": exchanging(lion, 0.002, EVERY[h]) for h in (1, 2, 4)},
     **{f"slamb, H {h}": exchanging(slamb_jax.slamb, 0.02, EVERY[h]) for h in (1, 2, 4)},
     "slamb, v of m, H 2": exchanging(slamb_jax.slamb, 0.02, EVERY[2], nu_of="momentum"),

@@ -77,9 +77,8 @@ def mask_momentum(
       exchange: what is exchanged of m, between whom, and when.
       direction: what is done with the momentum: one of
         :mod:`slamb_jax.directions`, or any optax transformation that takes a momentum
-        as its updates. If its ``update`` has arguments ``grad`` and ``mu``, it gets
-        the worker's own gradient and the momentum before its correction as well. None:
-        the momentum itself, for links behind.
+        as its updates. If its ``update`` has an argument ``grad``, it gets the
+        worker's own gradient as well. None: the momentum itself, for links behind.
       b1: decay rate of the momentum, in [0, 1); or a tree of them, a prefix of it, or a
         function of the parameters that returns one.
       nesterov: look one step ahead, with the worker's own gradient.
@@ -158,15 +157,12 @@ def mask_momentum(
             next_step = optax.safe_increment(step)
             return keep * corrected(m, b, next_step) + new * corrected(g, b, step)
 
-        of = mu
         if nesterov:
-            given = of = map_present(ahead, updates, mu, b)
-            if bias_correction:
-                of = map_present(lambda m, b: m * bias(b, step), given, b)
+            given = map_present(ahead, updates, mu, b)
         else:
             given = map_present(lambda m, b: corrected(m, b, step), mu, b)
         u, direction_state = then.update(
-            given, state.direction, params, **(extra_args | {"grad": updates, "mu": of})
+            given, state.direction, params, **(extra_args | {"grad": updates})
         )
         mu = keep_absent(mu, state.mu)
         return u, MaskMomentumState(step, mu, compressor_state, direction_state)

@@ -19,6 +19,7 @@ from slamb_jax._tree.leaves import (
     Leaf,
     broadcast_blocks,
     keep_absent,
+    map_present,
     mask_tree,
     present,
 )
@@ -37,6 +38,7 @@ from slamb_jax.links.moments import (
     adam_direction,
     add_decay,
     batch_factor,
+    bias,
     check_first_moment,
     check_second_moment,
     corrections,
@@ -175,7 +177,9 @@ def scale_by_slamb(
         mu, (residual, selection) = update_first_moment(
             updates, state.mu, exchanged, decays(b1, state.mu), overlap=exchange.overlap
         )
-        nu = update_second_moment(updates, mu, state.nu, step, b2, nu_of)
+        fix = bias(b1, step) if bias_correction else jnp.float32(1)
+        corrected = map_present(lambda m: m.astype(jnp.float32) / fix, mu)
+        nu = update_second_moment(updates, corrected, state.nu, step, b2, nu_of)
         at_step = selection_at(exchange, params, step, selection)
         n, bounds = axis_size(exchange.axis_name), clips(c_min, c_max)
         fixes = corrections(form, step, b1, b2, eps, bias_correction)

@@ -54,8 +54,8 @@ def adamw(
 
     Args:
       learning_rate: a number, or a schedule of the step from 0: the one that suits n
-        workers' batches together. With ``nu_of="momentum"`` start from half of dense
-        AdamW's: m is less noisy than g, so that steps are longer.
+        workers' batches together. With ``nu_of="momentum"`` try half of dense AdamW's
+        too: m is less noisy than g, so that steps are longer.
       exchange: between whom, what, how much and how often: an :class:`Exchange`.
       b1: decay rate of the momentum, in [0, 1).
       b2: decay rate of the second moment, in [0, 1).

@@ -50,16 +50,15 @@ def adam(
       u &= \frac{\hat m}{\sqrt{v} + \varepsilon}\sqrt{1-\beta_2^t}
         \quad\text{(sum form)}
 
-    ``nu_of="momentum"`` takes the second moment of the momentum before its correction,
+    ``nu_of="momentum"`` takes the second moment of the momentum,
 
-    .. math:: v \leftarrow \beta_2 v + (1-\beta_2) m^2
+    .. math:: v \leftarrow \beta_2 v + (1-\beta_2) \hat m^2
 
-    which weighs the first few steps less. The workers agree on it as far as they agree
-    on m, while v of their own gradients differs, most in the first steps. It is also
-    less noisy, and bounds the update at :math:`1/\sqrt{1-\beta_2}` where a worker's own
-    gradient is next to nothing and the mean momentum is not: under a ReLU that is off
-    for its few samples, or for a row of an embedding that they lack. It departs from
-    Adam.
+    The workers agree on it as far as they agree on m, while v of their own gradients
+    differs, most in the first steps. It is also less noisy, and bounds the update at
+    :math:`1/\sqrt{1-\beta_2}` where a worker's own gradient is next to nothing and the
+    mean momentum is not: under a ReLU that is off for its few samples, or for a row of
+    an embedding that they lack. It departs from Adam.
 
     Args:
       b2: decay rate of the second moment, in [0, 1).
@@ -75,8 +74,7 @@ def adam(
     Returns:
       A direction for :func:`slamb_jax.mask_momentum`: a
       :class:`optax.GradientTransformationExtraArgs` whose ``update`` takes the momentum
-      as its updates, the worker's gradient as ``grad`` and m as ``mu``. Its updates are
-      float32.
+      as its updates and the worker's gradient as ``grad``. Its updates are float32.
 
     Raises:
       ValueError: for a value out of range; in ``update``, for ``nu_of="gradient"``
@@ -108,7 +106,6 @@ def adam(
         params: optax.Params | None = None,
         *,
         grad: optax.Updates | None = None,
-        mu: optax.Updates | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, AdamState]:
         del params, extra_args
@@ -120,8 +117,7 @@ def adam(
                 )
             grad = updates
         step = optax.safe_increment(state.count)
-        m = updates if mu is None else mu
-        nu = update_second_moment(grad, m, state.nu, step, b2, nu_of)
+        nu = update_second_moment(grad, updates, state.nu, step, b2, nu_of)
         at = corrections(form, step, None, b2, eps, bias_correction)
         at = at._replace(eps_root=jnp.asarray(eps_root, jnp.float32))
         u = map_present(lambda m, v: adam_direction(at, m, v), updates, nu)
