@@ -61,19 +61,22 @@ def _jointspar(rate: optax.ScalarOrSchedule, **run: Any) -> Any:
 
 
 PAPER = "SLAMB, as published", 0.0141, slamb_jax.slamb, Exchange.paper(AXIS)
+ADAMW: dict[str, Any] = {"b2": 0.95, "weight_decay": 0.0}
 METHODS = {
-    "dense_adamw": _dense("AdamW", 0.016, optax.adamw, weight_decay=0.0),
+    "dense_adamw": _dense("AdamW", 0.016, optax.adamw, **ADAMW),
     "dense_lamb": _dense("LAMB", 0.02, optax.lamb),
     "slamb_paper": _exchanging(*PAPER),
-    "adamw": _exchanging("AdamW", 0.008, slamb_jax.adamw, weight_decay=0.0),
-    "slamb": _exchanging("SLAMB", 0.0283, slamb_jax.slamb),
-    "slamb_from_links": _exchanging("SLAMB, from links", 0.0283, slamb_from_links),
+    "adamw": _exchanging("AdamW with the exchange", 0.0113, slamb_jax.adamw, **ADAMW),
+    "slamb": _exchanging("SLAMB with the exchange", 0.0283, slamb_jax.slamb),
+    "slamb_from_links": _exchanging("SLAMB from links", 0.0283, slamb_from_links),
     "dense_lion": _dense("Lion", 0.002, optax.lion, weight_decay=0.0),
-    "lion": _exchanging("Lion", 0.002, slamb_jax.lion, weight_decay=0.0),
+    "lion": _exchanging(
+        "Lion with the exchange", 0.002, slamb_jax.lion, weight_decay=0.0
+    ),
     "dense_muon": _dense("Muon", 0.02, optax.contrib.muon),
-    "muon": _exchanging("Muon", 0.02, slamb_jax.muon),
+    "muon": _exchanging("Muon with the exchange", 0.02, slamb_jax.muon),
     "dense_sgd": _dense("SGD", 0.3, optax.sgd, momentum=0.9),
-    "sgd": _exchanging("SGD", 0.3, slamb_jax.sgd, momentum=0.9),
+    "sgd": _exchanging("SGD with the exchange", 0.3, slamb_jax.sgd, momentum=0.9),
     "dense_lars": _dense("LARS", 1.0, optax.lars, **LARS),
     "jointspar_lars": Entry("JointSpar-LARS", 1.0, _jointspar),
 }
