@@ -24,7 +24,7 @@ EXCHANGES = {
 @pytest.mark.parametrize("make", [slamb_jax.slamb, slamb_jax.adamw])
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_they_train(name, make):
-    tx = make(optax.linear_schedule(0.02, 0.0, 200), EXCHANGES[name])
+    tx = make(optax.linear_schedule(0.04, 0.0, 200), EXCHANGES[name])
     targets = 2.0 + jnp.arange(8.0)[:, None, None] / 8
 
     def worker(target):
