@@ -124,9 +124,9 @@ def test_what_slamb_sends_is_counted_as_it_packs() -> None:
     published = "SLAMB, as published"
     assert sends(published, 2) == plain
     assert sends(published, 101) == [*plain, ("all-reduce", 4 * 4030)]
-    # 530 elements of the momentum, in 4 slices of 133 each of 2 blocks of 68 codes; all
-    # parameters, in 4 slices of 1,008 each of 4 blocks of 51 bytes of codes and more.
-    momentum = [("all-to-all", 4 * 76), ("all-gather", 76)]
+    # 530 elements of the momentum in 4 slices of 133: 67 bytes of codes, a scale of 4.
+    # All parameters in 4 slices of 1,008: 4 blocks, each of 51 bytes and a scale.
+    momentum = [("all-to-all", 4 * 71), ("all-gather", 71)]
     average = [("all-to-all", 4 * 220), ("all-gather", 220)]
     assert sends("slamb, H 1", 2) == [*momentum, *average]
     rival = make(published, 1.0, SETTING)

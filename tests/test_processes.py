@@ -39,11 +39,12 @@ def run_on(mesh, exchange):
     return state
 
 settings = {"min_size": 4, "sync_every": 3}
-state = run_on(jax.make_mesh((4,), ("data",)), slamb_jax.Exchange("data", **settings))
+exchange = slamb_jax.Exchange.paper("data", **settings)
+state = run_on(jax.make_mesh((4,), ("data",)), exchange)
 found["workers"] = slamb_jax.consolidate(state[0]).tolist()
 
 mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2).T, ("data", "device"))
-groups = slamb_jax.Exchange("data", local_axis_name="device", **settings)
+groups = slamb_jax.Exchange.paper("data", local_axis_name="device", **settings)
 state = run_on(mesh, groups)
 found["groups"] = slamb_jax.consolidate(state[0]).tolist()
 slamb_jax.assert_replicas_agree(state[0], rtol=1e-5)

@@ -124,8 +124,8 @@ def test_nothing_is_gathered_that_dense_lamb_does_not_gather(style, check_vma):
     assert sum(c.elements for c in between if c.conditional) == total
     cost = slamb_jax.advise(
         like, slamb_jax.Network(N, 1e9), exchange_of(None, sync_every=None),
-        step_seconds=1.0, optimizer_seconds=(0, 0),
-    ).slamb  # fmt: skip
+        step_seconds=1.0, update_seconds=(0, 0),
+    ).exchanging  # fmt: skip
     wire = sum(c.wire_bytes for c in between if not c.conditional)
     assert cost.bytes_per_step == pytest.approx(wire, rel=0.01)
     # The norms are summed over the shards in one small all-reduce more.
