@@ -41,6 +41,7 @@ class Choice(NamedTuple):
     optimizer: Mapping[str, Any] = types.MappingProxyType({})
 
 
+SIXTEEN = Choice({}, {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"})
 CHOICES = {
     "the default": Choice({}),
     "H 1": Choice({"sync_every": 1}),
@@ -61,12 +62,8 @@ CHOICES = {
     "overlap": Choice({"overlap": True}),
     "groups of 2": Choice({"local_axis_name": LOCAL}),
     "v of the gradient": Choice({}, {"nu_of": "gradient"}),
-    "16-bit moments, float32 master": Choice(
-        {}, {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
-    ),
-    "16-bit moments, stochastic": Choice(
-        {}, {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
-    ),
+    "16-bit moments, float32 master": SIXTEEN,
+    "16-bit moments, stochastic": SIXTEEN,
 }
 ROUNDING: dict[str, Any] = {  # of a training in bfloat16
     "16-bit moments, float32 master": "master",

@@ -2,7 +2,6 @@
 
 import dataclasses
 import statistics
-from typing import Any
 
 from rich.table import Table
 
@@ -15,7 +14,6 @@ from benchmarks.rivals import wire_bytes
 from examples.common.tables import spread, table
 
 COMPARED = 1 / 1000, 1 / 4  # of dense bytes: where rivals are compared
-Point = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +36,9 @@ class Cell:
     @property
     def bytes(self) -> float:
         """Bytes that each worker sends in a run; as many with every seed."""
-        return self.bytes_by(self.runs[0]["points"][-1])
-
-    def bytes_by(self, point: Point) -> float:
         return sum(
             often * wire_bytes([(kind, payload)], self.workers)
-            for kind, payload, often in point["exchanges"]
+            for kind, payload, often in self.runs[0]["points"][-1]["exchanges"]
         )
 
 
@@ -107,7 +102,7 @@ def above(cell: Cell, dense: Cell) -> str:
 
 
 def setting_table(setting: Setting, found: Cells) -> Table:
-    """Losses, bytes and seconds of every method."""
+    """Losses and bytes of every method."""
     machines = sorted({run["hardware"] for cell in found.values() for run in cell.runs})
     rows, dense = [], found.get(DENSE)
     for name, cell in found.items():

@@ -16,7 +16,7 @@ from examples.common import simulated
 from examples.hardware import hardware
 
 EVALUATIONS = 8
-ROUND = 25  # steps: they are where DiLoCo and SparseLoCo have just synchronized
+ROUND = 25  # steps: they are where SparseLoCo has just synchronized
 
 
 @dataclasses.dataclass(frozen=True)

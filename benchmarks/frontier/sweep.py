@@ -31,8 +31,7 @@ def best_rate(setting: Setting, method: str, results: Results) -> float | None:
     """The rate whose sweep ended lowest; None if the sweep is not done."""
     if next(rates(setting, method, results), None) is not None:
         return None
-    span = range(min(POWERS) - FURTHER, max(POWERS) + FURTHER + 1)
-    runs = [_run(setting, method, p) for p in span]
+    runs = swept(setting, method, results)
     return min(runs, key=lambda run: _loss(run, results)).rate
 
 

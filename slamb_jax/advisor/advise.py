@@ -152,7 +152,7 @@ def _groups(network: Network, exchange: Exchange) -> tuple[int, int]:
 
 def _average(elements: Elements, exchange: Exchange, groups: tuple[int, int]) -> Plan:
     """The average of the parameters, in one exchange for each wire format."""
-    if (every := exchange.sync_every) is None:
+    if exchange.sync_every is None:
         return []
     payload = resolve_payload(exchange.average_payload)
     if payload is None and exchange.outer is not None:
@@ -160,7 +160,7 @@ def _average(elements: Elements, exchange: Exchange, groups: tuple[int, int]) ->
     kinds: list[tuple[str | Quantizer, int]] = [*elements.averaged.items()]
     if payload is not None:
         kinds = [(payload, sum(elements.averaged.values()))]
-    per_step = 1.0 if exchange.in_turn else 1 / every
+    per_step = exchange.averages_per_step
     return [x for kind, d in kinds for x in mean(d, kind, groups, per_step)]
 
 

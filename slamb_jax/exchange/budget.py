@@ -38,11 +38,12 @@ def share_of(exchange: "Exchange", params: chex.ArrayTree) -> float:
     sizes = sent_of(leaves, exchange)
     sent = _bytes(sum(momentum for momentum, _ in sizes), exchange.payload, 4)
     if exchange.sync_every is not None:
-        per_step = 1.0 if exchange.in_turn else 1 / exchange.sync_every
         itemsize = max(x.dtype.itemsize for x in jax.tree.leaves(params))
         of_dtype = 4 if exchange.outer is not None else itemsize
         averaged = sum(average for _, average in sizes)
-        sent += per_step * _bytes(averaged, exchange.average_payload, of_dtype)
+        sent += exchange.averages_per_step * _bytes(
+            averaged, exchange.average_payload, of_dtype
+        )
     return sent / (4 * dense)
 
 

@@ -178,6 +178,13 @@ class Exchange:
             return self.sync_every is not None
         return self.average_payload is not None and self.axis_name is not None
 
+    @property
+    def averages_per_step(self) -> float:
+        """How often parameters, all or some, are averaged: each step, or every H."""
+        if self.sync_every is None:
+            return 0.0
+        return 1.0 if self.in_turn else 1 / self.sync_every
+
     def averages_at(self, step: Any) -> Any:
         """Whether parameters, all or some, are averaged at a step, counted from 1."""
         if self.sync_every is None or self.in_turn:
