@@ -80,7 +80,7 @@ def test_one_of_two_processes_dies_and_both_start_again(tmp_path):
     code, told = ended(process)
     assert code == 0, told
     assert "both start again (time 1 of 3)" in told
-    assert "process 1" in told
+    assert "process 1" in told, told
     steps = [r["step"] for r in records.read(metrics) if "loss" in r]
     assert steps == list(range(1, STEPS + 1))
 

@@ -26,10 +26,10 @@ from benchmarks.frontier.sweep import missing
 class Config:
     """What to run."""
 
-    grid: Literal["core", "smoke"] = "core"
+    grid: Literal["frontier", "unseen", "big", "smoke"] = "frontier"
     only: tuple[str, ...] = ()  # pairs whose name, "setting method", has one of these
     budget: float = float("inf")  # seconds after which no run is started
-    results: Path = Path("benchmarks/results/frontier.jsonl")
+    results: Path | None = None  # benchmarks/results/GRID.jsonl
     report: bool = False  # run nothing: tables and pictures only
 
 
@@ -65,7 +65,8 @@ def run_all(config: Config, results: Results, console: Console) -> None:
 def main(config: Config) -> None:
     console = Console()
     console.width = max(console.width, 150)  # the tables
-    results = Results(config.results)
+    here = Path("benchmarks", "results", f"{config.grid}.jsonl")
+    results = Results(config.results or here)
     if not config.report:
         run_all(config, results, console)
     settings = dict.fromkeys(setting for setting, _ in pairs(config))

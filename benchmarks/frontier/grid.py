@@ -3,7 +3,6 @@
 import dataclasses
 
 SEEDS = (0, 1, 2)
-SHORT, LONG = 200, 300  # steps: longer runs than LONG take the rates of SHORT ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,20 +14,26 @@ class Setting:
     batch: int  # sequences or images, per worker and step
     steps: int
 
-    def short(self) -> "Setting":
-        """The same, in no more than ``SHORT`` steps."""
-        return dataclasses.replace(self, steps=min(self.steps, SHORT))
-
-    def tuned_on(self) -> "Setting":
-        """The setting in which its rates are tuned."""
-        return self if self.steps <= LONG else self.short()
-
     def __str__(self) -> str:
         return f"{self.task}-{self.workers}x{self.batch}-{self.steps}"
 
 
 NOISY = Setting("byte_lm", 8, 8, 300)  # short, and little data per worker and step
 LARGE = Setting("byte_lm", 4, 48, 900)  # long, and much
-MANY = Setting("byte_lm", 64, 2, SHORT)
+MANY = Setting("byte_lm", 64, 2, 200)
 CORE = (NOISY, LARGE, MANY)
-GRIDS = {"core": CORE, "smoke": (Setting("digits", 4, 4, 50),)}
+UNSEEN = (  # no exchange was chosen on these
+    Setting("prose", 4, 16, 400),
+    Setting("wide", 16, 4, 300),
+    Setting("gru", 8, 8, 300),
+    Setting("masked", 2, 32, 500),
+    Setting("digits", 4, 32, 400),
+    Setting("autoencoder", 8, 16, 500),
+)
+BIG = (Setting("byte_lm_3m", 4, 8, 2000),)
+GRIDS = {
+    "frontier": CORE,
+    "unseen": UNSEEN,
+    "big": BIG,
+    "smoke": (Setting("digits", 4, 4, 50),),
+}

@@ -11,7 +11,7 @@ import jax
 from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.methods import METHODS, exchanges, make
 from benchmarks.frontier.results import Result
-from benchmarks.frontier.tasks import task
+from benchmarks.frontier.tasks import schedule, task
 from examples.common import simulated
 from examples.hardware import hardware
 
@@ -43,12 +43,11 @@ def program(setting: Setting, method: str) -> simulated.Program:
     """A method's compiled step in a setting, for any rate and seed."""
     return simulated.Program(
         task(setting.task),
-        simulated.Method(
-            method, lambda schedule, _: make(method, schedule, setting).optimizer
-        ),
+        simulated.Method(method, lambda rate, _: make(method, rate, setting).optimizer),
         workers=setting.workers,
         batch=setting.batch,
         steps=setting.steps,
+        schedule=schedule(setting.task, setting.steps),
     )
 
 

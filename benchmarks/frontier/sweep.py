@@ -38,14 +38,14 @@ def best_rate(setting: Setting, method: str, results: Results) -> float | None:
 def swept(setting: Setting, method: str, results: Results) -> Iterator[Run]:
     """The runs that its rate was chosen from."""
     span = range(min(POWERS) - FURTHER, max(POWERS) + FURTHER + 1)
-    runs = (_run(setting.tuned_on(), method, p) for p in span)
+    runs = (_run(setting, method, p) for p in span)
     return (run for run in runs if results.get(run.key()) is not None)
 
 
 def missing(setting: Setting, method: str, results: Results) -> Iterator[Run]:
     """The runs that are not there yet: those of the sweep, then each seed."""
-    yield from rates(setting.tuned_on(), method, results)
-    rate = best_rate(setting.tuned_on(), method, results)
+    yield from rates(setting, method, results)
+    rate = best_rate(setting, method, results)
     assert rate is not None  # all of its runs were yielded, and are there by now
     runs = (Run(setting, method, rate, seed) for seed in SEEDS)
     yield from (run for run in runs if results.get(run.key()) is None)
@@ -53,7 +53,7 @@ def missing(setting: Setting, method: str, results: Results) -> Iterator[Run]:
 
 def finished(setting: Setting, method: str, results: Results) -> list[Result]:
     """The results of all seeds at the tuned rate, as far as there are any."""
-    rate = best_rate(setting.tuned_on(), method, results)
+    rate = best_rate(setting, method, results)
     if rate is None:
         return []
     runs = [Run(setting, method, rate, seed) for seed in SEEDS]

@@ -1,7 +1,7 @@
 """The tasks: what is trained, on what data, and how the loss is evaluated."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
+from benchmarks.frontier import unseen
 from examples.byte_lm import data, model
 from examples.byte_lm.model import Active, ByteLM
 from examples.common.simulated import Task
@@ -39,9 +40,9 @@ class DigitNet(nn.Module):
         return {name: None if name == "Dense_1" else name for name in params}
 
 
-def byte_lm(layers: int = 2) -> Task:
-    """Predicts the next byte, as examples/byte_lm does, with a smaller model."""
-    net = ByteLM(layers=layers, width=64, heads=4, context=CONTEXT)
+def byte_lm(layers: int = 2, width: int = 64, heads: int = 4) -> Task:
+    """Predicts the next byte, as examples/byte_lm does."""
+    net = ByteLM(layers=layers, width=width, heads=heads, context=CONTEXT)
     text, held_out = data.load(data.standard_library(), CONTEXT)
     return model.task(net, text, held_out, EVALUATED)
 
@@ -74,9 +75,27 @@ def digits() -> Task:
     )
 
 
-TASKS = {"byte_lm": byte_lm, "digits": digits}
+TASKS: dict[str, Callable[[], Task]] = {
+    "byte_lm": byte_lm,
+    "byte_lm_3m": lambda: byte_lm(layers=4, width=256, heads=8),
+    "digits": digits,
+    "prose": unseen.prose,
+    "wide": unseen.wide,
+    "gru": unseen.gru,
+    "masked": unseen.masked,
+    "autoencoder": unseen.autoencoder,
+}
 
 
 @functools.cache
 def task(name: str) -> Task:
     return TASKS[name]()
+
+
+def schedule(name: str, steps: int) -> optax.Schedule | None:
+    """The learning rate over its peak; None: warm-up, then a cosine."""
+    if name == "wide":
+        return optax.linear_schedule(1.0, 0.0, steps)
+    if name == "autoencoder":
+        return optax.linear_schedule(0.0, 1.0, steps // 10)  # and constant from there
+    return None

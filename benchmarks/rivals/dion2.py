@@ -32,6 +32,7 @@ def dion2(
     fraction: float = 0.25,
     momentum: float = 0.95,
     seed: int = 0,
+    b2: float = 0.999,
 ) -> Rival:
     r"""Orthogonalizes a random share S of the rows of the mean momentum.
 
@@ -48,7 +49,7 @@ def dion2(
     https://arxiv.org/abs/2512.16928, which takes the largest rows and finds random ones
     nearly as good.)
     """
-    adam = optax.adam(lambda count: learning_rate(count) / 3)
+    adam = optax.adam(lambda count: learning_rate(count) / 3, b2=b2)
 
     def split(tree: Any) -> tuple[list[jax.Array], list[jax.Array], list[Any]]:
         """Matrices as (rows, columns), other leaves, and the numbers of all."""

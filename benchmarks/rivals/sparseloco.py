@@ -27,6 +27,7 @@ def sparseloco(
     chosen: int = 64,
     decay: float = 0.95,
     outer_rate: float = 1.0,
+    b2: float = 0.999,
 ) -> Rival:
     r"""H local steps of AdamW, then one of SGD on their compressed mean.
 
@@ -42,7 +43,7 @@ def sparseloco(
     sign, and which of two magnitudes: the means of those above and below the middle.
     """
 
-    inner = optax.adamw(learning_rate, weight_decay=0.0)
+    inner = optax.adamw(learning_rate, b2=b2, weight_decay=0.0)
 
     def init(params: optax.Params) -> SparseLocoState:
         return SparseLocoState(

@@ -111,7 +111,7 @@ class Watchdog:
         if error is not None and _from_exchange(error):
             # Most likely the other end of a link is gone: learn which.
             traceback.print_exception(error)
-            self._stop.wait(1.5 * self._timeout)
+            self._stop.wait(2 * self._timeout)  # the most that silence takes to tell
         self._state = "is done" if error is None else f"failed: {error!r}"[:500]
         self._stop.set()
         for thread in self._threads:
