@@ -42,7 +42,7 @@ _EXCHANGE = (
     ("local-axis-name", "device", "groups: average gradients densely within each node, "
      "and exchange momentum between nodes; default: null, no groups"),
     ("compress-ratio", "0.1", "k, the share of the momentum exchanged per step; "
-     "default: 1/(8 H)"),
+     "default: 0"),
     ("min-size", "9000", "smaller matrices are dense; default: 9000, or less where "
      "they would hold more than 1 %% of the parameters"),
     ("payload", "uniform8", f"wire format of the momentum: {', '.join(NAMES)}, or "

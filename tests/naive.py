@@ -17,7 +17,7 @@ def ratio(p: np.ndarray, u: np.ndarray, otherwise: float) -> float:
 class NaiveSlamb:
     """n workers, each a list of leaves; masks are given, ages follow a recurrence."""
 
-    overlap = False  # exchange m before the gradient is added
+    overlap = False  # exchange m before the gradient is added, p before its update
     nu_of = "gradient"
 
     def __init__(self, params: list[np.ndarray], n: int, **settings: Any):
@@ -32,6 +32,7 @@ class NaiveSlamb:
 
     def step(self, grads: list[list[np.ndarray]], masks: list[np.ndarray]) -> None:
         self.t += 1
+        before = [[x.copy() for x in p] for p in self.p]
         for j, mask in enumerate(masks):
             if self.overlap:
                 self.exchange(j, mask)
@@ -53,9 +54,11 @@ class NaiveSlamb:
                 update(self.p[i], self.m[i][j], self.v[i][j], j, mask, r)
         if self.sync_every and (self.t % self.sync_every) == (1 % self.sync_every):
             for j in range(len(masks)):
-                mean = np.mean([self.p[i][j] for i in range(self.n)], axis=0)
+                averaged = before if self.overlap else self.p
+                mean = np.mean([averaged[i][j] for i in range(self.n)], axis=0)
                 for i in range(self.n):
-                    self.p[i][j] = mean
+                    late = self.p[i][j] - before[i][j] if self.overlap else 0.0
+                    self.p[i][j] = mean + late
 
     def exchange(self, j: int, mask: np.ndarray) -> None:
         mean = np.mean([self.m[i][j] for i in range(self.n)], axis=0)

@@ -84,7 +84,7 @@ def test_traffic_is_that_of_the_compiled_program(name):
     report = slamb_jax.wire_report(compiled)
     network = slamb_jax.Network(N, 1e9, workers_per_node=per_node, latency=0.0)
     never = dataclasses.replace(
-        exchange, sync_every=None, average_payload=None, rolling=False, outer=None
+        exchange, sync_every=10**12, average_payload=None, rolling=False, outer=None
     )
     often, never = (
         advise(PARAMS, network, x, mu_dtype=mu_dtype).exchanging
@@ -94,7 +94,7 @@ def test_traffic_is_that_of_the_compiled_program(name):
         assert often.bytes_per_step == pytest.approx(report.bytes_sent(), rel=0.01)
         assert report.bytes_sent(conditional=True) == 0
         return
-    assert never.bytes_per_step == pytest.approx(report.bytes_sent(), rel=0.01)
+    assert never.bytes_per_step == pytest.approx(report.bytes_sent(), rel=0.01, abs=1)
     average = 10 * (often.bytes_per_step - never.bytes_per_step)
     assert average == pytest.approx(report.bytes_sent(conditional=True), rel=0.01)
     if per_node > 1:
@@ -128,12 +128,12 @@ def test_no_more_is_hidden_than_there_is_compute(step_seconds):
         advise(step_seconds=step_seconds, exchanged={"overlap": x}).exchanging
         for x in (False, True)
     )
-    every_step = cost_of(sync_every=None).exchange_seconds
     assert soon.hidden_seconds == 0
-    assert late.hidden_seconds == pytest.approx(min(step_seconds, every_step))
+    hidden = min(step_seconds, soon.exchange_seconds)
+    assert late.hidden_seconds == pytest.approx(hidden)
     gain = soon.step_seconds - late.step_seconds
     assert gain == pytest.approx(late.hidden_seconds)
-    assert late.exposed_seconds > 0  # the average of the parameters is not hidden
+    assert late.exposed_seconds == pytest.approx(soon.exchange_seconds - hidden)
     assert late.efficiency > soon.efficiency
     assert late.bytes_per_step == soon.bytes_per_step
 

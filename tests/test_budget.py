@@ -40,16 +40,10 @@ def test_they_train(name, make):
     assert abs(params.mean() - targets.mean()) < 0.3
 
 
-@pytest.mark.parametrize(("name", "share"), [("default", 0.035), ("paper", 0.11)])
+@pytest.mark.parametrize(("name", "share"), [("default", 0.0531), ("paper", 0.11)])
 def test_they_send_what_they_say(name, share):
     params = {"w": jax.ShapeDtypeStruct((4096, 4096), jnp.float32)}
     assert EXCHANGES[name].share(params) == pytest.approx(share, abs=5e-4)
-
-
-def test_a_period_says_how_much_momentum_is_exchanged():
-    ratios = [slamb_jax.Exchange(AXIS, sync_every=h).ratio for h in (1, 2, 8, None)]
-    assert ratios == [1 / 8, 1 / 16, 1 / 64, 0.1]
-    assert slamb_jax.Exchange(AXIS, compress_ratio=0.3).ratio == 0.3
 
 
 def test_settings_override_those_of_the_paper():
@@ -64,7 +58,7 @@ def test_settings_override_those_of_the_paper():
 def test_the_steps_that_average(every, outer, rolling):
     if every is None and outer is not None:
         return
-    exchange = slamb_jax.Exchange(AXIS, sync_every=every, outer=outer, rolling=rolling)
+    exchange = slamb_jax.Exchange(sync_every=every, outer=outer, rolling=rolling)
     due = [bool(exchange.averages_at(t)) for t in range(1, 8)]
     if every is None:
         assert not any(due)
@@ -77,13 +71,21 @@ def test_the_steps_that_average(every, outer, rolling):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"compress_ratio": 0}, {"sync_every": None}, {"outer": optax.sgd(1.0)}]
+    ("settings", "momentum", "anchor", "in_turn"),
+    [
+        ({}, False, True, False),
+        ({"sync_every": 2}, False, True, True),
+        ({"sync_every": 2, "outer": optax.sgd(1.0)}, False, True, False),
+        ({"average_payload": None}, False, False, False),
+        ({"sync_every": None, "compress_ratio": 0.1}, True, False, False),
+        ({"selection": slamb_jax.selections.Strided(0.1)}, True, True, False),
+    ],
 )
-def test_defaults_may_stand_where_they_have_nothing_to_say(settings):
+def test_what_follows_from_the_settings(settings, momentum, anchor, in_turn):
     exchange = slamb_jax.Exchange(AXIS, **settings)
-    assert exchange.exchanges_momentum == ("compress_ratio" not in settings)
-    assert exchange.keeps_anchor == ("sync_every" not in settings)
-    assert exchange.in_turn == ("compress_ratio" in settings)
+    assert exchange.exchanges_momentum == momentum
+    assert exchange.keeps_anchor == anchor
+    assert exchange.in_turn == in_turn
 
 
 SHAPES = {"w": (300, 320), "b": (320,), "small": (9, 10)}

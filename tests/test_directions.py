@@ -151,7 +151,9 @@ def test_a_constant_gradient_steps_by_the_rate(nu_of):
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_what_codes_round_to_nothing_does_not_step_far(nesterov):
     """v of the momentum holds the step where m is coded as 0, and the gradient not."""
-    exchange = slamb_jax.Exchange(AXIS, sync_every=None)
+    exchange = slamb_jax.Exchange(
+        AXIS, compress_ratio=0.1, payload="uniform4", sync_every=None
+    )
     tx = slamb_jax.adamw(1.0, exchange, b2=0.99, weight_decay=0.0, nesterov=nesterov)
     params = {"b": jnp.zeros(200)}  # exchanged densely, in 4 bits of the largest
     scales = jnp.logspace(0, -6, 200)

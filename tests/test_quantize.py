@@ -81,6 +81,13 @@ def test_ternary_sends_what_is_large_and_the_rest_in_time(threshold):
     assert np.linalg.norm(rest) < 0.03 * np.linalg.norm(x)
 
 
+@pytest.mark.parametrize("size", [0.1, 1e-30, 1e30])
+def test_ternary_keeps_signs_of_one_size(size):
+    """As Adam's first step has, and every step of Lion."""
+    x = size * jnp.sign(draws(640))
+    np.testing.assert_allclose(round_trip(Ternary(), x, 0), x, rtol=1e-5)
+
+
 @each
 def test_a_block_that_is_not_finite_is_decoded_as_not_finite(quantizer):
     for bad in (np.nan, np.inf, -np.inf):

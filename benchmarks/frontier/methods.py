@@ -74,7 +74,10 @@ def exchanging(
         )
 
     written = {name: getattr(exchange, name) for name in ("payload", "average_payload")}
-    written |= {"compress_ratio": exchange.ratio, "sync_every": exchange.sync_every}
+    written |= {
+        "compress_ratio": exchange.compress_ratio or 0.0,
+        "sync_every": exchange.sync_every,
+    }
     written = to_json(written | {"b3": exchange.b3}) | optimizer
     written |= {"rolling": True} if exchange.in_turn else {}
     return Method(rate, made, written | ({} if outer is None else {"outer": outer}))
@@ -170,8 +173,14 @@ def diloco(
 
 
 OUTER = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.5), (1.0, 0.0))  # rates, Nesterov momenta
-EVERY = {h: slamb_jax.Exchange(AXIS, sync_every=h) for h in (1, 2, 4, 5, 8, 16, 32, 64)}
-FOUR_BITS = slamb_jax.Exchange(AXIS, sync_every=1, average_payload="uniform4")
+EVERY = {h: slamb_jax.Exchange(AXIS, sync_every=h) for h in (1, 2, 4, 8, 16, 32, 64)}
+FOUR_BITS = {
+    h: slamb_jax.Exchange(AXIS, sync_every=h, average_payload="uniform4")
+    for h in (1, 2)
+}
+MOMENTUM = slamb_jax.Exchange(
+    AXIS, sync_every=2, compress_ratio=1 / 16, payload="uniform4"
+)
 
 METHODS = {
     "LAMB": rival(0.02, on_lamb(rivals.dense)),
@@ -193,15 +202,21 @@ METHODS = {
     "Lion": dense(lion, 0.002),
     "Muon": dense(muon, 0.0453, nu_of="gradient", **MUON),
     "Muon, v of m": dense(muon, 0.0453, nu_of="momentum", **MUON),
-    "adamw, 4 bits": exchanging(adamw, 0.016, FOUR_BITS, **ADAM),
-    **{f"adamw, H {h}": exchanging(adamw, 0.0113, x, **ADAM) for h, x in EVERY.items()},
+    "adamw, 4 bits, H 1": exchanging(adamw, 0.016, FOUR_BITS[1], **ADAM),
+    "adamw, momentum, H 2": exchanging(adamw, 0.0113, MOMENTUM, **ADAM),
+    **{f"adamw, H {h}": exchanging(adamw, 0.016, x, **ADAM) for h, x in EVERY.items()},
+    **{
+        f"muon, 4 bits, H {h}": exchanging(muon, 0.0453, x, **MUON)
+        for h, x in FOUR_BITS.items()
+    },
     **{
         f"muon, H {h}": exchanging(muon, 0.0453, EVERY[h], **MUON)
         for h in (1, 2, 4, 16)
     },
     **{f"lion, H {h}": exchanging(lion, 0.002, EVERY[h]) for h in (1, 2, 4)},
     **{f"slamb, H {h}": exchanging(slamb_jax.slamb, 0.02, EVERY[h]) for h in (1, 2, 4)},
-    "slamb, v of m, H 2": exchanging(slamb_jax.slamb, 0.02, EVERY[2], nu_of="momentum"),
+    "slamb, v of m, H 1": exchanging(slamb_jax.slamb, 0.02, EVERY[1], nu_of="momentum"),
+    "slamb, momentum, H 2": exchanging(slamb_jax.slamb, 0.02, MOMENTUM),
     "SLAMB, as published": exchanging(
         slamb_jax.slamb,
         0.02,

@@ -40,13 +40,15 @@ def slamb_traffic(
     where it rolls, nothing does, and every step sends as much. What stays within a
     group of devices is left out.
     """
-    ratios, local = exchange.ratio, exchange.local_axis_name
+    ratios, local = exchange.compress_ratio, exchange.local_axis_name
     phases = dict(ratios) if isinstance(ratios, Mapping) else {0: ratios}
     every = exchange.sync_every and (exchange.sync_every if exchange.in_turn else 2)
 
-    def sent(k: float) -> tuple[float, float]:
+    def sent(k: float | None) -> tuple[float, float]:
         """At every step, and at an average."""
-        alone = dataclasses.replace(exchange, sync_every=every)
+        alone = dataclasses.replace(
+            exchange, sync_every=every, rolling=exchange.in_turn
+        )
         if isinstance(exchange.selection, str):
             alone = dataclasses.replace(alone, compress_ratio=k)
         report = report_of(make(alone), alone, params, mesh)

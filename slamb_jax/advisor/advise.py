@@ -40,8 +40,8 @@ def advise(
     more.
 
     Nothing overlaps, since an optax optimizer runs after the backward pass. With
-    ``overlap`` the exchange of the momentum, not that of the parameters, runs during
-    the compute, and the step waits for what is left of it. A dense program that hides
+    ``overlap`` the exchange between the workers runs during the compute, and the step
+    waits for what is left of it. A dense program that hides
     its exchange behind its backward pass is faster than predicted here. The leaves are
     taken to share one collective; where XLA makes several, each adds its latency
     (:meth:`Network.report_seconds` counts them).
@@ -74,7 +74,7 @@ def advise(
       >>> exchange = slamb_jax.Exchange("data")
       >>> advice = slamb_jax.advise(340e6, network, exchange, step_seconds=0.5)
       >>> advice.pays, round(advice.speedup, 2), round(advice.speedup_bfloat16, 2)
-      (True, 4.42, 2.63)
+      (True, 4.09, 2.43)
     """
     if not isinstance(network, Network):
         raise ValueError(f"network must be a slamb_jax.Network, got {network!r}")
@@ -92,7 +92,7 @@ def advise(
         payload = resolve_payload(exchange.payload) or mu
         momentum = mean(elements.per_step, payload, groups)
     plan = [*gradients, *momentum, *_average(elements, exchange, groups)]
-    hidden = momentum if exchange.overlap else []
+    hidden = plan[len(gradients) :] if exchange.overlap else []
     cost = functools.partial(cost_of, compute=step_seconds)
     exchanging = functools.partial(cost, plan, hidden, update=update)
     dense, dense_bfloat16 = (
@@ -200,13 +200,17 @@ def _title(elements: Elements, network: Network, exchange: Exchange, began: int)
     since = f" from step {began} on" if began else ""
     every = exchange.sync_every
     averages = "never" if every is None else f"every {every} steps"
-    if exchange.in_turn:
+    if every == 1:
+        averages = "at every step"
+    elif exchange.in_turn:
         averages = f"in turn, each every {every} steps"
+    sends = f"the parameters {averages}"
+    if exchange.exchanges_momentum:
+        sends = f"{elements.per_step / elements.total:.3g} of the momentum, {sends}"
     lines = (
         f"{scaled(elements.total, 'parameters')}; {network.workers} workers, "
         f"{network.workers_per_node} per node{inside}; {scaled(network.link, 'bit/s')},"
         f" latency {duration(network.latency)}",
-        f"{shown}{since}: {elements.per_step / elements.total:.3g} of the momentum per "
-        f"step, the parameters {averages}",
+        f"{shown}{since}: {sends}",
     )
     return "\n".join(textwrap.fill(line, 88) for line in lines)

@@ -40,6 +40,12 @@ def check_settings(exchange: "Exchange") -> None:
     _check_average(exchange)
     _check_selection(exchange)
     _check_axes(exchange)
+    alone = exchange.axis_name is None
+    if not (alone or exchange.sync_every or exchange.exchanges_momentum):
+        raise ValueError(
+            "sync_every=None and no compress_ratio exchange nothing between "
+            f"{exchange.axis_name!r}: give one of them, or no axis_name"
+        )
 
 
 def check_ratios(ratios: Mapping[Any, Any], selection: Any) -> None:
@@ -84,12 +90,12 @@ def _check_selection(exchange: "Exchange") -> None:
                     f"a selection object has its own {name}"
                 )
     if not exchange.exchanges_momentum:
-        for name in ("payload", "overlap", "selection"):
+        for name in ("payload", "selection"):
             value = getattr(exchange, name)
             if value is not None and value != _default(exchange, name):
                 raise ValueError(
-                    f"{name}={value!r} is of the momentum, of which compress_ratio=0 "
-                    "exchanges nothing: give a ratio above 0"
+                    f"{name}={value!r} is of the momentum, of which nothing is "
+                    "exchanged: give a compress_ratio above 0"
                 )
     exchange.selection_for(())  # checks ratio, smallest size and seed
 

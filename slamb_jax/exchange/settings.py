@@ -28,7 +28,6 @@ from slamb_jax.exchange.selections import (
 
 _LARGEST_MIN_SIZE = 9000  # the authors' grad_size_thr
 _DENSE_SHARE = 0.01  # of all parameters: the most that small matrices may hold
-_AVERAGED_MORE = 8  # times as many parameters are averaged as momenta, by default
 _PAPER: dict[str, Any] = {  # for BERT-Large, phase 1, at a rate of 6e-3
     "compress_ratio": 0.1,
     "payload": None,
@@ -46,10 +45,10 @@ class Exchange:
     Optimizers, links, :func:`replicate`, :func:`per_worker_step` and :func:`advise`
     take it, so that they cannot disagree. It is immutable, hashable and printable.
 
-    By default each parameter is averaged once in two steps, in 1.7 bits, and a
-    sixteenth of the momentum at each step in 4: 0.035 of the bytes of averaging
-    gradients in float32. ``sync_every`` alone makes that more or less, and
-    ``for_budget`` chooses it; ``paper`` has SLAMB's published settings.
+    By default all parameters are averaged at every step, in 1.7 bits: 0.053 of the
+    bytes of averaging gradients in float32. ``sync_every=H`` averages each parameter
+    once in H steps, and divides that by H; ``for_budget`` chooses it. ``paper`` has
+    SLAMB's published settings.
 
     Args:
       axis_name: the mesh axis (or a tuple of axes) of the workers, bound by
@@ -59,11 +58,10 @@ class Exchange:
         group of them, with fast links between. Gradients are averaged densely over it,
         n is the number of groups, and each device exchanges a slice of what its group
         sends. None: a worker is one device.
-      compress_ratio: k in (0, 1], the share of the momentum's coordinates exchanged
-        per step; or a mapping from the step (from 0) at which a ratio begins to the
-        ratio, such as ``{0: 0.5, 500: 0.1}``. None: 1/(8 H), or 0.1 where parameters
-        are never averaged. 0: the momentum stays local, and only parameters are
-        averaged.
+      compress_ratio: k in [0, 1], the share of the momentum's coordinates exchanged
+        per step, 0 for none; or a mapping from the step (from 0) at which a ratio
+        begins to the ratio, such as ``{0: 0.5, 500: 0.1}``. None: 0, or the ratio of
+        the ``selection``.
       min_size: matrices with fewer elements are exchanged densely, at every step, as
         leaves of one dimension or fewer always are. None: 9000, the authors', or less
         where matrices that small would hold more than 1 % of the parameters.
@@ -79,9 +77,9 @@ class Exchange:
       b3: decay rate of a coordinate's freshness per step since it was exchanged, in
         [0, 1]: stale coordinates step at a smaller rate; see
         :func:`elementwise_rescale`.
-      overlap: exchange at each step the momentum that the last one left, so that the
-        exchange can run behind the forward and backward pass; see
-        :func:`mask_momentum`.
+      overlap: exchange at each step what the last one left, so that the exchange can
+        run behind the forward and backward pass; see :func:`mask_momentum` and
+        :func:`average_parameters_every`.
       sync_every: H, the steps from one average of the parameters to the next, a
         positive integer. None: never.
       rolling: average a 1/H share of the parameters at every step, each coordinate
@@ -109,9 +107,11 @@ class Exchange:
 
     Examples:
       >>> import slamb_jax
-      >>> exchange = slamb_jax.Exchange("data", sync_every=4, payload="uniform8")
+      >>> exchange = slamb_jax.Exchange(
+      ...     "data", sync_every=4, average_payload="uniform8"
+      ... )
       >>> exchange
-      Exchange('data', payload='uniform8', sync_every=4)
+      Exchange('data', sync_every=4, average_payload='uniform8')
       >>> slamb_jax.Exchange.from_json(exchange.to_json()) == exchange
       True
     """
@@ -126,10 +126,10 @@ class Exchange:
     min_size: int | None = None
     selection: str | Selection = "strided"
     seed: int | None = None
-    payload: Payload = "uniform4"
+    payload: Payload = None
     b3: float = 1.0
     overlap: bool = False
-    sync_every: int | None = 2
+    sync_every: int | None = 1
     rolling: bool | None = None
     average_payload: Payload = "ternary"
     outer: optax.GradientTransformation | None = None
@@ -151,25 +151,18 @@ class Exchange:
         return Layout(self.param_specs, self.stacked)
 
     @property
-    def ratio(self) -> float | Mapping[int, float]:
-        """``compress_ratio``, or what None stands for."""
-        if self.compress_ratio is not None:
-            return self.compress_ratio
-        if self.sync_every is None:
-            return 0.1
-        return 1 / (_AVERAGED_MORE * self.sync_every)
-
-    @property
     def exchanges_momentum(self) -> bool:
         """Whether anything of the momentum is exchanged."""
+        if self.compress_ratio is None:
+            return not isinstance(self.selection, str)
         return self.compress_ratio != 0
 
     @property
     def in_turn(self) -> bool:
-        """Whether a share of the parameters is averaged at every step."""
-        if self.rolling is None:
-            return self.sync_every is not None and self.outer is None
-        return self.rolling
+        """Whether a part of the parameters is averaged at every step."""
+        if self.sync_every is None or self.sync_every == 1:
+            return False
+        return self.outer is None if self.rolling is None else self.rolling
 
     @property
     def keeps_anchor(self) -> bool:
@@ -187,8 +180,8 @@ class Exchange:
 
     def averages_at(self, step: Any) -> Any:
         """Whether parameters, all or some, are averaged at a step, counted from 1."""
-        if self.sync_every is None or self.in_turn:
-            return self.in_turn
+        if self.sync_every is None or self.in_turn or self.sync_every == 1:
+            return self.sync_every is not None
         phase = 1 if self.outer is None else 0
         return step % self.sync_every == phase % self.sync_every
 
@@ -210,11 +203,9 @@ class Exchange:
         if not isinstance(self.selection, str):
             return self.selection
         make = functools.partial(self._select, BY_NAME[self.selection], leaves)
-        if not self.exchanges_momentum:
-            return make(1.0)  # nothing is ever stale
-        if isinstance(self.ratio, Mapping):
-            return Schedule({t: make(k) for t, k in self.ratio.items()})
-        return make(self.ratio)
+        if isinstance(self.compress_ratio, Mapping):
+            return Schedule({t: make(k) for t, k in self.compress_ratio.items()})
+        return make(self.compress_ratio or 1.0)  # without an exchange none is stale
 
     def average_selection(self, leaves: Sequence[Leaf]) -> Selection:
         """Which parameters are averaged at a step, where they are ``in_turn``."""
@@ -255,10 +246,9 @@ class Exchange:
     ) -> "Exchange":
         """The default settings at the smallest H that keeps to a share of the bytes.
 
-        Each parameter is averaged once in H steps, at most 64, and 1/(8 H) of the
-        momentum is exchanged per step. The losses that were recorded are in
-        ``benchmarks/results/frontier.md``; ``slamb-jax advise --budget 5%`` prints what
-        to expect.
+        Each parameter is averaged once in H steps, at most 64. The losses that were
+        recorded are in ``benchmarks/results/frontier.md``; ``slamb-jax advise --budget
+        5%`` prints what to expect.
 
         Args:
           axis_name: the mesh axis of the workers.
@@ -272,9 +262,9 @@ class Exchange:
         Examples:
           >>> import jax, jax.numpy as jnp, slamb_jax
           >>> params = {"w": jax.ShapeDtypeStruct((4096, 4096), jnp.float32)}
-          >>> exchange = slamb_jax.Exchange.for_budget("data", 0.05, params)
+          >>> exchange = slamb_jax.Exchange.for_budget("data", 0.02, params)
           >>> exchange.sync_every, round(exchange.share(params), 3)
-          (2, 0.035)
+          (3, 0.018)
         """
         check_share(share)
         for every in PERIODS:

@@ -1,11 +1,13 @@
 """Averaging the parameters of replicas that drift apart."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 from slamb_jax._tree import axes as _axes
 from slamb_jax._tree.checks import check_params
@@ -51,9 +53,9 @@ def average_parameters_every(
     :func:`average_parameters`. Moments are not averaged. The step count must be the
     same on all workers.
 
-    **Rolling**, the default: each step averages the coordinates :math:`R_t`, a share
-    1/H of them and all of the small leaves; each coordinate has its turn once in H
-    steps. As many bytes at every step, and no conditional.
+    **Rolling**, the default for H above 1: each step averages the coordinates
+    :math:`R_t`, a share 1/H of them and all of the small leaves; each coordinate has
+    its turn once in H steps. As many bytes at every step, and no conditional.
 
     **In codes.** With an ``average_payload`` the difference to the anchor a, the last
     average, is exchanged; all workers keep the anchor (one more copy of the
@@ -65,9 +67,15 @@ def average_parameters_every(
       \quad p + u \leftarrow a + (d - Q(d))
 
     A worker keeps what rounding took of its own difference in its parameters, and sends
-    it the next time; the mean of the parameters is unchanged but for the rounding of
-    the mean itself. All workers must begin with the same parameters, as with
-    :func:`replicate`; the anchor stays bit-identical on all.
+    it the next time; what rounding took of the mean is lost. (With ``"ternary"`` that
+    keeps small, noisy coordinates of the mean from moving: AdamW ended lower so than
+    with it sent again, Muon higher.) All workers must begin with the same parameters,
+    as with :func:`replicate`; the anchor stays bit-identical on all.
+
+    **Overlap.** With ``overlap`` in the exchange the parameters are averaged as the
+    last step left them, and this step's update is added behind: :math:`p` stands for
+    :math:`p + u` above, and :math:`p + u \leftarrow \ldots + u`. Then the exchange does
+    not wait for this step's gradient, and can run behind the forward and backward pass.
 
     **Outer optimizer.** With ``outer`` the difference is the gradient of an optimizer
     that all workers run alike, at steps H, 2H, ...:
@@ -77,7 +85,7 @@ def average_parameters_every(
       a \leftarrow a + \text{outer}(-\text{mean over workers of } Q(d)),
       \quad p + u \leftarrow a + (d - Q(d))
 
-    Behind local AdamW (``compress_ratio=0, average_payload=None``) that is DiLoCo with
+    Behind local AdamW (``average_payload=None``) that is DiLoCo with
     ``outer=optax.sgd(0.7, momentum=0.9, nesterov=True)``, behind Muon MuLoCo, with a
     single worker SNOO, and with ``outer=None, rolling=False`` local SGD.
 
@@ -164,18 +172,16 @@ def _averaged(
     rows, rebuild = present(updates, params, like=params, layout=exchange.layout)
     leaves, us, ps = ([row[i] for row in rows] for i in range(3))
     blocks = _blocks(leaves, params, exchange, step)
+    difference = functools.partial(_difference, exchange=exchange)
     if anchor is None:
-        new = [p + u.astype(p.dtype) for u, p in zip(us, ps, strict=True)]
+        new = [_stepped(p, u, p.dtype, exchange) for u, p in zip(us, ps, strict=True)]
         packed = map_rows(Blocks.pack, blocks, new)
         means = means_over_workers(packed, leaves, exchange, None, step)
         there = map_rows(Blocks.unpack, blocks, means, new)
-        return rebuild(map_rows(_difference, there, ps, us)), (None, None)
+        return rebuild(map_rows(difference, there, ps, us)), (None, None)
 
     old = [row[2] for row in present(updates, anchor, like=params)[0]]
-    new = [
-        p.astype(jnp.float32) + u.astype(jnp.float32)
-        for u, p in zip(us, ps, strict=True)
-    ]
+    new = [_stepped(p, u, jnp.float32, exchange) for u, p in zip(us, ps, strict=True)]
     ahead = map_rows(
         Blocks.pack, blocks, [x - a for x, a in zip(new, old, strict=True)]
     )
@@ -201,7 +207,7 @@ def _averaged(
     ]
     there = map_rows(Blocks.unpack, blocks, there, new)
     anchor = keep_absent(rebuild(map_rows(Blocks.unpack, blocks, anchors, old)), anchor)
-    return rebuild(map_rows(_difference, there, ps, us)), (anchor, outer_state)
+    return rebuild(map_rows(difference, there, ps, us)), (anchor, outer_state)
 
 
 def _blocks(
@@ -215,10 +221,21 @@ def _blocks(
     return [at_step.blocks(leaf) for leaf in leaves]
 
 
-def _difference(there: jax.Array, p: jax.Array, u: jax.Array) -> jax.Array:
-    """The update from p to there, in the dtype of u."""
+def _stepped(
+    p: jax.Array, u: jax.Array, dtype: DTypeLike, exchange: Exchange
+) -> jax.Array:
+    """What is averaged: the parameters behind this step, or before it."""
+    p = p.astype(dtype)
+    return p if exchange.overlap else p + u.astype(dtype)
+
+
+def _difference(
+    there: jax.Array, p: jax.Array, u: jax.Array, exchange: Exchange
+) -> jax.Array:
+    """The update from p to there, and with ``overlap`` this step's, in u's dtype."""
     wide = jnp.float32 if p.dtype.itemsize < 4 else p.dtype
-    return (there.astype(wide) - p.astype(wide)).astype(u.dtype)
+    moved = there.astype(wide) - p.astype(wide)
+    return (moved + u.astype(wide) if exchange.overlap else moved).astype(u.dtype)
 
 
 def _copy_f32(p: Any) -> jax.Array:

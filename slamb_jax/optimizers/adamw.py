@@ -1,4 +1,4 @@
-"""AdamW whose workers exchange a share of their state."""
+"""AdamW whose workers average parameters instead of gradients."""
 
 from typing import Any
 
@@ -31,11 +31,11 @@ def adamw(
     nu_of: NuOf = "momentum",
     nu_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""AdamW that exchanges a share of the momentum and of the parameters.
+    r"""AdamW whose workers average parameters instead of gradients.
 
     n workers, each with its own parameters p, moments m and v, and its own gradient
     g, which is **not** averaged. At step :math:`t = 1, 2, \ldots`, with :math:`M_t` the
-    coordinates of the momentum that the exchange selects:
+    coordinates of the momentum that the exchange selects, by default none:
 
     .. math::
 
@@ -92,7 +92,7 @@ def adamw(
       ...         return (optax.apply_updates(params, updates), state), None
       ...     carry = (params, tx.init(params))
       ...     return jax.lax.scan(step, carry, length=101)[0][0]
-      >>> targets = jnp.array([1.0, 2.0, 3.0, 6.0])
+      >>> targets = jnp.array([2.0, 2.5, 3.5, 4.0])
       >>> params = jax.vmap(train, axis_name="data")(jnp.ones((4, 5, 3)), targets)
       >>> print(params.mean((1, 2)).round())  # near the mean of the targets
       [3. 3. 3. 3.]

@@ -1,4 +1,4 @@
-"""Lion whose workers exchange a share of their state."""
+"""Lion whose workers average parameters instead of gradients."""
 
 from typing import Any
 
@@ -25,10 +25,10 @@ def lion(
     weight_decay: optax.ScalarOrSchedule = 1e-3,
     mask: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Lion that exchanges a share of the momentum and of the parameters.
+    r"""Lion whose workers average parameters instead of gradients.
 
     With the worker's own gradient g and :math:`M_t` the coordinates of the momentum
-    that the exchange selects at step t:
+    that the exchange selects at step t, by default none:
 
     .. math::
 

@@ -1,4 +1,4 @@
-"""Muon whose workers exchange a share of their state."""
+"""Muon whose workers average parameters instead of gradients."""
 
 from typing import Any
 
@@ -40,13 +40,13 @@ def muon(
     consistent_rms: ArrayLike | None = None,
     nu_of: NuOf = "momentum",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Muon that exchanges a share of the momentum and of the parameters.
+    r"""Muon whose workers average parameters instead of gradients.
 
     Matrices step along their orthogonalized momentum, which has decay rate
     :math:`\beta`; see :func:`slamb_jax.directions.muon`. Other leaves step as in
     :func:`adamw`. Then the parameters are averaged as
-    :func:`average_parameters_every` describes: with ``compress_ratio=0`` and an
-    ``outer`` optimizer that is MuLoCo. A single worker with ``nu_of="gradient"`` takes
+    :func:`average_parameters_every` describes: with an ``outer`` optimizer
+    that is MuLoCo. A single worker with ``nu_of="gradient"`` takes
     the steps of ``optax.contrib.muon``; with ``nesterov`` the worker's own gradient
     takes part, where dense Muon has the mean.
 

@@ -1,4 +1,4 @@
-"""SGD with momentum whose workers exchange a share of their state."""
+"""SGD with momentum whose workers average parameters instead of gradients."""
 
 import optax
 from jax.typing import DTypeLike
@@ -19,10 +19,10 @@ def sgd(
     nesterov: bool = False,
     accumulator_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""SGD that exchanges a share of the momentum and of the parameters.
+    r"""SGD whose workers average parameters instead of gradients.
 
     With the worker's own gradient g and :math:`M_t` the coordinates of the momentum
-    that the exchange selects at step t:
+    that the exchange selects at step t, by default none:
 
     .. math::
 

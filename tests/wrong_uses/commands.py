@@ -65,7 +65,7 @@ COMMANDS = [
     (command(ADVISE + "--link 10"), "--link: must be a rate such as .*, got '10'"),
     (command(ADVISE + "--lin 10Gbit"), "unrecognized arguments: --lin 10Gbit"),
     (command(ADVISE + "--step 5"), "--step: .*'5'"),
-    (command(ADVISE + "--budget 0.1%"), "share must be at least 0.00"),
+    (command(ADVISE + "--budget 0.05%"), "share must be at least 0.00"),
     (command(ADVISE + "--budget five"), "a share such as 5% or 0.05, got 'five'"),
     (command(ADVISE + "--budget 5% --sync-every 3"), "chooses sync_every, .*: 3"),
     (command(ADVISE + "--mu-dtype int8"), "mu_dtype .*'int8'"),

@@ -16,8 +16,8 @@ from slamb_jax.exchange.payloads.codes import BlockQuantizer
 class Ternary(BlockQuantizer):
     r"""Three values, five to a byte: the sign of what is large in its block, and zero.
 
-    With T the coordinates of a block whose magnitude is above ``threshold`` times the
-    mean magnitude, and s the mean magnitude of these:
+    With T the coordinates of a block whose magnitude is at least ``threshold`` times
+    the mean magnitude, and s the mean magnitude of these:
 
     .. math::
 
@@ -73,7 +73,8 @@ class Ternary(BlockQuantizer):
         del seed
         size = jnp.abs(blocks)
         mean = jnp.mean(size, -1, keepdims=True)
-        large = size > np.float32(self.threshold) * mean
+        # Of equal magnitudes all are large: their mean may be rounded upwards.
+        large = size > np.float32(self.threshold * (1 - 2**-16)) * mean
         count = jnp.sum(large.astype(jnp.float32), -1, keepdims=True)
         total = jnp.sum(jnp.where(large, size, jnp.float32(0)), -1, keepdims=True)
         scale = jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.float32(0))
