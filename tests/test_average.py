@@ -20,13 +20,13 @@ N = 4
 SHAPES = {"w": (12, 16), "b": (16,), "stack": (3, 6, 20), "scale": ()}
 
 
-def steps_of(tx, steps, mapping="vmap", n=N):
+def steps_of(tx, steps, mapping="vmap", n=N, late=0):
     """Parameters and state of all workers after each of some random updates."""
     params = random_tree(SHAPES, 0)
     state, step = stack(tx.init(params), n), stepper(tx, mapping, n)
     params = stack(params, n)
     for t in range(steps):
-        u = random_tree(SHAPES, t + 1, n, scale=0.1)
+        u = random_tree(SHAPES, t + 1 - late, n, scale=0.1 if t >= late else 0.0)
         moved = jax.tree.map(lambda p, u: np.asarray(p) + np.asarray(u), params, u)
         params, state = step(u, state, params)
         yield moved, params, state
@@ -79,6 +79,27 @@ def test_an_average_in_codes_agrees_and_loses_nothing(payload, rolling):
             lost = np.asarray(params[name]).mean(0) - x.mean(0)
             assert np.abs(lost).max() <= before / 7 + 1e-6
         anchor = new
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sync_every": 1},
+        {"sync_every": 2, "rolling": True},
+        {"sync_every": 2, "average_payload": "uniform8"},
+        {"sync_every": 1, "average_payload": "ternary"},
+        {"sync_every": 2, "outer": optax.sgd(0.7, 0.9, nesterov=True)},
+    ],
+)
+def test_with_overlap_an_update_is_averaged_one_step_late(settings):
+    soon, late = (
+        slamb_jax.average_parameters_every(exchange(overlap=x, **settings))
+        for x in (True, False)
+    )
+    pairs = zip(steps_of(soon, 5), steps_of(late, 5, late=1), strict=True)
+    for t, ((_, params, _), (_, behind, _)) in enumerate(pairs):
+        u = random_tree(SHAPES, t + 1, N, scale=0.1)
+        assert_close(params, jax.tree.map(jnp.add, behind, u))
 
 
 @pytest.mark.parametrize("payload", [None, "uniform8"])

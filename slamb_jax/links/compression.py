@@ -80,8 +80,8 @@ def randk_compress_with_error_feedback(
     check_bool("keep_residual", keep_residual)
     if keep_residual and not exchange.exchanges_momentum:
         raise ValueError(
-            "compress_ratio=0 and keep_residual=True cannot go together: all updates "
-            "would wait for ever"
+            "keep_residual=True needs a compress_ratio above 0 in the exchange, got "
+            f"{exchange!r}: all updates would wait for ever"
         )
 
     def init(params: optax.Params) -> RandkCompressState:
