@@ -40,13 +40,13 @@ _OPTIONAL = (
 )
 _EXCHANGE = (
     ("local-axis-name", "device", "groups: average gradients densely within each node, "
-     "and exchange momentum between nodes; default: null, no groups"),
+     "and exchange between nodes; default: null, no groups"),
     ("compress-ratio", "0.1", "k, the share of the momentum exchanged per step; "
      "default: 0"),
     ("min-size", "9000", "smaller matrices are dense; default: 9000, or less where "
      "they would hold more than 1 %% of the parameters"),
     ("payload", "uniform8", f"wire format of the momentum: {', '.join(NAMES)}, or "
-     f"null: its dtype; default: {_DEFAULT['payload']}"),
+     f"null: its dtype; default: {json.dumps(_DEFAULT['payload'])}"),
     ("sync-every", "100", "H, steps between averages of the parameters, or null: "
      f"never; default: {_DEFAULT['sync_every']}"),
     ("rolling", "false", "average 1/H of the parameters at each step; default: true"),
@@ -93,6 +93,9 @@ def _add_advise(commands: Any) -> None:
                 f"--{name}", type=parse, metavar=metavar, help=text,
                 required=options is _REQUIRED,
             )  # fmt: skip
+    command.add_argument(
+        "--json", action="store_true", default=False, help="print numbers as JSON"
+    )
     group = command.add_argument_group(
         "exchange", "The settings of slamb_jax.Exchange, by the same names."
     )
@@ -145,6 +148,10 @@ def _print_advice(given: dict[str, Any]) -> None:
             given.get(f"{name}_update", 0.0) for name in ("dense", "exchanging")
         ),
     )
+    if given["json"]:
+        found = {"exchange": exchange.to_json()} | advice.to_json()
+        print(json.dumps(found, indent=2))
+        return
     print(advice)
     if "budget" in given:
         print(expected_loss(exchange))

@@ -42,6 +42,17 @@ def test_a_budget_chooses_the_exchange_and_says_what_to_expect(capsys):
     assert "sync_every=18" in out
 
 
+def test_numbers_as_json(capsys):
+    found = json.loads(advise(capsys, "--json", "--budget", "2%"))
+    exchange = slamb_jax.Exchange.from_json(found["exchange"])
+    assert (exchange.axis_name, exchange.sync_every) == ("workers", 3)
+    network = slamb_jax.Network(128, 10e9)
+    want = slamb_jax.advise(340e6, network, exchange, step_seconds=0.5)
+    assert found["speedup"] == pytest.approx(want.speedup, rel=0.1)
+    assert found["pays"] is True
+    assert found["break_even_link"] is None  # no link is too fast
+
+
 def test_options_override_a_file_as_settings_of_an_exchange(capsys, tmp_path):
     """What a run recorded, and every option beside it, make one Exchange."""
     recorded = slamb_jax.Exchange("data", compress_ratio=0.25, payload="bfloat16")

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import textwrap
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from slamb_jax.advisor.units import duration, scaled
 
@@ -94,6 +94,16 @@ class Advice:
             f"exchange is {share:.0%} of its step; to pay, both must be "
             f"{self.THRESHOLD} or more"
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers and the verdict, as JSON can hold them; None is infinite."""
+        found = dataclasses.asdict(self) | {
+            "speedup": self.speedup,
+            "speedup_bfloat16": self.speedup_bfloat16,
+            "pays": self.pays,
+            "verdict": self.verdict,
+        }
+        return {k: None if x == math.inf else x for k, x in found.items()}
 
     def __str__(self) -> str:
         times = ["compute", "exchange", "hidden", "update", "step"]
