@@ -126,6 +126,21 @@ def test_a_damaged_checkpoint_is_found_out(damage, states, sound, tmp_path):
         assert checkpoints.restore(states[1]).step == 2
 
 
+# As above.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_earlier_step_is_read_by_its_number(states, sound, tmp_path):
+    copy = shutil.copytree(sound, tmp_path / "copy")
+    with slamb_jax.Checkpoints(copy) as checkpoints:
+        found = checkpoints.restore(states[2], step=1)
+        assert found.step == 1
+        assert_same_bits(found.state, states[1])
+        with pytest.raises(ValueError, match=r"step must be one of \[1, 2\], got 3"):
+            checkpoints.restore(states[2], step=3)
+        DAMAGE["flip"](copy / "1")
+        with pytest.raises(ValueError, match=r"copy/1 is damaged"):
+            checkpoints.restore(states[2], step=1)
+
+
 def test_several_damaged_ones_are_kept(states, sound, tmp_path):
     """One is an interrupted save; two are something else, and not to be replaced."""
     copy = shutil.copytree(sound, tmp_path / "copy")

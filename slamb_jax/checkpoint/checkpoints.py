@@ -161,32 +161,40 @@ class Checkpoints:
         """Waits until every save is written."""
         self._store.wait()
 
-    def restore(self, like: chex.ArrayTree) -> Restored | None:
+    def restore(self, like: chex.ArrayTree, step: int | None = None) -> Restored | None:
         """Reads the latest sound checkpoint, placed like ``like``; None without any.
 
         Args:
           like: a state as :func:`replicate` returned it. Its structure, shapes, dtypes
             and shardings count, not its values.
+          step: read this one instead. To go on from there save into another
+            directory, or move the later ones away.
 
         Raises:
           ValueError: if the checkpoint does not fit: of another model or optimizer,
             another number of workers (then :func:`resize` it) or a later format; if
-            it was not written by this class; or if there are several and all are
-            damaged, which no interrupted save does.
+            it was not written by this class; if ``step`` is not there or damaged; or
+            if there are several and all are damaged, which no interrupted save does.
           OSError: where reading fails for another reason than the files: memory,
             rights. Nothing is deleted then, nor with a ValueError.
         """
         skipped: dict[int, str] = {}
-        for step in self._store.steps():
-            found, problem = read_checkpoint(self._store, step, like)
+        steps = self._store.steps()
+        if step is not None and step not in steps:
+            raise ValueError(f"step must be one of {sorted(steps)}, got {step!r}")
+        for at in steps if step is None else [step]:
+            found, problem = read_checkpoint(self._store, at, like)
             if found is not None:
                 self._damaged |= skipped.keys()
                 metadata, leaves = found
                 state = jax.tree.unflatten(jax.tree.structure(like), leaves.values())
-                return Restored(step, state, metadata["extra"])
-            skipped[step] = problem
+                return Restored(at, state, metadata["extra"])
+            if step is not None:
+                path = self._store.path(step)
+                raise ValueError(f"checkpoint {path} is damaged ({problem})")
+            skipped[at] = problem
             warnings.warn(
-                f"checkpoint {self._store.path(step)} is damaged ({problem}) and is "
+                f"checkpoint {self._store.path(at)} is damaged ({problem}) and is "
                 "ignored: going back to the one before it",
                 stacklevel=2,
             )
