@@ -96,6 +96,29 @@ def on_workers(payload, x, step=7):
     return [None if y is None else np.asarray(y) for y in found]
 
 
+@pytest.mark.parametrize("payload", ["uniform8", "ternary"])
+def test_large_arrays_are_encoded_apart_and_sent_together(payload):
+    """What is sent is the mean and what rounding took of it; in one exchange."""
+    shapes = {"large": (300, 301), "small": (50,), "odd": (70_001,), "b": (3, 7)}
+    leaves = [slamb_jax.selections.Leaf(i, x) for i, x in enumerate(shapes.values())]
+    xs = list(random_tree(shapes, 5, N).values())
+
+    def run(*xs):
+        return exchange_means(
+            xs, leaves, exchange(), payload, jnp.int32(7), with_errors=True
+        )
+
+    found = jax.jit(jax.vmap(run, axis_name=AXIS))(*xs)
+    for x, mean, sent, error in zip(xs, *found, strict=True):
+        assert_same_bits([mean[0]] * N, list(mean))
+        assert_close(sent.mean(0), mean[0] + error.mean(0), units=64)
+        exact = np.asarray(sent) == np.asarray(x)  # what a worker takes the mean of
+        assert exact.reshape(N, -1).sum() >= x[0].size
+        assert np.linalg.norm(sent - x) < 0.7 * np.linalg.norm(x)
+    text = str(jax.make_jaxpr(run, axis_env=[(AXIS, N)])(*(x[0] for x in xs)))
+    assert text.count("all_to_all[") == text.count("all_gather[") == 1
+
+
 class Naive:
     """The exchange of codes in NumPy, worker by worker; U by the same hash."""
 
