@@ -1,7 +1,8 @@
 """Means over the workers in codes: to the owner of each slice, and back to all."""
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,34 @@ def encoded_together(
     return [*alone, small] if small else alone
 
 
+@dataclasses.dataclass(frozen=True)
+class _Codec:
+    """Arrays (..., size) of several sizes, as codes one after the other."""
+
+    quantizer: Quantizer
+    sizes: tuple[int, ...]
+    seed: jax.Array  # of the step
+    stage: int  # on the way to the owners, or back
+
+    def encode(self, xs: Sequence[jax.Array], device: jax.Array) -> jax.Array:
+        """``device``, a number, draws the random bits."""
+        seed = hash_u32(device.astype(jnp.uint32), self.seed)
+        codes = [
+            self.quantizer.encode(x, hash_u32(seed, hash_words(self.stage + 2 * i)))
+            for i, x in enumerate(xs)
+        ]
+        return jnp.concatenate(codes, axis=-1)
+
+    def split(self, codes: jax.Array) -> list[jax.Array]:
+        """The codes of each array."""
+        ends = np.cumsum([self.quantizer.nbytes(size) for size in self.sizes])
+        return jnp.split(codes, ends[:-1], axis=-1)
+
+    def decode(self, codes: jax.Array) -> list[jax.Array]:
+        parts = zip(self.split(codes), self.sizes, strict=True)
+        return [self.quantizer.decode(x, size) for x, size in parts]
+
+
 def means_in_codes(
     flats: Sequence[jax.Array],
     exchange: Exchange,
@@ -54,107 +83,76 @@ def means_in_codes(
     n, width = axis_size(axis_name), axis_size(group)
     assert axis_name is not None
     slices = [slices_of(flat, width * n).reshape(width, n, -1) for flat in flats]
-    sizes = [x.shape[-1] for x in slices]
-    me, like = worker_index(axis_name), flats[0]
-    of_step = step_seed(step, quantizer.seed, 0x5A17)
+    sizes, like = tuple(x.shape[-1] for x in slices), flats[0]
+    seed = step_seed(step, quantizer.seed, 0x5A17)
+    there = _Codec(quantizer, sizes, seed, stage=0)
+    back = _Codec(quantizer.for_means, sizes, seed, stage=1)
 
-    def encoded(
-        quantizer: Quantizer, xs: Sequence[jax.Array], stage: int, place: jax.Array
-    ) -> jax.Array:
-        device = (me * jnp.int32(width) + place).astype(jnp.uint32)
-        seed = hash_u32(device, of_step)
-        codes = [
-            quantizer.encode(x, hash_u32(seed, hash_words(stage + 2 * i)))
-            for i, x in enumerate(xs)
-        ]
-        return jnp.concatenate(codes, axis=-1)
+    me = worker_index(axis_name)
+    is_me = (jnp.arange(n, dtype=jnp.int32) == me)[None, :, None]
+    mine = [own_slice(x, group)[0] for x in slices]
+    place = own_slice(slices[0], group)[1]
+    first = me * jnp.int32(width)  # the number of the group's first device
+
+    def flat(xs: Sequence[jax.Array]) -> list[jax.Array]:
+        return [x.reshape(-1)[: y.size] for x, y in zip(xs, flats, strict=True)]
 
     sent = server_error = None
-    own_rows: list[Any] = [None] * len(flats)
-    is_me = (jnp.arange(n, dtype=jnp.int32) == me)[None, :, None]
-    places = [own_slice(x, group) for x in slices]
-    mine, place = [x for x, _ in places], places[0][1]
+    own_rows: list[jax.Array | None] = [None] * len(flats)
     if with_errors:
-        of_group = jax.vmap(lambda xs, place: encoded(quantizer, xs, 0, place))(
-            slices, jnp.arange(width, dtype=jnp.int32)
-        )
-        sent = [
-            jnp.where(is_me, x, y).reshape(-1)[: flat.size]
-            for x, y, flat in zip(
-                slices, _decoded(quantizer, of_group, sizes), flats, strict=True
-            )
-        ]
-        codes, _ = own_slice(of_group, group)
+        devices = first + jnp.arange(width, dtype=jnp.int32)
+        of_group = jax.vmap(there.encode)(slices, devices)
+        known = zip(slices, there.decode(of_group), strict=True)
+        sent = flat([jnp.where(is_me, x, y) for x, y in known])
+        codes = own_slice(of_group, group)[0]
         # A worker's part of the means that it takes itself need not be rounded.
-        own_rows = [(me, lax.dynamic_index_in_dim(x, me, keepdims=False)) for x in mine]
+        own_rows = [lax.dynamic_index_in_dim(x, me, keepdims=False) for x in mine]
     else:
-        codes = encoded(quantizer, mine, 0, place)
-    codes = collectives.all_to_all(codes, axis_name)
+        codes = there.encode(mine, first + place)
+    parts = there.split(collectives.all_to_all(codes, axis_name))
     means = [
-        _mean_of_rows(quantizer, part, size, row)
-        for part, size, row in zip(
-            _cut(quantizer, codes, sizes), sizes, own_rows, strict=True
-        )
+        _mean_of_rows(quantizer, part, size, me, row)
+        for part, size, row in zip(parts, sizes, own_rows, strict=True)
     ]
-    back = quantizer.for_means
-    mean_codes = encoded(back, means, 1, place)
-    shared = collectives.all_gather(mean_codes, axis_name)
-    shared = gathered(shared, place, group, like=like).reshape(width, n, -1)
+    codes = back.encode(means, first + place)
+    shared = gathered(collectives.all_gather(codes, axis_name), place, group, like=like)
     if with_errors:
         server_error = []
-        rounded = _decoded(back, mean_codes, sizes)
-        for mean, known, flat in zip(means, rounded, flats, strict=True):
-            lost = gathered(np.float32(n) * (mean - known), place, group, like=like)
-            lost = jnp.where(is_me, lost.reshape(width, 1, -1), jnp.float32(0))
-            server_error.append(lost.reshape(-1)[: flat.size])
-    all_means = [
-        x.reshape(-1)[: flat.size]
-        for x, flat in zip(_decoded(back, shared, sizes), flats, strict=True)
-    ]
-    return CodedMeans(all_means, sent, server_error)
-
-
-def _cut(
-    quantizer: Quantizer, codes: jax.Array, sizes: Sequence[int]
-) -> list[jax.Array]:
-    """The codes of each array, of those of arrays of these sizes one after another."""
-    ends = np.cumsum([quantizer.nbytes(size) for size in sizes])
-    return jnp.split(codes, ends[:-1], axis=-1)
-
-
-def _decoded(
-    quantizer: Quantizer, codes: jax.Array, sizes: Sequence[int]
-) -> list[jax.Array]:
-    parts = _cut(quantizer, codes, sizes)
-    return [quantizer.decode(x, size) for x, size in zip(parts, sizes, strict=True)]
+        for mean, rounded in zip(means, back.decode(codes), strict=True):
+            lost = gathered(np.float32(n) * (mean - rounded), place, group, like=like)
+            lost = lost.reshape(width, 1, -1)
+            server_error.append(jnp.where(is_me, lost, jnp.float32(0)))
+        server_error = flat(server_error)
+    return CodedMeans(
+        flat(back.decode(shared.reshape(width, n, -1))), sent, server_error
+    )
 
 
 def _mean_of_rows(
     quantizer: Quantizer,
     codes: jax.Array,
     size: int,
-    own_row: tuple[jax.Array, jax.Array] | None,
+    me: jax.Array,
+    own_row: jax.Array | None,
 ) -> jax.Array:
-    """The mean of the workers' rows; ``own_row`` is an index and its exact row.
+    """The mean of the workers' rows; ``own_row`` is that of this worker, exact.
 
     On a CPU in a loop: to decode all rows and sum columns takes it six times as long.
     """
     n = len(codes)
 
-    def decoded(codes: jax.Array, is_own: Any) -> jax.Array:
+    def decoded(codes: jax.Array, number: jax.Array) -> jax.Array:
         x = quantizer.decode(codes, size)
-        return x if own_row is None else jnp.where(is_own, own_row[1], x)
+        return x if own_row is None else jnp.where(number == me, own_row, x)
 
     def in_a_loop(codes: jax.Array) -> jax.Array:
-        def row(i: Any) -> jax.Array:
-            code = lax.dynamic_index_in_dim(codes, i, keepdims=False)
-            return decoded(code, own_row is not None and i == own_row[0])
+        def row(i: jax.Array) -> jax.Array:
+            return decoded(lax.dynamic_index_in_dim(codes, i, keepdims=False), i)
 
-        return lax.fori_loop(1, n, lambda i, total: total + row(i), row(0))
+        return lax.fori_loop(1, n, lambda i, total: total + row(i), row(jnp.int32(0)))
 
     def at_once(codes: jax.Array) -> jax.Array:
-        rows = jnp.arange(n, dtype=jnp.int32)[:, None]
-        return jnp.sum(decoded(codes, own_row is not None and rows == own_row[0]), 0)
+        return jnp.sum(decoded(codes, jnp.arange(n, dtype=jnp.int32)[:, None]), 0)
 
     total = lax.platform_dependent(codes, cpu=in_a_loop, default=at_once)
     return total / np.float32(n)
