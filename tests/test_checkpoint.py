@@ -111,8 +111,6 @@ def sound(states, tmp_path_factory):
     return directory
 
 
-# TensorStore's other reads may end after Orbax has closed its loop on the first error.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_checkpoint_is_found_out(damage, states, sound, tmp_path):
     copy = shutil.copytree(sound, tmp_path / "copy")
@@ -126,8 +124,6 @@ def test_a_damaged_checkpoint_is_found_out(damage, states, sound, tmp_path):
         assert checkpoints.restore(states[1]).step == 2
 
 
-# As above.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_earlier_step_is_read_by_its_number(states, sound, tmp_path):
     copy = shutil.copytree(sound, tmp_path / "copy")
     with slamb_jax.Checkpoints(copy) as checkpoints:
@@ -221,8 +217,6 @@ def small_disk(tmp_path):
     subprocess.run(["umount", tmp_path], check=True)
 
 
-# Where a write fails Orbax abandons others, which report to a loop that is closed.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_full_disk_is_told_and_loses_nothing(small_disk, asynchronous):
     def state(step):  # random: it does not compress
