@@ -124,11 +124,14 @@ def test_what_slamb_sends_is_counted_as_it_packs() -> None:
     published = "SLAMB, as published"
     assert sends(published, 2) == plain
     assert sends(published, 101) == [*plain, ("all-reduce", 4 * 4030)]
-    # 530 elements of the momentum in 4 slices of 133: 67 bytes of codes, a scale of 4.
-    # All parameters in 4 slices of 1,008: 4 blocks, each of 51 bytes and a scale.
-    momentum = [("all-to-all", 4 * 71), ("all-gather", 71)]
-    average = [("all-to-all", 4 * 220), ("all-gather", 220)]
-    assert sends("slamb, H 1", 2) == [*momentum, *average]
+    # All parameters in 4 slices of 1,008: 4 blocks, each of 51 bytes and a scale of 4.
+    assert sends("slamb, H 1", 2) == [("all-to-all", 4 * 220), ("all-gather", 220)]
+    # 280 elements of the momentum in 4 slices of 70: 35 bytes of codes, a scale of 4.
+    # 2,030 parameters in 4 slices of 508: 2 blocks.
+    assert sends("slamb, momentum, H 2", 2) == [
+        ("all-to-all", 4 * 39), ("all-gather", 39),
+        ("all-to-all", 4 * 110), ("all-gather", 110),
+    ]  # fmt: skip
     rival = make(published, 1.0, SETTING)
     # 100 steps and a last average, for the replicas differ after them.
     assert exchanges(rival, params, 4, 100) == [
