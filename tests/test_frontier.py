@@ -63,7 +63,9 @@ def test_a_task_starts_from_guessing_and_repeats_its_batches(name: str) -> None:
     job = task(name)
     loss = float(jax.jit(job.loss)(job.init(jax.random.key(0)), job.held_out))
     guesses = {"digits": 10, "autoencoder": 2}.get(name, 256)
-    assert loss == pytest.approx(math.log(guesses), abs=1.0)
+    # Where the embedding is the output too, its scale is that of the width.
+    off = 1.0 if name in ("prose", "wide") else 0.6
+    assert loss == pytest.approx(math.log(guesses), abs=off)
     once, again, other = (list(job.batches(6, 2, seed)) for seed in (3, 3, 4))
     jax.tree.map(np.testing.assert_array_equal, once, again)
     assert {len(x) for x in jax.tree.leaves(once)} == {6}

@@ -166,9 +166,7 @@ def diloco(
     make: Any, every: int, outer: tuple[float, float], rate: float, **how: Any
 ) -> Method:
     """Local steps of an optimizer, then one of Nesterov's momentum in float32."""
-    local = slamb_jax.Exchange(
-        AXIS, compress_ratio=0, sync_every=every, average_payload=None
-    )
+    local = slamb_jax.Exchange(AXIS, sync_every=every, average_payload=None)
     return exchanging(make, rate, local, outer=outer, nu_of="gradient", **how)
 
 

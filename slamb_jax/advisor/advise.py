@@ -41,9 +41,9 @@ def advise(
 
     Nothing overlaps, since an optax optimizer runs after the backward pass. With
     ``overlap`` the exchange between the workers runs during the compute, and the step
-    waits for what is left of it. A dense program that hides
-    its exchange behind its backward pass is faster than predicted here. The leaves are
-    taken to share one collective; where XLA makes several, each adds its latency
+    waits for what is left of it. A dense program that hides its exchange behind its
+    backward pass is faster than predicted here. The leaves are taken to share one
+    collective; where XLA makes several, each adds its latency
     (:meth:`Network.report_seconds` counts them).
 
     Args:

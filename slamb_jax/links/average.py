@@ -149,10 +149,10 @@ def average_parameters_every(
             del params
             return updates, kept
 
-        if exchange.in_turn or sync_every == 1:
+        due = exchange.averages_at(step)
+        if due is True:  # at every step
             updates, kept = average(updates, params, kept)
         else:
-            due = exchange.averages_at(step)
             updates, kept = _axes.cond(due, average, keep, updates, params, kept)
         return updates, AverageParametersState(step, *kept)
 

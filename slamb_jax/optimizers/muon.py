@@ -45,10 +45,10 @@ def muon(
     Matrices step along their orthogonalized momentum, which has decay rate
     :math:`\beta`; see :func:`slamb_jax.directions.muon`. Other leaves step as in
     :func:`adamw`. Then the parameters are averaged as
-    :func:`average_parameters_every` describes: with an ``outer`` optimizer
-    that is MuLoCo. A single worker with ``nu_of="gradient"`` takes
-    the steps of ``optax.contrib.muon``; with ``nesterov`` the worker's own gradient
-    takes part, where dense Muon has the mean.
+    :func:`average_parameters_every` describes: with an ``outer`` optimizer that is
+    MuLoCo. A single worker with ``nu_of="gradient"`` takes the steps of
+    ``optax.contrib.muon``; with ``nesterov`` the worker's own gradient takes part,
+    where dense Muon has the mean.
 
     Args:
       learning_rate: a number, or a schedule of the step from 0.
