@@ -12,8 +12,9 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 import slamb_jax
+from benchmarks.race import race, seconds
 from benchmarks.shapes import Shapes, abstract
-from benchmarks.step import OPTIMIZERS, RATE, race, seconds
+from benchmarks.step import OPTIMIZERS, RATE
 from examples.common.simulated import DEFAULT
 from examples.common.tables import table
 from examples.common.traffic import slamb_traffic

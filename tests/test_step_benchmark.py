@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks import step
+from benchmarks import race, step
 from benchmarks.kernels import kernels
 from benchmarks.shapes import MODELS
 from tests.close import assert_close
@@ -47,9 +47,9 @@ def test_a_turn_is_a_step_of_the_optimizer(name: str) -> None:
     """All take turns on the same arrays; here each alone, against its own steps."""
     make = (step.OPTIMIZERS | step.CHAIN)[name]
     rng = np.random.default_rng(0)
-    params, grads = step.draw(SHAPES, rng, 0.02), step.draw(SHAPES, rng, 1.0)
+    params, grads = race.draw(SHAPES, rng, 0.02), race.draw(SHAPES, rng, 1.0)
     with standard_promotion():  # optax.lamb needs it
-        contestant = step.Contestant(make(), SHAPES)
+        contestant = race.Contestant(make(), SHAPES)
         want, state = params, make().init(params)
         for _ in range(2):
             updates, state = jax.jit(make().update)(grads, state, want)

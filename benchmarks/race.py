@@ -1,0 +1,171 @@
+"""Optimizer steps that take turns on the same buffers: their times and memory."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import slamb_jax
+from benchmarks.kernels import kernels
+from benchmarks.rivals import elements
+from benchmarks.shapes import Shapes, abstract
+
+AXIS = "data"
+Make = Callable[[], optax.GradientTransformation]
+
+
+class Contestant:
+    """A compiled step and the time and memory that it took.
+
+    With a mesh each of its devices is a worker with all of the parameters.
+    """
+
+    def __init__(
+        self, tx: optax.GradientTransformation, shapes: Shapes, mesh: Mesh | None = None
+    ) -> None:
+        params = abstract(shapes)
+        state = params, jax.eval_shape(tx.init, params)
+        own = [x.size * x.dtype.itemsize for x in jax.tree.leaves(state[1])]
+        self.copies = sum(own) / (4 * elements(params))  # of the parameters, as state
+        state, params = (on_workers(x, mesh) for x in (state, params))
+        start = time.perf_counter()
+        self.step: Any = step_of(tx, mesh).lower(state, params, None).compile()
+        self.compile_seconds = time.perf_counter() - start
+        memory: Any = self.step.memory_analysis()
+        self.temporary = memory.temp_size_in_bytes / 2**20
+        self.kernels = kernels(str(self.step.as_text()))
+        self.treedef: Any
+        leaves, self.treedef = jax.tree.flatten(state)
+        arrays = [i for i, x in enumerate(leaves) if len(x.shape) > (mesh is not None)]
+        self.shared = arrays[: 3 * len(shapes)]  # places of p, m and v
+        self.dtypes = [leaves[i].dtype for i in self.shared]
+        for i in self.shared:
+            leaves[i] = None
+        # What only this one has: counts, and what its averages are taken from.
+        self.own = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), leaves
+        )
+        self.times: list[float] = []
+        self.peak = 0.0  # MiB above what was held before the step
+
+    def take_turn(self, arrays: list[jax.Array], grads: Any) -> list[jax.Array]:
+        """One timed step on p, m, v (all leaves of each in turn); gives them back."""
+        leaves = self.own
+        for i, x, dtype in zip(self.shared, arrays, self.dtypes, strict=True):
+            leaves[i] = x.astype(dtype)
+        state = jax.block_until_ready(self.treedef.unflatten(leaves))
+        before = resident(reset=True)
+        start = time.perf_counter()
+        state, _ = jax.block_until_ready(self.step(state, grads, None))
+        self.times.append(time.perf_counter() - start)
+        self.peak = max(self.peak, resident() - before)
+        self.own = jax.tree.leaves(state)
+        arrays = [self.own[i] for i in self.shared]
+        for i in self.shared:
+            self.own[i] = None
+        return arrays
+
+
+def step_of(tx: optax.GradientTransformation, mesh: Mesh | None) -> Any:
+    """Update and apply of a state, gradients and no random key; donates the state."""
+
+    def step(state: Any, grads: Any, key: None = None) -> Any:
+        params, opt_state = state
+        if mesh is not None:
+            grads = jax.tree.map(lambda g: jnp.squeeze(g, 0), grads)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), ()
+
+    if mesh is None:
+        return jax.jit(step, donate_argnums=0)
+    exchange = slamb_jax.Exchange(AXIS)
+    return slamb_jax.per_worker_step(step, mesh, exchange, check_vma=False)
+
+
+def on_workers(tree: Any, mesh: Mesh | None) -> Any:
+    """Shapes with one copy of each array on every device of the mesh."""
+    if mesh is None:
+        return tree
+    sharding = NamedSharding(mesh, PartitionSpec(AXIS))
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(
+            (mesh.size, *x.shape), x.dtype, sharding=sharding
+        ),
+        tree,
+    )
+
+
+def draw(
+    shapes: Shapes, rng: np.random.Generator, scale: float, mesh: Mesh | None = None
+) -> dict[str, Any]:
+    """Random arrays; every worker has the same."""
+
+    def place(x: Any) -> jax.Array:
+        x = jnp.asarray(x * scale)
+        if mesh is None:
+            return x
+        exchange = slamb_jax.Exchange(AXIS)
+        return jax.tree.leaves(slamb_jax.replicate(x, mesh, exchange))[0]
+
+    return {
+        name: place(rng.standard_normal(shape, np.float32))
+        for name, shape in shapes.items()
+    }
+
+
+def resident(*, reset: bool = False) -> float:
+    """The most MiB the process held since the last reset; 0 where it is not known."""
+    status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    try:
+        if reset:
+            clear.write_text("5")
+        lines = status.read_text().splitlines()
+    except OSError:
+        return 0.0
+    (line,) = [x for x in lines if x.startswith("VmHWM:")]
+    return int(line.split()[1]) / 1024
+
+
+def bandwidth(elements: int) -> float:
+    """Bytes per second that a large array is read and written with, in place."""
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+    x = jax.block_until_ready(add(jnp.zeros(elements)))
+    times = []
+    for _ in range(7):
+        start = time.perf_counter()
+        x = jax.block_until_ready(add(x))
+        times.append(time.perf_counter() - start)
+    return 8 * elements / float(np.median(times))
+
+
+def race(
+    optimizers: dict[str, Make],
+    shapes: Shapes,
+    rounds: int,
+    seed: int = 0,
+    mesh: Mesh | None = None,
+) -> dict[str, Contestant]:
+    """Has all take turns, ``rounds`` times after two that do not count."""
+    rng = np.random.default_rng(seed)
+    grads = draw(shapes, rng, 1.0, mesh)
+    field = {
+        name: Contestant(make(), shapes, mesh) for name, make in optimizers.items()
+    }
+    params = jax.tree.leaves(draw(shapes, rng, 0.02, mesh))
+    arrays = [*params, *(jnp.zeros_like(x) for x in [*params, *params])]
+    del params
+    for _ in range(rounds + 2):
+        for contestant in field.values():
+            arrays = contestant.take_turn(arrays, grads)
+    return field
+
+
+def seconds(times: list[float]) -> float:
+    """The median, without the two first turns."""
+    return float(np.median(times[2:]))
