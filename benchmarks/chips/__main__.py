@@ -1,0 +1,136 @@
+"""Compiles optimizer steps for chips that are not there.
+
+Run from the root of the repository, on any machine, with the extra ``gpu-aot`` or
+``tpu-aot``: ``python -m benchmarks.chips --topology h100:1x1x8``. Update and apply, one
+worker a chip, float32 state, compiled for the whole topology: memory of a chip, what
+its kernels move, bytes sent. With ``--links`` the advisor's step times follow, where
+those chips are workers in nodes on slower links. Large models take minutes.
+"""
+
+import dataclasses
+import itertools
+from typing import Literal
+
+import jax
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import slamb_jax
+from benchmarks.chips.program import OPTIMIZERS, PAPER, Step, compile_step
+from benchmarks.chips.targets import CHIPS, mesh_of
+from benchmarks.rivals import elements
+from benchmarks.shapes import MODELS, Shapes, abstract
+from examples.common.tables import table
+from examples.hardware import hardware
+
+LAYERS: Shapes = {f"{i}/kernel": (1024, 4096) for i in range(4)}
+LAYERS |= {f"{i}/bias": (4096,) for i in range(4)}
+COMPARED = "optax.lamb", "slamb, as published"  # what the advisor is asked about
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What to compile, and the cluster of the prediction."""
+
+    model: Literal["layers", "resnet-110", "bert-base", "bert-large", "bert-xl"] = (
+        "layers"
+    )
+    """layers: four matrices of 1024 x 4096, with biases"""
+    topology: str = "h100:1x1x8"
+    """or h100:1x128x8, v5p:8x8x16, ..."""
+    slices: int = 1
+    """of a TPU"""
+    only: tuple[str, ...] = tuple(OPTIMIZERS)
+    """steps by their names in the table"""
+    links: tuple[float, ...] = ()
+    """bits per second of a node's link, for the prediction"""
+    tokens: int = 32 * 128
+    """of a worker's batch; compute is taken as 6 FLOP for each and parameter"""
+    flops: float = 0.4 * 312e12
+    """FLOP per second of a worker: 40 % of an A100's bfloat16 peak"""
+    workers_per_node: int = 8
+
+
+def compiled_table(steps: dict[str, Step], title: str, slices: int) -> Table:
+    rows = []
+    for name, step in steps.items():
+        row = {
+            "": name,
+            "compile s": f"{step.seconds_to_compile:.0f}",
+            "p, g, state / p": f"{step.state_bytes / step.parameter_bytes:.2f}",
+            "temporary / p": f"{step.temporary_bytes / step.parameter_bytes:.2f}",
+            "passes": f"{step.traffic.bytes / step.parameter_bytes:.1f}",
+            "kernels": f"{step.traffic.kernels}",
+            "conditionals": f"{step.traffic.conditionals}",
+        }
+        links = (False, True) if slices > 1 else (False,)
+        for between, average in itertools.product(links, (False, True)):
+            sent = step.sent(between_slices=between, conditional=average)
+            when = "an average" if average else "a step"
+            row[f"MB {when}{', network' * between}"] = f"{sent / 1e6:.1f}"
+        rows.append(row)
+    return table(title, rows, f"compiled on {hardware(jax.devices()[0])}")
+
+
+def predicted_table(
+    updates: tuple[float, float], shapes: Shapes, workers: int, config: Config
+) -> Table:
+    """What the advisor predicts for these chips as workers on slower links."""
+    params, nodes = abstract(shapes), config.workers_per_node
+    compute = 6 * elements(params) * config.tokens / config.flops
+    rows = []
+    for link in config.links:
+        network = slamb_jax.Network(workers, link, workers_per_node=nodes)
+        advice = slamb_jax.advise(
+            params, network, PAPER, step_seconds=compute, update_seconds=updates
+        )
+        costs = {
+            "LAMB, float32": advice.dense,
+            "LAMB, bfloat16": advice.dense_bfloat16,
+            "SLAMB": advice.exchanging,
+        }
+        row = {"link": f"{link / 1e9:.0f} Gbit/s"}
+        for name, cost in costs.items():
+            cell = f"{1e3 * cost.step_seconds:.0f}, {cost.efficiency:.0%}"
+            row[f"{name}: ms, efficiency"] = cell
+        both = f"{advice.speedup:.2f}, {advice.speedup_bfloat16:.2f}"
+        rows.append(row | {"speed-up, of both": both})
+    lamb, slamb = (f"{1e3 * update:.1f} ms" for update in updates)
+    return table(
+        f"{workers} workers, {nodes} a node: compute {1e3 * compute:.0f} ms "
+        f"({config.tokens} tokens), update of LAMB {lamb}, of SLAMB {slamb}",
+        rows,
+        "efficiency: share of the step that is not exchange. The paper reports 90 % "
+        "(2.8 B parameters, 1,024 A100, links not stated)",
+    )
+
+
+def main(config: Config) -> None:
+    jax.config.update("jax_platforms", "cpu")
+    if unknown := set(config.only) - set(OPTIMIZERS):
+        raise SystemExit(f"--only: {sorted(unknown)} are none of {[*OPTIMIZERS]}")
+    console = Console(width=140)
+    shapes = LAYERS if config.model == "layers" else MODELS[config.model]
+    mesh = mesh_of(config.topology, config.slices)
+    steps: dict[str, Step] = {}
+    for name in config.only:
+        try:
+            steps[name] = compile_step(name, shapes, mesh)
+        except jax.errors.JaxRuntimeError as error:
+            console.print(f"{name} does not compile: {str(error)[:1500]}")
+    if steps:
+        millions = elements(abstract(shapes)) / 1e6
+        title = (
+            f"{config.model}, {millions:.1f} M parameters in {len(shapes)} leaves; "
+            f"{config.slices} x {config.topology}, {mesh.size} chips"
+        )
+        console.print(compiled_table(steps, title, config.slices))
+    if config.links and set(COMPARED) <= set(steps):
+        chip = CHIPS[mesh.devices.flat[0].device_kind]
+        lamb, slamb = (steps[n].traffic.bytes / chip.bandwidth for n in COMPARED)
+        console.print(predicted_table((lamb, slamb), shapes, mesh.size, config))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))

@@ -1,0 +1,84 @@
+"""An optimizer's step, compiled for a mesh of chips."""
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import slamb_jax
+from benchmarks.chips.targets import AXIS
+from benchmarks.chips.traffic import Traffic, traffic
+from benchmarks.rivals import elements
+from benchmarks.shapes import Shapes, abstract
+from examples.common.optimizers import dense
+
+RATE = 1e-3
+PAPER = slamb_jax.Exchange.paper(AXIS)
+DEFAULT = slamb_jax.Exchange(AXIS)
+DENSE = {
+    "optax.lamb": dense(optax.lamb(RATE), AXIS),
+    "optax.adamw": dense(optax.adamw(RATE), AXIS),
+}
+OPTIMIZERS: dict[str, optax.GradientTransformationExtraArgs] = DENSE | {
+    "adamw": slamb_jax.adamw(RATE, DEFAULT),
+    "adamw, H 4": slamb_jax.adamw(RATE, dataclasses.replace(DEFAULT, sync_every=4)),
+    "adamw, in 4 bits": slamb_jax.adamw(
+        RATE, dataclasses.replace(DEFAULT, average_payload="uniform4")
+    ),
+    "slamb": slamb_jax.slamb(RATE, DEFAULT),
+    "slamb, as published": slamb_jax.slamb(RATE, PAPER),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One compiled step, per chip."""
+
+    seconds_to_compile: float
+    state_bytes: int  # with the gradients
+    temporary_bytes: int
+    parameter_bytes: int
+    traffic: Traffic
+    report: slamb_jax.WireReport
+
+    def sent(self, *, between_slices: bool, conditional: bool) -> float:
+        chosen = (
+            c for c in self.report.collectives if c.between_slices == between_slices
+        )
+        report = slamb_jax.WireReport(tuple(chosen))
+        return report.bytes_sent(conditional=conditional)
+
+
+def compile_step(name: str, shapes: Shapes, mesh: Mesh) -> Step:
+    """Update and apply, each worker with its own gradients, parameters and moments."""
+    tx = OPTIMIZERS[name]
+
+    def step(state: Any, grads: Any) -> tuple[Any, Any]:
+        params, opt_state = state
+        grads = jax.tree.map(lambda g: jnp.squeeze(g, 0), grads)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), ()
+
+    def on_chips(x: Any) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, PartitionSpec(AXIS))
+        return jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=sharding)
+
+    params = abstract(shapes)
+    state = params, jax.eval_shape(tx.init, params)
+    run = slamb_jax.per_worker_step(step, mesh, DEFAULT, check_vma=name not in DENSE)
+    start = time.perf_counter()
+    compiled: Any = run.lower(*jax.tree.map(on_chips, (state, params))).compile()
+    seconds = time.perf_counter() - start
+    memory = compiled.memory_analysis()
+    return Step(
+        seconds_to_compile=seconds,
+        state_bytes=memory.argument_size_in_bytes,
+        temporary_bytes=memory.temp_size_in_bytes,
+        parameter_bytes=4 * elements(params),
+        traffic=traffic(compiled.as_text()),
+        report=slamb_jax.wire_report(compiled),
+    )

@@ -1,0 +1,153 @@
+"""Shows what runs while a step's exchange is under way, on chips that are not there.
+
+Run from the root of the repository, with the extra ``gpu-aot`` or ``tpu-aot``:
+``python -m benchmarks.chips.schedule --topology h100:1x1x8``. The training step of a
+decoder, with and without ``overlap``, is compiled with XLA's latency-hiding scheduler;
+for each collective the kernels that the schedule has between its start and its end.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+import tyro
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from rich.console import Console
+
+import slamb_jax
+from benchmarks.chips.targets import AXIS, mesh_of
+from benchmarks.chips.traffic import traffic_of
+from benchmarks.rivals import elements
+from examples.byte_lm.model import ByteLM
+from examples.common.tables import table
+from examples.hardware import hardware
+from slamb_jax.wire.hlo import RING_SHARES, Instruction, parse_hlo
+
+LATENCY_HIDING: dict[str, dict[str, str | bool]] = {  # by the chip's platform
+    "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
+    "tpu": {"xla_tpu_enable_latency_hiding_scheduler": True},
+}
+MATMULS = "gemm", "dot", "convolution"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The decoder, and what it is compiled for."""
+
+    topology: str = "h100:1x1x8"
+    layers: int = 4
+    width: int = 512
+    context: int = 256
+    batch: int = 16
+    """sequences of a worker"""
+    sync_every: int = 1
+
+
+class Behind(NamedTuple):
+    """A collective, and what runs between its start and its end."""
+
+    kind: str
+    sent: float  # bytes, by the ring convention
+    kernels: int
+    matmuls: int
+    moved: float  # bytes that those kernels read and write
+
+
+def behind(text: str, workers: int) -> Iterator[Behind]:
+    """Of each collective of a scheduled program, in the order of their starts."""
+    module = parse_hlo(text)
+    body = module.computations[module.entry]
+    names = list(body)
+    for place, name in enumerate(names):
+        x = body[name]
+        inside = [y.collective for y in module.within(x)]
+        kind = next((k for k in inside if k is not None), None)
+        if kind is None or not x.opcode.endswith("-start"):
+            continue
+        end = next(i for i, n in enumerate(names) if name in body[n].operands)
+        between = [body[n] for n in names[place + 1 : end]]
+        found = [traffic_of(module, y, body) for y in between]
+        payload = sum(a.bytes for n in x.operands if n in body for a in body[n].arrays)
+        yield Behind(
+            kind,
+            RING_SHARES[kind](workers) * payload,
+            sum(f.kernels for f in found),
+            sum(
+                any(m in f"{y.opcode} {y.attributes}" for m in MATMULS) for y in between
+            ),
+            sum(f.bytes for f in found),
+        )
+
+
+def _multiplies(x: Instruction) -> bool:
+    return any(name in f"{x.opcode} {x.attributes}" for name in MATMULS)
+
+
+def compiled(config: Config, mesh: Mesh, *, overlap: bool) -> tuple[str, int]:
+    """The scheduled program of a training step, and the bytes of the parameters."""
+    net = ByteLM(
+        layers=config.layers, width=config.width, heads=8, context=config.context
+    )
+    exchange = slamb_jax.Exchange(AXIS, sync_every=config.sync_every, overlap=overlap)
+    tx = slamb_jax.adamw(1e-3, exchange)
+
+    def step(state: Any, tokens: jax.Array) -> tuple[Any, jax.Array]:
+        params, opt_state = state
+
+        def loss(params: optax.Params) -> jax.Array:
+            logits = net.apply({"params": params}, tokens[:, :-1])
+            losses = optax.softmax_cross_entropy_with_integer_labels
+            return jnp.mean(losses(logits, tokens[:, 1:]))
+
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), value
+
+    def init() -> optax.Params:
+        tokens = jnp.zeros((1, config.context), jnp.int32)
+        return net.init(jax.random.key(0), tokens)["params"]
+
+    def on_chips(x: Any) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, PartitionSpec(AXIS))
+        return jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=sharding)
+
+    params = jax.eval_shape(init)
+    state = params, jax.eval_shape(tx.init, params)
+    tokens = jax.ShapeDtypeStruct(
+        (mesh.size * config.batch, config.context + 1), jnp.int32
+    )
+    run = slamb_jax.per_worker_step(step, mesh, exchange)
+    flags = LATENCY_HIDING[mesh.devices.flat[0].platform]
+    program = run.lower(jax.tree.map(on_chips, state), tokens).compile(flags)
+    return str(program.as_text()), 4 * elements(params)
+
+
+def main(config: Config) -> None:
+    jax.config.update("jax_platforms", "cpu")
+    mesh, rows = mesh_of(config.topology), []
+    for overlap in (False, True):
+        text, size = compiled(config, mesh, overlap=overlap)
+        for found in behind(text, mesh.size):
+            rows.append(
+                {
+                    "overlap": str(overlap),
+                    "collective": found.kind,
+                    "MB sent": f"{found.sent / 1e6:.2f}",
+                    "kernels behind": f"{found.kernels}",
+                    "matmuls": f"{found.matmuls}",
+                    "MB that they move": f"{found.moved / 1e6:.1f}",
+                }
+            )
+    title = (
+        f"decoder of {size / 4e6:.1f} M parameters, {config.batch} x {config.context} "
+        f"bytes a worker, H {config.sync_every}; {config.topology}"
+    )
+    caption = f"compiled on {hardware(jax.devices()[0])}"
+    Console(width=110).print(table(title, rows, caption))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
