@@ -69,6 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, dest="command")
     _add_advise(commands)
+    _add_report(commands)
     _add_resize(commands)
     given = vars(parser.parse_args(arguments))
     try:
@@ -113,6 +114,31 @@ def _add_advise(commands: Any) -> None:
         "--overlap", action=argparse.BooleanOptionalAction,
         help="exchange during the compute; default: --no-overlap",
     )  # fmt: skip
+
+
+def _add_report(commands: Any) -> None:
+    command = commands.add_parser(
+        "report",
+        help="list what a compiled program sends",
+        description="Lists the collectives of a compiled program, as "
+        "slamb_jax.wire_report does, from its text: compiled.as_text(), or what "
+        "XLA_FLAGS=--xla_dump_to=DIR wrote as *after_optimizations.txt.",
+        allow_abbrev=False,
+    )
+    command.add_argument("program", type=pathlib.Path, metavar="PROGRAM")
+    command.add_argument("--json", action="store_true", help="print it as JSON")
+    command.set_defaults(run=_print_report)
+
+
+def _print_report(given: dict[str, Any]) -> None:
+    try:
+        text = given["program"].read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"PROGRAM must be a text file: {error}") from error
+    if "ENTRY" not in text:
+        raise ValueError(f"PROGRAM must have the text of a program: {given['program']}")
+    report = slamb_jax.wire_report(text)
+    print(json.dumps(report.to_json(), indent=2) if given["json"] else report)
 
 
 def _add_resize(commands: Any) -> None:

@@ -62,7 +62,12 @@ def test_an_average_in_codes_agrees_and_loses_nothing(payload, rolling):
     """The anchor is the same on all; what rounding took stays with the worker."""
     every = 2
     tx = slamb_jax.average_parameters_every(
-        exchange(sync_every=every, rolling=rolling, average_payload=payload)
+        exchange(
+            sync_every=every,
+            rolling=rolling,
+            average_payload=payload,
+            average_b2=None,
+        )
     )
     anchor = random_tree(SHAPES, 0)
     for t, (moved, params, state) in enumerate(steps_of(tx, 6), 1):
@@ -78,6 +83,38 @@ def test_an_average_in_codes_agrees_and_loses_nothing(payload, rolling):
             before = np.abs(x - np.asarray(anchor[name])).max()
             lost = np.asarray(params[name]).mean(0) - x.mean(0)
             assert np.abs(lost).max() <= before / 7 + 1e-6
+        anchor = new
+
+
+@pytest.mark.parametrize("rolling", [False, True])
+def test_a_mean_in_codes_is_divided_by_the_root_of_its_second_moment(rolling):
+    b2, every = 0.9, 2 if rolling else 1
+    tx = slamb_jax.average_parameters_every(
+        exchange(
+            sync_every=every,
+            rolling=rolling,
+            average_payload="float16",
+            average_b2=b2,
+        )
+    )
+    anchor = random_tree(SHAPES, 0)
+    nu = jax.tree.map(np.zeros_like, anchor)
+    for moved, _, state in steps_of(tx, 6):
+        new = jax.tree.map(lambda a: np.asarray(a[0]), state.anchor)
+        for name, x in moved.items():
+            before = np.asarray(anchor[name])
+            of_all = np.asarray(state.average_nu[name][0])
+            turn = of_all != nu[name] if rolling else np.ones(before.shape, bool)
+            mean = x.mean(0) - before
+            nu[name] = np.where(turn, b2 * nu[name] + (1 - b2) * mean**2, nu[name])
+            root = np.sqrt(nu[name] / nu[name][turn].mean())
+            want = np.where(turn, 1.1 * mean / (root + 0.1), 0)
+            # The mean is rounded twice, by 2**-11 of a difference, and at most divided
+            # by a tenth.
+            atol = 11 * 2.0**-10 * np.abs(x - before).max()
+            np.testing.assert_allclose(new[name] - before, want, atol=atol, rtol=2e-3)
+            np.testing.assert_allclose(of_all, nu[name], rtol=2e-3, atol=atol**2)
+            nu[name] = of_all
         anchor = new
 
 
@@ -161,7 +198,7 @@ def test_an_outer_optimizer_of_one_worker_is_a_lookahead():
 def test_an_outer_rate_of_one_is_the_average():
     """Of float32, and of codes: an outer step of the whole difference is none."""
     for payload in (None, "uniform4"):
-        plain = exchange(sync_every=1, average_payload=payload)
+        plain = exchange(sync_every=1, average_payload=payload, average_b2=None)
         outer = exchange(sync_every=1, average_payload=payload, outer=optax.sgd(1.0))
         runs = [
             [p for _, p, _ in steps_of(slamb_jax.average_parameters_every(e), 3)]

@@ -3,12 +3,14 @@
 import json
 import re
 
+import jax.numpy as jnp
 import pytest
 
 import slamb_jax
 from slamb_jax import command_line
 from slamb_jax.advisor import units
 from tests import programs
+from tests.workers import AXIS, stack, stepper
 
 ASKED = {
     "--params": "340M", "--workers": "128", "--link": "10Gbit", "--step": "0.5s",
@@ -132,3 +134,22 @@ def test_units_are_printed():
     assert units.duration(0.9999) == "1 s"
     assert units.duration(3.2e-8) == "32 ns"
     assert units.duration(0.0) == "0 ns"
+
+
+def test_a_report_of_the_text_of_a_program(capsys, tmp_path):
+    params = {"w": jnp.ones((32, 32))}
+    tx = slamb_jax.adamw(0.1, slamb_jax.Exchange(AXIS))
+    lowered = stepper(tx, "shard_map", 4).lower(
+        *(stack(x, 4) for x in (params, tx.init(params), params))
+    )
+    path = tmp_path / "program.txt"
+    path.write_text(lowered.compile().as_text())
+    command_line.main(["report", str(path)])
+    table = capsys.readouterr().out
+    assert table.splitlines()[0].split()[:3] == ["kind", "dtype", "elements"]
+    command_line.main(["report", str(path), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [x["kind"] for x in found] == [y.split()[0] for y in table.splitlines()[1:]]
+    assert {x["kind"] for x in found} == {"all-to-all", "all-gather"}
+    want = slamb_jax.wire_report(lowered).bytes_sent()
+    assert sum(x["bytes_sent"] for x in found) == want

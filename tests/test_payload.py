@@ -215,7 +215,7 @@ def test_what_is_not_finite_reaches_all():
 
 @each
 def test_the_average_as_a_difference(payload):
-    between = exchange(sync_every=2, average_payload=payload)
+    between = exchange(sync_every=2, average_payload=payload, average_b2=None)
     tx = slamb_jax.average_parameters_every(between)
     start = random_tree(SHAPES, 0)
     state, params = stack(tx.init(start), N), stack(start, N)
@@ -243,7 +243,7 @@ def test_the_average_as_a_difference(payload):
 @pytest.mark.parametrize(("payload", "far"), [("bfloat16", 2e-6), (UNIFORM, 2e-5)])
 def test_what_rounding_took_is_sent_later(payload, far):
     """While nothing moves, averages join the replicas, and the mean stays."""
-    between = exchange(sync_every=1, average_payload=payload)
+    between = exchange(sync_every=1, average_payload=payload, average_b2=None)
     tx = slamb_jax.average_parameters_every(between)
     params = random_tree({"w": (32, 32)}, 0, N)
     mean, zero = np.asarray(params["w"]).mean(0), stack({"w": jnp.zeros((32, 32))}, N)
@@ -260,8 +260,9 @@ def test_what_rounding_took_is_sent_later(payload, far):
 
 def test_without_a_payload_there_is_no_anchor():
     params = random_tree(SHAPES, 0)
-    plain, anchored = (
-        jax.tree.leaves(slamb(average_payload=p).init(params))
-        for p in (None, "bfloat16")
+    plain, anchored, normalized = (
+        jax.tree.leaves(slamb(average_payload=p, average_b2=b2).init(params))
+        for p, b2 in ((None, None), ("bfloat16", None), ("bfloat16", 0.9))
     )
     assert len(anchored) == len(plain) + len(params)
+    assert len(normalized) == len(anchored) + len(params)

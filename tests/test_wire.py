@@ -239,6 +239,14 @@ def test_the_average_is_in_a_conditional():
     assert elements(always) == D + elements(never)
 
 
+def test_a_share_counts_the_average_once_in_h_calls():
+    never, sometimes = slamb_report(sync_every=None), slamb_report()
+    dense = slamb_report(compress_ratio=0, sync_every=1)  # the parameters, in float32
+    assert dense.share(dense) == 1
+    want = never.bytes_sent() / dense.bytes_sent() + 1 / 50
+    assert sometimes.share(dense, every=50) == pytest.approx(want)
+
+
 def test_small_arrays_are_sent_as_one_and_large_ones_alone():
     tree = {f"small{i}": floats(8 * 10 * i) for i in range(1, 9)}
     tree["large"] = floats(8 * 2**20)

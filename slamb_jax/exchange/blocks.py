@@ -1,7 +1,6 @@
 """The selected blocks of a tree: packed, exchanged, and put back."""
 
 import dataclasses
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,12 +10,8 @@ import numpy as np
 import optax
 from jax import lax
 
-from slamb_jax._tree.leaves import Leaf, keep_absent, leaves_of, present
-from slamb_jax._tree.rounding import round_to
-from slamb_jax.exchange import collectives
-from slamb_jax.exchange.means import exchange_means
-from slamb_jax.exchange.payloads import Payload
-from slamb_jax.exchange.selections import Selection, State
+from slamb_jax._tree.leaves import Leaf, leaves_of
+from slamb_jax.exchange.selections import Selection, State, Strided
 from slamb_jax.exchange.selections.selection import T
 from slamb_jax.exchange.settings import Exchange
 
@@ -34,6 +29,9 @@ class Blocks:
     block_size: int
     starts: jax.Array | None  # coordinates, (slots, ndim); None: the leaf is dense
     used: jax.Array  # which slots hold a block, (slots,)
+    # Where slot j is of the j-th group of so many blocks: these, and which are used.
+    period: int = 1
+    fresh: jax.Array | None = None
 
     def pack(self, x: jax.Array) -> jax.Array:
         """The blocks of ``x``: (slots, block_size); any block in an unused slot."""
@@ -51,9 +49,40 @@ class Blocks:
         return lax.gather(x, self.starts, numbers, sizes, mode=mode)
 
     def unpack(self, packed: jax.Array, x: jax.Array) -> jax.Array:
-        """``x`` with these blocks replaced."""
+        """``x`` with these blocks replaced.
+
+        On a GPU a scatter is a kernel of its own, which needs ``x`` in memory; a choice
+        at every element becomes a part of what uses it.
+        """
         if self.starts is None:
             return packed
+        if self.fresh is None:
+            return self.in_place(packed, x)
+        return lax.platform_dependent(
+            packed, x, cuda=self.fused, rocm=self.fused, default=self.in_place
+        )
+
+    def fused(self, packed: jax.Array, x: jax.Array) -> jax.Array:
+        """:meth:`unpack` as a choice at every element."""
+        assert self.fresh is not None
+        # Not gathered once more there: what is read elsewhere cannot change in place.
+        packed = lax.optimization_barrier(packed)
+        group = (len(packed), self.period, self.block_size)
+        everywhere = jnp.broadcast_to(packed[:, None], group)
+        everywhere = everywhere.reshape(-1, self.block_size)[: len(self.fresh)]
+        fresh = jnp.broadcast_to(self.fresh[:, None], everywhere.shape)
+        return jnp.where(fresh.reshape(x.shape), everywhere.reshape(x.shape), x)
+
+    def store(self, packed: jax.Array, x: jax.Array) -> jax.Array:
+        """:meth:`unpack` for an ``x`` that is kept from step to step, in place."""
+        if self.starts is None:
+            return packed
+        # All is read from ``x`` before it changes: XLA would copy it otherwise.
+        return self.in_place(lax.optimization_barrier(packed), x)
+
+    def in_place(self, packed: jax.Array, x: jax.Array) -> jax.Array:
+        """:meth:`unpack` as a scatter."""
+        assert self.starts is not None
         shape, x = x.shape, jnp.atleast_1d(x)
         numbers = lax.ScatterDimensionNumbers(
             update_window_dims=(1,),
@@ -90,7 +119,11 @@ class SelectionAtStep:
         # An unused slot is beyond the first dimension.
         coordinates = [index, *reversed(coordinates)]
         coordinates[-1] = coordinates[-1] * block_size
-        return Blocks(block_size, jnp.stack(coordinates, -1), used)
+        blocks = Blocks(block_size, jnp.stack(coordinates, -1), used)
+        if not isinstance(self.selection, Strided):
+            return blocks
+        fresh = self.selection.age(self.step, leaf)[:, 0] == 0
+        return dataclasses.replace(blocks, period=self.selection.period, fresh=fresh)
 
     def age(self, leaf: Leaf) -> jax.Array | None:
         """Steps since each block was exchanged; None for a dense leaf."""
@@ -154,80 +187,6 @@ def selection_at(
     """The selection of a step whose choice is in ``state``, if it has a state."""
     selection = exchange.selection_for(leaves_of(params, exchange.layout))
     return SelectionAtStep(selection, step, dict(enumerate(state or ())))
-
-
-def compress(
-    exchange: Exchange,
-    updates: optax.Updates,
-    residual: optax.Updates | None,
-    state: SelectionState,
-    step: jax.Array,
-    params: optax.Params | None,
-    *,
-    keep_residual: bool,
-) -> tuple[optax.Updates, optax.Updates | None, SelectionState]:
-    """The updates with their selected blocks averaged, the residual, the new state."""
-    if not exchange.exchanges_momentum:
-        return updates, residual, state
-    kept = () if residual is None else (residual,)
-    rows, rebuild = present(updates, *kept, like=params, layout=exchange.layout)
-    leaves, gs = [row[0] for row in rows], [row[1] for row in rows]
-    if state is not None and params is None and len(rows) < len(state):
-        raise ValueError(
-            "params must be given where gradients are None and the selection keeps a "
-            "state: without them nothing tells which leaf a state is of"
-        )
-    at_step = selection_at(exchange, updates if params is None else params, step)
-    if state is not None:
-        at_step = at_step.choose(state, leaves)
-
-    def exchanged(now: SelectionAtStep) -> tuple[Any, Any, SelectionState]:
-        blocks = [now.blocks(leaf) for leaf in leaves]
-        if residual is None:
-            packed = map_rows(Blocks.pack, blocks, gs)
-            means = means_over_workers(packed, leaves, exchange, exchange.payload, step)
-            return map_rows(Blocks.unpack, blocks, means, gs), None, learned(now, means)
-        es = [row[2] for row in rows]
-        xs = [g.astype(jnp.float32) + e for g, e in zip(gs, es, strict=True)]
-        wide = map_rows(Blocks.pack, blocks, xs)
-        packed = [round_to(x, g.dtype) for x, g in zip(wide, gs, strict=True)]
-        found = exchange_means(
-            packed, leaves, exchange, exchange.payload, step, with_errors=True
-        )
-        errors = map_rows(operator.sub, wide, found.sent)
-        if found.server_error is not None:
-            errors = map_rows(operator.add, errors, found.server_error)
-        us = gs
-        if keep_residual:  # what is not selected waits, too
-            us, es = [jnp.zeros_like(g) for g in gs], xs
-        return (
-            map_rows(Blocks.unpack, blocks, found.means, us),
-            map_rows(Blocks.unpack, blocks, errors, es),
-            learned(now, found.means),
-        )
-
-    def learned(now: SelectionAtStep, means: list[jax.Array]) -> SelectionState:
-        if state is None:
-            return None
-        return now.learn(state, leaves, means, accumulated=keep_residual)
-
-    us, es, new_state = at_step.in_phase(exchanged)
-    if residual is not None:
-        residual = keep_absent(rebuild(es), residual)
-    return rebuild(us), residual, new_state
-
-
-def means_over_workers(
-    arrays: Sequence[jax.Array],
-    leaves: Sequence[Leaf],
-    exchange: Exchange,
-    payload: Payload,
-    step: jax.Array,
-) -> list[jax.Array]:
-    """Means over the workers, in the wire format of a payload."""
-    if payload is None and exchange.local_axis_name is None:
-        return collectives.pmean(arrays, exchange.axis_name)
-    return exchange_means(arrays, leaves, exchange, payload, step).means
 
 
 def map_rows(fun: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:

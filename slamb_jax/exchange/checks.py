@@ -35,6 +35,8 @@ def check_settings(exchange: "Exchange") -> None:
             check_payload(name, payload)
     if exchange.sync_every is not None:
         check_integer("sync_every", exchange.sync_every, 1)
+    if exchange.average_b2 is not None:
+        check_range("average_b2", exchange.average_b2, 0.0, 1.0, open_high=True)
     if exchange.outer is not None:
         check_transformation("outer", exchange.outer)
     _check_average(exchange)
@@ -66,12 +68,18 @@ def check_ratios(ratios: Mapping[Any, Any], selection: Any) -> None:
 
 def _check_average(exchange: "Exchange") -> None:
     if exchange.sync_every is None:
-        for name in ("rolling", "average_payload", "outer"):
+        for name in ("rolling", "average_payload", "average_b2", "outer"):
             value = getattr(exchange, name)
             if value and value != _default(exchange, name):
                 raise ValueError(
                     f"{name}={value!r} needs an average: give sync_every too, got None"
                 )
+    given = exchange.average_b2 not in (None, _default(exchange, "average_b2"))
+    if given and (exchange.average_payload is None or exchange.outer is not None):
+        raise ValueError(
+            f"average_b2={exchange.average_b2!r} needs an average_payload, whose mean "
+            "it normalizes, and no outer optimizer, which does as it likes with it"
+        )
     if exchange.rolling and exchange.outer is not None:
         raise ValueError(
             "rolling=True and outer cannot go together: an outer optimizer steps from "

@@ -114,3 +114,16 @@ def _apart(
         for i, x in zip(part, arrays, strict=True):
             out[i] = x
     return out
+
+
+def means_over_workers(
+    arrays: Sequence[jax.Array],
+    leaves: Sequence[Leaf],
+    exchange: Exchange,
+    payload: Payload,
+    step: jax.Array,
+) -> list[jax.Array]:
+    """Means over the workers, in the wire format of a payload."""
+    if payload is None and exchange.local_axis_name is None:
+        return collectives.pmean(arrays, exchange.axis_name)
+    return exchange_means(arrays, leaves, exchange, payload, step).means

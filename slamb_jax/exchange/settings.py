@@ -35,6 +35,7 @@ _PAPER: dict[str, Any] = {  # for BERT-Large, phase 1, at a rate of 6e-3
     "sync_every": 100,
     "rolling": False,
     "average_payload": None,
+    "average_b2": None,
 }
 
 
@@ -88,6 +89,10 @@ class Exchange:
       average_payload: the wire format of the parameters, likewise, as the difference
         to the last average, a copy of which is kept; see
         :func:`average_parameters_every`. None: the parameters' dtype.
+      average_b2: decay rate of the second moment of the mean difference, in [0, 1), by
+        whose root the mean is divided where it is exchanged in codes; see
+        :func:`average_parameters_every`. None: the mean itself, as in float32 and with
+        an ``outer`` optimizer.
       outer: an optax transformation that steps from one average to the next, with the
         difference between them as its gradient, such as
         ``optax.sgd(0.7, momentum=0.9, nesterov=True)``. None: the average itself.
@@ -132,6 +137,7 @@ class Exchange:
     sync_every: int | None = 1
     rolling: bool | None = None
     average_payload: Payload = "ternary"
+    average_b2: float | None = 0.98
     outer: optax.GradientTransformation | None = None
     param_specs: Any = dataclasses.field(default=None, hash=False)
     stacked: Any = dataclasses.field(default=None, hash=False)
@@ -170,6 +176,12 @@ class Exchange:
         if self.sync_every is None or self.outer is not None:
             return self.sync_every is not None
         return self.average_payload is not None and self.axis_name is not None
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether the mean difference is divided by the root of its second moment."""
+        alone = self.average_b2 is None or self.average_payload is None
+        return self.keeps_anchor and self.outer is None and not alone
 
     @property
     def averages_per_step(self) -> float:

@@ -1,25 +1,15 @@
 """Averaging the parameters of replicas that drift apart."""
 
-import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import DTypeLike
 
 from slamb_jax._tree import axes as _axes
 from slamb_jax._tree.checks import check_params
-from slamb_jax._tree.leaves import Leaf, keep_absent, leaves_of, present
-from slamb_jax.exchange.blocks import (
-    Blocks,
-    SelectionAtStep,
-    map_rows,
-    means_over_workers,
-)
-from slamb_jax.exchange.means import exchange_means
 from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.links.averaged import Kept, averaged
 from slamb_jax.links.shards import on_shards
 
 
@@ -29,6 +19,7 @@ class AverageParametersState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
     anchor: optax.Params | None = None  # float32, as params; see there
     outer: optax.OptState | None = None  # the outer optimizer's
+    average_nu: optax.Params | None = None  # float32, as params: v of the means
 
 
 def average_parameters_every(
@@ -69,8 +60,22 @@ def average_parameters_every(
     A worker keeps what rounding took of its own difference in its parameters, and sends
     it the next time; what rounding took of the mean is lost. (With ``"ternary"`` that
     keeps small, noisy coordinates of the mean from moving: AdamW ended lower so than
-    with it sent again, Muon higher.) All workers must begin with the same parameters,
+    with it sent again.) All workers must begin with the same parameters,
     as with :func:`replicate`; the anchor stays bit-identical on all.
+
+    **Normalized.** The mean in codes, :math:`\Delta`, is divided by the root of its
+    second moment v, relative to the mean :math:`\bar v` of v over the leaf (over its
+    coordinates of this step):
+
+    .. math::
+
+      v \leftarrow \beta v + (1 - \beta) \Delta^2, \quad
+      a \leftarrow a + \frac{1.1}{\sqrt{v / \bar v} + 0.1} \, \Delta
+
+    with :math:`\beta` the ``average_b2`` of the exchange; v is one more copy of the
+    parameters. What many workers' directions agree on is smaller where they are noisy:
+    this makes up for it, as Adam's own v does in dense training. It is the second
+    moment of FedAdam, without its momentum and rate.
 
     **Overlap.** With ``overlap`` in the exchange the parameters are averaged as the
     last step left them, and this step's update is added behind: :math:`p` stands for
@@ -115,6 +120,8 @@ def average_parameters_every(
     References:
       Xu et al., `SLAMB <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023;
       Douillard et al., `DiLoCo <https://arxiv.org/abs/2311.08105>`_, 2023;
+      Reddi et al., `Adaptive Federated Optimization
+      <https://arxiv.org/abs/2003.00295>`_, ICLR 2021 (FedAdam);
       Thérien et al., `MuLoCo <https://arxiv.org/abs/2505.23725>`_, 2025; Kallusky et
       al., `SNOO <https://arxiv.org/abs/2510.15830>`_, 2025.
     """
@@ -122,12 +129,15 @@ def average_parameters_every(
     sync_every, outer = exchange.sync_every, exchange.outer
 
     def init(params: optax.Params) -> AverageParametersState:
-        anchor = outer_state = None
+        anchor = outer_state = nu = None
         if exchange.keeps_anchor:
             anchor = jax.tree.map(_copy_f32, params)
         if outer is not None:
             outer_state = outer.init(anchor)
-        return AverageParametersState(jnp.zeros([], jnp.int32), anchor, outer_state)
+        if exchange.normalizes:
+            nu = jax.tree.map(jnp.zeros_like, anchor)
+        count = jnp.zeros([], jnp.int32)
+        return AverageParametersState(count, anchor, outer_state, nu)
 
     def update(
         updates: optax.Updates,
@@ -137,13 +147,13 @@ def average_parameters_every(
     ) -> tuple[optax.Updates, AverageParametersState]:
         del extra_args
         check_params(params)
-        step, kept = optax.safe_increment(state.count), state[1:]
+        step, kept = optax.safe_increment(state.count), Kept(*state[1:])
         n = _axes.axis_size(exchange.axis_name)
         if sync_every is None or (n == 1 and outer is None):
             return updates, AverageParametersState(step, *kept)
 
         def average(updates: optax.Updates, params: optax.Params, kept: Any) -> Any:
-            return _averaged(updates, params, kept, exchange, step)
+            return averaged(updates, params, kept, exchange, step)
 
         def keep(updates: optax.Updates, params: optax.Params, kept: Any) -> Any:
             del params
@@ -158,84 +168,6 @@ def average_parameters_every(
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return tx if exchange.param_specs is None else on_shards(tx, exchange)
-
-
-def _averaged(
-    updates: optax.Updates,
-    params: optax.Params,
-    kept: tuple[optax.Params | None, optax.OptState | None],
-    exchange: Exchange,
-    step: jax.Array,
-) -> tuple[optax.Updates, tuple[Any, Any]]:
-    """The updates that take each replica to the average; anchor and outer state."""
-    anchor, outer_state = kept
-    rows, rebuild = present(updates, params, like=params, layout=exchange.layout)
-    leaves, us, ps = ([row[i] for row in rows] for i in range(3))
-    blocks = _blocks(leaves, params, exchange, step)
-    difference = functools.partial(_difference, exchange=exchange)
-    if anchor is None:
-        new = [_stepped(p, u, p.dtype, exchange) for u, p in zip(us, ps, strict=True)]
-        packed = map_rows(Blocks.pack, blocks, new)
-        means = means_over_workers(packed, leaves, exchange, None, step)
-        there = map_rows(Blocks.unpack, blocks, means, new)
-        return rebuild(map_rows(difference, there, ps, us)), (None, None)
-
-    old = [row[2] for row in present(updates, anchor, like=params)[0]]
-    new = [_stepped(p, u, jnp.float32, exchange) for u, p in zip(us, ps, strict=True)]
-    ahead = map_rows(
-        Blocks.pack, blocks, [x - a for x, a in zip(new, old, strict=True)]
-    )
-    found = exchange_means(
-        ahead, leaves, exchange, exchange.average_payload, step, with_errors=True
-    )
-    if exchange.outer is None:
-        anchors = [
-            a + m
-            for a, m in zip(
-                map_rows(Blocks.pack, blocks, old), found.means, strict=True
-            )
-        ]
-    else:
-        grads = keep_absent(
-            rebuild([-m for m in found.means]), optax.tree.zeros_like(anchor)
-        )
-        moved, outer_state = exchange.outer.update(grads, outer_state, anchor)
-        moved = [row[2] for row in present(updates, moved, like=params)[0]]
-        anchors = [a + m for a, m in zip(old, moved, strict=True)]
-    there = [
-        a + (d - sent) for a, d, sent in zip(anchors, ahead, found.sent, strict=True)
-    ]
-    there = map_rows(Blocks.unpack, blocks, there, new)
-    anchor = keep_absent(rebuild(map_rows(Blocks.unpack, blocks, anchors, old)), anchor)
-    return rebuild(map_rows(difference, there, ps, us)), (anchor, outer_state)
-
-
-def _blocks(
-    leaves: Sequence[Leaf], params: optax.Params, exchange: Exchange, step: jax.Array
-) -> list[Blocks]:
-    """The blocks of each leaf that are averaged."""
-    if not exchange.in_turn:
-        return [Blocks(1, None, jnp.ones(0, bool))] * len(leaves)
-    selection = exchange.average_selection(leaves_of(params, exchange.layout))
-    at_step = SelectionAtStep(selection, step)
-    return [at_step.blocks(leaf) for leaf in leaves]
-
-
-def _stepped(
-    p: jax.Array, u: jax.Array, dtype: DTypeLike, exchange: Exchange
-) -> jax.Array:
-    """What is averaged: the parameters behind this step, or before it."""
-    p = p.astype(dtype)
-    return p if exchange.overlap else p + u.astype(dtype)
-
-
-def _difference(
-    there: jax.Array, p: jax.Array, u: jax.Array, exchange: Exchange
-) -> jax.Array:
-    """The update from p to there, and with ``overlap`` this step's, in u's dtype."""
-    wide = jnp.float32 if p.dtype.itemsize < 4 else p.dtype
-    moved = there.astype(wide) - p.astype(wide)
-    return (moved + u.astype(wide) if exchange.overlap else moved).astype(u.dtype)
 
 
 def _copy_f32(p: Any) -> jax.Array:

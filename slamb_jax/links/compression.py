@@ -8,7 +8,8 @@ import optax
 
 from slamb_jax._tree.axes import check_local
 from slamb_jax._tree.checks import check_bool, check_floating
-from slamb_jax.exchange.blocks import SelectionState, compress, init_selection
+from slamb_jax.exchange.blocks import SelectionState, init_selection
+from slamb_jax.exchange.compress import compress
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.shards import on_shards
 

@@ -23,12 +23,8 @@ from slamb_jax._tree.leaves import (
     mask_tree,
     present,
 )
-from slamb_jax.exchange.blocks import (
-    SelectionState,
-    compress,
-    init_selection,
-    selection_at,
-)
+from slamb_jax.exchange.blocks import SelectionState, init_selection, selection_at
+from slamb_jax.exchange.compress import compress
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.dense import mean_gradients
 from slamb_jax.links.moments import (

@@ -3,10 +3,12 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
+from slamb_jax._tree.checks import check_integer
 from slamb_jax.wire.groups import Groups, parse_groups
 from slamb_jax.wire.hlo import RING_SHARES, Module, parse_hlo
 
@@ -86,6 +88,38 @@ class WireReport:
             if c.conditional == conditional
             and (c.wire_bytes is None or c.groups.members == along)
         )
+
+    def share(self, dense: "WireReport", *, every: int = 1) -> float:
+        """Bytes sent per call, over those of another program, the dense step.
+
+        What stands in conditionals counts as sent once in ``every`` calls, H: here, and
+        not at all in ``dense``.
+
+        Raises:
+          ValueError: if a collective cannot be counted, ``dense`` sends nothing, or
+            ``every`` is not a positive integer.
+        """
+        check_integer("every", every, 1)
+        if not (whole := dense.bytes_sent()):
+            raise ValueError(f"dense must send something in every call, got:\n{dense}")
+        averages = self.bytes_sent(conditional=True) / every
+        return (self.bytes_sent() + averages) / whole
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """A mapping for each collective, of what JSON can hold."""
+        return [
+            {
+                "kind": c.kind,
+                "dtype": c.dtype,
+                "elements": c.elements,
+                "bytes_sent": c.wire_bytes,
+                "devices": c.group_size,
+                "conditional": c.conditional,
+                "times": c.times,
+                "between_slices": c.between_slices,
+            }
+            for c in self.collectives
+        ]
 
     def __str__(self) -> str:
         if not self.collectives:

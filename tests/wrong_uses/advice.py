@@ -51,5 +51,6 @@ ADVICE = [
     (of(advise, update_seconds=(0.1, -1)), r"update_seconds \(exchanging\) .*-1"),
     *bad(advise, "update_seconds", 3, wanted=r"\(dense, exchanging\)"),
     (of(WireReport(()).bytes_over, mesh_of(2), "model"), "mesh .* the axis 'model'"),
+    (of(WireReport(()).share, WireReport(())), "dense must send something"),
     *bad(slamb_jax.wire_report, "program", "no program", 3),
 ]

@@ -77,6 +77,8 @@ COMMANDS = [
     (advising("[1, 2]"), "--exchange must be a file with a JSON object.*exchange.json"),
     (advising('{"ratio": 0.1}'), "'ratio' is not a setting of an Exchange"),
     (advising('{"selection": "best"}'), "selection .*'best'"),
+    (command("report /nowhere"), "PROGRAM must be a text file: .*/nowhere"),
+    (command("report pyproject.toml"), "PROGRAM must have the text of a program: py"),
     (resizing("{d}/out --workers 0"), "workers .*0"),
     (resizing("{d}/out --workers two"), "--workers: .*'two'"),
     (resizing("{d}/out"), "required: --workers"),

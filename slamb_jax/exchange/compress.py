@@ -1,0 +1,81 @@
+"""Sends the selected blocks of updates, and keeps what is not sent."""
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from slamb_jax._tree.leaves import keep_absent, present
+from slamb_jax._tree.rounding import round_to
+from slamb_jax.exchange.blocks import (
+    Blocks,
+    SelectionAtStep,
+    SelectionState,
+    map_rows,
+    selection_at,
+)
+from slamb_jax.exchange.means import exchange_means, means_over_workers
+from slamb_jax.exchange.settings import Exchange
+
+
+def compress(
+    exchange: Exchange,
+    updates: optax.Updates,
+    residual: optax.Updates | None,
+    state: SelectionState,
+    step: jax.Array,
+    params: optax.Params | None,
+    *,
+    keep_residual: bool,
+) -> tuple[optax.Updates, optax.Updates | None, SelectionState]:
+    """The updates with their selected blocks averaged, the residual, the new state."""
+    if not exchange.exchanges_momentum:
+        return updates, residual, state
+    kept = () if residual is None else (residual,)
+    rows, rebuild = present(updates, *kept, like=params, layout=exchange.layout)
+    leaves, gs = [row[0] for row in rows], [row[1] for row in rows]
+    if state is not None and params is None and len(rows) < len(state):
+        raise ValueError(
+            "params must be given where gradients are None and the selection keeps a "
+            "state: without them nothing tells which leaf a state is of"
+        )
+    at_step = selection_at(exchange, updates if params is None else params, step)
+    if state is not None:
+        at_step = at_step.choose(state, leaves)
+
+    def exchanged(now: SelectionAtStep) -> tuple[Any, Any, SelectionState]:
+        blocks = [now.blocks(leaf) for leaf in leaves]
+        if residual is None:
+            packed = map_rows(Blocks.pack, blocks, gs)
+            means = means_over_workers(packed, leaves, exchange, exchange.payload, step)
+            return map_rows(Blocks.unpack, blocks, means, gs), None, learned(now, means)
+        es = [row[2] for row in rows]
+        xs = [g.astype(jnp.float32) + e for g, e in zip(gs, es, strict=True)]
+        wide = map_rows(Blocks.pack, blocks, xs)
+        packed = [round_to(x, g.dtype) for x, g in zip(wide, gs, strict=True)]
+        found = exchange_means(
+            packed, leaves, exchange, exchange.payload, step, with_errors=True
+        )
+        errors = map_rows(operator.sub, wide, found.sent)
+        if found.server_error is not None:
+            errors = map_rows(operator.add, errors, found.server_error)
+        us = gs
+        if keep_residual:  # what is not selected waits, too
+            us, es = [jnp.zeros_like(g) for g in gs], xs
+        return (
+            map_rows(Blocks.unpack, blocks, found.means, us),
+            map_rows(Blocks.unpack, blocks, errors, es),
+            learned(now, found.means),
+        )
+
+    def learned(now: SelectionAtStep, means: list[jax.Array]) -> SelectionState:
+        if state is None:
+            return None
+        return now.learn(state, leaves, means, accumulated=keep_residual)
+
+    us, es, new_state = at_step.in_phase(exchanged)
+    if residual is not None:
+        residual = keep_absent(rebuild(es), residual)
+    return rebuild(us), residual, new_state

@@ -1,0 +1,59 @@
+"""Divides what the workers agreed on by the root of its own second moment."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from slamb_jax._tree.leaves import Leaf
+from slamb_jax.exchange import collectives
+from slamb_jax.exchange.blocks import Blocks
+from slamb_jax.exchange.settings import Exchange
+
+_LEAST = np.float32(0.1)  # a root counts as so much of its leaf's, at least
+
+
+def normalized(
+    means: Sequence[jax.Array],
+    nus: Sequence[jax.Array],
+    leaves: Sequence[Leaf],
+    blocks: Sequence[Blocks],
+    exchange: Exchange,
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """The packed means over their roots, and their new second moments.
+
+    A root is relative to the root of its leaf's mean, so that the size of a step is
+    left as it is.
+    """
+    b2 = jnp.float32(exchange.average_b2)
+    nus = [b2 * nu + (1 - b2) * jnp.square(m) for nu, m in zip(nus, means, strict=True)]
+    out = []
+    typical = _of_leaves(nus, leaves, blocks)
+    for mean, nu, whole in zip(means, nus, typical, strict=True):
+        # Where all are 0 the mean is, too.
+        root = jnp.sqrt(nu / jnp.maximum(whole, np.finfo(np.float32).tiny))
+        out.append(mean * ((1 + _LEAST) / (root + _LEAST)))
+    return out, nus
+
+
+def _of_leaves(
+    nus: Sequence[jax.Array], leaves: Sequence[Leaf], blocks: Sequence[Blocks]
+) -> list[jax.Array]:
+    """The mean of each leaf's blocks of this step, over all of its shards."""
+    sums: dict[int, jax.Array] = {}
+    for axes in dict.fromkeys(leaf.sharded for leaf in leaves):
+        # By axes, so that no type varies over more of them than its leaf does.
+        group = [i for i, leaf in enumerate(leaves) if leaf.sharded == axes]
+        found = {i: _sum_and_count(nus[i], blocks[i]) for i in group}
+        sums |= collectives.psum(found, axes)
+    return [lax.div(*sums[i]) for i in range(len(leaves))]
+
+
+def _sum_and_count(nu: jax.Array, blocks: Blocks) -> tuple[jax.Array, jax.Array]:
+    if blocks.starts is None:
+        return jnp.sum(nu), jnp.float32(nu.size)
+    used = jnp.broadcast_to(blocks.used[:, None], nu.shape)
+    count = jnp.sum(blocks.used.astype(jnp.float32)) * np.float32(blocks.block_size)
+    return jnp.sum(jnp.where(used, nu, np.float32(0))), count
