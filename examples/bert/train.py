@@ -9,16 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-import slamb_jax
 from examples.bert import data
 from examples.bert.models import Bert
-from examples.common import AXIS
 from examples.common.inputs import Source
 from examples.common.loop import Batch, Task, Variables
 from examples.common.optimizers import kernels
-from examples.common.options import ExchangeOption, Options
-
-EXCHANGE = slamb_jax.Exchange.paper(AXIS, min_size=256, b3=0.9, sync_every=25)
+from examples.common.options import Options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +40,7 @@ class Config(Options):
     steps: int = 500
     warmup_steps: int = 100
     weight_decay: float | None = 0.01
-    exchange: ExchangeOption = EXCHANGE
+    learning_rate: float = 0.001
     out: Path = Path("runs/bert")
 
 

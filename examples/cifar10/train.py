@@ -7,15 +7,12 @@ from typing import Any
 import jax
 import optax
 
-import slamb_jax
 from examples.cifar10 import data
 from examples.cifar10.models import ResNet
-from examples.common import AXIS, images
+from examples.common import images
 from examples.common.inputs import Source
 from examples.common.loop import Task, Variables
-from examples.common.options import ExchangeOption, Options
-
-EXCHANGE = slamb_jax.Exchange.paper(AXIS, min_size=0, b3=0.9, sync_every=50)
+from examples.common.options import Options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +28,7 @@ class Config(Options):
     epochs: float = 40
     milestones: tuple[float, ...] = (20, 30)
     """Epochs after which the rate falls to a tenth."""
-    learning_rate: float = 0.02
-    exchange: ExchangeOption = EXCHANGE
+    learning_rate: float = 0.008
     out: Path = Path("runs/cifar10")
 
 

@@ -23,6 +23,7 @@ SETTINGS = (  # of the exchange, that the command line takes
     "sync_every",
     "rolling",
     "average_payload",
+    "average_b2",
 )
 HELP = (
     "--config FILE reads options from a YAML or JSON file first. Settings of the "
@@ -57,7 +58,7 @@ EXCHANGE = slamb_jax.Exchange(AXIS)
 class Options:
     """The options of every program; each adds its own and has its own defaults."""
 
-    optimizer: Literal["slamb", "adamw", "lion", "muon", "sgd"] = "slamb"
+    optimizer: Literal["adamw", "lion", "muon", "slamb", "sgd"] = "adamw"
     dense: bool = False
     """Average the gradients, and step with optax's optimizer: LAMB for slamb."""
     learning_rate: float = 0.01

@@ -8,23 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-import slamb_jax
-from examples.common import AXIS, images
+from examples.common import images
 from examples.common.inputs import Augment, Source
 from examples.common.loop import Task, Variables
 from examples.common.optimizers import kernels
-from examples.common.options import ExchangeOption, Options
+from examples.common.options import Options
 from examples.swin import data
 from examples.swin.models import Swin
-
-EXCHANGE = slamb_jax.Exchange.paper(
-    AXIS,
-    min_size=0,
-    payload="uniform8",
-    b3=0.99,
-    sync_every=5,
-    average_payload="uniform8",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +37,7 @@ class Config(Options):
     """Of the computation; parameters and moments are float32."""
     epochs: float = 40
     warmup_epochs: float = 4
-    learning_rate: float = 0.02
-    exchange: ExchangeOption = EXCHANGE
+    learning_rate: float = 0.002
     weight_decay: float | None = 0.05
     clip_norm: float | None = 1.0
     out: Path = Path("runs/swin")
