@@ -48,6 +48,7 @@ CHOICES = {
     "H 2": Choice({"sync_every": 2}),
     "H 4": Choice({"sync_every": 4}),
     "H 4, all at once": Choice({"sync_every": 4, "rolling": False}),
+    "plain mean": Choice({"average_b2": None}),
     "in uniform4": Choice({"average_payload": "uniform4"}),
     "in uniform8": Choice({"average_payload": "uniform8"}),
     "in natural8": Choice({"average_payload": "natural8"}),

@@ -80,6 +80,7 @@ def exchanging(
     }
     written = to_json(written | {"b3": exchange.b3}) | optimizer
     written |= {"rolling": True} if exchange.in_turn else {}
+    written |= {"average_b2": exchange.average_b2} if exchange.normalizes else {}
     return Method(rate, made, written | ({} if outer is None else {"outer": outer}))
 
 
@@ -171,7 +172,8 @@ def diloco(
 
 
 OUTER = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.5), (1.0, 0.0))  # rates, Nesterov momenta
-EVERY = {h: slamb_jax.Exchange(AXIS, sync_every=h) for h in (1, 2, 4, 8, 16, 32, 64)}
+EVERY = {h: slamb_jax.Exchange(AXIS, sync_every=h) for h in (1, 2, 3, 4, 8, 16, 32, 64)}
+PLAIN = slamb_jax.Exchange(AXIS, average_b2=None)
 FOUR_BITS = {
     h: slamb_jax.Exchange(AXIS, sync_every=h, average_payload="uniform4")
     for h in (1, 2)
@@ -202,11 +204,13 @@ METHODS = {
     "Muon, v of m": dense(muon, 0.0453, nu_of="momentum", **MUON),
     "adamw, 4 bits, H 1": exchanging(adamw, 0.016, FOUR_BITS[1], **ADAM),
     "adamw, momentum, H 2": exchanging(adamw, 0.0113, MOMENTUM, **ADAM),
+    "adamw, plain mean, H 1": exchanging(adamw, 0.016, PLAIN, **ADAM),
     **{f"adamw, H {h}": exchanging(adamw, 0.016, x, **ADAM) for h, x in EVERY.items()},
     **{
         f"muon, 4 bits, H {h}": exchanging(muon, 0.0453, x, **MUON)
         for h, x in FOUR_BITS.items()
     },
+    "muon, plain mean, H 1": exchanging(muon, 0.0453, PLAIN, **MUON),
     **{
         f"muon, H {h}": exchanging(muon, 0.0453, EVERY[h], **MUON)
         for h in (1, 2, 4, 16)
