@@ -75,9 +75,7 @@ def behind(text: str, workers: int) -> Iterator[Behind]:
             kind,
             RING_SHARES[kind](workers) * payload,
             sum(f.kernels for f in found),
-            sum(
-                any(m in f"{y.opcode} {y.attributes}" for m in MATMULS) for y in between
-            ),
+            sum(map(_multiplies, between)),
             sum(f.bytes for f in found),
         )
 

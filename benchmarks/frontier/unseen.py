@@ -114,16 +114,25 @@ def masked() -> Task:
     )
 
 
+def digits_batches(examples: Any) -> tuple[Any, Any]:
+    """Batches drawn from four digits in five, and the others, which are held out."""
+    count = len(jax.tree.leaves(examples)[0])
+    kept = np.arange(count) % 5 != 0
+
+    def batches(size: int, steps: int, seed: int) -> Iterator[Any]:
+        rng = np.random.default_rng(seed)
+        for _ in range(steps):
+            chosen = rng.choice(np.flatnonzero(kept), size)
+            yield jax.tree.map(lambda x, i=chosen: x[i], examples)
+
+    return batches, jax.tree.map(lambda x: x[~kept], examples)
+
+
 def autoencoder() -> Task:
     """Cross-entropy of the pixels of digits; one image in five is held out."""
     images = load_digits().data.astype(np.float32) / 16
-    kept = np.arange(len(images)) % 5 != 0
+    batches, held_out = digits_batches(images)
     net = Autoencoder()
-
-    def batches(size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
-        rng = np.random.default_rng(seed)
-        for _ in range(steps):
-            yield images[rng.choice(np.flatnonzero(kept), size)]
 
     def loss(params: optax.Params, batch: jax.Array) -> jax.Array:
         logits = net.apply({"params": params}, batch)
@@ -133,6 +142,6 @@ def autoencoder() -> Task:
         init=lambda key: net.init(key, images[:1])["params"],
         loss=loss,
         batches=batches,
-        held_out=images[~kept],
+        held_out=held_out,
         unit="nats per pixel",
     )
