@@ -6,7 +6,7 @@ project = "slamb_jax"
 author = "the authors of slamb_jax"
 version = release = slamb_jax.__version__
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
@@ -14,6 +14,7 @@ extensions = [
 ]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
+nb_execution_mode = "off"  # the notebooks are stored with what they printed
 html_theme = "furo"
 html_title = f"slamb_jax {release}"
 autodoc_member_order = "bysource"
