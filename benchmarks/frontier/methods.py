@@ -43,6 +43,11 @@ def on_lamb(make: Callable[..., rivals.Rival]) -> Callable[..., rivals.Rival]:
     return lambda rate, axis, **how: make(optax.lamb(rate), axis, **how)
 
 
+def dense_adamw(rate: optax.Schedule, axis: str, **how: float) -> rivals.Rival:
+    """optax's, without decay, as all methods here."""
+    return rivals.dense(optax.adamw(rate, weight_decay=0.0, **how), axis)
+
+
 def one_bit_lamb(rate: optax.Schedule, setting: Setting, warmup: float) -> rivals.Rival:
     """1-bit LAMB with a share of the steps as its warm-up."""
     steps = round(warmup * setting.steps)
@@ -185,13 +190,8 @@ MOMENTUM = slamb_jax.Exchange(
 METHODS = {
     "LAMB": rival(0.02, on_lamb(rivals.dense)),
     "LAMB, v of m": dense(slamb_jax.slamb, 0.02, nu_of="momentum"),
-    "AdamW": rival(
-        0.016,
-        lambda rate, axis, b2: rivals.dense(
-            optax.adamw(rate, b2=b2, weight_decay=0.0), axis
-        ),
-        **ADAM,
-    ),
+    "AdamW": rival(0.016, dense_adamw, **ADAM),
+    "AdamW, b1 0.8": rival(0.016, dense_adamw, b1=0.8, **ADAM),
     "AdamW, v of m": dense(adamw, 0.0113, nu_of="momentum", **ADAM),
     **{
         f"AdamW, outer {o[0]:g} {o[1]:g}": dense(
@@ -205,6 +205,7 @@ METHODS = {
     "adamw, 4 bits, H 1": exchanging(adamw, 0.016, FOUR_BITS[1], **ADAM),
     "adamw, momentum, H 2": exchanging(adamw, 0.0113, MOMENTUM, **ADAM),
     "adamw, plain mean, H 1": exchanging(adamw, 0.016, PLAIN, **ADAM),
+    "adamw, b1 0.8, H 1": exchanging(adamw, 0.016, EVERY[1], b1=0.8, **ADAM),
     **{f"adamw, H {h}": exchanging(adamw, 0.016, x, **ADAM) for h, x in EVERY.items()},
     **{
         f"muon, 4 bits, H {h}": exchanging(muon, 0.0453, x, **MUON)
