@@ -4,8 +4,10 @@
 ``vmap``; None is a single worker.
 """
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import chex
@@ -14,6 +16,10 @@ import jax.numpy as jnp
 
 Axes = frozenset[Hashable]
 AxisName = Hashable | tuple[Hashable, ...]
+
+_WORKERS: contextvars.ContextVar[tuple[Hashable, ...]] = contextvars.ContextVar(
+    "the axes of the workers whose step is being traced", default=()
+)
 
 
 def as_tuple(axis_name: AxisName | None) -> tuple[Hashable, ...]:
@@ -112,13 +118,45 @@ def _same_types(branches: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]
     return [widened(fun) for fun in branches]
 
 
-def check_local(updates: chex.ArrayTree, axis_name: AxisName | None) -> None:
+@contextlib.contextmanager
+def step_of_workers(axis_name: AxisName | None) -> Iterator[None]:
+    """While the step of workers over these axes is traced, :func:`missed_axes` knows.
+
+    Types tell too, but not under ``vmap`` and ``check_vma=False``.
+    """
+    token = _WORKERS.set(as_tuple(axis_name))
+    try:
+        yield
+    finally:
+        _WORKERS.reset(token)
+
+
+def missed_axes(tree: chex.ArrayTree, known: Sequence[Hashable]) -> list[Hashable]:
+    """The axes over which the tree differs between devices, other than those known."""
+    varying = frozenset(_WORKERS.get()).union(*map(varying_axes, jax.tree.leaves(tree)))
+    missed = sorted(varying - set(known), key=str)
+    return [axis for axis in missed if axis_size(axis) > 1]
+
+
+def check_local(
+    updates: chex.ArrayTree,
+    axis_name: AxisName | None,
+    shard_axes: tuple[Hashable, ...] = (),
+) -> None:
     """Raises for gradients that were averaged already, where types show it.
 
     They must vary over ``axis_name`` wherever types are tracked (``shard_map`` with
-    ``check_vma=True``).
+    ``check_vma=True``); without one they must not vary, other than between shards.
     """
     if axis_name is None:
+        for axis in missed_axes(updates, shard_axes):
+            raise ValueError(
+                f"axis_name=None exchanges nothing over the mesh axis {axis!r}, over "
+                "which the gradients differ: each worker would train a model of its "
+                f"own. Give the optimizer slamb_jax.Exchange({axis!r}), the exchange "
+                "of slamb_jax.per_worker_step; or, if the axis is one of shards, name "
+                "it in param_specs"
+            )
         return
     axis_size(axis_name)  # raises for an unbound axis
     tracked = tracked_axes(axis_name)
@@ -128,7 +166,8 @@ def check_local(updates: chex.ArrayTree, axis_name: AxisName | None) -> None:
 
 def check_varies(path: Any, x: jax.Array, axes: Axes) -> None:
     """Raises for a gradient whose type does not vary over all of these axes."""
-    if missing := axes - varying_axes(x):
+    missing = axes - varying_axes(x)
+    if missing and x.size:  # without elements, jax.grad does not differentiate
         names = ", ".join(sorted(map(repr, missing)))
         raise ValueError(
             f"updates{jax.tree_util.keystr(path)} does not vary over the mesh axis "

@@ -15,6 +15,7 @@ from slamb_jax._tree.checks import (
     check_params,
     check_static,
 )
+from slamb_jax._tree.layout import mesh_axes
 from slamb_jax._tree.leaves import (
     Leaf,
     broadcast_blocks,
@@ -163,7 +164,7 @@ def scale_by_slamb(
         step = optax.safe_increment(state.count)
 
         def exchanged(mu: optax.Updates) -> tuple[optax.Updates, Any]:
-            check_local(mu, exchange.axis_name)
+            check_local(mu, exchange.axis_name, mesh_axes(exchange.param_specs))
             mu, *rest = compress(
                 exchange, mu, state.residual, state.selection, step, params,
                 keep_residual=False,

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from slamb_jax._tree.axes import (
     AxisName,
     as_tuple,
+    step_of_workers,
     tracked_axes,
     vary_over,
     worker_index,
@@ -158,7 +159,8 @@ def _program(step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool) -> Ste
             vary = functools.partial(vary_over, axes=tracked_axes(local))
             own = jax.tree.map(functools.partial(on_raw, vary), own)
         try:
-            own, report = step(own, batch, *own_keys(key, between + local))
+            with step_of_workers(between + local):
+                own, report = step(own, batch, *own_keys(key, between + local))
         except Exception as error:
             if any(word in str(error) for word in _TYPE_WORDS):
                 error.add_note(_TYPE_NOTE)

@@ -122,14 +122,12 @@ def _any_device(flag: jax.Array, exchange: Exchange) -> jax.Array:
         *(a for a in mesh_axes(exchange.param_specs) if _axes.is_bound(a)),
     )
     agreed = pany(flag, axes or None)
-    for axis in sorted(_axes.varying_axes(agreed) - set(axes), key=str):
-        if _axes.axis_size(axis) > 1:
-            raise ValueError(
-                f"updates varies over the mesh axis {axis!r}, over which "
-                f"skip_not_finite does not agree, having {exchange!r}: a device that "
-                "skips would leave others waiting in a collective. Give it the "
-                "exchange of the optimizer"
-            )
+    for axis in _axes.missed_axes(agreed, axes):
+        raise ValueError(
+            f"updates varies over the mesh axis {axis!r}, over which skip_not_finite "
+            f"does not agree, having {exchange!r}: a device that skips would leave "
+            "others waiting in a collective. Give it the exchange of the optimizer"
+        )
     return agreed
 
 

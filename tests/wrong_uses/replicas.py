@@ -5,6 +5,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import slamb_jax
 from tests.optimizers import exchange
@@ -56,6 +57,31 @@ def over_data(state, batch):
     return tx.update(state, tx.init(state), state)[0], batch
 
 
+def forgotten(link, workers, **settings):
+    """A step whose optimizer does not know the axis of its workers."""
+    tx = link(slamb_jax.Exchange())
+
+    def step(p, x):
+        return tx.update(jax.tree.map(lambda p: x.sum() * p, p), tx.init(p), p)[0], x
+
+    return partial(workers, step, **settings)
+
+
+def on_mesh(step, check_vma):
+    run = slamb_jax.per_worker_step(step, mesh_of(2), DATA, check_vma=check_vma)
+    run.lower(slamb_jax.replicate(PARAMS, mesh_of(2), DATA), jnp.ones(4))
+
+
+def in_simulation(step):
+    simulating(step, n=2, state=slamb_jax.simulated_replicas(PARAMS, 2))()
+
+
+FORGOTTEN = r"axis_name=None .*'data'.* slamb_jax.Exchange\('data'\)"
+BLIND = [partial(slamb_jax.adamw, 0.1), slamb_jax.scale_by_slamb]
+BLIND += [slamb_jax.average_parameters_every, slamb_jax.mask_momentum]
+SKIPS = partial(slamb_jax.skip_not_finite, optax.sgd(0.1))
+
+
 def summed_in_the_group():
     tx = slamb_jax.average_gradients(GROUPS)
 
@@ -89,6 +115,10 @@ REPLICAS = [
     (stepping(jnp.ones(())), r"batch .*multiple of 4.*\(\)"),
     (on_groups, r"batch .*multiple of 4.*\(6, 3\)"),
     (summed_in_the_group, r"updates\['w'\] .*'device'.*sums"),
+    *((forgotten(link, on_mesh, check_vma=True), FORGOTTEN) for link in BLIND),
+    *((forgotten(link, on_mesh, check_vma=False), FORGOTTEN) for link in BLIND),
+    (forgotten(SKIPS, on_mesh, check_vma=False), "'data', over which skip_not_finite"),
+    *((forgotten(link, in_simulation), FORGOTTEN) for link in BLIND[:2]),
     (of(slamb_jax.consolidate, {"s": jnp.ones(())}), r"tree\['s'\] .*\(\)"),
     (of(slamb_jax.consolidate, {"s": jnp.ones((0, 2))}), r"tree\['s'\] .*\(0, 2\)"),
     *bad(partial(slamb_jax.simulated_replicas, PARAMS), "workers", 0, 2.0),
