@@ -165,6 +165,14 @@ def test_types_that_do_not_vary_stay_so(name):
     assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, fresh(tx))
 
 
+def test_a_leaf_without_elements_is_no_gradient_that_was_summed():
+    """Its type does not vary, whatever is done with it."""
+    tx, start = slamb(), params() | {"empty": jnp.ones((0, 3))}
+    step = train_step(tx, lambda p, batch: loss(p, batch) + jnp.sum(p["empty"]))
+    run = slamb_jax.per_worker_step(step, mesh(), between())
+    run.lower(on_groups((start, tx.init(start))), batches()[0])
+
+
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_a_state_that_differs_within_a_group_is_refused(check_vma):
     batch, state = batches()[0], {"empty": jnp.zeros((0, 3)), "mean": jnp.zeros(24)}
