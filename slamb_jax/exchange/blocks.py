@@ -15,6 +15,7 @@ from slamb_jax.exchange.selections import Selection, State, Strided
 from slamb_jax.exchange.selections.selection import T
 from slamb_jax.exchange.settings import Exchange
 
+_MOST_BLOCKS = 2**31 - 2**20  # and room for unused slots behind them
 SelectionState = tuple[State, ...] | None  # of each leaf; None for stateless ones
 
 
@@ -109,6 +110,12 @@ class SelectionAtStep:
         if self.selection.dense(leaf):
             return Blocks(1, None, jnp.ones(0, bool))
         block_size = self.selection.block_size(leaf)
+        if leaf.size // block_size > _MOST_BLOCKS:
+            raise ValueError(
+                f"a leaf of {leaf.size} elements, {leaf.shape}, has more blocks than "
+                f"int32 can number where a block has {block_size}: pad its last "
+                "dimension to a multiple of 128, or keep it as several leaves"
+            )
         index = self.selection.blocks(self.step, leaf, self.states.get(leaf.index))
         used = index < leaf.size // block_size
         shape = leaf.shape or (1,)

@@ -25,6 +25,12 @@ def unbound_on_a_mesh():
     )
 
 
+def too_many_blocks():
+    leaf = {"w": jax.ShapeDtypeStruct((2**31, 1), jnp.float32)}
+    tx = slamb(compress_ratio=0.5)()
+    jax.eval_shape(lambda p: tx.update(p, tx.init(p), p), leaf)
+
+
 def averaged_already(own_state=False, accumulated=False):
     """The trap: jax.grad of replicated parameters inside shard_map sums them."""
     tx = slamb(axis_name=AXIS)()
@@ -73,6 +79,7 @@ TREES = [
     (updating(slamb(), grads={"w": W.T, "b": B}), r"\['w'\] .*\(3, 2\).*\(2, 3\)"),
     (updating(slamb(), {"w": W, "b": INT}), r"updates .*int32 at updates\['b'\]"),
     (updating(slamb(), {"w": W, "b": COMPLEX}), r"complex64 at updates\['b'\]"),
+    (too_many_blocks, r"leaf of 2147483648 elements, \(2147483648, 1\).*int32 .*pad"),
     (masked({"w": True}), "mask must have the structure of the parameters"),
     (masked({"w": 1.0, "b": True}), r"mask must have bools .*1.0 at mask\['w'\]"),
     (updating(slamb(selection=SEVEN)), r"masks .*\(4, 7\).* 3 elements"),
