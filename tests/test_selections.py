@@ -108,6 +108,16 @@ def test_blocks_of_neighbours_only_in_large_leaves():
     assert [strided.block_size(Leaf(0, s)) for s in [(6, 4), (768, 768)]] == [1, 128]
 
 
+def test_a_large_leaf_of_single_elements_puts_no_constants_into_the_program():
+    """An odd last dimension, as of GPT-2's embedding: 38 million blocks."""
+    strided, leaf = Strided(0.1), Leaf(0, (768, 50257))
+
+    def both(t):
+        return strided.blocks(t, leaf), strided.age(t, leaf)
+
+    assert len(jax.jit(both).lower(jnp.int32(1)).as_text()) < 1e5
+
+
 @pytest.mark.parametrize("make", [Strided, Permutation])
 def test_leaves_and_seeds_differ(make):
     masks = [

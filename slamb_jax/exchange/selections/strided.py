@@ -1,15 +1,19 @@
 """The default selection: a round robin over blocks of neighbours."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from slamb_jax._tree.hashing import hash_u32, hash_words
 from slamb_jax._tree.leaves import Leaf
 from slamb_jax.exchange.selections.selection import RandK, State
+
+_STORED = 2**17  # groups: above, as in a leaf without even dimensions, none is stored
 
 
 class RoundRobin(RandK):
@@ -63,7 +67,7 @@ class Strided(RoundRobin):
     def blocks(self, step: jax.Array, leaf: Leaf, state: State = None) -> jax.Array:
         count = leaf.size // self.block_size(leaf)
         place = lax.rem(self._place(step, leaf), np.int32(self.period))
-        index = place + self.period * np.arange(len(place), dtype=np.int32)
+        index = place + np.int32(self.period) * _numbers(len(place), jnp.int32)
         return jnp.minimum(index, np.int32(count)) if count % self.period else index
 
     def age(self, step: jax.Array, leaf: Leaf, state: State = None) -> jax.Array:
@@ -75,10 +79,17 @@ class Strided(RoundRobin):
 
     def _place(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         """The block that each group exchanges, modulo c: int32, one per group."""
-        # A constant (one number to c w elements): leaves of one shape then differ in
-        # no instruction, and XLA compiles the kernels of one for all.
         groups = -(-(leaf.size // self.block_size(leaf)) // self.period)
-        index = np.arange(groups, dtype=np.uint32)
+        index = _numbers(groups, jnp.uint32)
         hashed = hash_u32(index, hash_words(self.seed, leaf.index))
         offset = (hashed % np.uint32(self.period)).astype(np.int32)
         return lax.rem(step, np.int32(self.period)) + offset
+
+
+def _numbers(n: int, dtype: DTypeLike) -> Any:
+    """0, 1, ..., as a constant where there are few.
+
+    Leaves of one shape then differ in no instruction, and XLA compiles the kernels of
+    one for all.
+    """
+    return np.arange(n, dtype=dtype) if n <= _STORED else lax.iota(dtype, n)
