@@ -173,6 +173,33 @@ def test_ratios_where_one_part_dwarfs_the_other(large):
             np.testing.assert_allclose(updates, naive.p[0][0] - p, rtol=2e-4, atol=1e-7)
 
 
+def test_the_largest_count_is_not_the_last():
+    """Else the same coordinates would be exchanged for ever."""
+    exchange = plain(compress_ratio=0.5, min_size=0, sync_every=3, b3=0.5)
+    params = {"w": jnp.ones((4, 6))}
+    for tx in (
+        slamb_jax.slamb(0.1, exchange),
+        slamb_jax.adamw(0.1, exchange),
+        slamb_jax.randk_compress_with_error_feedback(exchange),
+        slamb_jax.elementwise_rescale(exchange),
+        slamb_jax.train_in_bfloat16(slamb_jax.sgd(0.1, exchange)),
+    ):
+        state, ours = tx.init(params), []
+        of_steps = jax.tree.map(
+            lambda x: x if x.ndim else jnp.full_like(x, 2**31 - 2), state
+        )
+        for _ in range(3):
+            updates, of_steps = tx.update(params, of_steps, params)
+            assert jnp.isfinite(updates["w"]).all()
+            ours.append(
+                [int(x) for x in jax.tree.leaves(of_steps) if x.dtype == jnp.int32]
+            )
+        assert ours[0]
+        assert set(ours[0]) == {2**31 - 1}
+        assert set(ours[1]) <= {2**30, 2**31 - 1}  # optax's schedules stand still
+        assert (2**30 + 1) in ours[2]
+
+
 def test_schedules_count_steps_from_zero():
     rate = optax.piecewise_constant_schedule(1.0, {1: 0.0})
     params = jnp.ones((3, 2))

@@ -17,6 +17,7 @@ from slamb_jax._tree.checks import (
     check_integer,
     check_range,
 )
+from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.rounding import upcast_f32
 from slamb_jax.exchange.collectives import pany, pmean
 from slamb_jax.jointspar.distribution import least_probability, update_distribution
@@ -114,7 +115,7 @@ def sample_layers(
         )
         log_p, max_norm = learn(log_p, norm, drawn, state.max_norm)
         return treedef.unflatten([u for u, _ in kept]), JointSparState(
-            count=optax.safe_increment(state.count),
+            count=next_step(state.count),
             seed=state.seed,
             worker=axes.worker_index(axis_name) if draws_alone else state.worker,
             log_p=dict(zip(active, log_p, strict=True)),

@@ -8,6 +8,7 @@ import optax
 
 from slamb_jax._tree import axes as _axes
 from slamb_jax._tree.checks import check_params
+from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.layout import mesh_axes
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.averaged import Kept, averaged
@@ -148,7 +149,7 @@ def average_parameters_every(
     ) -> tuple[optax.Updates, AverageParametersState]:
         del extra_args
         check_params(params)
-        step, kept = optax.safe_increment(state.count), Kept(*state[1:])
+        step, kept = next_step(state.count), Kept(*state[1:])
         n = _axes.axis_size(exchange.axis_name)
         if exchange.axis_name is None:
             _axes.check_local(updates, None, mesh_axes(exchange.param_specs))

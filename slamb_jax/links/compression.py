@@ -8,6 +8,7 @@ import optax
 
 from slamb_jax._tree.axes import check_local
 from slamb_jax._tree.checks import check_bool, check_floating
+from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.layout import mesh_axes
 from slamb_jax.exchange.blocks import SelectionState, init_selection
 from slamb_jax.exchange.compress import compress
@@ -102,7 +103,7 @@ def randk_compress_with_error_feedback(
     ) -> tuple[optax.Updates, RandkCompressState]:
         del extra_args
         check_local(updates, exchange.axis_name, mesh_axes(exchange.param_specs))
-        step = optax.safe_increment(state.count)
+        step = next_step(state.count)
         updates, residual, selection = compress(
             exchange, updates, state.residual, state.selection, step, params,
             keep_residual=keep_residual,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax._tree.checks import check_bools, check_params, check_range
+from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.leaves import map_present, mask_tree
 from slamb_jax.links.moments import add_decay, decay_at
 
@@ -60,7 +61,7 @@ def add_decayed_weights(
     ) -> tuple[optax.Updates, AddDecayedWeightsState]:
         del extra_args
         check_params(params)
-        count = optax.safe_increment(state.count)
+        count = next_step(state.count)
         rate = decay_at(weight_decay, state.count)
 
         def add(u: jax.Array, p: jax.Array, decays: bool) -> jax.Array:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax._tree.axes import axis_size
+from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.leaves import Leaf, broadcast_blocks, map_numbered
 from slamb_jax.exchange.blocks import selection_at
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -72,7 +73,7 @@ def elementwise_rescale(
         **extra_args: Any,
     ) -> tuple[optax.Updates, ElementwiseRescaleState]:
         del extra_args
-        step = optax.safe_increment(state.count)
+        step = next_step(state.count)
         n = axis_size(exchange.axis_name)
         like = updates if params is None else params
         at_step = selection_at(exchange, like, step)

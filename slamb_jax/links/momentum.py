@@ -13,6 +13,7 @@ from slamb_jax._tree.checks import (
     check_gradients,
     check_transformation,
 )
+from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.leaves import keep_absent, map_present
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.compression import randk_compress_with_error_feedback
@@ -138,7 +139,7 @@ def mask_momentum(
         **extra_args: Any,
     ) -> tuple[optax.Updates, MaskMomentumState]:
         check_gradients(updates, state.mu)
-        step = optax.safe_increment(state.count)
+        step = next_step(state.count)
 
         def compress(mu: optax.Updates) -> tuple[optax.Updates, optax.OptState]:
             return inner.update(mu, state.compressor, params, **extra_args)
@@ -154,8 +155,8 @@ def mask_momentum(
 
         def ahead(g: jax.Array, m: jax.Array, b: ArrayLike) -> jax.Array:
             keep, new = weights(b)
-            next_step = optax.safe_increment(step)
-            return keep * corrected(m, b, next_step) + new * corrected(g, b, step)
+            behind = next_step(step)
+            return keep * corrected(m, b, behind) + new * corrected(g, b, step)
 
         if nesterov:
             given = map_present(ahead, updates, mu, b)

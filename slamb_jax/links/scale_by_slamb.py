@@ -15,6 +15,7 @@ from slamb_jax._tree.checks import (
     check_params,
     check_static,
 )
+from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.layout import mesh_axes
 from slamb_jax._tree.leaves import (
     Leaf,
@@ -161,7 +162,7 @@ def scale_by_slamb(
         if exchange.local_axis_name is not None:
             updates = mean_gradients(updates, params, exchange.local_axis_name)
         check_gradients(updates, state.mu)
-        step = optax.safe_increment(state.count)
+        step = next_step(state.count)
 
         def exchanged(mu: optax.Updates) -> tuple[optax.Updates, Any]:
             check_local(mu, exchange.axis_name, mesh_axes(exchange.param_specs))

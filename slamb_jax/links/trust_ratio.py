@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from slamb_jax._tree.axes import axis_size
 from slamb_jax._tree.checks import check_params
+from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.leaves import Leaf, broadcast_blocks, mask_tree, present
 from slamb_jax.exchange.blocks import selection_at
 from slamb_jax.exchange.settings import Exchange
@@ -107,7 +108,7 @@ def layerwise_trust_ratio(
     ) -> tuple[optax.Updates, LayerwiseTrustRatioState]:
         del extra_args
         check_params(params)
-        step = optax.safe_increment(state.count)
+        step = next_step(state.count)
         n = axis_size(exchange.axis_name)
         bounds = clips(c_min, c_max)
         at_step = selection_at(exchange, params, step)

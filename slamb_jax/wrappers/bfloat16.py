@@ -13,6 +13,7 @@ from slamb_jax._tree.checks import (
     check_params,
     check_transformation,
 )
+from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.hashing import hash_u32
 from slamb_jax._tree.leaves import Leaf, keep_absent, map_numbered, map_present
 from slamb_jax._tree.rounding import round_to, step_seed, stochastic_round, upcast_f32
@@ -116,7 +117,7 @@ def train_in_bfloat16(
         **extra_args: Any,
     ) -> tuple[optax.Updates, TrainInBfloat16State]:
         check_params(params)
-        step = optax.safe_increment(state.count)
+        step = next_step(state.count)
         old = params if state.master is None else state.master
         old = jax.tree.map(
             lambda x, p: p if _is_wide(p) else upcast_f32(x), old, params

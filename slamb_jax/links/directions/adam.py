@@ -8,6 +8,7 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax._tree.checks import check_range
+from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.leaves import keep_absent, map_present
 from slamb_jax.links.moments import (
     Form,
@@ -116,7 +117,7 @@ def adam(
                     "grad, which slamb_jax.mask_momentum passes to its direction"
                 )
             grad = updates
-        step = optax.safe_increment(state.count)
+        step = next_step(state.count)
         nu = update_second_moment(grad, updates, state.nu, step, b2, nu_of)
         at = corrections(form, step, None, b2, eps, bias_correction)
         at = at._replace(eps_root=jnp.asarray(eps_root, jnp.float32))
