@@ -70,7 +70,7 @@ TABLE = {  # for each public function: its variants
     "scale_by_slamb": {"": slamb_jax.scale_by_slamb(EXCHANGE)},
     "mask_momentum": {
         "": slamb_jax.mask_momentum(EXCHANGE),
-        "residual": slamb_jax.mask_momentum(EXCHANGE, compressor=FEEDBACK),
+        "local": slamb_jax.mask_momentum(EXCHANGE, compressor=optax.identity()),
     },
     "directions.adam": {
         "alone": directions.adam(nu_of="momentum"),

@@ -16,7 +16,10 @@ from slamb_jax._tree.checks import (
 from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.leaves import keep_absent, map_present
 from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.links.compression import randk_compress_with_error_feedback
+from slamb_jax.links.compression import (
+    RandkCompressState,
+    randk_compress_with_error_feedback,
+)
 from slamb_jax.links.moments import (
     Decays,
     bias,
@@ -88,15 +91,16 @@ def mask_momentum(
         the wire format.
       compressor: any optax transformation that takes m and returns it exchanged,
         with the same shapes; ``optax.identity()`` keeps it local. None:
-        ``randk_compress_with_error_feedback(exchange, keep_residual=False)``. One that
-        keeps a residual of its own counts what it did not send twice.
+        ``randk_compress_with_error_feedback(exchange, keep_residual=False)``. It
+        must not keep what it does not send, which stays in m.
 
     Returns:
       A :class:`optax.GradientTransformationExtraArgs`. Its direction gets float32
       whatever the dtype of the parameters, so that the links behind it do not round.
 
     Raises:
-      ValueError: for a value out of range; in ``update``, for gradients of another
+      ValueError: for a value out of range; in ``init``, for a compressor of this
+        library that keeps a residual; in ``update``, for gradients of another
         shape or kind than the parameters, or that do not vary over a mesh axis over
         which m does.
 
@@ -130,7 +134,9 @@ def mask_momentum(
         check_floating(params, "params")
         mu = init_moment(params, "mu_dtype", mu_dtype)
         count = jnp.zeros([], jnp.int32)
-        return MaskMomentumState(count, mu, inner.init(mu), then.init(params))
+        compressor_state = inner.init(mu)
+        _check_compressor(compressor_state, exchange)
+        return MaskMomentumState(count, mu, compressor_state, then.init(params))
 
     def update(
         updates: optax.Updates,
@@ -170,3 +176,18 @@ def mask_momentum(
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return tx if exchange.param_specs is None else on_shards(tx, exchange)
+
+
+def _check_compressor(state: optax.OptState, exchange: Exchange) -> None:
+    """Raises for a residual beside m, which keeps what is not sent already."""
+
+    def is_own(x: object) -> bool:
+        return isinstance(x, RandkCompressState)
+
+    for x in filter(is_own, jax.tree.leaves(state, is_leaf=is_own)):
+        if x.residual is not None and not exchange.keeps_rounding_error:
+            raise ValueError(
+                "compressor keeps a residual of what it does not send, and so does m, "
+                "which would count it twice: give "
+                "randk_compress_with_error_feedback(exchange, keep_residual=False)"
+            )

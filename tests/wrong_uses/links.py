@@ -19,6 +19,9 @@ TOP_K = slamb_jax.Exchange(selection=selections.TopK(min_size=1))
 momentum = partial(slamb_jax.mask_momentum, ALONE)
 trust_ratio = partial(slamb_jax.layerwise_trust_ratio, ALONE)
 feedback = partial(slamb_jax.randk_compress_with_error_feedback, ALONE)
+doubled = slamb_jax.randk_compress_with_error_feedback(
+    slamb_jax.Exchange(compress_ratio=0.5)
+)
 
 
 def ratio(specs):
@@ -126,6 +129,7 @@ LINKS = [
     *bad(momentum, "nesterov", 1),
     *bad(momentum, "bias_correction", None),
     *bad(momentum, "compressor", "randk"),
+    (updating(of(momentum, compressor=doubled)), "compressor .*keep_residual=Fal"),
     *bad(feedback, "keep_residual", 1),
     *bad(trust_ratio, "form", "product "),
     *bad(trust_ratio, "c_max", -1),
