@@ -36,6 +36,8 @@ def a_state(n=N, seed=0, mesh=None):
         "params": params,
         "opt": opt_state,
         "key": stack(jax.random.key(seed), n),
+        "own": jax.random.split(jax.random.key(seed), n),
+        "worker": jnp.arange(n),
         "legacy": stack(jnp.arange(2, dtype=jnp.uint32), n),
     }
     if mesh is None:
@@ -286,6 +288,16 @@ def test_resizing_keeps_the_means(n, m, seed):
         if x.dtype == np.float32:
             rounding = np.abs(x).max() * np.finfo("float32").eps
         np.testing.assert_allclose(got, want, atol=float(rounding), rtol=0)
+
+
+@pytest.mark.parametrize("m", [2, 3, 4, 9])
+def test_resizing_gives_each_worker_its_own_key_and_number(m):
+    state = a_state()
+    out = slamb_jax.resize({k: state[k] for k in ("key", "own", "worker")}, m)
+    assert out["worker"].tolist() == list(range(m))
+    same, own = (jax.random.key_data(out[name]) for name in ("key", "own"))
+    assert len(np.unique(own, axis=0)) == m
+    np.testing.assert_array_equal(same, [jax.random.key_data(state["key"][0])] * m)
 
 
 @pytest.mark.parametrize("m", [2, 8])

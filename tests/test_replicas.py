@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import slamb_jax
 from slamb_jax.workers.mesh import replicated
 from slamb_jax.workers.replicas import mean_replica
-from tests.optimizers import exchange, random_tree, train_step
+from tests.optimizers import exchange, random_tree, standard_promotion, train_step
 from tests.workers import AXIS, P, mesh_of
 
 N = 8
@@ -38,10 +39,45 @@ def test_replicas_start_equal_on_their_own_devices():
     back = slamb_jax.consolidate(out)
     np.testing.assert_array_equal(back["w"], tree["w"])
     assert (back["count"], back["count"].dtype) == (3, jnp.int32)
-    assert jnp.all(jax.random.key_data(back["key"]) == jax.random.key_data(tree["key"]))
+    assert back["key"] == jax.random.fold_in(tree["key"], 0)
     assert len(back["w"].devices()) == 1
     traced = jax.eval_shape(lambda: slamb_jax.replicate(tree, mesh, exchange()))
     assert jax.tree.map(jnp.shape, traced) == jax.tree.map(jnp.shape, out)
+
+
+def dropped(key):
+    return jax.random.bernoulli(key, 0.5, (64,))
+
+
+def of_masks(graph):
+    """Dropout by a key of the state, by nnx, and by words, which stay equal."""
+
+    def step(state, batch):
+        layer = nnx.merge(graph, state["modules"])
+        own, equal = state["key"], jax.random.wrap_key_data(state["words"])
+        masks = jnp.stack([dropped(own), layer(batch) == 0, dropped(equal)])
+        new = {"key": jax.random.split(own)[0], "modules": nnx.state(layer)}
+        return state | new, masks
+
+    return step
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_no_two_workers_draw_the_same_masks(simulated):
+    graph, modules = nnx.split(nnx.Dropout(0.5, rngs=nnx.Rngs(3)))
+    words = jax.random.key_data(jax.random.key(1))
+    state = {"key": jax.random.key(0), "modules": modules, "words": words}
+    if simulated:
+        run = slamb_jax.simulated_step(of_masks(graph), N, exchange())
+        state = slamb_jax.simulated_replicas(state, N)
+    else:
+        run = slamb_jax.per_worker_step(of_masks(graph), mesh_of(N), exchange())
+        state = slamb_jax.replicate(state, mesh_of(N), exchange())
+    for _ in range(2):
+        with standard_promotion():
+            state, masks = run(state, jnp.ones(64 * N))
+        distinct = [len(np.unique(masks[:, i], axis=0)) for i in range(3)]
+        assert distinct == [N, N, 1]
 
 
 def noisy_step(tx):

@@ -11,7 +11,8 @@ import numpy as np
 from slamb_jax._tree.checks import check_integer
 from slamb_jax.checkpoint.checkpoints import Checkpoints
 from slamb_jax.workers.checksums import checksums
-from slamb_jax.workers.mesh import on_raw
+from slamb_jax.workers.keys import resized_words
+from slamb_jax.workers.mesh import is_key, on_raw
 from slamb_jax.workers.replicas import check_replicas
 
 
@@ -29,8 +30,10 @@ def resize(state: chex.ArrayTree, workers: int) -> chex.ArrayTree:
 
     for every floating-point leaf, to the rounding of the dtype: so nothing is lost that
     was not yet exchanged. From 4 to 2 each pair becomes its mean; from 2 to 8 each is
-    copied four times, exactly. Leaves of other types (counts, keys) must be equal on
-    all workers, and stay. Scaling the learning rate is up to the caller; if each
+    copied four times, exactly. Leaves of other types (counts) must be equal on all
+    workers, and stay; one that numbers the workers, 0 to n - 1, numbers the new ones.
+    Typed random keys stay where they are equal; where each worker has its own, each new
+    worker has. Scaling the learning rate is up to the caller; if each
     worker's batch changes, v converges to another value.
 
     Args:
@@ -62,7 +65,11 @@ def resize(state: chex.ArrayTree, workers: int) -> chex.ArrayTree:
                 f"state{name} is on several processes: save a checkpoint and resize "
                 f"that (slamb-jax resize CHECKPOINT OUT --workers {workers})"
             )
-        return on_raw(lambda words: _resize_leaf(name, np.asarray(words), workers), x)
+
+        def of_words(words: Any) -> np.ndarray:
+            return _resize_leaf(name, np.asarray(words), workers, keys=is_key(x))
+
+        return on_raw(of_words, x)
 
     return jax.tree_util.tree_map_with_path(resized, state)
 
@@ -82,7 +89,8 @@ def resize_checkpoint(source: pathlib.Path, out: pathlib.Path, workers: int) -> 
     leaves = metadata["leaves"]
     for name, leaf in leaves.items():
         if not leaf["once"]:
-            arrays[name] = _resize_leaf(name, arrays[name], workers)
+            keys = leaf["dtype"].startswith("key<")
+            arrays[name] = _resize_leaf(name, arrays[name], workers, keys=keys)
             leaf["checksums"] = checksums([arrays[name]])[0].tolist()
     with Checkpoints(out) as checkpoints:
         size = checkpoints.write(step, arrays, workers, leaves, metadata["extra"])
@@ -92,10 +100,14 @@ def resize_checkpoint(source: pathlib.Path, out: pathlib.Path, workers: int) -> 
     )
 
 
-def _resize_leaf(name: str, x: np.ndarray, m: int) -> np.ndarray:
+def _resize_leaf(name: str, x: np.ndarray, m: int, *, keys: bool) -> np.ndarray:
     if jnp.issubdtype(x.dtype, jnp.floating):
         return np.stack([_weighted_mean(x, j, m) for j in range(m)])
     if (x != x[:1]).any():
+        if keys:
+            return resized_words(x, m)
+        if x.ndim == 1 and (x == np.arange(len(x))).all():
+            return np.arange(m, dtype=x.dtype)
         raise ValueError(
             f"state{name} must be the same on all workers, or floating point, to "
             f"be resized, got {x.dtype} {x.tolist()!r:.60}"

@@ -14,6 +14,7 @@ from slamb_jax._tree.checks import check_arrays
 from slamb_jax._tree.layout import is_spec, mesh_axes, spec_axes
 from slamb_jax._tree.rounding import upcast_f32
 from slamb_jax.exchange.settings import Exchange
+from slamb_jax.workers.keys import are_alike, keys_of_workers
 from slamb_jax.workers.mesh import (
     device_put_global,
     indexable_mesh,
@@ -29,8 +30,11 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
     """Gives every worker on the mesh its own copy of ``tree``.
 
     Each leaf gets a leading replica axis of length n, the number of workers, sharded
-    over their mesh axis: between two averages the workers' parameters differ. A random
-    key is copied too; pass one to the step instead, which gives each worker its own.
+    over their mesh axis: between two averages the workers' parameters differ. Of a
+    typed random key (``jax.random.key``, as ``flax.nnx.Rngs`` keep it) each worker gets
+    its own, folded with its number, so that no two draw the same dropout masks. Keys
+    that must stay equal are kept as words: ``jax.random.key_data(key)``, which
+    ``jax.random.wrap_key_data`` makes a key again.
 
     Args:
       tree: parameters and optimizer state: a tree of arrays or numbers. With several
@@ -64,11 +68,14 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
         one = np.asarray(x, dtype=jnp.result_type(x))
         return device_put_global(np.broadcast_to(one, (n, *one.shape)), sharding)
 
+    def replicas(x: Any, alike: bool, there: NamedSharding) -> jax.Array:
+        if alike:
+            return on_raw(functools.partial(copies, there), x)
+        return device_put_global(keys_of_workers(x, n), there)
+
     check_arrays("tree", tree)
     shardings = state_shardings(tree, indexable_mesh(mesh), exchange)
-    return jax.tree.map(
-        lambda x, there: on_raw(functools.partial(copies, there), x), tree, shardings
-    )
+    return jax.tree.map(replicas, tree, are_alike(tree), shardings)
 
 
 def _copies(n: int, x: jax.Array) -> jax.Array:

@@ -12,13 +12,15 @@ import numpy as np
 from slamb_jax._tree.axes import AxisName, as_tuple, step_of_workers
 from slamb_jax._tree.checks import check_callable, check_integer
 from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.workers.keys import are_alike, keys_of_workers
 from slamb_jax.workers.step import Step, WorkersStep, check_leading, own_keys
 
 
 def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
     """Gives every simulated worker its own copy of ``tree``.
 
-    The layout is that of :func:`replicate`, on one device.
+    The layout is that of :func:`replicate`, on one device; random keys are treated as
+    there.
 
     Args:
       tree: parameters and optimizer state: a tree of arrays or numbers.
@@ -37,11 +39,13 @@ def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
     """
     check_integer("workers", workers, 1)
 
-    def copies(x: Any) -> jax.Array:
+    def copies(x: Any, alike: bool) -> jax.Array:
+        if not alike:
+            return keys_of_workers(x, workers)
         one = jnp.asarray(x, jnp.result_type(x))
         return jnp.broadcast_to(one, (workers, *one.shape))
 
-    return jax.tree.map(copies, tree)
+    return jax.tree.map(copies, tree, are_alike(tree))
 
 
 def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:

@@ -12,7 +12,7 @@ from tests.optimizers import exchange
 from tests.workers import AXIS, P, mesh_of
 from tests.wrong_uses.common import NAN, PARAMS, bad, of
 
-STATE = {"w": jnp.ones((4, 3)), "t": jnp.arange(4)}
+STATE = {"w": jnp.ones((4, 3)), "t": jnp.array([0, 1, 1, 3])}
 DATA, GROUPS = exchange(), exchange(local_axis_name="device")
 W, MESH = {"w": STATE["w"]}, mesh_of(4, (AXIS, "device"))
 BOTH = dataclasses.replace(GROUPS, param_specs=P("device"))
