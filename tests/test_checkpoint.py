@@ -38,6 +38,7 @@ def a_state(n=N, seed=0, mesh=None):
         "key": stack(jax.random.key(seed), n),
         "own": jax.random.split(jax.random.key(seed), n),
         "worker": jnp.arange(n),
+        "empty": jnp.ones((n, 0, 3)),
         "legacy": stack(jnp.arange(2, dtype=jnp.uint32), n),
     }
     if mesh is None:
@@ -195,6 +196,54 @@ def test_an_interrupted_save_is_told(states, sound, tmp_path):
         checkpoints.save(2, states[2])
     with slamb_jax.Checkpoints(copy) as checkpoints:
         assert checkpoints.restore(states[1]).step == 2
+
+
+def test_a_reader_leaves_a_save_in_progress_alone(states, sound, tmp_path, recwarn):
+    copy = shutil.copytree(sound, tmp_path / "copy")
+    with slamb_jax.Checkpoints(copy) as writer:
+        writer.save(3, states[1])
+        begun = copy / "4.orbax-checkpoint-tmp-0"
+        begun.mkdir()
+        with slamb_jax.Checkpoints(copy) as reader:
+            assert reader.restore(states[1]).step == 3
+            with pytest.raises(OSError, match=r"another run is saving into .*copy"):
+                reader.save(5, states[1])
+        command = ["resize", str(copy), str(tmp_path / "out"), "--workers", "2"]
+        command_line.main(command)
+        assert begun.is_dir()
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="4.orbax.* was cut short"):
+        checkpoints = slamb_jax.Checkpoints(copy)
+    with checkpoints:  # that run is over
+        assert begun.is_dir()
+        checkpoints.save(5, states[1])
+        assert not begun.exists()
+
+
+def test_a_directory_that_can_only_be_read_is_restored_from(
+    states, sound, tmp_path, monkeypatch
+):
+    copy = shutil.copytree(sound, tmp_path / "copy")
+
+    def refuse(self, *_, **__):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    with monkeypatch.context() as patch:
+        for method in ("touch", "unlink", "rmdir", "rename"):
+            patch.setattr(Path, method, refuse)
+        with slamb_jax.Checkpoints(copy) as checkpoints:
+            assert checkpoints.restore(states[1]).step == 2
+            with pytest.raises(ValueError, match=r"be written to, got .*denied"):
+                checkpoints.save(3, states[1])
+
+
+def test_the_metadata_of_orbax_are_not_needed(states, sound, tmp_path, recwarn):
+    """What is there is judged by its checksums."""
+    copy = shutil.copytree(sound, tmp_path / "copy")
+    (copy / "2" / "_CHECKPOINT_METADATA").unlink()
+    with slamb_jax.Checkpoints(copy) as checkpoints:
+        assert checkpoints.restore(states[1]).step == 2
+    assert not recwarn.list
 
 
 def test_what_is_saved_in_the_background_is_what_was_there(tmp_path):

@@ -48,7 +48,9 @@ class Checkpoints:
     ``slamb-jax[checkpoint]``.
 
     Args:
-      directory: where to write; made if it is missing.
+      directory: where to write; made if it is missing. Until the first :meth:`save`
+        nothing in it is changed, and it may be one that can only be read. Only one run
+        may save into it at a time, where the file system has locks.
       keep: how many checkpoints to keep, the latest ones; at least 2, so that there is
         one before the last.
       asynchronous: whether :meth:`save` copies the state on its devices and returns,
@@ -56,8 +58,10 @@ class Checkpoints:
         for them and raise their errors.
 
     Raises:
-      ValueError: for ``keep`` out of range, or a ``directory`` that cannot be written.
-      OSError: where writing fails, on a full disk say: earlier checkpoints remain.
+      ValueError: for ``keep`` out of range, or a ``directory`` that cannot be made, or
+        in :meth:`save` not be written to.
+      OSError: where writing fails, on a full disk say, or while another run saves into
+        the directory: earlier checkpoints remain.
       ImportError: without Orbax.
 
     Examples:
@@ -147,6 +151,7 @@ class Checkpoints:
             json.dumps(extra)
         except (TypeError, ValueError) as error:
             raise ValueError(f"extra must be what JSON can hold: {error}") from error
+        self._store.begin_writing()
         for damaged in sorted(self._damaged):  # their numbers may be written again
             self._store.delete(damaged)
         self._damaged.clear()

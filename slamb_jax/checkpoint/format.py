@@ -78,11 +78,18 @@ def read_checkpoint(
     else:
         _check_fits(metadata, like, path)
         leaves = leaves_by_name(jax.tree.map(jnp.asarray, like))
-    what = {k: _stored_like(raw(x), stored[k]["once"]) for k, x in leaves.items()}
+    what = {
+        name: _stored_like(raw(x), stored[name]["once"])
+        for name, x in leaves.items()
+        if x.size  # what has no elements is not stored
+    }
     arrays, problem = try_read(path, lambda: store.read(step, what))
     if arrays is None:
         return None, problem
-    placed = {name: _place_like(arrays[name], x) for name, x in leaves.items()}
+    placed = {
+        name: _place_like(arrays[name], x) if x.size else x
+        for name, x in leaves.items()
+    }
     for name, found in zip(placed, checksums(list(placed.values())), strict=True):
         if (found != np.array(stored[name]["checksums"], np.uint32)).any():
             return None, f"the checksum of {name} is not the one that was saved"

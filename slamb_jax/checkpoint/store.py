@@ -12,6 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from slamb_jax._tree.checks import check_integer
+from slamb_jax.checkpoint.writer import Writer
 
 T = TypeVar("T")
 _METADATA = "about"  # the name of its folder in a checkpoint
@@ -28,7 +29,7 @@ class Store:
         self, directory: str | pathlib.Path, *, keep: int, asynchronous: bool
     ) -> None:
         check_integer("keep", keep, 2)
-        self.directory = _writable(directory)
+        self.directory = _made(directory)
         try:
             import orbax.checkpoint
         except ImportError as error:
@@ -36,17 +37,12 @@ class Store:
                 "checkpoints need Orbax: pip install 'slamb-jax[checkpoint]'"
             ) from error
         self._orbax: Any = orbax.checkpoint
-        saves = (d for d in self.directory.iterdir() if d.name[0].isdecimal())
-        self.unfinished = sorted(  # before the manager removes them
-            d.name
-            for d in saves
-            if d.is_dir()
-            and not (d.name.isdecimal() and (d / "_CHECKPOINT_METADATA").exists())
-        )
+        self._writer = Writer(self.directory)
+        self.unfinished = self._writer.unfinished()
         options = self._orbax.CheckpointManagerOptions(
             max_to_keep=keep,
             enable_async_checkpointing=asynchronous,
-            cleanup_tmp_directories=True,
+            cleanup_tmp_directories=False,  # a reader would remove a save in progress
         )
         self._manager = self._orbax.CheckpointManager(
             self.directory, options=options, item_names=("state", _METADATA)
@@ -64,6 +60,11 @@ class Store:
         """The latest step."""
         return self._manager.latest_step()
 
+    def begin_writing(self) -> None:
+        """Before anything is changed: raises if another run is saving here."""
+        if self._writer.begin():
+            self._manager.reload()  # another run may have written in between
+
     def delete(self, step: int) -> None:
         """Removes a checkpoint."""
         self._manager.delete(step)
@@ -76,6 +77,7 @@ class Store:
     ) -> None:
         """Writes a checkpoint, in the background if the store is asynchronous."""
         args = self._orbax.args
+        arrays = {name: x for name, x in arrays.items() if x.size}  # Orbax takes no 0
         items = {"state": args.StandardSave(arrays), _METADATA: args.JsonSave(metadata)}
         try:
             self._manager.save(step, args=args.Composite(**items), force=True)
@@ -95,6 +97,7 @@ class Store:
             self.wait()
         finally:
             self._manager.close()
+            self._writer.end()
 
     def metadata(self, step: int) -> Any:
         """The metadata of a checkpoint, as JSON holds them."""
@@ -155,17 +158,15 @@ def _is_damage(error: Exception) -> bool:
     return not isinstance(error, other)
 
 
-def _writable(directory: str | pathlib.Path) -> pathlib.Path:
+def _made(directory: str | pathlib.Path) -> pathlib.Path:
     if not isinstance(directory, str | pathlib.Path):
         raise ValueError(f"directory must be a path, got {directory!r}")
     path = pathlib.Path(directory).absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".writable-{jax.process_index()}"
-        probe.touch()
-        probe.unlink()
     except OSError as error:
         raise ValueError(
-            f"directory must be one that can be written to, got {directory}: {error}"
+            f"directory must be one that is there or can be made, got {directory}: "
+            f"{error}"
         ) from error
     return path
