@@ -1,5 +1,6 @@
 """Checkpoints: exact, or found to be damaged; and the state of n workers for m."""
 
+import functools
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 import slamb_jax
 from slamb_jax import command_line
+from slamb_jax.checkpoint.format import with_checksum
 from slamb_jax.checkpoint.store import Store
 from tests.close import assert_same_bits
 from tests.optimizers import random_tree, slamb
@@ -85,7 +87,13 @@ def lie(raw):
     """The arrays are sound, and are not those that were saved."""
     metadata = json.loads(raw)
     metadata["leaves"]["['params']['w']"]["checksums"][2][0] ^= 1
-    return json.dumps(metadata).encode()
+    return json.dumps(with_checksum(metadata)).encode()
+
+
+def mislead(raw):
+    """One flipped bit in a number of the user's."""
+    assert b'"position": 1120' in raw
+    return raw.replace(b'"position": 1120', b'"position": 9120')
 
 
 ARRAYS, METADATA = "state/**/d/*", "about/metadata"
@@ -94,6 +102,7 @@ DAMAGE = {
     "truncate": changing(ARRAYS, lambda raw: raw[: len(raw) // 2]),
     "remove": lambda directory: shutil.rmtree(directory / "state"),
     "lie": changing(METADATA, lie),
+    "mislead": changing(METADATA, mislead),
     "garble": changing(METADATA, lambda raw: b"{"),
     "empty": changing(METADATA, lambda raw: b"null"),
 }
@@ -110,7 +119,7 @@ def sound(states, tmp_path_factory):
     directory = tmp_path_factory.mktemp("sound")
     with slamb_jax.Checkpoints(directory) as checkpoints:
         for t, state in states.items():
-            checkpoints.save(t, state)
+            checkpoints.save(t, state, {"position": 1120})
     return directory
 
 
@@ -196,6 +205,24 @@ def test_an_interrupted_save_is_told(states, sound, tmp_path):
         checkpoints.save(2, states[2])
     with slamb_jax.Checkpoints(copy) as checkpoints:
         assert checkpoints.restore(states[1]).step == 2
+
+
+def test_another_exchange_is_told(tmp_path, recwarn):
+    state, settings = a_state(), {"compress_ratio": 0.1, "seed": 1}
+    open_with = functools.partial(slamb_jax.Checkpoints, tmp_path)
+    with open_with(exchange=slamb_jax.Exchange("data", **settings)) as checkpoints:
+        checkpoints.save(1, state)
+    for same in (slamb_jax.Exchange("x", **settings, b3=0.9), None):
+        with open_with(exchange=same) as checkpoints:
+            assert checkpoints.restore(state).step == 1
+    assert not recwarn.list
+    for name, value in (("seed", 2), ("compress_ratio", 0.2), ("sync_every", 4)):
+        other = slamb_jax.Exchange("data", **settings | {name: value})
+        with (
+            open_with(exchange=other) as checkpoints,
+            pytest.warns(UserWarning, match=f"{name}={value} where it was"),
+        ):
+            assert checkpoints.restore(state).step == 1
 
 
 def test_a_reader_leaves_a_save_in_progress_alone(states, sound, tmp_path, recwarn):

@@ -128,7 +128,9 @@ def run(task: Task, o: Options, mesh: Mesh) -> Result:
     opt_state = optimizer(o, task.schedule, task.decay_mask).init(params)
     state = slamb_jax.replicate(State(params, kept, opt_state), mesh, exchange_of(o))
     kept_in = o.out / "checkpoints"
-    with slamb_jax.Checkpoints(kept_in, asynchronous=True) as checkpoints:
+    with slamb_jax.Checkpoints(
+        kept_in, asynchronous=True, exchange=exchange_of(o)
+    ) as checkpoints:
         start = 0
         if found := checkpoints.restore(state):
             start, state, position = found

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from slamb_jax._tree.checks import check_integer, check_range
+from slamb_jax.checkpoint.checks import another_selection, check_count, selects_of
 from slamb_jax.checkpoint.format import (
     FORMAT,
     LeafMetadata,
@@ -19,8 +20,10 @@ from slamb_jax.checkpoint.format import (
     leaf_metadata,
     leaves_by_name,
     read_checkpoint,
+    with_checksum,
 )
 from slamb_jax.checkpoint.store import Store
+from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers.agreement import differing
 from slamb_jax.workers.checksums import checksums
 from slamb_jax.workers.mesh import raw, replicated
@@ -57,6 +60,10 @@ class Checkpoints:
         and threads write the copy; the next save, :meth:`wait` and :meth:`close` wait
         for them and raise their errors.
 
+      exchange: that of the state. Which coordinates it exchanges when is saved too, and
+        :meth:`restore` warns where that was another: ages then begin wrong, and with
+        them rates. None: this is not looked at.
+
     Raises:
       ValueError: for ``keep`` out of range, or a ``directory`` that cannot be made, or
         in :meth:`save` not be written to.
@@ -80,7 +87,9 @@ class Checkpoints:
         *,
         keep: int = 2,
         asynchronous: bool = False,
+        exchange: Exchange | None = None,
     ) -> None:
+        self._selects = selects_of(exchange)
         self._store = Store(directory, keep=keep, asynchronous=asynchronous)
         self._asynchronous = asynchronous
         self._damaged: set[int] = set()
@@ -113,8 +122,9 @@ class Checkpoints:
           The bytes of its arrays, before Orbax compresses them.
 
         Raises:
-          ValueError: for ``step``, ``extra`` or ``rtol`` out of range, or a ``state``
-            without a common replica axis.
+          ValueError: for ``step``, ``extra`` or ``rtol`` out of range, a ``state``
+            without a common replica axis, or counts of steps that differ between
+            workers.
         """
         check_integer("step", step, 0)
         check_range("rtol", rtol, 0.0, open_high=True)
@@ -130,6 +140,7 @@ class Checkpoints:
         arrays: dict[str, jax.Array | np.ndarray] = {}
         metadata: dict[str, LeafMetadata] = {}
         for (name, x), apart, own in zip(leaves.items(), unlike, sums, strict=True):
+            check_count(name, x, int(apart), n)
             if apart:  # the caller may donate the state before the threads have written
                 arrays[name] = jnp.copy(raw(x)) if self._asynchronous else raw(x)
             else:  # on the host: older jax cannot slice a replicated array for Orbax
@@ -145,6 +156,7 @@ class Checkpoints:
         workers: int,
         leaves: dict[str, LeafMetadata],
         extra: dict[str, Any],
+        selects: dict[str, str] | None = None,
     ) -> int:
         """Writes arrays as they are stored, with their metadata; returns the bytes."""
         try:
@@ -158,8 +170,10 @@ class Checkpoints:
         latest = self._store.latest()
         if latest is not None and step <= latest:
             raise ValueError(f"step must be larger than the last, {latest}, got {step}")
-        metadata = Metadata(format=FORMAT, workers=workers, leaves=leaves, extra=extra)
-        self._store.write(step, arrays, metadata)
+        metadata = {"format": FORMAT, "workers": workers, "leaves": leaves}
+        selects = self._selects if selects is None else selects
+        metadata |= {"extra": extra, "selects": selects}
+        self._store.write(step, arrays, with_checksum(metadata))
         return sum(x.nbytes for x in arrays.values())
 
     def wait(self) -> None:
@@ -192,6 +206,9 @@ class Checkpoints:
             if found is not None:
                 self._damaged |= skipped.keys()
                 metadata, leaves = found
+                path = self._store.path(at)
+                if other := another_selection(metadata["selects"], self._selects):
+                    warnings.warn(f"checkpoint {path} is of {other}", stacklevel=2)
                 state = jax.tree.unflatten(jax.tree.structure(like), leaves.values())
                 return Restored(at, state, metadata["extra"])
             if step is not None:

@@ -1,7 +1,10 @@
 """The format of a checkpoint: its metadata, and how its arrays are read."""
 
+import hashlib
+import json
 import pathlib
-from typing import Any, Literal, TypedDict
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict, cast
 
 import chex
 import jax
@@ -40,6 +43,8 @@ class Metadata(TypedDict):
     workers: int
     leaves: dict[str, LeafMetadata]
     extra: dict[str, Any]
+    selects: dict[str, str]  # of the exchange: what is exchanged when; or nothing
+    checksum: str  # of all of the above
 
 
 def leaves_by_name(tree: chex.ArrayTree) -> dict[str, Any]:
@@ -52,6 +57,14 @@ def leaf_metadata(x: Any, sums: list[list[int]], *, once: bool) -> LeafMetadata:
     """The metadata of one leaf with a leading replica axis."""
     shape, dtype = list(jnp.shape(raw(x))[1:]), str(jnp.result_type(x))
     return LeafMetadata(shape=shape, dtype=dtype, once=once, checksums=sums)
+
+
+def with_checksum(metadata: Mapping[str, Any]) -> Metadata:
+    """The metadata with a checksum of the rest, as JSON holds it."""
+    rest = {k: x for k, x in metadata.items() if k != "checksum"}
+    text = json.dumps(json.loads(json.dumps(rest)), sort_keys=True)  # keys are strings
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return cast(Metadata, rest | {"checksum": digest})
 
 
 def read_checkpoint(
@@ -72,6 +85,8 @@ def read_checkpoint(
             f"checkpoint {path} has format {metadata['format']}, and this version of "
             f"slamb_jax reads {FORMAT}"
         )
+    if metadata != with_checksum(metadata):
+        return None, "the checksum of its metadata is not the one that was saved"
     workers, stored = metadata["workers"], metadata["leaves"]
     if like is None:
         leaves = {name: _on_host(leaf, workers) for name, leaf in stored.items()}

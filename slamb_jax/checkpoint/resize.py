@@ -93,7 +93,9 @@ def resize_checkpoint(source: pathlib.Path, out: pathlib.Path, workers: int) -> 
             arrays[name] = _resize_leaf(name, arrays[name], workers, keys=keys)
             leaf["checksums"] = checksums([arrays[name]])[0].tolist()
     with Checkpoints(out) as checkpoints:
-        size = checkpoints.write(step, arrays, workers, leaves, metadata["extra"])
+        size = checkpoints.write(
+            step, arrays, workers, leaves, metadata["extra"], metadata["selects"]
+        )
     return (
         f"{out / str(step)}: step {step}, {metadata['workers']} workers to {workers}, "
         f"{len(leaves)} leaves, {size} bytes"

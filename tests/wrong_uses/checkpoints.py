@@ -1,5 +1,7 @@
 """Checkpoints that cannot be written, read or resized."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -8,6 +10,7 @@ import slamb_jax
 from tests.wrong_uses.common import NAN, bad, of
 from tests.wrong_uses.replicas import STATE
 
+APART = optax.ScaleByScheduleState(count=jnp.array([7, 7, 6, 6]))
 SAVED = {"w": jnp.ones((4, 3))}
 
 
@@ -68,6 +71,8 @@ CHECKPOINTS = [
     (saving(1, STATE, {"x": np.ones(2)}), "extra .*ndarray"),
     (saving(1, STATE, [1]), r"extra .*\[1\]"),
     (saving(1, STATE, rtol=NAN), "rtol .*nan"),
+    (saving(1, APART), r"state.*\.count must be the same on all .*2 of 4"),
+    *bad(partial(slamb_jax.Checkpoints, "nowhere"), "exchange", "data"),
     (saving_twice, "step .*larger than the last, 3, got 3"),
     (restoring({"w": jnp.ones((2, 3))}), "is of 4 workers, expected 2: .* --workers 2"),
     (restoring({"v": jnp.ones((4, 3))}), r"\['v'\] is missing; \['w'\] is not expec"),

@@ -9,6 +9,7 @@ from examples.byte_lm import data
 from examples.byte_lm.main import Config
 from examples.byte_lm.main import main as byte_lm
 from slamb_jax import command_line
+from slamb_jax.checkpoint.format import with_checksum
 from tests.wrong_uses.checkpoints import saved
 from tests.wrong_uses.common import NAN
 
@@ -39,7 +40,7 @@ def damaged(directory):
     about = saved(directory) / "3" / "about" / "metadata"
     found = json.loads(about.read_text())
     found["leaves"]["['w']"]["checksums"][0][0] ^= 1
-    about.write_text(json.dumps(found))
+    about.write_text(json.dumps(with_checksum(found)))
     return directory / "c"
 
 
