@@ -10,6 +10,7 @@ import numpy as np
 
 from slamb_jax._tree.checks import check_range
 
+_ROUNDING = 1e-6  # of s / D as the caller computed it, in float32 say
 _HALVINGS = 60  # of an interval of logarithms: down to the last bit of a float32
 
 
@@ -18,13 +19,13 @@ def least_probability(p_min: float | None, budget: float, layers: int) -> float:
     check_range("budget", budget, 0.0, layers, open_low=True)
     if p_min is None:
         return budget / layers / 2
-    if p_min > budget / layers:
+    if p_min > budget / layers * (1 + _ROUNDING):
         raise ValueError(
             f"p_min must not exceed budget / D = {budget!r} / {layers} = "
             f"{budget / layers:g}, got {p_min!r}: D layers of that probability are "
             "more than the budget"
         )
-    return p_min
+    return min(p_min, budget / layers)
 
 
 def project_distribution(log_w: jax.Array, budget: float, p_min: float) -> jax.Array:
