@@ -4,6 +4,7 @@ import json
 import random
 import re
 import time
+import types
 
 import jax
 import pytest
@@ -40,6 +41,25 @@ def test_a_watch_that_fails_once_goes_on(capsys):
 )
 def test_a_broken_exchange_is_told_from_a_failure(error, broken):
     assert _from_exchange(error) is broken
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (SystemExit(0), "is done"),
+        (SystemExit(), "is done"),
+        (SystemExit(3), "failed: SystemExit(3)"),
+        (KeyboardInterrupt(), "failed: KeyboardInterrupt()"),
+    ],
+)
+def test_to_exit_with_0_is_no_failure(error, state):
+    written = {}
+    watchdog = Watchdog(timeout=15)
+    watchdog._client = types.SimpleNamespace(
+        key_value_set=lambda key, value, **_: written.update({key: json.loads(value)})
+    )
+    watchdog.__exit__(type(error), error, None)
+    assert [sign["state"] for sign in written.values()] == [state]
 
 
 def ends(directory):

@@ -108,6 +108,8 @@ class Watchdog:
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if self._client is None:
             return
+        if isinstance(error, SystemExit) and not error.code:
+            error = None  # it ended as it meant to
         if error is not None and _from_exchange(error):
             # Most likely the other end of a link is gone: learn which.
             traceback.print_exception(error)
