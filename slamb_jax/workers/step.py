@@ -220,7 +220,15 @@ def own_keys(key: jax.Array | None, axis_name: AxisName) -> tuple[jax.Array, ...
 
 
 def check_leading(state: Any, batch: Any, n: int, devices: int) -> None:
-    """Raises unless ``state`` has n replicas and ``batch`` splits over all devices."""
+    """Raises unless ``state`` is there n times and ``batch`` can be split."""
+    for path, x in jax.tree_util.tree_leaves_with_path(state):
+        concrete = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+        if concrete and x.is_deleted():  # jaxlib may crash on it
+            raise ValueError(
+                f"state{jax.tree_util.keystr(path)} was donated to an earlier step and "
+                "is gone: go on with the state that the step returned, or keep a copy "
+                "(jax.tree.map(jnp.copy, state)) before it"
+            )
     check_leading_sizes("state", state, lambda size: size == n, f"{n} replicas")
     expected = f"a multiple of {devices}"
     check_leading_sizes("batch", batch, lambda size: size % devices == 0, expected)

@@ -57,6 +57,25 @@ def over_data(state, batch):
     return tx.update(state, tx.init(state), state)[0], batch
 
 
+def used_twice(run, make):
+    """A state that the first step took for good."""
+
+    def call():
+        state = make()
+        for _ in range(2):
+            run(state, jnp.ones(4))
+
+    return call
+
+
+def drifting(state, batch):
+    return jax.tree.map(lambda x: x + batch.sum(), state), batch
+
+
+ON_MESH = slamb_jax.per_worker_step(drifting, mesh_of(2), DATA)
+SIMULATED = slamb_jax.simulated_step(drifting, 2, DATA)
+
+
 def forgotten(link, workers, **settings):
     """A step whose optimizer does not know the axis of its workers."""
     tx = link(slamb_jax.Exchange())
@@ -111,6 +130,11 @@ REPLICAS = [
     (making(BOTH, MESH), "param_specs and local_axis_name cannot both"),
     (stepping(jnp.ones(2), n=2), r"state\['t'\] .*2 replicas.*\(4,\)"),
     (stepping(jnp.ones(6)), r"batch .*multiple of 4.*\(6,\)"),
+    (used_twice(ON_MESH, replicating()), r"state\['[bw]'\] was donated .*go on"),
+    (
+        used_twice(SIMULATED, of(slamb_jax.simulated_replicas, PARAMS, 2)),
+        r"state\['[bw]'\] was donated .*go on",
+    ),
     (stepping({"x": jnp.ones((6, 2))}), r"batch\['x'\] .*multiple of 4.*\(6, 2\)"),
     (stepping(jnp.ones(())), r"batch .*multiple of 4.*\(\)"),
     (on_groups, r"batch .*multiple of 4.*\(6, 3\)"),
