@@ -188,6 +188,21 @@ def test_other_transformations_on_shards():
     assert_close(got[0], want[0], units=256)
 
 
+@auto
+@pytest.mark.parametrize("wrong", [True, False])
+def test_copies_that_come_to_differ_are_refused(wrong):
+    """A norm of one shard, where types are not tracked, moves unsharded leaves apart."""
+    clip = slamb_jax.on_shards(optax.clip_by_global_norm(1.0), SHARDED)
+    tx = optax.chain(clip if wrong else optax.identity(), optax.sgd(0.1))
+    params, grads = drawn()
+    run = functools.partial(trained, params, grads[:1], tx, mesh_4x2(), SHARDED, False)
+    if wrong:
+        with pytest.raises(ValueError, match=r"\['not'\] .* differs .*'model'"):
+            run()
+    else:
+        run()
+
+
 def test_sharded_arrays_are_not_gathered_to_be_replicated():
     mesh, spec = mesh_4x2(), P(None, "model")
     big = jax.device_put(jnp.arange(32.0).reshape(4, 8), NamedSharding(mesh, spec))

@@ -19,6 +19,7 @@ from slamb_jax._tree.axes import (
     worker_index,
 )
 from slamb_jax._tree.checks import check_callable
+from slamb_jax._tree.layout import mesh_axes
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers.checksums import differing_copies
 from slamb_jax.workers.mesh import (
@@ -87,7 +88,7 @@ def per_worker_step(
     Raises:
       ValueError: if the mesh lacks an axis of the exchange; when called, if ``state``
         was not replicated over it or a leaf of ``batch`` does not split evenly; after
-        the first call, if the devices of a group hold different states.
+        the first call, if the devices of a worker hold different copies of its state.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
@@ -133,14 +134,15 @@ def per_worker_step(
             jax.tree.map(lambda x: _place(x, everywhere), key),
         )
 
-    unchecked = bool(local)
+    within = local + mesh_axes(exchange.param_specs)
+    unchecked = bool(within)
 
     def run(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         nonlocal unchecked
         state, report = jitted(*placed(state, batch, key))
         leaves = jax.tree.leaves(state)
         if unchecked and not any(isinstance(x, jax.core.Tracer) for x in leaves):
-            _check_copies(state, local)
+            _check_copies(state, within)
             unchecked = False
         return state, report
 
@@ -196,7 +198,7 @@ def _program(step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool) -> Ste
 
 
 def _check_copies(state: Any, axes: tuple[Any, ...]) -> None:
-    """Raises if the devices of a group hold different copies of its state."""
+    """Raises if the devices of a worker hold different copies of its state."""
     flat = jax.tree_util.tree_leaves_with_path(state)
     copies = differing_copies([x for _, x in flat])
     for (path, _), replicas in zip(flat, copies, strict=True):
@@ -205,7 +207,7 @@ def _check_copies(state: Any, axes: tuple[Any, ...]) -> None:
                 f"state{jax.tree_util.keystr(path)} that step returned differs between "
                 f"the devices of a worker, along {', '.join(map(repr, axes))}, where "
                 "it must be the same: it depends on the device's own share of the "
-                "batch, or key. Average it over the axis "
+                "batch, key or shard. Average it over the axis "
                 "(slamb_jax.average_parameters for statistics; "
                 "slamb_jax.average_gradients before slamb_jax.accumulate), give "
                 "slamb_jax.skip_not_finite the same exchange, or report it instead."
