@@ -92,6 +92,35 @@ def noisy_step(tx):
     return step
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_rate_that_follows_the_mean_loss_is_the_same_for_all(check_vma):
+    """As the guide says; optax's conditionals do not pass the check of types."""
+    plateau = optax.contrib.reduce_on_plateau(patience=1, accumulation_size=1)
+    tx = optax.chain(slamb_jax.slamb(0.05, exchange(min_size=4)), plateau)
+
+    def step(state, batch):
+        params, opt_state = state
+        value, grads = jax.value_and_grad(lambda p: jnp.mean((batch @ p) ** 2))(params)
+        value = slamb_jax.average_parameters(value, AXIS)
+        updates, opt_state = tx.update(grads, opt_state, params, value=value)
+        return (optax.apply_updates(params, updates), opt_state), value
+
+    mesh, params = mesh_of(N), jnp.ones((4, 3))
+    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange())
+    run = slamb_jax.per_worker_step(step, mesh, exchange(), check_vma=check_vma)
+    batches = np.random.default_rng(0).normal(size=(8, 16, 4)).astype(np.float32)
+    with standard_promotion():
+        if check_vma:
+            with pytest.raises(TypeError) as caught:
+                run(state, batches[0])
+            assert "check_vma=False" in "".join(caught.value.__notes__)
+            return
+        for t, batch in enumerate(batches):
+            state, _ = run(state, batch * (1 + t))
+    slamb_jax.assert_replicas_agree(state[1][1])
+    assert state[1][1].scale[0] < 1
+
+
 def mesh_with(kind, n=N):
     return jax.make_mesh((n,), (AXIS,), axis_types=(kind,), devices=jax.devices()[:n])
 
