@@ -191,7 +191,7 @@ def test_other_transformations_on_shards():
 @auto
 @pytest.mark.parametrize("wrong", [True, False])
 def test_copies_that_come_to_differ_are_refused(wrong):
-    """A norm of one shard, where types are not tracked, moves unsharded leaves apart."""
+    """A norm of one shard, with types not tracked, moves unsharded leaves apart."""
     clip = slamb_jax.on_shards(optax.clip_by_global_norm(1.0), SHARDED)
     tx = optax.chain(clip if wrong else optax.identity(), optax.sgd(0.1))
     params, grads = drawn()

@@ -102,6 +102,19 @@ def test_loops_are_multiplied_and_branches_marked():
     assert report.bytes_sent(conditional=True) == pytest.approx(2 * 7 / 8 * 400)
 
 
+def test_a_branch_in_a_loop_is_counted_as_the_most_that_it_may_run():
+    def fun(x):
+        def turn(i, x):
+            return jax.lax.cond(i % 3 == 0, lambda x: jax.lax.pmean(x, AXIS), abs, x)
+
+        return jax.lax.fori_loop(0, 6, turn, x)
+
+    report = slamb_jax.wire_report(compiled(fun, floats(8 * 100)))
+    (branch,) = report.collectives
+    assert (branch.times, branch.conditional) == (6, True)
+    assert "in a branch, at most 6 times" in str(report)
+
+
 def test_what_cannot_be_counted_is_listed_and_not_added_up():
     def fun(x):
         return jax.lax.while_loop(

@@ -24,7 +24,8 @@ class Collective:
       payload_bytes: their bytes.
       groups: the devices that take part together.
       conditional: whether it is in a branch of a conditional.
-      times: runs per call (or per run of its branch); None if that is not known.
+      times: runs per call; of a branch, the most, as it may be taken at every turn of
+        the loops around it; None if that is not known.
       between_slices: whether it uses the data-center network that joins TPU slices;
         its groups are then of slices, each of whose devices sends its share.
     """
@@ -61,7 +62,8 @@ class WireReport:
     def bytes_sent(self, *, conditional: bool = False) -> float:
         """Bytes each device sends per call, outside (or only inside) conditionals.
 
-        Inside, the bytes of all branches are added up, though a call takes one branch.
+        Inside, the bytes of all branches are added up, and those of a branch in a loop
+        at every turn: the most that a call could send, as it takes one branch.
 
         Raises:
           ValueError: if one of the collectives cannot be counted.
@@ -92,8 +94,8 @@ class WireReport:
     def share(self, dense: "WireReport", *, every: int = 1) -> float:
         """Bytes sent per call, over those of another program, the dense step.
 
-        What stands in conditionals counts as sent once in ``every`` calls, H: here, and
-        not at all in ``dense``.
+        What stands in conditionals counts as sent once in ``every`` calls, H (in a
+        loop of steps, turns): here, and not at all in ``dense``.
 
         Raises:
           ValueError: if a collective cannot be counted, ``dense`` sends nothing, or
@@ -133,7 +135,8 @@ class WireReport:
 def _row(c: Collective) -> tuple[str, ...]:
     runs = "in a branch" if c.conditional else "every call"
     if c.times != 1:
-        runs += f", {c.times} times" if c.times else ", times not known"
+        most = "at most " if c.conditional else ""
+        runs += f", {most}{c.times} times" if c.times else ", times not known"
     sent = "not counted" if c.wire_bytes is None else f"{c.wire_bytes:.0f}"
     devices = f"{c.group_size or '?'}{' slices' if c.between_slices else ''}"
     return (c.kind, c.dtype, str(c.elements), sent, devices, runs)
