@@ -38,6 +38,7 @@ _OPTIONAL = (
     ("dense-update", parse_duration, "10ms", f"a dense optimizer's {_UPDATE}"),
     ("exchanging-update", parse_duration, "10ms", f"an exchanging one's {_UPDATE}"),
 )
+_OF_MOMENTUM = ", ".join(name for name in NAMES if name != "float16")
 _EXCHANGE = (
     ("local-axis-name", "device", "groups: average gradients densely within each node, "
      "and exchange between nodes; default: null, no groups"),
@@ -45,13 +46,13 @@ _EXCHANGE = (
      "default: 0"),
     ("min-size", "9000", "smaller matrices are dense; default: 9000, or less where "
      "they would hold more than 1 %% of the parameters"),
-    ("payload", "uniform8", f"wire format of the momentum: {', '.join(NAMES)}, or "
-     f"null: its dtype; default: {json.dumps(_DEFAULT['payload'])}"),
+    ("payload", "uniform8", f"wire format of the momentum: {_OF_MOMENTUM} or null: "
+     f"its dtype; default: {json.dumps(_DEFAULT['payload'])}"),
     ("sync-every", "100", "H, steps between averages of the parameters, or null: "
      f"never; default: {_DEFAULT['sync_every']}"),
     ("rolling", "false", "average 1/H of the parameters at each step; default: true"),
-    ("average-payload", "uniform8", "wire format of the parameters, or null: their "
-     f"dtype; default: {_DEFAULT['average_payload']}"),
+    ("average-payload", "uniform8", "wire format of the parameters, also "
+     f"float16; null: their dtype; default: {_DEFAULT['average_payload']}"),
 )  # fmt: skip
 
 

@@ -26,8 +26,8 @@ CODES = {  # blocks that fit the small leaves here
 CHOICES = {
     "selection": ("strided", "top_k", "permutation", "bernoulli", "by phase"),
     "form": ("sum", "product"),
-    "payload": (None, "bfloat16", "float16", *CODES),
-    "average_payload": (None, "bfloat16", "uniform8"),
+    "payload": (None, "bfloat16", *CODES),
+    "average_payload": (None, "bfloat16", "float16", "uniform8"),
     "mu_dtype": (None, "bfloat16"),
     "nu_of": ("gradient", "momentum"),
     "nu_dtype": (None, "bfloat16"),

@@ -30,7 +30,7 @@ TABLE = {  # each once under another mapping than the simulator's
     "schedule": (slamb(compress_ratio={0: 1.0, 1: 0.5, 3: 0.1}), MAPPINGS[1:]),
     "codes": (slamb(payload=CODES, average_payload=CODES), MAPPINGS[1:]),
     "natural": (slamb(payload="natural8"), ["shard_map_unchecked"]),
-    "float16": (slamb(payload="float16", average_payload="bfloat16"), ["shard_map"]),
+    "float16": (slamb(payload="bfloat16", average_payload="float16"), ["shard_map"]),
     "overlap": (slamb(overlap=True), ["shard_map"]),
     "rolling": (
         slamb_jax.adamw(

@@ -71,10 +71,9 @@ class Exchange:
         a seed of its own: to give one of them here too is an error.
       seed: changes which coordinates are exchanged when; the same on all workers.
         None: 0.
-      payload: the wire format of the momentum: ``"bfloat16"``, ``"float16"``,
-        ``"uniform8"``, ``"uniform4"``, ``"natural8"``, ``"ternary"``, or a quantizer
-        such as :class:`slamb_jax.payloads.StochasticUniform`. None: the momentum's
-        dtype.
+      payload: the wire format of the momentum: ``"bfloat16"``, ``"uniform8"``,
+        ``"uniform4"``, ``"natural8"``, ``"ternary"``, or a quantizer such as
+        :class:`slamb_jax.payloads.StochasticUniform`. None: the momentum's dtype.
       b3: decay rate of a coordinate's freshness per step since it was exchanged, in
         [0, 1]: stale coordinates step at a smaller rate; see
         :func:`elementwise_rescale`.
@@ -86,8 +85,8 @@ class Exchange:
       rolling: average a 1/H share of the parameters at every step, each coordinate
         once in H steps, instead of all of them every H steps. None: unless there is
         an ``outer`` optimizer.
-      average_payload: the wire format of the parameters, likewise, as the difference
-        to the last average, a copy of which is kept; see
+      average_payload: the wire format of the parameters, likewise or ``"float16"``, as
+        the difference to the last average, a copy of which is kept; see
         :func:`average_parameters_every`. None: the parameters' dtype.
       average_b2: decay rate of the second moment of the mean difference, in [0, 1), by
         whose root the mean is divided where it is exchanged in codes; see
