@@ -92,6 +92,56 @@ def noisy_step(tx):
     return step
 
 
+def beside(other):
+    """SLAMB on a matrix, and another optimizer on the rest of the parameters."""
+    label = {"w": "ours", "b": {"x": "other", "y": "other"}}
+    both = {"ours": slamb_jax.slamb(0.05, exchange(min_size=4)), "other": other}
+    return optax.multi_transform(both, label)
+
+
+def averaging(tx):
+    return optax.chain(tx, slamb_jax.average_parameters_every(exchange(sync_every=1)))
+
+
+WARM_UP = optax.linear_schedule(0.0, 0.1, 3)
+BESIDE = {
+    "drifts": (beside(optax.adam(0.1)), 1),
+    "drifts later": (beside(optax.sgd(WARM_UP)), 2),
+    "frozen": (beside(optax.set_to_zero()), None),
+    "is ours too": (beside(slamb_jax.sgd(0.1, exchange(sync_every=1))), None),
+    "is averaged behind": (averaging(beside(optax.adam(0.1))), None),
+}
+
+
+@pytest.mark.parametrize(("tx", "refused"), BESIDE.values(), ids=BESIDE)
+def test_parameters_that_no_average_gets_may_not_drift_apart(tx, refused):
+    def loss(p, batch):
+        return jnp.mean((batch @ p["w"] + p["b"]["x"] - p["b"]["y"]) ** 2)
+
+    def step(state, batch):  # the optimizer's state is before the parameters
+        pair = state["params"], state["opt"]
+        (params, opt), value = train_step(tx, loss)(pair, batch)
+        return {"opt": opt, "params": params}, value
+
+    params = random_tree({"w": (4, 1)}, 0) | {
+        "b": {"x": jnp.ones(()), "y": jnp.ones(())}
+    }
+    mesh = mesh_of(N)
+    with standard_promotion():
+        state = {"opt": tx.init(params), "params": params}
+        state = slamb_jax.replicate(state, mesh, exchange())
+        run = slamb_jax.per_worker_step(step, mesh, exchange())
+        for t in range(1, 6):
+            batch = np.random.default_rng(t).normal(size=(16, 4)).astype(np.float32)
+            if t == refused:
+                with pytest.raises(
+                    ValueError, match=r"\['params'\]\['b'\]\['x'\] differs"
+                ):
+                    run(state, batch)
+                break
+            state, _ = run(state, batch)
+
+
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_a_rate_that_follows_the_mean_loss_is_the_same_for_all(check_vma):
     """As the guide says; optax's conditionals do not pass the check of types."""

@@ -10,6 +10,7 @@ from slamb_jax._tree import axes as _axes
 from slamb_jax._tree.checks import check_params
 from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.layout import mesh_axes
+from slamb_jax._tree.left_out import see
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.averaged import Kept, averaged
 from slamb_jax.links.shards import on_shards
@@ -153,6 +154,8 @@ def average_parameters_every(
         n = _axes.axis_size(exchange.axis_name)
         if exchange.axis_name is None:
             _axes.check_local(updates, None, mesh_axes(exchange.param_specs))
+        if sync_every is not None:
+            see(params)
         if sync_every is None or (n == 1 and outer is None):
             return updates, AverageParametersState(step, *kept)
 

@@ -20,8 +20,9 @@ from slamb_jax._tree.axes import (
 )
 from slamb_jax._tree.checks import check_callable
 from slamb_jax._tree.layout import mesh_axes
+from slamb_jax._tree.left_out import left_out, seen_by_averages
 from slamb_jax.exchange.settings import Exchange
-from slamb_jax.workers.checksums import differing_copies
+from slamb_jax.workers.drift import check_copies, check_together
 from slamb_jax.workers.mesh import (
     auto_mesh,
     device_put_global,
@@ -88,7 +89,9 @@ def per_worker_step(
     Raises:
       ValueError: if the mesh lacks an axis of the exchange; when called, if ``state``
         was not replicated over it or a leaf of ``batch`` does not split evenly; after
-        the first call, if the devices of a worker hold different copies of its state.
+        the first call, if the devices of a worker hold different copies of its state;
+        after calls 1, 2, 4, 8, ..., if parameters that an average of this library
+        leaves to another optimizer differ between workers.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
@@ -123,7 +126,9 @@ def per_worker_step(
     devices = n * math.prod(mesh.shape[a] for a in local)
     split = NamedSharding(mesh, PartitionSpec(as_tuple(exchange.axis_name) + local))
     everywhere = NamedSharding(mesh, PartitionSpec())
-    jitted = jax.jit(_program(step, mesh, exchange, check_vma), donate_argnums=0)
+    apart: set[int] = set()  # leaves of the state that no average gets
+    program = _program(step, mesh, exchange, check_vma, apart)
+    jitted = jax.jit(program, donate_argnums=0)
 
     def placed(state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
         check_leading(state, batch, n, devices)
@@ -135,22 +140,27 @@ def per_worker_step(
         )
 
     within = local + mesh_axes(exchange.param_specs)
-    unchecked = bool(within)
+    calls = 0
 
     def run(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
-        nonlocal unchecked
+        nonlocal calls
         state, report = jitted(*placed(state, batch, key))
-        leaves = jax.tree.leaves(state)
-        if unchecked and not any(isinstance(x, jax.core.Tracer) for x in leaves):
-            _check_copies(state, within)
-            unchecked = False
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
+            return state, report
+        if within and not calls:
+            check_copies(state, within)
+        calls += 1
+        if apart and calls & (calls - 1) == 0:  # seldom: a rate may begin with 0
+            check_together(state, apart)
         return state, report
 
     return WorkersStep(run, lambda *args: jitted.lower(*placed(*args)))
 
 
-def _program(step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool) -> Step:
-    """The step of all workers, not jitted yet."""
+def _program(
+    step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool, apart: set[int]
+) -> Step:
+    """The step of all workers, not jitted yet; traced, it adds to ``apart``."""
     between, local = as_tuple(exchange.axis_name), as_tuple(exchange.local_axis_name)
     of_worker = PartitionSpec(exchange.axis_name)
     of_device = PartitionSpec(between + local)
@@ -161,13 +171,15 @@ def _program(step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool) -> Ste
             vary = functools.partial(vary_over, axes=tracked_axes(local))
             own = jax.tree.map(functools.partial(on_raw, vary), own)
         try:
-            with step_of_workers(between + local):
-                own, report = step(own, batch, *own_keys(key, between + local))
+            with step_of_workers(between + local), seen_by_averages() as seen:
+                new, report = step(own, batch, *own_keys(key, between + local))
         except Exception as error:
             if any(word in str(error) for word in _TYPE_WORDS):
                 error.add_note(_TYPE_NOTE)
             raise
-        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), (own, report))
+        if len({jax.tree.structure(x) for x in (own, new)}) == 1:
+            apart.update(left_out(own, seen))
+        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), (new, report))
 
     workers = jax.shard_map(
         one_worker,
@@ -195,23 +207,6 @@ def _program(step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool) -> Ste
         return new, report
 
     return program
-
-
-def _check_copies(state: Any, axes: tuple[Any, ...]) -> None:
-    """Raises if the devices of a worker hold different copies of its state."""
-    flat = jax.tree_util.tree_leaves_with_path(state)
-    copies = differing_copies([x for _, x in flat])
-    for (path, _), replicas in zip(flat, copies, strict=True):
-        if replicas:
-            raise ValueError(
-                f"state{jax.tree_util.keystr(path)} that step returned differs between "
-                f"the devices of a worker, along {', '.join(map(repr, axes))}, where "
-                "it must be the same: it depends on the device's own share of the "
-                "batch, key or shard. Average it over the axis "
-                "(slamb_jax.average_parameters for statistics; "
-                "slamb_jax.average_gradients before slamb_jax.accumulate), give "
-                "slamb_jax.skip_not_finite the same exchange, or report it instead."
-            )
 
 
 def own_keys(key: jax.Array | None, axis_name: AxisName) -> tuple[jax.Array, ...]:
