@@ -59,7 +59,6 @@ class Checkpoints:
       asynchronous: whether :meth:`save` copies the state on its devices and returns,
         and threads write the copy; the next save, :meth:`wait` and :meth:`close` wait
         for them and raise their errors.
-
       exchange: that of the state. Which coordinates it exchanges when is saved too, and
         :meth:`restore` warns where that was another: ages then begin wrong, and with
         them rates. None: this is not looked at.
