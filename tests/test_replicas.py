@@ -265,3 +265,30 @@ def test_consolidating_leaves_no_program_in_flight():
     """More than 32 programs in flight that communicate deadlock on CPU."""
     x = slamb_jax.replicate(jnp.ones((1000, 1000)), mesh_of(N), exchange())
     assert all(replicated(mean_replica, x + i).is_ready() for i in range(5))
+
+
+@pytest.mark.parametrize("on_mesh", [True, False])
+def test_gradients_averaged_by_hand_need_no_exchange(on_mesh):
+    """As a dense run has it, where no types tell that they were averaged."""
+    shared = slamb_jax.Exchange("data")
+    tx = slamb_jax.adamw(0.1, slamb_jax.Exchange())
+
+    def step(state, batch):
+        params, opt_state = state
+        grads = jax.tree.map(lambda p: batch.mean() * p, params)
+        grads = jax.lax.pmean(grads, "data")
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), ()
+
+    state = {"w": jnp.ones((8, 4))}
+    state = state, tx.init(state)
+    batch = jnp.arange(4.0)
+    if on_mesh:
+        mesh = mesh_of(2)
+        run = slamb_jax.per_worker_step(step, mesh, shared, check_vma=False)
+        state = slamb_jax.replicate(state, mesh, shared)
+    else:
+        run = slamb_jax.simulated_step(step, 2, shared)
+        state = slamb_jax.simulated_replicas(state, 2)
+    state, _ = run(state, batch)
+    slamb_jax.assert_replicas_agree(state)

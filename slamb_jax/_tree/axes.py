@@ -122,7 +122,7 @@ def _same_types(branches: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]
 def step_of_workers(axis_name: AxisName | None) -> Iterator[None]:
     """While the step of workers over these axes is traced, :func:`missed_axes` knows.
 
-    Types tell too, but not under ``vmap`` and ``check_vma=False``.
+    Types tell too, but not with ``check_vma=False``.
     """
     token = _WORKERS.set(as_tuple(axis_name))
     try:
@@ -132,9 +132,17 @@ def step_of_workers(axis_name: AxisName | None) -> Iterator[None]:
 
 
 def missed_axes(tree: chex.ArrayTree, known: Sequence[Hashable]) -> list[Hashable]:
-    """The axes over which the tree differs between devices, other than those known."""
-    varying = frozenset(_WORKERS.get()).union(*map(varying_axes, jax.tree.leaves(tree)))
-    missed = sorted(varying - set(known), key=str)
+    """The axes over which the tree may differ between devices, but for those known."""
+    return _unknown(frozenset(_WORKERS.get()) | _varying(tree), known)
+
+
+def _varying(tree: chex.ArrayTree) -> Axes:
+    """The axes over which types say that the tree differs between devices."""
+    return frozenset[Hashable]().union(*map(varying_axes, jax.tree.leaves(tree)))
+
+
+def _unknown(axes: Axes, known: Sequence[Hashable]) -> list[Hashable]:
+    missed = sorted(axes - set(known), key=str)
     return [axis for axis in missed if axis_size(axis) > 1]
 
 
@@ -147,9 +155,10 @@ def check_local(
 
     They must vary over ``axis_name`` wherever types are tracked (``shard_map`` with
     ``check_vma=True``); without one they must not vary, other than between shards.
+    Elsewhere gradients that were averaged cannot be told from those that were not.
     """
     if axis_name is None:
-        for axis in missed_axes(updates, shard_axes):
+        for axis in _unknown(_varying(updates), shard_axes):
             raise ValueError(
                 f"axis_name=None exchanges nothing over the mesh axis {axis!r}, over "
                 "which the gradients differ: each worker would train a model of its "

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax._tree.axes import AxisName, as_tuple, step_of_workers
+from slamb_jax._tree.axes import AxisName, as_tuple
 from slamb_jax._tree.checks import check_callable, check_integer
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.workers.keys import are_alike, keys_of_workers
@@ -149,8 +149,7 @@ def _all_workers(
 
     def one_worker(leaves: list[Any], batch: Any, key: Any) -> tuple[Any, Any]:
         state = treedef.unflatten(leaves)
-        with step_of_workers(axis_name):
-            new, report = step(state, batch, *own_keys(key, axis_name))
+        new, report = step(state, batch, *own_keys(key, axis_name))
         if jax.tree.structure(new) != treedef:
             raise ValueError(
                 f"step must return a state of the structure it got, {treedef}, got "

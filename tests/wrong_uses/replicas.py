@@ -91,10 +91,6 @@ def on_mesh(step, check_vma):
     run.lower(slamb_jax.replicate(PARAMS, mesh_of(2), DATA), jnp.ones(4))
 
 
-def in_simulation(step):
-    simulating(step, n=2, state=slamb_jax.simulated_replicas(PARAMS, 2))()
-
-
 FORGOTTEN = r"axis_name=None .*'data'.* slamb_jax.Exchange\('data'\)"
 BLIND = [partial(slamb_jax.adamw, 0.1), slamb_jax.scale_by_slamb]
 BLIND += [slamb_jax.average_parameters_every, slamb_jax.mask_momentum]
@@ -140,9 +136,7 @@ REPLICAS = [
     (on_groups, r"batch .*multiple of 4.*\(6, 3\)"),
     (summed_in_the_group, r"updates\['w'\] .*'device'.*sums"),
     *((forgotten(link, on_mesh, check_vma=True), FORGOTTEN) for link in BLIND),
-    *((forgotten(link, on_mesh, check_vma=False), FORGOTTEN) for link in BLIND),
     (forgotten(SKIPS, on_mesh, check_vma=False), "'data', over which skip_not_finite"),
-    *((forgotten(link, in_simulation), FORGOTTEN) for link in BLIND[:2]),
     (of(slamb_jax.consolidate, {"s": jnp.ones(())}), r"tree\['s'\] .*\(\)"),
     (of(slamb_jax.consolidate, {"s": jnp.ones((0, 2))}), r"tree\['s'\] .*\(0, 2\)"),
     *bad(partial(slamb_jax.simulated_replicas, PARAMS), "workers", 0, 2.0),
