@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 import slamb_jax
-from benchmarks.chips.targets import AXIS
+from benchmarks.chips.targets import AXIS, on_chips
 from benchmarks.chips.traffic import Traffic, traffic
 from benchmarks.rivals import elements
 from benchmarks.shapes import Shapes, abstract
@@ -63,15 +63,11 @@ def compile_step(name: str, shapes: Shapes, mesh: Mesh) -> Step:
         updates, opt_state = tx.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), ()
 
-    def on_chips(x: Any) -> jax.ShapeDtypeStruct:
-        sharding = NamedSharding(mesh, PartitionSpec(AXIS))
-        return jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=sharding)
-
     params = abstract(shapes)
     state = params, jax.eval_shape(tx.init, params)
     run = slamb_jax.per_worker_step(step, mesh, DEFAULT, check_vma=name not in DENSE)
     start = time.perf_counter()
-    compiled: Any = run.lower(*jax.tree.map(on_chips, (state, params))).compile()
+    compiled: Any = run.lower(*on_chips((state, params), mesh)).compile()
     seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
     return Step(

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import optax
 import tyro
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from rich.console import Console
 
 import slamb_jax
-from benchmarks.chips.targets import AXIS, mesh_of
+from benchmarks.chips.targets import AXIS, mesh_of, on_chips
 from benchmarks.chips.traffic import traffic_of
 from benchmarks.rivals import elements
 from examples.byte_lm.model import ByteLM
@@ -108,10 +108,6 @@ def compiled(config: Config, mesh: Mesh, *, overlap: bool) -> tuple[str, int]:
         tokens = jnp.zeros((1, config.context), jnp.int32)
         return net.init(jax.random.key(0), tokens)["params"]
 
-    def on_chips(x: Any) -> jax.ShapeDtypeStruct:
-        sharding = NamedSharding(mesh, PartitionSpec(AXIS))
-        return jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=sharding)
-
     params = jax.eval_shape(init)
     state = params, jax.eval_shape(tx.init, params)
     tokens = jax.ShapeDtypeStruct(
@@ -119,7 +115,7 @@ def compiled(config: Config, mesh: Mesh, *, overlap: bool) -> tuple[str, int]:
     )
     run = slamb_jax.per_worker_step(step, mesh, exchange)
     flags = LATENCY_HIDING[mesh.devices.flat[0].platform]
-    program = run.lower(jax.tree.map(on_chips, state), tokens).compile(flags)
+    program = run.lower(on_chips(state, mesh), tokens).compile(flags)
     return str(program.as_text()), 4 * elements(params)
 
 

@@ -4,9 +4,10 @@ import importlib.util
 import os
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.experimental import topologies
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXIS = "data"
 WITHOUT_TPU = {  # what libtpu asks of its surroundings
@@ -75,3 +76,13 @@ def mesh_of(topology: str, slices: int = 1) -> Mesh:
         several = {"num_slices": slices} if slices > 1 else {}
         description = topologies.get_topology_desc(topology, "tpu", **several)
     return Mesh(np.array(description.devices), (AXIS,))
+
+
+def on_chips(tree: Any, mesh: Mesh) -> Any:
+    """Shapes of the tree with a leading axis of workers, one for each chip."""
+    there = NamedSharding(mesh, PartitionSpec(AXIS))
+
+    def replicated(x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((mesh.size, *x.shape), x.dtype, sharding=there)
+
+    return jax.tree.map(replicated, tree)
