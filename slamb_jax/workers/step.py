@@ -145,7 +145,7 @@ def per_worker_step(
     def run(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         nonlocal calls
         state, report = jitted(*placed(state, batch, key))
-        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
+        if not (within or apart) or any(map(_is_traced, jax.tree.leaves(state))):
             return state, report
         if within and not calls:
             check_copies(state, within)
@@ -177,7 +177,8 @@ def _program(
             if any(word in str(error) for word in _TYPE_WORDS):
                 error.add_note(_TYPE_NOTE)
             raise
-        if len({jax.tree.structure(x) for x in (own, new)}) == 1:
+        before: Any = jax.tree.structure(own)
+        if before == jax.tree.structure(new):
             apart.update(left_out(own, seen))
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), (new, report))
 
@@ -218,24 +219,32 @@ def own_keys(key: jax.Array | None, axis_name: AxisName) -> tuple[jax.Array, ...
 
 def check_leading(state: Any, batch: Any, n: int, devices: int) -> None:
     """Raises unless ``state`` is there n times and ``batch`` can be split."""
-    for path, x in jax.tree_util.tree_leaves_with_path(state):
-        concrete = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-        if concrete and x.is_deleted():  # jaxlib may crash on it
-            raise ValueError(
-                f"state{jax.tree_util.keystr(path)} was donated to an earlier step and "
-                "is gone: go on with the state that the step returned, or keep a copy "
-                "(jax.tree.map(jnp.copy, state)) before it"
-            )
+    if any(map(_is_gone, jax.tree.leaves(state))):  # jaxlib may crash on it
+        flat = jax.tree_util.tree_leaves_with_path(state)
+        path = next(path for path, x in flat if _is_gone(x))
+        raise ValueError(
+            f"state{jax.tree_util.keystr(path)} was donated to an earlier step and "
+            "is gone: go on with the state that the step returned, or keep a copy "
+            "(jax.tree.map(jnp.copy, state)) before it"
+        )
     check_leading_sizes("state", state, lambda size: size == n, f"{n} replicas")
     expected = f"a multiple of {devices}"
     check_leading_sizes("batch", batch, lambda size: size % devices == 0, expected)
+
+
+def _is_traced(x: object) -> bool:
+    return isinstance(x, jax.core.Tracer)
+
+
+def _is_gone(x: object) -> bool:
+    return isinstance(x, jax.Array) and not _is_traced(x) and x.is_deleted()
 
 
 def _place(x: Any, there: NamedSharding) -> Any:
     """``x`` where the step expects it, if it is not there yet."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)
-    own = None if isinstance(x, jax.core.Tracer) else mesh_sharding(x)
+    own = None if _is_traced(x) else mesh_sharding(x)
     if own and own.mesh == there.mesh and own.is_equivalent_to(there, x.ndim):
         return x
     return device_put_global(x, there)
