@@ -12,9 +12,10 @@ import slamb_jax
 from slamb_jax.selections import Leaf, Strided, TopK
 from tests.close import assert_close
 from tests.forms import FORMS
+from tests.masks import of_elements
 from tests.naive import NaiveSlamb
 from tests.optimizers import plain, random_tree
-from tests.test_naive import MAKE, of_elements
+from tests.test_naive import MAKE
 from tests.test_naive import SHAPES as SOME_SHAPES
 from tests.workers import AXIS, MAPPINGS, over_workers, stack, stepper, train
 

@@ -13,6 +13,12 @@ from jax.typing import DTypeLike
 from slamb_jax._tree.axes import as_tuple, check_varies, varying_axes
 
 
+def shown(value: Any) -> str:
+    """A value as an error prints it: a long one by its type."""
+    text = repr(value)
+    return text if len(text) < 200 else f"a {type(value).__name__}"
+
+
 def check_range(
     name: str,
     value: Any,
@@ -28,12 +34,12 @@ def check_range(
         return
     interval = f"{'(' if open_low else '['}{low}, {high}{')' if open_high else ']'}"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ValueError(f"{name} must be a number in {interval}, got {value!r}")
+        raise ValueError(f"{name} must be a number in {interval}, got {shown(value)}")
     value = float(value)
     above = value > low if open_low else value >= low
     below = value < high if open_high else value <= high
     if not (above and below):  # a NaN fails both
-        raise ValueError(f"{name} must be in {interval}, got {value!r}")
+        raise ValueError(f"{name} must be in {interval}, got {shown(value)}")
 
 
 def check_integer(name: str, value: Any, low: int | None = None) -> None:
@@ -41,25 +47,29 @@ def check_integer(name: str, value: Any, low: int | None = None) -> None:
     good = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not good or (low is not None and value < low):
         bound = "" if low is None else f" of at least {low}"
-        raise ValueError(f"{name} must be an integer{bound}, got {value!r}")
+        raise ValueError(f"{name} must be an integer{bound}, got {shown(value)}")
 
 
 def check_bool(name: str, value: Any) -> None:
     """Raises unless ``value`` is True or False."""
     if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, got {value!r}")
+        raise ValueError(f"{name} must be True or False, got {shown(value)}")
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Raises unless ``value`` is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        raise ValueError(
+            f"{name} must be one of {', '.join(choices)}, got {shown(value)}"
+        )
 
 
 def check_transformation(name: str, tx: Any) -> None:
     """Raises unless ``tx`` is an optax transformation, made and not its maker."""
     if not isinstance(tx, optax.GradientTransformation):
-        raise ValueError(f"{name} must be an optax.GradientTransformation, got {tx!r}")
+        raise ValueError(
+            f"{name} must be an optax.GradientTransformation, got {shown(tx)}"
+        )
 
 
 def check_dtype(name: str, dtype: DTypeLike | None) -> jnp.dtype:
@@ -69,7 +79,9 @@ def check_dtype(name: str, dtype: DTypeLike | None) -> jnp.dtype:
     except TypeError:
         found = None
     if found not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
-        raise ValueError(f"{name} must be None, float32 or bfloat16, got {dtype!r}")
+        raise ValueError(
+            f"{name} must be None, float32 or bfloat16, got {shown(dtype)}"
+        )
     return found
 
 
@@ -80,7 +92,7 @@ def check_axis_name(axis_name: Any, name: str = "axis_name") -> None:
     if axis_name == () or any(isinstance(n, not_names) for n in as_tuple(axis_name)):
         raise ValueError(
             f"{name} must be None, the name of a mesh axis or a tuple of names, got "
-            f"{axis_name!r}"
+            f"{shown(axis_name)}"
         )
 
 
@@ -100,7 +112,7 @@ def check_floating(tree: chex.ArrayTree, what: str) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-            found = repr(leaf) if dtype is None else dtype
+            found = shown(leaf) if dtype is None else dtype
             raise ValueError(
                 f"{what} must be real floating point arrays, got {found} at "
                 f"{what}{jax.tree_util.keystr(path)}"
@@ -113,7 +125,7 @@ def check_arrays(name: str, tree: chex.ArrayTree) -> None:
         if not hasattr(leaf, "dtype") and not isinstance(leaf, numbers.Number):
             raise ValueError(
                 f"{name}{jax.tree_util.keystr(path)} must be an array or a number, got "
-                f"{leaf!r}"
+                f"{shown(leaf)}"
             )
 
 
@@ -139,7 +151,7 @@ def check_gradients(updates: chex.ArrayTree, moments: chex.ArrayTree) -> None:
 def check_callable(name: str, value: Any) -> None:
     """Raises unless ``value`` can be called."""
     if not callable(value):
-        raise ValueError(f"{name} must be a function, got {value!r}")
+        raise ValueError(f"{name} must be a function, got {shown(value)}")
 
 
 def check_params(params: Any) -> None:
@@ -156,4 +168,6 @@ def check_bools(name: str, tree: Any) -> None:
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
         if not isinstance(x, bool) and getattr(x, "dtype", None) != jnp.dtype(bool):
             where = f"{name}{jax.tree_util.keystr(path)}"
-            raise ValueError(f"{name} must have bools for leaves, got {x!r} at {where}")
+            raise ValueError(
+                f"{name} must have bools for leaves, got {shown(x)} at {where}"
+            )
