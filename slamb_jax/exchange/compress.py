@@ -9,6 +9,7 @@ import optax
 
 from slamb_jax._tree.leaves import keep_absent, present
 from slamb_jax._tree.rounding import round_to
+from slamb_jax._tree.skip import Skip
 from slamb_jax.exchange.blocks import (
     Blocks,
     SelectionAtStep,
@@ -29,10 +30,15 @@ def compress(
     params: optax.Params | None,
     *,
     keep_residual: bool,
+    skip: Skip | None,
 ) -> tuple[optax.Updates, optax.Updates | None, SelectionState]:
-    """The updates with their selected blocks averaged, the residual, the new state."""
+    """The updates with their selected blocks averaged, the residual, the new state.
+
+    In a skipped step the updates come back as they are, but for ``keep_residual``.
+    """
     if not exchange.exchanges_momentum:
         return updates, residual, state
+    skip = None if keep_residual else skip
     kept = () if residual is None else (residual,)
     rows, rebuild = present(updates, *kept, like=params, layout=exchange.layout)
     leaves, gs = [row[0] for row in rows], [row[1] for row in rows]
@@ -47,10 +53,13 @@ def compress(
 
     def exchanged(now: SelectionAtStep) -> tuple[Any, Any, SelectionState]:
         blocks = [now.blocks(leaf) for leaf in leaves]
+        own = map_rows(Blocks.pack, blocks, gs)
         if residual is None:
-            packed = map_rows(Blocks.pack, blocks, gs)
-            means = means_over_workers(packed, leaves, exchange, exchange.payload, step)
-            return map_rows(Blocks.unpack, blocks, means, gs), None, learned(now, means)
+            means = means_over_workers(own, leaves, exchange, exchange.payload, step)
+            new_state = learned(now, means)
+            if skip is not None:
+                means = skip.instead(own, means)
+            return map_rows(Blocks.unpack, blocks, means, gs), None, new_state
         es = [row[2] for row in rows]
         xs = [g.astype(jnp.float32) + e for g, e in zip(gs, es, strict=True)]
         wide = map_rows(Blocks.pack, blocks, xs)
@@ -61,11 +70,14 @@ def compress(
         errors = map_rows(operator.sub, wide, found.sent)
         if found.server_error is not None:
             errors = map_rows(operator.add, errors, found.server_error)
-        us = gs
+        means, us = found.means, gs
         if keep_residual:  # what is not selected waits, too
             us, es = [jnp.zeros_like(g) for g in gs], xs
+        if skip is not None:
+            means = skip.instead(own, means)
+            errors = skip.instead(map_rows(Blocks.pack, blocks, es), errors)
         return (
-            map_rows(Blocks.unpack, blocks, found.means, us),
+            map_rows(Blocks.unpack, blocks, means, us),
             map_rows(Blocks.unpack, blocks, errors, es),
             learned(now, found.means),
         )
@@ -76,6 +88,9 @@ def compress(
         return now.learn(state, leaves, means, accumulated=keep_residual)
 
     us, es, new_state = at_step.in_phase(exchanged)
+    new, waiting = rebuild(us), residual
     if residual is not None:
-        residual = keep_absent(rebuild(es), residual)
-    return rebuild(us), residual, new_state
+        waiting = keep_absent(rebuild(es), residual)
+    if skip is not None:
+        skip.follow((updates, residual), (new, waiting))
+    return new, waiting, new_state

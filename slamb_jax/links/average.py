@@ -11,6 +11,7 @@ from slamb_jax._tree.checks import check_params
 from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.layout import mesh_axes
 from slamb_jax._tree.left_out import see
+from slamb_jax._tree.skip import Skip
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.averaged import Kept, averaged
 from slamb_jax.links.shards import on_shards
@@ -146,6 +147,7 @@ def average_parameters_every(
         updates: optax.Updates,
         state: AverageParametersState,
         params: optax.Params | None = None,
+        skip: Skip | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, AverageParametersState]:
         del extra_args
@@ -160,7 +162,7 @@ def average_parameters_every(
             return updates, AverageParametersState(step, *kept)
 
         def average(updates: optax.Updates, params: optax.Params, kept: Any) -> Any:
-            return averaged(updates, params, kept, exchange, step)
+            return averaged(updates, params, kept, exchange, step, skip)
 
         def keep(updates: optax.Updates, params: optax.Params, kept: Any) -> Any:
             del params

@@ -10,6 +10,7 @@ import optax
 from jax.typing import DTypeLike
 
 from slamb_jax._tree.leaves import Leaf, keep_absent, leaves_of, present
+from slamb_jax._tree.skip import Skip, unless
 from slamb_jax.exchange.blocks import Blocks, SelectionAtStep, map_rows
 from slamb_jax.exchange.means import exchange_means, means_over_workers
 from slamb_jax.exchange.settings import Exchange
@@ -30,6 +31,7 @@ def averaged(
     kept: Kept,
     exchange: Exchange,
     step: jax.Array,
+    skip: Skip | None,
 ) -> tuple[optax.Updates, Kept]:
     """The updates that take each replica to the average, and what is kept of it."""
     anchor, outer_state, nu = kept
@@ -60,7 +62,8 @@ def averaged(
         nus = like_leaves(nu)
         packed = map_rows(Blocks.pack, blocks, nus)
         means, packed = normalized(means, packed, leaves, blocks, exchange)
-        nu = keep_absent(rebuild(map_rows(Blocks.store, blocks, packed, nus)), nu)
+        stored = rebuild(map_rows(Blocks.store, blocks, packed, nus))
+        nu = unless(skip, nu, keep_absent(stored, nu))
     if exchange.outer is None:
         bases = map_rows(Blocks.pack, blocks, old)
     else:
@@ -72,7 +75,8 @@ def averaged(
         a + (d - sent) for a, d, sent in zip(anchors, ahead, found.sent, strict=True)
     ]
     there = map_rows(Blocks.unpack, blocks, there, new)
-    anchor = keep_absent(rebuild(map_rows(Blocks.store, blocks, anchors, old)), anchor)
+    stored = rebuild(map_rows(Blocks.store, blocks, anchors, old))
+    anchor = unless(skip, anchor, keep_absent(stored, anchor))
     updates = rebuild(map_rows(difference, there, ps, us))
     return updates, Kept(anchor, outer_state, nu)
 

@@ -10,6 +10,7 @@ from slamb_jax._tree.axes import check_local
 from slamb_jax._tree.checks import check_bool, check_floating
 from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.layout import mesh_axes
+from slamb_jax._tree.skip import Skip
 from slamb_jax.exchange.blocks import SelectionState, init_selection
 from slamb_jax.exchange.compress import compress
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -99,6 +100,7 @@ def randk_compress_with_error_feedback(
         updates: optax.Updates,
         state: RandkCompressState,
         params: optax.Params | None = None,
+        skip: Skip | None = None,
         **extra_args: object,
     ) -> tuple[optax.Updates, RandkCompressState]:
         del extra_args
@@ -106,7 +108,7 @@ def randk_compress_with_error_feedback(
         step = next_step(state.count)
         updates, residual, selection = compress(
             exchange, updates, state.residual, state.selection, step, params,
-            keep_residual=keep_residual,
+            keep_residual=keep_residual, skip=skip,
         )  # fmt: skip
         return updates, RandkCompressState(step, residual, selection)
 

@@ -81,7 +81,7 @@ def elementwise_rescale(
         def rescale(leaf: Leaf, u: jax.Array, p: jax.Array) -> jax.Array:
             if n > 1 and (age := at_step.age(leaf)) is not None:
                 factor = broadcast_blocks(
-                    batch_factor(freshness(age, exchange.b3), n), leaf
+                    batch_factor(freshness(age, exchange.b3, leaf), n), leaf
                 )
                 u = factor * u.astype(jnp.float32)
             return u.astype(p.dtype)

@@ -13,8 +13,9 @@ from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax._tree.checks import check_choice, check_dtype, check_range
 from slamb_jax._tree.layout import broadcast_prefix
-from slamb_jax._tree.leaves import map_numbered, map_present
+from slamb_jax._tree.leaves import Leaf, map_numbered, map_present
 from slamb_jax._tree.rounding import step_seed, stochastic_round
+from slamb_jax._tree.skip import Skip, unless
 
 Form = Literal["sum", "product"]
 NuOf = Literal["gradient", "momentum"]
@@ -65,6 +66,7 @@ def update_first_moment(
     b1: chex.ArrayTree,
     *,
     overlap: bool,
+    skip: Skip | None,
 ) -> tuple[optax.Updates, Any]:
     """m, exchanged, with None for missing gradients; compress's state."""
 
@@ -75,9 +77,11 @@ def update_first_moment(
 
     mu = map_present(lambda g, m: m, updates, mu)
     if overlap:
-        mu, state = compress(mu)
-        return map_present(add, updates, mu, b1), state
-    return compress(map_present(add, updates, mu, b1))
+        exchanged, state = compress(mu)
+        new = unless(skip, exchanged, map_present(add, updates, exchanged, b1))
+    else:
+        new, state = compress(unless(skip, mu, map_present(add, updates, mu, b1)))
+    return unless(skip, mu, new), state
 
 
 def update_second_moment(
@@ -87,6 +91,7 @@ def update_second_moment(
     step: jax.Array,
     b2: ArrayLike,
     nu_of: NuOf,
+    skip: Skip | None,
 ) -> optax.Updates:
     """v, with None for missing gradients."""
     keep, new = weights(b2)
@@ -102,7 +107,7 @@ def update_second_moment(
             new_nu,
             like=nu,
         )
-    return new_nu
+    return unless(skip, nu, new_nu)
 
 
 class Corrections(NamedTuple):
@@ -153,12 +158,14 @@ def weights(b: ArrayLike) -> tuple[jax.Array, jax.Array]:
     return cast(tuple[jax.Array, jax.Array], both)
 
 
-def freshness(age: jax.Array, b3: ArrayLike) -> jax.Array:
+def freshness(age: jax.Array, b3: ArrayLike, leaf: Leaf) -> jax.Array:
     r""":math:`r = \beta_3^\tau`, float32, one per block; exactly 1 where exchanged."""
     # exp, not pow, which takes a CPU five times as long.
     power = jnp.exp(age.astype(jnp.float32) * jnp.log(jnp.asarray(b3, jnp.float32)))
-    # A power once per block, not once per element of all that uses it.
-    return lax.optimization_barrier(jnp.where(age == 0, jnp.float32(1), power))
+    fresh = jnp.where(age == 0, jnp.float32(1), power)
+    # A power once per block, not once per element of all that uses it; where blocks
+    # are elements, it would be kept in memory instead.
+    return lax.optimization_barrier(fresh) if len(age) < leaf.size else fresh
 
 
 def batch_factor(r: jax.Array, n: int) -> jax.Array:

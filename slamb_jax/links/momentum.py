@@ -73,9 +73,9 @@ def mask_momentum(
     .. math:: m \leftarrow \beta_1\,\text{compressor}(m) + (1-\beta_1) g
 
     so that the exchange can run behind the forward and backward pass. The mean of m
-    over the workers is the same; what is exchanged is one step older. Behind a
-    conditional on the gradient (:func:`skip_not_finite`, :func:`accumulate`) there is
-    nothing left to hide the exchange behind; numbers and bytes are the same there.
+    over the workers is the same; what is exchanged is one step older. In a conditional
+    on the step (:func:`accumulate`) there is nothing left to hide the exchange behind;
+    numbers and bytes are the same there.
 
     Args:
       exchange: what is exchanged of m, between whom, and when.
@@ -152,7 +152,12 @@ def mask_momentum(
 
         b = decays(b1, state.mu)
         mu, compressor_state = update_first_moment(
-            updates, state.mu, compress, b, overlap=exchange.overlap
+            updates,
+            state.mu,
+            compress,
+            b,
+            overlap=exchange.overlap,
+            skip=extra_args.get("skip"),
         )
 
         def corrected(m: jax.Array, b: ArrayLike, step: jax.Array) -> jax.Array:

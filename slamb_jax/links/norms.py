@@ -82,10 +82,17 @@ class LeafTerms:
         part = dataclasses.replace(self, p=p, rest=tuple(rest))
         return part._squares_where(blocks.used, layers=blocks.starts[:, 0])
 
-    def squares_kept(self) -> Squares:
-        """Squared norms of the other blocks."""
-        assert self.age is not None
-        return self._squares_where(self.age[:, 0] > 0)
+    def squares_kept(self, age: jax.Array | None) -> Squares:
+        """Squared norms of the other blocks, whose ages are not 0."""
+        assert age is not None
+        if len(age) < self.leaf.size or self.leaf.stacked:
+            return self._squares_where(age[:, 0] > 0)
+        there, zero = age.reshape(self.p.shape) > 0, jnp.float32(0)
+        parts = tuple(jnp.where(there, jnp.square(x), zero) for x in self._both)
+        # Row by row, both sums in one: XLA keeps the squares of a single sum in memory.
+        rows = lax.reduce(parts, (zero, zero), _add, (self.p.ndim - 1,))
+        p, u = (jnp.sum(x) for x in rows)
+        return p, u
 
     def _squares_where(
         self, mask: jax.Array, layers: jax.Array | None = None
@@ -160,9 +167,11 @@ def trust_ratios(
 def _squares(terms: Sequence[LeafTerms], at_step: SelectionAtStep) -> list[Any]:
     """Squares of each leaf, or of its two parts, summed over all shards."""
     out: dict[int, Any] = {}
-    for axes in dict.fromkeys(x.leaf.axes for x in terms):
-        # By axes, so that no type varies over more of them than its leaf does.
-        group = [(i, x) for i, x in enumerate(terms) if x.leaf.axes == axes]
+    # By how they are sharded, so that neither a type nor a branch that is taken varies
+    # over axes over which the leaf does not.
+    kinds = [(x.leaf.axes, x.leaf.sharded) for x in terms]
+    for axes, sharded in dict.fromkeys(kinds):
+        group = [(i, x) for i, x in enumerate(terms) if kinds[i] == (axes, sharded)]
         in_parts = iter(
             _squares_of_parts([x for _, x in group if x.age is not None], at_step)
         )
@@ -193,7 +202,8 @@ def _squares_of_parts(
 
     @jax.jit  # so that lax.cond and the look at its types trace it once
     def masked() -> list[Squares]:
-        return [x.squares_kept() for x in terms]
+        # Ages are computed here: from outside they would come as arrays.
+        return [x.squares_kept(at_step.age(x.leaf)) for x in terms]
 
     all_safe = functools.reduce(jnp.logical_and, safe)
     kept = _axes.cond(all_safe, lambda: rest, masked)

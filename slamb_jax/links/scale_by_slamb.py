@@ -25,6 +25,7 @@ from slamb_jax._tree.leaves import (
     mask_tree,
     present,
 )
+from slamb_jax._tree.skip import Skip
 from slamb_jax.exchange.blocks import SelectionState, init_selection, selection_at
 from slamb_jax.exchange.compress import compress
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -155,6 +156,7 @@ def scale_by_slamb(
         updates: optax.Updates,
         state: ScaleBySlambState,
         params: optax.Params | None = None,
+        skip: Skip | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ScaleBySlambState]:
         del extra_args
@@ -168,16 +170,17 @@ def scale_by_slamb(
             check_local(mu, exchange.axis_name, mesh_axes(exchange.param_specs))
             mu, *rest = compress(
                 exchange, mu, state.residual, state.selection, step, params,
-                keep_residual=False,
+                keep_residual=False, skip=skip,
             )  # fmt: skip
             return mu, rest
 
         mu, (residual, selection) = update_first_moment(
-            updates, state.mu, exchanged, decays(b1, state.mu), overlap=exchange.overlap
-        )
+            updates, state.mu, exchanged, decays(b1, state.mu),
+            overlap=exchange.overlap, skip=skip,
+        )  # fmt: skip
         fix = bias(b1, step) if bias_correction else jnp.float32(1)
         corrected = map_present(lambda m: m.astype(jnp.float32) / fix, mu)
-        nu = update_second_moment(updates, corrected, state.nu, step, b2, nu_of)
+        nu = update_second_moment(updates, corrected, state.nu, step, b2, nu_of, skip)
         at_step = selection_at(exchange, params, step, selection)
         n, bounds = axis_size(exchange.axis_name), clips(c_min, c_max)
         fixes = corrections(form, step, b1, b2, eps, bias_correction)
@@ -206,13 +209,17 @@ def scale_by_slamb(
         def scaled(term: LeafTerms, ratios: Ratios, decays: bool) -> jax.Array:
             factor, (m, v), at = ratios.fresh, term.rest, fixes
             if term.age is not None:
-                r = freshness(term.age, exchange.b3)
+                r = freshness(term.age, exchange.b3, term.leaf)
                 factor = ratios.blend(form, r, n, bounds)
                 if form == "product":
                     factor = factor * batch_factor(r, n)
             if term.leaf.size >= _LARGE:
                 # Else the compiler would keep u in memory from the norms to here.
-                m, v, factor, at = jax.lax.optimization_barrier((m, v, factor, at))
+                behind = (
+                    (m, v, at) if factor.size == term.leaf.size else (m, v, at, factor)
+                )
+                m, v, at, *rest = jax.lax.optimization_barrier(behind)
+                factor = rest[0] if rest else factor  # of elements: no array of its own
             u = direction(at, decays)(term.p, m, v)
             return broadcast_blocks(factor, term.leaf) * u
 

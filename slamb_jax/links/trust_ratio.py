@@ -129,7 +129,7 @@ def layerwise_trust_ratio(
         def scale(term: LeafTerms, ratios: Ratios, decays: bool) -> jax.Array:
             ratio = ratios.fresh
             if term.age is not None:
-                r = freshness(term.age, exchange.b3)
+                r = freshness(term.age, exchange.b3, term.leaf)
                 ratio = ratios.blend(form, r, n, bounds)
                 if form == "sum":
                     ratio = ratio / batch_factor(r, n)

@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
 
 from slamb_jax._tree import axes as _axes
 from slamb_jax._tree.checks import check_integer, check_transformation
 from slamb_jax._tree.layout import mesh_axes
+from slamb_jax._tree.skip import Skip
 from slamb_jax.exchange.collectives import pany
 from slamb_jax.exchange.settings import Exchange, check_exchange
 
@@ -40,11 +42,17 @@ def skip_not_finite(
       \end{cases}
 
     The workers agree through an all-reduce of one number, over all mesh axes of the
-    exchange: workers, devices of a group, and shards where they are bound. ``tx`` runs
-    in a real conditional, so a skipped step communicates nothing else, and leaves
-    parameters and state untouched, to the bit. :func:`check_finite` raises after too
-    many. (``optax.apply_if_finite``, around a transformation that communicates,
-    deadlocks as soon as one worker skips and another does not.)
+    exchange: workers, devices of a group, and shards where they are bound. A skipped
+    step leaves parameters and state untouched, to the bit; what else a training step
+    changes, batch statistics say, is its own to keep. :func:`check_finite` raises after
+    too many. (``optax.apply_if_finite``, around a transformation that
+    communicates, deadlocks as soon as one worker skips and another does not.)
+
+    ``tx`` runs in a skipped step too, which exchanges as much as any other, and what it
+    computed is dropped. So there is no conditional: a GPU would wait for the host
+    there, and XLA would copy all that it hands on. The links of this library choose
+    between their old and their new state in place, which takes one more pass over the
+    gradients. Another optimizer's old state is kept until the new one is there.
 
     Put it outside of everything that must not get the gradient: outside ``slamb``, a
     chain, or :func:`accumulate` (then one mini-step is skipped; inside, the step).
@@ -90,17 +98,14 @@ def skip_not_finite(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, SkipNotFiniteState]:
-        def take(updates: optax.Updates, inner: optax.OptState) -> tuple[Any, Any]:
-            return tx.update(updates, inner, params, **extra_args)
-
-        def skip(_: optax.Updates, inner: optax.OptState) -> tuple[Any, Any]:
-            # p + -0.0 is p, where -0.0 + 0.0 is not.
-            zeros = jax.tree.map(lambda x: jnp.full(x.shape, -0.0, x.dtype), shapes)
-            return zeros, inner
-
-        shapes, _ = jax.eval_shape(take, updates, state.inner)
         poisoned = _any_device(_not_finite(updates), exchange)
-        u, inner = _axes.cond(poisoned, skip, take, updates, state.inner)
+        skip = Skip(poisoned)
+        u, inner = tx.update(
+            updates, state.inner, params, **(extra_args | {"skip": skip})
+        )
+        # p + -0.0 is p, where -0.0 + 0.0 is not.
+        u = jax.tree.map(lambda x: jnp.where(poisoned, jnp.full_like(x, -0.0), x), u)
+        inner = skip.choose(state.inner, inner)
         finite = _axes.vary_over(~poisoned, _axes.varying_axes(state.last_finite))
         in_a_row = optax.safe_increment(state.notfinite_count)
         in_all = optax.safe_increment(state.total_notfinite)
@@ -134,9 +139,9 @@ def _any_device(flag: jax.Array, exchange: Exchange) -> jax.Array:
 def _not_finite(updates: optax.Updates) -> jax.Array:
     """Whether the square of any leaf's norm is NaN or infinite, on this worker."""
     # A sum of squares is one vectorized pass; isfinite of each element takes seven
-    # times as long on a CPU.
+    # times as long on a CPU. Without the barrier the squares would be kept for v.
     squares = [
-        jnp.sum(jnp.square(g.astype(jnp.float32)))
+        jnp.sum(jnp.square(lax.optimization_barrier(g).astype(jnp.float32)))
         for g in jax.tree.leaves(updates)
         if jnp.issubdtype(g.dtype, jnp.floating)
     ]
@@ -176,8 +181,8 @@ def check_finite(state: chex.ArrayTree, max_consecutive_errors: int = 10) -> Non
     found = list(filter(is_own, jax.tree.leaves(state, is_leaf=is_own)))
     if not found:
         raise ValueError(
-            "state must contain the state of slamb_jax.skip_not_finite, got "
-            f"{jax.tree.structure(state)}"
+            "state must contain the state of slamb_jax.skip_not_finite, got a "
+            f"{type(state).__name__} without one: wrap the optimizer in it"
         )
     for one in found:
         in_a_row = _number(one.notfinite_count)

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike, DTypeLike
 from slamb_jax._tree.checks import check_range
 from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.leaves import keep_absent, map_present
+from slamb_jax._tree.skip import Skip
 from slamb_jax.links.moments import (
     Form,
     NuOf,
@@ -107,6 +108,7 @@ def adam(
         params: optax.Params | None = None,
         *,
         grad: optax.Updates | None = None,
+        skip: Skip | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, AdamState]:
         del params, extra_args
@@ -118,7 +120,7 @@ def adam(
                 )
             grad = updates
         step = next_step(state.count)
-        nu = update_second_moment(grad, updates, state.nu, step, b2, nu_of)
+        nu = update_second_moment(grad, updates, state.nu, step, b2, nu_of, skip)
         at = corrections(form, step, None, b2, eps, bias_correction)
         at = at._replace(eps_root=jnp.asarray(eps_root, jnp.float32))
         u = map_present(lambda m, v: adam_direction(at, m, v), updates, nu)

@@ -27,8 +27,9 @@ def lion(
 
     Args:
       b1: the share of the momentum before this step, in [0, 1).
-      b2: decay rate of the momentum, in [0, 1): ``b1`` of
-        :func:`slamb_jax.mask_momentum`, with ``bias_correction=False``.
+      b2: decay rate of the momentum, in (0, 1): ``b1`` of
+        :func:`slamb_jax.mask_momentum`, with ``bias_correction=False``. With 0 the
+        momentum would hold nothing of the steps before, and the sum would be 0.
 
     Returns:
       A direction for :func:`slamb_jax.mask_momentum`, without state.
@@ -54,7 +55,7 @@ def lion(
       <https://arxiv.org/abs/2302.06675>`_, 2023.
     """
     check_range("b1", b1, 0.0, 1.0, open_high=True)
-    check_range("b2", b2, 0.0, 1.0, open_high=True)
+    check_range("b2", b2, 0.0, 1.0, open_low=True, open_high=True)
 
     def init(params: optax.Params) -> optax.EmptyState:
         del params
