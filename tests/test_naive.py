@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slamb_jax.selections import Bernoulli, Leaf, Permutation, Schedule, Strided
+from slamb_jax.selections import Bernoulli, Permutation, Schedule, Strided
 from tests.close import assert_close
 from tests.forms import FORMS, moments
+from tests.masks import masks_of
 from tests.naive import NaiveSlamb
 from tests.optimizers import plain
 from tests.workers import AXIS, train
@@ -41,32 +42,6 @@ SHAPES = st.lists(
     min_size=1,
     max_size=4,
 )
-
-
-def masks_of(selection, shapes):
-    """A function of the step: the masks as the naive version takes them."""
-    dense = [selection.dense(Leaf(j, s)) for j, s in enumerate(shapes)]
-    ages = jax.jit(
-        lambda t: [
-            None if dense[j] else selection.age(t, Leaf(j, shape))
-            for j, shape in enumerate(shapes)
-        ]
-    )
-
-    def masks(t):
-        return [
-            np.ones(shape, bool) if age is None else of_elements(age, shape)
-            for age, shape in zip(ages(jnp.int32(t)), shapes, strict=True)
-        ]
-
-    return masks
-
-
-def of_elements(age, shape):
-    """Which elements are exchanged, from the ages of blocks."""
-    blocks = np.asarray(age) == 0
-    size = int(np.prod(shape))
-    return np.broadcast_to(blocks, (len(blocks), size // len(blocks))).reshape(shape)
 
 
 def stacked(leaves, j, n):

@@ -1,11 +1,15 @@
 """Quantizers: right on average, exact where they must be, of the bytes announced."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from slamb_jax._tree.hashing import hash_u32
+from slamb_jax.exchange.payloads import codes
+from slamb_jax.exchange.payloads.codes import shape_of
 from slamb_jax.payloads import NaturalCompression, StochasticUniform, Ternary
 
 RANDOM = {
@@ -27,9 +31,19 @@ def draws(size=333, seed=0):
     return jnp.asarray(x.astype(np.float32))
 
 
+def in_blocks(quantizer, x):
+    """A row of all planes of a group is a block."""
+    cut = x.reshape(quantizer.shape_of(x.size))
+    return cut.swapaxes(1, 2).reshape(-1, cut.shape[1] * cut.shape[3])
+
+
+@functools.cache
+def there_and_back(quantizer):
+    return jax.jit(lambda x, s: quantizer.decode(quantizer.encode(x, s), x.shape[-1]))
+
+
 def round_trip(quantizer, x, seed):
-    run = jax.jit(lambda x, s: quantizer.decode(quantizer.encode(x, s), x.shape[-1]))
-    return np.asarray(run(x, jnp.uint32(seed)))
+    return np.asarray(there_and_back(quantizer)(x, jnp.uint32(seed)))
 
 
 @random
@@ -68,7 +82,8 @@ def test_ternary_sends_what_is_large_and_the_rest_in_time(threshold):
     ternary = Ternary(block_size=80, threshold=threshold)
     x = np.asarray(draws(640))
     y = round_trip(ternary, jnp.asarray(x), 0)
-    blocks, sent = np.abs(x).reshape(8, 80), y.reshape(8, 80)
+    blocks, sent = np.abs(in_blocks(ternary, x)), in_blocks(ternary, y)
+    assert blocks.shape == (8, 80)
     large = blocks > threshold * blocks.mean(1, keepdims=True)
     # A coordinate at the threshold may fall to either side of it.
     np.testing.assert_array_equal(sent != 0, large)
@@ -90,10 +105,13 @@ def test_ternary_keeps_signs_of_one_size(size):
 
 @each
 def test_a_block_that_is_not_finite_is_decoded_as_not_finite(quantizer):
+    size = quantizer.shape_of(333).size  # of whole blocks
+    where = in_blocks(quantizer, np.arange(size) == 200).any(1)
+    assert where.sum() == 1
     for bad in (np.nan, np.inf, -np.inf):
-        y = round_trip(quantizer, draws().at[200].set(bad), 3)
+        y = round_trip(quantizer, draws(size).at[200].set(bad), 3)
         assert not np.isfinite(y[200])
-        assert np.isfinite(y[:100]).all()  # the other blocks
+        assert np.isfinite(in_blocks(quantizer, y)[~where]).all()
 
 
 @each
@@ -129,3 +147,34 @@ def test_the_same_seed_gives_the_same_bits(quantizer):
     assert one == again != other
     rows = np.asarray(encode(jnp.stack([x, x]), jnp.uint32(9)))
     assert (rows[0] != rows[1]).any()  # nor do two slices share their chances
+
+
+@pytest.mark.parametrize(
+    ("bits", "block_size"), [(2, 640), (4, 256), (8, 256), (2, 33)]
+)
+def test_arrays_are_cut_into_tiles_and_little_is_padded(bits, block_size):
+    per_byte = {2: 5, 4: 2, 8: 1}[bits]
+    for size in (1, 7, 639, 641, 5119, 10_000, 100_003, 2**20, 2**20 + 1, 3 * 2**22):
+        shape = shape_of(size, block_size, per_byte)
+        groups, planes, rows, width = shape
+        assert planes % per_byte == 0
+        assert planes * width <= block_size
+        assert shape.size - size <= max(groups * planes * rows, 0.02 * size)
+        if size >= 512 * block_size and block_size >= 256:
+            assert (rows, width) == (8, 128)
+            assert shape_of(shape.size, block_size, per_byte) == shape  # is full
+
+
+@pytest.mark.parametrize(("base", "count"), [(3, 5), (16, 2), (256, 1)])
+def test_a_byte_gives_back_its_digits(base, count, monkeypatch):
+    """All bytes there are, read as a CPU reads them and as other chips do."""
+    places = np.indices((base,) * count).reshape(count, -1, 1, 1).astype(np.uint8)
+    packed = codes.pack([jnp.asarray(x) for x in places], base)
+    assert len(np.unique(packed)) == base**count
+    for platform in ("cpu", "default"):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                codes.lax, "platform_dependent", lambda x, p=platform, **by: by[p](x)
+            )
+            digits = codes.unpack(packed, base, count)
+        np.testing.assert_array_equal(digits.swapaxes(0, 1), places)

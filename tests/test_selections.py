@@ -19,8 +19,8 @@ from slamb_jax.selections import (
     replay_masks,
 )
 from tests.close import assert_close
+from tests.masks import of_elements
 from tests.optimizers import plain, random_tree
-from tests.test_naive import of_elements
 from tests.workers import AXIS, train
 
 SHAPE = st.sampled_from(

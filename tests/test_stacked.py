@@ -10,8 +10,8 @@ from slamb_jax.selections import Bernoulli, Leaf, Permutation, Strided, replay_m
 from tests.close import assert_close
 from tests.compiled import compile_optimized
 from tests.forms import FORMS
+from tests.masks import of_elements
 from tests.optimizers import plain
-from tests.test_naive import of_elements
 from tests.workers import AXIS, train
 
 LAYERS, N = 3, 4

@@ -11,9 +11,10 @@ import slamb_jax
 from slamb_jax.exchange.selections import elements_sent
 from slamb_jax.selections import Leaf, Strided, TopK
 from tests.close import assert_close
+from tests.masks import of_elements
 from tests.naive import NaiveSlamb
 from tests.optimizers import plain, random_tree, slamb
-from tests.test_naive import of_elements, stacked
+from tests.test_naive import stacked
 from tests.workers import AXIS, train
 
 TREE = {"b": (16,), "conv": (2, 3, 4, 5), "scale": (), "w": (12, 16)}

@@ -23,6 +23,8 @@ ABOVE_DENSE = {
     1: {"8 workers x 8": -4.0, "4 workers x 48": -0.4, "64 workers x 2": 1.3},
     2: {"8 workers x 8": -2.4},
     3: {"8 workers x 8": 0.5},
+    4: {"8 workers x 8": 3.6},
+    16: {"8 workers x 8": 16.1},
 }
 """By H, the loss of :func:`slamb_jax.adamw` above dense AdamW's in per cent, of a small
 language model on so many sequences a worker, as ``benchmarks/frontier`` recorded it."""
@@ -65,16 +67,24 @@ def expected_loss(exchange: "Exchange") -> str:
     if not recorded:
         return f"No loss is recorded for sync_every={exchange.sync_every}."
     every = min(recorded)
-    losses = " and ".join(f"{x:+.1f} % ({on})" for on, x in ABOVE_DENSE[every].items())
+    losses = ", ".join(
+        f"{abs(x):.1f} % {'below' if x < 0 else 'above'} ({on})"
+        for on, x in ABOVE_DENSE[every].items()
+    )
     return (
-        f"Expect, from benchmarks/frontier: AdamW with sync_every={every} ended at "
-        f"{losses}\nof the dense loss of a small language model."
+        f"Expect, from benchmarks/frontier, where AdamW with sync_every={every} ended "
+        f"beside dense AdamW:\na loss {losses}, of a small language model."
     )
 
 
 def check_share(share: object) -> None:
     """Raises unless it is in (0, 1]."""
-    check_range("share", share, 0.0, 1.0, open_low=True)
+    try:
+        check_range("share", share, 0.0, 1.0, open_low=True)
+    except ValueError as error:
+        if isinstance(share, int | float) and 1 < share <= 100:
+            error.add_note(f"{share} % is {share / 100}")
+        raise
 
 
 def _bytes(elements: int, payload: Payload, itemsize: int) -> float:

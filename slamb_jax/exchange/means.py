@@ -15,7 +15,7 @@ from slamb_jax._tree.axes import axis_size, vary_over, varying_axes
 from slamb_jax._tree.leaves import Leaf
 from slamb_jax._tree.rounding import round_to
 from slamb_jax.exchange import collectives
-from slamb_jax.exchange.coded_means import encoded_together, means_in_codes
+from slamb_jax.exchange.coded_means import means_in_codes
 from slamb_jax.exchange.payloads import Payload, Quantizer, resolve_payload
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.exchange.slices import gathered, own_slice, slices_of
@@ -26,8 +26,8 @@ class Exchanged(NamedTuple):
 
     Attributes:
       means: over the workers, the same bits on all, in the input's dtype.
-      sent: float32; what this worker sent as the others decode it; unchanged where
-        the worker itself takes the mean.
+      sent: float32; what this worker sent as the others decode it; of small arrays
+        unchanged where the worker itself takes the mean.
       server_error: float32; n times what rounding took of a mean, on the worker that
         rounded it, 0 elsewhere: with it the mean over the workers is exact to float32
         (but for 16-bit storage). None where nothing is rounded.
@@ -72,10 +72,7 @@ def exchange_means(
         rounded = [round_to(x, kind[0]) for x in like]
         columns: Sequence[Sequence[jax.Array] | None]
         if isinstance(payload, Quantizer):
-            parts = encoded_together(rounded, exchange)
-            flats = [collectives.ravel([rounded[i] for i in part]) for part in parts]
-            found = means_in_codes(flats, exchange, payload, step, with_errors)
-            columns = [x if x is None else _apart(x, parts, like) for x in found]
+            columns = means_in_codes(rounded, exchange, payload, step, with_errors)
         elif exchange.local_axis_name is None:
             columns = collectives.pmean(rounded, exchange.axis_name), rounded, None
         else:
@@ -102,18 +99,6 @@ def _mean_in_slices(flat: jax.Array, exchange: Exchange) -> jax.Array:
     mine, place = own_slice(slices_of(flat, axis_size(group)), group)
     (mean,) = collectives.pmean([mine], exchange.axis_name)
     return gathered(mean, place, group, like=flat)[: flat.size]
-
-
-def _apart(
-    flats: Sequence[jax.Array], parts: list[list[int]], like: Sequence[jax.Array]
-) -> list[jax.Array]:
-    """Undoes the raveling of each part, in the order and shapes of ``like``."""
-    out = list(like)
-    for flat, part in zip(flats, parts, strict=True):
-        arrays = collectives.unravel(flat, [like[i] for i in part])
-        for i, x in zip(part, arrays, strict=True):
-            out[i] = x
-    return out
 
 
 def means_over_workers(

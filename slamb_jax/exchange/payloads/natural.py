@@ -1,6 +1,7 @@
 """Codes by stochastic rounding to powers of two."""
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
@@ -10,6 +11,7 @@ from jax import lax
 
 from slamb_jax.exchange.payloads.codes import BlockQuantizer, random_bits
 
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
 _ZERO = np.uint32(127)  # the largest distance between exponents stands for 0
 
 
@@ -62,18 +64,23 @@ class NaturalCompression(BlockQuantizer):
     _scale_bytes: ClassVar[int] = 1
 
     def quantize(
-        self, blocks: jax.Array, seed: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        words = lax.bitcast_convert_type(blocks, jnp.uint32)
-        magnitude = words & np.uint32(0x7FFFFFFF)
+        self, planes: list[jax.Array], seed: jax.Array
+    ) -> tuple[list[jax.Array], jax.Array]:
+        words = [lax.bitcast_convert_type(x, jnp.uint32) for x in planes]
         # The carry out of the mantissa, 23 bits, has probability f.
-        random = random_bits(blocks.shape, seed) >> np.uint32(9)
-        exponent = (magnitude + random) >> np.uint32(23)
-        top = jnp.max(jnp.minimum(exponent, np.uint32(255)), -1, keepdims=True)
-        below = jnp.minimum(top - jnp.minimum(exponent, top), _ZERO)
-        below = jnp.where(exponent == np.uint32(0), _ZERO, below)
-        sign = (words >> np.uint32(31)) << np.uint32(7)
-        return (sign | below).astype(jnp.uint8), top.astype(jnp.uint8)
+        exponents = [
+            ((word & _MAGNITUDE) + (bits >> np.uint32(9))) >> np.uint32(23)
+            for word, bits in zip(words, random_bits(planes, seed), strict=True)
+        ]
+        top = jnp.max(functools.reduce(jnp.maximum, exponents), -1, keepdims=True)
+        top = jnp.minimum(top, np.uint32(255))
+        codes = []
+        for word, exponent in zip(words, exponents, strict=True):
+            below = jnp.minimum(top - jnp.minimum(exponent, top), _ZERO)
+            below = jnp.where(exponent == np.uint32(0), _ZERO, below)
+            sign = (word >> np.uint32(31)) << np.uint32(7)
+            codes.append((sign | below).astype(jnp.uint8))
+        return codes, top.astype(jnp.uint8)
 
     def dequantize(self, code: jax.Array, scales: jax.Array) -> jax.Array:
         code, top = code.astype(jnp.uint32), scales.astype(jnp.uint32)

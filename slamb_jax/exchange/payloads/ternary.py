@@ -1,6 +1,7 @@
 """Codes of three values: below, about and above zero."""
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
@@ -10,6 +11,8 @@ from jax import lax
 
 from slamb_jax._tree.checks import check_range
 from slamb_jax.exchange.payloads.codes import BlockQuantizer
+
+_NONE = np.float32(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Ternary(BlockQuantizer):
     """
 
     bits: int = 2
-    block_size: int = 320
+    block_size: int = 640
     threshold: float = 1.0
 
     _allowed_bits: ClassVar[tuple[int, ...]] = (2,)
@@ -68,22 +71,30 @@ class Ternary(BlockQuantizer):
         check_range("threshold", self.threshold, 0.0, open_high=True)
 
     def quantize(
-        self, blocks: jax.Array, seed: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+        self, planes: list[jax.Array], seed: jax.Array
+    ) -> tuple[list[jax.Array], jax.Array]:
         del seed
-        size = jnp.abs(blocks)
-        mean = jnp.mean(size, -1, keepdims=True)
+        sizes = [jnp.abs(x) for x in planes]
+        mean = _sum(sizes) / np.float32(len(planes) * planes[0].shape[-1])
         # Of equal magnitudes all are large: their mean may be rounded upwards.
-        large = size > np.float32(self.threshold * (1 - 2**-16)) * mean
-        count = jnp.sum(large.astype(jnp.float32), -1, keepdims=True)
-        total = jnp.sum(jnp.where(large, size, jnp.float32(0)), -1, keepdims=True)
-        scale = jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.float32(0))
+        least = np.float32(self.threshold * (1 - 2**-16)) * mean
+        large = [size > least for size in sizes]
+        count = _sum([x.astype(jnp.float32) for x in large])
+        of_large = zip(large, sizes, strict=True)
+        total = _sum([jnp.where(is_large, size, _NONE) for is_large, size in of_large])
+        scale = jnp.where(count > 0, total / jnp.maximum(count, 1), _NONE)
         scale = jnp.where(jnp.isfinite(mean), scale, jnp.float32(np.nan))
-        code = jnp.where(
-            large, jnp.where(blocks > 0, np.uint8(2), np.uint8(0)), np.uint8(1)
-        )
-        return code, lax.bitcast_convert_type(scale, jnp.uint8)
+        codes = [
+            jnp.where(is_large, jnp.where(x > 0, np.uint8(2), np.uint8(0)), np.uint8(1))
+            for is_large, x in zip(large, planes, strict=True)
+        ]
+        return codes, lax.bitcast_convert_type(scale, jnp.uint8)
 
     def dequantize(self, code: jax.Array, scales: jax.Array) -> jax.Array:
         scale = lax.bitcast_convert_type(scales[..., None, :], jnp.float32)
         return (code.astype(jnp.float32) - np.float32(1)) * scale
+
+
+def _sum(planes: list[jax.Array]) -> jax.Array:
+    """Over the planes, and then over each row."""
+    return jnp.sum(functools.reduce(jnp.add, planes), -1, keepdims=True)

@@ -1,6 +1,7 @@
 """Codes by stochastic rounding to a uniform grid."""
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
@@ -62,24 +63,29 @@ class StochasticUniform(BlockQuantizer):
 
     _scale_bytes: ClassVar[int] = 4
 
+    @property
+    def _levels(self) -> int:
+        return 2 ** (self.bits - 1) - 1
+
     def quantize(
-        self, blocks: jax.Array, seed: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        levels = np.float32(2 ** (self.bits - 1) - 1)
-        largest = jnp.max(jnp.abs(blocks), -1, keepdims=True)
+        self, planes: list[jax.Array], seed: jax.Array
+    ) -> tuple[list[jax.Array], jax.Array]:
+        levels = np.float32(self._levels)
+        tops = [jnp.abs(x) for x in planes]
+        largest = jnp.max(functools.reduce(jnp.maximum, tops), -1, keepdims=True)
         small = largest < levels * np.float32(_TINY)
         scale = jnp.where(small, jnp.float32(0), largest / levels)
         usable = ~small & jnp.isfinite(largest)  # the scale tells NaN and infinity
-        y = jnp.where(usable, blocks * (levels / largest), jnp.float32(0))
-        low = jnp.floor(y)
-        u = random_bits(blocks.shape, seed) >> np.uint32(8)
-        up = u.astype(jnp.float32) * np.float32(2**-24) < y - low
-        code = jnp.clip(low + up.astype(jnp.float32), -levels, levels)
-        code = lax.bitcast_convert_type(code.astype(jnp.int8), jnp.uint8)
-        return code, lax.bitcast_convert_type(scale, jnp.uint8)
+        codes = []
+        for x, bits in zip(planes, random_bits(planes, seed), strict=True):
+            y = jnp.where(usable, x * (levels / largest), jnp.float32(0))
+            low = jnp.floor(y)
+            u = bits >> np.uint32(8)
+            up = u.astype(jnp.float32) * np.float32(2**-24) < y - low
+            code = jnp.clip(low + up.astype(jnp.float32), -levels, levels)
+            codes.append((code + levels).astype(jnp.uint8))
+        return codes, lax.bitcast_convert_type(scale, jnp.uint8)
 
     def dequantize(self, code: jax.Array, scales: jax.Array) -> jax.Array:
         scale = lax.bitcast_convert_type(scales[..., None, :], jnp.float32)
-        up = np.uint8(8 - self.bits)  # to extend the sign
-        code = lax.bitcast_convert_type(code << up, jnp.int8) >> up.astype(np.int8)
-        return code.astype(jnp.float32) * scale
+        return (code.astype(jnp.float32) - np.float32(self._levels)) * scale
