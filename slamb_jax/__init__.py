@@ -27,6 +27,7 @@ from slamb_jax.workers import (
     assert_replicas_agree,
     consolidate,
     in_chunks,
+    on_workers,
     per_worker_step,
     replicate,
     simulated_replicas,
@@ -39,7 +40,7 @@ from slamb_jax.wrappers import (
     train_in_bfloat16,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # In the order in which a reader meets them.
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "replicate",
     "per_worker_step",
     "consolidate",
+    "on_workers",
     "scale_by_slamb",
     "mask_momentum",
     "randk_compress_with_error_feedback",

@@ -107,3 +107,28 @@ def test_nnx_split_and_merge():
     net = nnx.merge(graph, *slamb_jax.consolidate(state)[:2])
     net.eval()
     assert net(jnp.ones((2, 6))).shape == (2, 1)
+
+
+def test_a_step_under_nnx_jit_is_the_step():
+    mesh = mesh_of(N)
+    graph, start = nnx.split(nnx.Linear(6, 1, rngs=nnx.Rngs(0)))
+    tx = slamb_jax.slamb(0.03, EXCHANGE)
+
+    def one_worker(state, batch):
+        params, opt_state = state
+
+        def loss_of(params):
+            net = nnx.merge(graph, params)
+            return jnp.mean((net(batch["x"]) - batch["y"]) ** 2)
+
+        loss, grads = jax.value_and_grad(loss_of)(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), loss
+
+    step = slamb_jax.per_worker_step(one_worker, mesh, EXCHANGE)
+    batch = {"x": jnp.arange(48.0).reshape(8, 6) / 48, "y": jnp.ones((8, 1))}
+    ends = []
+    for run in (step, nnx.jit(step)):
+        state = slamb_jax.replicate((start, tx.init(start)), mesh, EXCHANGE)
+        ends.append(run(state, batch))
+    assert_close(*(jax.tree.map(np.asarray, end) for end in ends))

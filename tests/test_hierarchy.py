@@ -15,6 +15,8 @@ from tests.close import assert_near
 from tests.optimizers import random_tree, train_step
 from tests.workers import P, stack
 
+ALONE = pytest.mark.filterwarnings("ignore:step changes most of the state")
+
 G, D = 4, 2  # groups, devices of each
 SHAPES = {"w": (24, 48), "b": (48,)}
 OUTER, INNER = "node", "device"
@@ -173,6 +175,7 @@ def test_a_leaf_without_elements_is_no_gradient_that_was_summed():
     run.lower(on_groups((start, tx.init(start))), batches()[0])
 
 
+@ALONE
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_a_state_that_differs_within_a_group_is_refused(check_vma):
     batch, state = batches()[0], {"empty": jnp.zeros((0, 3)), "mean": jnp.zeros(24)}
@@ -210,6 +213,7 @@ def through_callback(state, batch):
     return state + jax.pure_callback(lambda b: b.mean(), state, batch), None
 
 
+@ALONE
 @pytest.mark.parametrize(
     "step", [through_reference, through_loop, through_scatter, through_callback]
 )
@@ -221,6 +225,7 @@ def test_however_the_state_came_to_differ(step):
         per_group(None, False, step)(on_groups(jnp.zeros(())), batch)
 
 
+@ALONE
 def test_a_barrier_beside_the_batch_is_not_refused():
     def step(state, batch):
         return jax.lax.optimization_barrier((state, batch))[0], None

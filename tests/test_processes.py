@@ -59,14 +59,50 @@ print("result", json.dumps([jax.process_count(), found]))
 """
 
 
-def results(count):
+UNLIKE = """
+import json, sys
+import jax, jax.numpy as jnp, numpy as np, optax
+import slamb_jax
+
+index, count, port = map(int, sys.argv[1:])
+jax.distributed.initialize(f"localhost:{port}", count, index)
+mesh, found = jax.make_mesh((4,), ("data",)), {}
+params = jnp.ones((6, 5))
+
+def attempt(name, params, exchange, rate):
+    tx = slamb_jax.adamw(rate, exchange)
+
+    def step(state, batch):
+        params, opt_state = state
+        grads = jax.grad(lambda p: jnp.mean((batch @ p) ** 2))(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), None
+
+    try:
+        state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
+        run = slamb_jax.per_worker_step(step, mesh, exchange)
+        run(state, np.ones((8, 6), np.float32))
+        found[name] = "ran"
+    except ValueError as error:
+        found[name] = str(error)
+
+Exchange = slamb_jax.Exchange
+attempt("values", params + index, Exchange("data"), 0.1)
+attempt("exchange", params, Exchange("data", seed=index, sync_every=2), 0.1)
+attempt("program", params, Exchange("data"), 0.1 * (1 + index))
+attempt("nothing", params, Exchange("data"), 0.1)
+print("result", json.dumps([jax.process_count(), found]))
+"""
+
+
+def results(count, program=WORKER):
     port = free_port()
     flags = f"--xla_force_host_platform_device_count={4 // count}"
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     env["PYTHONPATH"] = str(ROOT)
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(i), str(count), str(port)],
+            [sys.executable, "-c", program, str(i), str(count), str(port)],
             env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for i in range(count)
@@ -93,3 +129,12 @@ def test_two_processes_end_where_one_does():
         for name in ("workers", "groups"):
             for got, want in zip(found[name], alone[name], strict=True):
                 assert got == pytest.approx(want, abs=1e-5)
+
+
+@pytest.mark.long
+def test_processes_that_are_not_alike_are_told_before_they_exchange():
+    for found in results(2, UNLIKE):
+        assert "tree[0] must be the same in all processes" in found["values"]
+        assert "exchange must be the same in all processes" in found["exchange"]
+        assert "step must be the same program in all" in found["program"]
+        assert found["nothing"] == "ran"

@@ -219,13 +219,18 @@ def test_arrays_on_a_mesh_of_the_other_kind_are_moved(kind, n):
     """Of the same devices; a mesh of one device is one too."""
     other = AUTO if kind == EXPLICIT else EXPLICIT
     mesh, theirs = mesh_with(kind, n), mesh_with(other, n)
-    run = slamb_jax.per_worker_step(lambda s, b: (s + b.sum(), b), mesh, exchange())
+
+    def step(state, batch):  # beside a number that is not changed
+        return {"sum": state["sum"] + batch.sum(), "rest": state["rest"]}, batch
+
+    run = slamb_jax.per_worker_step(step, mesh, exchange())
     there = jax.sharding.NamedSharding(theirs, P(AXIS))
     batch = jax.device_put(jnp.ones(8), there)
-    state, _ = run(slamb_jax.replicate(jnp.zeros(()), theirs, exchange()), batch)
-    assert state.tolist() == [8 / n] * n
+    state = {"sum": jnp.zeros(()), "rest": jnp.zeros(2)}
+    state, _ = run(slamb_jax.replicate(state, theirs, exchange()), batch)
+    assert state["sum"].tolist() == [8 / n] * n
     state, _ = run(state, jnp.ones(8))  # on one device, not on a mesh
-    assert state.tolist() == [16 / n] * n
+    assert state["sum"].tolist() == [16 / n] * n
 
 
 @pytest.mark.parametrize("kind", [EXPLICIT, AUTO])
@@ -292,3 +297,47 @@ def test_gradients_averaged_by_hand_need_no_exchange(on_mesh):
         state = slamb_jax.simulated_replicas(state, 2)
     state, _ = run(state, batch)
     slamb_jax.assert_replicas_agree(state)
+
+
+def averaged_by_hand(grads):
+    return jax.tree.map(lambda g: jax.lax.pmean(g, AXIS), grads)
+
+
+ALONE = {
+    "optax's optimizer": (optax.adamw(0.1), N, True),
+    "one worker": (optax.adamw(0.1), 1, False),
+    "averaged by hand": (
+        optax.chain(
+            optax.stateless(lambda g, p: averaged_by_hand(g)), optax.adamw(0.1)
+        ),
+        N,
+        False,
+    ),
+    "averaged at times": (slamb_jax.adamw(0.1, exchange(rolling=False)), N, False),
+}
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize(("tx", "n", "warns"), ALONE.values(), ids=ALONE)
+def test_workers_that_train_by_themselves_are_told(tx, n, warns, check_vma):
+    def loss(params, batch):
+        return jnp.mean((batch @ params["w"]) ** 2)
+
+    def evaluate(state, batch):  # into a sum that is kept
+        params, total = state
+        return (params, total + loss(params, batch)), ()
+
+    mesh, params = mesh_of(n), {"w": jnp.ones((4, 3))}
+    step = train_step(tx, loss)
+    run = slamb_jax.per_worker_step(step, mesh, exchange(), check_vma=check_vma)
+    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange())
+    batch = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+    with standard_promotion():
+        if warns:
+            told = pytest.warns(UserWarning, match="communicates nothing over 'data'")
+            with told as caught:
+                state, _ = run(state, batch)
+            assert caught[0].filename == __file__
+        state, _ = run(state, batch)  # it is told once
+        run = slamb_jax.per_worker_step(evaluate, mesh, exchange())
+        run(slamb_jax.replicate((params, jnp.float32(0)), mesh, exchange()), batch)

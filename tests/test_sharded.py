@@ -12,11 +12,13 @@ from jax.sharding import NamedSharding
 import slamb_jax
 from slamb_jax.payloads import StochasticUniform
 from slamb_jax.selections import Strided
-from tests.close import assert_close
+from tests.close import assert_close, assert_same_bits
 from tests.forms import FORMS, chain
 from tests.optimizers import plain, random_tree, slamb, step_on_gradients
 from tests.shards import OLD, N, Tiled, auto, mesh_4x2
 from tests.workers import AXIS, P, mesh_of, stack
+
+ALONE = pytest.mark.filterwarnings("ignore:step changes most of the state")
 
 SPECS = {
     "embed": P("model", None), "up": P(None, "model"), "bias": P("model"),
@@ -188,6 +190,22 @@ def test_other_transformations_on_shards():
     assert_close(got[0], want[0], units=256)
 
 
+@auto
+@pytest.mark.long
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_step_is_skipped_on_all_shards(check_vma):
+    tx = slamb_jax.skip_not_finite(FORMS["chain"](0.1, SHARDED), SHARDED)
+    params, grads = drawn()
+    bad = grads[1] | {"up": grads[1]["up"].at[2, 3, 40].set(jnp.nan)}
+    got, want = (
+        trained(params, given, tx, mesh_4x2(), SHARDED, check_vma)
+        for given in ([grads[0], bad, grads[2]], [grads[0], grads[2]])
+    )
+    assert_same_bits((got[0], got[1].inner), (want[0], want[1].inner))
+    assert got[1].total_notfinite.tolist() == [1] * N
+
+
+@ALONE
 @auto
 @pytest.mark.parametrize("wrong", [True, False])
 def test_copies_that_come_to_differ_are_refused(wrong):

@@ -154,3 +154,19 @@ def test_each_worker_has_the_key_it_would_have_on_a_mesh():
     np.testing.assert_array_equal(got[1], want[1])
     assert jax.tree.map(jnp.shape, got) == jax.tree.map(jnp.shape, want)
     assert got[0]["n"].dtype == want[0]["n"].dtype
+
+
+def test_a_scalar_beside_the_batch_goes_to_all_workers():
+    def step(state, batch):
+        return state, {"x": batch["rate"] * batch["x"].mean(), "step": batch["step"]}
+
+    mesh, settings = mesh_of(N), exchange()
+    batch = {"x": jnp.arange(2.0 * N), "rate": jnp.float32(0.5), "step": 7}
+    one = jnp.zeros(())
+    run = slamb_jax.per_worker_step(step, mesh, settings)
+    real = run(slamb_jax.replicate(one, mesh, settings), batch)
+    simulate = slamb_jax.simulated_step(step, N, settings)
+    simulated = simulate(slamb_jax.simulated_replicas(one, N), batch)
+    for _, report in (real, simulated):
+        assert report["x"].tolist() == [0.25 + i for i in range(N)]
+        assert report["step"].tolist() == [7] * N

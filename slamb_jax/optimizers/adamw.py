@@ -41,8 +41,8 @@ def adamw(
 
       m &\leftarrow \beta_1 m + (1-\beta_1) g, \quad
       m[M_t] \leftarrow \text{mean over workers of } m[M_t] \\
-      v &\leftarrow \beta_2 v + (1-\beta_2) m^2, \quad
-      \hat m = m / (1-\beta_1^t) \\
+      \hat m &= m / (1-\beta_1^t), \quad
+      v \leftarrow \beta_2 v + (1-\beta_2) \hat m^2 \\
       u &= \frac{\hat m}{\sqrt{v/(1-\beta_2^t) + \epsilon_{root}} + \varepsilon} \\
       p &\leftarrow p - lr\,\left(\left(r + \frac{1-r}{\sqrt n}\right) u
         + \lambda p\right), \quad r = \beta_3^\tau

@@ -46,7 +46,7 @@ def lion(
       learning_rate: a number, or a schedule of the step from 0.
       exchange: between whom, what, how much and how often: an :class:`Exchange`.
       b1: the share of the momentum in the sign, in [0, 1).
-      b2: decay rate of the momentum, in [0, 1).
+      b2: decay rate of the momentum, in (0, 1).
       mu_dtype: dtype of m, None (float32) or bfloat16.
       weight_decay: :math:`\lambda`, as in ``optax.lion``.
       mask: which leaves decay, as in ``optax.lion``. None: all.

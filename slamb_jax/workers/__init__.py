@@ -1,6 +1,7 @@
 """Workers on a mesh, or simulated on one device."""
 
 from slamb_jax.workers.agreement import assert_replicas_agree
+from slamb_jax.workers.on_workers import on_workers
 from slamb_jax.workers.replicas import consolidate, replicate
 from slamb_jax.workers.simulate import in_chunks, simulated_replicas, simulated_step
 from slamb_jax.workers.step import WorkersStep, per_worker_step
@@ -12,6 +13,7 @@ __all__ = [
     "assert_replicas_agree",
     "consolidate",
     "in_chunks",
+    "on_workers",
     "per_worker_step",
     "replicate",
     "simulated_replicas",

@@ -1,11 +1,49 @@
 """What a step must leave equal: on the devices of a worker, and between workers."""
 
+import warnings
+from collections.abc import Hashable
 from typing import Any
 
 import jax
+from jax.extend import core
 
+from slamb_jax._tree.axes import as_tuple
 from slamb_jax.workers.agreement import differing
 from slamb_jax.workers.checksums import checksums, differing_copies
+
+# Over an axis, but of this worker alone.
+_LOCAL = ("axis_index", "pvary", "pcast", "pbroadcast")
+
+
+def warn_if_alone(program: core.ClosedJaxpr, axes: tuple[Hashable, ...]) -> None:
+    """Warns if a traced step has no collective over the axes of the workers."""
+    if not _has_collective(program, set(axes)):
+        names = ", ".join(map(repr, axes))
+        warnings.warn(
+            f"step changes most of the state and communicates nothing over {names}: "
+            "each worker trains by itself, on its share of the batch. Give the "
+            "optimizer the exchange, slamb_jax.adamw(rate, exchange) in place of "
+            "optax.adamw; if this step is local on purpose, filter this warning",
+            UserWarning,
+            stacklevel=5,  # who called the step
+        )
+
+
+def _has_collective(program: Any, axes: set[Hashable]) -> bool:
+    def over(eqn: core.JaxprEqn) -> bool:
+        names = eqn.params.get("axes", eqn.params.get("axis_name"))
+        return eqn.primitive.name not in _LOCAL and not axes.isdisjoint(as_tuple(names))
+
+    return any(
+        over(eqn) or any(_has_collective(x, axes) for x in _called(eqn))
+        for eqn in program.eqns
+    )
+
+
+def _called(eqn: core.JaxprEqn) -> list[Any]:
+    """The programs that an equation calls, or chooses from."""
+    values = [x if isinstance(x, tuple) else (x,) for x in eqn.params.values()]
+    return [x for row in values for x in row if hasattr(x, "eqns")]
 
 
 def check_copies(state: Any, axes: tuple[Any, ...]) -> None:

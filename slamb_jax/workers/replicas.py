@@ -8,6 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from slamb_jax._tree.checks import check_arrays
@@ -24,6 +25,7 @@ from slamb_jax.workers.mesh import (
     replicated,
     workers_on,
 )
+from slamb_jax.workers.processes import check_same_values
 
 
 def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.ArrayTree:
@@ -50,7 +52,9 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
 
     Raises:
       ValueError: if the mesh lacks an axis of the exchange, for a leaf that is neither
-        an array nor a number, and for specs that do not fit.
+        an array nor a number, for specs that do not fit, for
+        ``optax.apply_if_finite`` around an optimizer that exchanges, and on all
+        processes if they pass other values.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
@@ -74,8 +78,30 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
         return device_put_global(keys_of_workers(x, n), there)
 
     check_arrays("tree", tree)
+    _check_steps_are_skipped_together(tree)
     shardings = state_shardings(tree, indexable_mesh(mesh), exchange)
-    return jax.tree.map(replicas, tree, are_alike(tree), shardings)
+    alike = are_alike(tree)
+    out = jax.tree.map(replicas, tree, alike, shardings)
+    check_same_values(out, jax.tree.leaves(alike))
+    return out
+
+
+def _check_steps_are_skipped_together(tree: chex.ArrayTree) -> None:
+    """Raises for what would leave other workers waiting in an exchange."""
+
+    def skips(x: object) -> bool:
+        return isinstance(x, optax.ApplyIfFiniteState)
+
+    def is_own(x: object) -> bool:
+        return type(x).__module__.partition(".")[0] == __name__.partition(".")[0]
+
+    for x in filter(skips, jax.tree.leaves(tree, is_leaf=skips)):
+        if any(map(is_own, jax.tree.leaves(x.inner_state, is_leaf=is_own))):
+            raise ValueError(
+                "tree has the state of optax.apply_if_finite around an exchange: a "
+                "worker that skips a step would leave the others waiting for ever. "
+                "Take slamb_jax.skip_not_finite(tx, exchange)"
+            )
 
 
 def _copies(n: int, x: jax.Array) -> jax.Array:
@@ -192,7 +218,10 @@ def check_leading_sizes(
     """Raises unless the first dimension of every leaf is as ``expected``."""
     way_out = ""
     if name == "state":
-        way_out = ": slamb_jax.replicate(state, mesh, exchange) adds it"
+        way_out = (
+            ": slamb_jax.replicate(state, mesh, exchange) adds it, and "
+            "slamb_jax.resize(state, n) takes that of other workers to n"
+        )
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
         shape = jnp.shape(x)
         if not shape or not good(shape[0]):

@@ -145,7 +145,12 @@ def _all_workers(
     """One step of all workers; counts with the numbers ``unlike`` are batched."""
     treedef: Any
     leaves, treedef = jax.tree.flatten(state)
-    shares = jax.tree.map(lambda x: x.reshape(n, x.shape[0] // n, *x.shape[1:]), batch)
+    of_batch = jax.tree.map(lambda x: 0 if x.ndim else None, batch)
+
+    def share(x: jax.Array) -> jax.Array:  # a scalar is all workers'
+        return x.reshape(n, x.shape[0] // n, *x.shape[1:]) if x.ndim else x
+
+    shares = jax.tree.map(share, batch)
 
     def one_worker(leaves: list[Any], batch: Any, key: Any) -> tuple[Any, Any]:
         state = treedef.unflatten(leaves)
@@ -160,7 +165,7 @@ def _all_workers(
     def mapped(fun: Callable[..., Any], once: frozenset[int]) -> Any:
         axes = [None if i in once else 0 for i in range(len(leaves))]
         own = [x[0] if i in once else x for i, x in enumerate(leaves)]
-        over = jax.vmap(fun, in_axes=(axes, 0, None), axis_name=axis_name)
+        over = jax.vmap(fun, in_axes=(axes, of_batch, None), axis_name=axis_name)
         return over(own, shares, key)
 
     once = frozenset(_counts(state)) - unlike

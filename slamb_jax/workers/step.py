@@ -22,7 +22,7 @@ from slamb_jax._tree.checks import check_callable
 from slamb_jax._tree.layout import mesh_axes
 from slamb_jax._tree.left_out import left_out, seen_by_averages
 from slamb_jax.exchange.settings import Exchange
-from slamb_jax.workers.drift import check_copies, check_together
+from slamb_jax.workers.drift import check_copies, check_together, warn_if_alone
 from slamb_jax.workers.mesh import (
     auto_mesh,
     device_put_global,
@@ -31,6 +31,7 @@ from slamb_jax.workers.mesh import (
     on_raw,
     workers_on,
 )
+from slamb_jax.workers.processes import check_same_step
 from slamb_jax.workers.replicas import check_leading_sizes, state_shardings
 
 Step = Callable[..., tuple[Any, Any]]
@@ -42,6 +43,14 @@ _TYPE_NOTE = (
     "checked. If the model cannot satisfy the check, pass check_vma=False; a "
     "with_sharding_constraint over the workers' axis must go."
 )
+
+
+@dataclasses.dataclass
+class _Found:
+    """What tracing the step of one worker tells."""
+
+    apart: set[int] = dataclasses.field(default_factory=set)  # leaves no average gets
+    trains: bool = False  # most of the state's numbers change
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,15 +92,21 @@ def per_worker_step(
       ``run(state, batch, key=None)``, jitted, with the ``lower`` of a jitted function.
       ``state`` is what :func:`replicate` returned, and is donated: use the one that
       comes back. The leaves of ``batch`` have the workers' shares joined along their
-      first axis. ``key`` is one random key, from which each worker gets its own. The
-      report comes back with a leading axis of workers (of devices, with groups).
+      first axis; a scalar goes to all workers. ``key`` is one random key, from which
+      each worker gets its own. The report comes back with a leading axis of workers (of
+      devices, with groups).
 
     Raises:
       ValueError: if the mesh lacks an axis of the exchange; when called, if ``state``
-        was not replicated over it or a leaf of ``batch`` does not split evenly; after
+        was not replicated over it or a leaf of ``batch`` does not split evenly; before
+        the first step, on all processes, if their programs or exchanges differ; after
         the first call, if the devices of a worker hold different copies of its state;
         after calls 1, 2, 4, 8, ..., if parameters that an average of this library
         leaves to another optimizer differ between workers.
+
+    Warns:
+      UserWarning: at the first call, if ``step`` changes most of the state and
+        communicates nothing between the workers, as with ``optax.adamw``.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
@@ -126,8 +141,8 @@ def per_worker_step(
     devices = n * math.prod(mesh.shape[a] for a in local)
     split = NamedSharding(mesh, PartitionSpec(as_tuple(exchange.axis_name) + local))
     everywhere = NamedSharding(mesh, PartitionSpec())
-    apart: set[int] = set()  # leaves of the state that no average gets
-    program = _program(step, mesh, exchange, check_vma, apart)
+    found = _Found()
+    program = _program(step, mesh, exchange, check_vma, found)
     jitted = jax.jit(program, donate_argnums=0)
 
     def placed(state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
@@ -135,32 +150,45 @@ def per_worker_step(
         shardings = state_shardings(state, mesh, exchange, behind=1)
         return (
             jax.tree.map(_place, state, shardings),
-            jax.tree.map(lambda x: _place(x, split), batch),
+            jax.tree.map(
+                lambda x: _place(x, split if jnp.ndim(x) else everywhere), batch
+            ),
             jax.tree.map(lambda x: _place(x, everywhere), key),
         )
 
     within = local + mesh_axes(exchange.param_specs)
     calls = 0
 
+    def before_the_first(*args: Any) -> None:
+        traced = jitted.trace(*args)  # once: jax keeps it for the call
+        if found.trains and n > 1:
+            warn_if_alone(traced.jaxpr, as_tuple(exchange.axis_name))
+        if jax.process_count() > 1:
+            check_same_step(exchange, traced.lower(), mesh)
+
     def run(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         nonlocal calls
-        state, report = jitted(*placed(state, batch, key))
-        if not (within or apart) or any(map(_is_traced, jax.tree.leaves(state))):
-            return state, report
+        args = placed(state, batch, key)
+        if any(map(_is_traced, jax.tree.leaves(args))):
+            out: tuple[Any, Any] = jitted(*args)
+            return out
+        if not calls:
+            before_the_first(*args)
+        state, report = jitted(*args)
         if within and not calls:
             check_copies(state, within)
         calls += 1
-        if apart and calls & (calls - 1) == 0:  # seldom: a rate may begin with 0
-            check_together(state, apart)
+        if found.apart and calls & (calls - 1) == 0:  # seldom: a rate may begin with 0
+            check_together(state, found.apart)
         return state, report
 
     return WorkersStep(run, lambda *args: jitted.lower(*placed(*args)))
 
 
 def _program(
-    step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool, apart: set[int]
+    step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool, found: _Found
 ) -> Step:
-    """The step of all workers, not jitted yet; traced, it adds to ``apart``."""
+    """The step of all workers, not jitted yet; traced, it tells ``found``."""
     between, local = as_tuple(exchange.axis_name), as_tuple(exchange.local_axis_name)
     of_worker = PartitionSpec(exchange.axis_name)
     of_device = PartitionSpec(between + local)
@@ -179,17 +207,23 @@ def _program(
             raise
         before: Any = jax.tree.structure(own)
         if before == jax.tree.structure(new):
-            apart.update(left_out(own, seen))
+            found.apart.update(left_out(own, seen))
+            found.trains |= _changes_most(own, new)
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), (new, report))
 
-    workers = jax.shard_map(
-        one_worker,
-        mesh=mesh,
-        in_specs=(of_worker, of_device, PartitionSpec()),
-        out_specs=of_device,
-        check_vma=check_vma,
-        **({} if exchange.param_specs is None else {"axis_names": set(between)}),
-    )
+    def workers(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        of_batch = jax.tree.map(
+            lambda x: of_device if jnp.ndim(x) else PartitionSpec(), batch
+        )
+        return jax.shard_map(
+            one_worker,
+            mesh=mesh,
+            in_specs=(of_worker, of_batch, PartitionSpec()),
+            out_specs=of_device,
+            check_vma=check_vma,
+            **({} if exchange.param_specs is None else {"axis_names": set(between)}),
+        )(state, batch, key)
+
     one_per_group = jax.shard_map(
         lambda state: state,
         mesh=mesh,
@@ -214,6 +248,12 @@ def own_keys(key: jax.Array | None, axis_name: AxisName) -> tuple[jax.Array, ...
     """The arguments of a step behind the batch: its own key, if there is a key."""
     if key is None:
         return ()
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if key.ndim != (0 if typed else 1) or not (typed or key.dtype == jnp.uint32):
+        raise ValueError(
+            "key must be one random key, as jax.random.key(0) makes it, got "
+            f"{key.dtype} of shape {key.shape}"
+        )
     return (jax.random.fold_in(key, worker_index(axis_name)),)
 
 
@@ -228,12 +268,39 @@ def check_leading(state: Any, batch: Any, n: int, devices: int) -> None:
             "(jax.tree.map(jnp.copy, state)) before it"
         )
     check_leading_sizes("state", state, lambda size: size == n, f"{n} replicas")
+    for path, x in jax.tree_util.tree_leaves_with_path(batch, is_leaf=_is_listed):
+        if _is_listed(x):
+            raise ValueError(
+                f"batch{jax.tree_util.keystr(path)} must be an array, got a list of "
+                f"{len(x)} numbers"
+            )
     expected = f"a multiple of {devices}"
+    if any(map(jnp.ndim, jax.tree.leaves(batch))):  # scalars beside them need no split
+        batch = jax.tree.map(lambda x: x if jnp.ndim(x) else None, batch)
     check_leading_sizes("batch", batch, lambda size: size % devices == 0, expected)
+
+
+def _is_listed(x: object) -> bool:
+    return isinstance(x, list) and any(isinstance(y, int | float) for y in x)
 
 
 def _is_traced(x: object) -> bool:
     return isinstance(x, jax.core.Tracer)
+
+
+def _changes_most(state: Any, new: Any) -> bool:
+    """Whether a traced step gives most floating-point numbers of the state anew.
+
+    An evaluation may add up metrics in its state, and hands the rest on.
+    """
+    pairs = zip(*map(jax.tree.leaves, (state, new)), strict=True)
+    sizes = [
+        (jnp.size(x), x is not y)
+        for x, y in pairs
+        if jnp.issubdtype(jnp.result_type(x), jnp.floating)
+    ]
+    changed = sum(size for size, anew in sizes if anew)
+    return 2 * changed > sum(size for size, _ in sizes)
 
 
 def _is_gone(x: object) -> bool:

@@ -65,7 +65,7 @@ DIRECTIONS = [
     *bad(directions.adam, "nu_dtype", "float16"),
     (updating(directions.adam), "nu_of='gradient' needs .*grad.*mask_momentum"),
     *bad(directions.lion, "b1", 1.0),
-    *bad(directions.lion, "b2", -0.1, None),
+    *bad(directions.lion, "b2", -0.1, 0.0, None),
     (updating(directions.lion), "grad must be .*None: slamb_jax.mask_momentum"),
     *bad(directions.muon, "ns_steps", 0, 2.5),
     *bad(directions.muon, "eps", 0.0),

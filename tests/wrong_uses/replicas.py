@@ -32,6 +32,11 @@ def stepping(batch, n=4):
     return lambda: slamb_jax.per_worker_step(step, mesh_of(n), DATA)(STATE, batch)
 
 
+def with_key(key):
+    run = slamb_jax.per_worker_step(lambda s, b, key: (s, b), mesh_of(4), DATA)
+    return lambda: run(slamb_jax.replicate(PARAMS, mesh_of(4), DATA), jnp.ones(4), key)
+
+
 def making(exchange, mesh=None, step=step):
     return of(slamb_jax.per_worker_step, step, mesh or mesh_of(2), exchange)
 
@@ -68,12 +73,13 @@ def used_twice(run, make):
     return call
 
 
-def drifting(state, batch):
-    return jax.tree.map(lambda x: x + batch.sum(), state), batch
+def moving(state, batch):
+    total = jax.lax.psum(batch.sum(), AXIS)
+    return jax.tree.map(lambda x: x + total, state), batch
 
 
-ON_MESH = slamb_jax.per_worker_step(drifting, mesh_of(2), DATA)
-SIMULATED = slamb_jax.simulated_step(drifting, 2, DATA)
+ON_MESH = slamb_jax.per_worker_step(moving, mesh_of(2), DATA)
+SIMULATED = slamb_jax.simulated_step(moving, 2, DATA)
 
 
 def forgotten(link, workers, **settings):
@@ -94,6 +100,7 @@ def on_mesh(step, check_vma):
 FORGOTTEN = r"axis_name=None .*'data'.* slamb_jax.Exchange\('data'\)"
 BLIND = [partial(slamb_jax.adamw, 0.1), slamb_jax.scale_by_slamb]
 BLIND += [slamb_jax.average_parameters_every, slamb_jax.mask_momentum]
+ALONE_FINITE = optax.apply_if_finite(slamb_jax.adamw(0.1, DATA), 3).init(PARAMS)
 SKIPS = partial(slamb_jax.skip_not_finite, optax.sgd(0.1))
 
 
@@ -116,6 +123,7 @@ REPLICAS = [
     (replicating(exchange=AXIS), "exchange .*'data'"),
     (replicating(exchange=GROUPS), "local_axis_name='device' is not an axis"),
     (replicating(mesh="mesh"), "mesh .*'mesh'"),
+    (replicating(ALONE_FINITE), "apply_if_finite around .*skip_not_finite"),
     (replicating({"w": "a"}), r"tree\['w'\].*'a'"),
     (replicating(exchange=SHARDED), "param_specs names 'device', which is not an axis"),
     (replicating(STATE, SHARDED, MESH), "param_specs must have one spec for each"),
@@ -132,6 +140,9 @@ REPLICAS = [
         r"state\['[bw]'\] was donated .*go on",
     ),
     (stepping({"x": jnp.ones((6, 2))}), r"batch\['x'\] .*multiple of 4.*\(6, 2\)"),
+    (stepping({"x": [1.0, 2.0]}), r"batch\['x'\] must be an array, got a list of 2"),
+    (with_key(7), r"key must be one random key.*got int32 of shape \(\)"),
+    (with_key(jax.random.split(jax.random.key(0), 4)), r"key must .*key<.*\(4,\)"),
     (stepping(jnp.ones(())), r"batch .*multiple of 4.*\(\)"),
     (on_groups, r"batch .*multiple of 4.*\(6, 3\)"),
     (summed_in_the_group, r"updates\['w'\] .*'device'.*sums"),

@@ -1,0 +1,87 @@
+"""Optimizers inside one jitted program of all workers, as another's trainer has it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+
+import slamb_jax
+from tests.close import assert_close
+from tests.optimizers import exchange, random_tree, step_on_gradients
+from tests.shards import auto, mesh_4x2
+from tests.workers import AXIS, P, mesh_of
+
+N = 4
+SHAPES = {"w": (24, 16), "b": (16,)}
+EXCHANGES = {
+    "default": slamb_jax.Exchange(AXIS, min_size=20),
+    "in turn": slamb_jax.Exchange(AXIS, min_size=20, sync_every=3),
+    "momentum": exchange(payload="uniform8", average_payload="uniform4"),
+}
+
+
+def plain_step(tx):
+    """What a trainer does: no axis of workers is bound in it."""
+
+    @jax.jit
+    def step(params, opt_state, grads):
+        updates, opt_state = tx.update(grads, opt_state, params, value=jnp.ones(()))
+        return optax.apply_updates(params, updates), opt_state
+
+    return step
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_the_bits_and_bytes_of_per_worker_step(name):
+    settings, mesh, params = EXCHANGES[name], mesh_of(N), random_tree(SHAPES, 0)
+    tx = optax.chain(optax.clip_by_global_norm(1.0), slamb_jax.adamw(0.1, settings))
+    run = slamb_jax.per_worker_step(step_on_gradients(tx), mesh, settings)
+    expected = slamb_jax.replicate((params, tx.init(params)), mesh, settings)
+
+    mapped = slamb_jax.on_workers(tx, mesh, settings)
+    step = plain_step(mapped)
+    ours = slamb_jax.replicate(params, mesh, settings)
+    state = mapped.init(ours)
+    jax.tree.map(np.testing.assert_array_equal, state, expected[1])
+    there = NamedSharding(mesh, P(AXIS))
+    for t in range(4):
+        grads = jax.device_put(random_tree(SHAPES, t + 1, N), there)
+        if t == 0:
+            sent = slamb_jax.wire_report(step.lower(ours, state, grads))
+            assert sent == slamb_jax.wire_report(run.lower(expected, grads))
+        ours, state = step(ours, state, grads)
+        expected, _ = run(expected, grads)
+    assert step._cache_size() == 1
+    assert_close((ours, state), expected)
+
+
+@auto
+def test_a_sharded_model_stays_sharded():
+    specs = {"w": P(None, "model"), "b": P("model")}
+    settings = slamb_jax.Exchange(AXIS, min_size=20, param_specs=specs)
+    mesh, params = mesh_4x2(), random_tree(SHAPES, 0)
+    tx = slamb_jax.on_workers(slamb_jax.adamw(0.1, settings), mesh, settings)
+    params = slamb_jax.replicate(params, mesh, settings)
+    state = tx.init(params)
+    grads = jax.tree.map(lambda g, p: jax.device_put(g, p.sharding), params, params)
+    step = plain_step(tx)
+    report = slamb_jax.wire_report(step.lower(params, state, grads))
+    for c in report.collectives:  # codes, and sums over a leaf's shards
+        assert c.dtype == "u8" or c.elements < 9, report
+    params, state = step(params, state, grads)
+    assert params["w"].sharding.spec == P(AXIS, None, "model")
+
+
+def test_a_wrong_use_is_an_error():
+    mesh, settings = mesh_of(N), exchange()
+    tx = slamb_jax.on_workers(slamb_jax.sgd(0.1, settings), mesh, settings)
+    with pytest.raises(ValueError, match="leading axis of 4 replicas"):
+        tx.init(jnp.ones((3, 2)))
+    state = tx.init(jnp.ones((N, 2)))
+    with pytest.raises(ValueError, match="leading axis of 4 replicas"):
+        tx.update(jnp.ones(2), state, jnp.ones((N, 2)))
+    groups = slamb_jax.Exchange("node", local_axis_name="device")
+    with pytest.raises(ValueError, match="per_worker_step"):
+        slamb_jax.on_workers(tx, mesh_of(N, ("node", "device")), groups)

@@ -1,0 +1,63 @@
+"""optax's own checks of its optimizers, run on ours of the same names."""
+
+import functools
+import unittest
+
+import pytest
+
+import slamb_jax
+
+checks = pytest.importorskip("optax._src.alias_test")
+if not hasattr(checks, "_get_opt"):
+    pytest.skip("this optax makes its optimizers otherwise", allow_module_level=True)
+
+OURS = {
+    "adamw": slamb_jax.adamw,
+    "lamb": slamb_jax.slamb,
+    "lion": slamb_jax.lion,
+    "sgd": slamb_jax.sgd,
+}
+OTHERWISE = (
+    # Moments of 16-bit parameters are float32 unless told.
+    "params_dtype='bfloat16', state_dtype=None",
+    # A rate that is injected is a schedule to slamb, which has a link for it.
+    "inject_hyperparams13",
+)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.usefixtures("standard_promotion"),
+    pytest.mark.filterwarnings("default"),
+]
+
+
+def found() -> dict[str, unittest.TestCase]:
+    """Those of our names, with real parameters, by what they say of themselves."""
+    suite = unittest.TestLoader().loadTestsFromTestCase(checks.AliasTest)
+    said = {str(test): test for test in suite if isinstance(test, unittest.TestCase)}
+    return {
+        text: test
+        for text, test in said.items()
+        if any(f"opt_name='{name}'" in text for name in OURS)
+        and "complex" not in text
+        and not any(other in text for other in OTHERWISE)
+    }
+
+
+CHECKS = found()
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_optax_finds_nothing(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ours(_: unittest.TestCase, name: str) -> functools.partial:
+        return functools.partial(OURS[name], exchange=slamb_jax.Exchange())
+
+    monkeypatch.setattr(checks, "_get_opt", ours)
+    result = unittest.TestResult()
+    CHECKS[check].run(result)
+    assert result.testsRun == 1
+    for _, report in [*result.errors, *result.failures]:
+        pytest.fail(report)
+
+
+def test_there_are_checks() -> None:
+    assert len(CHECKS) > 40
