@@ -7,9 +7,10 @@ import pathlib
 from typing import Any, NoReturn
 
 import slamb_jax
-from slamb_jax.advisor import Network, advise
+from slamb_jax.advisor import Advice, Network, advise
 from slamb_jax.advisor.parameters import TYPICAL
 from slamb_jax.advisor.units import (
+    duration,
     parse_count,
     parse_duration,
     parse_rate,
@@ -48,7 +49,7 @@ _EXCHANGE = (
      "they would hold more than 1 %% of the parameters"),
     ("payload", "uniform8", f"wire format of the momentum: {_OF_MOMENTUM} or null: "
      f"its dtype; default: {json.dumps(_DEFAULT['payload'])}"),
-    ("sync-every", "100", "H, steps between averages of the parameters, or null: "
+    ("sync-every", "100", "H, steps between averages of the parameters, or "
      f"never; default: {_DEFAULT['sync_every']}"),
     ("rolling", "false", "average 1/H of the parameters at each step; default: true"),
     ("average-payload", "uniform8", "wire format of the parameters, also "
@@ -106,7 +107,7 @@ def _add_advise(commands: Any) -> None:
         help="JSON that Exchange.to_json made; the options below override it",
     )  # fmt: skip
     group.add_argument(
-        "--budget", type=parse_share, metavar="5%%",
+        "--budget", type=parse_share, metavar="5%",
         help="choose H for so much of the bytes of averaging gradients in float32",
     )  # fmt: skip
     for name, metavar, text in _EXCHANGE:
@@ -164,24 +165,54 @@ def _add_resize(commands: Any) -> None:
 
 
 def _print_advice(given: dict[str, Any]) -> None:
-    exchange = _exchange(given)
-    advice = advise(
-        given["params"],
-        Network(**_settings_of(Network, given)),
-        exchange,
-        step_seconds=given["step"],
-        mu_dtype=given.get("mu_dtype"),
-        update_seconds=tuple(
-            given.get(f"{name}_update", 0.0) for name in ("dense", "exchanging")
-        ),
-    )
+    exchange, network = _exchange(given), Network(**_settings_of(Network, given))
+
+    def advice_on(exchange: Exchange) -> Advice:
+        return advise(
+            given["params"],
+            network,
+            exchange,
+            step_seconds=given["step"],
+            mu_dtype=given.get("mu_dtype"),
+            update_seconds=tuple(
+                given.get(f"{name}_update", 0.0) for name in ("dense", "exchanging")
+            ),
+        )
+
+    advice = advice_on(exchange)
+    per_node = None
+    if (
+        exchange.local_axis_name is None
+        and 1 < network.workers_per_node < network.workers
+    ):
+        per_node = advice_on(dataclasses.replace(exchange, local_axis_name="device"))
+        if per_node.speedup < advice.THRESHOLD * advice.speedup:
+            per_node = None
     if given["json"]:
         found = {"exchange": exchange.to_json()} | advice.to_json()
+        if per_node:
+            found["per_node"] = per_node.to_json()
         print(json.dumps(found, indent=2))
         return
     print(advice)
+    if per_node:
+        seconds = duration(per_node.exchanging.step_seconds)
+        print(
+            "One worker per node shares the link with nobody: --local-axis-name device "
+            f"takes {seconds}\na step, a speed-up of {per_node.speedup:.2f}."
+        )
     if "budget" in given:
-        print(expected_loss(exchange))
+        print(_beside_budget(exchange), expected_loss(exchange), sep="\n")
+
+
+def _beside_budget(exchange: Exchange) -> str:
+    """The share that was found, and the next one above it."""
+    every = exchange.sync_every
+    said = f"sync_every={every} takes {exchange.share(TYPICAL):.1%} of the dense bytes"
+    if every is None or every == 1:
+        return f"{said}."
+    above = dataclasses.replace(exchange, sync_every=every - 1)
+    return f"{said}, sync_every={every - 1} would take {above.share(TYPICAL):.1%}."
 
 
 def _exchange(given: dict[str, Any]) -> Exchange:
@@ -215,7 +246,12 @@ def _settings_of(kind: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json_or_text(text: str) -> Any:
-    """A number, null or an object as JSON has them, and any other text as it is."""
+    """A number, null or an object as JSON has them, and any other text as it is.
+
+    Null may also be said as ``never``, which it is for a number of steps.
+    """
+    if text == "never":
+        return None
     try:
         return json.loads(text)
     except ValueError:

@@ -208,6 +208,47 @@ ENTRY %main (x: f32[32,128]) -> f32[8,128] {{
     assert "4 slices" in str(report)
 
 
+COUNTED = """HloModule m
+
+%more (p: (s32[], f32[1])) -> pred[] {
+  %last = s32[]{:T(128)} constant(LAST)
+  %p = (s32[]{:T(128)}, f32[1]{0}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%i, %last), direction=LT
+}
+
+%turn (q: (s32[], f32[1])) -> (s32[], f32[1]) {
+  %q = (s32[]{:T(128)}, f32[1]{0}) parameter(0)
+  %j = s32[]{:T(128)} get-tuple-element(%q), index=0
+  %x = f32[1]{0} get-tuple-element(%q), index=1
+  %one = s32[]{:T(128)} constant(STEP)
+  %next = s32[]{:T(128)} add(%j, %one)
+  %ar = f32[1]{0} all-reduce(%x), replica_groups={{0,1}}, to_apply=%add
+  ROOT %t = (s32[]{:T(128)}, f32[1]{0}) tuple(%next, %ar)
+}
+
+ENTRY %main (y: f32[1], n: s32[]) -> (s32[], f32[1]) {
+  %y = f32[1]{0} parameter(0)
+  %n = s32[]{:T(128)} parameter(1)
+  %zero = s32[]{:T(128)} constant(0)
+  %begun = s32[]{:T(128)} copy(%zero)
+  %start = (s32[]{:T(128)}, f32[1]{0}) tuple(%BEGIN, %y)
+  ROOT %w = (s32[]{:T(128)}, f32[1]{0}) while(%start), condition=%more, body=%turn
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "step", "begin", "times"),
+    [(5, 1, "begun", 5), (5, 2, "begun", 3), (0, 1, "zero", 0), (5, 1, "n", None)],
+)
+def test_loops_whose_turns_no_compiler_says(last, step, begin, times):
+    """As a TPU's does not: they are seen from how the loop counts."""
+    text = COUNTED.replace("LAST", str(last)).replace("STEP", str(step))
+    (found,) = slamb_jax.wire_report(text.replace("BEGIN", begin)).collectives
+    assert found.times == times
+
+
 SHAPES = {"a": (100, 120), "odd": (101, 103), "bias": (512,), "little": (10, 20)}
 LEAVES = [Leaf(i, SHAPES[name]) for i, name in enumerate(sorted(SHAPES))]
 D = sum(leaf.size for leaf in LEAVES)

@@ -128,6 +128,8 @@ class Advice:
             f"Break-even link: {_link(self.break_even_link)} float32, "
             f"{_link(self.break_even_link_bfloat16)} bfloat16."
         )
+        if not (self.dense.update_seconds or self.exchanging.update_seconds):
+            links += " Both updates are taken to be free: give their seconds."
         said = [textwrap.fill(x, 88) for x in (f"{self.verdict}.", links)]
         return "\n".join([self.title, *table, *said])
 

@@ -26,7 +26,6 @@ _CALLED = re.compile(
     r"=(\{[^}]*\}|%?[\w.\-]+)"
 )
 _PREDECESSORS = re.compile(r"\bcontrol-predecessors=\{([^}]*)\}")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _BETWEEN_SLICES = re.compile(r'_megascale_transfer_type="(\w+)"')
 
 
@@ -52,6 +51,7 @@ class Instruction:
     opcode: str
     operands: tuple[str, ...]
     attributes: str
+    literal: str = ""  # of a constant, its value
 
     @property
     def arrays(self) -> list[Array]:
@@ -89,12 +89,6 @@ class Instruction:
         control = _PREDECESSORS.search(self.attributes)
         return [*self.operands, *(_NAMES.findall(control[1]) if control else ())]
 
-    @property
-    def trips(self) -> int | None:
-        """How often a loop runs its body; None where the compiler does not know."""
-        trips = _TRIPS.search(self.attributes)
-        return int(trips[1]) if trips else None
-
 
 class Module(NamedTuple):
     """A program: the instructions of each computation, by name."""
@@ -129,8 +123,10 @@ def _instruction(text: str) -> Instruction:
     shape, rest = text[:end], text[end:].lstrip()
     opening = rest.find("(")
     closing = _closing(rest, opening)
-    operands = tuple(_NAMES.findall(rest[opening + 1 : closing]))
-    return Instruction(shape, rest[:opening], operands, rest[closing + 1 :])
+    given, opcode = rest[opening + 1 : closing], rest[:opening]
+    literal = given if opcode == "constant" else ""
+    operands = () if literal else tuple(_NAMES.findall(given))
+    return Instruction(shape, opcode, operands, rest[closing + 1 :], literal)
 
 
 def _closing(text: str, opening: int) -> int:

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from slamb_jax._tree.checks import check_integer
 from slamb_jax.wire.groups import Groups, parse_groups
 from slamb_jax.wire.hlo import RING_SHARES, Module, parse_hlo
+from slamb_jax.wire.trips import trips_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,8 +159,9 @@ def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> Wire
     unknown trip count, another kind of collective) is listed as such.
 
     Args:
-      program: what ``jax.jit(f).lower(...)`` returned, which is then compiled; or
-        what its ``compile()`` returned; or the text of an optimized HLO module.
+      program: what ``jax.jit(f).lower(...)`` returned, or that of ``nnx.jit``, which is
+        then compiled; or what its ``compile()`` returned; or the text of an optimized
+        HLO module.
 
     Returns:
       A :class:`WireReport`.
@@ -177,7 +179,7 @@ def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> Wire
       kind        dtype  elements  bytes sent  devices  runs
       all-reduce  f32    1000      7000        8        every call
     """
-    if isinstance(program, jax.stages.Lowered):
+    if hasattr(program, "compile"):  # of jax.jit, or of nnx.jit
         program = program.compile()
     text = program if isinstance(program, str) else getattr(program, "as_text", str)()
     if not text or "ENTRY" not in text:
@@ -211,6 +213,7 @@ def _walk(
             continue  # what it calls is the reduction
         inside, runs = conditional or x.opcode == "conditional", times
         if x.opcode == "while":
-            runs = None if x.trips is None or times is None else times * x.trips
+            trips = trips_of(module, body, x)
+            runs = None if trips is None or times is None else times * trips
         for called in x.called:
             yield from _walk(module, called, inside, runs)
