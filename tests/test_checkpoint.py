@@ -1,7 +1,6 @@
 """Checkpoints: exact, or found to be damaged; and the state of n workers for m."""
 
 import functools
-import json
 import os
 import re
 import shutil
@@ -18,9 +17,9 @@ from hypothesis import strategies as st
 
 import slamb_jax
 from slamb_jax import command_line
-from slamb_jax.checkpoint.format import with_checksum
 from slamb_jax.checkpoint.store import Store
 from tests.close import assert_same_bits
+from tests.damage import DAMAGE
 from tests.optimizers import random_tree, slamb
 from tests.workers import AXIS, P, mesh_of, stack
 
@@ -67,45 +66,6 @@ def test_what_comes_back_is_what_was_saved(on_mesh, tmp_path):
         assert x.sharding.is_equivalent_to(like.sharding, x.ndim)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["6", "9"]
     assert not [p for p in tmp_path.rglob("*") if p.suffix in (".pkl", ".pickle")]
-
-
-def changing(pattern, change):
-    def damage(directory):
-        for file in directory.glob(pattern):
-            if file.is_file():
-                file.write_bytes(change(file.read_bytes()))
-
-    return damage
-
-
-def flip(raw):
-    middle = len(raw) // 2
-    return raw[:middle] + bytes([raw[middle] ^ 0x10]) + raw[middle + 1 :]
-
-
-def lie(raw):
-    """The arrays are sound, and are not those that were saved."""
-    metadata = json.loads(raw)
-    metadata["leaves"]["['params']['w']"]["checksums"][2][0] ^= 1
-    return json.dumps(with_checksum(metadata)).encode()
-
-
-def mislead(raw):
-    """One flipped bit in a number of the user's."""
-    assert b'"position": 1120' in raw
-    return raw.replace(b'"position": 1120', b'"position": 9120')
-
-
-ARRAYS, METADATA = "state/**/d/*", "about/metadata"
-DAMAGE = {
-    "flip": changing(ARRAYS, flip),
-    "truncate": changing(ARRAYS, lambda raw: raw[: len(raw) // 2]),
-    "remove": lambda directory: shutil.rmtree(directory / "state"),
-    "lie": changing(METADATA, lie),
-    "mislead": changing(METADATA, mislead),
-    "garble": changing(METADATA, lambda raw: b"{"),
-    "empty": changing(METADATA, lambda raw: b"null"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -392,6 +352,24 @@ def test_the_command_in_the_error_resizes(m, tmp_path, capsys):
         found = checkpoints.restore(other)
     assert (found.step, found.extra) == (7, {"position": 99})
     assert_same_bits(found.state, slamb_jax.resize(state, m))
+
+
+@pytest.mark.parametrize("on_mesh", [True, False])
+@pytest.mark.parametrize("m", [2, 8])
+def test_restoring_resizes_where_it_is_told_to(m, on_mesh, tmp_path):
+    state, like = a_state(), a_state(m, 1, mesh_of(m) if on_mesh else None)
+    with slamb_jax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(7, state, {"position": 99})
+        with pytest.raises(ValueError, match="workers must be those of like"):
+            checkpoints.restore(like, workers=N)
+        found = checkpoints.restore(like, workers=m)
+        with pytest.raises(ValueError, match="does not fit"):
+            checkpoints.restore({"other": jnp.ones(m)}, workers=m)
+        assert_same_bits(checkpoints.restore(state, workers=N).state, state)
+    assert (found.step, found.extra) == (7, {"position": 99})
+    assert_same_bits(found.state, slamb_jax.resize(state, m))
+    for x, y in zip(*map(jax.tree.leaves, (found.state, like)), strict=True):
+        assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
 
 
 def test_only_checkpoints_need_orbax(tmp_path, monkeypatch):

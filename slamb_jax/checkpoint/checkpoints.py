@@ -179,7 +179,13 @@ class Checkpoints:
         """Waits until every save is written."""
         self._store.wait()
 
-    def restore(self, like: chex.ArrayTree, step: int | None = None) -> Restored | None:
+    def restore(
+        self,
+        like: chex.ArrayTree,
+        step: int | None = None,
+        *,
+        workers: int | None = None,
+    ) -> Restored | None:
         """Reads the latest sound checkpoint, placed like ``like``; None without any.
 
         Args:
@@ -187,21 +193,28 @@ class Checkpoints:
             and shardings count, not its values.
           step: read this one instead. To go on from there save into another
             directory, or move the later ones away.
+          workers: the number of workers that ``like`` has, to allow a checkpoint of
+            another number, which is resized by the rule of :func:`resize`. Every
+            process then reads all replicas.
 
         Raises:
           ValueError: if the checkpoint does not fit: of another model or optimizer,
-            another number of workers (then :func:`resize` it) or a later format; if
+            another number of workers (without ``workers``) or a later format; if
             it was not written by this class; if ``step`` is not there or damaged; or
             if there are several and all are damaged, which no interrupted save does.
           OSError: where reading fails for another reason than the files: memory,
             rights. Nothing is deleted then, nor with a ValueError.
         """
+        if workers is not None and (n := check_replicas("like", like)) != workers:
+            raise ValueError(f"workers must be those of like, {n}, got {workers!r}")
         skipped: dict[int, str] = {}
         steps = self._store.steps()
         if step is not None and step not in steps:
             raise ValueError(f"step must be one of {sorted(steps)}, got {step!r}")
         for at in steps if step is None else [step]:
-            found, problem = read_checkpoint(self._store, at, like)
+            found, problem = read_checkpoint(
+                self._store, at, like, resized=workers is not None
+            )
             if found is not None:
                 self._damaged |= skipped.keys()
                 metadata, leaves = found

@@ -4,6 +4,7 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, TypedDict, cast
 
 import chex
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from slamb_jax.checkpoint.resize_leaf import resize_leaf
 from slamb_jax.checkpoint.store import Store, try_read
 from slamb_jax.workers.checksums import checksums
 from slamb_jax.workers.mesh import (
@@ -68,9 +70,15 @@ def with_checksum(metadata: Mapping[str, Any]) -> Metadata:
 
 
 def read_checkpoint(
-    store: Store, step: int, like: chex.ArrayTree | None = None
+    store: Store,
+    step: int,
+    like: chex.ArrayTree | None = None,
+    *,
+    resized: bool = False,
 ) -> tuple[tuple[Metadata, dict[str, Any]] | None, str]:
     """Metadata and replicas, placed like ``like`` or on the host; or None and damage.
+
+    ``resized``: those of another number of workers are resized to that of ``like``.
 
     Raises:
       ValueError: for another version of the format, or if ``like`` does not fit.
@@ -91,7 +99,9 @@ def read_checkpoint(
     if like is None:
         leaves = {name: _on_host(leaf, workers) for name, leaf in stored.items()}
     else:
-        _check_fits(metadata, like, path)
+        n = _check_fits(metadata, like, path, resized=resized)
+        if workers != n:
+            return _read_resized(store, step, like, n)
         leaves = leaves_by_name(jax.tree.map(jnp.asarray, like))
     what = {
         name: _stored_like(raw(x), stored[name]["once"])
@@ -111,12 +121,35 @@ def read_checkpoint(
     return (metadata, placed), ""
 
 
-def _check_fits(metadata: Metadata, like: chex.ArrayTree, path: pathlib.Path) -> None:
-    """Raises unless a checkpoint holds what ``like`` expects, and names differences."""
+def _read_resized(
+    store: Store, step: int, like: chex.ArrayTree, workers: int
+) -> tuple[tuple[Metadata, dict[str, Any]] | None, str]:
+    """As :func:`read_checkpoint`; every process reads all replicas."""
+    found, problem = read_checkpoint(store, step)
+    if found is None:
+        return None, problem
+    metadata, arrays = found
+
+    def placed(name: str, words: Any) -> Any:
+        keys = holds_keys(metadata["leaves"][name])
+        own = resize_leaf(name, np.asarray(arrays[name]), workers, keys=keys)
+        on_mesh = mesh_sharding(words)
+        return device_put_global(own, on_mesh) if on_mesh else jnp.asarray(own)
+
+    leaves = leaves_by_name(jax.tree.map(jnp.asarray, like))
+    new = {name: on_raw(partial(placed, name), x) for name, x in leaves.items()}
+    return (metadata, new), ""
+
+
+def _check_fits(
+    metadata: Metadata, like: chex.ArrayTree, path: pathlib.Path, *, resized: bool
+) -> int:
+    """Raises unless a checkpoint holds what ``like`` expects; the workers of that."""
     n = check_replicas("like", like)
-    if metadata["workers"] != n:
+    if metadata["workers"] != n and not resized:
         raise ValueError(
-            f"checkpoint {path} is of {metadata['workers']} workers, expected {n}: "
+            f"checkpoint {path} is of {metadata['workers']} workers, expected {n}, to "
+            f"which restore(like, workers={n}) resizes it; or on disk: "
             f"slamb-jax resize {path.parent} OUT --workers {n}"
         )
     found = metadata["leaves"]
@@ -139,11 +172,17 @@ def _check_fits(metadata: Metadata, like: chex.ArrayTree, path: pathlib.Path) ->
         raise ValueError(
             f"checkpoint {path} does not fit: {'; '.join(differences[:5])}{more}"
         )
+    return n
+
+
+def holds_keys(leaf: LeafMetadata) -> bool:
+    """Whether a leaf's words are those of random keys."""
+    return leaf["dtype"].startswith("key<")
 
 
 def _on_host(leaf: LeafMetadata, workers: int) -> np.ndarray:
     """An array with the shape and dtype of a leaf's words, which takes no memory."""
-    dtype = "uint32" if leaf["dtype"].startswith("key<") else leaf["dtype"]
+    dtype = "uint32" if holds_keys(leaf) else leaf["dtype"]
     return np.broadcast_to(np.zeros((), jnp.dtype(dtype)), (workers, *leaf["shape"]))
 
 

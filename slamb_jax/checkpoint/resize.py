@@ -5,13 +5,13 @@ from typing import Any
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from slamb_jax._tree.checks import check_integer
 from slamb_jax.checkpoint.checkpoints import Checkpoints
+from slamb_jax.checkpoint.format import holds_keys
+from slamb_jax.checkpoint.resize_leaf import resize_leaf
 from slamb_jax.workers.checksums import checksums
-from slamb_jax.workers.keys import resized_words
 from slamb_jax.workers.mesh import is_key, on_raw
 from slamb_jax.workers.replicas import check_replicas
 
@@ -67,7 +67,7 @@ def resize(state: chex.ArrayTree, workers: int) -> chex.ArrayTree:
             )
 
         def of_words(words: Any) -> np.ndarray:
-            return _resize_leaf(name, np.asarray(words), workers, keys=is_key(x))
+            return resize_leaf(name, np.asarray(words), workers, keys=is_key(x))
 
         return on_raw(of_words, x)
 
@@ -84,13 +84,14 @@ def resize_checkpoint(source: pathlib.Path, out: pathlib.Path, workers: int) -> 
     with Checkpoints(source) as checkpoints:
         step = checkpoints.latest()
         if step is None:
-            raise ValueError(f"CHECKPOINT must hold a checkpoint, got {source}")
+            hint = f": did you mean {source.parent}?" if source.name.isdigit() else ""
+            raise ValueError(f"CHECKPOINT must hold a checkpoint, got {source}{hint}")
         metadata, arrays = checkpoints.load(step)
     leaves = metadata["leaves"]
     for name, leaf in leaves.items():
         if not leaf["once"]:
-            keys = leaf["dtype"].startswith("key<")
-            arrays[name] = _resize_leaf(name, arrays[name], workers, keys=keys)
+            keys = holds_keys(leaf)
+            arrays[name] = resize_leaf(name, arrays[name], workers, keys=keys)
             leaf["checksums"] = checksums([arrays[name]])[0].tolist()
     with Checkpoints(out) as checkpoints:
         size = checkpoints.write(
@@ -100,29 +101,3 @@ def resize_checkpoint(source: pathlib.Path, out: pathlib.Path, workers: int) -> 
         f"{out / str(step)}: step {step}, {metadata['workers']} workers to {workers}, "
         f"{len(leaves)} leaves, {size} bytes"
     )
-
-
-def _resize_leaf(name: str, x: np.ndarray, m: int, *, keys: bool) -> np.ndarray:
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        return np.stack([_weighted_mean(x, j, m) for j in range(m)])
-    if (x != x[:1]).any():
-        if keys:
-            return resized_words(x, m)
-        if x.ndim == 1 and (x == np.arange(len(x))).all():
-            return np.arange(m, dtype=x.dtype)
-        raise ValueError(
-            f"state{name} must be the same on all workers, or floating point, to "
-            f"be resized, got {x.dtype} {x.tolist()!r:.60}"
-        )
-    return np.broadcast_to(x[:1], (m, *x.shape[1:])).copy()
-
-
-def _weighted_mean(x: np.ndarray, j: int, m: int) -> np.ndarray:
-    """The mean over the old workers that new worker j overlaps, in units of 1/(n m)."""
-    n = len(x)
-    below = range(j * n // m, -(-(j + 1) * n // m))
-    if len(below) == 1:
-        return x[below[0]]
-    overlap = [min((i + 1) * m, (j + 1) * n) - max(i * m, j * n) for i in below]
-    wide = x[below[0] : below[-1] + 1].astype(np.float64)
-    return np.average(wide, axis=0, weights=overlap).astype(x.dtype)
