@@ -2,34 +2,54 @@
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Row = dict[str, Any]
+Pair = tuple[tuple[str, Any], tuple[str, Any]]
+
+_TRIES = 400  # random rows with a pair in them, before it counts as impossible
 
 
-def _pairs(row: Row) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
+def _pairs(row: Row) -> set[Pair]:
     return set(itertools.combinations(sorted(row.items(), key=lambda x: x[0]), 2))
 
 
-def pairwise(factors: Mapping[str, Sequence[Any]], seed: int = 0) -> Iterator[Row]:
-    """A covering array of strength two; greedy, the best of 60 random rows each."""
+def pairwise(
+    factors: Mapping[str, Sequence[Any]],
+    settled: Callable[[Row, set[str]], Row | None] = lambda row, fixed: row,
+    seed: int = 0,
+) -> tuple[list[Row], list[Pair]]:
+    """A covering array of strength two, and the pairs that no row can have.
+
+    Greedy: the best of 30 random rows each. ``settled`` takes a random row and the
+    names that are fixed in it, and returns the row to try, or None if there is none.
+    """
     rng = random.Random(seed)
     missing = {
         ((a, x), (b, y))
         for a, b in itertools.combinations(sorted(factors), 2)
         for x, y in itertools.product(factors[a], factors[b])
     }
+    rows: list[Row] = []
+    impossible: list[Pair] = []
     while missing:
-        due = sorted(missing, key=repr)
-        rows = [
-            {name: rng.choice(values) for name, values in factors.items()}
-            | dict(rng.choice(due))
-            for _ in range(60)
-        ]
-        best = max(rows, key=lambda row: len(_pairs(row) & missing))
-        missing -= _pairs(best)
-        yield best
+        due = min(missing, key=lambda pair: (repr(pair)[::-1], repr(pair)))
+        found: list[Row] = []
+        for _ in range(_TRIES):
+            row = {name: rng.choice(values) for name, values in factors.items()}
+            kept = settled(row | dict(due), {name for name, _ in due})
+            if kept is not None:
+                found.append(kept)
+                if len(found) == 30:
+                    break
+        if not found:
+            impossible.append(due)
+            missing.remove(due)
+            continue
+        rows.append(max(found, key=lambda row: len(_pairs(row) & missing)))
+        missing -= _pairs(rows[-1])
+    return rows, impossible
 
 
 def name_of(row: Row, default: Row) -> str:

@@ -31,13 +31,13 @@ def train(task, config):
     return loop.run(task, config, processes.mesh_of(config.workers))
 
 
-def stopping_at(step, monkeypatch):
-    """SIGTERM reaches this process while that step is made."""
+def stopping_at(step, monkeypatch, number=signal.SIGTERM):
+    """The signal reaches this process while that step is made."""
     one_step = loop._Loop.one_step
 
     def and_stop(self, state, stream, t):
         if t == step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return one_step(self, state, stream, t)
 
     monkeypatch.setattr(loop._Loop, "one_step", and_stop)

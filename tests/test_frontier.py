@@ -126,13 +126,13 @@ def test_what_slamb_sends_is_counted_as_it_packs() -> None:
     published = "SLAMB, as published"
     assert sends(published, 2) == plain
     assert sends(published, 101) == [*plain, ("all-reduce", 4 * 4030)]
-    # All parameters in 4 slices of 1,008: 4 blocks, each of 51 bytes and a scale of 4.
-    assert sends("slamb, H 1", 2) == [("all-to-all", 4 * 220), ("all-gather", 220)]
+    # All parameters in 4 slices of 1,008: 2 blocks, each of 101 bytes and a scale of 4.
+    assert sends("slamb, H 1", 2) == [("all-to-all", 4 * 210), ("all-gather", 210)]
     # 280 elements of the momentum in 4 slices of 70: 35 bytes of codes, a scale of 4.
-    # 2,030 parameters in 4 slices of 508: 2 blocks.
+    # 2,030 parameters in 4 slices of 508: a block of 102 bytes.
     assert sends("slamb, momentum, H 2", 2) == [
         ("all-to-all", 4 * 39), ("all-gather", 39),
-        ("all-to-all", 4 * 110), ("all-gather", 110),
+        ("all-to-all", 4 * 106), ("all-gather", 106),
     ]  # fmt: skip
     rival = make(published, 1.0, SETTING)
     # 100 steps and a last average, for the replicas differ after them.

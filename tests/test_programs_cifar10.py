@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import io
+import signal
 import tarfile
 
 import jax
@@ -115,13 +116,16 @@ def test_each_optimizer_trains(name, dense, tmp_path):
 
 
 @pytest.mark.long
-def test_a_stopped_run_resumes_to_the_last_bit(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_resumes_to_the_last_bit(number, tmp_path, monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
     result = run(tiny(tmp_path / "one"))
     with monkeypatch.context() as patched:
-        programs.stopping_at(2, patched)
+        programs.stopping_at(2, patched, number)
         with pytest.raises(SystemExit) as stopped:
             run(tiny(tmp_path / "parts"))
-    assert stopped.value.code == 143
+    assert stopped.value.code == 128 + number
+    assert signal.getsignal(signal.SIGINT) is before
     assert not (tmp_path / "parts" / "result.json").exists()
     with pytest.raises(SystemExit, match="other options"):
         run(tiny(tmp_path / "parts", b2=0.5))

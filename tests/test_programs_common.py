@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import slamb_jax
-from examples.common import inputs, options, processes
+from examples.common import inputs, options, processes, records
 from examples.common.optimizers import KINDS, kernels, optimizer, traffic
 from examples.common.options import Options
 from examples.common.traffic import Traffic
@@ -239,3 +239,17 @@ def test_options_reach_the_optimizer(name, dense):
     np.testing.assert_array_equal(decayed["bias"], without["bias"])
     moved = steps(weight_decay=0.0, b1=0.3)
     assert np.abs(moved["kernel"] - without["kernel"]).max() > 1e-4
+
+
+def test_progress_shows_where_the_output_is_no_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(records, "LINE_SECONDS", 0.0)
+    with records.progress_bar("a run", 0, 20) as show:
+        show(10, "loss 2")
+        assert capsys.readouterr().out == "a run  10/20  loss 2\n"
+        monkeypatch.setattr(records, "LINE_SECONDS", 60.0)
+        show(15, "loss 1.5")
+        show(20, "loss 1")
+    assert capsys.readouterr().out == "a run  20/20  loss 1\n"
+    with records.progress_bar("quiet", 0, 20, hidden=True) as show:
+        show(20, "")
+    assert not capsys.readouterr().out

@@ -23,7 +23,7 @@ from tests.test_programs_bert import text_in
 
 LAUNCH = programs.EXAMPLES / "launch"
 SCRIPT = "bash", LAUNCH / "two_processes.sh", "bert"
-STEPS = 400
+STEPS = 150
 TINY = {"vocabulary": 120, "layers": 1, "width": 16, "heads": 2, "length": 16}
 TINY |= {"batch-size": 2, "sync-every": 3, "min-size": 100, "steps": STEPS}
 TINY |= {"warmup-steps": 2, "log-every": 1, "eval-every": 1000}
@@ -46,10 +46,11 @@ def started(tmp_path, out, *command):
 def ended(process):
     """Its status and all that it printed; nothing that it started is left."""
     try:
-        told = "".join(process.communicate(timeout=180))
+        told = "".join(process.communicate(timeout=600))
         return process.returncode, told
     finally:
         kill(process)
+        process.communicate()  # nor is a pipe left open
 
 
 def kill(process):
@@ -58,7 +59,7 @@ def kill(process):
 
 
 def wait_for_steps(process, path, steps):
-    until = time.monotonic() + 180
+    until = time.monotonic() + 600
     while time.monotonic() < until and process.poll() is None:
         if path.exists() and any(r["step"] >= steps for r in records.read(path)):
             return
@@ -67,14 +68,20 @@ def wait_for_steps(process, path, steps):
     pytest.fail(f"no step {steps}: {process.communicate()}")
 
 
+def two_processes(tmp_path, steps, *options):
+    """Both of them, so many steps on, and where they write their metrics."""
+    text_in(tmp_path / "text")
+    metrics = tmp_path / "two" / "metrics.jsonl"
+    process = started(tmp_path, "two", *SCRIPT, *options)
+    wait_for_steps(process, metrics, steps)
+    return process, metrics
+
+
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("pkill") is None, reason="no pkill")
 def test_one_of_two_processes_dies_and_both_start_again(tmp_path):
-    text_in(tmp_path / "text")
-    metrics = tmp_path / "two" / "metrics.jsonl"
     often = "--timeout", "6", "--checkpoint-every", "5"
-    process = started(tmp_path, "two", *SCRIPT, *often)
-    wait_for_steps(process, metrics, 12)
+    process, metrics = two_processes(tmp_path, 12, *often)
     group = str(process.pid)
     subprocess.run(["pkill", "-KILL", "-g", group, "-f", "process-id 1"], check=True)
     code, told = ended(process)
@@ -88,10 +95,7 @@ def test_one_of_two_processes_dies_and_both_start_again(tmp_path):
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_two_processes_stop_and_resume_like_one(tmp_path):
-    text_in(tmp_path / "text")
-    metrics = tmp_path / "two" / "metrics.jsonl"
-    process = started(tmp_path, "two", *SCRIPT)
-    wait_for_steps(process, metrics, 3)
+    process, metrics = two_processes(tmp_path, 3)
     process.send_signal(signal.SIGTERM)
     code, told = ended(process)
     assert code == 143, told
@@ -111,6 +115,19 @@ def test_two_processes_stop_and_resume_like_one(tmp_path):
     for name, close in (("bytes_sent", 0), ("loss", 1e-3)):
         series = [[r[name] for r in run[: at + 5]] for run in (one, two)]
         np.testing.assert_allclose(*series, rtol=close)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_ctrl_c_stops_both_at_one_step(tmp_path):
+    """A terminal sends it to the script and to both processes."""
+    process, metrics = two_processes(tmp_path, 3)
+    os.killpg(process.pid, signal.SIGINT)
+    code, told = ended(process)
+    assert code == 130, told
+    at = records.read(metrics)[-1]["step"]
+    assert told.count(f"Stopped and saved at step {at}") == 1
+    assert (tmp_path / "two" / "checkpoints" / str(at)).is_dir()
 
 
 def test_recipes_name_options_that_exist():

@@ -1,0 +1,33 @@
+"""How much is drawn: little by default, more in CI, and as much as is asked for.
+
+``CAMPAIGN=20`` draws twenty times what CI draws, and looks for the least example that
+fails, which takes minutes; ``CAMPAIGN_SEED=7`` draws others.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+
+SEED = int(os.environ.get("CAMPAIGN_SEED", "0"))
+TIMES = int(os.environ.get("CAMPAIGN", "0"))
+
+
+def examples(few: int, many: int) -> int:
+    """How many examples: ``few`` by default, ``many`` under the profile of CI."""
+    in_ci = os.environ.get("HYPOTHESIS_PROFILE", "default") != "default"
+    return many * max(1, TIMES) if TIMES or in_ci else few
+
+
+def chosen(few: int, many: int) -> hypothesis.settings:
+    """Hypothesis' settings for so many examples."""
+    phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+    if TIMES:
+        phases += [hypothesis.Phase.target, hypothesis.Phase.shrink]
+    return hypothesis.settings(max_examples=examples(few, many), phases=phases)
+
+
+def drawn(few: int, many: int) -> Callable[[Any], Any]:
+    """A decorator: so many examples, of the campaign's seed."""
+    return lambda test: hypothesis.seed(SEED)(chosen(few, many)(test))

@@ -1,0 +1,265 @@
+"""A run in which anything may happen, against a model of what is on the disk."""
+
+import functools
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+import slamb_jax
+from slamb_jax import command_line
+from tests.campaign.draws import SEED, chosen
+from tests.close import assert_same_bits
+from tests.damage import DAMAGE
+from tests.optimizers import random_tree, standard_promotion, step_on_gradients
+from tests.workers import AXIS
+
+SHAPES = {"w": (6, 8), "b": (8,)}
+COMMON = {"compress_ratio": 0.25, "min_size": 0, "sync_every": 2, "b3": 0.7}
+EXCHANGES = [
+    slamb_jax.Exchange(AXIS, **COMMON),
+    slamb_jax.Exchange(AXIS, **COMMON, average_payload="uniform8"),
+    slamb_jax.Exchange(AXIS, **COMMON, seed=1),  # another selection
+]
+EXTRA = {"position": 1120}
+WORKERS = st.sampled_from([1, 2, 3, 4])
+
+
+@functools.cache
+def stepper(which: int, n: int) -> tuple[Any, Any]:
+    exchange = EXCHANGES[which]
+    tx = slamb_jax.skip_not_finite(slamb_jax.adamw(0.05, exchange), exchange)
+    return tx, slamb_jax.simulated_step(step_on_gradients(tx), n, exchange)
+
+
+def bits(state: Any) -> Any:
+    return jax.tree.map(np.array, state)
+
+
+class Saved:
+    """A checkpoint as it should be on the disk."""
+
+    def __init__(self, n: int, state: Any, which: int) -> None:
+        self.n, self.state, self.which, self.sound = n, state, which, True
+
+
+@contextmanager
+def told() -> Iterator[list[str]]:
+    """What slamb_jax warns of."""
+    messages: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield messages
+    messages += [str(w.message) for w in caught if "checkpoint" in str(w.message)
+                 or "cut short" in str(w.message)]  # fmt: skip
+
+
+class Run(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.directory = Path(self.folder.name) / "run"
+        self.writer: slamb_jax.Checkpoints | None = None
+        self.disk: dict[int, Saved] = {}
+        self.cut_short: set[int] = set()
+        self.seen_damaged: set[int] = set()  # by the writer, which replaces them
+        self.saving, self.t = False, 0  # whether it holds the directory; last number
+
+    @initialize(n=WORKERS, which=st.sampled_from([0, 1, 2]))
+    def begin(self, n: int, which: int) -> None:
+        self.n, self.which = n, which
+        params = random_tree(SHAPES, 0)
+        tx, _ = stepper(which, n)
+        self.state = slamb_jax.simulated_replicas((params, tx.init(params)), n)
+
+    def advance(self, grads: Any) -> None:
+        with standard_promotion():
+            self.state, _ = stepper(self.which, self.n)[1](self.state, grads)
+
+    @rule(seed=st.integers(0, 99))
+    def step(self, seed: int) -> None:
+        before = int(self.state[1].inner[1].count[0])
+        self.advance(random_tree(SHAPES, seed, self.n))
+        assert self.state[1].inner[1].count.tolist() == [before + 1] * self.n
+        assert self.state[1].notfinite_count.tolist() == [0] * self.n
+
+    @rule(data=st.data(), value=st.sampled_from([np.nan, np.inf, 1e30]))
+    def poison(self, data: Any, value: float) -> None:
+        worker = data.draw(st.integers(0, self.n - 1))
+        grads = random_tree(SHAPES, 0, self.n)
+        grads["w"] = grads["w"].at[worker, 2, 3].set(value)
+        params, opt_state = bits(self.state)
+        self.advance(grads)
+        assert_same_bits(self.state[0], params)
+        assert_same_bits(self.state[1].inner, opt_state.inner)
+        counted = (opt_state.total_notfinite + 1).tolist()
+        assert self.state[1].total_notfinite.tolist() == counted
+
+    @rule()
+    def save(self) -> None:
+        if self.writer is None:
+            self.open_writer()
+        assert self.writer is not None
+        self.t += 1
+        self.writer.save(self.t, self.state, EXTRA)
+        self.saving = True
+        for step in self.seen_damaged:
+            self.disk.pop(step, None)
+        self.seen_damaged, self.cut_short = set(), set()
+        self.disk[self.t] = Saved(self.n, bits(self.state), self.which)
+        self.disk = dict(sorted(self.disk.items())[-2:])
+
+    def open_writer(self) -> None:
+        with told() as messages:
+            exchange = EXCHANGES[self.which]
+            self.writer = slamb_jax.Checkpoints(self.directory, exchange=exchange)
+        assert len(messages) == len(self.cut_short)
+
+    @rule(during_a_save=st.booleans())
+    def kill(self, during_a_save: bool) -> None:
+        """Nothing of the process is left; what it was writing is half there."""
+        self.close()
+        if during_a_save:
+            cut = self.directory / f"{self.t + 1}.orbax-checkpoint-tmp"
+            (cut / "state").mkdir(parents=True, exist_ok=True)
+            self.cut_short = {self.t + 1}
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+        self.writer, self.saving, self.seen_damaged = None, False, set()
+
+    @precondition(lambda self: any(x.sound for x in self.disk.values()))
+    @rule(data=st.data(), how=st.sampled_from(sorted(DAMAGE)))
+    def damage(self, data: Any, how: str) -> None:
+        """What a process wrote it may remember: it is another that reads it."""
+        self.close()
+        sound = [step for step, x in self.disk.items() if x.sound]
+        step = data.draw(st.sampled_from(sound))
+        DAMAGE[how](self.directory / str(step))
+        self.disk[step].sound = False
+
+    @rule()
+    def restore(self) -> None:
+        if self.writer is None:
+            self.open_writer()
+        found, skipped = self.restored(self.writer)
+        self.seen_damaged |= skipped
+        if found is not None:
+            self.state = found
+
+    def restored(self, checkpoints: Any) -> tuple[Any, set[int]]:
+        """What comes back, which is what the model says, and what was damaged."""
+        steps = sorted(self.disk, reverse=True)
+        sound = [step for step in steps if self.disk[step].sound]
+        skipped = {s for s in steps if s > max(sound, default=-1)}
+        latest = self.disk[sound[0]] if sound else None
+        with told() as messages:
+            if latest is not None and latest.n != self.n:
+                with pytest.raises(ValueError, match=f"{latest.n} workers"):
+                    checkpoints.restore(self.state)
+                return None, set()
+            if latest is None and len(skipped) > 1:
+                with pytest.raises(ValueError, match="all are kept"):
+                    checkpoints.restore(self.state)
+                return None, set()
+            found = checkpoints.restore(self.state)
+        another = latest is not None and (latest.which == 2) != (self.which == 2)
+        assert len(messages) == len(skipped) + another, messages
+        if latest is None:
+            assert found is None
+            return None, skipped
+        assert (found.step, found.extra) == (sound[0], EXTRA)
+        assert_same_bits(found.state, latest.state)
+        return found.state, skipped
+
+    @precondition(lambda self: self.writer is not None and self.disk)
+    @rule()
+    def another_process(self) -> None:
+        """It may read what the run has saved, and not save where the run does."""
+        with (
+            told(),
+            slamb_jax.Checkpoints(
+                self.directory, exchange=EXCHANGES[self.which]
+            ) as reader,
+        ):
+            self.restored(reader)
+            if self.saving:
+                with pytest.raises(OSError, match="another run is saving"):
+                    reader.save(self.t + 1, self.state)
+
+    @rule(m=WORKERS)
+    def resize(self, m: int) -> None:
+        before = bits(self.state[0])
+        self.state = slamb_jax.resize(self.state, m)
+        self.n = m
+        for x, y in zip(*map(jax.tree.leaves, (before, self.state[0])), strict=True):
+            got, want = (np.asarray(z, np.float64).mean(0) for z in (y, x))
+            np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
+
+    @precondition(lambda self: any(x.sound for x in self.disk.values()))
+    @rule(m=WORKERS)
+    def resize_on_disk(self, m: int) -> None:
+        """Into another directory, in which the run goes on."""
+        latest = max(self.disk)
+        if not self.disk[latest].sound:
+            return
+        self.close()
+        self.t, saved = latest, self.disk[latest]
+        other = self.directory.with_name(f"{self.directory.name}-{m}-{self.t}")
+        if other.exists():
+            return
+        with told():
+            command_line.main(
+                ["resize", str(self.directory), str(other), "--workers", str(m)]
+            )
+        resized = slamb_jax.resize(saved.state, m)
+        self.directory, self.cut_short = other, set()
+        self.disk = {latest: Saved(m, bits(resized), saved.which)}
+        self.state, self.n = jax.tree.map(jnp.asarray, resized), m
+
+    @rule(which=st.sampled_from([0, 1, 2]))
+    def change_the_exchange(self, which: int) -> None:
+        self.close()
+        self.which = which
+
+    @invariant()
+    def replicas_agree_where_they_should(self) -> None:
+        if not hasattr(self, "state"):
+            return
+        for x in jax.tree.leaves(self.state):
+            assert np.isfinite(np.asarray(x, np.float64)).all()
+        opt_state = self.state[1]
+        counts = [x for x in jax.tree.leaves(opt_state) if x.dtype == jnp.int32]
+        average = opt_state.inner[-1]
+        slamb_jax.assert_replicas_agree([counts, average.anchor, average.average_nu])
+
+    @invariant()
+    def the_directory_holds_what_was_saved(self) -> None:
+        there = self.directory.iterdir() if self.directory.is_dir() else ()
+        numbered = {int(p.name) for p in there if p.name.isdigit()}
+        assert numbered == set(self.disk)
+
+    def teardown(self) -> None:
+        self.close()
+        self.folder.cleanup()
+
+
+TestRun = hypothesis.seed(SEED)(Run.TestCase)
+TestRun.settings = hypothesis.settings(chosen(3, 40), stateful_step_count=14)
