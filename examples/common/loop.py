@@ -22,7 +22,6 @@ from examples.common.options import Options
 
 Variables: TypeAlias = tuple[optax.Params, Any]  # and what else a model keeps
 Batch: TypeAlias = dict[str, jax.Array]
-STOPPED = 128 + 15  # the exit status of a run that SIGTERM stopped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +114,7 @@ def shapes(task: Task, o: Options) -> tuple[State, Any, jax.Array]:
 
 
 def run(task: Task, o: Options, mesh: Mesh) -> Result:
-    """Trains to the end, or to SIGTERM; resumes a run that was stopped in ``o.out``."""
+    """Trains to the end or to a signal; resumes a run that was stopped in ``o.out``."""
     started = o.out / "options.yaml"
     if started.exists():
         options.check_same_run(o, started)
@@ -145,7 +144,7 @@ def run(task: Task, o: Options, mesh: Mesh) -> Result:
             loop = _Loop(task, o, mesh, params, checkpoints, log, stop, watchdog)
             result = loop.train(state, stream, start)
     if result is None:
-        raise SystemExit(STOPPED)
+        raise SystemExit(stop.status)
     if jax.process_index() == 0:
         text = json.dumps(dataclasses.asdict(result), indent=1)
         (o.out / "result.json").write_text(text + "\n")

@@ -1,6 +1,7 @@
-"""Workers: devices on one machine or on many, and the signal that stops them."""
+"""Workers: devices on one machine or on many, and the signals that stop them."""
 
 import contextlib
+import os
 import signal
 from types import FrameType
 from typing import Any, Self
@@ -62,26 +63,39 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 class Stop:
-    """Reports, at the same step on all processes, that SIGTERM reached one of them."""
+    """Reports, at the same step on all processes, that one was told to stop.
+
+    By SIGTERM, or by Ctrl-C; a second Ctrl-C ends it without saving.
+    """
 
     def __init__(self) -> None:
-        self.came = False
+        self.number: int | None = None  # of the signal
         self.alone = jax.process_count() == 1
 
     def __enter__(self) -> Self:
-        if self.alone:  # else jax has a handler of its own, and agrees on the step
-            self.before = signal.signal(signal.SIGTERM, self._note)
+        # With several processes jax has a handler of SIGTERM, and agrees on the step.
+        numbers = [signal.SIGINT, signal.SIGTERM] if self.alone else [signal.SIGINT]
+        self.before = {n: signal.signal(n, self._note) for n in numbers}
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self.alone:
-            signal.signal(signal.SIGTERM, self.before)
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    @property
+    def status(self) -> int:
+        """The exit status of a run that was stopped."""
+        return 128 + (self.number or signal.SIGTERM)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.came = True
+        self.number = number
+        if number == signal.SIGINT:
+            signal.signal(number, self.before[signal.SIGINT])
+            if not self.alone:
+                os.kill(os.getpid(), signal.SIGTERM)
 
     def at(self, step: int) -> bool:
         """Whether to save and stop now; call it once at every step."""
         if self.alone:
-            return self.came
+            return self.number is not None
         return bool(multihost_utils.reached_preemption_sync_point(step))

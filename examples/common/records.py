@@ -1,6 +1,7 @@
 """What a run reports: JSON lines, TensorBoard, a progress bar."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ from rich.progress import (
 )
 from rich.text import Text
 from tensorboardX import SummaryWriter
+
+LINE_SECONDS = 10.0  # between lines of progress where the output is no terminal
 
 
 class Records:
@@ -79,7 +82,10 @@ class RateColumn(ProgressColumn):
 def progress_bar(
     name: str, start: int, steps: int, *, hidden: bool = False
 ) -> Iterator[Callable[[int, str], None]]:
-    """A function ``(step, note)`` that moves a bar, with rate and time left."""
+    """A function ``(step, note)`` that moves a bar, with rate and time left.
+
+    Where the output is no terminal, it prints a line every ten seconds, and the last.
+    """
     quiet = hidden or jax.process_index() > 0
     columns = (
         TextColumn("{task.description}"),
@@ -90,6 +96,27 @@ def progress_bar(
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=Console(quiet=quiet), disable=quiet) as bars:
+    console = Console(quiet=quiet)
+    if not (quiet or console.is_terminal):
+        with _lines(name, steps) as show:
+            yield show
+        return
+    with Progress(*columns, console=console, disable=quiet) as bars:
         task = bars.add_task(name, completed=start, total=steps, note="")
         yield lambda step, note: bars.update(task, completed=step, note=note)
+
+
+@contextmanager
+def _lines(name: str, steps: int) -> Iterator[Callable[[int, str], None]]:
+    told, waiting = time.monotonic(), ""
+
+    def show(step: int, note: str) -> None:
+        nonlocal told, waiting
+        waiting = f"{name}  {step}/{steps}  {note}".rstrip()
+        if time.monotonic() - told >= LINE_SECONDS:
+            print(waiting, flush=True)
+            told, waiting = time.monotonic(), ""
+
+    yield show
+    if waiting:
+        print(waiting, flush=True)
