@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import slamb_jax
+from benchmarks.chips.traffic import traffic
 from benchmarks.kernels import kernels
 from benchmarks.rivals import elements
 from benchmarks.shapes import Shapes, abstract
@@ -20,29 +21,42 @@ AXIS = "data"
 Make = Callable[[], optax.GradientTransformation]
 
 
-class Contestant:
-    """A compiled step and the time and memory that it took.
+class Workers(NamedTuple):
+    """How many have all of the parameters: the devices of a mesh, or all on one."""
 
-    With a mesh each of its devices is a worker with all of the parameters.
-    """
+    number: int = 1
+    mesh: Mesh | None = None
+
+
+ALONE = Workers()
+
+
+class Contestant:
+    """A compiled step and the time and memory that it took."""
 
     def __init__(
-        self, tx: optax.GradientTransformation, shapes: Shapes, mesh: Mesh | None = None
+        self,
+        tx: optax.GradientTransformation,
+        shapes: Shapes,
+        workers: Workers = ALONE,
     ) -> None:
         params = abstract(shapes)
         state = params, jax.eval_shape(tx.init, params)
         own = [x.size * x.dtype.itemsize for x in jax.tree.leaves(state[1])]
         self.copies = sum(own) / (4 * elements(params))  # of the parameters, as state
-        state, params = (on_workers(x, mesh) for x in (state, params))
+        state, params = (on_workers(x, workers) for x in (state, params))
         start = time.perf_counter()
-        self.step: Any = step_of(tx, mesh).lower(state, params, None).compile()
+        self.step: Any = step_of(tx, workers).lower(state, params, None).compile()
         self.compile_seconds = time.perf_counter() - start
         memory: Any = self.step.memory_analysis()
         self.temporary = memory.temp_size_in_bytes / 2**20
-        self.kernels = kernels(str(self.step.as_text()))
+        text = str(self.step.as_text())
+        self.kernels = kernels(text)
+        self.moved = traffic(text).bytes  # through the memory, of a GPU or a TPU
         self.treedef: Any
         leaves, self.treedef = jax.tree.flatten(state)
-        arrays = [i for i, x in enumerate(leaves) if len(x.shape) > (mesh is not None)]
+        scalar = 1 if workers.number > 1 else 0  # dimensions of one for each worker
+        arrays = [i for i, x in enumerate(leaves) if len(x.shape) > scalar]
         self.shared = arrays[: 3 * len(shapes)]  # places of p, m and v
         self.dtypes = [leaves[i].dtype for i in self.shared]
         for i in self.shared:
@@ -72,46 +86,50 @@ class Contestant:
         return arrays
 
 
-def step_of(tx: optax.GradientTransformation, mesh: Mesh | None) -> Any:
+def step_of(tx: optax.GradientTransformation, workers: Workers) -> Any:
     """Update and apply of a state, gradients and no random key; donates the state."""
 
     def step(state: Any, grads: Any, key: None = None) -> Any:
         params, opt_state = state
-        if mesh is not None:
+        if workers.mesh is not None:
             grads = jax.tree.map(lambda g: jnp.squeeze(g, 0), grads)
         updates, opt_state = tx.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), ()
 
-    if mesh is None:
-        return jax.jit(step, donate_argnums=0)
-    exchange = slamb_jax.Exchange(AXIS)
-    return slamb_jax.per_worker_step(step, mesh, exchange, check_vma=False)
+    if workers.mesh is not None:
+        exchange = slamb_jax.Exchange(AXIS)
+        return slamb_jax.per_worker_step(step, workers.mesh, exchange, check_vma=False)
+    together = jax.vmap(step, axis_name=AXIS) if workers.number > 1 else step
+    return jax.jit(together, donate_argnums=0)
 
 
-def on_workers(tree: Any, mesh: Mesh | None) -> Any:
-    """Shapes with one copy of each array on every device of the mesh."""
-    if mesh is None:
+def on_workers(tree: Any, workers: Workers) -> Any:
+    """Shapes with one copy of each array for every worker."""
+    if workers.number == 1:
         return tree
-    sharding = NamedSharding(mesh, PartitionSpec(AXIS))
+    mesh = workers.mesh
+    sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(AXIS))
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(
-            (mesh.size, *x.shape), x.dtype, sharding=sharding
+            (workers.number, *x.shape), x.dtype, sharding=sharding
         ),
         tree,
     )
 
 
 def draw(
-    shapes: Shapes, rng: np.random.Generator, scale: float, mesh: Mesh | None = None
+    shapes: Shapes, rng: np.random.Generator, scale: float, workers: Workers = ALONE
 ) -> dict[str, Any]:
     """Random arrays; every worker has the same."""
 
     def place(x: Any) -> jax.Array:
         x = jnp.asarray(x * scale)
-        if mesh is None:
+        if workers.number == 1:
             return x
+        if workers.mesh is None:
+            return jnp.stack([x] * workers.number)
         exchange = slamb_jax.Exchange(AXIS)
-        return jax.tree.leaves(slamb_jax.replicate(x, mesh, exchange))[0]
+        return jax.tree.leaves(slamb_jax.replicate(x, workers.mesh, exchange))[0]
 
     return {
         name: place(rng.standard_normal(shape, np.float32))
@@ -149,15 +167,15 @@ def race(
     shapes: Shapes,
     rounds: int,
     seed: int = 0,
-    mesh: Mesh | None = None,
+    workers: Workers = ALONE,
 ) -> dict[str, Contestant]:
     """Has all take turns, ``rounds`` times after two that do not count."""
     rng = np.random.default_rng(seed)
-    grads = draw(shapes, rng, 1.0, mesh)
+    grads = draw(shapes, rng, 1.0, workers)
     field = {
-        name: Contestant(make(), shapes, mesh) for name, make in optimizers.items()
+        name: Contestant(make(), shapes, workers) for name, make in optimizers.items()
     }
-    params = jax.tree.leaves(draw(shapes, rng, 0.02, mesh))
+    params = jax.tree.leaves(draw(shapes, rng, 0.02, workers))
     arrays = [*params, *(jnp.zeros_like(x) for x in [*params, *params])]
     del params
     for _ in range(rounds + 2):

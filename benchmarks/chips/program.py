@@ -25,6 +25,9 @@ DENSE = {
 }
 OPTIMIZERS: dict[str, optax.GradientTransformationExtraArgs] = DENSE | {
     "adamw": slamb_jax.adamw(RATE, DEFAULT),
+    "adamw, skip_not_finite": slamb_jax.skip_not_finite(
+        slamb_jax.adamw(RATE, DEFAULT), DEFAULT
+    ),
     "adamw, H 4": slamb_jax.adamw(RATE, dataclasses.replace(DEFAULT, sync_every=4)),
     "adamw, in 4 bits": slamb_jax.adamw(
         RATE, dataclasses.replace(DEFAULT, average_payload="uniform4")

@@ -12,6 +12,7 @@ import re
 from typing import NamedTuple
 
 from slamb_jax.wire.hlo import Instruction, Module, parse_hlo
+from slamb_jax.wire.trips import trips_of
 
 Body = dict[str, Instruction]
 FREE = {  # instructions that move nothing
@@ -30,8 +31,9 @@ UPDATES = {"dynamic-update-slice": 1, "scatter": -1}  # which operand is the upd
 RENAMED = {"bitcast", "reshape"}
 ELEMENTWISE = RENAMED | {
     "abs", "add", "and", "clamp", "compare", "convert", "copy", "divide", "exponential",
-    "maximum", "minimum", "multiply", "negate", "not", "or", "power", "rsqrt", "select",
-    "sqrt", "subtract", "transpose", "xor", "shift-left", "shift-right-logical",
+    "maximum", "minimum", "multiply", "negate", "not", "or", "pad", "power", "rsqrt",
+    "select", "sqrt", "subtract", "transpose", "xor", "shift-left",
+    "shift-right-logical",
 }  # fmt: skip
 
 
@@ -64,7 +66,7 @@ def traffic_of(module: Module, x: Instruction, body: Body) -> Traffic:
         return Traffic(least[0], least[1], least[2] + 1)
     if x.opcode in ("while", "call", "async-start"):
         inside = [_sum(module, c) for c in called]
-        times = x.trips or 1
+        times = trips_of(module, body, x) or 1
         return Traffic(*(times * sum(column) for column in zip(*inside, strict=True)))
     if x.opcode == "fusion" and called:
         return Traffic(_of_fusion(called[0]), 1, 0)

@@ -26,8 +26,9 @@ from benchmarks.frontier.sweep import missing
 class Config:
     """What to run."""
 
-    grid: Literal["frontier", "unseen", "big", "smoke"] = "frontier"
-    only: tuple[str, ...] = ()  # pairs whose name, "setting method", has one of these
+    grid: Literal["frontier", "unseen", "big", "huge", "smoke"] = "frontier"
+    only: tuple[str, ...] = ()
+    """methods by name, or what the name of a pair, "setting method", has in it"""
     budget: float = float("inf")  # seconds after which no run is started
     results: Path | None = None  # benchmarks/results/GRID.jsonl
     report: bool = False  # run nothing: tables and pictures only
@@ -39,11 +40,15 @@ def pairs(config: Config) -> list[tuple[Setting, str]]:
         (setting, method)
         for setting in GRIDS[config.grid]
         for method in METHODS
-        if not config.only or any(o in f"{setting} {method}" for o in config.only)
+        if not config.only or any(is_meant(o, setting, method) for o in config.only)
     ]
     if not chosen:
         raise SystemExit(f"--only: no run has any of {', '.join(config.only)}")
     return chosen
+
+
+def is_meant(only: str, setting: Setting, method: str) -> bool:
+    return only == method if only in METHODS else only in f"{setting} {method}"
 
 
 def run_all(config: Config, results: Results, console: Console) -> None:

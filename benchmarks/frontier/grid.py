@@ -31,9 +31,11 @@ UNSEEN = (  # no exchange was chosen on these
     Setting("autoencoder", 8, 16, 500),
 )
 BIG = (Setting("byte_lm_3m", 4, 8, 2000),)
+HUGE = (Setting("byte_lm_50m", 8, 8, 2000),)  # for a GPU
 GRIDS = {
     "frontier": CORE,
     "unseen": UNSEEN,
     "big": BIG,
+    "huge": HUGE,
     "smoke": (Setting("digits", 4, 4, 50),),
 }

@@ -70,6 +70,7 @@ def digits() -> Task:
 TASKS: dict[str, Callable[[], Task]] = {
     "byte_lm": byte_lm,
     "byte_lm_3m": lambda: byte_lm(layers=4, width=256, heads=8),
+    "byte_lm_50m": lambda: byte_lm(layers=16, width=512, heads=8),
     "digits": digits,
     "prose": unseen.prose,
     "wide": unseen.wide,
