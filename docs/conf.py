@@ -1,13 +1,23 @@
 """How Sphinx builds the documentation: ``sphinx-build -W docs build/docs``."""
 
+import base64
+import contextlib
+import io
+import json
+import os
+import pathlib
+
 import slamb_jax
+import slamb_jax.command_line
 
 project = "slamb_jax"
 author = "the authors of slamb_jax"
+copyright = "the authors of slamb_jax"
 version = release = slamb_jax.__version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",  # a page for each symbol
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx-mathjax-offline",  # copies MathJax: the pages need no network
@@ -15,6 +25,10 @@ extensions = [
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # the notebooks are stored with what they printed
+templates_path = ["templates"]
+exclude_patterns = ["templates"]
+html_static_path = ["static"]
+html_css_files = ["narrow.css"]
 html_theme = "furo"
 html_title = f"slamb_jax {release}"
 autodoc_member_order = "bysource"
@@ -25,7 +39,49 @@ nitpick_ignore_regex = [("py:class", ".*")]  # optax's and jax's are not here
 
 
 def setup(app):
+    app.connect("builder-inited", write_gallery)
+    app.connect("builder-inited", write_commands)
     app.connect("missing-reference", find_at_the_top)
+
+
+def write_gallery(app):
+    """A page of all notebooks: what each says first, and its first picture."""
+    docs = pathlib.Path(app.srcdir)
+    there = docs / "generated"
+    there.mkdir(exist_ok=True)
+    page = ["# Notebooks\n"]
+    names = [path.stem for path in sorted(docs.glob("notebooks/*.ipynb"))]
+    for name in names:
+        cells = json.loads((docs / f"notebooks/{name}.ipynb").read_text())["cells"]
+        title, _, text = "".join(cells[0]["source"]).partition("\n")
+        outputs = [o.get("data", {}) for c in cells for o in c.get("outputs", [])]
+        picture = next(data["image/png"] for data in outputs if "image/png" in data)
+        (there / f"{name}.png").write_bytes(base64.b64decode(picture))
+        links = f"{{doc}}`Read it <../notebooks/{name}>`"
+        if repository := os.environ.get("GITHUB_REPOSITORY"):  # as Actions sets it
+            file = f"{repository}/blob/main/notebooks/{name}.ipynb"
+            links += (
+                f", [Open in Colab](https://colab.research.google.com/github/{file})"
+            )
+        page.append(f"## {title.removeprefix('# ')}\n{text}\n")
+        page.append(f"![{name}]({name}.png)\n\n{links}\n")
+    rows = "\n".join(f"../notebooks/{name}" for name in names)
+    page.append(f"```{{toctree}}\n:hidden:\n{rows}\n```\n")
+    (there / "notebooks.md").write_text("\n".join(page))
+
+
+def write_commands(app):
+    """A page of what the command line says of itself."""
+    os.environ["COLUMNS"] = "88"  # as wide as argparse writes
+    page = ["# slamb-jax, on the command line\n"]
+    for command in ("advise", "report", "resize"):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+            slamb_jax.command_line.main([command, "--help"])
+        page.append(f"## slamb-jax {command}\n\n```text\n{said.getvalue()}```\n")
+    there = pathlib.Path(app.srcdir, "generated")
+    there.mkdir(exist_ok=True)
+    (there / "command_line.md").write_text("\n".join(page))
 
 
 def find_at_the_top(app, env, node, text):
