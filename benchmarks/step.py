@@ -7,7 +7,7 @@ optimizers average them first, and ours do all of their exchange. Where there ar
 devices, all workers are simulated on one, which encodes and decodes for all of them. On
 a GPU or a TPU the table also says how many passes over the parameters the compiled step
 makes, and what share of the memory's bandwidth that is. All optimizers take turns
-within one run, on the same donated buffers; medians.
+of two steps within one run, on the same donated buffers; medians of the second steps.
 """
 
 import dataclasses

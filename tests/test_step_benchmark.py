@@ -1,4 +1,4 @@
-"""Step benchmark: kernels counted, turns that are steps, shapes of real models."""
+"""Step benchmark: kernels counted, turns that are two steps, shapes of real models."""
 
 import math
 
@@ -43,7 +43,7 @@ ENTRY %main (p: pred[], x: f32[4]) -> f32[4] {
 
 
 @pytest.mark.parametrize("name", step.OPTIMIZERS | step.CHAIN)
-def test_a_turn_is_a_step_of_the_optimizer(name: str) -> None:
+def test_a_turn_is_two_steps_of_the_optimizer(name: str) -> None:
     """All take turns on the same arrays; here each alone, against its own steps."""
     make = (step.OPTIMIZERS | step.CHAIN)[name]
     rng = np.random.default_rng(0)
@@ -51,7 +51,7 @@ def test_a_turn_is_a_step_of_the_optimizer(name: str) -> None:
     with standard_promotion():  # optax.lamb needs it
         contestant = race.Contestant(make(), SHAPES)
         want, state = params, make().init(params)
-        for _ in range(2):
+        for _ in range(4):
             updates, state = jax.jit(make().update)(grads, state, want)
             want = optax.apply_updates(want, updates)
     leaves = [x + 0 for x in jax.tree.leaves(params)]  # they are donated
