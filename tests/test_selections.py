@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import slamb_jax
@@ -72,6 +72,8 @@ def test_each_coordinate_once_in_each_period(make, shape, ratio, seed, index, st
     shape=SHAPE.filter(lambda shape: shape != (97, 101)),
     ratio=RATIO, seed=SEED, index=st.integers(0, 100),
 )  # fmt: skip
+@example(make=Strided, shape=(2, 256, 1280), ratio=0.3, seed=0, index=0)  # by tiles
+@example(make=Strided, shape=(2, 256, 1024), ratio=0.25, seed=0, index=0)
 def test_ages_follow_the_recurrence_and_packing_the_ages(
     make, shape, ratio, seed, index
 ):
@@ -85,8 +87,9 @@ def test_ages_follow_the_recurrence_and_packing_the_ages(
         blocks = SelectionAtStep(selection, t).blocks(leaf)
         packed = blocks.pack(x)
         put_back = [blocks.unpack(-packed, x)]
-        if blocks.fresh is not None:  # as on GPUs
+        if blocks.turns is not None:  # as on GPUs and TPUs
             put_back.append(blocks.fused(-packed, x))
+            put_back.append(blocks.unpack(-blocks.summed(x), x))
         return packed, blocks.used, put_back
 
     age = 0

@@ -6,17 +6,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 
 from slamb_jax._tree.leaves import Leaf, leaves_of
 from slamb_jax.exchange.selections import Selection, State, Strided
 from slamb_jax.exchange.selections.selection import T
+from slamb_jax.exchange.selections.strided import divided
 from slamb_jax.exchange.settings import Exchange
 
 _MOST_BLOCKS = 2**31 - 2**20  # and room for unused slots behind them
 SelectionState = tuple[State, ...] | None  # of each leaf; None for stateless ones
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """The groups of a leaf's blocks, of which each exchanges one."""
+
+    strided: Strided
+    leaf: Leaf
+    fresh: jax.Array  # which blocks are exchanged, (groups, c)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,14 +39,30 @@ class Blocks:
     block_size: int
     starts: jax.Array | None  # coordinates, (slots, ndim); None: the leaf is dense
     used: jax.Array  # which slots hold a block, (slots,)
-    # Where slot j is of the j-th group of so many blocks: these, and which are used.
-    period: int = 1
-    fresh: jax.Array | None = None
+    turns: Turns | None = None  # where slot j is of the j-th group of blocks
 
     def pack(self, x: jax.Array) -> jax.Array:
         """The blocks of ``x``: (slots, block_size); any block in an unused slot."""
         if self.starts is None:
             return x
+        if self.turns is None:
+            return self.gathered(x)
+        return lax.platform_dependent(x, tpu=self.summed, default=self.gathered)
+
+    def summed(self, x: jax.Array) -> jax.Array:
+        """:meth:`pack` as a sum over each group, of which all but one are zeros.
+
+        A TPU would gather the blocks one by one.
+        """
+        assert self.turns is not None
+        blocks = x.reshape(-1, self.block_size)
+        groups = self.turns.strided.in_groups(blocks, self.turns.leaf)
+        chosen = jnp.where(self.turns.fresh[..., None], groups, jnp.zeros_like(groups))
+        return jnp.sum(chosen, 1)
+
+    def gathered(self, x: jax.Array) -> jax.Array:
+        """:meth:`pack` as a gather."""
+        assert self.starts is not None
         x = jnp.atleast_1d(x)
         numbers = lax.GatherDimensionNumbers(
             offset_dims=(1,),
@@ -52,34 +77,45 @@ class Blocks:
     def unpack(self, packed: jax.Array, x: jax.Array) -> jax.Array:
         """``x`` with these blocks replaced.
 
-        On a GPU a scatter is a kernel of its own, which needs ``x`` in memory; a choice
-        at every element becomes a part of what uses it.
+        On a GPU a scatter is a kernel of its own, which needs ``x`` in memory, and on a
+        TPU a loop; a choice at every element becomes a part of what uses it.
         """
         if self.starts is None:
             return packed
-        if self.fresh is None:
+        if self.turns is None:
             return self.in_place(packed, x)
         return lax.platform_dependent(
-            packed, x, cuda=self.fused, rocm=self.fused, default=self.in_place
+            packed,
+            x,
+            cuda=self.fused,
+            rocm=self.fused,
+            tpu=self.fused,
+            default=self.in_place,
         )
 
     def fused(self, packed: jax.Array, x: jax.Array) -> jax.Array:
         """:meth:`unpack` as a choice at every element."""
-        assert self.fresh is not None
+        assert self.turns is not None
         # Not gathered once more there: what is read elsewhere cannot change in place.
         packed = lax.optimization_barrier(packed)
-        group = (len(packed), self.period, self.block_size)
-        everywhere = jnp.broadcast_to(packed[:, None], group)
-        everywhere = everywhere.reshape(-1, self.block_size)[: len(self.fresh)]
-        fresh = jnp.broadcast_to(self.fresh[:, None], everywhere.shape)
-        return jnp.where(fresh.reshape(x.shape), everywhere.reshape(x.shape), x)
+        shape = (*self.turns.fresh.shape, self.block_size)
+        everywhere = jnp.broadcast_to(packed[:, None], shape)
+        fresh = jnp.broadcast_to(self.turns.fresh[..., None], shape)
+        everywhere, fresh = (
+            self.turns.strided.in_leaf(y, self.turns.leaf).reshape(x.shape)
+            for y in (everywhere, fresh)
+        )
+        return jnp.where(fresh, everywhere, x)
 
     def store(self, packed: jax.Array, x: jax.Array) -> jax.Array:
         """:meth:`unpack` for an ``x`` that is kept from step to step, in place."""
         if self.starts is None:
             return packed
         # All is read from ``x`` before it changes: XLA would copy it otherwise.
-        return self.in_place(lax.optimization_barrier(packed), x)
+        packed = lax.optimization_barrier(packed)
+        if self.turns is None:
+            return self.in_place(packed, x)
+        return lax.platform_dependent(packed, x, tpu=self.fused, default=self.in_place)
 
     def in_place(self, packed: jax.Array, x: jax.Array) -> jax.Array:
         """:meth:`unpack` as a scatter."""
@@ -121,7 +157,7 @@ class SelectionAtStep:
         shape = leaf.shape or (1,)
         coordinates = []
         for size in (shape[-1] // block_size, *shape[-2:0:-1])[: len(shape) - 1]:
-            index, coordinate = _divmod(index, size)
+            index, coordinate = divided(index, size)
             coordinates.append(coordinate)
         # An unused slot is beyond the first dimension.
         coordinates = [index, *reversed(coordinates)]
@@ -129,8 +165,8 @@ class SelectionAtStep:
         blocks = Blocks(block_size, jnp.stack(coordinates, -1), used)
         if not isinstance(self.selection, Strided):
             return blocks
-        fresh = self.selection.age(self.step, leaf)[:, 0] == 0
-        return dataclasses.replace(blocks, period=self.selection.period, fresh=fresh)
+        fresh = self.selection.fresh(self.step, leaf)
+        return dataclasses.replace(blocks, turns=Turns(self.selection, leaf, fresh))
 
     def age(self, leaf: Leaf) -> jax.Array | None:
         """Steps since each block was exchanged; None for a dense leaf."""
@@ -199,11 +235,3 @@ def selection_at(
 def map_rows(fun: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
     """``map`` over columns of equal length."""
     return [fun(*row) for row in zip(*columns, strict=True)]
-
-
-def _divmod(x: jax.Array, divisor: int) -> tuple[jax.Array, jax.Array]:
-    """Quotient and remainder of what is not negative, in few instructions."""
-    if divisor & (divisor - 1) == 0:
-        bits = divisor.bit_length() - 1
-        return lax.shift_right_logical(x, np.int32(bits)), x & np.int32(divisor - 1)
-    return lax.div(x, np.int32(divisor)), lax.rem(x, np.int32(divisor))

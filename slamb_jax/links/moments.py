@@ -160,11 +160,11 @@ def weights(b: ArrayLike) -> tuple[jax.Array, jax.Array]:
 
 def freshness(age: jax.Array, b3: ArrayLike, leaf: Leaf) -> jax.Array:
     r""":math:`r = \beta_3^\tau`, float32, one per block; exactly 1 where exchanged."""
-    # exp, not pow, which takes a CPU five times as long.
-    power = jnp.exp(age.astype(jnp.float32) * jnp.log(jnp.asarray(b3, jnp.float32)))
-    fresh = jnp.where(age == 0, jnp.float32(1), power)
-    # A power once per block, not once per element of all that uses it; where blocks
-    # are elements, it would be kept in memory instead.
+    # exp, not pow, which takes a CPU five times as long. It comes last: XLA computes it
+    # once per block, but what follows it once per element of all that uses it.
+    power = age.astype(jnp.float32) * jnp.log(jnp.asarray(b3, jnp.float32))
+    fresh = jnp.exp(jnp.where(age == 0, jnp.float32(0), power))
+    # Where blocks are elements, it would be kept in memory instead.
     return lax.optimization_barrier(fresh) if len(age) < leaf.size else fresh
 
 
