@@ -214,7 +214,7 @@ METHODS = {
     "muon, plain mean, H 1": exchanging(muon, 0.0453, PLAIN, **MUON),
     **{
         f"muon, H {h}": exchanging(muon, 0.0453, EVERY[h], **MUON)
-        for h in (1, 2, 4, 16)
+        for h in (1, 2, 4, 16, 32, 64)
     },
     **{f"lion, H {h}": exchanging(lion, 0.002, EVERY[h]) for h in (1, 2, 4)},
     **{f"slamb, H {h}": exchanging(slamb_jax.slamb, 0.02, EVERY[h]) for h in (1, 2, 4)},

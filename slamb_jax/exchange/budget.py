@@ -24,7 +24,10 @@ ABOVE_DENSE = {
     2: {"8 workers x 8": -2.4},
     3: {"8 workers x 8": 0.5},
     4: {"8 workers x 8": 3.6},
+    8: {"8 workers x 8": 10.8},
     16: {"8 workers x 8": 16.1},
+    32: {"8 workers x 8": 19.6},
+    64: {"8 workers x 8": 22.1},
 }
 """By H, the loss of :func:`slamb_jax.adamw` above dense AdamW's in per cent, of a small
 language model on so many sequences a worker, as ``benchmarks/frontier`` recorded it."""
