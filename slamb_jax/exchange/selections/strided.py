@@ -39,7 +39,8 @@ class Strided(RoundRobin):
     :math:`(t + o_j) \bmod c`, where the offset :math:`o_j` is a hash of (seed, leaf,
     j). The age of block i of the group is :math:`\min(t, (t + o_j - i) \bmod c)`.
     Nothing is stored or permuted: blocks are copied in the order of memory. In large
-    leaves eight rows take their turns side by side, as a TPU's tiles hold them.
+    leaves a group has the blocks of one row in c neighbouring tiles of 8 rows, so that
+    a TPU moves nothing within its tiles.
 
     w is the largest power of two that divides the last dimension, at most 128, and
     small enough that unused slots cost at most a hundredth of the payload; 1 where
