@@ -179,12 +179,24 @@ def diloco(
 OUTER = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.5), (1.0, 0.0))  # rates, Nesterov momenta
 EVERY = {h: slamb_jax.Exchange(AXIS, sync_every=h) for h in (1, 2, 3, 4, 8, 16, 32, 64)}
 PLAIN = slamb_jax.Exchange(AXIS, average_b2=None)
+FEEDBACK = {
+    h: slamb_jax.Exchange(
+        AXIS,
+        sync_every=h,
+        average_payload=slamb_jax.payloads.Ternary(error_feedback=True),
+    )
+    for h in (1, 4)
+}
 FOUR_BITS = {
     h: slamb_jax.Exchange(AXIS, sync_every=h, average_payload="uniform4")
     for h in (1, 2)
 }
 MOMENTUM = slamb_jax.Exchange(
-    AXIS, sync_every=2, compress_ratio=1 / 16, payload="uniform4"
+    AXIS,
+    sync_every=2,
+    compress_ratio=1 / 16,
+    payload="uniform4",
+    average_payload=slamb_jax.payloads.Ternary(error_feedback=True),
 )
 
 METHODS = {
@@ -203,15 +215,21 @@ METHODS = {
     "Muon": dense(muon, 0.0453, nu_of="gradient", **MUON),
     "Muon, v of m": dense(muon, 0.0453, nu_of="momentum", **MUON),
     "adamw, 4 bits, H 1": exchanging(adamw, 0.016, FOUR_BITS[1], **ADAM),
-    "adamw, momentum, H 2": exchanging(adamw, 0.0113, MOMENTUM, **ADAM),
     "adamw, plain mean, H 1": exchanging(adamw, 0.016, PLAIN, **ADAM),
     "adamw, b1 0.8, H 1": exchanging(adamw, 0.016, EVERY[1], b1=0.8, **ADAM),
+    "adamw, b1 0.8, feedback, H 1": exchanging(
+        adamw, 0.016, FEEDBACK[1], b1=0.8, **ADAM
+    ),
+    **{
+        f"adamw, feedback, H {h}": exchanging(adamw, 0.016, x, **ADAM)
+        for h, x in FEEDBACK.items()
+    },
     **{f"adamw, H {h}": exchanging(adamw, 0.016, x, **ADAM) for h, x in EVERY.items()},
     **{
         f"muon, 4 bits, H {h}": exchanging(muon, 0.0453, x, **MUON)
         for h, x in FOUR_BITS.items()
     },
-    "muon, plain mean, H 1": exchanging(muon, 0.0453, PLAIN, **MUON),
+    "muon, feedback, H 1": exchanging(muon, 0.0453, FEEDBACK[1], **MUON),
     **{
         f"muon, H {h}": exchanging(muon, 0.0453, EVERY[h], **MUON)
         for h in (1, 2, 4, 16, 32, 64)
@@ -219,7 +237,7 @@ METHODS = {
     **{f"lion, H {h}": exchanging(lion, 0.002, EVERY[h]) for h in (1, 2, 4)},
     **{f"slamb, H {h}": exchanging(slamb_jax.slamb, 0.02, EVERY[h]) for h in (1, 2, 4)},
     "slamb, v of m, H 1": exchanging(slamb_jax.slamb, 0.02, EVERY[1], nu_of="momentum"),
-    "slamb, momentum, H 2": exchanging(slamb_jax.slamb, 0.02, MOMENTUM),
+    "slamb, momentum, feedback, H 2": exchanging(slamb_jax.slamb, 0.02, MOMENTUM),
     "SLAMB, as published": exchanging(
         slamb_jax.slamb,
         0.02,

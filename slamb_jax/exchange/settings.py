@@ -170,17 +170,24 @@ class Exchange:
         return self.outer is None if self.rolling is None else self.rolling
 
     @property
+    def averages_in_codes(self) -> bool:
+        """Whether parameters are averaged as differences, in an ``average_payload``."""
+        given = self.sync_every is not None and self.average_payload is not None
+        return given and self.axis_name is not None
+
+    @property
     def keeps_anchor(self) -> bool:
         """Whether all workers keep the last average of the parameters."""
         if self.sync_every is None or self.outer is not None:
             return self.sync_every is not None
-        return self.average_payload is not None and self.axis_name is not None
+        differ = self.sync_every > 1 or self.overlap or self.keeps_average_error
+        return self.averages_in_codes and differ
 
     @property
     def normalizes(self) -> bool:
         """Whether the mean difference is divided by the root of its second moment."""
-        alone = self.average_b2 is None or self.average_payload is None
-        return self.keeps_anchor and self.outer is None and not alone
+        asked = self.average_b2 is not None and self.outer is None
+        return self.averages_in_codes and asked
 
     @property
     def averages_per_step(self) -> float:
@@ -204,10 +211,12 @@ class Exchange:
     @functools.cached_property
     def keeps_rounding_error(self) -> bool:
         """Whether a worker keeps what rounding its payload took, to send it later."""
-        if self.payload is None or not self.exchanges_momentum:
-            return False
-        payload = resolve_payload(self.payload)
-        return isinstance(payload, Quantizer) and payload.error_feedback
+        return self.exchanges_momentum and _has_feedback(self.payload)
+
+    @functools.cached_property
+    def keeps_average_error(self) -> bool:
+        """Whether a worker keeps what rounding took of its parameters' difference."""
+        return self.averages_in_codes and _has_feedback(self.average_payload)
 
     def selection_for(self, leaves: Sequence[Leaf]) -> Selection:
         """The selection, with the ``min_size`` that suits all these leaves."""
@@ -338,6 +347,11 @@ def check_exchange(exchange: object) -> Exchange:
     raise ValueError(
         f"exchange must be a slamb_jax.Exchange, got {exchange!r}{way_out}"
     )
+
+
+def _has_feedback(payload: Payload) -> bool:
+    resolved = resolve_payload(payload)
+    return isinstance(resolved, Quantizer) and resolved.error_feedback
 
 
 def _min_size_for(leaves: Sequence[Leaf]) -> int:

@@ -139,7 +139,7 @@ def average_parameters_every(
         if outer is not None:
             outer_state = outer.init(anchor)
         if exchange.normalizes:
-            nu = jax.tree.map(jnp.zeros_like, anchor)
+            nu = optax.tree.zeros_like(params, dtype=jnp.float32)
         count = jnp.zeros([], jnp.int32)
         return AverageParametersState(count, anchor, outer_state, nu)
 

@@ -12,7 +12,11 @@ from jax.typing import DTypeLike
 from slamb_jax._tree.leaves import Leaf, keep_absent, leaves_of, present
 from slamb_jax._tree.skip import Skip, unless
 from slamb_jax.exchange.blocks import Blocks, SelectionAtStep, map_rows
-from slamb_jax.exchange.means import exchange_means, means_over_workers
+from slamb_jax.exchange.means import (
+    Exchanged,
+    exchange_means,
+    means_over_workers,
+)
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.links.normalized import normalized
 
@@ -38,47 +42,62 @@ def averaged(
     rows, rebuild = present(updates, params, like=params, layout=exchange.layout)
     leaves, us, ps = ([row[i] for row in rows] for i in range(3))
     blocks = _blocks(leaves, params, exchange, step)
-    difference = functools.partial(_difference, exchange=exchange)
-    if anchor is None:
-        new = [_stepped(p, u, p.dtype, exchange) for u, p in zip(us, ps, strict=True)]
-        packed = map_rows(Blocks.pack, blocks, new)
-        means = means_over_workers(packed, leaves, exchange, None, step)
-        there = map_rows(Blocks.unpack, blocks, means, new)
-        return rebuild(map_rows(difference, there, ps, us)), kept
 
     def like_leaves(tree: optax.Params) -> list[jax.Array]:
         return [row[2] for row in present(updates, tree, like=params)[0]]
 
-    old = like_leaves(anchor)
-    new = [_stepped(p, u, jnp.float32, exchange) for u, p in zip(us, ps, strict=True)]
-    ahead = map_rows(
-        Blocks.pack, blocks, [x - a for x, a in zip(new, old, strict=True)]
-    )
-    found = exchange_means(
-        ahead, leaves, exchange, exchange.average_payload, step, with_errors=True
-    )
-    means = found.means
-    if nu is not None:
+    def arrived(there: Sequence[jax.Array], new: Sequence[jax.Array]) -> optax.Updates:
+        whole = map_rows(Blocks.unpack, blocks, there, new)
+        difference = functools.partial(_difference, exchange=exchange)
+        return rebuild(map_rows(difference, whole, ps, us))
+
+    def mean_of(ahead: Sequence[jax.Array]) -> tuple[Exchanged, optax.Params | None]:
+        """The mean, normalized where that is asked for, and its new second moment."""
+        found = exchange_means(
+            ahead,
+            leaves,
+            exchange,
+            exchange.average_payload,
+            step,
+            with_errors=exchange.keeps_average_error,
+        )
+        if nu is None:
+            return found, None
         nus = like_leaves(nu)
         packed = map_rows(Blocks.pack, blocks, nus)
-        means, packed = normalized(means, packed, leaves, blocks, exchange)
+        means, packed = normalized(found.means, packed, leaves, blocks, exchange)
         stored = rebuild(map_rows(Blocks.store, blocks, packed, nus))
-        nu = unless(skip, nu, keep_absent(stored, nu))
+        new_nu = unless(skip, nu, keep_absent(stored, nu))
+        return found._replace(means=means), new_nu
+
+    if anchor is None and not exchange.averages_in_codes:
+        new = [_stepped(p, u, p.dtype, exchange) for u, p in zip(us, ps, strict=True)]
+        packed = map_rows(Blocks.pack, blocks, new)
+        means = means_over_workers(packed, leaves, exchange, None, step)
+        return arrived(means, new), kept
+    if anchor is None:  # the replicas are equal: their updates are what differs
+        found, nu = mean_of([u.astype(jnp.float32) for u in us])
+        moved = [m.astype(u.dtype) for m, u in zip(found.means, us, strict=True)]
+        return rebuild(moved), Kept(None, None, nu)
+    old = like_leaves(anchor)
+    new = [_stepped(p, u, jnp.float32, exchange) for u, p in zip(us, ps, strict=True)]
+    ahead = [x - a for x, a in zip(new, old, strict=True)]
+    ahead = map_rows(Blocks.pack, blocks, ahead)
+    found, nu = mean_of(ahead)
     if exchange.outer is None:
-        bases = map_rows(Blocks.pack, blocks, old)
+        bases, means = map_rows(Blocks.pack, blocks, old), found.means
     else:
-        grads = keep_absent(rebuild([-m for m in means]), optax.tree.zeros_like(anchor))
-        moved, outer_state = exchange.outer.update(grads, outer_state, anchor)
-        bases, means = old, like_leaves(moved)
-    anchors = [a + m for a, m in zip(bases, means, strict=True)]
-    there = [
-        a + (d - sent) for a, d, sent in zip(anchors, ahead, found.sent, strict=True)
-    ]
-    there = map_rows(Blocks.unpack, blocks, there, new)
+        negative = rebuild([-m for m in found.means])
+        grads = keep_absent(negative, optax.tree.zeros_like(anchor))
+        outer_updates, outer_state = exchange.outer.update(grads, outer_state, anchor)
+        bases, means = old, like_leaves(outer_updates)
+    anchors = there = [a + m for a, m in zip(bases, means, strict=True)]
+    if exchange.keeps_average_error:
+        rest = [d - sent for d, sent in zip(ahead, found.sent, strict=True)]
+        there = [a + x for a, x in zip(anchors, rest, strict=True)]
     stored = rebuild(map_rows(Blocks.store, blocks, anchors, old))
     anchor = unless(skip, anchor, keep_absent(stored, anchor))
-    updates = rebuild(map_rows(difference, there, ps, us))
-    return updates, Kept(anchor, outer_state, nu)
+    return arrived(there, new), Kept(anchor, outer_state, nu)
 
 
 def _blocks(
