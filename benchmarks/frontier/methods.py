@@ -95,20 +95,20 @@ def sends_of(
     """The collectives of a step."""
     shapes = tuple(x.shape for x in jax.tree.leaves(params))
     momentum, parameters = elements_of(exchange, shapes)
-    means = [(momentum, exchange.payload)] if momentum else []
+    means = [(momentum, exchange.payload)] if any(momentum) else []
     if exchange.averages_at(step):
         means.append((parameters, exchange.average_payload))
-    return [x for d, how in means for x in rivals.mean_sends(d, workers, how)]
+    return [x for sizes, how in means for x in rivals.mean_sends(sizes, workers, how)]
 
 
 @functools.cache
 def elements_of(
     exchange: slamb_jax.Exchange, shapes: tuple[tuple[int, ...], ...]
-) -> tuple[int, int]:
-    """Elements of the momentum at each step, and of the parameters at an average."""
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of each leaf the elements of its momentum a step, and of its average."""
     params = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     found = count_elements(params, exchange)
-    return found.per_step, sum(found.averaged.values())
+    return found.per_step, found.averaged["float32"]
 
 
 def adamw(rate: optax.Schedule, exchange: slamb_jax.Exchange, **how: Any) -> Any:

@@ -54,10 +54,10 @@ def wire_bytes(sends: Sends, workers: int) -> float:
     return math.fsum(RING_SHARES[kind](workers) * payload for kind, payload in sends)
 
 
-def mean_sends(elements: int, workers: int, payload: Any = None) -> Sends:
-    """The collectives of a mean of that many elements, in float32 or a payload."""
-    chosen = resolve_payload(payload) or "float32"
-    parts = plan.mean(elements, chosen, (workers, 1))
+def mean_sends(sizes: int | Sequence[int], workers: int, payload: Any = None) -> Sends:
+    """The collectives of a mean of arrays of these sizes, in float32 or a payload."""
+    each = [sizes] if isinstance(sizes, int) else sizes
+    parts = plan.mean(each, resolve_payload(payload) or "float32", (workers, 1))
     return [(part.kind, part.bytes_in) for part in parts]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import textwrap
 from collections.abc import Callable, Mapping
@@ -157,11 +158,12 @@ def _average(elements: Elements, exchange: Exchange, groups: tuple[int, int]) ->
     payload = resolve_payload(exchange.average_payload)
     if payload is None and exchange.outer is not None:
         payload = "float32"  # the difference to the last average
-    kinds: list[tuple[str | Quantizer, int]] = [*elements.averaged.items()]
+    kinds: list[tuple[str | Quantizer, tuple[int, ...]]]
+    kinds = [*elements.averaged.items()]
     if payload is not None:
-        kinds = [(payload, sum(elements.averaged.values()))]
+        kinds = [(payload, tuple(itertools.chain(*elements.averaged.values())))]
     per_step = exchange.averages_per_step
-    return [x for kind, d in kinds for x in mean(d, kind, groups, per_step)]
+    return [x for kind, sizes in kinds for x in mean(sizes, kind, groups, per_step)]
 
 
 def _checked(seconds: tuple[float, float]) -> tuple[float, float]:
@@ -206,7 +208,8 @@ def _title(elements: Elements, network: Network, exchange: Exchange, began: int)
         averages = f"in turn, each every {every} steps"
     sends = f"the parameters {averages}"
     if exchange.exchanges_momentum:
-        sends = f"{elements.per_step / elements.total:.3g} of the momentum, {sends}"
+        share = sum(elements.per_step) / elements.total
+        sends = f"{share:.3g} of the momentum, {sends}"
     lines = (
         f"{scaled(elements.total, 'parameters')}; {network.workers} workers, "
         f"{network.workers_per_node} per node{inside}; {scaled(network.link, 'bit/s')},"

@@ -24,8 +24,8 @@ class Elements(NamedTuple):
     """Elements of one device."""
 
     by_dtype: dict[str, int]  # all parameters
-    per_step: int  # of the momentum, exchanged at each step
-    averaged: dict[str, int]  # of the parameters, at each average
+    per_step: tuple[int, ...]  # of each leaf's momentum, exchanged at each step
+    averaged: dict[str, tuple[int, ...]]  # of the parameters, at each average
 
     @property
     def total(self) -> int:
@@ -44,7 +44,7 @@ def count_elements(params: float | chex.ArrayTree, exchange: Exchange) -> Elemen
         leaf, d = Leaf(0, TYPICAL.shape), int(float(params))
         ((momentum, average),) = sent_of([leaf], exchange)
         sent, share = (-(-d * x // leaf.size) for x in (momentum, average))
-        return Elements({"float32": d}, sent, {"float32": share})
+        return Elements({"float32": d}, (sent,), {"float32": (share,)})
 
     check_floating(params, "params")
     shards, layout = shards_of(params, exchange), Layout(None, exchange.stacked)
@@ -55,16 +55,15 @@ def count_elements(params: float | chex.ArrayTree, exchange: Exchange) -> Elemen
         )
     ]
     by_dtype: collections.Counter[str] = collections.Counter()
-    averaged: collections.Counter[str] = collections.Counter()
-    per_step = 0
+    averaged: dict[str, tuple[int, ...]] = {}
     sizes = sent_of(leaves, exchange)
-    for (sent, of_average), shard in zip(sizes, jax.tree.leaves(shards), strict=True):
-        by_dtype[shard.dtype.name] += shard.size
-        averaged[shard.dtype.name] += of_average
-        per_step += sent
+    for (_, of_average), shard in zip(sizes, jax.tree.leaves(shards), strict=True):
+        name = shard.dtype.name
+        by_dtype[name] += shard.size
+        averaged[name] = (*averaged.get(name, ()), of_average)
     if not by_dtype.total():
         raise ValueError(f"params must have elements, got {params!r}")
-    return Elements(by_dtype, per_step, averaged)
+    return Elements(by_dtype, tuple(sent for sent, _ in sizes), averaged)
 
 
 def shards_of(params: chex.ArrayTree, exchange: Exchange) -> chex.ArrayTree:

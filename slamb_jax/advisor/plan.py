@@ -1,12 +1,14 @@
 """The collectives of a step, with their bytes and seconds."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
 from slamb_jax.advisor.advice import StepCost
 from slamb_jax.advisor.network import Network
+from slamb_jax.exchange.cuts import slice_nbytes
 from slamb_jax.exchange.payloads import Quantizer
 from slamb_jax.wire import RING_SHARES
 
@@ -39,22 +41,22 @@ Plan = list[Transfer]
 
 
 def mean(
-    elements: int,
+    sizes: Sequence[int],
     wire_format: str | Quantizer,
     groups: tuple[int, int],
     per_step: float = 1.0,
 ) -> Plan:
     """The collectives of a mean over ``(groups, devices in each)``.
 
-    ``wire_format`` is the name of a dtype, or a quantizer.
+    ``sizes`` are the elements of each array, ``wire_format`` is the name of a dtype, or
+    a quantizer.
     """
     n, w = groups
+    elements = sum(sizes)
     among: Among = "nodes" if w > 1 else "all"
     part = -(-elements // w)  # of each device; its group gathers them afterwards
     if isinstance(wire_format, Quantizer):
-        size = -(-elements // (n * w))
-        to_owner = wire_format.nbytes(size)
-        back = wire_format.for_means.nbytes(size)
+        to_owner, back = slice_nbytes(sizes, wire_format, n * w)
         part_bytes = n * back
     else:
         itemsize = jnp.dtype(wire_format).itemsize

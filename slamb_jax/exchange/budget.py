@@ -1,6 +1,7 @@
 """The share of dense bytes that an exchange takes."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import chex
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from slamb_jax._tree.checks import check_floating, check_range
 from slamb_jax._tree.layout import Layout
 from slamb_jax._tree.leaves import Leaf, leaves_of
+from slamb_jax.exchange.cuts import slice_nbytes
 from slamb_jax.exchange.payloads import Payload, Quantizer, resolve_payload
 from slamb_jax.exchange.selections import elements_sent
 
@@ -41,11 +43,11 @@ def share_of(exchange: "Exchange", params: chex.ArrayTree) -> float:
     if not dense:
         raise ValueError(f"params must have elements, got {params!r}")
     sizes = sent_of(leaves, exchange)
-    sent = _bytes(sum(momentum for momentum, _ in sizes), exchange.payload, 4)
+    sent = _bytes([momentum for momentum, _ in sizes], exchange.payload, 4)
     if exchange.sync_every is not None:
         itemsize = max(x.dtype.itemsize for x in jax.tree.leaves(params))
         of_dtype = 4 if exchange.outer is not None else itemsize
-        averaged = sum(average for _, average in sizes)
+        averaged = [average for _, average in sizes]
         sent += exchange.averages_per_step * _bytes(
             averaged, exchange.average_payload, of_dtype
         )
@@ -90,9 +92,9 @@ def check_share(share: object) -> None:
         raise
 
 
-def _bytes(elements: int, payload: Payload, itemsize: int) -> float:
+def _bytes(sizes: Sequence[int], payload: Payload, itemsize: int) -> float:
     """Bytes on the way to a mean and back, halved."""
     payload = resolve_payload(payload)
     if isinstance(payload, Quantizer):
-        return (payload.nbytes(elements) + payload.for_means.nbytes(elements)) / 2
-    return elements * (itemsize if payload is None else jnp.dtype(payload).itemsize)
+        return sum(slice_nbytes(sizes, payload, 1)) / 2
+    return sum(sizes) * (itemsize if payload is None else jnp.dtype(payload).itemsize)

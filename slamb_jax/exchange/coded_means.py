@@ -11,12 +11,13 @@ from slamb_jax._tree.axes import axis_size, worker_index
 from slamb_jax._tree.rounding import step_seed
 from slamb_jax.exchange import collectives
 from slamb_jax.exchange.coded_parts import Groups, Part, Place, Slices
+from slamb_jax.exchange.cuts import cut_of
+from slamb_jax.exchange.flat import flat_size
 from slamb_jax.exchange.payloads import Quantizer
 from slamb_jax.exchange.payloads.codes import BlockQuantizer
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.exchange.slices import gathered, own_slice
 
-_LARGE = 2**16  # elements: a smaller array is encoded together with others
 _LONG, _LANES = 2**16, 2**10  # bytes: of other rows a TPU's all-gather sends twice
 
 
@@ -80,16 +81,16 @@ def means_in_codes(
 def _parts(
     arrays: Sequence[jax.Array], quantizer: Quantizer, at: Place, exact: bool
 ) -> tuple[list[list[int]], list[Part]]:
-    """The numbers of the large arrays and of the others, and a part for each."""
-    large, small, parts = [], list(range(len(arrays))), list[Part]()
-    if isinstance(quantizer, BlockQuantizer):
-        large = [i for i, x in enumerate(arrays) if x.size >= _LARGE]
-        small = [i for i, x in enumerate(arrays) if x.size < _LARGE]
-        if large:
-            parts.append(Groups([arrays[i] for i in large], quantizer, at))
-    if small:
-        parts.append(Slices([arrays[i] for i in small], quantizer, at, exact))
-    return [x for x in (large, small) if x], parts
+    """The numbers of the arrays of each part, and the parts."""
+    if not isinstance(quantizer, BlockQuantizer):
+        return [list(range(len(arrays)))], [Slices(arrays, quantizer, at, exact)]
+    sizes = [flat_size(x.shape) for x in arrays]
+    kinds = cut_of(sizes, quantizer, at.width * at.n)
+    parts: list[Part] = [
+        Groups([arrays[i] for i in members], quantizer, at.of_part(i), cut, each)
+        for i, (cut, (members, each)) in enumerate(kinds.items())
+    ]
+    return [members for members, _ in kinds.values()], parts
 
 
 def _as_one(

@@ -15,10 +15,8 @@ from slamb_jax._tree.hashing import hash_u32, hash_words
 from slamb_jax.exchange import collectives
 from slamb_jax.exchange.flat import flat_size, flatten, unflatten
 from slamb_jax.exchange.payloads import Quantizer
-from slamb_jax.exchange.payloads.codes import BlockQuantizer
+from slamb_jax.exchange.payloads.codes import BlockQuantizer, Shape
 from slamb_jax.exchange.slices import own_slice, slices_of
-
-_MANY_ROWS = 512  # in a slice: that they fill groups does not count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +36,11 @@ class Place:
         return hash_u32(
             hash_u32(number.astype(jnp.uint32), self.seed), hash_words(stage)
         )
+
+    def of_part(self, number: int) -> "Place":
+        """With random bits of its own for each of several parts."""
+        seed = hash_u32(self.seed, hash_words(number))
+        return dataclasses.replace(self, seed=seed)
 
     def only_mine(self, mine: jax.Array, others: jax.Array) -> jax.Array:
         """``mine`` where this worker is the owner, in (width, n, ...)."""
@@ -75,7 +78,7 @@ class Part(Protocol):
 
 
 class Slices:
-    """Small arrays as one, cut into slices that are encoded by themselves."""
+    """Arrays as one, cut into slices that a quantizer of the user's own encodes."""
 
     def __init__(
         self, arrays: Sequence[jax.Array], quantizer: Quantizer, at: Place, exact: bool
@@ -130,31 +133,37 @@ class Slices:
 
 
 class Groups:
-    """Large arrays, each encoded in its place, and the codes of all cut into slices.
+    """Arrays of one kind, encoded by groups, and the codes of all cut into slices.
 
-    No array is copied or padded for the number of workers, and what an owner does with
-    its slice, it does once. A long slice is of whole groups, another of some rows.
+    No block is of two arrays, which may differ in scale. A large array is encoded in
+    its place, small ones together. None is padded for the number of workers, and what
+    an owner does with its slice, it does once.
     """
 
     def __init__(
-        self, arrays: Sequence[jax.Array], quantizer: BlockQuantizer, at: Place
+        self,
+        arrays: Sequence[jax.Array],
+        quantizer: BlockQuantizer,
+        at: Place,
+        cut: Shape,
+        each: Shape,
     ) -> None:
+        """``cut`` is the shape of a group, ``each`` that of a slice; both as cut_of."""
         self._arrays, self._at = arrays, at
         self._there, self._back = quantizer, quantizer.for_means
-        cut = quantizer.group
+        self._group, self._slice = cut, each
         counts = [-(-flat_size(x.shape) // cut.size) for x in arrays]
         self._ends = [0, *np.cumsum(counts)]
-        rows = -(-sum(counts) * cut.rows // (at.width * at.n))
-        each = cut._replace(rows=rows)
-        if rows >= _MANY_ROWS:
-            each = cut._replace(groups=-(-rows // cut.rows))
-        self._group, self._slice = cut, each
+        self._together = cut.rows == 1
+        groups = [
+            flatten(x, count * cut.size).reshape(cut._replace(groups=count))
+            for x, count in zip(arrays, counts, strict=True)
+        ]
+        if self._together:
+            groups = [jnp.concatenate(groups)]
         self._coded = [
-            quantizer.encode_groups(
-                flatten(x, count * cut.size).reshape(cut._replace(groups=count)),
-                at.seed_of(jnp.int32(0), 3 + i),
-            )
-            for i, (x, count) in enumerate(zip(arrays, counts, strict=True))
+            quantizer.encode_groups(x, at.seed_of(jnp.int32(0), 3 + i))
+            for i, x in enumerate(groups)
         ]
         packed, scales = map(jnp.concatenate, zip(*self._coded, strict=True))
         slices = [self._cut(packed), self._cut(scales[:, None])]
@@ -201,13 +210,18 @@ class Groups:
         return jnp.moveaxis(x, 0, 3)
 
     def _joined(self, slices: jax.Array) -> list[jax.Array]:
-        """Undoes :meth:`_cut`: of each array its groups."""
+        """Undoes :meth:`_cut`: the groups that were encoded together."""
         x, rows = jnp.moveaxis(slices, 3, 0), self._group.rows
         x = x.reshape(len(x), -1, x.shape[-1])[:, : self._ends[-1] * rows]
         x = x.reshape(len(x), -1, rows, x.shape[-1]).swapaxes(0, 1)
-        return [x[a:b] for a, b in itertools.pairwise(self._ends)]
+        return [x] if self._together else self._of_arrays(x)
+
+    def _of_arrays(self, groups: jax.Array) -> list[jax.Array]:
+        return [groups[a:b] for a, b in itertools.pairwise(self._ends)]
 
     def _apart(self, groups: Sequence[jax.Array]) -> list[jax.Array]:
+        if self._together:
+            groups = self._of_arrays(groups[0])
         pairs = zip(groups, self._arrays, strict=True)
         return [unflatten(x.reshape(-1), y.shape) for x, y in pairs]
 

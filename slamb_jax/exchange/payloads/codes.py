@@ -19,6 +19,7 @@ from slamb_jax._tree.hashing import hash_u32
 
 _WIDTH = 128  # of a row
 _ROWS = 8  # of a group of planes
+_LARGE, _SMALL = 2**16, 2**11  # elements
 _FEW, _MANY = 64, 512  # blocks: with many what is padded does not count
 _DIGITS = {8: (256, 1), 4: (16, 2), 2: (3, 5)}  # of bits: base, and digits to a byte
 # A byte over a power of the base, rounded down: a factor and a shift in 16 bits.
@@ -141,17 +142,26 @@ class BlockQuantizer:
         """How an array of ``size`` elements is cut."""
         return shape_of(size, self.block_size, _DIGITS[self.bits][1])
 
-    @property
-    def group(self) -> Shape:
-        """How a group of a large array is cut, on the way to the means and back."""
+    def group_of(self, size: int) -> Shape:
+        """How a group of one array is cut, on the way to the means and back.
+
+        No block is of two arrays. Those of a small array are small, so that little of
+        them is padding.
+        """
         fewest = min(self.bits, self.for_means.bits)
         planes, width = _block(self.block_size, _DIGITS[fewest][1])
-        return Shape(1, planes, _ROWS, width)
+        if size >= _LARGE:
+            return Shape(1, planes, _ROWS, width)
+        return Shape(1, planes, 1, -(-width // (8 if size < _SMALL else 2)))
+
+    def nbytes_of(self, shape: Shape) -> int:
+        """Bytes of an array that is cut so, scales included."""
+        codes = shape.size // _DIGITS[self.bits][1]
+        return codes + shape.blocks * self._scale_bytes
 
     def nbytes(self, size: int) -> int:
         """Bytes of ``size`` elements, scales included."""
-        shape, (_, count) = self.shape_of(size), _DIGITS[self.bits]
-        return shape.size // count + shape.blocks * self._scale_bytes
+        return self.nbytes_of(self.shape_of(size))
 
     def encode(self, x: jax.Array, seed: jax.Array) -> jax.Array:
         """Float32 (..., size) to uint8 (..., nbytes(size))."""
