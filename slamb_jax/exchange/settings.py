@@ -86,8 +86,10 @@ class Exchange:
         once in H steps, instead of all of them every H steps. None: unless there is
         an ``outer`` optimizer.
       average_payload: the wire format of the parameters, likewise or ``"float16"``, as
-        the difference to the last average, a copy of which is kept; see
-        :func:`average_parameters_every`. None: the parameters' dtype.
+        the difference to the last average. A copy of that is kept where the replicas
+        differ: for H above 1, with ``overlap``, and for a payload with
+        ``error_feedback``; see :func:`average_parameters_every`. None: the parameters'
+        dtype.
       average_b2: decay rate of the second moment of the mean difference, in [0, 1), by
         whose root the mean is divided where it is exchanged in codes; see
         :func:`average_parameters_every`. None: the mean itself, as in float32 and with

@@ -53,19 +53,25 @@ def average_parameters_every(
     its turn once in H steps. As many bytes at every step, and no conditional.
 
     **In codes.** With an ``average_payload`` the difference to the anchor a, the last
-    average, is exchanged; all workers keep the anchor (one more copy of the
-    parameters):
+    average, is exchanged:
 
     .. math::
 
       d = p + u - a, \quad a \leftarrow a + \text{mean over workers of } Q(d),
-      \quad p + u \leftarrow a + (d - Q(d))
+      \quad p + u \leftarrow a
 
-    A worker keeps what rounding took of its own difference in its parameters, and sends
-    it the next time; what rounding took of the mean is lost. (With ``"ternary"`` that
-    keeps small, noisy coordinates of the mean from moving: AdamW ended lower so than
-    with it sent again.) All workers must begin with the same parameters,
-    as with :func:`replicate`; the anchor stays bit-identical on all.
+    What rounding takes is lost. The noise of gradients makes up for that on average:
+    what a worker rounds to nothing now, it or another sends soon. A coordinate whose
+    steps are always small beside others of its leaf would not move, though. A payload
+    with ``error_feedback`` excludes that: a worker keeps what rounding took of its own
+    difference in its parameters,
+
+    .. math:: p + u \leftarrow a + (d - Q(d)),
+
+    and sends it the next time. At H = 1 without feedback and overlap the replicas are
+    equal, to the bit, and a is the parameters; else all workers keep it (one more
+    copy of the parameters). All workers must begin with the same parameters, as with
+    :func:`replicate`.
 
     **Normalized.** The mean in codes, :math:`\Delta`, is divided by the root of its
     second moment v, relative to the mean :math:`\bar v` of v over the leaf (over its
@@ -124,6 +130,8 @@ def average_parameters_every(
     References:
       Xu et al., `SLAMB <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023;
       Douillard et al., `DiLoCo <https://arxiv.org/abs/2311.08105>`_, 2023;
+      Liu et al., `Distributed Lion <https://arxiv.org/abs/2404.00438>`_, 2024: signs
+      of local steps, averaged and without feedback;
       Reddi et al., `Adaptive Federated Optimization
       <https://arxiv.org/abs/2003.00295>`_, ICLR 2021 (FedAdam);
       Thérien et al., `MuLoCo <https://arxiv.org/abs/2505.23725>`_, 2025; Kallusky et

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import slamb_jax
-from slamb_jax.exchange import coded_means
+from slamb_jax.exchange.payloads import codes
 from slamb_jax.workers.checksums import differing_copies
 from tests.campaign.draws import SEED, TIMES
 from tests.campaign.settings import (
@@ -46,7 +46,7 @@ def case(i: int, row: Row) -> Any:
 
 @pytest.mark.parametrize("row", [case(i, row) for i, row in enumerate(ROWS)])
 def test_any_two_settings_together(row: Row, monkeypatch: Any) -> None:
-    monkeypatch.setattr(coded_means, "_LARGE", row["large"])
+    monkeypatch.setattr(codes, "_LARGE", row["large"])
     state = one_of_each_group(row, run_in_place(row))
     assert_finite(state)
     assert_what_agrees(row, state)

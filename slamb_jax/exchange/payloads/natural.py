@@ -38,7 +38,7 @@ class NaturalCompression(BlockQuantizer):
       bits: 8. (Four bits were measured to be worse than uniform ones of equal size.)
       block_size: about how many elements share a byte for their largest exponent; at
         least 2.
-      error_feedback: whether a worker keeps what rounding took, in one more float32
+      error_feedback: whether a worker keeps what rounding took, for one more float32
         copy of the parameters, and sends it with the next exchange of the coordinate.
       seed: changes the rounding.
       mean_bits: None or 8.

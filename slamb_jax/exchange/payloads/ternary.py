@@ -28,15 +28,14 @@ class Ternary(BlockQuantizer):
       x_i \to 0 \text{ for others}
 
     so that the largest differences are communicated first, in 1.7 bits a coordinate
-    with the scale. It is deterministic, and not right on average: it is for what waits
-    for another turn. That holds for an ``average_payload``, where a worker keeps in
-    its parameters what rounding took, and for a ``payload`` with ``error_feedback``. A
-    block with a value that is not finite is decoded as NaN.
+    with the scale. It is deterministic, and not right on average: as the ``payload`` of
+    a momentum it needs ``error_feedback``, as an ``average_payload`` rarely. A block
+    with a value that is not finite is decoded as NaN.
 
     Args:
       bits: 2, of which 1.6 are used.
       block_size: about how many elements share a scale of 4 bytes; at least 2.
-      error_feedback: whether a worker keeps what rounding took, in one more float32
+      error_feedback: whether a worker keeps what rounding took, for one more float32
         copy of the parameters, and sends it with the next exchange of the coordinate.
       seed: has no effect.
       mean_bits: None or 2.

@@ -39,7 +39,7 @@ class StochasticUniform(BlockQuantizer):
     Args:
       bits: 8 or 4 for each element; two of 4 share a byte.
       block_size: about how many elements share a scale of 4 bytes; at least 2.
-      error_feedback: whether a worker keeps what rounding took, in one more float32
+      error_feedback: whether a worker keeps what rounding took, for one more float32
         copy of the parameters, and sends it with the next exchange of the coordinate.
       seed: changes U.
       mean_bits: 8 or 4 for the means on their way back to the workers, whose rounding
