@@ -34,9 +34,9 @@ def slice_nbytes(
     sizes: Sequence[int], quantizer: Quantizer, slices: int
 ) -> tuple[int, int]:
     """Bytes of one slice of arrays: to its owner, and of its mean."""
-    there, back = quantizer, quantizer.for_means
     if not isinstance(quantizer, BlockQuantizer):
         size = -(-sum(sizes) // slices)
-        return there.nbytes(size), back.nbytes(size)
+        return quantizer.nbytes(size), quantizer.for_means.nbytes(size)
     shapes = [each for _, each in cut_of(sizes, quantizer, slices).values()]
-    return sum(map(there.nbytes_of, shapes)), sum(map(back.nbytes_of, shapes))
+    there, back = quantizer.nbytes_of, quantizer.for_means.nbytes_of
+    return sum(map(there, shapes)), sum(map(back, shapes))
