@@ -65,9 +65,11 @@ def averaged(
             return found, None
         nus = like_leaves(nu)
         packed = map_rows(Blocks.pack, blocks, nus)
-        means, packed = normalized(found.means, packed, leaves, blocks, exchange)
+        means, packed = normalized(found.means, packed, leaves, blocks, exchange, skip)
         stored = rebuild(map_rows(Blocks.store, blocks, packed, nus))
-        new_nu = unless(skip, nu, keep_absent(stored, nu))
+        new_nu = keep_absent(stored, nu)
+        if skip is not None:
+            skip.follow(nu, new_nu)
         return found._replace(means=means), new_nu
 
     if anchor is None and not exchange.averages_in_codes:

@@ -8,6 +8,7 @@ import numpy as np
 from jax import lax
 
 from slamb_jax._tree.leaves import Leaf
+from slamb_jax._tree.skip import Skip
 from slamb_jax.exchange import collectives
 from slamb_jax.exchange.blocks import Blocks
 from slamb_jax.exchange.settings import Exchange
@@ -21,21 +22,28 @@ def normalized(
     leaves: Sequence[Leaf],
     blocks: Sequence[Blocks],
     exchange: Exchange,
+    skip: Skip | None,
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """The packed means over their roots, and their new second moments.
+    """The packed means over their roots, and the second moments to keep.
 
     A root is relative to the root of its leaf's mean, so that the size of a step is
     left as it is.
     """
     b2 = jnp.float32(exchange.average_b2)
-    nus = [b2 * nu + (1 - b2) * jnp.square(m) for nu, m in zip(nus, means, strict=True)]
+    new = [b2 * nu + (1 - b2) * jnp.square(m) for nu, m in zip(nus, means, strict=True)]
+    if skip is not None:
+        new = skip.instead(list(nus), new)
+    # A barrier, or a GPU computes them again from the old ones, which it then copies.
+    new = lax.platform_dependent(
+        new, cpu=lambda nus: nus, default=lax.optimization_barrier
+    )
     out = []
-    typical = _of_leaves(nus, leaves, blocks)
-    for mean, nu, whole in zip(means, nus, typical, strict=True):
+    typical = _of_leaves(new, leaves, blocks)
+    for mean, nu, whole in zip(means, new, typical, strict=True):
         # Where all are 0 the mean is, too.
         root = jnp.sqrt(nu / jnp.maximum(whole, np.finfo(np.float32).tiny))
         out.append(mean * ((1 + _LEAST) / (root + _LEAST)))
-    return out, nus
+    return out, new
 
 
 def _of_leaves(
