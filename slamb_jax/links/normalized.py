@@ -35,7 +35,10 @@ def normalized(
         new = skip.instead(list(nus), new)
     # A barrier, or a GPU computes them again from the old ones, which it then copies.
     new = lax.platform_dependent(
-        new, cpu=lambda nus: nus, default=lax.optimization_barrier
+        new,
+        cuda=lax.optimization_barrier,
+        rocm=lax.optimization_barrier,
+        default=lambda nus: nus,
     )
     out = []
     typical = _of_leaves(new, leaves, blocks)

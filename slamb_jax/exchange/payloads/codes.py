@@ -154,6 +154,15 @@ class BlockQuantizer:
             return Shape(1, planes, _ROWS, width)
         return Shape(1, planes, 1, -(-width // (8 if size < _SMALL else 2)))
 
+    def for_leaf(self, size: int) -> Self:
+        """The quantizer of an array of ``size`` elements, which has one kind of group."""
+        return self.for_small if size < _SMALL else self
+
+    @property
+    def for_small(self) -> Self:
+        """The quantizer of small arrays."""
+        return self
+
     def nbytes_of(self, shape: Shape) -> int:
         """Bytes of an array that is cut so, scales included."""
         codes = shape.size // _DIGITS[self.bits][1]
