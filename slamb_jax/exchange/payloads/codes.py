@@ -155,7 +155,7 @@ class BlockQuantizer:
         return Shape(1, planes, 1, -(-width // (8 if size < _SMALL else 2)))
 
     def for_leaf(self, size: int) -> Self:
-        """The quantizer of an array of ``size`` elements, which has one kind of group."""
+        """The quantizer of an array of ``size`` elements."""
         return self.for_small if size < _SMALL else self
 
     @property
