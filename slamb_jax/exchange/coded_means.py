@@ -87,13 +87,7 @@ def _parts(
     sizes = [flat_size(x.shape) for x in arrays]
     kinds = cut_of(sizes, quantizer, at.width * at.n)
     parts: list[Part] = [
-        Groups(
-            [arrays[i] for i in members],
-            quantizer.for_leaf(sizes[members[0]]),
-            at.of_part(i),
-            cut,
-            each,
-        )
+        Groups([arrays[i] for i in members], quantizer, at.of_part(i), cut, each)
         for i, (cut, (members, each)) in enumerate(kinds.items())
     ]
     return [members for members, _ in kinds.values()], parts

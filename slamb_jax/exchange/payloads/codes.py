@@ -145,23 +145,14 @@ class BlockQuantizer:
     def group_of(self, size: int) -> Shape:
         """How a group of one array is cut, on the way to the means and back.
 
-        No block is of two arrays. Those of a small array are small, so that little of
-        them is padding.
+        No block is of two arrays. Those of small arrays are small, so that little of
+        them is padding; where there is some, a block's mean magnitude is less.
         """
         fewest = min(self.bits, self.for_means.bits)
         planes, width = _block(self.block_size, _DIGITS[fewest][1])
         if size >= _LARGE:
             return Shape(1, planes, _ROWS, width)
-        return Shape(1, planes, 1, -(-width // (8 if size < _SMALL else 2)))
-
-    def for_leaf(self, size: int) -> Self:
-        """The quantizer of an array of ``size`` elements."""
-        return self.for_small if size < _SMALL else self
-
-    @property
-    def for_small(self) -> Self:
-        """The quantizer of small arrays."""
-        return self
+        return Shape(1, planes, 1, -(-width // (4 if size < _SMALL else 2)))
 
     def nbytes_of(self, shape: Shape) -> int:
         """Bytes of an array that is cut so, scales included."""

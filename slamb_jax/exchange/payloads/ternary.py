@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +39,7 @@ class Ternary(BlockQuantizer):
         copy of the parameters, and sends it with the next exchange of the coordinate.
       seed: has no effect.
       mean_bits: None or 2.
-      threshold: in units of the block's mean magnitude, not negative; 0 sends signs,
-        as is done for leaves of fewer than 2048 elements.
+      threshold: in units of the block's mean magnitude, not negative; 0 sends signs.
 
     Raises:
       ValueError: for a value out of range.
@@ -69,11 +68,6 @@ class Ternary(BlockQuantizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("threshold", self.threshold, 0.0, open_high=True)
-
-    @property
-    def for_small(self) -> Self:
-        # Of a bias or the scale of a norm each coordinate counts.
-        return dataclasses.replace(self, threshold=0.0)
 
     def quantize(
         self, planes: list[jax.Array], seed: jax.Array
