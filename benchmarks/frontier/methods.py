@@ -75,7 +75,10 @@ def exchanging(
         return rivals.Rival(
             make(schedule, sized, **optimizer),
             functools.partial(sends_of, sized),
-            lambda step: not sized.in_turn and bool(sized.averages_at(step)),
+            lambda step: (
+                not (sized.in_turn or sized.keeps_average_error)
+                and bool(sized.averages_at(step))
+            ),
         )
 
     written = {name: getattr(exchange, name) for name in ("payload", "average_payload")}

@@ -120,8 +120,7 @@ class Workers:
             self.trace[j] = mu * self.trace[j] - mean
             mean = -rate * (mu * self.trace[j] - mean)  # Nesterov's
         self.anchor[j] = np.where(mask, a + mean, a)
-        kept = [d - q for d, q in zip(differences, sent, strict=True)]
-        return [self.anchor[j] + rest for rest in kept]
+        return [self.anchor[j]] * self.n  # what rounding took is lost
 
     def coded(self, d: np.ndarray) -> np.ndarray:
         if self.given["average_payload"] != "bfloat16":
