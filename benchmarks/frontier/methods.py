@@ -188,7 +188,7 @@ FEEDBACK = {
         sync_every=h,
         average_payload=slamb_jax.payloads.Ternary(error_feedback=True),
     )
-    for h in (1, 4)
+    for h in EVERY
 }
 FOUR_BITS = {
     h: slamb_jax.Exchange(AXIS, sync_every=h, average_payload="uniform4")
@@ -232,7 +232,10 @@ METHODS = {
         f"muon, 4 bits, H {h}": exchanging(muon, 0.0453, x, **MUON)
         for h, x in FOUR_BITS.items()
     },
-    "muon, feedback, H 1": exchanging(muon, 0.0453, FEEDBACK[1], **MUON),
+    **{
+        f"muon, feedback, H {h}": exchanging(muon, 0.0453, FEEDBACK[h], **MUON)
+        for h in (1, 2, 4, 16, 32, 64)
+    },
     **{
         f"muon, H {h}": exchanging(muon, 0.0453, EVERY[h], **MUON)
         for h in (1, 2, 4, 16, 32, 64)
