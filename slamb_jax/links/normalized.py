@@ -33,13 +33,7 @@ def normalized(
     new = [b2 * nu + (1 - b2) * jnp.square(m) for nu, m in zip(nus, means, strict=True)]
     if skip is not None:
         new = skip.instead(list(nus), new)
-    # A barrier, or a GPU computes them again from the old ones, which it then copies.
-    new = lax.platform_dependent(
-        new,
-        cuda=lax.optimization_barrier,
-        rocm=lax.optimization_barrier,
-        default=lambda nus: nus,
-    )
+    new = list(map(_computed_once, new))
     out = []
     typical = _of_leaves(new, leaves, blocks)
     for mean, nu, whole in zip(means, new, typical, strict=True):
@@ -47,6 +41,15 @@ def normalized(
         root = jnp.sqrt(nu / jnp.maximum(whole, np.finfo(np.float32).tiny))
         out.append(mean * ((1 + _LEAST) / (root + _LEAST)))
     return out, new
+
+
+def _computed_once(nu: jax.Array) -> jax.Array:
+    """Where it is used, a GPU would compute it again from the old, which it copies.
+
+    Each by itself: a barrier joins the types of what stands in front of it.
+    """
+    barrier = lax.optimization_barrier
+    return lax.platform_dependent(nu, cuda=barrier, rocm=barrier, default=lambda x: x)
 
 
 def _of_leaves(
