@@ -126,13 +126,18 @@ def test_what_slamb_sends_is_counted_as_it_packs() -> None:
     published = "SLAMB, as published"
     assert sends(published, 2) == plain
     assert sends(published, 101) == [*plain, ("all-reduce", 4 * 4030)]
-    # All parameters in 4 slices of 1,008: 2 blocks, each of 101 bytes and a scale of 4.
-    assert sends("slamb, H 1", 2) == [("all-to-all", 4 * 210), ("all-gather", 210)]
-    # 280 elements of the momentum in 4 slices of 70: 35 bytes of codes, a scale of 4.
-    # 2,030 parameters in 4 slices of 508: a block of 102 bytes.
-    assert sends("slamb, momentum, H 2", 2) == [
-        ("all-to-all", 4 * 39), ("all-gather", 39),
-        ("all-to-all", 4 * 106), ("all-gather", 106),
+    # 13 blocks of 320 of the one and one of 160 of the other leaf, five to a byte, a
+    # scale of 4 bytes each, in 4 slices of whole blocks.
+    slice_ = 4 * (64 + 4) + 1 * (32 + 4)
+    assert sends("slamb, H 1", 2) == [
+        ("all-to-all", 4 * slice_), ("all-gather", slice_),
+    ]  # fmt: skip
+    # 250 and 30 elements of the momentum: 5 blocks of 64, two to a byte. 2,000 and 30
+    # parameters: 14 blocks of 160.
+    momentum, average = 2 * (32 + 4), 4 * (32 + 4)
+    assert sends("slamb, momentum, feedback, H 2", 2) == [
+        ("all-to-all", 4 * momentum), ("all-gather", momentum),
+        ("all-to-all", 4 * average), ("all-gather", average),
     ]  # fmt: skip
     rival = make(published, 1.0, SETTING)
     # 100 steps and a last average, for the replicas differ after them.
