@@ -26,8 +26,8 @@ class Exchanged(NamedTuple):
 
     Attributes:
       means: over the workers, the same bits on all, in the input's dtype.
-      sent: float32; what this worker sent as the others decode it; of small arrays
-        unchanged where the worker itself takes the mean.
+      sent: float32; what this worker sent as the others decode it; in codes of the
+        user's own unchanged where the worker itself takes the mean.
       server_error: float32; n times what rounding took of a mean, on the worker that
         rounded it, 0 elsewhere: with it the mean over the workers is exact to float32
         (but for 16-bit storage). None where nothing is rounded.
