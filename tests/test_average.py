@@ -118,6 +118,9 @@ def test_a_mean_in_codes_is_divided_by_the_root_of_its_second_moment(rolling):
             np.testing.assert_allclose(new[name] - before, want, atol=atol, rtol=2e-3)
             np.testing.assert_allclose(of_all, nu[name], rtol=2e-3, atol=atol**2)
             nu[name] = of_all
+            if not rolling:  # kept, and not taken again
+                whole = state.average_nu_mean[name][0]
+                np.testing.assert_allclose(whole, of_all.mean(), rtol=1e-5)
         anchor = new
 
 

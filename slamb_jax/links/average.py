@@ -24,6 +24,7 @@ class AverageParametersState(NamedTuple):
     anchor: optax.Params | None = None  # float32, as params; see there
     outer: optax.OptState | None = None  # the outer optimizer's
     average_nu: optax.Params | None = None  # float32, as params: v of the means
+    average_nu_mean: optax.Params | None = None  # float32, [] for each leaf: of v
 
 
 def average_parameters_every(
@@ -82,10 +83,11 @@ def average_parameters_every(
       v \leftarrow \beta v + (1 - \beta) \Delta^2, \quad
       a \leftarrow a + \frac{1.1}{\sqrt{v / \bar v} + 0.1} \, \Delta
 
-    with :math:`\beta` the ``average_b2`` of the exchange; v is one more copy of the
-    parameters. What many workers' directions agree on is smaller where they are noisy:
-    this makes up for it, as Adam's own v does in dense training. It is the second
-    moment of FedAdam, without its momentum and rate.
+    with :math:`\beta` the ``average_b2`` of the exchange. v is one more copy of the
+    parameters; where all are averaged at once, :math:`\bar v` is kept with it. What
+    many workers' directions agree on is smaller where they are noisy: this makes up
+    for it, as Adam's own v does in dense training. It is the second moment of FedAdam,
+    without its momentum and rate.
 
     **Overlap.** With ``overlap`` in the exchange the parameters are averaged as the
     last step left them, and this step's update is added behind: :math:`p` stands for
@@ -141,15 +143,17 @@ def average_parameters_every(
     sync_every, outer = exchange.sync_every, exchange.outer
 
     def init(params: optax.Params) -> AverageParametersState:
-        anchor = outer_state = nu = None
+        anchor = outer_state = nu = nu_mean = None
         if exchange.keeps_anchor:
             anchor = jax.tree.map(_copy_f32, params)
         if outer is not None:
             outer_state = outer.init(anchor)
         if exchange.normalizes:
             nu = optax.tree.zeros_like(params, dtype=jnp.float32)
+        if exchange.normalizes and not exchange.in_turn:
+            nu_mean = jax.tree.map(lambda _: jnp.zeros([], jnp.float32), params)
         count = jnp.zeros([], jnp.int32)
-        return AverageParametersState(count, anchor, outer_state, nu)
+        return AverageParametersState(count, anchor, outer_state, nu, nu_mean)
 
     def update(
         updates: optax.Updates,

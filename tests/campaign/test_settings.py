@@ -85,7 +85,8 @@ def assert_finite(state: Any) -> None:
 def assert_what_agrees(row: Row, state: Any) -> None:
     """Counts, the anchor and what is kept with it: to the bit."""
     opt_state = state[1]
-    kept = [part(opt_state, name) for name in ("anchor", "average_nu", "outer")]
+    names = "anchor", "average_nu", "average_nu_mean", "outer"
+    kept = [part(opt_state, name) for name in names]
     counts = [x for x in jax.tree.leaves(opt_state) if x.dtype == jnp.int32]
     selection = part(opt_state, "selection")
     slamb_jax.assert_replicas_agree([kept, counts, selection])
