@@ -107,7 +107,17 @@ def update_second_moment(
             new_nu,
             like=nu,
         )
-    return unless(skip, nu, new_nu)
+    if skip is not None:
+        return skip.choose(nu, new_nu)
+    return map_present(_computed_once, new_nu)
+
+
+def _computed_once(nu: jax.Array) -> jax.Array:
+    """A TPU would compute it twice from the old one, and copy it for that.
+
+    Where a step may be skipped it does not, and keeps more behind a barrier.
+    """
+    return lax.platform_dependent(nu, tpu=lax.optimization_barrier, default=lambda x: x)
 
 
 class Corrections(NamedTuple):
