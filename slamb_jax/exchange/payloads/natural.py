@@ -1,7 +1,6 @@
 """Codes by stochastic rounding to powers of two."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import jax
@@ -10,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from slamb_jax.exchange.payloads.codes import BlockQuantizer, random_bits
+from slamb_jax.exchange.payloads.reductions import largest
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _ZERO = np.uint32(127)  # the largest distance between exponents stands for 0
@@ -72,8 +72,7 @@ class NaturalCompression(BlockQuantizer):
             ((word & _MAGNITUDE) + (bits >> np.uint32(9))) >> np.uint32(23)
             for word, bits in zip(words, random_bits(planes, seed), strict=True)
         ]
-        top = jnp.max(functools.reduce(jnp.maximum, exponents), -1, keepdims=True)
-        top = jnp.minimum(top, np.uint32(255))
+        top = jnp.minimum(largest(exponents), np.uint32(255))
         codes = []
         for word, exponent in zip(words, exponents, strict=True):
             below = jnp.minimum(top - jnp.minimum(exponent, top), _ZERO)

@@ -1,7 +1,6 @@
 """Codes of three values: below, about and above zero."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import jax
@@ -11,6 +10,7 @@ from jax import lax
 
 from slamb_jax._tree.checks import check_range
 from slamb_jax.exchange.payloads.codes import BlockQuantizer
+from slamb_jax.exchange.payloads.reductions import total
 
 _NONE = np.float32(0)
 
@@ -74,14 +74,14 @@ class Ternary(BlockQuantizer):
     ) -> tuple[list[jax.Array], jax.Array]:
         del seed
         sizes = [jnp.abs(x) for x in planes]
-        mean = _sum(sizes) / np.float32(len(planes) * planes[0].shape[-1])
+        mean = total(sizes) / np.float32(len(planes) * planes[0].shape[-1])
         # Of equal magnitudes all are large: their mean may be rounded upwards.
         least = np.float32(self.threshold * (1 - 2**-16)) * mean
         large = [size > least for size in sizes]
-        count = _sum([x.astype(jnp.float32) for x in large])
-        of_large = zip(large, sizes, strict=True)
-        total = _sum([jnp.where(is_large, size, _NONE) for is_large, size in of_large])
-        scale = jnp.where(count > 0, total / jnp.maximum(count, 1), _NONE)
+        count = total([x.astype(jnp.float32) for x in large])
+        pairs = zip(large, sizes, strict=True)
+        of_large = total([jnp.where(is_large, x, _NONE) for is_large, x in pairs])
+        scale = jnp.where(count > 0, of_large / jnp.maximum(count, 1), _NONE)
         scale = jnp.where(jnp.isfinite(mean), scale, jnp.float32(np.nan))
         codes = [
             jnp.where(is_large, jnp.where(x > 0, np.uint8(2), np.uint8(0)), np.uint8(1))
@@ -92,8 +92,3 @@ class Ternary(BlockQuantizer):
     def dequantize(self, code: jax.Array, scales: jax.Array) -> jax.Array:
         scale = lax.bitcast_convert_type(scales[..., None, :], jnp.float32)
         return (code.astype(jnp.float32) - np.float32(1)) * scale
-
-
-def _sum(planes: list[jax.Array]) -> jax.Array:
-    """Over the planes, and then over each row."""
-    return jnp.sum(functools.reduce(jnp.add, planes), -1, keepdims=True)

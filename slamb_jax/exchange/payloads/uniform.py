@@ -1,7 +1,6 @@
 """Codes by stochastic rounding to a uniform grid."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import jax
@@ -10,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from slamb_jax.exchange.payloads.codes import BlockQuantizer, random_bits
+from slamb_jax.exchange.payloads.reductions import largest
 
 _TINY = float(np.finfo(np.float32).tiny)
 
@@ -71,14 +71,13 @@ class StochasticUniform(BlockQuantizer):
         self, planes: list[jax.Array], seed: jax.Array
     ) -> tuple[list[jax.Array], jax.Array]:
         levels = np.float32(self._levels)
-        tops = [jnp.abs(x) for x in planes]
-        largest = jnp.max(functools.reduce(jnp.maximum, tops), -1, keepdims=True)
-        small = largest < levels * np.float32(_TINY)
-        scale = jnp.where(small, jnp.float32(0), largest / levels)
-        usable = ~small & jnp.isfinite(largest)  # the scale tells NaN and infinity
+        top = largest([jnp.abs(x) for x in planes])
+        small = top < levels * np.float32(_TINY)
+        scale = jnp.where(small, jnp.float32(0), top / levels)
+        usable = ~small & jnp.isfinite(top)  # the scale tells NaN and infinity
         codes = []
         for x, bits in zip(planes, random_bits(planes, seed), strict=True):
-            y = jnp.where(usable, x * (levels / largest), jnp.float32(0))
+            y = jnp.where(usable, x * (levels / top), jnp.float32(0))
             low = jnp.floor(y)
             u = bits >> np.uint32(8)
             up = u.astype(jnp.float32) * np.float32(2**-24) < y - low
