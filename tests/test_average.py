@@ -249,3 +249,29 @@ def test_behind_any_optimizer():
     with standard_promotion():
         params = jax.jit(functools.partial(jax.vmap, axis_name=AXIS)(run))(targets)
     np.testing.assert_allclose(params.mean(0), 1.5, atol=0.02)
+
+
+@pytest.mark.parametrize("settings", [{}, {"sync_every": 2}, {"overlap": True}])
+def test_a_state_made_on_the_workers_keeps_its_types(settings):
+    between = slamb_jax.Exchange(AXIS, **settings)
+    tx = slamb_jax.average_parameters_every(between)
+
+    def train(params):
+        params = jax.tree.map(lambda p: p[0], params)
+
+        def step(carry, _):
+            params, state = carry
+            updates = jax.tree.map(jnp.ones_like, params)
+            updates, state = tx.update(updates, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        params, _ = jax.lax.scan(step, (params, tx.init(params)), length=2)[0]
+        return jax.tree.map(lambda p: p[None], params)
+
+    mesh = jax.sharding.Mesh(jax.devices()[:N], (AXIS,))
+    one = random_tree(SHAPES, 0)
+    params = jax.tree.map(lambda x: jnp.broadcast_to(x, (N, *x.shape)), one)
+    spec = jax.sharding.PartitionSpec(AXIS)
+    run = jax.shard_map(train, mesh=mesh, in_specs=spec, out_specs=spec)
+    for x in jax.tree.leaves(jax.jit(run)(params)):
+        assert np.isfinite(np.asarray(x)).all()

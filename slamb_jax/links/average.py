@@ -10,6 +10,7 @@ from slamb_jax._tree import axes as _axes
 from slamb_jax._tree.checks import check_params
 from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.layout import mesh_axes
+from slamb_jax._tree.leaves import Leaf, map_numbered
 from slamb_jax._tree.left_out import see
 from slamb_jax._tree.skip import Skip
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -151,7 +152,7 @@ def average_parameters_every(
         if exchange.normalizes:
             nu = optax.tree.zeros_like(params, dtype=jnp.float32)
         if exchange.normalizes and not exchange.in_turn:
-            nu_mean = jax.tree.map(lambda _: jnp.zeros([], jnp.float32), params)
+            nu_mean = map_numbered(_zero, params, layout=exchange.layout)
         count = jnp.zeros([], jnp.int32)
         return AverageParametersState(count, anchor, outer_state, nu, nu_mean)
 
@@ -189,6 +190,12 @@ def average_parameters_every(
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return tx if exchange.param_specs is None else on_shards(tx, exchange)
+
+
+def _zero(leaf: Leaf, p: Any) -> jax.Array:
+    """Typed as a sum over a leaf and its shards is."""
+    axes = _axes.varying_axes(p) - set(leaf.sharded)
+    return _axes.vary_over(jnp.zeros([], jnp.float32), axes)
 
 
 def _copy_f32(p: Any) -> jax.Array:
