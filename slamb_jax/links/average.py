@@ -10,7 +10,6 @@ from slamb_jax._tree import axes as _axes
 from slamb_jax._tree.checks import check_params
 from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.layout import mesh_axes
-from slamb_jax._tree.leaves import Leaf, map_numbered
 from slamb_jax._tree.left_out import see
 from slamb_jax._tree.skip import Skip
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -152,7 +151,8 @@ def average_parameters_every(
         if exchange.normalizes:
             nu = optax.tree.zeros_like(params, dtype=jnp.float32)
         if exchange.normalizes and not exchange.in_turn:
-            nu_mean = map_numbered(_zero, params, layout=exchange.layout)
+            shards = frozenset(mesh_axes(exchange.param_specs))
+            nu_mean = jax.tree.map(lambda p: _zero(p, shards), params)
         count = jnp.zeros([], jnp.int32)
         return AverageParametersState(count, anchor, outer_state, nu, nu_mean)
 
@@ -192,9 +192,9 @@ def average_parameters_every(
     return tx if exchange.param_specs is None else on_shards(tx, exchange)
 
 
-def _zero(leaf: Leaf, p: Any) -> jax.Array:
+def _zero(p: Any, shards: _axes.Axes) -> jax.Array:
     """Typed as a sum over a leaf and its shards is."""
-    axes = _axes.varying_axes(p) - set(leaf.sharded)
+    axes = _axes.varying_axes(p) - shards
     return _axes.vary_over(jnp.zeros([], jnp.float32), axes)
 
 
