@@ -34,6 +34,9 @@ OPTIMIZERS: dict[str, optax.GradientTransformationExtraArgs] = DENSE | {
     ),
     "slamb": slamb_jax.slamb(RATE, DEFAULT),
     "slamb, as published": slamb_jax.slamb(RATE, PAPER),
+    "slamb, published, rolling": slamb_jax.slamb(
+        RATE, dataclasses.replace(PAPER, rolling=True)
+    ),
 }
 
 

@@ -3,6 +3,8 @@
 import dataclasses
 
 SEEDS = (0, 1, 2)
+# The middle of a method's rates is for a width of 64: wider models want lower ones.
+LOWER = {"byte_lm_3m": 4, "byte_lm_50m": 8}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,6 +15,10 @@ class Setting:
     workers: int
     batch: int  # sequences or images, per worker and step
     steps: int
+
+    def middle(self, rate: float) -> float:
+        """The middle of the sweep here, for a method whose middle is ``rate``."""
+        return rate / LOWER.get(self.task, 1)
 
     def __str__(self) -> str:
         return f"{self.task}-{self.workers}x{self.batch}-{self.steps}"

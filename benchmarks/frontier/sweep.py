@@ -61,8 +61,8 @@ def finished(setting: Setting, method: str, results: Results) -> list[Result]:
 
 
 def _run(setting: Setting, method: str, power: int) -> Run:
-    rate = float(f"{METHODS[method].rate * 2 ** (power / 2):.3g}")
-    return Run(setting, method, rate, SEEDS[0])
+    rate = setting.middle(METHODS[method].rate) * 2 ** (power / 2)
+    return Run(setting, method, float(f"{rate:.3g}"), SEEDS[0])
 
 
 def _loss(run: Run, results: Results) -> float:

@@ -1,6 +1,5 @@
 """SLAMB's scaling of gradients, in the fewest passes over memory."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -31,10 +30,8 @@ from slamb_jax.exchange.compress import compress
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.dense import mean_gradients
 from slamb_jax.links.moments import (
-    Corrections,
     Form,
     NuOf,
-    adam_direction,
     add_decay,
     batch_factor,
     bias,
@@ -49,9 +46,8 @@ from slamb_jax.links.moments import (
     update_second_moment,
 )
 from slamb_jax.links.norms import LeafTerms, Ratios, check_ratio, clips, trust_ratios
+from slamb_jax.links.read_twice import Given, for_norms, for_update
 from slamb_jax.links.shards import on_shards
-
-_LARGE = 2**16  # elements: below, what a barrier saves is not worth one
 
 
 class ScaleBySlambState(NamedTuple):
@@ -95,8 +91,9 @@ def scale_by_slamb(
     It equals the chain of :func:`average_gradients`, :func:`mask_momentum`,
     :func:`layerwise_trust_ratio` and :func:`elementwise_rescale` to rounding. The chain
     keeps u in memory from link to link; here u is computed once for the norms and once
-    for the update, and m, v and p are the only arrays of the parameters' size. With
-    16-bit parameters it is rounded once, at the end.
+    for the update, and m, v and p are the only arrays of the parameters' size. (Of a
+    leaf whose momentum is not exchanged a GPU or TPU keeps u until the leaf's update is
+    there.) With 16-bit parameters it is rounded once, at the end.
 
     Args:
       exchange: what is exchanged, between whom, how much and how often.
@@ -190,45 +187,42 @@ def scale_by_slamb(
             like=params, layout=exchange.layout,
         )  # fmt: skip
 
-        def direction(at: Corrections, decays: bool) -> Callable[..., jax.Array]:
-            rate = decay if decays else None
-            return lambda p, m, v: add_decay(p, adam_direction(at, m, v), rate)
-
         def term(
             leaf: Leaf, m: jax.Array, v: jax.Array, p: jax.Array, decays: bool
         ) -> LeafTerms:
-            at = fixes
-            if leaf.size >= _LARGE:
-                # Behind a barrier of this leaf's the scalars do not become arrays that
-                # leaves of one shape share.
-                m, v, at = jax.lax.optimization_barrier((m, v, fixes))
-            normed = direction(at, decays and form == "product")
-            wide = p.astype(jnp.float32)
-            return LeafTerms(leaf, at_step.age(leaf), normed, wide, (m, v))
+            age = at_step.age(leaf)
+            direction, rest = for_norms(
+                Given(fixes, m, v), leaf, in_parts=age is not None
+            )
+            inside = decay if decays and form == "product" else None
+            return LeafTerms(
+                leaf,
+                age,
+                lambda p, *rest: add_decay(p, direction(*rest), inside),
+                p.astype(jnp.float32),
+                rest,
+            )
 
-        def scaled(term: LeafTerms, ratios: Ratios, decays: bool) -> jax.Array:
-            factor, (m, v), at = ratios.fresh, term.rest, fixes
+        def scaled(
+            term: LeafTerms, ratios: Ratios, m: jax.Array, v: jax.Array, decays: bool
+        ) -> jax.Array:
+            factor = ratios.fresh
             if term.age is not None:
                 r = freshness(term.age, exchange.b3, term.leaf)
                 factor = ratios.blend(form, r, n, bounds)
                 if form == "product":
                     factor = factor * batch_factor(r, n)
-            if term.leaf.size >= _LARGE:
-                # Else the compiler would keep u in memory from the norms to here.
-                behind = (
-                    (m, v, at) if factor.size == term.leaf.size else (m, v, at, factor)
-                )
-                m, v, at, *rest = jax.lax.optimization_barrier(behind)
-                factor = rest[0] if rest else factor  # of elements: no array of its own
-            u = direction(at, decays)(term.p, m, v)
+            given = Given(fixes, m, v)
+            u, factor = for_update(given, term.leaf, term.rest, factor)
+            u = add_decay(term.p, u, decay if decays else None)
             return broadcast_blocks(factor, term.leaf) * u
 
         terms = [term(*row) for row in rows]
         found = trust_ratios(terms, at_step, form, bounds)
         u = rebuild(
             [
-                scaled(term, ratios, decays).astype(p.dtype)
-                for term, ratios, (*_, p, decays) in zip(
+                scaled(term, ratios, m, v, decays).astype(p.dtype)
+                for term, ratios, (_, m, v, p, decays) in zip(
                     terms, found, rows, strict=True
                 )
             ]
