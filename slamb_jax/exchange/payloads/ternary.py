@@ -77,14 +77,18 @@ class Ternary(BlockQuantizer):
         mean = total(sizes) / np.float32(len(planes) * planes[0].shape[-1])
         # Of equal magnitudes all are large: their mean may be rounded upwards.
         least = np.float32(self.threshold * (1 - 2**-16)) * mean
-        large = [size > least for size in sizes]
-        count = total([x.astype(jnp.float32) for x in large])
-        pairs = zip(large, sizes, strict=True)
-        of_large = total([jnp.where(is_large, x, _NONE) for is_large, x in pairs])
+        # Ones and zeros: a GPU would keep comparisons in memory for all that use them.
+        large = [jnp.sign(jnp.maximum(size - least, _NONE)) for size in sizes]
+        count = total(large)
+        of_large = total(
+            [is_large * x for is_large, x in zip(large, sizes, strict=True)]
+        )
         scale = jnp.where(count > 0, of_large / jnp.maximum(count, 1), _NONE)
         scale = jnp.where(jnp.isfinite(mean), scale, jnp.float32(np.nan))
         codes = [
-            jnp.where(is_large, jnp.where(x > 0, np.uint8(2), np.uint8(0)), np.uint8(1))
+            jnp.where(
+                is_large > 0, jnp.where(x > 0, np.uint8(2), np.uint8(0)), np.uint8(1)
+            )
             for is_large, x in zip(large, planes, strict=True)
         ]
         return codes, lax.bitcast_convert_type(scale, jnp.uint8)
