@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.frontier import report
-from benchmarks.frontier.grid import Setting
+from benchmarks.frontier.grid import GRIDS, Setting
 from benchmarks.frontier.methods import METHODS
 from benchmarks.frontier.results import Results
 
@@ -34,8 +34,9 @@ def write_page(settings: Iterable[Setting], results: Results, console: Console) 
                 line(_markdown(table))
 
         line("# Loss against bytes")
-        grid = f" --grid {path.stem}" * (path.stem != "frontier")
-        line(f"What `python -m benchmarks.frontier{grid} --report` printed.")
+        grid = next(name for name, of in GRIDS.items() if found.keys() <= set(of))
+        option = "" if grid == "frontier" else f" --grid {grid}"
+        line(f"What `python -m benchmarks.frontier{option} --report` printed.")
         image = path.with_suffix(".png")
         picture(found, image)
         line(f"![Loss above the best dense run, against bytes]({image.name})")

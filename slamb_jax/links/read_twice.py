@@ -13,6 +13,7 @@ from jax import lax
 
 from slamb_jax._tree.leaves import Leaf
 from slamb_jax.links.moments import Corrections, adam_direction
+from slamb_jax.links.norms import LeafTerms
 
 _LARGE = 2**16  # elements: below, what a barrier saves is not worth one
 
@@ -26,11 +27,14 @@ class Given(NamedTuple):
 
 
 def for_norms(
-    given: Given, leaf: Leaf, *, in_parts: bool
+    given: Given, leaf: Leaf, age: jax.Array | None
 ) -> tuple[Callable[..., jax.Array], tuple[jax.Array, ...]]:
-    """The direction as an element-wise function, and the arrays that it is of."""
+    """The direction as an element-wise function, and the arrays that it is of.
+
+    ``age`` is None for a dense leaf, whose norms are of all of it.
+    """
     large = leaf.size >= _LARGE
-    if in_parts:
+    if age is not None:
         # Behind a barrier of this leaf's the scalars do not become arrays that leaves
         # of one shape share.
         at, m, v = lax.optimization_barrier(given) if large else given
@@ -40,18 +44,16 @@ def for_norms(
 
 
 def for_update(
-    given: Given, leaf: Leaf, before: tuple[jax.Array, ...], factor: jax.Array
+    given: Given, term: LeafTerms, factor: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The direction once more, and the factor of the update.
-
-    ``before`` are the arrays of :func:`for_norms`, from which the factor came.
-    """
-    if leaf.size < _LARGE:
+    """The direction once more, and the factor of the update, which the norms gave."""
+    size = term.leaf.size
+    if size < _LARGE:
         return adam_direction(*given), factor
-    if len(before) == 1:
-        return _anew_on_cpu(given, *before), factor
-    given = Given(given.at, *before)
-    if factor.size == leaf.size:  # of elements: it is no array of its own
+    if term.age is None:
+        return _anew_on_cpu(given, *term.rest), factor
+    given = Given(given.at, *term.rest)  # behind the norms' barrier
+    if factor.size == size:  # of elements: it is no array of its own
         return adam_direction(*lax.optimization_barrier(given)), factor
     given, factor = lax.optimization_barrier((given, factor))
     return adam_direction(*given), factor

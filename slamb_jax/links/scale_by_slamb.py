@@ -191,9 +191,7 @@ def scale_by_slamb(
             leaf: Leaf, m: jax.Array, v: jax.Array, p: jax.Array, decays: bool
         ) -> LeafTerms:
             age = at_step.age(leaf)
-            direction, rest = for_norms(
-                Given(fixes, m, v), leaf, in_parts=age is not None
-            )
+            direction, rest = for_norms(Given(fixes, m, v), leaf, age)
             inside = decay if decays and form == "product" else None
             return LeafTerms(
                 leaf,
@@ -212,8 +210,7 @@ def scale_by_slamb(
                 factor = ratios.blend(form, r, n, bounds)
                 if form == "product":
                     factor = factor * batch_factor(r, n)
-            given = Given(fixes, m, v)
-            u, factor = for_update(given, term.leaf, term.rest, factor)
+            u, factor = for_update(Given(fixes, m, v), term, factor)
             u = add_decay(term.p, u, decay if decays else None)
             return broadcast_blocks(factor, term.leaf) * u
 
