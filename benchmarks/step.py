@@ -8,9 +8,11 @@ devices, all workers are simulated on one, which encodes and decodes for all of 
 a GPU or a TPU the table also says how many passes over the parameters the compiled step
 makes, and what share of the memory's bandwidth that is. All optimizers take turns
 of two steps within one run, on the same donated buffers; medians of the second steps.
+``--before ../older`` has the optimizers of another checkout take turns with these.
 """
 
 import dataclasses
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -20,6 +22,7 @@ import tyro
 from rich.console import Console
 
 import slamb_jax
+from benchmarks.checkouts import package
 from benchmarks.race import ALONE, AXIS, Make, Workers, bandwidth, race, seconds
 from benchmarks.rivals import elements
 from benchmarks.shapes import MODELS, abstract
@@ -34,24 +37,39 @@ RATE = 1e-3
 PASSES = 10.2
 
 
-def slamb(selection: str = "strided", **settings: Any) -> Make:
-    exchange = slamb_jax.Exchange.paper(selection=selection)
-    return lambda: slamb_jax.slamb(RATE, exchange, **settings)
+def slamb(
+    selection: str = "strided", library: Any = slamb_jax, **settings: Any
+) -> Make:
+    exchange = library.Exchange.paper(selection=selection)
+    return lambda: library.slamb(RATE, exchange, **settings)
 
 
-def skipping(exchange: slamb_jax.Exchange) -> optax.GradientTransformation:
-    return slamb_jax.skip_not_finite(slamb_jax.adamw(RATE, exchange), exchange)
+def skipping(exchange: Any, library: Any = slamb_jax) -> optax.GradientTransformation:
+    return library.skip_not_finite(library.adamw(RATE, exchange), exchange)
 
 
-OPTIMIZERS: dict[str, Make] = {
+DENSE: dict[str, Make] = {
     "optax.lamb": lambda: optax.lamb(RATE),
     "optax.adamw": lambda: optax.adamw(RATE),
-    "adamw": lambda: slamb_jax.adamw(RATE, slamb_jax.Exchange()),
-    "adamw, skip_not_finite": lambda: skipping(slamb_jax.Exchange()),
-    "slamb": slamb(),
-    "slamb, product form": slamb(form="product"),
-    "slamb, bfloat16 momentum": slamb(mu_dtype=jnp.bfloat16),
 }
+
+
+def averaged(make: Make) -> Make:
+    return lambda: dense(make(), AXIS)
+
+
+def alone(library: Any = slamb_jax) -> dict[str, Make]:
+    """The optimizers of the package, or of another checkout's, on one worker."""
+    return {
+        "adamw": lambda: library.adamw(RATE, library.Exchange()),
+        "adamw, skip_not_finite": lambda: skipping(library.Exchange(), library),
+        "slamb": slamb(library=library),
+        "slamb, product form": slamb(library=library, form="product"),
+        "slamb, bfloat16 momentum": slamb(library=library, mu_dtype=jnp.bfloat16),
+    }
+
+
+OPTIMIZERS = DENSE | alone()
 SLOW = {
     "slamb, permutation": slamb("permutation"),
     "slamb, bernoulli": slamb("bernoulli"),
@@ -61,22 +79,22 @@ CHAIN = {  # the direction is kept in memory between the links
 }
 
 
-def averaging(**settings: Any) -> Make:
-    return lambda: slamb_jax.adamw(RATE, slamb_jax.Exchange(AXIS, **settings))
+def exchanging(library: Any = slamb_jax) -> dict[str, Make]:
+    """The same of several workers, with all of the exchange."""
 
+    def averaging(**settings: Any) -> Make:
+        return lambda: library.adamw(RATE, library.Exchange(AXIS, **settings))
 
-EXCHANGING: dict[str, Make] = {
-    "optax.lamb": lambda: dense(optax.lamb(RATE), AXIS),
-    "optax.adamw": lambda: dense(optax.adamw(RATE), AXIS),
-    "adamw": averaging(),
-    "adamw, skip_not_finite": lambda: skipping(slamb_jax.Exchange(AXIS)),
-    "adamw, H 4": averaging(sync_every=4),
-    "adamw, in uniform4": averaging(average_payload="uniform4"),
-    "adamw, in float32": averaging(average_payload=None),
-    "slamb, as published": lambda: slamb_jax.slamb(
-        RATE, slamb_jax.Exchange.paper(AXIS)
-    ),
-}
+    return {
+        "adamw": averaging(),
+        "adamw, skip_not_finite": lambda: skipping(library.Exchange(AXIS), library),
+        "adamw, H 4": averaging(sync_every=4),
+        "adamw, in uniform4": averaging(average_payload="uniform4"),
+        "adamw, in float32": averaging(average_payload=None),
+        "slamb, as published": lambda: library.slamb(
+            RATE, library.Exchange.paper(AXIS)
+        ),
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,19 +108,26 @@ class Config:
     rounds: int = 10
     chain: bool = False  # time SLAMB as a chain of its links too
     slow: bool = False  # time the two slow selections too
+    before: Path | None = None
+    """another checkout of this repository, whose optimizers take turns with these"""
     seed: int = 0
 
 
 def main(config: Config) -> None:
     shapes, workers = MODELS[config.model], ALONE
-    chosen = dict(OPTIMIZERS)
-    chosen |= CHAIN if config.chain else {}
-    chosen |= SLOW if config.slow else {}
-    if config.workers > 1:
-        chosen = EXCHANGING
+    if config.workers == 1:
+        chosen = DENSE | (CHAIN if config.chain else {}) | (SLOW if config.slow else {})
+        ours = alone
+    else:
         simulated = len(jax.devices()) < config.workers
         mesh = None if simulated else local_mesh(config.workers)
         workers = Workers(config.workers, mesh)
+        chosen = {name: averaged(make) for name, make in DENSE.items()}
+        ours = exchanging
+    chosen |= ours()
+    if config.before is not None:
+        before = ours(package(config.before))
+        chosen |= {f"{name}, before": make for name, make in before.items()}
     d, speed = elements(abstract(shapes)), bandwidth(2**28)
     floor = PASSES * 4 * d * config.workers / speed
     field = race(chosen, shapes, config.rounds, config.seed, workers)

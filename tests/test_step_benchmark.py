@@ -1,6 +1,9 @@
 """Step benchmark: kernels counted, turns that are two steps, shapes of real models."""
 
 import math
+import shutil
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +11,9 @@ import numpy as np
 import optax
 import pytest
 
+import slamb_jax
 from benchmarks import race, step
+from benchmarks.checkouts import package
 from benchmarks.kernels import kernels
 from benchmarks.shapes import MODELS
 from tests.close import assert_close
@@ -67,3 +72,22 @@ def test_shapes_are_those_of_the_models() -> None:
     sizes = {"swin-b": 87.8, "bert-base": 108.9, "bert-base-scanned": 108.9}
     for name, millions in sizes.items():
         assert round(sum(map(math.prod, MODELS[name].values())) / 1e6, 1) == millions
+
+
+def test_another_checkout_is_beside_this_one(tmp_path: Path) -> None:
+    shutil.copytree(Path(slamb_jax.__file__).parent, tmp_path / "slamb_jax")
+    ours, before = slamb_jax.links.scale_by_slamb, package(tmp_path)
+    assert Path(before.__file__ or "").parents[1] == tmp_path
+    assert before.Exchange is not slamb_jax.Exchange
+    makes, others = step.alone(), step.alone(before)
+    assert makes.keys() == others.keys()
+    params = {"w": jnp.ones(8)}
+    for mine, other in zip(makes.values(), others.values(), strict=True):
+        assert_close(mine().init(params), other().init(params))
+    assert sys.modules["slamb_jax"] is slamb_jax
+    assert sys.modules[ours.__module__].scale_by_slamb is ours
+
+
+def test_a_directory_that_is_no_checkout_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no checkout"):
+        package(tmp_path)
