@@ -21,7 +21,7 @@ from benchmarks.frontier import __main__ as command
 from benchmarks.frontier import page, sweep
 from benchmarks.frontier.grid import CORE, GRIDS, SEEDS, Setting
 from benchmarks.frontier.methods import DENSE, METHODS, exchanges, make
-from benchmarks.frontier.report import above_dense, cells, spread
+from benchmarks.frontier.report import above_dense, cells, spread, variant_of
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.run import Run, execute
 from benchmarks.frontier.tasks import TASKS, task
@@ -132,6 +132,12 @@ def test_what_slamb_sends_is_counted_as_it_packs() -> None:
     assert sends("slamb, H 1", 2) == [
         ("all-to-all", 4 * slice_), ("all-gather", slice_),
     ]  # fmt: skip
+    # Behind a step of an outer optimizer all replicas are equal: no last average.
+    stepping = "muon, outer, H 10, outer 1 0"
+    assert sends(stepping, 9) == []
+    assert [
+        often for *_, often in exchanges(make(stepping, 1.0, SETTING), params, 4, 20)
+    ] == [2, 2]
     # 250 and 30 elements of the momentum: 5 blocks of 64, two to a byte. 2,000 and 30
     # parameters: 14 blocks of 160.
     momentum, average = 2 * (32 + 4), 4 * (32 + 4)
@@ -157,6 +163,7 @@ def test_the_best_outer_step_counts_and_all_runs_are_counted(results: Results) -
     # Alike at all rates: the sweep goes on to the lowest.
     each = len(sweep.POWERS) + sweep.FURTHER
     assert [cell.tuned for cell in found.values()] == [each, 3 * each]
+    assert variant_of("muon, outer, H 30, outer 1 0.5") == "muon, outer, H 30"
     above = above_dense(found)
     assert above[DENSE] == [(1.0, 0.0)]
     assert above["DiLoCo"] == [(1.0, pytest.approx(10.0))]

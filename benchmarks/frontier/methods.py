@@ -209,8 +209,12 @@ METHODS = {
     "AdamW, b1 0.8": rival(0.016, dense_adamw, b1=0.8, **ADAM),
     "AdamW, v of m": dense(adamw, 0.0113, nu_of="momentum", **ADAM),
     **{
-        f"AdamW, outer {o[0]:g} {o[1]:g}": dense(
-            adamw, 0.016, outer=o, nu_of="gradient", **ADAM
+        f"{name}, outer {o[0]:g} {o[1]:g}": dense(make, rate, outer=o, **how)
+        for name, make, rate, how in (
+            ("LAMB", slamb_jax.slamb, 0.02, {}),
+            ("AdamW", adamw, 0.016, {"nu_of": "gradient", **ADAM}),
+            ("Lion", lion, 0.002, {}),
+            ("Muon", muon, 0.0453, {"nu_of": "gradient", **MUON}),
         )
         for o in OUTER[:3]
     },
@@ -239,6 +243,17 @@ METHODS = {
     **{
         f"muon, H {h}": exchanging(muon, 0.0453, EVERY[h], **MUON)
         for h in (1, 2, 4, 16, 32, 64)
+    },
+    **{
+        f"{name}, outer, H {h}, outer {o[0]:g} {o[1]:g}": exchanging(
+            make, rate, slamb_jax.Exchange(AXIS, sync_every=h), outer=o, **how
+        )
+        for name, make, rate, how in (
+            ("adamw", adamw, 0.008, ADAM),
+            ("muon", muon, 0.032, MUON),
+        )
+        for h in (10, 30, 100)
+        for o in OUTER[1:]
     },
     **{f"lion, H {h}": exchanging(lion, 0.002, EVERY[h]) for h in (1, 2, 4)},
     **{f"slamb, H {h}": exchanging(slamb_jax.slamb, 0.02, EVERY[h]) for h in (1, 2, 4)},

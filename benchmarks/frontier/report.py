@@ -53,7 +53,7 @@ def group(method: str) -> str:
 
 def variant_of(method: str) -> str:
     """The method without the settings of its outer step, the best of which counts."""
-    return method.split(", outer")[0]
+    return method.split(", outer ")[0]
 
 
 def cells(setting: Setting, results: Results) -> Cells:
