@@ -41,16 +41,20 @@ def normalized(
     no pass over the new ones must end before the step can begin.
     """
     b2 = jnp.float32(exchange.average_b2)
+
+    def of_leaves(xs: Sequence[jax.Array]) -> list[jax.Array]:
+        return _of_leaves(xs, leaves, blocks)
+
+    def blended(old: Sequence[jax.Array], new: Sequence[jax.Array]) -> list[jax.Array]:
+        mixed = [b2 * x + (1 - b2) * y for x, y in zip(old, new, strict=True)]
+        return mixed if skip is None else skip.instead(list(old), mixed)
+
     squares = [jnp.square(m) for m in means]
+    nus = blended(nus, squares)
     if nu_means is None:
-        nu_means = _of_leaves(nus, leaves, blocks)
-    pairs = zip(
-        [*nus, *nu_means], [*squares, *_of_leaves(squares, leaves, blocks)], strict=True
-    )
-    new = [b2 * old + (1 - b2) * x for old, x in pairs]
-    if skip is not None:
-        new = skip.instead([*nus, *nu_means], new)
-    nus, nu_means = new[: len(nus)], new[len(nus) :]
+        nu_means = of_leaves(nus)
+    else:
+        nu_means = blended(nu_means, of_leaves(squares))
     out = []
     for mean, nu, whole in zip(means, nus, nu_means, strict=True):
         # Where all are 0 the mean is, too.
