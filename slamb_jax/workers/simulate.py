@@ -13,7 +13,8 @@ from slamb_jax._tree.axes import AxisName, as_tuple
 from slamb_jax._tree.checks import check_callable, check_integer
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.workers.keys import are_alike, keys_of_workers
-from slamb_jax.workers.step import Step, WorkersStep, check_leading, own_keys
+from slamb_jax.workers.program import Step, own_keys
+from slamb_jax.workers.step import WorkersStep, check_leading
 
 
 def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
