@@ -106,6 +106,15 @@ def test_a_spread_is_over_seeds() -> None:
     assert spread([float("inf"), 1.0]) == "diverged"
 
 
+@pytest.mark.parametrize(
+    ("only", "count"),
+    [("AdamW", len(CORE)), (f"{CORE[1]} muon, H 1", 1), (f"{CORE[1]} muon, H 1x", 0)],
+)
+def test_a_method_or_a_pair_is_meant_whole(only: str, count: int) -> None:
+    chosen = command.pairs(command.Config(only=(only, f"{CORE[0]} Lion")))
+    assert len(chosen) == count + 1
+
+
 def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no run has any of nothing"):
         command.pairs(command.Config(only=("nothing",)))

@@ -48,7 +48,10 @@ def pairs(config: Config) -> list[tuple[Setting, str]]:
 
 
 def is_meant(only: str, setting: Setting, method: str) -> bool:
-    return only == method if only in METHODS else only in f"{setting} {method}"
+    pair = f"{setting} {method}"
+    if only.removeprefix(f"{setting} ") in METHODS:
+        return only in (method, pair)
+    return only in pair
 
 
 def run_all(config: Config, results: Results, console: Console) -> None:
