@@ -3,8 +3,9 @@
 import dataclasses
 
 SEEDS = (0, 1, 2)
-# The middle of a method's rates is for a small model: larger ones want lower rates.
-LOWER = {"byte_lm_3m": 8, "byte_lm_50m": 16}
+# The middle of a method's rates is for a small model: larger ones want lower rates, and
+# post-norm encoders, which learn nothing above some rate.
+LOWER = {"byte_lm_3m": 8, "byte_lm_50m": 16, "masked": 8}
 
 
 @dataclasses.dataclass(frozen=True)
