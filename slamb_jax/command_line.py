@@ -208,11 +208,13 @@ def _print_advice(given: dict[str, Any]) -> None:
 def _beside_budget(exchange: Exchange) -> str:
     """The share that was found, and the next one above it."""
     every = exchange.sync_every
-    said = f"sync_every={every} takes {exchange.share(TYPICAL):.1%} of the dense bytes"
+    takes = f"{100 * exchange.share(TYPICAL):.3g}%"
+    said = f"sync_every={every} takes {takes} of the dense bytes"
     if every is None or every == 1:
         return f"{said}."
     above = dataclasses.replace(exchange, sync_every=every - 1)
-    return f"{said}, sync_every={every - 1} would take {above.share(TYPICAL):.1%}."
+    would = f"{100 * above.share(TYPICAL):.3g}%"
+    return f"{said}, sync_every={every - 1} would take {would}."
 
 
 def _exchange(given: dict[str, Any]) -> Exchange:
