@@ -257,6 +257,10 @@ METHODS = {
     },
     **{f"lion, H {h}": exchanging(lion, 0.002, EVERY[h]) for h in (1, 2, 4)},
     **{f"slamb, H {h}": exchanging(slamb_jax.slamb, 0.02, EVERY[h]) for h in (1, 2, 4)},
+    **{
+        f"slamb, feedback, H {h}": exchanging(slamb_jax.slamb, 0.02, FEEDBACK[h])
+        for h in (1, 2)
+    },
     "slamb, v of m, H 1": exchanging(slamb_jax.slamb, 0.02, EVERY[1], nu_of="momentum"),
     "slamb, momentum, feedback, H 2": exchanging(slamb_jax.slamb, 0.02, MOMENTUM),
     "SLAMB, as published": exchanging(
