@@ -57,7 +57,7 @@ CHOICES = {
     "outer step": Choice({"outer": optax.sgd(0.7, momentum=0.5, nesterov=True)}),
     "overlap": Choice({"overlap": True}),
     "groups of 2": Choice({"local_axis_name": LOCAL}),
-    "momentum, k 1/8": Choice(MOMENTUM),
+    "momentum, an eighth": Choice(MOMENTUM),
     "momentum, permutation": Choice(MOMENTUM | {"selection": "permutation"}),
     "momentum, b3 0.7": Choice(MOMENTUM | {"b3": 0.7}),
     "v of the gradient": Choice({}, {"nu_of": "gradient"}),
