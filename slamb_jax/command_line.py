@@ -207,14 +207,16 @@ def _print_advice(given: dict[str, Any]) -> None:
 
 def _beside_budget(exchange: Exchange) -> str:
     """The share that was found, and the next one above it."""
+
+    def takes(exchange: Exchange) -> str:
+        return f"{100 * exchange.share(TYPICAL):.3g}%"
+
     every = exchange.sync_every
-    takes = f"{100 * exchange.share(TYPICAL):.3g}%"
-    said = f"sync_every={every} takes {takes} of the dense bytes"
+    said = f"sync_every={every} takes {takes(exchange)} of the dense bytes"
     if every is None or every == 1:
         return f"{said}."
     above = dataclasses.replace(exchange, sync_every=every - 1)
-    would = f"{100 * above.share(TYPICAL):.3g}%"
-    return f"{said}, sync_every={every - 1} would take {would}."
+    return f"{said}, sync_every={every - 1} would take {takes(above)}."
 
 
 def _exchange(given: dict[str, Any]) -> Exchange:

@@ -42,9 +42,6 @@ def normalized(
     """
     b2 = jnp.float32(exchange.average_b2)
 
-    def of_leaves(xs: Sequence[jax.Array]) -> list[jax.Array]:
-        return _of_leaves(xs, leaves, blocks)
-
     def blended(old: Sequence[jax.Array], new: Sequence[jax.Array]) -> list[jax.Array]:
         mixed = [b2 * x + (1 - b2) * y for x, y in zip(old, new, strict=True)]
         return mixed if skip is None else skip.instead(list(old), mixed)
@@ -52,9 +49,9 @@ def normalized(
     squares = [jnp.square(m) for m in means]
     nus = blended(nus, squares)
     if nu_means is None:
-        nu_means = of_leaves(nus)
+        nu_means = _of_leaves(nus, leaves, blocks)
     else:
-        nu_means = blended(nu_means, of_leaves(squares))
+        nu_means = blended(nu_means, _of_leaves(squares, leaves, blocks))
     out = []
     for mean, nu, whole in zip(means, nus, nu_means, strict=True):
         # Where all are 0 the mean is, too.
