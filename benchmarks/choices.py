@@ -60,7 +60,6 @@ CHOICES = {
     "momentum, an eighth": Choice(MOMENTUM),
     "momentum, permutation": Choice(MOMENTUM | {"selection": "permutation"}),
     "momentum, b3 0.7": Choice(MOMENTUM | {"b3": 0.7}),
-    "v of the gradient": Choice({}, {"nu_of": "gradient"}),
     "16-bit moments, float32 master": SIXTEEN,
     "16-bit moments, stochastic": SIXTEEN,
 }

@@ -11,6 +11,7 @@ from slamb_jax.checkpoint import Checkpoints, resize
 from slamb_jax.exchange import Exchange
 from slamb_jax.links import (
     average_gradients,
+    average_momentum,
     average_parameters,
     average_parameters_every,
     elementwise_rescale,
@@ -54,6 +55,7 @@ __all__ = [
     "per_worker_step",
     "consolidate",
     "on_workers",
+    "average_momentum",
     "scale_by_slamb",
     "mask_momentum",
     "randk_compress_with_error_feedback",

@@ -67,6 +67,12 @@ TABLE = {  # for each public function: its variants
             RATE, LOCAL, momentum=0.9, nesterov=True, accumulator_dtype="bfloat16"
         ),
     },
+    "average_momentum": {
+        "": slamb_jax.average_momentum(CODED),
+        "16 bits": slamb_jax.average_momentum(
+            CODED, b1=0.5, b2=0.9, mu_dtype="bfloat16", nu_dtype="bfloat16"
+        ),
+    },
     "scale_by_slamb": {"": slamb_jax.scale_by_slamb(EXCHANGE)},
     "mask_momentum": {
         "": slamb_jax.mask_momentum(EXCHANGE),
@@ -120,11 +126,13 @@ ALL = {
     for variant, tx in variants.items()
 }
 TAKES_ANY_PARAMS = {
+    "average_momentum",
     "mask_momentum", "randk_compress_with_error_feedback",
     "elementwise_rescale", "average_gradients", "jointspar",
     "directions.adam", "directions.lion", "directions.muon",
 }  # fmt: skip
 EMITS_FLOAT32 = {
+    "average_momentum",
     "mask_momentum", "layerwise_trust_ratio",
     "directions.adam", "directions.lion", "directions.muon",
 }  # fmt: skip

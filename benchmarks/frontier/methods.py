@@ -88,7 +88,10 @@ def exchanging(
     }
     written = to_json(written | {"b3": exchange.b3}) | optimizer
     written |= {"rolling": True} if exchange.in_turn else {}
-    written |= {"average_b2": exchange.average_b2} if exchange.normalizes else {}
+    if exchange.averages_momentum and make is not muon:
+        written |= {"mean": "of the momentum"}
+    elif exchange.normalizes:
+        written |= {"average_b2": exchange.average_b2}
     return Method(rate, made, written | ({} if outer is None else {"outer": outer}))
 
 
@@ -181,7 +184,6 @@ def diloco(
 
 OUTER = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.5), (1.0, 0.0))  # rates, Nesterov momenta
 EVERY = {h: slamb_jax.Exchange(AXIS, sync_every=h) for h in (1, 2, 3, 4, 8, 16, 32, 64)}
-PLAIN = slamb_jax.Exchange(AXIS, average_b2=None)
 FEEDBACK = {
     h: slamb_jax.Exchange(
         AXIS,
@@ -221,17 +223,19 @@ METHODS = {
     "Lion": dense(lion, 0.002),
     "Muon": dense(muon, 0.0453, nu_of="gradient", **MUON),
     "Muon, v of m": dense(muon, 0.0453, nu_of="momentum", **MUON),
-    "adamw, 4 bits, H 1": exchanging(adamw, 0.016, FOUR_BITS[1], **ADAM),
-    "adamw, plain mean, H 1": exchanging(adamw, 0.016, PLAIN, **ADAM),
-    "adamw, b1 0.8, H 1": exchanging(adamw, 0.016, EVERY[1], b1=0.8, **ADAM),
-    "adamw, b1 0.8, feedback, H 1": exchanging(
-        adamw, 0.016, FEEDBACK[1], b1=0.8, **ADAM
-    ),
+    "adamw, 4 bits, H 1": exchanging(adamw, 0.008, FOUR_BITS[1], **ADAM),
+    "adamw, H 1": exchanging(adamw, 0.008, EVERY[1], **ADAM),
+    "adamw, b1 0.8, H 1": exchanging(adamw, 0.008, EVERY[1], b1=0.8, **ADAM),
     **{
         f"adamw, feedback, H {h}": exchanging(adamw, 0.016, x, **ADAM)
         for h, x in FEEDBACK.items()
+        if h > 1
     },
-    **{f"adamw, H {h}": exchanging(adamw, 0.016, x, **ADAM) for h, x in EVERY.items()},
+    **{
+        f"adamw, H {h}": exchanging(adamw, 0.016, x, **ADAM)
+        for h, x in EVERY.items()
+        if h > 1
+    },
     **{
         f"muon, 4 bits, H {h}": exchanging(muon, 0.0453, x, **MUON)
         for h, x in FOUR_BITS.items()
@@ -257,11 +261,7 @@ METHODS = {
     },
     **{f"lion, H {h}": exchanging(lion, 0.002, EVERY[h]) for h in (1, 2, 4)},
     **{f"slamb, H {h}": exchanging(slamb_jax.slamb, 0.02, EVERY[h]) for h in (1, 2, 4)},
-    **{
-        f"slamb, feedback, H {h}": exchanging(slamb_jax.slamb, 0.02, FEEDBACK[h])
-        for h in (1, 2)
-    },
-    "slamb, v of m, H 1": exchanging(slamb_jax.slamb, 0.02, EVERY[1], nu_of="momentum"),
+    "slamb, feedback, H 2": exchanging(slamb_jax.slamb, 0.02, FEEDBACK[2]),
     "slamb, momentum, feedback, H 2": exchanging(slamb_jax.slamb, 0.02, MOMENTUM),
     "SLAMB, as published": exchanging(
         slamb_jax.slamb,

@@ -165,6 +165,15 @@ class Exchange:
         return self.compress_ratio != 0
 
     @property
+    def averages_momentum(self) -> bool:
+        """Whether all of the momentum is averaged at every step, before the direction.
+
+        Otherwise workers step by themselves, and their parameters are averaged.
+        """
+        every_step = self.sync_every == 1 and self.outer is None
+        return every_step and not self.exchanges_momentum
+
+    @property
     def in_turn(self) -> bool:
         """Whether a part of the parameters is averaged at every step."""
         if self.sync_every is None or self.sync_every == 1:

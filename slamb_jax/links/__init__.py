@@ -8,6 +8,7 @@ from slamb_jax.links.compression import (
 from slamb_jax.links.decay import AddDecayedWeightsState, add_decayed_weights
 from slamb_jax.links.dense import average_gradients, average_parameters
 from slamb_jax.links.freshness import ElementwiseRescaleState, elementwise_rescale
+from slamb_jax.links.mean_momentum import AverageMomentumState, average_momentum
 from slamb_jax.links.momentum import MaskMomentumState, mask_momentum
 from slamb_jax.links.scale_by_slamb import ScaleBySlambState, scale_by_slamb
 from slamb_jax.links.shards import on_shards
@@ -15,6 +16,7 @@ from slamb_jax.links.trust_ratio import LayerwiseTrustRatioState, layerwise_trus
 
 __all__ = [
     "AddDecayedWeightsState",
+    "AverageMomentumState",
     "AverageParametersState",
     "ElementwiseRescaleState",
     "LayerwiseTrustRatioState",
@@ -23,6 +25,7 @@ __all__ = [
     "ScaleBySlambState",
     "add_decayed_weights",
     "average_gradients",
+    "average_momentum",
     "average_parameters",
     "average_parameters_every",
     "elementwise_rescale",

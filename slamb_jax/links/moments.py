@@ -19,6 +19,7 @@ from slamb_jax._tree.skip import Skip, unless
 
 Form = Literal["sum", "product"]
 NuOf = Literal["gradient", "momentum"]
+OwnOrShared = Literal["gradient", "momentum", "shared"]
 
 
 Decays: TypeAlias = ArrayLike | chex.ArrayTree | Callable[[optax.Params], Any]
@@ -43,7 +44,7 @@ def check_second_moment(
     check_range("b2", b2, 0.0, 1.0, open_high=True)
     check_range("eps", eps, 0.0, open_low=True)
     check_choice("form", form, ("sum", "product"))
-    check_choice("nu_of", nu_of, ("gradient", "momentum"))
+    check_choice("nu_of", nu_of, ("gradient", "momentum", "shared"))
     check_dtype("nu_dtype", nu_dtype)
     if form == "sum" and not bias_correction:
         raise ValueError(

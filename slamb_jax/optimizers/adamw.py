@@ -1,4 +1,4 @@
-"""AdamW whose workers average parameters instead of gradients."""
+"""AdamW whose workers exchange codes of their momentum instead of gradients."""
 
 from typing import Any
 
@@ -12,8 +12,10 @@ from slamb_jax.links.average import average_parameters_every
 from slamb_jax.links.decay import add_decayed_weights
 from slamb_jax.links.dense import average_gradients
 from slamb_jax.links.freshness import elementwise_rescale
+from slamb_jax.links.mean_momentum import average_momentum
 from slamb_jax.links.moments import NuOf
 from slamb_jax.links.momentum import mask_momentum
+from slamb_jax.optimizers.order import mean_first, within_workers
 
 
 def adamw(
@@ -31,11 +33,31 @@ def adamw(
     nu_of: NuOf = "momentum",
     nu_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""AdamW whose workers average parameters instead of gradients.
+    r"""AdamW whose workers exchange codes of their momentum instead of gradients.
 
-    n workers, each with its own parameters p, moments m and v, and its own gradient
-    g, which is **not** averaged. At step :math:`t = 1, 2, \ldots`, with :math:`M_t` the
-    coordinates of the momentum that the exchange selects, by default none:
+    Gradients are **not** averaged. At step :math:`t = 1, 2, \ldots` the workers agree
+    on the mean M of their momenta, as :func:`average_momentum` describes, and then all
+    of them take the same step:
+
+    .. math::
+
+      m_i &\leftarrow \beta_1 m_i + (1-\beta_1) g_i, \quad
+      M = \text{mean over workers of } m_i \text{, in codes} \\
+      \hat M &= M / (1-\beta_1^t), \quad
+      v \leftarrow \beta_2 v + (1-\beta_2) \hat M^2 \\
+      p &\leftarrow p - lr\,\left(
+        \frac{\hat M}{\sqrt{v/(1-\beta_2^t) + \epsilon_{root}} + \varepsilon}
+        + \lambda p\right)
+
+    Parameters and v are equal on all workers, to the bit; m alone is a worker's own.
+    With ``average_payload=None``, float32, these are the steps of dense AdamW with v of
+    the momentum, whichever worker has which data.
+
+    **Workers that step by themselves.** With ``sync_every`` above 1, an ``outer``
+    optimizer or a ``compress_ratio`` in the exchange each worker steps along its own
+    direction, and the parameters are averaged as :func:`average_parameters_every`
+    describes. Then the workers should draw from the same data. With :math:`M_t` the
+    coordinates of the momentum that the exchange selects, if any:
 
     .. math::
 
@@ -47,10 +69,8 @@ def adamw(
       p &\leftarrow p - lr\,\left(\left(r + \frac{1-r}{\sqrt n}\right) u
         + \lambda p\right), \quad r = \beta_3^\tau
 
-    with :math:`\tau` the steps since the coordinate was exchanged; then the parameters
-    are averaged as :func:`average_parameters_every` describes. With
-    ``nu_of="gradient"``, a single worker, or everything exchanged between workers that
-    have the same gradients, it is ``optax.adamw``.
+    with :math:`\tau` the steps since the coordinate was exchanged. A single worker with
+    ``nu_of="gradient"`` takes the steps of ``optax.adamw``.
 
     Args:
       learning_rate: a number, or a schedule of the step from 0: the one that suits n
@@ -66,17 +86,19 @@ def adamw(
       mask: which leaves decay, as in ``optax.adamw``. None: all.
       nesterov: look one step ahead, as in ``optax.adamw``.
       nu_of: what v is the second moment of: ``"momentum"``, or ``"gradient"``, the
-        worker's own, as in AdamW; see :func:`slamb_jax.directions.adam`.
+        worker's own, as in AdamW, for workers that step by themselves.
       nu_dtype: dtype of v, None (float32) or bfloat16 with stochastic rounding.
 
     Returns:
-      ``optax.chain(average_gradients(...), mask_momentum(..., directions.adam(...)),
-      elementwise_rescale(...), links.add_decayed_weights(...),
-      optax.scale_by_learning_rate(...), average_parameters_every(...))``.
+      ``optax.chain(average_momentum(..., directions.adam(...)),
+      links.add_decayed_weights(...), optax.scale_by_learning_rate(...))``; for workers
+      that step by themselves a chain of :func:`average_gradients`,
+      :func:`mask_momentum`, :func:`elementwise_rescale`, decay, rate and
+      :func:`average_parameters_every`.
 
     Raises:
-      ValueError: for an argument out of range, and for a selection that keeps a state
-        (``"top_k"``), which :func:`slamb` alone can follow; in ``update``, without
+      ValueError: for an argument out of range, for ``nu_of="gradient"`` where all
+        workers step alike, and for a selection that keeps a state (``"top_k"``), which :func:`slamb` alone can follow; in ``update``, without
         ``params``, for an unbound axis, and for gradients that were averaged already
         where the types show it (``shard_map`` with ``check_vma=True``).
 
@@ -102,6 +124,22 @@ def adamw(
       <https://arxiv.org/abs/1711.05101>`_, 2017.
     """
     check_range("learning_rate", learning_rate, schedule=True)
+    if mean_first(exchange, nu_of):
+        direction = directions.adam(b2, eps, eps_root, nu_of="shared")
+        return optax.chain(
+            *within_workers(exchange),
+            average_momentum(
+                exchange,
+                direction,
+                b1,
+                b2,
+                nesterov=nesterov,
+                mu_dtype=mu_dtype,
+                nu_dtype=nu_dtype,
+            ),
+            add_decayed_weights(weight_decay, mask),
+            optax.scale_by_learning_rate(learning_rate),
+        )
     direction = directions.adam(b2, eps, eps_root, nu_of=nu_of, nu_dtype=nu_dtype)
     return optax.chain(
         average_gradients(exchange),

@@ -12,7 +12,9 @@ from slamb_jax.links.average import average_parameters_every
 from slamb_jax.links.decay import add_decayed_weights
 from slamb_jax.links.dense import average_gradients
 from slamb_jax.links.freshness import elementwise_rescale
+from slamb_jax.links.mean_momentum import average_momentum
 from slamb_jax.links.momentum import mask_momentum
+from slamb_jax.optimizers.order import mean_first, within_workers
 
 
 def lion(
@@ -39,8 +41,7 @@ def lion(
         + \lambda p\right), \quad r = \beta_3^\tau
 
     then the parameters are averaged as :func:`average_parameters_every` describes. A
-    single worker's steps are those of ``optax.lion``. With several, the gradient in the
-    sign is the worker's own, where dense Lion has the mean.
+    single worker's steps are those of ``optax.lion``.
 
     Args:
       learning_rate: a number, or a schedule of the step from 0.
@@ -69,6 +70,20 @@ def lion(
     """
     check_range("learning_rate", learning_rate, schedule=True)
     direction = directions.lion(b1, b2)
+    if mean_first(exchange):
+        return optax.chain(
+            *within_workers(exchange),
+            average_momentum(
+                exchange,
+                optax.scale_by_sign(),
+                b2,
+                share=b1,
+                bias_correction=False,
+                mu_dtype=mu_dtype,
+            ),
+            add_decayed_weights(weight_decay, mask),
+            optax.scale_by_learning_rate(learning_rate),
+        )
     return optax.chain(
         average_gradients(exchange),
         mask_momentum(

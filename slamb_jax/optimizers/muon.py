@@ -1,4 +1,4 @@
-"""Muon whose workers average parameters instead of gradients."""
+"""Muon whose workers exchange codes instead of gradients."""
 
 from typing import Any
 
@@ -15,8 +15,10 @@ from slamb_jax.links.dense import average_gradients
 from slamb_jax.links.directions.kinds import by_kind
 from slamb_jax.links.directions.muon import NS_COEFFS, matrices
 from slamb_jax.links.freshness import elementwise_rescale
+from slamb_jax.links.mean_momentum import average_momentum
 from slamb_jax.links.moments import NuOf
 from slamb_jax.links.momentum import mask_momentum
+from slamb_jax.optimizers.order import mean_first, within_workers
 
 
 def muon(
@@ -40,15 +42,25 @@ def muon(
     consistent_rms: ArrayLike | None = None,
     nu_of: NuOf = "momentum",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Muon whose workers average parameters instead of gradients.
+    r"""Muon whose workers exchange codes instead of gradients.
 
     Matrices step along their orthogonalized momentum, which has decay rate
     :math:`\beta`; see :func:`slamb_jax.directions.muon`. Other leaves step as in
-    :func:`adamw`. Then the parameters are averaged as
-    :func:`average_parameters_every` describes: with an ``outer`` optimizer that is
-    MuLoCo. A single worker with ``nu_of="gradient"`` takes the steps of
-    ``optax.contrib.muon``; with ``nesterov`` the worker's own gradient takes part,
-    where dense Muon has the mean.
+    :func:`adamw`. A single worker with ``nu_of="gradient"`` takes the steps of
+    ``optax.contrib.muon``.
+
+    In codes, which are the default, each worker orthogonalizes its own momentum and
+    steps by itself. Then the parameters are averaged as
+    :func:`average_parameters_every` describes; with an ``outer`` optimizer that is
+    MuLoCo. With ``average_payload=None`` or ``"bfloat16"`` the mean of the momentum
+    comes first, as :func:`average_momentum` describes, and the step is dense Muon's.
+
+    .. warning::
+      In codes the workers must draw from the same data. The mean of orthogonalized
+      momenta is not the orthogonalized mean: with two of ten classes on each worker
+      training fails (``python -m benchmarks.different_data``). Codes of the mean
+      momentum are no way out, because orthogonalization amplifies their rounding: a
+      small language model then ends at a loss of 1.83 instead of 1.65.
 
     Args:
       learning_rate: a number, or a schedule of the step from 0.
@@ -113,7 +125,10 @@ def muon(
         weight_dimension_numbers=muon_weight_dimension_numbers,
         consistent_rms=consistent_rms,
     )
-    adam = directions.adam(adam_b2, eps, adam_eps_root, nu_of=nu_of)
+    first = mean_first(exchange, nu_of if not exchange.averages_in_codes else None)
+    first = first and not exchange.averages_in_codes
+    of = "shared" if first else nu_of
+    adam = directions.adam(adam_b2, eps, adam_eps_root, nu_of=of)
     direction = by_kind(kinds, {"muon": orthogonalized, "adam": adam})
     adam_rate = learning_rate if adam_learning_rate is None else adam_learning_rate
     rates = {
@@ -126,12 +141,29 @@ def muon(
             optax.scale_by_learning_rate(adam_rate),
         ),
     }
+
+    def memories(params: optax.Params) -> Any:
+        return each(params, beta, adam_b1)
+
+    if first:
+        return optax.chain(
+            *within_workers(exchange),
+            average_momentum(
+                exchange,
+                direction,
+                memories,
+                adam_b2,
+                nesterov=nesterov,
+                mu_dtype=mu_dtype,
+            ),
+            by_kind(kinds, rates),
+        )
     return optax.chain(
         average_gradients(exchange),
         mask_momentum(
             exchange,
             direction,
-            lambda params: each(params, beta, adam_b1),
+            memories,
             nesterov=nesterov,
             mu_dtype=mu_dtype,
         ),

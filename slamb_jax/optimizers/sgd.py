@@ -6,9 +6,12 @@ from jax.typing import DTypeLike
 from slamb_jax._tree.checks import check_range
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.links.average import average_parameters_every
+from slamb_jax.links.decay import add_decayed_weights
 from slamb_jax.links.dense import average_gradients
 from slamb_jax.links.freshness import elementwise_rescale
+from slamb_jax.links.mean_momentum import average_momentum
 from slamb_jax.links.momentum import mask_momentum
+from slamb_jax.optimizers.order import mean_first, within_workers
 
 
 def sgd(
@@ -58,6 +61,20 @@ def sgd(
     check_range("learning_rate", learning_rate, schedule=True)
     decay = 0.0 if momentum is None else momentum
     check_range("momentum", decay, 0.0, 1.0, open_high=True)
+    if mean_first(exchange):
+        return optax.chain(
+            *within_workers(exchange),
+            average_momentum(
+                exchange,
+                optax.scale(1 / (1 - decay)),
+                decay,
+                nesterov=nesterov,
+                bias_correction=False,
+                mu_dtype=accumulator_dtype,
+            ),
+            add_decayed_weights(),  # none, in the parameters' dtype
+            optax.scale_by_learning_rate(learning_rate),
+        )
     return optax.chain(
         average_gradients(exchange),
         mask_momentum(

@@ -6,11 +6,16 @@ import jax
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._tree.checks import check_range
+from slamb_jax._tree.checks import check_range, check_static
 from slamb_jax.exchange.settings import Exchange
+from slamb_jax.links import directions
 from slamb_jax.links.average import average_parameters_every
+from slamb_jax.links.decay import add_decayed_weights
+from slamb_jax.links.mean_momentum import average_momentum
 from slamb_jax.links.moments import Form, NuOf
 from slamb_jax.links.scale_by_slamb import scale_by_slamb
+from slamb_jax.links.trust_ratio import layerwise_trust_ratio
+from slamb_jax.optimizers.order import mean_first, within_workers
 
 
 def slamb(
@@ -27,7 +32,7 @@ def slamb(
     c_max: ArrayLike = 1000.0,
     bias_correction: bool = True,
     mu_dtype: DTypeLike | None = None,
-    nu_of: NuOf = "gradient",
+    nu_of: NuOf | None = None,
     nu_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""SLAMB: LAMB that exchanges a tenth of its momentum per step.
@@ -84,8 +89,8 @@ def slamb(
       mu_dtype: dtype of m, None (float32) or bfloat16. Without a ``payload`` it is also
         the wire format.
       nu_of: what v is the second moment of: ``"gradient"``, the worker's own, or
-        ``"momentum"``, m after its exchange, which departs from the paper; see
-        :func:`slamb_jax.directions.adam`.
+        ``"momentum"``, m after its exchange, which departs from the paper. None: the
+        mean momentum's where all workers step alike, else the gradient's.
       nu_dtype: dtype of v, None (float32) or bfloat16 with stochastic rounding.
 
     Returns:
@@ -130,6 +135,34 @@ def slamb(
     check_range("learning_rate", learning_rate, schedule=True)
     if isinstance(learning_rate, jax.Array):  # a schedule's value takes u's dtype
         learning_rate = optax.constant_schedule(learning_rate)
+    static = ("form", "mask", "bias_correction", "mu_dtype", "nu_of", "nu_dtype")
+    check_static(static, locals())
+    if mean_first(exchange, nu_of):
+        direction = directions.adam(
+            b2, eps, form=form, bias_correction=bias_correction, nu_of="shared"
+        )
+        return optax.chain(
+            *within_workers(exchange),
+            average_momentum(
+                exchange,
+                direction,
+                b1,
+                b2,
+                bias_correction=bias_correction,
+                mu_dtype=mu_dtype,
+                nu_dtype=nu_dtype,
+            ),
+            layerwise_trust_ratio(
+                exchange,
+                weight_decay=weight_decay,
+                mask=mask,
+                form=form,
+                c_min=c_min,
+                c_max=c_max,
+            ),
+            add_decayed_weights(),  # none, in the parameters' dtype
+            optax.scale_by_learning_rate(learning_rate),
+        )
     return optax.chain(
         scale_by_slamb(
             exchange,
@@ -143,7 +176,7 @@ def slamb(
             c_max=c_max,
             bias_correction=bias_correction,
             mu_dtype=mu_dtype,
-            nu_of=nu_of,
+            nu_of=nu_of or "gradient",
             nu_dtype=nu_dtype,
         ),
         optax.scale_by_learning_rate(learning_rate),

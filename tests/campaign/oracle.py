@@ -32,6 +32,9 @@ class Workers:
         before = [[x.copy() for x in p] for p in self.p]
         for j, mask in enumerate(masks):
             g = [grads[i][j].astype(np.float64) for i in range(self.n)]
+            if self.given["mean_first"]:
+                self.mean_first(j, g, before, rate)
+                continue
             self.momentum(j, g, mask)
             self.age[j] = np.where(mask, 0, self.age[j] + 1)
             r = self.given["b3"] ** self.age[j]
@@ -40,10 +43,46 @@ class Workers:
                 u = factor * getattr(self, self.given["optimizer"])(i, j, g[i])
                 decay = self.given["weight_decay"] * self.given["decays"][j]
                 self.p[i][j] = self.p[i][j] - rate * (u + decay * before[i][j])
-        if self.n > 1 or self.given["outer"]:
+        if not self.given["mean_first"] and (self.n > 1 or self.given["outer"]):
             for j in range(len(masks)):
                 if (mask := self.turn(j, due)) is not None:
                     self.average(j, mask, [p[j] for p in before])
+
+    def mean_first(self, j: int, g: Tree, before: list[Tree], rate: float) -> None:
+        """The direction of the workers' mean momentum, alike on all."""
+        given, b1, t = self.given, self.given["b1"], self.t
+        old = [m[j] for m in self.m]
+        new = [b1 * m + (1 - b1) * x for m, x in zip(old, g, strict=True)]
+        for i in range(self.n):
+            self.m[i][j] = new[i]
+        corrected = given["optimizer"] == "adamw"
+        seen = t - 1 if given["overlap"] else t
+        fix = (1 - b1**seen or 1.0) if corrected else 1.0
+        if given["overlap"]:
+            sent = old
+        elif given["optimizer"] == "lion":
+            c = given["share"]
+            sent = [c * m + (1 - c) * x for m, x in zip(old, g, strict=True)]
+        elif given["nesterov"]:
+            ahead = 1 - b1 ** (t + 1) if corrected else 1.0
+            pairs = zip(new, g, strict=True)
+            sent = [b1 * m * fix / ahead + (1 - b1) * x for m, x in pairs]
+        else:
+            sent = new
+        mean = np.mean(sent, axis=0) / fix
+        if given["optimizer"] == "adamw":
+            b2 = given["b2"]
+            v = self.v[0][j] = b2 * self.v[0][j] + (1 - b2) * mean**2
+            root = np.sqrt(v / (1 - b2**seen or 1.0) + given["eps_root"])
+            u = mean / (root + given["eps"])
+        elif given["optimizer"] == "lion":
+            self.undecided[j] |= bool((np.abs(mean) < 1e-5).any())
+            u = np.sign(mean)
+        else:
+            u = mean / (1 - b1)
+        decay = given["weight_decay"] * given["decays"][j]
+        for i in range(self.n):
+            self.p[i][j] = self.p[i][j] - rate * (u + decay * before[i][j])
 
     def momentum(self, j: int, g: Tree, mask: np.ndarray) -> None:
         b = self.given["b1"]

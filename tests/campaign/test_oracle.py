@@ -146,6 +146,9 @@ def test_follows_the_oracle(
     rate = rate_of(settings["rate"])
     decay = 0.0 if settings["optimizer"] == "sgd" else settings["weight_decay"]
     exchanges = {"exchanges": settings["ratio"] is not None, "decays": decays}
+    exchanges["mean_first"] = exchange.averages_momentum
+    if exchange.averages_momentum:
+        settings = settings | {"nu_of": "momentum"}
     oracle = Workers(params, n, settings | exchanges | {"weight_decay": decay})
     with standard_promotion():
         tx = optimizer_of(settings, rate, exchange, decays)

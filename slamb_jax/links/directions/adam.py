@@ -13,8 +13,9 @@ from slamb_jax._tree.leaves import keep_absent, map_present
 from slamb_jax._tree.skip import Skip
 from slamb_jax.links.moments import (
     Form,
-    NuOf,
+    OwnOrShared,
     adam_direction,
+    bias,
     check_second_moment,
     corrections,
     init_moment,
@@ -26,7 +27,7 @@ class AdamState(NamedTuple):
     """State of :func:`adam`."""
 
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
-    nu: optax.Updates  # second moment, as params, float32 or nu_dtype
+    nu: optax.Updates | None  # as params, float32 or nu_dtype; None if it is shared
 
 
 def adam(
@@ -36,7 +37,7 @@ def adam(
     *,
     form: Form = "product",
     bias_correction: bool = True,
-    nu_of: NuOf = "gradient",
+    nu_of: OwnOrShared = "gradient",
     nu_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Divides the momentum by the root of a second moment, which is never exchanged.
@@ -68,8 +69,9 @@ def adam(
       eps_root: added under the root, not negative.
       form: ``"product"``, as in Adam, or ``"sum"``, SLAMB's: where eps stands.
       bias_correction: False leaves out the power of t (product form only).
-      nu_of: what v is the second moment of: ``"gradient"``, the worker's own, or
-        ``"momentum"``.
+      nu_of: what v is the second moment of: ``"gradient"``, the worker's own,
+        ``"momentum"``, or ``"shared"``: that of the mean momentum, which
+        :func:`slamb_jax.average_momentum` keeps for all workers.
       nu_dtype: dtype of v: None (float32) or bfloat16, with stochastic rounding: a
         change of :math:`1 - \beta_2` of itself would round to none.
 
@@ -99,7 +101,7 @@ def adam(
     check_range("eps_root", eps_root, 0.0)
 
     def init(params: optax.Params) -> AdamState:
-        nu = init_moment(params, "nu_dtype", nu_dtype)
+        nu = None if nu_of == "shared" else init_moment(params, "nu_dtype", nu_dtype)
         return AdamState(jnp.zeros([], jnp.int32), nu)
 
     def update(
@@ -108,10 +110,13 @@ def adam(
         params: optax.Params | None = None,
         *,
         grad: optax.Updates | None = None,
+        second_moment: optax.Updates | None = None,
         skip: Skip | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, AdamState]:
         del params, extra_args
+        if state.nu is None:
+            return shared(updates, second_moment, next_step(state.count))
         if grad is None:
             if nu_of != "momentum":
                 raise ValueError(
@@ -125,5 +130,23 @@ def adam(
         at = at._replace(eps_root=jnp.asarray(eps_root, jnp.float32))
         u = map_present(lambda m, v: adam_direction(at, m, v), updates, nu)
         return u, AdamState(step, keep_absent(nu, state.nu))
+
+    def shared(
+        updates: optax.Updates, second_moment: optax.Updates | None, step: jax.Array
+    ) -> tuple[optax.Updates, AdamState]:
+        if second_moment is None:
+            raise ValueError(
+                "nu_of='shared' needs the argument second_moment, which "
+                "slamb_jax.average_momentum passes to its direction"
+            )
+        at = corrections(form, step, None, b2, eps, bias_correction)
+        at = at._replace(eps_root=jnp.asarray(eps_root, jnp.float32))
+        plain = form == "product" and bias_correction
+        left = jnp.float32(1) if plain else bias(b2, step)
+        at = at._replace(v=None)
+        u = map_present(
+            lambda m, v: adam_direction(at, m, left * v), updates, second_moment
+        )
+        return u, AdamState(step, None)
 
     return optax.GradientTransformationExtraArgs(init, update)

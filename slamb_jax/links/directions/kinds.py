@@ -9,7 +9,7 @@ import optax
 from slamb_jax._tree.checks import check_params
 from slamb_jax._tree.leaves import is_none
 
-_TREES = ("grad",)  # that a direction gets beside its updates
+_TREES = ("grad", "second_moment")  # that a direction gets beside its updates
 
 
 def by_kind(

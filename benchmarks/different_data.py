@@ -1,0 +1,172 @@
+"""Training where each worker sees other data: two of the ten digits, say.
+
+Run from the root of the repository: ``python -m benchmarks.different_data``. An MLP of
+scikit-learn's digits, five simulated workers of 16 images, 600 steps with a cosine:
+once all workers draw from all images, once each has two of the ten classes, as hosts
+that read other files would. Printed are training loss and test accuracy in the end.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from rich.console import Console
+from rich.table import Table
+from sklearn.datasets import load_digits
+
+import slamb_jax
+from benchmarks import rivals
+from examples.common.simulated import AXIS
+
+WORKERS, BATCH, STEPS = 5, 16, 600
+Make = Callable[[Any], optax.GradientTransformation]
+
+
+class MLP(nn.Module):
+    """64-128-128-10."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for _ in range(2):
+            x = nn.relu(nn.Dense(128)(x))
+        return nn.Dense(10)(x)
+
+
+def exchanging(make: Callable[..., Any], **settings: Any) -> Make:
+    """An optimizer of this library under an exchange."""
+    return lambda rate: make(rate, slamb_jax.Exchange(AXIS, **settings))
+
+
+def dense(make: Callable[..., Any], **settings: Any) -> Make:
+    """An optimizer on the mean gradient."""
+    return lambda rate: rivals.dense(make(rate, **settings), AXIS).optimizer
+
+
+def of_one(make: Callable[..., Any]) -> Callable[..., Any]:
+    """This library's optimizer for a single worker."""
+    return lambda rate: make(rate, slamb_jax.Exchange())
+
+
+METHODS: dict[str, tuple[Make, tuple[float, ...]]] = {
+    "optax.adamw": (dense(optax.adamw), (1e-3, 3e-3, 1e-2)),
+    "adamw": (exchanging(slamb_jax.adamw), (1e-3, 3e-3, 1e-2)),
+    "adamw, 4 bits": (
+        exchanging(slamb_jax.adamw, average_payload="uniform4"),
+        (1e-3, 3e-3, 1e-2),
+    ),
+    "adamw, float32": (
+        exchanging(slamb_jax.adamw, average_payload=None),
+        (1e-3, 3e-3, 1e-2),
+    ),
+    "adamw, H 4": (exchanging(slamb_jax.adamw, sync_every=4), (1e-3, 3e-3, 1e-2)),
+    "SGD (dense)": (dense(optax.sgd, momentum=0.9), (0.03, 0.1)),
+    "sgd": (
+        lambda rate: slamb_jax.sgd(rate, slamb_jax.Exchange(AXIS), momentum=0.9),
+        (0.03, 0.1),
+    ),
+    "LAMB (dense)": (dense(optax.lamb), (0.01, 0.03)),
+    "slamb": (exchanging(slamb_jax.slamb), (0.01, 0.03)),
+    "Lion (dense)": (dense(optax.lion), (3e-4, 1e-3)),
+    "lion": (exchanging(slamb_jax.lion), (3e-4, 1e-3)),
+    "Muon (dense)": (dense(of_one(slamb_jax.muon)), (0.01, 0.03)),
+    "muon": (exchanging(slamb_jax.muon), (0.01, 0.03)),
+    "DiLoCo, H 30": (
+        exchanging(
+            slamb_jax.adamw,
+            sync_every=30,
+            average_payload=None,
+            outer=optax.sgd(0.7, momentum=0.5, nesterov=True),
+        ),
+        (1e-3, 3e-3),
+    ),
+    "SparseLoCo, H 25": (
+        lambda rate: rivals.sparseloco(rate, AXIS, sync_every=25, chosen=64).optimizer,
+        (1e-3, 3e-3),
+    ),
+    "DeMo": (lambda rate: rivals.demo(rate, AXIS, chosen=32).optimizer, (1e-3, 3e-3)),
+}
+
+
+@functools.cache
+def images() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images, labels, and which are trained on: four in five."""
+    raw = load_digits()
+    order = np.random.default_rng(0).permutation(len(raw.target))
+    x, y = raw.data[order].astype(np.float32) / 16, raw.target[order].astype(np.int32)
+    return x, y, np.arange(len(y)) % 5 != 0
+
+
+def batches(apart: bool, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """For all workers together; ``apart``: each draws from two classes."""
+    x, y, kept = images()
+    rng = np.random.default_rng(seed)
+    pools = [
+        np.flatnonzero(kept & (y // 2 == i if apart else True)) for i in range(WORKERS)
+    ]
+    for _ in range(STEPS):
+        chosen = np.concatenate([rng.choice(pool, BATCH) for pool in pools])
+        yield x[chosen], y[chosen]
+
+
+def train(make: Make, rate: float, apart: bool, seed: int) -> tuple[float, float]:
+    """Training loss and test accuracy after the last step."""
+    x, y, kept = images()
+    tx = make(optax.cosine_decay_schedule(rate, STEPS))
+    net = MLP()
+
+    def loss_of(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        logits = net.apply({"params": params}, x)
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, y))
+
+    def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
+        params, opt_state = state
+        value, grads = jax.value_and_grad(loss_of)(params, *batch)
+        updates, opt_state = optax.with_extra_args_support(tx).update(
+            grads, opt_state, params
+        )
+        return (optax.apply_updates(params, updates), opt_state), value
+
+    params = net.init(jax.random.key(seed), x[:1])["params"]
+    state = slamb_jax.simulated_replicas((params, tx.init(params)), WORKERS)
+    run = slamb_jax.simulated_step(step, WORKERS, slamb_jax.Exchange(AXIS))
+    for batch in batches(apart, seed):
+        state, _ = run(state, batch)
+    params = slamb_jax.consolidate(state[0])
+    right = jnp.argmax(net.apply({"params": params}, x[~kept]), -1) == y[~kept]
+    accuracy = float(jnp.mean(right.astype(jnp.float32)))
+    return float(loss_of(params, x[kept], y[kept])), accuracy
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What to run."""
+
+    only: tuple[str, ...] = ()
+    """methods whose names have one of these in them"""
+    seeds: int = 3
+
+
+def main(config: Config, console: Console | None = None) -> None:
+    table = Table("method", "rate", "alike: loss", "accuracy, %", "apart: loss", "%")
+    for name, (make, rates) in METHODS.items():
+        if config.only and not any(part in name for part in config.only):
+            continue
+        for rate in rates:
+            cells = []
+            for apart in (False, True):
+                runs = [train(make, rate, apart, seed) for seed in range(config.seeds)]
+                losses, accuracies = np.array(runs).T
+                cells += [f"{losses.mean():.5f}", f"{100 * accuracies.mean():.1f}"]
+            table.add_row(name, f"{rate:g}", *cells)
+    (console or Console(width=100)).print(table)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
