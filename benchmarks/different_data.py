@@ -139,7 +139,8 @@ def train(make: Make, rate: float, apart: bool, seed: int) -> tuple[float, float
     for batch in batches(apart, seed):
         state, _ = run(state, batch)
     params = slamb_jax.consolidate(state[0])
-    right = jnp.argmax(net.apply({"params": params}, x[~kept]), -1) == y[~kept]
+    logits: Any = net.apply({"params": params}, x[~kept])
+    right = jnp.argmax(logits, -1) == y[~kept]
     accuracy = float(jnp.mean(right.astype(jnp.float32)))
     return float(loss_of(params, x[kept], y[kept])), accuracy
 

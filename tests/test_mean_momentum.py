@@ -140,15 +140,10 @@ def regression(tx, scales, n=8, batch=16, steps=1500):
 
 
 def test_no_coordinate_is_lost_for_good():
-    """Without noise the weights of every group come to rest where they should.
-
-    In codes whose rounding is lost, those of the smallest features do not.
-    """
+    """Without noise the weights of every group of features end at the truth."""
     rate = optax.cosine_decay_schedule(0.03, 1500)
-    exchange = slamb_jax.Exchange(AXIS)
-    errors = regression(
-        slamb_jax.adamw(rate, exchange, weight_decay=0.0), (1, 0.3, 0.1, 0.03)
-    )
+    tx = slamb_jax.adamw(rate, slamb_jax.Exchange(AXIS), weight_decay=0.0)
+    errors = regression(tx, (1, 0.3, 0.1, 0.03))
     assert (errors < 0.02).all(), errors  # they begin at 0.8
 
 
@@ -179,11 +174,11 @@ def test_the_state_is_two_copies_of_the_parameters():
     params = random_tree(SHAPES, 0)
     size = sum(x.size for x in jax.tree.leaves(params))
     tx = slamb_jax.adamw(0.1, slamb_jax.Exchange(AXIS))
-    arrays = [x for x in jax.tree.leaves(tx.init(params))]
+    arrays = jax.tree.leaves(tx.init(params))
     scalars = 3 + len(jax.tree.leaves(params))  # counts, and the mean of v of each leaf
     assert sum(x.size for x in arrays) <= 2 * size + scalars
 
 
 def test_v_of_each_workers_own_gradient_is_refused():
-    with pytest.raises(ValueError, match="nu_of='gradient' .* steps alike"):
+    with pytest.raises(ValueError, match=r"nu_of='gradient' .* steps alike"):
         slamb_jax.adamw(0.1, slamb_jax.Exchange(AXIS), nu_of="gradient")

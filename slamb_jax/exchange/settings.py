@@ -46,10 +46,15 @@ class Exchange:
     Optimizers, links, :func:`replicate`, :func:`per_worker_step` and :func:`advise`
     take it: make one, and give it to all. It is immutable, hashable and printable.
 
-    By default all parameters are averaged at every step, in 1.7 bits: 0.052 of the
-    bytes of averaging gradients in float32. ``sync_every=H`` averages each parameter
-    once in H steps, and divides that by H; ``for_budget`` chooses it. ``paper`` has
-    SLAMB's published settings.
+    By default the workers agree at every step on the mean of their momenta, in 1.7
+    bits: 0.052 of the bytes of averaging gradients in float32. Then all take the same
+    step; see :func:`average_momentum`.
+
+    With ``sync_every=H`` above 1, an ``outer`` optimizer or a ``compress_ratio`` workers
+    step by themselves instead, and their parameters are averaged; see
+    :func:`average_parameters_every`. ``sync_every=H`` averages each parameter once in H
+    steps, and divides the bytes by H; ``for_budget`` chooses it. ``paper`` has SLAMB's
+    published settings. Workers that step by themselves should draw from the same data.
 
     Args:
       axis_name: the mesh axis (or a tuple of axes) of the workers, bound by
@@ -78,22 +83,23 @@ class Exchange:
         [0, 1]: stale coordinates step at a smaller rate; see
         :func:`elementwise_rescale`.
       overlap: exchange at each step what the last one left, so that the exchange can
-        run behind the forward and backward pass; see :func:`mask_momentum` and
-        :func:`average_parameters_every`.
-      sync_every: H, the steps from one average of the parameters to the next, a
-        positive integer. None: never.
+        run during the forward and backward pass; see :func:`average_momentum`,
+        :func:`mask_momentum` and :func:`average_parameters_every`.
+      sync_every: H, the steps from one average of a coordinate to the next, a positive
+        integer. 1: of the momentum, before all workers step alike. Above 1: of the
+        parameters. None: never.
       rolling: average a 1/H share of the parameters at every step, each coordinate
         once in H steps, instead of all of them every H steps. None: unless there is
         an ``outer`` optimizer.
-      average_payload: the wire format of the parameters, likewise or ``"float16"``, as
-        the difference to the last average. A copy of that is kept where the replicas
-        differ: for H above 1, with ``overlap``, and for a payload with
-        ``error_feedback``; see :func:`average_parameters_every`. None: the parameters'
-        dtype.
-      average_b2: decay rate of the second moment of the mean difference, in [0, 1), by
-        whose root the mean is divided where it is exchanged in codes; see
-        :func:`average_parameters_every`. None: the mean itself, as in float32 and with
-        an ``outer`` optimizer.
+      average_payload: the wire format of the average, likewise or ``"float16"``. Of
+        parameters it is the difference to the last average, of which a copy is kept;
+        see :func:`average_parameters_every`. None: float32 for the momentum, the
+        parameters' dtype for parameters.
+      average_b2: decay rate of the second moment of what was averaged in codes, in
+        [0, 1). Its root is the unit of the momentum's codes, for optimizers that have
+        no second moment of their own; a mean of parameters is divided by it. None: no
+        second moment; see :func:`average_momentum` and
+        :func:`average_parameters_every`.
       outer: an optax transformation that steps from one average to the next, with the
         difference between them as its gradient, such as
         ``optax.sgd(0.7, momentum=0.9, nesterov=True)``. None: the average itself.

@@ -79,10 +79,11 @@ def average_momentum(
       m_i &\leftarrow x_i + \frac{1-\beta_1}{\beta_1} w\, e_i \\
       v &\leftarrow \beta_2 v + (1-\beta_2) \hat M^2, \quad
       \hat M = M / (1-\beta_1^t) \\
-      r &\leftarrow \sqrt{v/(1-\beta_2^t)} + 0.05\,\rho \\
+      r &\leftarrow \sqrt{\hat v} + 0.05\,\rho, \quad
+      \hat v = v / (1-\beta_2^t) \\
       u &= \text{direction}(\hat M)
 
-    with :math:`\rho` the root of the mean of :math:`v/(1-\beta_2^t)` over the leaf, and
+    with :math:`\rho` the root of the mean of :math:`\hat v` over the leaf, and
     :math:`r = 1` at the first step. Only m differs between workers. The mean is taken
     of what is linear in the gradients, so it does not matter which worker sees which
     data: in float32, where :math:`q_i = x_i`, M is the momentum of the mean gradient,
@@ -92,17 +93,17 @@ def average_momentum(
     memory is needed for it. The worker that rounds a mean for all keeps what that took
     n times, since it sends an nth of the next mean. Without v (``average_b2=None``) all
     of it waits, :math:`w = 1`, and the sum of all M is the sum of the mean gradients,
-    up to what the momenta hold. With v, :math:`w = 1 - \sqrt{v/(1-\beta_2^t)} / 2r`: half
-    of it is forgotten where a coordinate is sent often, since noise that waits makes
-    the memory of the momentum longer. Nothing is where it is sent seldom, so that every
-    coordinate is sent in the end.
+    up to what the momenta hold. With v, :math:`w = 1 - \sqrt{\hat v} / 2r`: half of it
+    is forgotten where a coordinate is sent often, since noise that waits makes the
+    memory of the momentum longer. Nothing is forgotten where it is sent seldom, so that
+    every coordinate is sent in the end.
 
     Args:
       exchange: between whom, and in what wire format (``average_payload``). None as the
         format is float32.
       direction: what is done with :math:`\hat M`: any optax transformation. One whose
-        ``update`` has an argument ``second_moment`` gets :math:`v/(1-\beta_2^t)` if
-        there is a v. None: :math:`\hat M` itself, for links behind.
+        ``update`` has an argument ``second_moment`` gets :math:`\hat v` if there is a
+        v. None: :math:`\hat M` itself, for links behind.
       b1: decay rate of the momentum, in [0, 1); or a tree of them, a prefix of it, or a
         function of the parameters that returns one.
       b2: decay rate of v, in [0, 1). None: the ``average_b2`` of the exchange if that

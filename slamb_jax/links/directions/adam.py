@@ -115,7 +115,7 @@ def adam(
         **extra_args: Any,
     ) -> tuple[optax.Updates, AdamState]:
         del params, extra_args
-        if state.nu is None:
+        if nu_of == "shared" or state.nu is None:
             return shared(updates, second_moment, next_step(state.count))
         if grad is None:
             if nu_of != "momentum":
