@@ -21,7 +21,7 @@ from slamb_jax.checkpoint.store import Store
 from tests.close import assert_same_bits
 from tests.damage import DAMAGE
 from tests.optimizers import random_tree, slamb
-from tests.workers import AXIS, P, mesh_of, stack
+from tests.workers import AXIS, P, mesh_of, stack, train
 
 N = 4
 PACKAGE = Path(slamb_jax.__file__).parent
@@ -66,6 +66,20 @@ def test_what_comes_back_is_what_was_saved(on_mesh, tmp_path):
         assert x.sharding.is_equivalent_to(like.sharding, x.ndim)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["6", "9"]
     assert not [p for p in tmp_path.rglob("*") if p.suffix in (".pkl", ".pickle")]
+
+
+def test_of_the_default_exchange_only_the_momentum_is_stored_n_times(tmp_path):
+    tx, params = slamb_jax.adamw(0.1, slamb_jax.Exchange(AXIS)), random_tree(SHAPES, 0)
+    grads = [random_tree(SHAPES, 1 + t, N) for t in range(3)]
+    state = train(tx, params, grads, "vmap")[-1]
+    with slamb_jax.Checkpoints(tmp_path) as checkpoints:
+        size = checkpoints.save(3, state)
+    d = sum(x.size for x in jax.tree.leaves(params))
+    scalars = 3 + len(jax.tree.leaves(params))  # counts, and the mean of each leaf's v
+    assert size <= 4 * ((2 + N) * d + scalars)
+    assert_same_bits(
+        slamb_jax.consolidate(state[0]), jax.tree.map(lambda x: x[0], state[0])
+    )
 
 
 @pytest.fixture(scope="module")

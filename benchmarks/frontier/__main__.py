@@ -26,7 +26,7 @@ from benchmarks.frontier.sweep import missing
 class Config:
     """What to run."""
 
-    grid: Literal["frontier", "unseen", "big", "huge", "smoke"] = "frontier"
+    grid: Literal["frontier", "unseen", "apart", "big", "huge", "smoke"] = "frontier"
     only: tuple[str, ...] = ()
     """methods by name, or what the name of a pair, "setting method", has in it"""
     budget: float = float("inf")  # seconds after which no run is started

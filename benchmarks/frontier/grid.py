@@ -37,11 +37,13 @@ UNSEEN = (  # no exchange was chosen on these
     Setting("digits", 4, 32, 400),
     Setting("autoencoder", 8, 16, 500),
 )
+APART = (Setting("byte_lm_apart", 8, 8, 300),)  # each worker has files of its own
 BIG = (Setting("byte_lm_3m", 4, 8, 2000),)
 HUGE = (Setting("byte_lm_50m", 8, 8, 2000),)  # for a GPU
 GRIDS = {
     "frontier": CORE,
     "unseen": UNSEEN,
+    "apart": APART,
     "big": BIG,
     "huge": HUGE,
     "smoke": (Setting("digits", 4, 4, 50),),

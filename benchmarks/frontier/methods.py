@@ -21,7 +21,7 @@ ADAM: dict[str, Any] = {"b2": 0.95}
 MUON: dict[str, Any] = {"adam_b2": 0.95}
 DENSE = "AdamW"  # the row that shares are of
 # Of some tasks, as in the recorded runs; an Exchange's own choice is close to these.
-MIN_SIZE = {"byte_lm": 1000, "digits": 256}
+MIN_SIZE = {"byte_lm": 1000, "byte_lm_apart": 1000, "digits": 256}
 
 
 @dataclasses.dataclass(frozen=True)

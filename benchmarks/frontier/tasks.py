@@ -1,7 +1,8 @@
 """The tasks: what is trained, on what data, and how the loss is evaluated."""
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -17,6 +18,8 @@ from examples.byte_lm import data, model
 from examples.byte_lm.model import Active, ByteLM
 from examples.common.simulated import Task
 from slamb_jax.jointspar import train_if
+
+APART = 8  # workers whose data differ
 
 
 class DigitNet(nn.Module):
@@ -45,6 +48,24 @@ def byte_lm(layers: int = 2, width: int = 64, heads: int = 4) -> Task:
     return model.task(net, text, held_out, EVALUATED)
 
 
+def byte_lm_apart() -> Task:
+    """The same where each of eight workers reads an eighth of the files, in order."""
+    net = ByteLM(layers=2, width=64, heads=4, context=CONTEXT)
+    text, held_out = data.load(data.standard_library(), CONTEXT)
+    parts = np.array_split(text, APART)
+
+    def batches(size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
+        own = [
+            data.batches(part, size // APART, CONTEXT, steps, APART * seed + i)
+            for i, part in enumerate(parts)
+        ]
+        for rows in zip(*own, strict=True):
+            yield np.concatenate(rows)
+
+    task = model.task(net, text, held_out, EVALUATED)
+    return dataclasses.replace(task, batches=batches)
+
+
 def digits() -> Task:
     """Classifies scikit-learn's digits; one image in five is held out."""
     raw = load_digits()
@@ -69,6 +90,7 @@ def digits() -> Task:
 
 TASKS: dict[str, Callable[[], Task]] = {
     "byte_lm": byte_lm,
+    "byte_lm_apart": byte_lm_apart,
     "byte_lm_3m": lambda: byte_lm(layers=4, width=256, heads=8),
     "byte_lm_50m": lambda: byte_lm(layers=16, width=512, heads=8),
     "digits": digits,

@@ -61,12 +61,12 @@ def _jointspar(rate: optax.ScalarOrSchedule, **run: Any) -> Any:
 
 
 PAPER = "SLAMB, as published", 0.0141, slamb_jax.slamb, Exchange.paper(AXIS)
-ADAMW: dict[str, Any] = {"b2": 0.95, "weight_decay": 0.0}
+ADAMW: dict[str, Any] = {"b1": 0.8, "b2": 0.95, "weight_decay": 0.0}
 METHODS = {
     "dense_adamw": _dense("AdamW", 0.016, optax.adamw, **ADAMW),
     "dense_lamb": _dense("LAMB", 0.02, optax.lamb),
     "slamb_paper": _exchanging(*PAPER),
-    "adamw": _exchanging("AdamW with the exchange", 0.016, slamb_jax.adamw, **ADAMW),
+    "adamw": _exchanging("AdamW with the exchange", 0.008, slamb_jax.adamw, **ADAMW),
     "slamb": _exchanging("SLAMB with the exchange", 0.0283, slamb_jax.slamb),
     "slamb_from_links": _exchanging("SLAMB from links", 0.0283, slamb_from_links),
     "dense_lion": _dense("Lion", 0.002, optax.lion, weight_decay=0.0),

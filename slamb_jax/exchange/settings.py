@@ -50,8 +50,8 @@ class Exchange:
     bits: 0.052 of the bytes of averaging gradients in float32. Then all take the same
     step; see :func:`average_momentum`.
 
-    With ``sync_every=H`` above 1, an ``outer`` optimizer or a ``compress_ratio`` workers
-    step by themselves instead, and their parameters are averaged; see
+    With ``sync_every=H`` above 1, an ``outer`` optimizer or a ``compress_ratio``
+    workers step by themselves instead, and their parameters are averaged; see
     :func:`average_parameters_every`. ``sync_every=H`` averages each parameter once in H
     steps, and divides the bytes by H; ``for_budget`` chooses it. ``paper`` has SLAMB's
     published settings. Workers that step by themselves should draw from the same data.

@@ -153,10 +153,11 @@ def state_shardings(
 
 
 def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
-    """Averages the replicas into one copy, for evaluation and export.
+    """Takes one copy of the replicas, or their mean, for evaluation and export.
 
-    Floating-point leaves become the mean over the leading replica axis, which is exact
-    where all replicas agree. Of other leaves (counts, keys) the first replica is taken.
+    Floating-point leaves become the mean over the leading replica axis. Where all
+    replicas agree that is each of them, to the bit: of the parameters under the default
+    exchange, for one. Of other leaves (counts, keys) the first replica is taken.
 
     Args:
       tree: a tree of arrays of shape ``(n, ...)``, as :func:`replicate` returns them.
