@@ -89,14 +89,14 @@ def average_momentum(
     data: in float32, where :math:`q_i = x_i`, M is the momentum of the mean gradient,
     and the step that of dense training.
 
-    **What rounding takes** of a worker's momentum stays there, and is sent later. No
-    memory is needed for it. The worker that rounds a mean for all keeps what that took
-    n times, since it sends an nth of the next mean. Without v (``average_b2=None``) all
-    of it waits, :math:`w = 1`, and the sum of all M is the sum of the mean gradients,
-    up to what the momenta hold. With v, :math:`w = 1 - \sqrt{\hat v} / 2r`: half of it
-    is forgotten where a coordinate is sent often, since noise that waits makes the
-    memory of the momentum longer. Nothing is forgotten where it is sent seldom, so that
-    every coordinate is sent in the end.
+    **What rounding takes** of a worker's momentum stays there, and is sent later; no
+    memory is needed for it. With v, :math:`w = 1 - \sqrt{\hat v} / 2r`: half of it is
+    forgotten where a coordinate is sent often, since noise that waits makes the memory
+    of the momentum longer. Nothing is forgotten where it is sent seldom. There v falls,
+    and the unit with it, so that every coordinate is sent in the end. Without v
+    (``average_b2=None``) all of it waits, :math:`w = 1`, and what rounding takes of a
+    mean waits n times with the worker that rounds it, which sends an nth of the next:
+    the sum of all M is the sum of the mean gradients, up to what the momenta hold.
 
     Args:
       exchange: between whom, and in what wire format (``average_payload``). None as the
@@ -182,32 +182,46 @@ def average_momentum(
         rows, rebuild = present(
             updates, state.mu, decays(b1, state.mu), like=like, layout=exchange.layout
         )
-        leaves = [leaf for leaf, *_ in rows]
+        leaves, gs, ms, bs = ([row[i] for row in rows] for i in range(4))
         second = None
-        units = [_Unit(jnp.float32(1), jnp.float32(1))] * len(rows)
         if b2 is not None:
             second = _SecondMoment(
                 _arrays(updates, state.nu, like), _arrays(updates, state.nu_mean, like)
             )
-            units = second.units(step, b2)
-        parts = [
-            _Part(g, m, b, step, share, nesterov, bias_correction, exchange.overlap)
-            for _, g, m, b in rows
+
+        def sent_in_units() -> tuple[list[_Part], list[_Unit], list[jax.Array]]:
+            parts = [
+                _Part(g, m, b, step, share, nesterov, bias_correction, exchange.overlap)
+                for g, m, b in zip(gs, ms, bs, strict=True)
+            ]
+            units = [_Unit(jnp.float32(1), jnp.float32(1))] * len(parts)
+            if second is not None and b2 is not None:
+                units = second.units(step, b2)
+            pairs = zip(parts, units, strict=True)
+            return parts, units, [part.sent / unit.size for part, unit in pairs]
+
+        found = _exchanged(
+            sent_in_units()[2], leaves, exchange, step, exact=second is None
+        )
+        # What was sent is computed once more: to keep it takes a GPU another copy.
+        gs, ms, second = lax.optimization_barrier((gs, ms, second))
+        parts, units, sent = sent_in_units()
+        means = [unit.size * x for unit, x in zip(units, found.means, strict=True)]
+        mus = [
+            part.kept(None if y is None else unit.size * unit.waits * (x - y))
+            for part, unit, x, y in zip(parts, units, sent, found.sent, strict=True)
         ]
-        means, errors = _exchanged(parts, units, leaves, exchange, step)
-        mus = [part.kept(x) for part, x in zip(parts, errors, strict=True)]
         if skip is not None:
-            mus = skip.instead([m for _, _, m, _ in rows], mus)
+            mus = skip.instead(ms, mus)
         new = state._replace(count=step, mu=keep_absent(rebuild(mus), state.mu))
         if b2 is not None and second is not None:
             second = second.with_means(means, leaves, step, b2, skip)
             seen = step - 1 if exchange.overlap else step
             corrected = rebuild(second.corrected(seen, b2))
             extra_args = extra_args | {"second_moment": corrected}
-            nu, nu_mean = rebuild(second.nus), rebuild(second.means)
             new = new._replace(
-                nu=keep_absent(nu, state.nu),
-                nu_mean=keep_absent(nu_mean, state.nu_mean),
+                nu=keep_absent(rebuild(second.nus), state.nu),
+                nu_mean=keep_absent(rebuild(second.means), state.nu_mean),
             )
         if skip is not None:
             skip.follow((state.mu, state.nu), (new.mu, new.nu))
@@ -219,26 +233,31 @@ def average_momentum(
     return tx if exchange.param_specs is None else on_shards(tx, exchange)
 
 
+class _Exchanged(NamedTuple):
+    """The means, and what each worker sent as the others decode it."""
+
+    means: list[jax.Array]
+    sent: Sequence[jax.Array | None]  # None where nothing is rounded
+
+
 def _exchanged(
-    parts: Sequence["_Part"],
-    units: Sequence["_Unit"],
+    sent: list[jax.Array],
     leaves: Sequence[Leaf],
     exchange: Exchange,
     step: jax.Array,
-) -> tuple[list[jax.Array], list[jax.Array | None]]:
-    """The mean of each leaf, and what rounding took of it that waits with a worker."""
+    *,
+    exact: bool,
+) -> _Exchanged:
+    """``exact``: what rounding took of a mean waits, too, with who rounded it."""
     payload = resolve_payload(exchange.average_payload)
-    sent = [part.sent / unit.size for part, unit in zip(parts, units, strict=True)]
     rounds = payload is not None and _axes.axis_size(exchange.axis_name) > 1
     found = exchange_means(sent, leaves, exchange, payload, step, with_errors=rounds)
-    means = [unit.size * x for unit, x in zip(units, found.means, strict=True)]
     if not rounds:
-        return means, [None] * len(means)
-    took = [x - y for x, y in zip(sent, found.sent, strict=True)]
-    if found.server_error is not None:
-        took = [x + y for x, y in zip(took, found.server_error, strict=True)]
-    pairs = zip(units, took, strict=True)
-    return means, [unit.size * unit.waits * x for unit, x in pairs]
+        return _Exchanged(found.means, [None] * len(sent))
+    taken = found.sent
+    if found.server_error is not None and exact:
+        taken = [x - y for x, y in zip(taken, found.server_error, strict=True)]
+    return _Exchanged(found.means, taken)
 
 
 class _Part:
@@ -309,11 +328,9 @@ class _SecondMoment(NamedTuple):
 
         def unit(nu: jax.Array, mean: jax.Array) -> _Unit:
             root = jnp.sqrt(nu.astype(jnp.float32) / fix)
-            size = root + _FLOOR * jnp.sqrt(mean / fix)
-            known = (mean > 0) & (size > 0)
-            size = jnp.where(known, size, jnp.float32(1))
-            waits = jnp.where(known, 1 - _FORGOTTEN * (root / size), jnp.float32(1))
-            return _Unit(size, waits)
+            floor = _FLOOR * jnp.sqrt(mean / fix)
+            size = jnp.where(floor > 0, root + floor, jnp.float32(1))
+            return _Unit(size, 1 - _FORGOTTEN * (root / size))
 
         return [unit(nu, mean) for nu, mean in zip(self.nus, self.means, strict=True)]
 
