@@ -32,7 +32,9 @@ def average_parameters_every(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages the parameters over the workers every H steps, after the update.
 
-    The last link of a chain, behind any optimizer. With the step
+    The last link of a chain, after any optimizer. Workers that step by themselves
+    should draw from the same data: the mean of their steps is not the step along the
+    mean gradient. :func:`average_momentum` takes the mean first. With the step
     :math:`t = 1, 2, \ldots`:
 
     .. math::

@@ -1,4 +1,4 @@
-"""SGD with momentum whose workers average parameters instead of gradients."""
+"""SGD with momentum whose workers exchange codes of it instead of gradients."""
 
 import optax
 from jax.typing import DTypeLike
@@ -22,10 +22,20 @@ def sgd(
     nesterov: bool = False,
     accumulator_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""SGD whose workers average parameters instead of gradients.
+    r"""SGD whose workers exchange codes of their momentum instead of gradients.
 
+    The workers agree on the mean M of their momenta, in codes, as
+    :func:`average_momentum` describes, and then all of them take the same step:
+
+    .. math::
+
+      m_i \leftarrow \mu m_i + (1-\mu) g_i, \quad
+      p \leftarrow p - lr\,M / (1-\mu)
+
+    In float32 these are the steps of ``optax.sgd`` on the mean gradient. Workers that
+    step by themselves, as with ``sync_every`` above 1, should draw from the same data.
     With the worker's own gradient g and :math:`M_t` the coordinates of the momentum
-    that the exchange selects at step t, by default none:
+    that the exchange selects at step t, if any:
 
     .. math::
 
@@ -35,21 +45,19 @@ def sgd(
       \quad r = \beta_3^\tau
 
     then the parameters are averaged as :func:`average_parameters_every` describes.
-    :math:`m/(1-\mu)` is the trace of ``optax.sgd``, whose steps a single worker takes,
-    and n workers that exchange everything at every step.
+    :math:`m/(1-\mu)` is the trace of ``optax.sgd``, whose steps a single worker takes.
 
     Args:
       learning_rate: a number, or a schedule of the step from 0.
       exchange: between whom, what, how much and how often: an :class:`Exchange`.
-      momentum: :math:`\mu`, in [0, 1). None: 0, and then what is exchanged is the
-        gradient, and what is not exchanged does not wait.
+      momentum: :math:`\mu`, in [0, 1). None: 0, and what is exchanged is the gradient.
       nesterov: look one step ahead, as in ``optax.sgd``.
       accumulator_dtype: dtype of m, None (float32) or bfloat16.
 
     Returns:
-      ``optax.chain(average_gradients(...), mask_momentum(..., optax.scale(...)),
-      elementwise_rescale(...), optax.scale_by_learning_rate(...),
-      average_parameters_every(...))``.
+      ``optax.chain(average_momentum(..., optax.scale(...)),
+      links.add_decayed_weights(), optax.scale_by_learning_rate(...))``; for workers
+      that step by themselves as :func:`adamw`.
 
     Raises:
       ValueError: as :func:`adamw`.

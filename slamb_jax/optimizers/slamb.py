@@ -35,11 +35,16 @@ def slamb(
     nu_of: NuOf | None = None,
     nu_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""SLAMB: LAMB that exchanges a tenth of its momentum per step.
+    r"""SLAMB: LAMB whose workers exchange a share of their momentum, or codes of it.
 
-    n workers, each with its own parameters p, moments m and v, and its own gradient
-    g, which is **not** averaged. At step :math:`t = 1, 2, \ldots`, with :math:`M_t` the
-    share k of the coordinates that the exchange selects:
+    Under the default exchange it is LAMB on the mean of the workers' momenta, which
+    they agree on in codes as :func:`average_momentum` describes, with v of that mean.
+    All workers take the same step.
+
+    With a ``compress_ratio``, as in ``Exchange.paper``, it is SLAMB. n workers have
+    their own parameters p, moments m and v, and gradients g, which are **not**
+    averaged. At step :math:`t = 1, 2, \ldots`, with :math:`M_t` the share k of the
+    coordinates that the exchange selects:
 
     .. math::
 
@@ -94,6 +99,8 @@ def slamb(
       nu_dtype: dtype of v, None (float32) or bfloat16 with stochastic rounding.
 
     Returns:
+      ``optax.chain(average_momentum(...), layerwise_trust_ratio(...),
+      optax.scale_by_learning_rate(...))``; for workers that step by themselves
       ``optax.chain(scale_by_slamb(...), optax.scale_by_learning_rate(...),
       average_parameters_every(...))``.
 
