@@ -60,7 +60,8 @@ def count_elements(params: float | chex.ArrayTree, exchange: Exchange) -> Elemen
     for (_, of_average), shard in zip(sizes, jax.tree.leaves(shards), strict=True):
         name = shard.dtype.name
         by_dtype[name] += shard.size
-        averaged[name] = (*averaged.get(name, ()), of_average)
+        wire = "float32" if exchange.averages_momentum else name
+        averaged[wire] = (*averaged.get(wire, ()), of_average)
     if not by_dtype.total():
         raise ValueError(f"params must have elements, got {params!r}")
     return Elements(by_dtype, tuple(sent for sent, _ in sizes), averaged)

@@ -46,7 +46,8 @@ def share_of(exchange: "Exchange", params: chex.ArrayTree) -> float:
     sent = _bytes([momentum for momentum, _ in sizes], exchange.payload, 4)
     if exchange.sync_every is not None:
         itemsize = max(x.dtype.itemsize for x in jax.tree.leaves(params))
-        of_dtype = 4 if exchange.outer is not None else itemsize
+        in_float32 = exchange.outer is not None or exchange.averages_momentum
+        of_dtype = 4 if in_float32 else itemsize
         averaged = [average for _, average in sizes]
         sent += exchange.averages_per_step * _bytes(
             averaged, exchange.average_payload, of_dtype

@@ -3,6 +3,7 @@
 from slamb_jax.workers.agreement import assert_replicas_agree
 from slamb_jax.workers.on_workers import on_workers
 from slamb_jax.workers.replicas import consolidate, replicate
+from slamb_jax.workers.same_data import momentum_agreement
 from slamb_jax.workers.simulate import in_chunks, simulated_replicas, simulated_step
 from slamb_jax.workers.step import WorkersStep, per_worker_step
 from slamb_jax.workers.watchdog import Watchdog
@@ -13,6 +14,7 @@ __all__ = [
     "assert_replicas_agree",
     "consolidate",
     "in_chunks",
+    "momentum_agreement",
     "on_workers",
     "per_worker_step",
     "replicate",
