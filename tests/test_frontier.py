@@ -66,9 +66,9 @@ def test_a_task_starts_from_guessing_and_repeats_its_batches(name: str) -> None:
     # Where the embedding is the output too, its scale is that of the width.
     off = 1.0 if name in ("prose", "wide") else 0.6
     assert loss == pytest.approx(math.log(guesses), abs=off)
-    once, again, other = (list(job.batches(6, 2, seed)) for seed in (3, 3, 4))
+    once, again, other = (list(job.batches(16, 2, seed)) for seed in (3, 3, 4))
     jax.tree.map(np.testing.assert_array_equal, once, again)
-    assert {len(x) for x in jax.tree.leaves(once)} == {6}
+    assert {len(x) for x in jax.tree.leaves(once)} == {16}
     pairs = zip(*map(jax.tree.leaves, (once[0], other[0])), strict=True)
     assert any((a != b).any() for a, b in pairs)
 

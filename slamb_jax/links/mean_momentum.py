@@ -204,7 +204,9 @@ def average_momentum(
             sent_in_units()[2], leaves, exchange, step, exact=second is None
         )
         # What was sent is computed once more: to keep it takes a GPU another copy.
-        gs, ms, second = lax.optimization_barrier((gs, ms, second))
+        gs, ms = _anew(gs), _anew(ms)
+        if second is not None:
+            second = second._replace(nus=_anew(second.nus))
         parts, units, sent = sent_in_units()
         means = [unit.size * x for unit, x in zip(units, found.means, strict=True)]
         mus = [
@@ -231,6 +233,14 @@ def average_momentum(
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return tx if exchange.param_specs is None else on_shards(tx, exchange)
+
+
+def _anew(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """The arrays, from which the compiler computes again what it computed from them.
+
+    Each behind a barrier of its own, which would join the types of several.
+    """
+    return [lax.optimization_barrier(x) for x in arrays]
 
 
 class _Exchanged(NamedTuple):
