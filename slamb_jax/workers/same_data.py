@@ -8,11 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from slamb_jax._tree.rounding import upcast_f32
-from slamb_jax.links import AverageMomentumState, MaskMomentumState, ScaleBySlambState
 from slamb_jax.workers.mesh import replicated
 from slamb_jax.workers.replicas import check_replicas
-
-_STATES = AverageMomentumState, MaskMomentumState, ScaleBySlambState
 
 
 def momentum_agreement(state: chex.ArrayTree) -> dict[str, float]:
@@ -39,13 +36,12 @@ def momentum_agreement(state: chex.ArrayTree) -> dict[str, float]:
         returns it and a step gives it back. With several processes, each must call it.
 
     Returns:
-      a for each leaf of each momentum of this library's links, by its path in the
-      state; 0 for a momentum of zeros. A selection that exchanges a share of the
+      a for each leaf of each momentum, ``mu`` in the state, by its path; 0 for a
+      momentum of zeros. A selection that exchanges a share of the
       momentum makes its momenta agree, so that there it tells less.
 
     Raises:
-      ValueError: for a leaf without a leading axis, and for a state without momenta of
-        this library.
+      ValueError: for a leaf without a leading axis, and for a state without a ``mu``.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
@@ -59,29 +55,23 @@ def momentum_agreement(state: chex.ArrayTree) -> dict[str, float]:
       {'[0].mu': 0.05}
     """
     check_replicas("state", state)
-    momenta = [
-        (path, x)
-        for path, x in jax.tree_util.tree_leaves_with_path(state, is_leaf=_is_own)
-        if _is_own(x)
-    ]
-    if not momenta:
+    leaves = {
+        jax.tree_util.keystr(path): m
+        for path, m in jax.tree_util.tree_leaves_with_path(state)
+        if m.size and any(map(_is_momentum, path))
+    }
+    if not leaves:
         raise ValueError(
-            "state must hold a momentum of one of slamb_jax's optimizers, got "
+            "state must hold a momentum, mu, of an optimizer, got "
             f"{jax.tree.structure(state)}"
         )
-    keystr = jax.tree_util.keystr
-    leaves = {
-        f"{keystr(path)}.mu{keystr(below)}": m
-        for path, link in momenta
-        for below, m in jax.tree_util.tree_leaves_with_path(link.mu)
-        if m.size
-    }
     found = np.asarray(replicated(_agreements, list(leaves.values())))
     return dict(zip(leaves, map(float, found), strict=True))
 
 
-def _is_own(x: Any) -> bool:
-    return isinstance(x, _STATES)
+def _is_momentum(key: Any) -> bool:
+    """Whether a part of a path is ``mu``, of a named tuple or of a dictionary."""
+    return "mu" in (getattr(key, "name", None), getattr(key, "key", None))
 
 
 def _agreements(leaves: list[jax.Array]) -> jax.Array:
