@@ -65,6 +65,13 @@ def slamb_from_links(
     nu_of: Literal["gradient", "momentum"] = "gradient",
 ) -> optax.GradientTransformationExtraArgs:
     """SLAMB built link by link: the same steps as ``slamb_jax.slamb``."""
+    if exchange.averages_momentum:
+        shared = slamb_jax.directions.adam(b2, eps, form="sum", nu_of="shared")
+        return optax.chain(
+            slamb_jax.average_momentum(exchange, shared, b1, b2),
+            slamb_jax.layerwise_trust_ratio(exchange),
+            optax.scale_by_learning_rate(learning_rate),
+        )
     adam = slamb_jax.directions.adam(b2, eps, form="sum", nu_of=nu_of)
     return optax.chain(
         slamb_jax.mask_momentum(exchange, adam, b1),
