@@ -84,6 +84,11 @@ def vary_over(x: jax.Array, axes: Axes) -> jax.Array:
     return x
 
 
+def zero_of_sum(x: Any, shards: Axes) -> jax.Array:
+    """A float32 zero, typed as the sum of ``x`` over itself and its shards is."""
+    return vary_over(jnp.zeros([], jnp.float32), varying_axes(x) - shards)
+
+
 def tracked_axes(axis_name: AxisName) -> Axes:
     """The subset of the axes that ``check_vma=True`` tracks in types."""
     indices = map(worker_index, as_tuple(axis_name))

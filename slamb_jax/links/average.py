@@ -154,7 +154,7 @@ def average_parameters_every(
             nu = optax.tree.zeros_like(params, dtype=jnp.float32)
         if exchange.normalizes and not exchange.in_turn:
             shards = frozenset(mesh_axes(exchange.param_specs))
-            nu_mean = jax.tree.map(lambda p: _zero(p, shards), params)
+            nu_mean = jax.tree.map(lambda p: _axes.zero_of_sum(p, shards), params)
         count = jnp.zeros([], jnp.int32)
         return AverageParametersState(count, anchor, outer_state, nu, nu_mean)
 
@@ -192,12 +192,6 @@ def average_parameters_every(
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return tx if exchange.param_specs is None else on_shards(tx, exchange)
-
-
-def _zero(p: Any, shards: _axes.Axes) -> jax.Array:
-    """Typed as a sum over a leaf and its shards is."""
-    axes = _axes.varying_axes(p) - shards
-    return _axes.vary_over(jnp.zeros([], jnp.float32), axes)
 
 
 def _copy_f32(p: Any) -> jax.Array:

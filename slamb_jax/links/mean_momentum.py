@@ -161,7 +161,7 @@ def average_momentum(
         if b2 is not None:
             shards = frozenset(mesh_axes(exchange.param_specs))
             nu = init_moment(params, "nu_dtype", nu_dtype)
-            nu_mean = jax.tree.map(lambda p: _zero(p, shards), params)
+            nu_mean = jax.tree.map(lambda p: _axes.zero_of_sum(p, shards), params)
         count = jnp.zeros([], jnp.int32)
         return AverageMomentumState(count, mu, nu, nu_mean, then.init(params))
 
@@ -393,9 +393,3 @@ def _means_of(arrays: Sequence[jax.Array], leaves: Sequence[Leaf]) -> list[jax.A
 def _arrays(updates: Any, tree: Any, like: Any) -> list[jax.Array]:
     """Of a tree like the parameters, those that have an update."""
     return [x for _, _, x in present(updates, tree, like=like)[0]]
-
-
-def _zero(p: Any, shards: _axes.Axes) -> jax.Array:
-    """Typed as a sum over a leaf and its shards is."""
-    axes = _axes.varying_axes(p) - shards
-    return _axes.vary_over(jnp.zeros([], jnp.float32), axes)

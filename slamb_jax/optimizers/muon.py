@@ -125,8 +125,7 @@ def muon(
         weight_dimension_numbers=muon_weight_dimension_numbers,
         consistent_rms=consistent_rms,
     )
-    first = mean_first(exchange, nu_of if not exchange.averages_in_codes else None)
-    first = first and not exchange.averages_in_codes
+    first = not exchange.averages_in_codes and mean_first(exchange, nu_of)
     of = "shared" if first else nu_of
     adam = directions.adam(adam_b2, eps, adam_eps_root, nu_of=of)
     direction = by_kind(kinds, {"muon": orthogonalized, "adam": adam})

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax._tree.rounding import upcast_f32
 from slamb_jax.workers.mesh import replicated
 from slamb_jax.workers.replicas import check_replicas
 
@@ -80,7 +79,7 @@ def _agreements(leaves: list[jax.Array]) -> jax.Array:
 
 def _agreement(m: jax.Array) -> jax.Array:
     n = m.shape[0]
-    wide = upcast_f32(m).astype(jnp.float32).reshape(n, -1)
+    wide = m.astype(jnp.float32).reshape(n, -1)
     largest = jnp.max(jnp.abs(wide))
     wide = wide / jnp.where(largest > 0, largest, np.float32(1))
     of_mean = jnp.sum(jnp.square(jnp.mean(wide, 0)))
