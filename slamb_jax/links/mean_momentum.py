@@ -25,7 +25,6 @@ from slamb_jax._tree.leaves import Leaf, keep_absent, present
 from slamb_jax._tree.left_out import see
 from slamb_jax._tree.rounding import step_seed, stochastic_round
 from slamb_jax._tree.skip import Skip
-from slamb_jax.exchange import collectives
 from slamb_jax.exchange.means import exchange_means
 from slamb_jax.exchange.payloads import resolve_payload
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -37,6 +36,7 @@ from slamb_jax.links.moments import (
     init_moment,
     weights,
 )
+from slamb_jax.links.normalized import means_of_sums
 from slamb_jax.links.shards import on_shards
 
 _FLOOR = np.float32(0.05)  # of a unit, in roots of the leaf's mean second moment
@@ -379,15 +379,7 @@ class _SecondMoment(NamedTuple):
 
 def _means_of(arrays: Sequence[jax.Array], leaves: Sequence[Leaf]) -> list[jax.Array]:
     """The mean of each leaf, over all of its shards."""
-    sums: dict[int, jax.Array] = {}
-    for axes in dict.fromkeys(leaf.sharded for leaf in leaves):
-        # By axes, so that no type varies over more of them than its leaf does.
-        group = [i for i, leaf in enumerate(leaves) if leaf.sharded == axes]
-        found = {
-            i: (jnp.sum(arrays[i]), jnp.float32(max(arrays[i].size, 1))) for i in group
-        }
-        sums |= collectives.psum(found, axes)
-    return [lax.div(*sums[i]) for i in range(len(leaves))]
+    return means_of_sums([(jnp.sum(x), jnp.float32(x.size)) for x in arrays], leaves)
 
 
 def _arrays(updates: Any, tree: Any, like: Any) -> list[jax.Array]:

@@ -64,14 +64,21 @@ def _of_leaves(
     xs: Sequence[jax.Array], leaves: Sequence[Leaf], blocks: Sequence[Blocks]
 ) -> list[jax.Array]:
     """The mean of each leaf's blocks of this step, over all of its shards."""
-    sums: dict[int, jax.Array] = {}
+    pairs = [_sum_and_count(x, own) for x, own in zip(xs, blocks, strict=True)]
+    return means_of_sums(pairs, leaves)
+
+
+def means_of_sums(
+    pairs: Sequence[tuple[jax.Array, jax.Array]], leaves: Sequence[Leaf]
+) -> list[jax.Array]:
+    """Means over all shards of each leaf, from a sum and a count on each of them."""
+    sums: dict[int, tuple[jax.Array, jax.Array]] = {}
     for axes in dict.fromkeys(leaf.sharded for leaf in leaves):
         # By axes, so that no type varies over more of them than its leaf does.
         group = [i for i, leaf in enumerate(leaves) if leaf.sharded == axes]
-        found = {i: _sum_and_count(xs[i], blocks[i]) for i in group}
-        sums |= collectives.psum(found, axes)
-    pairs = (sums[i] for i in range(len(leaves)))
-    return [lax.div(total, jnp.maximum(count, np.float32(1))) for total, count in pairs]
+        sums |= collectives.psum({i: pairs[i] for i in group}, axes)
+    found = (sums[i] for i in range(len(leaves)))
+    return [lax.div(total, jnp.maximum(count, np.float32(1))) for total, count in found]
 
 
 def _sum_and_count(x: jax.Array, blocks: Blocks) -> tuple[jax.Array, jax.Array]:
