@@ -38,10 +38,8 @@ def lion(
       m_i \leftarrow \beta_2 m_i + (1-\beta_2) g_i \\
       p &\leftarrow p - lr\,(\operatorname{sign}(C) + \lambda p)
 
-    In codes of three values C may be 0, where nothing is stepped. Where workers' data
-    differ in kind, Lion is slower in codes: of two classes of digits on each of five
-    workers it reaches 97.2 % at a rate of 0.001, as dense Lion does, and 89.4 % for
-    97.2 % at 0.0003 (``python -m benchmarks.different_data``).
+    In codes of three values C may be 0, where nothing is stepped, so that Lion is
+    slower where workers' data differ: see ``python -m benchmarks.different_data``.
 
     Workers that step by themselves, as with ``sync_every`` above 1, should draw from
     the same data. With the worker's own gradient g and :math:`M_t` the coordinates of

@@ -59,8 +59,8 @@ def muon(
       In codes the workers must draw from the same data. The mean of orthogonalized
       momenta is not the orthogonalized mean: with two of ten classes on each worker
       training fails (``python -m benchmarks.different_data``). Codes of the mean
-      momentum are no way out, because orthogonalization amplifies their rounding: a
-      small language model then ends at a loss of 1.83 instead of 1.65.
+      momentum are no way out, because orthogonalization amplifies their rounding: see
+      ``benchmarks/README.md``.
 
     Args:
       learning_rate: a number, or a schedule of the step from 0.
