@@ -64,6 +64,13 @@ METHODS: dict[str, tuple[Make, tuple[float, ...]]] = {
         exchanging(slamb_jax.adamw, average_payload="uniform4"),
         (1e-3, 3e-3, 1e-2),
     ),
+    **{
+        f"adamw, largest of {k}": (
+            exchanging(slamb_jax.adamw, average_payload=f"largest_of_{k}"),
+            (1e-3, 3e-3, 1e-2),
+        )
+        for k in (7, 31, 127)
+    },
     "adamw, float32": (
         exchanging(slamb_jax.adamw, average_payload=None),
         (1e-3, 3e-3, 1e-2),

@@ -1,6 +1,7 @@
 """The wire format of a payload: ``slamb_jax.payloads``."""
 
 from slamb_jax.exchange.payloads import (
+    LargestOf,
     NaturalCompression,
     Payload,
     Quantizer,
@@ -8,4 +9,11 @@ from slamb_jax.exchange.payloads import (
     Ternary,
 )
 
-__all__ = ["NaturalCompression", "Payload", "Quantizer", "StochasticUniform", "Ternary"]
+__all__ = [
+    "LargestOf",
+    "NaturalCompression",
+    "Payload",
+    "Quantizer",
+    "StochasticUniform",
+    "Ternary",
+]

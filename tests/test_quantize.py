@@ -10,14 +10,18 @@ import pytest
 from slamb_jax._tree.hashing import hash_u32
 from slamb_jax.exchange.payloads import codes
 from slamb_jax.exchange.payloads.codes import shape_of
-from slamb_jax.payloads import NaturalCompression, StochasticUniform, Ternary
+from slamb_jax.payloads import LargestOf, NaturalCompression, StochasticUniform, Ternary
 
 RANDOM = {
     "uniform8": StochasticUniform(8, block_size=64),
     "uniform4": StochasticUniform(4, block_size=64),
     "natural8": NaturalCompression(block_size=64),
 }
-QUANTIZERS = RANDOM | {"ternary": Ternary(block_size=64)}
+QUANTIZERS = RANDOM | {
+    "ternary": Ternary(block_size=64),
+    "largest_of_7": LargestOf(count=7, block_size=64),
+    "largest_of_12": LargestOf(count=12, block_size=60),
+}
 each = pytest.mark.parametrize("quantizer", QUANTIZERS.values(), ids=QUANTIZERS)
 random = pytest.mark.parametrize("quantizer", RANDOM.values(), ids=RANDOM)
 
@@ -94,6 +98,33 @@ def test_ternary_sends_what_is_large_and_the_rest_in_time(threshold):
     for _ in range(60):
         rest = rest - round_trip(ternary, jnp.asarray(rest), 0)
     assert np.linalg.norm(rest) < 0.03 * np.linalg.norm(x)
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 8, 31, 127])
+def test_the_largest_of_each_group_is_sent_and_the_rest_in_time(count):
+    quantizer = LargestOf(count=count, block_size=4 * 127)
+    x = np.asarray(draws(quantizer.shape_of(5000).size))
+    y = round_trip(quantizer, jnp.asarray(x), 0)
+    cut = quantizer.shape_of(x.size)
+    groups = (cut.groups, cut.planes // count, count, cut.rows, cut.width)
+    a, sent = np.abs(x).reshape(groups), y.reshape(groups)
+    largest = a == a.max(2, keepdims=True)
+    largest &= a >= a.mean((1, 2, 4), keepdims=True)  # of the block
+    chosen = sent != 0
+    assert chosen.sum(2).max() == 1  # of equal ones the first
+    assert (chosen <= largest).all()
+    np.testing.assert_array_equal(chosen.any(2), largest.any(2))
+    np.testing.assert_array_equal(np.sign(y[y != 0]), np.sign(x[y != 0]))
+    count_of, total = (
+        z.sum((1, 2, 4)) for z in (chosen, np.where(chosen, a.astype(np.float64), 0))
+    )
+    scale = np.where(count_of > 0, total / np.maximum(count_of, 1), 0)
+    want = np.where(chosen, scale[:, None, None, :, None], 0)
+    np.testing.assert_allclose(np.abs(sent), want, rtol=1e-5)
+    rest = x
+    for _ in range(40 * count):
+        rest = rest - round_trip(quantizer, jnp.asarray(rest), 0)
+    assert np.linalg.norm(rest) < 0.1 * np.linalg.norm(x)
 
 
 @pytest.mark.parametrize("size", [0.1, 1e-30, 1e30])

@@ -196,6 +196,9 @@ FOUR_BITS = {
     h: slamb_jax.Exchange(AXIS, sync_every=h, average_payload="uniform4")
     for h in (1, 2)
 }
+LARGEST = {
+    k: slamb_jax.Exchange(AXIS, average_payload=f"largest_of_{k}") for k in (7, 31, 127)
+}
 MOMENTUM = slamb_jax.Exchange(
     AXIS,
     sync_every=2,
@@ -225,6 +228,10 @@ METHODS = {
     "Muon, v of m": dense(muon, 0.0453, nu_of="momentum", **MUON),
     "adamw, 4 bits, H 1": exchanging(adamw, 0.008, FOUR_BITS[1], **ADAM),
     "adamw, H 1": exchanging(adamw, 0.008, EVERY[1], **ADAM),
+    **{
+        f"adamw, largest of {k}": exchanging(adamw, rate, x, **ADAM)
+        for (k, x), rate in zip(LARGEST.items(), (0.0113, 0.016, 0.0226), strict=True)
+    },
     "adamw, b1 0.8, H 1": exchanging(adamw, 0.008, EVERY[1], b1=0.8, **ADAM),
     **{
         f"adamw, feedback, H {h}": exchanging(adamw, 0.016, x, **ADAM)

@@ -4,6 +4,7 @@ from typing import Protocol, runtime_checkable
 
 import jax
 
+from slamb_jax.exchange.payloads.largest import LargestOf
 from slamb_jax.exchange.payloads.natural import NaturalCompression
 from slamb_jax.exchange.payloads.ternary import Ternary
 from slamb_jax.exchange.payloads.uniform import StochasticUniform
@@ -47,6 +48,9 @@ QUANTIZERS: dict[str, Quantizer] = {
     "uniform4": StochasticUniform(bits=4),
     "natural8": NaturalCompression(),
     "ternary": Ternary(),
+    "largest_of_7": LargestOf(count=7),
+    "largest_of_31": LargestOf(count=31),
+    "largest_of_127": LargestOf(count=127),
 }
 NAMES = (*FLOATS, *QUANTIZERS)
 

@@ -138,9 +138,19 @@ class BlockQuantizer:
         bits = self.bits if self.mean_bits is None else self.mean_bits
         return dataclasses.replace(self, bits=bits, mean_bits=None)
 
+    @property
+    def per_digit(self) -> int:
+        """The elements that one digit stands for."""
+        return 1
+
+    @property
+    def per_byte(self) -> int:
+        """The elements that share a byte."""
+        return self.per_digit * _DIGITS[self.bits][1]
+
     def shape_of(self, size: int) -> Shape:
         """How an array of ``size`` elements is cut."""
-        return shape_of(size, self.block_size, _DIGITS[self.bits][1])
+        return shape_of(size, self.block_size, self.per_byte)
 
     def group_of(self, size: int) -> Shape:
         """How a group of one array is cut, on the way to the means and back.
@@ -148,15 +158,15 @@ class BlockQuantizer:
         No block is of two arrays. Those of small arrays are small, so that little of
         them is padding; where there is some, a block's mean magnitude is less.
         """
-        fewest = min(self.bits, self.for_means.bits)
-        planes, width = _block(self.block_size, _DIGITS[fewest][1])
+        per_byte = max(self.per_byte, self.for_means.per_byte)
+        planes, width = _block(self.block_size, per_byte)
         if size >= _LARGE:
             return Shape(1, planes, _ROWS, width)
         return Shape(1, planes, 1, -(-width // (4 if size < _SMALL else 2)))
 
     def nbytes_of(self, shape: Shape) -> int:
         """Bytes of an array that is cut so, scales included."""
-        codes = shape.size // _DIGITS[self.bits][1]
+        codes = shape.size // self.per_byte
         return codes + shape.blocks * self._scale_bytes
 
     def nbytes(self, size: int) -> int:
@@ -184,9 +194,7 @@ class BlockQuantizer:
         base, count = _DIGITS[self.bits]
         planes = [x[..., i, :, :] for i in range(x.shape[-3])]
         codes, scales = self.quantize(planes, seed)
-        packed = [
-            pack(codes[i : i + count], base) for i in range(0, len(planes), count)
-        ]
+        packed = [pack(codes[i : i + count], base) for i in range(0, len(codes), count)]
         scales = scales.reshape(*x.shape[:-3], x.shape[-2], self._scale_bytes)
         # A barrier, or XLA flattens what stands in front of it, too.
         found = lax.optimization_barrier((jnp.stack(packed, -3), scales))
@@ -202,7 +210,7 @@ class BlockQuantizer:
     def parted(self, codes: jax.Array, shape: Shape) -> tuple[jax.Array, jax.Array]:
         """The codes and the scales in bytes (..., nbytes) of arrays of this shape."""
         groups, planes, rows, width = shape
-        lead, count = codes.shape[:-1], _DIGITS[self.bits][1]
+        lead, count = codes.shape[:-1], self.per_byte
         end = shape.size // count
         packed = codes[..., :end].reshape(*lead, groups, planes // count, rows, width)
         return packed, codes[..., end:].reshape(*lead, groups, rows, self._scale_bytes)
@@ -212,8 +220,8 @@ class BlockQuantizer:
     ) -> tuple[list[jax.Array], jax.Array]:
         """Float32 (..., groups, rows, width) to codes and the bytes of the scales.
 
-        Codes of each plane, uint8, below the base; bytes of shape
-        (..., groups, rows, _scale_bytes).
+        Codes of each plane (or of ``per_digit`` planes), uint8, below the base; bytes
+        of shape (..., groups, rows, _scale_bytes).
         """
         raise NotImplementedError
 
