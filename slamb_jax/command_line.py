@@ -17,7 +17,7 @@ from slamb_jax.advisor.units import (
     parse_share,
 )
 from slamb_jax.checkpoint import resize_checkpoint
-from slamb_jax.exchange.budget import expected_loss
+from slamb_jax.exchange.budget import FORMATS, expected_loss
 from slamb_jax.exchange.json_form import from_json
 from slamb_jax.exchange.payloads import NAMES
 from slamb_jax.exchange.settings import Exchange
@@ -52,8 +52,8 @@ _EXCHANGE = (
     ("sync-every", "100", "H, steps between averages of the parameters, or "
      f"never; default: {_DEFAULT['sync_every']}"),
     ("rolling", "false", "average 1/H of the parameters at each step; default: true"),
-    ("average-payload", "uniform8", "wire format of the parameters, also "
-     f"float16; null: their dtype; default: {_DEFAULT['average_payload']}"),
+    ("average-payload", "uniform8", "wire format of the average, also float16; null: "
+     f"float32, or the parameters' dtype; default: {_DEFAULT['average_payload']}"),
 )  # fmt: skip
 
 
@@ -108,7 +108,8 @@ def _add_advise(commands: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         "--budget", type=parse_share, metavar="5%",
-        help="choose H for so much of the bytes of averaging gradients in float32",
+        help="choose average-payload for so much of the bytes of averaging gradients "
+        "in float32",
     )  # fmt: skip
     for name, metavar, text in _EXCHANGE:
         group.add_argument(f"--{name}", type=_json_or_text, metavar=metavar, help=text)
@@ -211,12 +212,13 @@ def _beside_budget(exchange: Exchange) -> str:
     def takes(exchange: Exchange) -> str:
         return f"{100 * exchange.share(TYPICAL):.3g}%"
 
-    every = exchange.sync_every
-    said = f"sync_every={every} takes {takes(exchange)} of the dense bytes"
-    if every is None or every == 1:
+    payload = exchange.average_payload
+    said = f"{payload} takes {takes(exchange)} of the dense bytes"
+    if payload not in FORMATS[1:]:
         return f"{said}."
-    above = dataclasses.replace(exchange, sync_every=every - 1)
-    return f"{said}, sync_every={every - 1} would take {takes(above)}."
+    above = FORMATS[FORMATS.index(payload) - 1]
+    other = dataclasses.replace(exchange, average_payload=above)
+    return f"{said}, {above} would take {takes(other)}."
 
 
 def _exchange(given: dict[str, Any]) -> Exchange:
@@ -233,9 +235,10 @@ def _exchange(given: dict[str, Any]) -> Exchange:
     settings = {"axis_name": _AXIS_NAME} | settings | options
     if "budget" not in given:
         return Exchange.from_json(settings)
-    if "sync_every" in settings:
+    if "average_payload" in settings:
         raise ValueError(
-            f"--budget chooses sync_every, which is given: {settings['sync_every']!r}"
+            "--budget chooses average_payload, which is given: "
+            f"{settings['average_payload']!r}"
         )
     found = from_json(settings, list(_DEFAULT))
     return Exchange.for_budget(

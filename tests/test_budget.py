@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import slamb_jax
-from slamb_jax.exchange.budget import PERIODS
+from slamb_jax.exchange.budget import FORMATS
 from slamb_jax.payloads import StochasticUniform
 from tests.compiled import report_of
 from tests.optimizers import plain, random_tree
@@ -94,6 +94,7 @@ SHARES = {
     "paper": {},
     "period 1": {"sync_every": 1},
     "period 4": {"sync_every": 4, "min_size": 0},
+    "period 1, few": {"average_payload": "largest_of_31"},
     "bursts": {"compress_ratio": 0, "sync_every": 10, "average_payload": "uniform8"},
     "16 bits": {"payload": "bfloat16", "sync_every": None},
     "mixed": {"average_payload": StochasticUniform(4, mean_bits=8), "sync_every": 3},
@@ -120,16 +121,16 @@ def test_a_budget_is_kept_and_used(share):
     exchange = slamb_jax.Exchange.for_budget(AXIS, share, params, seed=3)
     assert exchange.seed == 3
     assert exchange.share(params) <= share
-    if exchange.sync_every > 1:
-        every = PERIODS[PERIODS.index(exchange.sync_every) - 1]
-        more = dataclasses.replace(exchange, sync_every=every)
+    place = FORMATS.index(exchange.average_payload)
+    if place > 0:
+        more = dataclasses.replace(exchange, average_payload=FORMATS[place - 1])
         assert more.share(params) > share
 
 
 def test_a_budget_that_is_too_small_says_so():
     params = {"b": jax.ShapeDtypeStruct((2048,), jnp.float32)}
-    with pytest.raises(ValueError, match=r"share must be at least 0\.\d+ .*got 0\.01"):
-        slamb_jax.Exchange.for_budget(AXIS, 0.01, params)
+    with pytest.raises(ValueError, match=r"share must be at least 0\.\d+ .*got 0\.001"):
+        slamb_jax.Exchange.for_budget(AXIS, 0.001, params)
     for share in (0, 1.5, "5%"):
         with pytest.raises(ValueError, match="share must be"):
             slamb_jax.Exchange.for_budget(AXIS, share, params)

@@ -28,7 +28,7 @@ def advise(capsys, *options, **changed):
 def test_a_readable_table(capsys):
     out = advise(capsys)
     assert out.startswith("340 M parameters; 128 workers, 1 per node; 10 Gbit/s, ")
-    assert "Exchange('workers'): the parameters at every step" in out
+    assert "Exchange('workers'): the momentum at every step" in out
     row = r"^exchanging +\d+.\d +500 ms +\d+ ms +12 ms +\d+ ms +4.\d\d$"
     assert re.search(row, out, re.M), out
     assert "will pay: " in out
@@ -38,13 +38,12 @@ def test_a_readable_table(capsys):
 
 def test_a_budget_chooses_the_exchange_and_says_what_to_expect(capsys):
     out = " ".join(advise(capsys, "--budget", "5%", "--min-size", "7").split())
-    assert "Exchange('workers', min_size=7, sync_every=2): the parameters" in out
-    assert "where AdamW with sync_every=2 ended" in out
-    assert "takes 2.58% of the dense bytes, sync_every=1 would take 5.16%." in out
-    out = advise(capsys, "--budget", "0.003")
-    assert "sync_every=18" in out
-    out = advise(capsys, "--budget", "0.1%")  # neighbours differ in the third digit
-    assert "takes 0.098% of the dense bytes, sync_every=52 would take 0.101%" in out
+    assert "Exchange('workers', min_size=7, average_payload='largest_of_7'): the" in out
+    assert "where AdamW in largest_of_7 ended beside dense AdamW: a loss" in out
+    assert "takes 1.84% of the dense bytes, ternary would take 5.16%." in out
+    assert "'largest_of_127'" in advise(capsys, "--budget", "0.003")
+    out = advise(capsys, "--budget", "6%")
+    assert "ternary takes 5.16% of the dense bytes." in out
 
 
 def test_workers_that_share_a_link_are_told_of_groups(capsys):
@@ -66,7 +65,8 @@ def test_a_number_of_steps_may_be_never(capsys):
 def test_numbers_as_json(capsys):
     found = json.loads(advise(capsys, "--json", "--budget", "2%"))
     exchange = slamb_jax.Exchange.from_json(found["exchange"])
-    assert (exchange.axis_name, exchange.sync_every) == ("workers", 3)
+    found_in = exchange.axis_name, exchange.average_payload
+    assert found_in == ("workers", "largest_of_7")
     network = slamb_jax.Network(128, 10e9)
     want = slamb_jax.advise(340e6, network, exchange, step_seconds=0.5)
     assert found["speedup"] == pytest.approx(want.speedup, rel=0.1)

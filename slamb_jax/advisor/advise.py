@@ -207,6 +207,8 @@ def _title(elements: Elements, network: Network, exchange: Exchange, began: int)
     elif exchange.in_turn:
         averages = f"in turn, each every {every} steps"
     sends = f"the parameters {averages}"
+    if exchange.averages_momentum:
+        sends = "the momentum at every step"
     if exchange.exchanges_momentum:
         share = sum(elements.per_step) / elements.total
         sends = f"{share:.3g} of the momentum, {sends}"

@@ -1,6 +1,5 @@
 """The share of dense bytes that an exchange takes."""
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,21 +17,18 @@ from slamb_jax.exchange.selections import elements_sent
 if TYPE_CHECKING:
     from slamb_jax.exchange.settings import Exchange
 
-PERIODS = range(1, 65)
-"""Steps from average to average to choose from, the most bytes first."""
-
 ABOVE_DENSE = {
-    1: {"8 workers x 8": -4.1},
-    2: {"8 workers x 8": -3.7},
-    3: {"8 workers x 8": -0.9},
-    4: {"8 workers x 8": 1.8},
-    8: {"8 workers x 8": 9.4},
-    16: {"8 workers x 8": 16.0},
-    32: {"8 workers x 8": 19.8},
-    64: {"8 workers x 8": 22.9},
+    "ternary": {"8 workers x 8": -4.1},
+    "largest_of_7": {"8 workers x 8": -1.6},
+    "largest_of_31": {"8 workers x 8": 5.9},
+    "largest_of_127": {"8 workers x 8": 15.0},
 }
-"""By H, the loss of :func:`slamb_jax.adamw` above dense AdamW's in per cent, of a small
-language model on so many sequences a worker, as ``benchmarks/frontier`` recorded it."""
+"""By wire format, the loss of :func:`slamb_jax.adamw` above dense AdamW's in per cent,
+of a small language model on so many sequences a worker, as ``benchmarks/frontier``
+recorded it."""
+
+FORMATS = tuple(ABOVE_DENSE)
+"""Wire formats of the average to choose from, the most bytes first."""
 
 
 def share_of(exchange: "Exchange", params: chex.ArrayTree) -> float:
@@ -68,23 +64,18 @@ def sent_of(leaves: list[Leaf], exchange: "Exchange") -> list[tuple[int, int]]:
 
 
 def expected_loss(exchange: "Exchange") -> str:
-    """What was recorded at this H, in a sentence."""
-    recorded = [h for h in ABOVE_DENSE if h >= (exchange.sync_every or math.inf)]
-    if not recorded:
-        return f"No loss is recorded for sync_every={exchange.sync_every}."
-    every = min(recorded)
+    """What was recorded in this wire format, in a sentence."""
+    payload = exchange.average_payload
+    recorded = ABOVE_DENSE.get(payload) if isinstance(payload, str) else None
+    if recorded is None or not exchange.averages_momentum:
+        return "No loss is recorded for this exchange."
     losses = ", ".join(
         f"{abs(x):.1f} % {'below' if x < 0 else 'above'} ({on})"
-        for on, x in ABOVE_DENSE[every].items()
-    )
-    apart = (
-        ""
-        if every == 1
-        else ("\nWorkers step by themselves then, and should draw from the same data.")
+        for on, x in recorded.items()
     )
     return (
-        f"Expect, from benchmarks/frontier, where AdamW with sync_every={every} ended "
-        f"beside dense AdamW:\na loss {losses}, of a small language model.{apart}"
+        f"Expect, from benchmarks/frontier, where AdamW in {payload} ended beside "
+        f"dense AdamW:\na loss {losses}, of a small language model."
     )
 
 

@@ -14,7 +14,7 @@ from slamb_jax._tree.checks import (
     check_transformation,
 )
 from slamb_jax._tree.layout import mesh_axes
-from slamb_jax.exchange.payloads import check_payload
+from slamb_jax.exchange.payloads import LargestOf, check_payload, resolve_payload
 from slamb_jax.exchange.selections import BY_NAME, check_selection
 
 if TYPE_CHECKING:
@@ -56,6 +56,18 @@ def check_settings(exchange: "Exchange") -> None:
         )
 
 
+def check_parameters_payload(exchange: "Exchange") -> None:
+    """Raises for an average of parameters that would lose nearly all of them."""
+    payload = resolve_payload(exchange.average_payload)
+    if isinstance(payload, LargestOf) and not payload.error_feedback:
+        raise ValueError(
+            f"average_payload={exchange.average_payload!r} sends one coordinate of "
+            "each group, and parameters that workers average after steps of their own "
+            "(sync_every above 1, outer, compress_ratio, muon) would lose the others: "
+            "take 'ternary', or LargestOf(error_feedback=True)"
+        )
+
+
 def check_ratios(ratios: Mapping[Any, Any], selection: Any) -> None:
     """Raises for a schedule of ratios that cannot be followed."""
     for step in ratios:
@@ -80,6 +92,8 @@ def _check_average(exchange: "Exchange") -> None:
                 raise ValueError(
                     f"{name}={value!r} needs an average: give sync_every too, got None"
                 )
+    elif not exchange.averages_momentum:
+        check_parameters_payload(exchange)
     given = exchange.average_b2 not in (None, _default(exchange, "average_b2"))
     if given and (exchange.average_payload is None or exchange.outer is not None):
         raise ValueError(

@@ -11,7 +11,7 @@ import optax
 from slamb_jax._tree.axes import AxisName
 from slamb_jax._tree.layout import Layout
 from slamb_jax._tree.leaves import Leaf
-from slamb_jax.exchange.budget import PERIODS, check_share, share_of
+from slamb_jax.exchange.budget import FORMATS, check_share, share_of
 from slamb_jax.exchange.checks import check_ratios, check_settings
 from slamb_jax.exchange.json_form import from_json, to_json
 from slamb_jax.exchange.payloads import (
@@ -77,8 +77,9 @@ class Exchange:
       seed: changes which coordinates are exchanged when; the same on all workers.
         None: 0.
       payload: the wire format of the momentum: ``"bfloat16"``, ``"uniform8"``,
-        ``"uniform4"``, ``"natural8"``, ``"ternary"``, or a quantizer such as
-        :class:`slamb_jax.payloads.StochasticUniform`. None: the momentum's dtype.
+        ``"uniform4"``, ``"natural8"``, ``"ternary"``, ``"largest_of_7"`` (of 31, of
+        127), or a quantizer such as :class:`slamb_jax.payloads.StochasticUniform`.
+        None: the momentum's dtype.
       b3: decay rate of a coordinate's freshness per step since it was exchanged, in
         [0, 1]: stale coordinates step at a smaller rate; see
         :func:`elementwise_rescale`.
@@ -281,11 +282,12 @@ class Exchange:
         params: chex.ArrayTree,
         **settings: Any,
     ) -> "Exchange":
-        """The default settings at the smallest H that keeps to a share of the bytes.
+        """The default settings in the wire format that keeps to a share of the bytes.
 
-        Each parameter is averaged once in H steps, at most 64. The losses that were
-        recorded are in ``benchmarks/results/frontier.md``; ``slamb-jax advise --budget
-        5%`` prints what to expect.
+        The ``average_payload`` is ``"ternary"``, ``"largest_of_7"``,
+        ``"largest_of_31"`` or ``"largest_of_127"``: the first that is small enough.
+        The losses that were recorded are in ``benchmarks/results/frontier.md``;
+        ``slamb-jax advise --budget 5%`` prints what to expect.
 
         Args:
           axis_name: the mesh axis of the workers.
@@ -294,23 +296,23 @@ class Exchange:
           settings: others of the exchange, such as ``local_axis_name``.
 
         Raises:
-          ValueError: if no H up to 64 is enough.
+          ValueError: if none is small enough. An ``outer`` optimizer sends less.
 
         Examples:
           >>> import jax, jax.numpy as jnp, slamb_jax
           >>> params = {"w": jax.ShapeDtypeStruct((4096, 4096), jnp.float32)}
           >>> exchange = slamb_jax.Exchange.for_budget("data", 0.02, params)
-          >>> exchange.sync_every, round(exchange.share(params), 3)
-          (3, 0.017)
+          >>> exchange.average_payload, round(exchange.share(params), 3)
+          ('largest_of_7', 0.018)
         """
         check_share(share)
-        for every in PERIODS:
-            exchange = cls(axis_name, **{"sync_every": every} | settings)
+        for payload in FORMATS:
+            exchange = cls(axis_name, **{"average_payload": payload} | settings)
             if (least := exchange.share(params)) <= share:
                 return exchange
         raise ValueError(
             f"share must be at least {least:.2g} for these parameters, got {share!r}: "
-            "small leaves are exchanged at every step"
+            "give an outer optimizer and a sync_every of 30, say, to send less"
         )
 
     def share(self, params: chex.ArrayTree) -> float:

@@ -12,6 +12,7 @@ from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.layout import mesh_axes
 from slamb_jax._tree.left_out import see
 from slamb_jax._tree.skip import Skip
+from slamb_jax.exchange.checks import check_parameters_payload
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.averaged import Kept, averaged
 from slamb_jax.links.shards import on_shards
@@ -117,7 +118,8 @@ def average_parameters_every(
       A :class:`optax.GradientTransformationExtraArgs`; it needs ``params``.
 
     Raises:
-      ValueError: in ``update``, without ``params`` or for an unbound axis.
+      ValueError: for an ``average_payload`` of the largest coordinates without
+        ``error_feedback``; in ``update``, without ``params`` or for an unbound axis.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
@@ -142,6 +144,7 @@ def average_parameters_every(
       al., `SNOO <https://arxiv.org/abs/2510.15830>`_, 2025.
     """
     check_exchange(exchange)
+    check_parameters_payload(exchange)
     sync_every, outer = exchange.sync_every, exchange.outer
 
     def init(params: optax.Params) -> AverageParametersState:

@@ -68,7 +68,10 @@ COMMANDS = [
     (command(ADVISE + "--step 5"), "--step: .*'5'"),
     (command(ADVISE + "--budget 0.05%"), "share must be at least 0.00"),
     (command(ADVISE + "--budget five"), "a share such as 5% or 0.05, got 'five'"),
-    (command(ADVISE + "--budget 5% --sync-every 3"), "chooses sync_every, .*: 3"),
+    (
+        command(ADVISE + "--budget 5% --average-payload ternary"),
+        "chooses average_payload.*'ternary'",
+    ),
     (command(ADVISE + "--mu-dtype int8"), "mu_dtype .*'int8'"),
     (command(ADVISE + "--compress-ratio 1.5"), "compress_ratio .*1.5"),
     (command(ADVISE + "--payload int8"), "payload .*'int8'"),

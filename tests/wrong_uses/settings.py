@@ -70,6 +70,10 @@ TOGETHER = [
     (slamb(rolling=True, sync_every=None), "rolling=True needs .*sync_every.*None"),
     (slamb(outer=OUTER, sync_every=None), "outer=.*needs .*sync_every.*None"),
     (slamb(outer=OUTER, rolling=True), "rolling=True and outer cannot go together"),
+    (
+        slamb(average_payload="largest_of_7", compress_ratio=0, sync_every=4),
+        "'largest_of_7' sends one .* lose the others",
+    ),
     (slamb(compress_ratio=0, payload=BF16), "payload='bfloat16' is of the momentum"),
     (slamb(compress_ratio=0, sync_every=None, axis_name="i"), "exchange nothing .*'i'"),
     (slamb(param_specs={"w": 3}), "param_specs must have .*PartitionSpec.*got 3"),
