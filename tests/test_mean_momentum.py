@@ -179,6 +179,12 @@ def test_the_state_is_two_copies_of_the_parameters():
     assert sum(x.size for x in arrays) <= 2 * size + scalars
 
 
+def test_averaged_parameters_may_not_lose_all_but_the_largest():
+    """Muon in codes averages them after steps of the workers' own."""
+    with pytest.raises(ValueError, match=r"'largest_of_7' sends one .* lose"):
+        slamb_jax.muon(0.1, slamb_jax.Exchange(AXIS, average_payload="largest_of_7"))
+
+
 def test_v_of_each_workers_own_gradient_is_refused():
     with pytest.raises(ValueError, match=r"nu_of='gradient' .* steps alike"):
         slamb_jax.adamw(0.1, slamb_jax.Exchange(AXIS), nu_of="gradient")
