@@ -51,7 +51,6 @@ CHOICES = {
     "plain mean": Choice({"average_b2": None}),
     "in uniform4": Choice({"average_payload": "uniform4"}),
     "in uniform8": Choice({"average_payload": "uniform8"}),
-    "in natural8": Choice({"average_payload": "natural8"}),
     "in bfloat16": Choice({"average_payload": "bfloat16"}),
     "in float32": Choice({"average_payload": None}),
     "outer step": Choice({"outer": optax.sgd(0.7, momentum=0.5, nesterov=True)}),

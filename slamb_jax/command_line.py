@@ -39,7 +39,7 @@ _OPTIONAL = (
     ("dense-update", parse_duration, "10ms", f"a dense optimizer's {_UPDATE}"),
     ("exchanging-update", parse_duration, "10ms", f"an exchanging one's {_UPDATE}"),
 )
-_OF_MOMENTUM = ", ".join(name for name in NAMES if name != "float16")
+_FORMATS = ", ".join(NAMES)
 _EXCHANGE = (
     ("local-axis-name", "device", "groups: average gradients densely within each node, "
      "and exchange between nodes; default: null, no groups"),
@@ -47,12 +47,12 @@ _EXCHANGE = (
      "default: 0"),
     ("min-size", "9000", "smaller matrices are dense; default: 9000, or less where "
      "they would hold more than 1 %% of the parameters"),
-    ("payload", "uniform8", f"wire format of the momentum: {_OF_MOMENTUM} or null: "
+    ("payload", "uniform8", f"wire format of the momentum: {_FORMATS} or null: "
      f"its dtype; default: {json.dumps(_DEFAULT['payload'])}"),
     ("sync-every", "100", "H, steps between averages of the parameters, or "
      f"never; default: {_DEFAULT['sync_every']}"),
     ("rolling", "false", "average 1/H of the parameters at each step; default: true"),
-    ("average-payload", "uniform8", "wire format of the average, also float16; null: "
+    ("average-payload", "uniform8", "wire format of the average, likewise; null: "
      f"float32, or the parameters' dtype; default: {_DEFAULT['average_payload']}"),
 )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from slamb_jax.exchange.payloads import (
     LargestOf,
-    NaturalCompression,
     Payload,
     Quantizer,
     StochasticUniform,
@@ -11,7 +10,6 @@ from slamb_jax.exchange.payloads import (
 
 __all__ = [
     "LargestOf",
-    "NaturalCompression",
     "Payload",
     "Quantizer",
     "StochasticUniform",

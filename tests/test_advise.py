@@ -48,8 +48,8 @@ def test_dense_bytes_are_those_of_the_compiled_program(dtype):
     assert cost.bytes_per_step == pytest.approx(sent, rel=0.01)
 
 
-MIXED = payloads.StochasticUniform(4, mean_bits=8)
-NATURAL = payloads.NaturalCompression(block_size=100)
+FOUR = payloads.StochasticUniform(4)
+EIGHT = payloads.StochasticUniform(8, block_size=100)
 GROUPS = {"local_axis_name": "x"}
 STACKS = {"min_size": 0, "stacked": {name: name == "kernel" for name in SHAPES}}
 # Each setting that changes what is sent, in groups and without.
@@ -57,9 +57,9 @@ EXCHANGES = {
     "default": {},
     "all leaves": {"compress_ratio": 0.3, "min_size": 0, "overlap": True},
     "draws, 16 bits": {"selection": "bernoulli", "average_payload": "bfloat16"},
-    "stacks, codes": {"payload": "uniform8", "average_payload": NATURAL, **STACKS},
+    "stacks, codes": {"payload": "uniform8", "average_payload": EIGHT, **STACKS},
     "groups": {"selection": "top_k", "average_payload": "bfloat16", **GROUPS},
-    "groups, codes": {"payload": NATURAL, "average_payload": MIXED, **GROUPS},
+    "groups, codes": {"payload": EIGHT, "average_payload": FOUR, **GROUPS},
     "rolling": {"rolling": True, "compress_ratio": 0, "average_payload": "ternary"},
     "rolling, groups": {"rolling": True, "payload": "uniform4", **GROUPS},
     "outer": {"outer": optax.sgd(0.7, 0.9), "compress_ratio": 0},

@@ -95,7 +95,7 @@ def test_a_mean_in_codes_is_divided_by_the_root_of_its_second_moment(rolling):
         exchange(
             sync_every=every,
             rolling=rolling,
-            average_payload="float16",
+            average_payload="bfloat16",
             average_b2=b2,
         )
     )
@@ -112,11 +112,11 @@ def test_a_mean_in_codes_is_divided_by_the_root_of_its_second_moment(rolling):
             nu[name] = np.where(turn, b2 * nu[name] + (1 - b2) * mean**2, nu[name])
             root = np.sqrt(nu[name] / nu[name][turn].mean())
             want = np.where(turn, 1.1 * mean / (root + 0.1), 0)
-            # The mean is rounded twice, by 2**-11 of a difference, and at most divided
+            # The mean is rounded twice, by 2**-8 of a difference, and at most divided
             # by a tenth.
-            atol = 11 * 2.0**-10 * np.abs(x - before).max()
-            np.testing.assert_allclose(new[name] - before, want, atol=atol, rtol=2e-3)
-            np.testing.assert_allclose(of_all, nu[name], rtol=2e-3, atol=atol**2)
+            atol = 11 * 2.0**-7 * np.abs(x - before).max()
+            np.testing.assert_allclose(new[name] - before, want, atol=atol, rtol=2e-2)
+            np.testing.assert_allclose(of_all, nu[name], rtol=2e-2, atol=atol**2)
             nu[name] = of_all
             if not rolling:  # kept, and not taken again
                 whole = state.average_nu_mean[name][0]

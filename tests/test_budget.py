@@ -97,7 +97,7 @@ SHARES = {
     "period 1, few": {"average_payload": "largest_of_31"},
     "bursts": {"compress_ratio": 0, "sync_every": 10, "average_payload": "uniform8"},
     "16 bits": {"payload": "bfloat16", "sync_every": None},
-    "mixed": {"average_payload": StochasticUniform(4, mean_bits=8), "sync_every": 3},
+    "4 bits": {"average_payload": StochasticUniform(4), "sync_every": 3},
 }
 
 

@@ -24,7 +24,7 @@ SHAPES = {"w": (12, 16), "b": (16,), "stack": (3, 6, 20), "scale": ()}
 FACTORS = {
     "form": ("sum", "product", "uncorrected"),
     "selection": ("strided", "permutation", "bernoulli", "schedule", "dense"),
-    "payload": (None, "bfloat16", "uniform8", "feedback", "natural8"),
+    "payload": (None, "bfloat16", "uniform8", "feedback"),
     "mu_dtype": (None, "bfloat16"),
     "nu_dtype": (None, "bfloat16"),
     "nu_of": ("gradient", "momentum"),

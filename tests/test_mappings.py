@@ -29,8 +29,7 @@ TABLE = {  # each once under another mapping than the simulator's
     "top_k": (slamb(selection="top_k"), MAPPINGS[1:3]),
     "schedule": (slamb(compress_ratio={0: 1.0, 1: 0.5, 3: 0.1}), MAPPINGS[1:]),
     "codes": (slamb(payload=CODES, average_payload=CODES), MAPPINGS[1:]),
-    "natural": (slamb(payload="natural8"), ["shard_map_unchecked"]),
-    "float16": (slamb(payload="bfloat16", average_payload="float16"), ["shard_map"]),
+    "bfloat16": (slamb(payload="bfloat16", average_payload="bfloat16"), ["shard_map"]),
     "overlap": (slamb(overlap=True), ["shard_map"]),
     "rolling": (
         slamb_jax.adamw(
@@ -52,7 +51,7 @@ TABLE = {  # each once under another mapping than the simulator's
     ),
 }
 QUICK = set(list(TABLE)[:3]) | {"codes", "rolling"}  # the others in CI
-ROUNDED = {"product, 16 bits", "codes", "natural", "float16", "rolling"}
+ROUNDED = {"product, 16 bits", "codes", "bfloat16", "rolling"}
 
 
 def gradients(steps=STEPS):

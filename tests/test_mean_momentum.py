@@ -47,7 +47,7 @@ OPTIMIZERS = {  # and what it is in dense training
         optax.lion(RATE, weight_decay=0.1),
     ),
 }
-CODES = ("ternary", "uniform4", "uniform8", "natural8", "largest_of_7")
+CODES = ("ternary", "uniform4", "uniform8", "largest_of_7")
 
 
 def gradients(n, steps=STEPS, shapes=SHAPES):

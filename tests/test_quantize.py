@@ -10,12 +10,11 @@ import pytest
 from slamb_jax._tree.hashing import hash_u32
 from slamb_jax.exchange.payloads import codes
 from slamb_jax.exchange.payloads.codes import shape_of
-from slamb_jax.payloads import LargestOf, NaturalCompression, StochasticUniform, Ternary
+from slamb_jax.payloads import LargestOf, StochasticUniform, Ternary
 
 RANDOM = {
     "uniform8": StochasticUniform(8, block_size=64),
     "uniform4": StochasticUniform(4, block_size=64),
-    "natural8": NaturalCompression(block_size=64),
 }
 QUANTIZERS = RANDOM | {
     "ternary": Ternary(block_size=64),
@@ -68,17 +67,6 @@ def test_right_on_average(quantizer):
     assert 0.8 < np.sqrt(np.mean(z**2)) < 1.2  # as by chance, no better and no worse
     smallest = 1e-3 * np.abs(x) + 1e-9
     assert (np.abs(error) / np.maximum(spread, smallest))[~drawn].max() < 0.01
-
-
-def test_natural_is_a_neighbouring_power_of_two():
-    x = np.asarray(draws())
-    y = round_trip(QUANTIZERS["natural8"], draws(), 3)[x != 0]
-    x = x[x != 0]
-    low = 2.0 ** np.floor(np.log2(np.abs(x)))
-    assert np.isin(y / np.sign(x) / low, (1.0, 2.0)).all()
-    exact = np.abs(x) == low
-    assert exact.any()
-    np.testing.assert_array_equal(y[exact], x[exact])
 
 
 @pytest.mark.parametrize("threshold", [0.5, 1.0, 2.5])

@@ -134,7 +134,7 @@ MIXED = [
             {"outer": optax.sgd(0.7, momentum=0.9), "compress_ratio": 0},
             {"payload": StochasticUniform(4, error_feedback=True)},
             {"payload": "uniform8", "average_payload": "uniform4"},
-            {"payload": "natural8", "average_payload": "bfloat16", "stacked": STACKED},
+            {"payload": "uniform4", "average_payload": "bfloat16", "stacked": STACKED},
         )
     ),
 ]

@@ -56,15 +56,15 @@ def mean(
     among: Among = "nodes" if w > 1 else "all"
     part = -(-elements // w)  # of each device; its group gathers them afterwards
     if isinstance(wire_format, Quantizer):
-        to_owner, back = slice_nbytes(sizes, wire_format, n * w)
-        part_bytes = n * back
+        slice_bytes = slice_nbytes(sizes, wire_format, n * w)
+        part_bytes = n * slice_bytes
     else:
         itemsize = jnp.dtype(wire_format).itemsize
-        to_owner = back = -(-part // n) * itemsize
+        slice_bytes = -(-part // n) * itemsize
         part_bytes = part * itemsize
     plan = [
-        Transfer("all-to-all", n * to_owner, per_step, among),
-        Transfer("all-gather", back, per_step, among),
+        Transfer("all-to-all", n * slice_bytes, per_step, among),
+        Transfer("all-gather", slice_bytes, per_step, among),
     ]
     if not isinstance(wire_format, Quantizer) and itemsize != 2:
         plan = [Transfer("all-reduce", part_bytes, per_step, among)]

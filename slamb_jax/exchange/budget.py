@@ -90,8 +90,8 @@ def check_share(share: object) -> None:
 
 
 def _bytes(sizes: Sequence[int], payload: Payload, itemsize: int) -> float:
-    """Bytes on the way to a mean and back, halved."""
+    """Bytes on the way to a mean, and as many back."""
     payload = resolve_payload(payload)
     if isinstance(payload, Quantizer):
-        return sum(slice_nbytes(sizes, payload, 1)) / 2
+        return slice_nbytes(sizes, payload, 1)
     return sum(sizes) * (itemsize if payload is None else jnp.dtype(payload).itemsize)

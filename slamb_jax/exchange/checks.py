@@ -33,12 +33,6 @@ def check_settings(exchange: "Exchange") -> None:
     for name in ("payload", "average_payload"):
         if (payload := getattr(exchange, name)) is not None:
             check_payload(name, payload)
-    if exchange.payload == "float16":
-        raise ValueError(
-            "payload='float16' would round to 0 what is below 6e-8, which a momentum "
-            "often is, and nothing keeps it: 'bfloat16' has the range of float32 in as "
-            "many bytes"
-        )
     if exchange.sync_every is not None:
         check_integer("sync_every", exchange.sync_every, 1)
     if exchange.average_b2 is not None:

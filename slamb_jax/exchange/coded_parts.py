@@ -85,7 +85,7 @@ class Slices:
     ) -> None:
         """``exact``: what a worker owns it does not round on the way to itself."""
         self._arrays, self._at, self._exact = arrays, at, exact
-        self._there, self._back = quantizer, quantizer.for_means
+        self._quantizer = quantizer
         slices = slices_of(collectives.ravel(arrays), at.width * at.n)
         self._slices = slices.reshape(at.width, at.n, -1)
         self._size = slices.shape[1]
@@ -97,14 +97,14 @@ class Slices:
         self.codes = jax.vmap(encode)(self._slices, devices)
 
     def sent(self) -> list[jax.Array]:
-        decoded = self._there.decode(self.codes, self._size)
+        decoded = self._quantizer.decode(self.codes, self._size)
         return self._apart(self._at.only_mine(self._slices, decoded))
 
     def mean(self, rows: jax.Array) -> jax.Array:
         at = self._at
 
         def decoded(codes: jax.Array, number: jax.Array) -> jax.Array:
-            x = self._there.decode(codes, self._size)
+            x = self._quantizer.decode(codes, self._size)
             if not self._exact:
                 return x
             own = lax.dynamic_index_in_dim(mine, at.me, keepdims=False)
@@ -115,10 +115,10 @@ class Slices:
 
     def encode_mean(self, mean: jax.Array) -> jax.Array:
         seed = self._at.seed_of(self._at.device, 1)
-        return self._back.encode(mean, seed)
+        return self._quantizer.encode(mean, seed)
 
     def decode_mean(self, codes: jax.Array) -> jax.Array:
-        return self._back.decode(codes, self._size)
+        return self._quantizer.decode(codes, self._size)
 
     def decode_means(self, codes: jax.Array) -> list[jax.Array]:
         return self._apart(self.decode_mean(codes))
@@ -150,7 +150,7 @@ class Groups:
     ) -> None:
         """``cut`` is the shape of a group, ``each`` that of a slice; both as cut_of."""
         self._arrays, self._at = arrays, at
-        self._there, self._back = quantizer, quantizer.for_means
+        self._quantizer = quantizer
         self._group, self._slice = cut, each
         counts = [-(-flat_size(x.shape) // cut.size) for x in arrays]
         self._ends = [0, *np.cumsum(counts)]
@@ -172,28 +172,34 @@ class Groups:
         )
 
     def sent(self) -> list[jax.Array]:
-        return self._apart([self._there.decode_groups(*x) for x in self._coded])
+        return self._apart([self._quantizer.decode_groups(*x) for x in self._coded])
 
     def mean(self, rows: jax.Array) -> jax.Array:
         def decoded(codes: jax.Array, number: jax.Array) -> jax.Array:
             del number
-            return self._there.decode_groups(*self._there.parted(codes, self._slice))
+            return self._quantizer.decode_groups(
+                *self._quantizer.parted(codes, self._slice)
+            )
 
         return _mean_of_rows(decoded, rows)
 
     def encode_mean(self, mean: jax.Array) -> jax.Array:
         seed = self._at.seed_of(self._at.device, 2)
-        parts = self._back.encode_groups(mean, seed)
+        parts = self._quantizer.encode_groups(mean, seed)
         return jnp.concatenate([x.reshape(-1) for x in parts])
 
     def decode_mean(self, codes: jax.Array) -> jax.Array:
-        return self._back.decode_groups(*self._back.parted(codes, self._slice))
+        return self._quantizer.decode_groups(
+            *self._quantizer.parted(codes, self._slice)
+        )
 
     def decode_means(self, codes: jax.Array) -> list[jax.Array]:
-        packed, scales = self._back.parted(codes, self._slice)
+        packed, scales = self._quantizer.parted(codes, self._slice)
         columns = self._joined(packed), self._joined(scales[..., None, :, :])
         pairs = zip(*columns, strict=True)
-        return self._apart([self._back.decode_groups(x, y[:, 0]) for x, y in pairs])
+        return self._apart(
+            [self._quantizer.decode_groups(x, y[:, 0]) for x, y in pairs]
+        )
 
     def put(self, means: jax.Array) -> list[jax.Array]:
         x = means[:, None]

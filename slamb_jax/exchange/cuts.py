@@ -30,13 +30,9 @@ def cut_of(
     return out
 
 
-def slice_nbytes(
-    sizes: Sequence[int], quantizer: Quantizer, slices: int
-) -> tuple[int, int]:
-    """Bytes of one slice of arrays: to its owner, and of its mean."""
+def slice_nbytes(sizes: Sequence[int], quantizer: Quantizer, slices: int) -> int:
+    """Bytes of one slice of arrays: to its owner, and as many of its mean."""
     if not isinstance(quantizer, BlockQuantizer):
-        size = -(-sum(sizes) // slices)
-        return quantizer.nbytes(size), quantizer.for_means.nbytes(size)
+        return quantizer.nbytes(-(-sum(sizes) // slices))
     shapes = [each for _, each in cut_of(sizes, quantizer, slices).values()]
-    there, back = quantizer.nbytes_of, quantizer.for_means.nbytes_of
-    return sum(map(there, shapes)), sum(map(back, shapes))
+    return sum(map(quantizer.nbytes_of, shapes))

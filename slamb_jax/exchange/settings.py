@@ -77,8 +77,8 @@ class Exchange:
       seed: changes which coordinates are exchanged when; the same on all workers.
         None: 0.
       payload: the wire format of the momentum: ``"bfloat16"``, ``"uniform8"``,
-        ``"uniform4"``, ``"natural8"``, ``"ternary"``, ``"largest_of_7"`` (of 31, of
-        127), or a quantizer such as :class:`slamb_jax.payloads.StochasticUniform`.
+        ``"uniform4"``, ``"ternary"``, ``"largest_of_7"`` (of 31, of 127), or a
+        quantizer such as :class:`slamb_jax.payloads.StochasticUniform`.
         None: the momentum's dtype.
       b3: decay rate of a coordinate's freshness per step since it was exchanged, in
         [0, 1]: stale coordinates step at a smaller rate; see
@@ -92,9 +92,9 @@ class Exchange:
       rolling: average a 1/H share of the parameters at every step, each coordinate
         once in H steps, instead of all of them every H steps. None: unless there is
         an ``outer`` optimizer.
-      average_payload: the wire format of the average, likewise or ``"float16"``. Of
-        parameters it is the difference to the last average, of which a copy is kept;
-        see :func:`average_parameters_every`. None: float32 for the momentum, the
+      average_payload: the wire format of the average, likewise. Of parameters it is
+        that of the difference to the last average, of which a copy is kept; see
+        :func:`average_parameters_every`. None: float32 for the momentum, the
         parameters' dtype for parameters.
       average_b2: decay rate of the second moment of what was averaged in codes, in
         [0, 1). Its root is the unit of the momentum's codes, for optimizers that have

@@ -21,7 +21,6 @@ CODES = {  # blocks that fit the small leaves here
     "uniform4": slamb_jax.payloads.StochasticUniform(
         4, block_size=16, error_feedback=True
     ),
-    "natural8": slamb_jax.payloads.NaturalCompression(block_size=16),
     "ternary": "ternary",
 }
 PLACE: dict[str, tuple[Any, ...]] = {

@@ -36,10 +36,6 @@ class Lossless:
     error_feedback: bool = False
     seed: int = 0
 
-    @property
-    def for_means(self) -> "Lossless":
-        return self
-
     def nbytes(self, size: int) -> int:
         return 4 * size
 

@@ -5,7 +5,6 @@ from typing import Protocol, runtime_checkable
 import jax
 
 from slamb_jax.exchange.payloads.largest import LargestOf
-from slamb_jax.exchange.payloads.natural import NaturalCompression
 from slamb_jax.exchange.payloads.ternary import Ternary
 from slamb_jax.exchange.payloads.uniform import StochasticUniform
 
@@ -21,10 +20,6 @@ class Quantizer(Protocol):
     @property
     def seed(self) -> int:
         """Changes the rounding."""
-
-    @property
-    def for_means(self) -> "Quantizer":
-        """The quantizer of the means on their way back, often itself; same seed."""
 
     def nbytes(self, size: int) -> int:
         """Bytes of an array of ``size`` elements, scales included (static)."""
@@ -42,17 +37,15 @@ class Quantizer(Protocol):
 
 Payload = str | Quantizer | None
 
-FLOATS = ("bfloat16", "float16")
 QUANTIZERS: dict[str, Quantizer] = {
     "uniform8": StochasticUniform(bits=8),
     "uniform4": StochasticUniform(bits=4),
-    "natural8": NaturalCompression(),
     "ternary": Ternary(),
     "largest_of_7": LargestOf(count=7),
     "largest_of_31": LargestOf(count=31),
     "largest_of_127": LargestOf(count=127),
 }
-NAMES = (*FLOATS, *QUANTIZERS)
+NAMES = ("bfloat16", *QUANTIZERS)
 
 
 def resolve_payload(payload: Payload) -> Payload:

@@ -7,7 +7,7 @@ different tiles.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -116,7 +116,6 @@ class BlockQuantizer:
     block_size: int = 256
     error_feedback: bool = False
     seed: int = 0
-    mean_bits: int | None = None
 
     _allowed_bits: ClassVar[tuple[int, ...]] = (8, 4)
     _scale_bytes: ClassVar[int]  # of each block
@@ -125,18 +124,9 @@ class BlockQuantizer:
         check_integer("block_size", self.block_size, 2)
         check_bool("error_feedback", self.error_feedback)
         check_integer("seed", self.seed)
-        for name in ("bits", "mean_bits"):
-            bits = getattr(self, name)
-            fits = bits in self._allowed_bits and not isinstance(bits, bool)
-            if not fits and not (name == "mean_bits" and bits is None):
-                allowed = " or ".join(map(str, self._allowed_bits))
-                raise ValueError(f"{name} must be {allowed}, got {bits!r}")
-
-    @property
-    def for_means(self) -> Self:
-        """The quantizer of the means on their way back to the workers."""
-        bits = self.bits if self.mean_bits is None else self.mean_bits
-        return dataclasses.replace(self, bits=bits, mean_bits=None)
+        if self.bits not in self._allowed_bits or isinstance(self.bits, bool):
+            allowed = " or ".join(map(str, self._allowed_bits))
+            raise ValueError(f"bits must be {allowed}, got {self.bits!r}")
 
     @property
     def per_digit(self) -> int:
@@ -158,8 +148,7 @@ class BlockQuantizer:
         No block is of two arrays. Those of small arrays are small, so that little of
         them is padding; where there is some, a block's mean magnitude is less.
         """
-        per_byte = max(self.per_byte, self.for_means.per_byte)
-        planes, width = _block(self.block_size, per_byte)
+        planes, width = _block(self.block_size, self.per_byte)
         if size >= _LARGE:
             return Shape(1, planes, _ROWS, width)
         return Shape(1, planes, 1, -(-width // (4 if size < _SMALL else 2)))

@@ -60,7 +60,6 @@ class LargestOf(BlockQuantizer):
 
     count: int = 7
     bits: int = dataclasses.field(default=4, init=False)
-    mean_bits: None = dataclasses.field(default=None, init=False)
     block_size: int | None = None  # type: ignore[assignment]  # until it is made
 
     _scale_bytes: ClassVar[int] = 4
@@ -72,10 +71,6 @@ class LargestOf(BlockQuantizer):
         if self.block_size is None:
             object.__setattr__(self, "block_size", 128 * self.per_byte)
         super().__post_init__()
-
-    @property
-    def for_means(self) -> "LargestOf":
-        return self
 
     @property
     def per_digit(self) -> int:

@@ -38,7 +38,6 @@ class Ternary(BlockQuantizer):
       error_feedback: whether a worker keeps what rounding took, for one more float32
         copy of the parameters, and sends it with the next exchange of the coordinate.
       seed: has no effect.
-      mean_bits: None or 2.
       threshold: in units of the block's mean magnitude, not negative; 0 sends signs.
 
     Raises:

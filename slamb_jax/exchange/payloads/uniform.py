@@ -32,18 +32,12 @@ class StochasticUniform(BlockQuantizer):
     U is a hash of (seed, step, worker, element): nothing is stored, and the same seed
     and step give the same bits.
 
-    The grid is as coarse for a small element as for the largest of its block: where m
-    is divided by the root of v, :class:`NaturalCompression` loses less accuracy at
-    eight bits.
-
     Args:
       bits: 8 or 4 for each element; two of 4 share a byte.
       block_size: about how many elements share a scale of 4 bytes; at least 2.
       error_feedback: whether a worker keeps what rounding took, for one more float32
         copy of the parameters, and sends it with the next exchange of the coordinate.
       seed: changes U.
-      mean_bits: 8 or 4 for the means on their way back to the workers, whose rounding
-        no further mean takes away; None for ``bits``.
 
     Raises:
       ValueError: for a value out of range.
