@@ -7,7 +7,6 @@ from slamb_jax.exchange.selections import (
     Schedule,
     Selection,
     Strided,
-    TopK,
     replay_masks,
 )
 
@@ -18,6 +17,5 @@ __all__ = [
     "Schedule",
     "Selection",
     "Strided",
-    "TopK",
     "replay_masks",
 ]

@@ -58,7 +58,7 @@ EXCHANGES = {
     "all leaves": {"compress_ratio": 0.3, "min_size": 0, "overlap": True},
     "draws, 16 bits": {"selection": "bernoulli", "average_payload": "bfloat16"},
     "stacks, codes": {"payload": "uniform8", "average_payload": EIGHT, **STACKS},
-    "groups": {"selection": "top_k", "average_payload": "bfloat16", **GROUPS},
+    "groups": {"selection": "permutation", "average_payload": "bfloat16", **GROUPS},
     "groups, codes": {"payload": EIGHT, "average_payload": FOUR, **GROUPS},
     "rolling": {"rolling": True, "compress_ratio": 0, "average_payload": "ternary"},
     "rolling, groups": {"rolling": True, "payload": "uniform4", **GROUPS},

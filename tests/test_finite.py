@@ -39,7 +39,7 @@ CODES = slamb_jax.payloads.StochasticUniform(8, block_size=32, error_feedback=Tr
 CASES = [
     *((mapping, "nan", {}) for mapping in MAPPINGS),
     *(("vmap", kind, {}) for kind in POISON),
-    ("shard_map", "nan", {"overlap": True, "selection": "top_k"}),
+    ("shard_map", "nan", {"overlap": True}),
     pytest.param(
         "shard_map", "nan", {"payload": CODES, "average_payload": CODES},
         marks=pytest.mark.long,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import slamb_jax
-from slamb_jax.selections import Leaf, Strided, TopK
+from slamb_jax.selections import Leaf, Strided
 from tests.close import assert_close
 from tests.forms import FORMS
 from tests.masks import of_elements
@@ -54,9 +54,8 @@ def test_mask_momentum_of_one_worker_is_adam():
     assert_close([p for p, _ in got], [p for p, _ in want], units=2500)
 
 
-SELECTIONS = MAKE | {"top_k": TopK}
 DRAWN = {
-    "name": st.sampled_from(sorted(SELECTIONS)),
+    "name": st.sampled_from(sorted(MAKE)),
     "shapes": SOME_SHAPES,
     "n": st.sampled_from([1, 2, 5]),
     "ratio": st.sampled_from([1.0, 0.9, 0.5, 0.3, 0.1, 0.02]),
@@ -73,7 +72,7 @@ def draw(shapes, dtype, seed, *lead):
 @given(**DRAWN)
 def test_exchanged_plus_kept_is_what_there_was(name, shapes, n, ratio, dtype, seed):
     """Of each worker, of x = g + e: what it sends and what it keeps, at every step."""
-    exchange = plain(AXIS, selection=SELECTIONS[name](ratio, 0, seed))
+    exchange = plain(AXIS, selection=MAKE[name](ratio, 0, seed))
     tx = slamb_jax.randk_compress_with_error_feedback(exchange)
     step = over_workers(tx.update, "vmap", n)
     state = stack(tx.init(draw(shapes, dtype, 0)), n)
@@ -102,7 +101,7 @@ def test_exchanged_plus_kept_is_what_there_was(name, shapes, n, ratio, dtype, se
 def test_the_mean_momentum_is_that_of_dense_adam(name, shapes, n, ratio, dtype, seed):
     """Exchanged or not, nothing of a gradient is lost."""
     mu_dtype = "float32" if dtype == "float16" else dtype
-    exchange = plain(AXIS, selection=SELECTIONS[name](ratio, 0, seed))
+    exchange = plain(AXIS, selection=MAKE[name](ratio, 0, seed))
     tx = slamb_jax.scale_by_slamb(exchange, mu_dtype=mu_dtype)
     grads = [draw(shapes, "float32", t, n) for t in range(5)]
     history = train(tx, draw(shapes, "float32", 99), grads, "vmap")

@@ -26,7 +26,6 @@ TABLE = {  # each once under another mapping than the simulator's
     "injected": (optax.masked(INJECT(RATE, exchange()), MASK), ["shard_map"]),
     "permutation": (slamb(selection="permutation"), ["shard_map"]),
     "bernoulli": (slamb(selection="bernoulli", form="product"), ["shard_map"]),
-    "top_k": (slamb(selection="top_k"), MAPPINGS[1:3]),
     "schedule": (slamb(compress_ratio={0: 1.0, 1: 0.5, 3: 0.1}), MAPPINGS[1:]),
     "codes": (slamb(payload=CODES, average_payload=CODES), MAPPINGS[1:]),
     "bfloat16": (slamb(payload="bfloat16", average_payload="bfloat16"), ["shard_map"]),

@@ -75,7 +75,7 @@ def needs_text(hlo):
     [
         {},
         {"mu_dtype": "bfloat16", "form": "product"},
-        {"selection": "top_k"},
+        {"selection": "permutation"},
         {"compress_ratio": {0: 0.5, 9: 0.1}},
     ],
 )

@@ -191,11 +191,11 @@ def test_ages_go_on_across_a_change():
 class OddThenEven(Selection):
     """A selection of a user's own, by the parity of an element's index."""
 
-    def blocks(self, step, leaf, state=None):
+    def blocks(self, step, leaf):
         odd = 2 * jnp.arange(-(-leaf.size // 2), dtype=jnp.int32) + step % 2
         return jnp.minimum(odd, leaf.size)
 
-    def age(self, step, leaf, state=None):
+    def age(self, step, leaf):
         return (jnp.arange(leaf.size) % 2 != step % 2).astype(jnp.int32)[:, None]
 
 

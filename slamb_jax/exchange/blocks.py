@@ -1,7 +1,7 @@
 """The selected blocks of a tree: packed, exchanged, and put back."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,13 +10,12 @@ import optax
 from jax import lax
 
 from slamb_jax._tree.leaves import Leaf, leaves_of
-from slamb_jax.exchange.selections import Selection, State, Strided
+from slamb_jax.exchange.selections import Selection, Strided
 from slamb_jax.exchange.selections.selection import T
 from slamb_jax.exchange.selections.strided import divided
 from slamb_jax.exchange.settings import Exchange
 
 _MOST_BLOCKS = 2**31 - 2**20  # and room for unused slots behind them
-SelectionState = tuple[State, ...] | None  # of each leaf; None for stateless ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,11 +134,10 @@ class Blocks:
 
 @dataclasses.dataclass(frozen=True)
 class SelectionAtStep:
-    """A selection at one step, with the states of its leaves if it has any."""
+    """A selection at one step."""
 
     selection: Selection
     step: jax.Array
-    states: Mapping[int, State] = dataclasses.field(default_factory=dict)
 
     def blocks(self, leaf: Leaf) -> Blocks:
         """The blocks of the leaf that are exchanged."""
@@ -152,7 +150,7 @@ class SelectionAtStep:
                 f"int32 can number where a block has {block_size}: pad its last "
                 "dimension to a multiple of 128, or keep it as several leaves"
             )
-        index = self.selection.blocks(self.step, leaf, self.states.get(leaf.index))
+        index = self.selection.blocks(self.step, leaf)
         used = index < leaf.size // block_size
         shape = leaf.shape or (1,)
         coordinates = []
@@ -172,35 +170,7 @@ class SelectionAtStep:
         """Steps since each block was exchanged; None for a dense leaf."""
         if self.selection.dense(leaf):
             return None
-        return self.selection.age(self.step, leaf, self.states.get(leaf.index))
-
-    def choose(
-        self, states: tuple[State, ...], leaves: Sequence[Leaf]
-    ) -> "SelectionAtStep":
-        """With the choice of this step, from the states before it."""
-        chosen = {
-            leaf.index: self.selection.choose(states[leaf.index], leaf)
-            for leaf in leaves
-            if not self.selection.dense(leaf)
-        }
-        return dataclasses.replace(self, states=chosen)
-
-    def learn(
-        self,
-        before: tuple[State, ...],
-        leaves: Sequence[Leaf],
-        means: Sequence[jax.Array],
-        *,
-        accumulated: bool,
-    ) -> tuple[State, ...]:
-        """The states with what the means of the exchanged blocks tell."""
-        new = list(before)
-        for leaf, mean in zip(leaves, means, strict=True):
-            if (chosen := self.states.get(leaf.index)) is not None:
-                new[leaf.index] = self.selection.learn(
-                    before[leaf.index], chosen, leaf, mean, accumulated=accumulated
-                )
-        return tuple(new)
+        return self.selection.age(self.step, leaf)
 
     def in_phase(self, fun: Callable[["SelectionAtStep"], T]) -> T:
         """``fun`` of the selection in force, in a branch of its own if there are many.
@@ -212,24 +182,12 @@ class SelectionAtStep:
         )
 
 
-def init_selection(exchange: Exchange, params: optax.Params) -> SelectionState:
-    """The selection's state before step 1."""
-    if not exchange.stateful:
-        return None
-    leaves = leaves_of(params, exchange.layout)
-    selection = exchange.selection_for(leaves)
-    return tuple(None if selection.dense(x) else selection.init(x) for x in leaves)
-
-
 def selection_at(
-    exchange: Exchange,
-    params: optax.Params,
-    step: jax.Array,
-    state: SelectionState = None,
+    exchange: Exchange, params: optax.Params, step: jax.Array
 ) -> SelectionAtStep:
-    """The selection of a step whose choice is in ``state``, if it has a state."""
+    """The selection of a step."""
     selection = exchange.selection_for(leaves_of(params, exchange.layout))
-    return SelectionAtStep(selection, step, dict(enumerate(state or ())))
+    return SelectionAtStep(selection, step)
 
 
 def map_rows(fun: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:

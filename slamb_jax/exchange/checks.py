@@ -62,7 +62,7 @@ def check_parameters_payload(exchange: "Exchange") -> None:
         )
 
 
-def check_ratios(ratios: Mapping[Any, Any], selection: Any) -> None:
+def check_ratios(ratios: Mapping[Any, Any]) -> None:
     """Raises for a schedule of ratios that cannot be followed."""
     for step in ratios:
         check_integer("compress_ratio (a step)", step, 0)
@@ -70,11 +70,6 @@ def check_ratios(ratios: Mapping[Any, Any], selection: Any) -> None:
         raise ValueError(
             "compress_ratio must have the step 0 where it is a mapping, got "
             f"{dict(sorted(ratios.items()))!r}"
-        )
-    if selection == "top_k":
-        raise ValueError(
-            f"compress_ratio={dict(sorted(ratios.items()))!r} and selection='top_k' "
-            "cannot both be given: another ratio would not keep its state"
         )
 
 
@@ -145,9 +140,4 @@ def _check_axes(exchange: "Exchange") -> None:
             "param_specs must not name the axis of the workers, "
             f"{min(map(str, shared))!r}: every worker has parameters of its own, "
             "sharded over other axes of the mesh"
-        )
-    if exchange.stateful:
-        raise ValueError(
-            f"selection={exchange.selection!r} and param_specs cannot go together: its "
-            "state is of the blocks of unsharded leaves. Take a round robin."
         )

@@ -13,7 +13,6 @@ from slamb_jax._tree.skip import Skip
 from slamb_jax.exchange.blocks import (
     Blocks,
     SelectionAtStep,
-    SelectionState,
     map_rows,
     selection_at,
 )
@@ -25,41 +24,32 @@ def compress(
     exchange: Exchange,
     updates: optax.Updates,
     residual: optax.Updates | None,
-    state: SelectionState,
     step: jax.Array,
     params: optax.Params | None,
     *,
     keep_residual: bool,
     skip: Skip | None,
-) -> tuple[optax.Updates, optax.Updates | None, SelectionState]:
-    """The updates with their selected blocks averaged, the residual, the new state.
+) -> tuple[optax.Updates, optax.Updates | None]:
+    """The updates with their selected blocks averaged, and the residual.
 
     In a skipped step the updates come back as they are, but for ``keep_residual``.
     """
     if not exchange.exchanges_momentum:
-        return updates, residual, state
+        return updates, residual
     skip = None if keep_residual else skip
     kept = () if residual is None else (residual,)
     rows, rebuild = present(updates, *kept, like=params, layout=exchange.layout)
     leaves, gs = [row[0] for row in rows], [row[1] for row in rows]
-    if state is not None and params is None and len(rows) < len(state):
-        raise ValueError(
-            "params must be given where gradients are None and the selection keeps a "
-            "state: without them nothing tells which leaf a state is of"
-        )
     at_step = selection_at(exchange, updates if params is None else params, step)
-    if state is not None:
-        at_step = at_step.choose(state, leaves)
 
-    def exchanged(now: SelectionAtStep) -> tuple[Any, Any, SelectionState]:
+    def exchanged(now: SelectionAtStep) -> tuple[Any, Any]:
         blocks = [now.blocks(leaf) for leaf in leaves]
         own = map_rows(Blocks.pack, blocks, gs)
         if residual is None:
             means = means_over_workers(own, leaves, exchange, exchange.payload, step)
-            new_state = learned(now, means)
             if skip is not None:
                 means = skip.instead(own, means)
-            return map_rows(Blocks.unpack, blocks, means, gs), None, new_state
+            return map_rows(Blocks.unpack, blocks, means, gs), None
         es = [row[2] for row in rows]
         xs = [g.astype(jnp.float32) + e for g, e in zip(gs, es, strict=True)]
         wide = map_rows(Blocks.pack, blocks, xs)
@@ -79,18 +69,12 @@ def compress(
         return (
             map_rows(Blocks.unpack, blocks, means, us),
             map_rows(Blocks.unpack, blocks, errors, es),
-            learned(now, found.means),
         )
 
-    def learned(now: SelectionAtStep, means: list[jax.Array]) -> SelectionState:
-        if state is None:
-            return None
-        return now.learn(state, leaves, means, accumulated=keep_residual)
-
-    us, es, new_state = at_step.in_phase(exchanged)
+    us, es = at_step.in_phase(exchanged)
     new, waiting = rebuild(us), residual
     if residual is not None:
         waiting = keep_absent(rebuild(es), residual)
     if skip is not None:
         skip.follow((updates, residual), (new, waiting))
-    return new, waiting, new_state
+    return new, waiting

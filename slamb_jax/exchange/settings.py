@@ -71,7 +71,7 @@ class Exchange:
       min_size: matrices with fewer elements are exchanged densely, at every step, as
         leaves of one dimension or fewer always are. None: 9000, the authors', or less
         where matrices that small would hold more than 1 % of the parameters.
-      selection: ``"strided"``, ``"permutation"``, ``"bernoulli"``, ``"top_k"``, or a
+      selection: ``"strided"``, ``"permutation"``, ``"bernoulli"``, or a
         :class:`slamb_jax.selections.Selection`, which has a ratio, a smallest size and
         a seed of its own: to give one of them here too is an error.
       seed: changes which coordinates are exchanged when; the same on all workers.
@@ -152,7 +152,7 @@ class Exchange:
 
     def __post_init__(self) -> None:
         if isinstance(self.compress_ratio, Mapping):
-            check_ratios(self.compress_ratio, self.selection)
+            check_ratios(self.compress_ratio)
             ratios = dict(sorted(self.compress_ratio.items()))
             object.__setattr__(self, "compress_ratio", ratios)
         check_settings(self)
@@ -220,11 +220,6 @@ class Exchange:
             return self.sync_every is not None
         phase = 1 if self.outer is None else 0
         return step % self.sync_every == phase % self.sync_every
-
-    @functools.cached_property
-    def stateful(self) -> bool:
-        """Whether the selection keeps a state."""
-        return self.selection_for(()).stateful
 
     @functools.cached_property
     def keeps_rounding_error(self) -> bool:

@@ -11,7 +11,6 @@ from slamb_jax._tree.checks import check_bool, check_floating
 from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.layout import mesh_axes
 from slamb_jax._tree.skip import Skip
-from slamb_jax.exchange.blocks import SelectionState, init_selection
 from slamb_jax.exchange.compress import compress
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.shards import on_shards
@@ -22,7 +21,6 @@ class RandkCompressState(NamedTuple):
 
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
     residual: optax.Updates | None  # float32, as updates; None if nothing is kept
-    selection: SelectionState = None
 
 
 def randk_compress_with_error_feedback(
@@ -93,8 +91,7 @@ def randk_compress_with_error_feedback(
         residual = None
         if keep_residual or exchange.keeps_rounding_error:
             residual = optax.tree.zeros_like(params, dtype=jnp.float32)
-        selection = init_selection(exchange, params)
-        return RandkCompressState(jnp.zeros([], jnp.int32), residual, selection)
+        return RandkCompressState(jnp.zeros([], jnp.int32), residual)
 
     def update(
         updates: optax.Updates,
@@ -106,11 +103,11 @@ def randk_compress_with_error_feedback(
         del extra_args
         check_local(updates, exchange.axis_name, mesh_axes(exchange.param_specs))
         step = next_step(state.count)
-        updates, residual, selection = compress(
-            exchange, updates, state.residual, state.selection, step, params,
+        updates, residual = compress(
+            exchange, updates, state.residual, step, params,
             keep_residual=keep_residual, skip=skip,
         )  # fmt: skip
-        return updates, RandkCompressState(step, residual, selection)
+        return updates, RandkCompressState(step, residual)
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return tx if exchange.param_specs is None else on_shards(tx, exchange)

@@ -43,8 +43,7 @@ def elementwise_rescale(
       parameters if ``update`` gets them, else their own.
 
     Raises:
-      ValueError: for a selection with a state, which this
-        link cannot see; in ``update``, for an unbound axis.
+      ValueError: in ``update``, for an unbound axis.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
@@ -60,7 +59,7 @@ def elementwise_rescale(
       Xu et al., `SLAMB <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023:
       element-wise adaptive rescaling.
     """
-    check_stateless(exchange)
+    check_exchange(exchange)
 
     def init(params: optax.Params) -> ElementwiseRescaleState:
         del params
@@ -91,12 +90,3 @@ def elementwise_rescale(
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return tx if exchange.param_specs is None else on_shards(tx, exchange)
-
-
-def check_stateless(exchange: Exchange) -> None:
-    """Raises for a selection whose state a link cannot see."""
-    if check_exchange(exchange).stateful:
-        raise ValueError(
-            f"selection={exchange.selection!r} keeps a state that only the link which "
-            "exchanges has: use slamb_jax.scale_by_slamb, or slamb_jax.slamb"
-        )

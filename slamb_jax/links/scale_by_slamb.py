@@ -25,7 +25,7 @@ from slamb_jax._tree.leaves import (
     present,
 )
 from slamb_jax._tree.skip import Skip
-from slamb_jax.exchange.blocks import SelectionState, init_selection, selection_at
+from slamb_jax.exchange.blocks import selection_at
 from slamb_jax.exchange.compress import compress
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.dense import mean_gradients
@@ -57,7 +57,6 @@ class ScaleBySlambState(NamedTuple):
     mu: optax.Updates  # first moment, as params, float32 or mu_dtype
     nu: optax.Updates  # second moment, as params, float32 or nu_dtype
     residual: optax.Updates | None  # float32, as params; only with error feedback
-    selection: SelectionState  # of each leaf; only of a selection that keeps a state
 
 
 def scale_by_slamb(
@@ -146,8 +145,7 @@ def scale_by_slamb(
         residual = None
         if exchange.keeps_rounding_error:
             residual = optax.tree.zeros_like(params, dtype=jnp.float32)
-        selection = init_selection(exchange, params)
-        return ScaleBySlambState(jnp.zeros([], jnp.int32), mu, nu, residual, selection)
+        return ScaleBySlambState(jnp.zeros([], jnp.int32), mu, nu, residual)
 
     def update(
         updates: optax.Updates,
@@ -165,20 +163,19 @@ def scale_by_slamb(
 
         def exchanged(mu: optax.Updates) -> tuple[optax.Updates, Any]:
             check_local(mu, exchange.axis_name, mesh_axes(exchange.param_specs))
-            mu, *rest = compress(
-                exchange, mu, state.residual, state.selection, step, params,
+            return compress(
+                exchange, mu, state.residual, step, params,
                 keep_residual=False, skip=skip,
             )  # fmt: skip
-            return mu, rest
 
-        mu, (residual, selection) = update_first_moment(
+        mu, residual = update_first_moment(
             updates, state.mu, exchanged, decays(b1, state.mu),
             overlap=exchange.overlap, skip=skip,
         )  # fmt: skip
         fix = bias(b1, step) if bias_correction else jnp.float32(1)
         corrected = map_present(lambda m: m.astype(jnp.float32) / fix, mu)
         nu = update_second_moment(updates, corrected, state.nu, step, b2, nu_of, skip)
-        at_step = selection_at(exchange, params, step, selection)
+        at_step = selection_at(exchange, params, step)
         n, bounds = axis_size(exchange.axis_name), clips(c_min, c_max)
         fixes = corrections(form, step, b1, b2, eps, bias_correction)
         decay = decay_at(weight_decay, state.count)
@@ -229,7 +226,6 @@ def scale_by_slamb(
             keep_absent(mu, state.mu),
             keep_absent(nu, state.nu),
             residual,
-            selection,
         )
 
     tx = optax.GradientTransformationExtraArgs(init, update)

@@ -13,8 +13,7 @@ from slamb_jax._tree.checks import check_params
 from slamb_jax._tree.counts import next_step
 from slamb_jax._tree.leaves import Leaf, broadcast_blocks, mask_tree, present
 from slamb_jax.exchange.blocks import selection_at
-from slamb_jax.exchange.settings import Exchange
-from slamb_jax.links.freshness import check_stateless
+from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.moments import Form, add_decay, batch_factor, decay_at, freshness
 from slamb_jax.links.norms import LeafTerms, Ratios, check_ratio, clips, trust_ratios
 from slamb_jax.links.shards import on_shards
@@ -77,8 +76,7 @@ def layerwise_trust_ratio(
       updates are float32.
 
     Raises:
-      ValueError: for a value out of range, and for a selection with a state, which
-        this link cannot see; in ``update``, without ``params``.
+      ValueError: for a value out of range; in ``update``, without ``params``.
 
     Examples:
       >>> import jax.numpy as jnp, slamb_jax
@@ -93,7 +91,7 @@ def layerwise_trust_ratio(
       You et al., `Large Batch Optimization for Deep Learning
       <https://arxiv.org/abs/1904.00962>`_, 2019.
     """
-    check_stateless(exchange)
+    check_exchange(exchange)
     check_ratio(weight_decay, mask, form, c_min, c_max)
 
     def init(params: optax.Params) -> LayerwiseTrustRatioState:

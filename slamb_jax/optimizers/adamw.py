@@ -98,10 +98,9 @@ def adamw(
 
     Raises:
       ValueError: for an argument out of range; for ``nu_of="gradient"`` where all
-        workers step alike; for a selection that keeps a state (``"top_k"``), which
-        :func:`slamb` alone can follow; in ``update``, without ``params``, for an
-        unbound axis, and for gradients that were averaged already where the types show
-        it (``shard_map`` with ``check_vma=True``).
+        workers step alike; in ``update``, without ``params``, for an unbound axis, and
+        for gradients that were averaged already where the types show it (``shard_map``
+        with ``check_vma=True``).
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax

@@ -32,7 +32,7 @@ PLACE: dict[str, tuple[Any, ...]] = {
 }
 OF_EXCHANGE: dict[str, tuple[Any, ...]] = {
     "ratio": (None, 0.25, "by phase"),
-    "selection": ("strided", "top_k", "permutation", "bernoulli"),
+    "selection": ("strided", "permutation", "bernoulli"),
     "payload": (None, "bfloat16", *CODES),
     "b3": (1.0, 0.7),
     "overlap": (False, True),

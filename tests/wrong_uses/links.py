@@ -15,7 +15,6 @@ NARROW = slamb_jax.train_in_bfloat16(optax.sgd(0.1))
 HALF = jnp.ones(2, jnp.float16)
 SPECS = {"w": P(None, "model"), "b": P()}
 ALONE, STRIDED = slamb_jax.Exchange(), selections.Strided()
-TOP_K = slamb_jax.Exchange(selection=selections.TopK(min_size=1))
 momentum = partial(slamb_jax.mask_momentum, ALONE)
 trust_ratio = partial(slamb_jax.layerwise_trust_ratio, ALONE)
 feedback = partial(slamb_jax.randk_compress_with_error_feedback, ALONE)
@@ -133,8 +132,6 @@ LINKS = [
     *bad(feedback, "keep_residual", 1),
     *bad(trust_ratio, "form", "product "),
     *bad(trust_ratio, "c_max", -1),
-    (of(slamb_jax.layerwise_trust_ratio, TOP_K), "selection=TopK.*scale_by_slamb"),
-    (of(slamb_jax.elementwise_rescale, TOP_K), "selection=TopK.*scale_by_slamb"),
     (of(slamb_jax.average_parameters, PARAMS, "rows"), "axis_name='rows' is not bound"),
     *bad(payloads.StochasticUniform, "bits", 2, True),
     *bad(payloads.StochasticUniform, "block_size", 1),
@@ -146,14 +143,11 @@ LINKS = [
     *bad(selections.Strided, "min_size", "0"),
     *bad(selections.Permutation, "seed", "a"),
     *bad(selections.Bernoulli, "slack", -1.0, INF),
-    *bad(selections.TopK, "patience", 0, wanted="at least 1"),
-    *bad(selections.TopK, "compress_ratio", 0.0),
     *bad(selections.Schedule, "phases", {}, STRIDED),
     (of(selections.Schedule, {1: STRIDED}), "phases .*one of them 0"),
     (of(selections.Schedule, {0: STRIDED, 1.5: STRIDED}), r"phases .*1\.5"),
     (of(selections.Schedule, {0: 0.5}), "phases .*0.5 at 0"),
     (of(selections.Schedule, {0: selections.Strided}), "phases .*Strided.* at 0"),
-    (of(selections.Schedule, {0: selections.TopK()}), "phases .*state.*TopK.* at 0"),
     (of(selections.replay_masks, [np.ones((2, 3))]), "masks .*boolean.*float64"),
     (of(selections.replay_masks, [np.ones(3, bool)]), r"masks .*\(3,\)"),
     (of(selections.replay_masks, [np.ones((0, 3), bool)]), r"masks .*\(0, 3\)"),

@@ -1,4 +1,4 @@
-"""Which coordinates are exchanged at a step: selections, without state or with one."""
+"""Which coordinates are exchanged at a step."""
 
 from collections.abc import Callable
 
@@ -7,9 +7,8 @@ from slamb_jax.exchange.selections.bernoulli import Bernoulli
 from slamb_jax.exchange.selections.permutation import Permutation
 from slamb_jax.exchange.selections.replay import replay_masks
 from slamb_jax.exchange.selections.schedule import Schedule
-from slamb_jax.exchange.selections.selection import Selection, State, elements_sent
+from slamb_jax.exchange.selections.selection import Selection, elements_sent
 from slamb_jax.exchange.selections.strided import Strided
-from slamb_jax.exchange.selections.top_k import TopK, TopKState
 
 __all__ = [
     "BY_NAME",
@@ -18,10 +17,7 @@ __all__ = [
     "Permutation",
     "Schedule",
     "Selection",
-    "State",
     "Strided",
-    "TopK",
-    "TopKState",
     "check_selection",
     "elements_sent",
     "replay_masks",
@@ -31,7 +27,6 @@ BY_NAME: dict[str, Callable[..., Selection]] = {
     "strided": Strided,
     "permutation": Permutation,
     "bernoulli": Bernoulli,
-    "top_k": TopK,
 }
 """Selections by name, each made of a ratio, a smallest size and a seed."""
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from slamb_jax._tree.checks import check_range
 from slamb_jax._tree.hashing import hash_u32, hash_words
 from slamb_jax._tree.leaves import Leaf
-from slamb_jax.exchange.selections.selection import RandK, State
+from slamb_jax.exchange.selections.selection import RandK
 
 _Back = tuple[jax.Array, jax.Array, jax.Array]  # step looked at, age, seen
 
@@ -55,12 +55,12 @@ class Bernoulli(RandK):
         k, d = self.compress_ratio, leaf.size
         return min(d, math.ceil(k * d + self.slack * math.sqrt(k * (1 - k) * d)))
 
-    def blocks(self, step: jax.Array, leaf: Leaf, state: State = None) -> jax.Array:
+    def blocks(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         mask = self._mask(step, leaf).reshape(-1)
         size = self.capacity(leaf)
         return jnp.nonzero(mask, size=size, fill_value=leaf.size)[0].astype(jnp.int32)
 
-    def age(self, step: jax.Array, leaf: Leaf, state: State = None) -> jax.Array:
+    def age(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         def unseen(carry: _Back) -> jax.Array:
             past, _, seen = carry
             return (past > 0) & ~jnp.all(seen)

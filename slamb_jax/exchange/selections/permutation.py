@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from slamb_jax._tree.hashing import hash_u32, hash_words
 from slamb_jax._tree.leaves import Leaf
-from slamb_jax.exchange.selections.selection import State
 from slamb_jax.exchange.selections.strided import RoundRobin
 
 
@@ -42,13 +41,13 @@ class Permutation(RoundRobin):
       <https://arxiv.org/abs/1208.1176>`_, CRYPTO 2012.
     """
 
-    def blocks(self, step: jax.Array, leaf: Leaf, state: State = None) -> jax.Array:
+    def blocks(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         slot = jnp.arange(-(-leaf.size // self.period), dtype=jnp.int32)
         place = step % self.period + self.period * slot
         element = self._shuffle(leaf, jnp.minimum(place, leaf.size - 1), inverse=True)
         return jnp.where(place < leaf.size, element, leaf.size)
 
-    def age(self, step: jax.Array, leaf: Leaf, state: State = None) -> jax.Array:
+    def age(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         element = jnp.arange(leaf.size, dtype=jnp.int32)
         place = self._shuffle(leaf, element, inverse=False)[:, None]
         return jnp.minimum(step, (step - place) % self.period)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from slamb_jax._tree.leaves import Leaf
-from slamb_jax.exchange.selections.selection import Selection, State
+from slamb_jax.exchange.selections.selection import Selection
 
 
 def replay_masks(masks: Sequence[np.ndarray]) -> Selection:
@@ -55,14 +55,14 @@ class _Replay(Selection):
     def dense(self, leaf: Leaf) -> bool:
         return bool(self._recorded(leaf).all())
 
-    def blocks(self, step: jax.Array, leaf: Leaf, state: State = None) -> jax.Array:
+    def blocks(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         recorded = self._recorded(leaf)
         table = np.full((len(recorded), recorded.sum(1).max()), leaf.size, np.int32)
         for row, mask in zip(table, recorded, strict=True):
             row[: mask.sum()] = np.flatnonzero(mask)
         return self._at(step, table)
 
-    def age(self, step: jax.Array, leaf: Leaf, state: State = None) -> jax.Array:
+    def age(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         recorded = self._recorded(leaf)
         never = np.iinfo(np.int32).max
         since = np.full(recorded.shape, never, np.int32)

@@ -12,7 +12,7 @@ from jax import lax
 from slamb_jax._tree import axes as _axes
 from slamb_jax._tree.checks import check_integer
 from slamb_jax._tree.leaves import Leaf
-from slamb_jax.exchange.selections.selection import Selection, State, T
+from slamb_jax.exchange.selections.selection import Selection, T
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Schedule(Selection):
 
     Raises:
       ValueError: if no phase begins at 0, for a step that is not an integer of at
-        least 0, and for a value that is not a selection, or a stateful one.
+        least 0, and for a value that is not a selection.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -58,10 +58,10 @@ class Schedule(Selection):
             )
         for start, selection in self.phases.items():
             check_integer("phases (a step)", start, 0)
-            if not isinstance(selection, Selection) or selection.stateful:
+            if not isinstance(selection, Selection):
                 raise ValueError(
-                    "phases must have selections without state for values, got "
-                    f"{selection!r} at {start}: another phase would not keep its state"
+                    f"phases must have selections for values, got {selection!r} at "
+                    f"{start}"
                 )
         object.__setattr__(self, "phases", dict(sorted(self.phases.items())))
 
@@ -75,13 +75,13 @@ class Schedule(Selection):
         sparse = [x for x in self.phases.values() if not x.dense(leaf)]
         return math.gcd(*(x.block_size(leaf) for x in sparse))
 
-    def blocks(self, step: jax.Array, leaf: Leaf, state: State = None) -> jax.Array:
+    def blocks(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         raise ValueError(
             f"selection={self!r} exchanges another number of blocks in each phase: ask "
             "the phase, with at(step, lambda phase: ...)"
         )
 
-    def age(self, step: jax.Array, leaf: Leaf, state: State = None) -> jax.Array:
+    def age(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         starts = list(self.phases)
         age = jnp.zeros((leaf.size // self.block_size(leaf), 1), jnp.int32)
         for i, (start, selection) in enumerate(self.phases.items()):

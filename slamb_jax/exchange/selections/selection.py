@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,6 @@ from slamb_jax._tree.checks import check_integer, check_range
 from slamb_jax._tree.leaves import Leaf
 
 T = TypeVar("T")
-State = Any  # of one leaf: a tree of arrays, None for selections without state
 
 
 class Selection(abc.ABC):
@@ -24,22 +23,15 @@ class Selection(abc.ABC):
     :math:`\tau` of each block. The answers must be the same on every worker; no mask is
     ever communicated. Subclass it for a selection of your own: two methods are enough.
 
-    A selection that chooses by what was exchanged before is ``stateful``. It keeps a
-    state for each leaf, the same on all workers: :meth:`init` makes it, :meth:`choose`
-    turns it into that of this step, from which :meth:`blocks` and :meth:`age` answer,
-    and :meth:`learn` sees the means.
-
     Examples:
       >>> import jax.numpy as jnp, slamb_jax
       >>> class EveryOther(slamb_jax.selections.Selection):
-      ...     def blocks(self, step, leaf, state=None):
+      ...     def blocks(self, step, leaf):
       ...         return 2 * jnp.arange(leaf.size // 2) + step % 2
-      ...     def age(self, step, leaf, state=None):
+      ...     def age(self, step, leaf):
       ...         return jnp.minimum(step, (jnp.arange(leaf.size) + step) % 2)[:, None]
       >>> exchange = slamb_jax.Exchange("data", selection=EveryOther())
     """
-
-    stateful: ClassVar[bool] = False
 
     def dense(self, leaf: Leaf) -> bool:
         """Whether all of the leaf is exchanged at every step (static)."""
@@ -51,44 +43,18 @@ class Selection(abc.ABC):
         return 1
 
     @abc.abstractmethod
-    def blocks(self, step: jax.Array, leaf: Leaf, state: State = None) -> jax.Array:
+    def blocks(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         """The blocks that are exchanged: int32 of static length, each once.
 
         An unused slot holds the number of blocks, one beyond the last.
         """
 
     @abc.abstractmethod
-    def age(self, step: jax.Array, leaf: Leaf, state: State = None) -> jax.Array:
+    def age(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         """Steps since each block was exchanged: int32 of shape (blocks, 1).
 
         0 for the blocks of this step, ``step`` for those that never were.
         """
-
-    def init(self, leaf: Leaf) -> State:
-        """The state before step 1."""
-        del leaf
-
-    def choose(self, state: State, leaf: Leaf) -> State:
-        """The state with this step's choice in it."""
-        del leaf
-        return state
-
-    def learn(
-        self,
-        before: State,
-        chosen: State,
-        leaf: Leaf,
-        mean: jax.Array,
-        *,
-        accumulated: bool,
-    ) -> State:
-        """``chosen`` with what the means of the exchanged blocks tell.
-
-        ``mean`` has shape (slots, block_size). ``accumulated``: what was not exchanged
-        added up in a residual, and not in a momentum that decays.
-        """
-        del before, leaf, mean, accumulated
-        return chosen
 
     def at(self, step: jax.Array, fun: Callable[["Selection"], T]) -> T:
         """``fun`` of the selection in force at ``step``.
@@ -125,9 +91,7 @@ def elements_sent(selection: Selection, leaf: Leaf) -> int:
         return leaf.size
 
     def blocks(step: jax.Array) -> jax.Array:
-        return selection.blocks(
-            step, leaf, selection.choose(selection.init(leaf), leaf)
-        )
+        return selection.blocks(step, leaf)
 
     slots = jax.eval_shape(blocks, jax.ShapeDtypeStruct((), jnp.int32)).size
     return slots * selection.block_size(leaf)

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from slamb_jax._tree.hashing import hash_u32, hash_words
 from slamb_jax._tree.leaves import Leaf
-from slamb_jax.exchange.selections.selection import RandK, State
+from slamb_jax.exchange.selections.selection import RandK
 
 _TILE = 8, 128  # of a TPU's memory: rows and columns
 _WIDTHS = (128, 64, 32, 16, 8, 4, 2)
@@ -72,7 +72,7 @@ class Strided(RoundRobin):
         even = len(leaf.shape) > 1 and leaf.shape[-2] % rows == 0
         return rows if even and self._fits(leaf, rows, width) else 1
 
-    def blocks(self, step: jax.Array, leaf: Leaf, state: State = None) -> jax.Array:
+    def blocks(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         rows, columns = self.rows(leaf), self._columns(leaf)
         place = lax.rem(self._place(step, leaf), np.int32(self.period))
         index = _numbers(len(place), jnp.int32)
@@ -86,7 +86,7 @@ class Strided(RoundRobin):
         uneven = count // rows % self.period
         return jnp.minimum(index, np.int32(count)) if uneven else index
 
-    def age(self, step: jax.Array, leaf: Leaf, state: State = None) -> jax.Array:
+    def age(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         back = np.arange(self.period, 0, -1, dtype=np.int32)
         since = self._place(step, leaf)[:, None] + back[None]
         since = jnp.minimum(step, lax.rem(since, np.int32(self.period)))
