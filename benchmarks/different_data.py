@@ -87,6 +87,10 @@ METHODS: dict[str, tuple[Make, tuple[float, ...]]] = {
     "lion": (exchanging(slamb_jax.lion), (3e-4, 1e-3)),
     "Muon (dense)": (dense(of_one(slamb_jax.muon)), (0.01, 0.03)),
     "muon": (exchanging(slamb_jax.muon), (0.01, 0.03)),
+    "muon, 8 bits": (
+        exchanging(slamb_jax.muon, average_payload="uniform8"),
+        (0.01, 0.03),
+    ),
     "DiLoCo, H 30": (
         exchanging(
             slamb_jax.adamw,

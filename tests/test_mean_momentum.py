@@ -96,6 +96,19 @@ def test_all_but_the_momentum_is_equal_on_all_workers(payload, mapping, overlap)
     assert_same_bits(alike, first)
 
 
+@pytest.mark.parametrize("payload", ["uniform8", "uniform4", "ternary"])
+def test_muon_orthogonalizes_the_mean_unless_its_codes_are_coarse(payload):
+    """Of workers whose own momenta are orthogonal to each other."""
+    exchange = slamb_jax.Exchange(AXIS, average_payload=payload)
+    tx = slamb_jax.muon(1.0, exchange, beta=0.0, nesterov=False, consistent_rms=None)
+    own = np.zeros((2, 8, 8), np.float32)
+    own[0, :4, :4], own[1, 4:, 4:] = np.eye(4), 0.5 * np.eye(4)
+    params, _ = train(tx, {"w": np.zeros((8, 8), np.float32)}, [{"w": own}], "vmap")[-1]
+    size = np.linalg.norm(np.asarray(params["w"])[0])
+    # Each own direction has four singular values of about 1, the mean of both half.
+    assert (size > 2) == (payload == "uniform8")
+
+
 @pytest.mark.parametrize("payload", CODES)
 @pytest.mark.parametrize("b1", [0.0, 0.9])
 def test_what_was_not_sent_is_in_the_momenta(payload, b1):

@@ -88,7 +88,8 @@ def exchanging(
     }
     written = to_json(written | {"b3": exchange.b3}) | optimizer
     written |= {"rolling": True} if exchange.in_turn else {}
-    if exchange.averages_momentum and make is not muon:
+    own_directions = make is muon and exchange.average_payload != "uniform8"
+    if exchange.averages_momentum and not own_directions:
         written |= {"mean": "of the momentum"}
     elif exchange.normalizes:
         written |= {"average_b2": exchange.average_b2}
@@ -247,6 +248,12 @@ METHODS = {
         f"muon, 4 bits, H {h}": exchanging(muon, 0.0453, x, **MUON)
         for h, x in FOUR_BITS.items()
     },
+    "muon, 8 bits": exchanging(
+        muon,
+        0.0453,
+        slamb_jax.Exchange(AXIS, average_payload="uniform8"),
+        **MUON,
+    ),
     **{
         f"muon, feedback, H {h}": exchanging(muon, 0.0453, FEEDBACK[h], **MUON)
         for h in (1, 2, 4, 16, 32, 64)

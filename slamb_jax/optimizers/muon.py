@@ -7,6 +7,7 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax._tree.checks import check_range
+from slamb_jax.exchange.payloads import resolve_payload
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links import directions
 from slamb_jax.links.average import average_parameters_every
@@ -49,17 +50,19 @@ def muon(
     :func:`adamw`. A single worker with ``nu_of="gradient"`` takes the steps of
     ``optax.contrib.muon``.
 
-    In codes, which are the default, each worker orthogonalizes its own momentum and
-    steps by itself. Then the parameters are averaged as
+    In codes of fewer than 8 bits, such as the default's, each worker orthogonalizes its
+    own momentum and steps by itself. Then the parameters are averaged as
     :func:`average_parameters_every` describes; with an ``outer`` optimizer that is
-    MuLoCo. With ``average_payload=None`` or ``"bfloat16"`` the mean of the momentum
-    comes first, as :func:`average_momentum` describes, and the step is dense Muon's.
+    MuLoCo. With an ``average_payload`` of ``"uniform8"``, ``"bfloat16"`` or None the
+    mean of the momentum comes first, as :func:`average_momentum` describes, and the
+    step is dense Muon's.
 
     .. warning::
-      In codes the workers must draw from the same data. The mean of orthogonalized
-      momenta is not the orthogonalized mean: with two of ten classes on each worker
-      training fails (``python -m benchmarks.different_data``). Codes of the mean
-      momentum are no way out, because orthogonalization amplifies their rounding: see
+      In codes of fewer than 8 bits the workers must draw from the same data. The mean
+      of orthogonalized momenta is not the orthogonalized mean: with two of ten classes
+      on each worker training fails (``python -m benchmarks.different_data``). Take
+      ``average_payload="uniform8"`` there. Coarser codes of the mean momentum are no
+      way out, because orthogonalization amplifies their rounding: see
       ``benchmarks/README.md``.
 
     Args:
@@ -125,7 +128,7 @@ def muon(
         weight_dimension_numbers=muon_weight_dimension_numbers,
         consistent_rms=consistent_rms,
     )
-    first = not exchange.averages_in_codes and mean_first(exchange, nu_of)
+    first = not _too_coarse(exchange) and mean_first(exchange, nu_of)
     of = "shared" if first else nu_of
     adam = directions.adam(adam_b2, eps, adam_eps_root, nu_of=of)
     direction = by_kind(kinds, {"muon": orthogonalized, "adam": adam})
@@ -170,3 +173,9 @@ def muon(
         by_kind(kinds, rates),
         average_parameters_every(exchange),
     )
+
+
+def _too_coarse(exchange: Exchange) -> bool:
+    """Whether the codes of a mean are too coarse to orthogonalize it."""
+    payload = resolve_payload(exchange.average_payload)
+    return exchange.averages_in_codes and getattr(payload, "bits", 16) < 8
