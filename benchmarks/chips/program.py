@@ -32,6 +32,9 @@ OPTIMIZERS: dict[str, optax.GradientTransformationExtraArgs] = DENSE | {
     "adamw, in 4 bits": slamb_jax.adamw(
         RATE, dataclasses.replace(DEFAULT, average_payload="uniform4")
     ),
+    "adamw, largest of 7": slamb_jax.adamw(
+        RATE, dataclasses.replace(DEFAULT, average_payload="largest_of_7")
+    ),
     "slamb": slamb_jax.slamb(RATE, DEFAULT),
     "slamb, as published": slamb_jax.slamb(RATE, PAPER),
     "slamb, published, rolling": slamb_jax.slamb(
