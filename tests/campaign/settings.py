@@ -38,7 +38,7 @@ OF_EXCHANGE: dict[str, tuple[Any, ...]] = {
     "overlap": (False, True),
     "sync_every": (1, 3, None),
     "rolling": (None, True, False),
-    "average_payload": (None, "bfloat16", "float16", *CODES),
+    "average_payload": (None, "bfloat16", *CODES),
     "average_b2": (0.98, None),
     "outer": (False, True),
     "stacked": (False, True),
