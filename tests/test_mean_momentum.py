@@ -192,10 +192,11 @@ def test_the_state_is_two_copies_of_the_parameters():
     assert sum(x.size for x in arrays) <= 2 * size + scalars
 
 
-def test_averaged_parameters_may_not_lose_all_but_the_largest():
+@pytest.mark.parametrize("payload", ["largest_of_7", "largest_of_31"])
+def test_averaged_parameters_may_not_lose_all_but_the_largest(payload):
     """Muon in codes averages them after steps of the workers' own."""
-    with pytest.raises(ValueError, match=r"'largest_of_7' sends one .* lose"):
-        slamb_jax.muon(0.1, slamb_jax.Exchange(AXIS, average_payload="largest_of_7"))
+    with pytest.raises(ValueError, match=rf"'{payload}' sends one .* lose"):
+        slamb_jax.muon(0.1, slamb_jax.Exchange(AXIS, average_payload=payload))
 
 
 def test_v_of_each_workers_own_gradient_is_refused():

@@ -7,7 +7,11 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax._tree.checks import check_range
-from slamb_jax.exchange.payloads import resolve_payload
+from slamb_jax.exchange.payloads import (
+    Quantizer,
+    StochasticUniform,
+    resolve_payload,
+)
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links import directions
 from slamb_jax.links.average import average_parameters_every
@@ -178,4 +182,6 @@ def muon(
 def _too_coarse(exchange: Exchange) -> bool:
     """Whether the codes of a mean are too coarse to orthogonalize it."""
     payload = resolve_payload(exchange.average_payload)
-    return exchange.averages_in_codes and getattr(payload, "bits", 16) < 8
+    fine = isinstance(payload, StochasticUniform) and payload.bits == 8
+    in_codes = exchange.averages_in_codes and isinstance(payload, Quantizer)
+    return in_codes and not fine
