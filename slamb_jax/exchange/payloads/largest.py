@@ -10,7 +10,7 @@ from jax import lax
 
 from slamb_jax._tree.checks import check_integer, check_range
 from slamb_jax.exchange.payloads.codes import BlockQuantizer
-from slamb_jax.exchange.payloads.reductions import total
+from slamb_jax.exchange.payloads.reductions import least_sent, scale_of, total
 
 _NONE = np.float32(0)
 _IN_HALF_A_BYTE, _IN_A_BYTE = 7, 127
@@ -81,8 +81,7 @@ class LargestOf(BlockQuantizer):
     ) -> tuple[list[jax.Array], jax.Array]:
         del seed
         sizes = [jnp.abs(x) for x in planes]
-        mean = total(sizes) / np.float32(len(planes) * planes[0].shape[-1])
-        least = np.float32(1 - 2**-16) * mean
+        mean, least = least_sent(sizes, 1.0)
         codes, chosen = [], []
         for i in range(0, len(planes), self.count):
             x = jnp.stack(planes[i : i + self.count], -3)
@@ -97,9 +96,7 @@ class LargestOf(BlockQuantizer):
             codes.append(jnp.where(is_sent, first, np.uint8(0)))
             chosen.append(jnp.where(is_sent, top, _NONE))
         count = total([jnp.sign(x) for x in chosen])
-        scale = total(chosen) / jnp.maximum(count, 1)
-        scale = jnp.where(jnp.isfinite(mean), scale, jnp.float32(np.nan))
-        return codes, lax.bitcast_convert_type(scale, jnp.uint8)
+        return codes, scale_of(chosen, count, mean)
 
     def dequantize(self, code: jax.Array, scales: jax.Array) -> jax.Array:
         scale = lax.bitcast_convert_type(scales[..., None, :], jnp.float32)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 
@@ -16,6 +17,30 @@ def total(planes: Sequence[jax.Array]) -> jax.Array:
 def largest(planes: Sequence[jax.Array]) -> jax.Array:
     """The maximum of each block, likewise."""
     return _of_blocks(planes, jnp.maximum, jnp.max)
+
+
+def least_sent(
+    sizes: Sequence[jax.Array], threshold: float
+) -> tuple[jax.Array, jax.Array]:
+    """Each block's mean magnitude, and the least magnitude that counts as large.
+
+    Of equal magnitudes all are large: their mean may be rounded upwards.
+    """
+    mean = total(sizes) / np.float32(len(sizes) * sizes[0].shape[-1])
+    return mean, np.float32(threshold * (1 - 2**-16)) * mean
+
+
+def scale_of(
+    chosen: Sequence[jax.Array], count: jax.Array, mean: jax.Array
+) -> jax.Array:
+    """The mean of the chosen magnitudes of each block, zeros elsewhere, in bytes.
+
+    0 where none is chosen; NaN where the ``mean`` of all of them is not finite.
+    """
+    zero = np.float32(0)
+    scale = jnp.where(count > 0, total(chosen) / jnp.maximum(count, 1), zero)
+    scale = jnp.where(jnp.isfinite(mean), scale, jnp.float32(np.nan))
+    return lax.bitcast_convert_type(scale, jnp.uint8)
 
 
 def _of_blocks(

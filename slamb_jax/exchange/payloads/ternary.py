@@ -10,7 +10,7 @@ from jax import lax
 
 from slamb_jax._tree.checks import check_range
 from slamb_jax.exchange.payloads.codes import BlockQuantizer
-from slamb_jax.exchange.payloads.reductions import total
+from slamb_jax.exchange.payloads.reductions import least_sent, scale_of, total
 
 _NONE = np.float32(0)
 
@@ -73,24 +73,17 @@ class Ternary(BlockQuantizer):
     ) -> tuple[list[jax.Array], jax.Array]:
         del seed
         sizes = [jnp.abs(x) for x in planes]
-        mean = total(sizes) / np.float32(len(planes) * planes[0].shape[-1])
-        # Of equal magnitudes all are large: their mean may be rounded upwards.
-        least = np.float32(self.threshold * (1 - 2**-16)) * mean
+        mean, least = least_sent(sizes, self.threshold)
         # Ones and zeros: a GPU would keep comparisons in memory for all that use them.
         large = [jnp.sign(jnp.maximum(size - least, _NONE)) for size in sizes]
-        count = total(large)
-        of_large = total(
-            [is_large * x for is_large, x in zip(large, sizes, strict=True)]
-        )
-        scale = jnp.where(count > 0, of_large / jnp.maximum(count, 1), _NONE)
-        scale = jnp.where(jnp.isfinite(mean), scale, jnp.float32(np.nan))
+        of_large = [is_large * x for is_large, x in zip(large, sizes, strict=True)]
         codes = [
             jnp.where(
                 is_large > 0, jnp.where(x > 0, np.uint8(2), np.uint8(0)), np.uint8(1)
             )
             for is_large, x in zip(large, planes, strict=True)
         ]
-        return codes, lax.bitcast_convert_type(scale, jnp.uint8)
+        return codes, scale_of(of_large, total(large), mean)
 
     def dequantize(self, code: jax.Array, scales: jax.Array) -> jax.Array:
         scale = lax.bitcast_convert_type(scales[..., None, :], jnp.float32)
