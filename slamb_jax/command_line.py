@@ -7,6 +7,9 @@ import pathlib
 from typing import Any, NoReturn
 
 import slamb_jax
+from slamb_jax._ex.budget import FORMATS, expected_loss
+from slamb_jax._ex.json_form import from_json
+from slamb_jax._ex.payloads import NAMES
 from slamb_jax.advisor import Advice, Network, advise
 from slamb_jax.advisor.parameters import TYPICAL
 from slamb_jax.advisor.units import (
@@ -17,10 +20,7 @@ from slamb_jax.advisor.units import (
     parse_share,
 )
 from slamb_jax.checkpoint import resize_checkpoint
-from slamb_jax.exchange.budget import FORMATS, expected_loss
-from slamb_jax.exchange.json_form import from_json
-from slamb_jax.exchange.payloads import NAMES
-from slamb_jax.exchange.settings import Exchange
+from slamb_jax.exchange import Exchange
 
 _AXIS_NAME = "workers"  # where no file names it
 _REQUIRED = (

@@ -1,6 +1,6 @@
 """The wire format of a payload: ``slamb_jax.payloads``."""
 
-from slamb_jax.exchange.payloads import (
+from slamb_jax._ex.payloads import (
     LargestOf,
     Payload,
     Quantizer,

@@ -1,6 +1,6 @@
 """Which coordinates are exchanged at a step: ``slamb_jax.selections``."""
 
-from slamb_jax.exchange.selections import (
+from slamb_jax._ex.selections import (
     Bernoulli,
     Leaf,
     Permutation,

@@ -12,9 +12,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 import slamb_jax
+from slamb_jax import _collectives as collectives
 from slamb_jax import payloads, selections
 from slamb_jax.advisor import Advice, StepCost
-from slamb_jax.exchange import collectives
 from tests.compiled import compile_optimized
 from tests.optimizers import plain, train_step
 from tests.workers import AXIS, P, over_workers

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import slamb_jax
-from slamb_jax._tree.rounding import step_seed, stochastic_round
+from slamb_jax._rounding import step_seed, stochastic_round
 from tests.close import assert_close, assert_same_bits
 from tests.optimizers import exchange, plain, random_tree, step_on_gradients
 from tests.workers import mesh_of, over_workers, stack, train

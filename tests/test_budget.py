@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import slamb_jax
-from slamb_jax.exchange.budget import FORMATS
+from slamb_jax._ex.budget import FORMATS
 from slamb_jax.payloads import StochasticUniform
 from tests.compiled import report_of
 from tests.optimizers import plain, random_tree

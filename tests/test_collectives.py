@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import slamb_jax
-from slamb_jax._tree.rounding import round_to
-from slamb_jax.exchange.collectives import pmean
+from slamb_jax._collectives import pmean
+from slamb_jax._rounding import round_to
 from tests.workers import AXIS, P, mesh_of, over_workers
 
 

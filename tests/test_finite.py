@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import slamb_jax
-from slamb_jax._tree.axes import tracked_axes, vary_over
+from slamb_jax._axes import tracked_axes, vary_over
 from slamb_jax.wrappers import SkipNotFiniteState
 from tests.close import assert_same_bits
 from tests.optimizers import exchange, plain, random_tree, slamb

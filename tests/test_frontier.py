@@ -26,7 +26,7 @@ from benchmarks.frontier.results import Results
 from benchmarks.frontier.run import Run, execute
 from benchmarks.frontier.tasks import TASKS, task
 from benchmarks.rivals import elements
-from slamb_jax.exchange.budget import ABOVE_DENSE
+from slamb_jax._ex.budget import ABOVE_DENSE
 from tests import programs
 
 RESULTS = programs.ROOT / "benchmarks" / "results"

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from slamb_jax._tree.hashing import hash_u32
-from slamb_jax.exchange.payloads import codes
-from slamb_jax.exchange.payloads.codes import shape_of
+from slamb_jax._ex.payloads import codes
+from slamb_jax._ex.payloads.codes import shape_of
+from slamb_jax._rounding import hash_u32
 from slamb_jax.payloads import LargestOf, StochasticUniform, Ternary
 
 RANDOM = {

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import slamb_jax
-from slamb_jax.exchange.blocks import SelectionAtStep
+from slamb_jax._ex.blocks import SelectionAtStep
 from slamb_jax.selections import (
     Bernoulli,
     Leaf,

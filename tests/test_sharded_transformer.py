@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 import slamb_jax
-from slamb_jax.exchange.selections import elements_sent
+from slamb_jax._ex.selections import elements_sent
 from slamb_jax.selections import Leaf, Strided
 from tests.close import assert_same_bits
 from tests.compiled import compile_optimized

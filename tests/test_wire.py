@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import Mesh
 
 import slamb_jax
-from slamb_jax.exchange.collectives import pmean
-from slamb_jax.exchange.selections import elements_sent
+from slamb_jax._collectives import pmean
+from slamb_jax._ex.selections import elements_sent
 from slamb_jax.selections import Leaf, Strided
 from slamb_jax.wire.groups import Groups, parse_groups
 from slamb_jax.wire.hlo import parse_hlo

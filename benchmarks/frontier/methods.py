@@ -13,8 +13,8 @@ import slamb_jax
 from benchmarks import rivals
 from benchmarks.frontier.grid import Setting
 from examples.common.simulated import AXIS
+from slamb_jax._ex.json_form import to_json
 from slamb_jax.advisor.parameters import count_elements
-from slamb_jax.exchange.json_form import to_json
 
 # b2 of every Adam, as language models are trained.
 ADAM: dict[str, Any] = {"b2": 0.95}

@@ -11,9 +11,9 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from examples.common import optimizers
+from slamb_jax._collectives import pmean
+from slamb_jax._ex.payloads import resolve_payload
 from slamb_jax.advisor import plan
-from slamb_jax.exchange.collectives import pmean
-from slamb_jax.exchange.payloads import resolve_payload
 from slamb_jax.wire import RING_SHARES
 
 Sends = Sequence[tuple[str, float]]  # kinds of collectives, bytes that a worker puts in

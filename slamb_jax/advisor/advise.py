@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping
 import chex
 from jax.typing import DTypeLike
 
-from slamb_jax._tree.checks import check_dtype, check_range
+from slamb_jax._checks import check_dtype, check_range
+from slamb_jax._ex.payloads import Quantizer, resolve_payload
+from slamb_jax._ex.selections import Schedule
 from slamb_jax.advisor.advice import Advice, StepCost
 from slamb_jax.advisor.network import Network
 from slamb_jax.advisor.parameters import Elements, count_elements
 from slamb_jax.advisor.plan import Plan, Transfer, cost_of, mean
 from slamb_jax.advisor.units import duration, scaled
-from slamb_jax.exchange.payloads import Quantizer, resolve_payload
-from slamb_jax.exchange.selections import Schedule
-from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.exchange import Exchange, check_exchange
 
 
 def advise(

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from slamb_jax._tree.checks import check_floating, check_range
-from slamb_jax._tree.layout import Layout, broadcast_specs
-from slamb_jax._tree.leaves import Leaf, leaves_of
-from slamb_jax.exchange.budget import sent_of
-from slamb_jax.exchange.settings import Exchange
+from slamb_jax._checks import check_floating, check_range
+from slamb_jax._ex.budget import sent_of
+from slamb_jax._layout import Layout, broadcast_specs
+from slamb_jax._leaves import Leaf, leaves_of
+from slamb_jax.exchange import Exchange
 
 TYPICAL = jax.ShapeDtypeStruct((10_000, 1024), jnp.float32)
 """A matrix of a model that is given as a number of parameters."""

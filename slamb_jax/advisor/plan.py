@@ -6,10 +6,10 @@ from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
+from slamb_jax._ex.cuts import slice_nbytes
+from slamb_jax._ex.payloads import Quantizer
 from slamb_jax.advisor.advice import StepCost
 from slamb_jax.advisor.network import Network
-from slamb_jax.exchange.cuts import slice_nbytes
-from slamb_jax.exchange.payloads import Quantizer
 from slamb_jax.wire import RING_SHARES
 
 Among = Literal["all", "nodes", "local"]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax._tree.checks import check_integer, check_range
+from slamb_jax._checks import check_integer, check_range
 from slamb_jax.checkpoint.checks import another_selection, check_count, selects_of
 from slamb_jax.checkpoint.format import (
     FORMAT,
@@ -23,7 +23,7 @@ from slamb_jax.checkpoint.format import (
     with_checksum,
 )
 from slamb_jax.checkpoint.store import Store
-from slamb_jax.exchange.settings import Exchange
+from slamb_jax.exchange import Exchange
 from slamb_jax.workers.agreement import differing
 from slamb_jax.workers.checksums import checksums
 from slamb_jax.workers.mesh import raw, replicated

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.exchange import Exchange, check_exchange
 
 _SELECTS = ("compress_ratio", "min_size", "selection", "seed", "sync_every", "rolling")
 

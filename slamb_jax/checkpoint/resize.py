@@ -7,7 +7,7 @@ import chex
 import jax
 import numpy as np
 
-from slamb_jax._tree.checks import check_integer
+from slamb_jax._checks import check_integer
 from slamb_jax.checkpoint.checkpoints import Checkpoints
 from slamb_jax.checkpoint.format import holds_keys
 from slamb_jax.checkpoint.resize_leaf import resize_leaf

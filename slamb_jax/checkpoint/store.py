@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from slamb_jax._tree.checks import check_integer
+from slamb_jax._checks import check_integer
 from slamb_jax.checkpoint.writer import Writer
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from slamb_jax._tree import axes
-from slamb_jax._tree.leaves import is_none
+from slamb_jax import _axes as axes
+from slamb_jax._leaves import is_none
 from slamb_jax.jointspar.convolutions import call_with_fast_convolutions
 
 Vjp: TypeAlias = Callable[..., tuple[Any, Any]]

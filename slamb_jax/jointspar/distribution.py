@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax._tree.checks import check_range
+from slamb_jax._checks import check_range
 
 _ROUNDING = 1e-6  # of s / D as the caller computed it, in float32 say
 _HALVINGS = 60  # of an interval of logarithms: down to the last bit of a float32

@@ -6,8 +6,8 @@ import chex
 import jax
 from jax.tree_util import PyTreeDef
 
-from slamb_jax._tree.layout import broadcast_prefix
-from slamb_jax._tree.leaves import is_none
+from slamb_jax._layout import broadcast_prefix
+from slamb_jax._leaves import is_none
 
 Layers = Any  # a tree of labels, or a function of the parameters that returns one
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from slamb_jax._tree.axes import AxisName
-from slamb_jax._tree.checks import check_params, check_range, check_static
-from slamb_jax._tree.leaves import mask_tree
+from slamb_jax._axes import AxisName
+from slamb_jax._checks import check_params, check_range, check_static
+from slamb_jax._leaves import mask_tree
 from slamb_jax.jointspar.labels import Layers
 from slamb_jax.jointspar.sampling import Sampling, Stepped, sample_layers
 

@@ -9,17 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from slamb_jax._tree import axes
-from slamb_jax._tree.checks import (
+from slamb_jax import _axes as axes
+from slamb_jax._checks import (
     check_axis_name,
     check_choice,
     check_floating,
     check_integer,
     check_range,
 )
-from slamb_jax._tree.counts import next_step
-from slamb_jax._tree.rounding import upcast_f32
-from slamb_jax.exchange.collectives import pany, pmean
+from slamb_jax._collectives import pany, pmean
+from slamb_jax._rounding import next_step, upcast_f32
 from slamb_jax.jointspar.distribution import least_probability, update_distribution
 from slamb_jax.jointspar.labels import Layers, layer_names, leaf_labels
 from slamb_jax.jointspar.state import JointSparState, draw

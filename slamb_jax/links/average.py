@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax._tree import axes as _axes
-from slamb_jax._tree.checks import check_params
-from slamb_jax._tree.counts import next_step
-from slamb_jax._tree.layout import mesh_axes
-from slamb_jax._tree.left_out import see
-from slamb_jax._tree.skip import Skip
-from slamb_jax.exchange.checks import check_parameters_payload
-from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax import _axes
+from slamb_jax._checks import check_params
+from slamb_jax._ex.checks import check_parameters_payload
+from slamb_jax._layout import mesh_axes
+from slamb_jax._left_out import see
+from slamb_jax._rounding import next_step
+from slamb_jax._skip import Skip
+from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.links.averaged import Kept, averaged
 from slamb_jax.links.shards import on_shards
 

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from slamb_jax._tree.leaves import Leaf, keep_absent, leaves_of, present
-from slamb_jax._tree.skip import Skip, unless
-from slamb_jax.exchange.blocks import Blocks, SelectionAtStep, map_rows
-from slamb_jax.exchange.means import (
+from slamb_jax._ex.blocks import Blocks, SelectionAtStep, map_rows
+from slamb_jax._ex.means import (
     Exchanged,
     exchange_means,
     means_over_workers,
 )
-from slamb_jax.exchange.settings import Exchange
+from slamb_jax._leaves import Leaf, keep_absent, leaves_of, present
+from slamb_jax._skip import Skip, unless
+from slamb_jax.exchange import Exchange
 from slamb_jax.links.normalized import normalized
 
 

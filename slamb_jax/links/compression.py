@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax._tree.axes import check_local
-from slamb_jax._tree.checks import check_bool, check_floating
-from slamb_jax._tree.counts import next_step
-from slamb_jax._tree.layout import mesh_axes
-from slamb_jax._tree.skip import Skip
-from slamb_jax.exchange.compress import compress
-from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax._axes import check_local
+from slamb_jax._checks import check_bool, check_floating
+from slamb_jax._ex.compress import compress
+from slamb_jax._layout import mesh_axes
+from slamb_jax._rounding import next_step
+from slamb_jax._skip import Skip
+from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.links.shards import on_shards
 
 

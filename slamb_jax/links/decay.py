@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax._tree.checks import check_bools, check_params, check_range
-from slamb_jax._tree.counts import next_step
-from slamb_jax._tree.leaves import map_present, mask_tree
+from slamb_jax._checks import check_bools, check_params, check_range
+from slamb_jax._leaves import map_present, mask_tree
+from slamb_jax._rounding import next_step
 from slamb_jax.links.moments import add_decay, decay_at
 
 

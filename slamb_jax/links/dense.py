@@ -4,11 +4,11 @@ from typing import Any
 
 import optax
 
-from slamb_jax._tree import axes as _axes
-from slamb_jax._tree.leaves import present
-from slamb_jax._tree.rounding import upcast_f32
-from slamb_jax.exchange import collectives
-from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax import _axes
+from slamb_jax import _collectives as collectives
+from slamb_jax._leaves import present
+from slamb_jax._rounding import upcast_f32
+from slamb_jax.exchange import Exchange, check_exchange
 
 
 def average_gradients(exchange: Exchange) -> optax.GradientTransformationExtraArgs:

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax._tree.axes import axis_size
-from slamb_jax._tree.counts import next_step
-from slamb_jax._tree.leaves import Leaf, broadcast_blocks, map_numbered
-from slamb_jax.exchange.blocks import selection_at
-from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax._axes import axis_size
+from slamb_jax._ex.blocks import selection_at
+from slamb_jax._leaves import Leaf, broadcast_blocks, map_numbered
+from slamb_jax._rounding import next_step
+from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.links.moments import batch_factor, freshness
 from slamb_jax.links.shards import on_shards
 

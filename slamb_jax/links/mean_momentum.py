@@ -10,8 +10,8 @@ import optax
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._tree import axes as _axes
-from slamb_jax._tree.checks import (
+from slamb_jax import _axes
+from slamb_jax._checks import (
     check_bool,
     check_dtype,
     check_floating,
@@ -19,15 +19,14 @@ from slamb_jax._tree.checks import (
     check_range,
     check_transformation,
 )
-from slamb_jax._tree.counts import next_step
-from slamb_jax._tree.layout import mesh_axes
-from slamb_jax._tree.leaves import Leaf, keep_absent, present
-from slamb_jax._tree.left_out import see
-from slamb_jax._tree.rounding import step_seed, stochastic_round
-from slamb_jax._tree.skip import Skip
-from slamb_jax.exchange.means import exchange_means
-from slamb_jax.exchange.payloads import resolve_payload
-from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax._ex.means import exchange_means
+from slamb_jax._ex.payloads import resolve_payload
+from slamb_jax._layout import mesh_axes
+from slamb_jax._leaves import Leaf, keep_absent, present
+from slamb_jax._left_out import see
+from slamb_jax._rounding import next_step, step_seed, stochastic_round
+from slamb_jax._skip import Skip
+from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.links.moments import (
     Decays,
     bias,

@@ -11,11 +11,11 @@ import optax
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._tree.checks import check_choice, check_dtype, check_range
-from slamb_jax._tree.layout import broadcast_prefix
-from slamb_jax._tree.leaves import Leaf, map_numbered, map_present
-from slamb_jax._tree.rounding import step_seed, stochastic_round
-from slamb_jax._tree.skip import Skip, unless
+from slamb_jax._checks import check_choice, check_dtype, check_range
+from slamb_jax._layout import broadcast_prefix
+from slamb_jax._leaves import Leaf, map_numbered, map_present
+from slamb_jax._rounding import step_seed, stochastic_round
+from slamb_jax._skip import Skip, unless
 
 Form = Literal["sum", "product"]
 NuOf = Literal["gradient", "momentum"]

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._tree.checks import (
+from slamb_jax._checks import (
     check_bool,
     check_floating,
     check_gradients,
     check_transformation,
 )
-from slamb_jax._tree.counts import next_step
-from slamb_jax._tree.leaves import keep_absent, map_present
-from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax._leaves import keep_absent, map_present
+from slamb_jax._rounding import next_step
+from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.links.compression import (
     RandkCompressState,
     randk_compress_with_error_feedback,

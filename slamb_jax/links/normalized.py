@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from slamb_jax._tree.leaves import Leaf
-from slamb_jax._tree.skip import Skip
-from slamb_jax.exchange import collectives
-from slamb_jax.exchange.blocks import Blocks
-from slamb_jax.exchange.settings import Exchange
+from slamb_jax import _collectives as collectives
+from slamb_jax._ex.blocks import Blocks
+from slamb_jax._leaves import Leaf
+from slamb_jax._skip import Skip
+from slamb_jax.exchange import Exchange
 
 _LEAST = np.float32(0.1)  # a root counts as so much of its leaf's, at least
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from slamb_jax._tree import axes as _axes
-from slamb_jax._tree.checks import check_bools, check_choice, check_range
-from slamb_jax._tree.leaves import Leaf
-from slamb_jax.exchange import collectives
-from slamb_jax.exchange.blocks import Blocks, SelectionAtStep
+from slamb_jax import _axes
+from slamb_jax import _collectives as collectives
+from slamb_jax._checks import check_bools, check_choice, check_range
+from slamb_jax._ex.blocks import Blocks, SelectionAtStep
+from slamb_jax._leaves import Leaf
 from slamb_jax.links.moments import Form
 
 # From this share on, the rest as a difference would lose too many digits.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 from jax import lax
 
-from slamb_jax._tree.leaves import Leaf
+from slamb_jax._leaves import Leaf
 from slamb_jax.links.moments import Corrections, adam_direction
 from slamb_jax.links.norms import LeafTerms
 

@@ -7,16 +7,17 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._tree.axes import axis_size, check_local
-from slamb_jax._tree.checks import (
+from slamb_jax._axes import axis_size, check_local
+from slamb_jax._checks import (
     check_floating,
     check_gradients,
     check_params,
     check_static,
 )
-from slamb_jax._tree.counts import next_step
-from slamb_jax._tree.layout import mesh_axes
-from slamb_jax._tree.leaves import (
+from slamb_jax._ex.blocks import selection_at
+from slamb_jax._ex.compress import compress
+from slamb_jax._layout import mesh_axes
+from slamb_jax._leaves import (
     Leaf,
     broadcast_blocks,
     keep_absent,
@@ -24,10 +25,9 @@ from slamb_jax._tree.leaves import (
     mask_tree,
     present,
 )
-from slamb_jax._tree.skip import Skip
-from slamb_jax.exchange.blocks import selection_at
-from slamb_jax.exchange.compress import compress
-from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax._rounding import next_step
+from slamb_jax._skip import Skip
+from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.links.dense import mean_gradients
 from slamb_jax.links.moments import (
     Form,

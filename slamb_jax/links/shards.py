@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from slamb_jax._tree import axes as _axes
-from slamb_jax._tree.checks import check_params, check_transformation
-from slamb_jax._tree.layout import broadcast_specs, is_spec, mesh_axes, spec_axes
-from slamb_jax._tree.leaves import map_present
-from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax import _axes
+from slamb_jax._checks import check_params, check_transformation
+from slamb_jax._layout import broadcast_specs, is_spec, mesh_axes, spec_axes
+from slamb_jax._leaves import map_present
+from slamb_jax.exchange import Exchange, check_exchange
 
 
 def on_shards(

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from slamb_jax._tree.axes import axis_size
-from slamb_jax._tree.checks import check_params
-from slamb_jax._tree.counts import next_step
-from slamb_jax._tree.leaves import Leaf, broadcast_blocks, mask_tree, present
-from slamb_jax.exchange.blocks import selection_at
-from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax._axes import axis_size
+from slamb_jax._checks import check_params
+from slamb_jax._ex.blocks import selection_at
+from slamb_jax._leaves import Leaf, broadcast_blocks, mask_tree, present
+from slamb_jax._rounding import next_step
+from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.links.moments import Form, add_decay, batch_factor, decay_at, freshness
 from slamb_jax.links.norms import LeafTerms, Ratios, check_ratio, clips, trust_ratios
 from slamb_jax.links.shards import on_shards

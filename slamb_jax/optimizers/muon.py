@@ -6,13 +6,13 @@ import jax
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._tree.checks import check_range
-from slamb_jax.exchange.payloads import (
+from slamb_jax._checks import check_range
+from slamb_jax._ex.payloads import (
     Quantizer,
     StochasticUniform,
     resolve_payload,
 )
-from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.links import directions
 from slamb_jax.links.average import average_parameters_every
 from slamb_jax.links.decay import add_decayed_weights

@@ -2,8 +2,8 @@
 
 import optax
 
-from slamb_jax._tree.checks import check_choice
-from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax._checks import check_choice
+from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.links.dense import average_gradients
 
 

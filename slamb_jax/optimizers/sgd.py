@@ -3,8 +3,8 @@
 import optax
 from jax.typing import DTypeLike
 
-from slamb_jax._tree.checks import check_range
-from slamb_jax.exchange.settings import Exchange
+from slamb_jax._checks import check_range
+from slamb_jax.exchange import Exchange
 from slamb_jax.links.average import average_parameters_every
 from slamb_jax.links.decay import add_decayed_weights
 from slamb_jax.links.dense import average_gradients

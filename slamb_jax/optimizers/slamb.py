@@ -6,8 +6,8 @@ import jax
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._tree.checks import check_range, check_static
-from slamb_jax.exchange.settings import Exchange
+from slamb_jax._checks import check_range, check_static
+from slamb_jax.exchange import Exchange
 from slamb_jax.links import directions
 from slamb_jax.links.average import average_parameters_every
 from slamb_jax.links.decay import add_decayed_weights

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from slamb_jax._tree.checks import check_integer
+from slamb_jax._checks import check_integer
 from slamb_jax.wire.groups import Groups, parse_groups
 from slamb_jax.wire.hlo import RING_SHARES, Module, parse_hlo
 from slamb_jax.wire.trips import trips_of

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax._tree.checks import check_range
-from slamb_jax._tree.rounding import upcast_f32
+from slamb_jax._checks import check_range
+from slamb_jax._rounding import upcast_f32
 from slamb_jax.workers.checksums import checksums, differing_copies
 from slamb_jax.workers.mesh import replicated
 from slamb_jax.workers.replicas import check_replicas

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slamb_jax._tree.hashing import hash_u32
+from slamb_jax._rounding import hash_u32
 from slamb_jax.workers.mesh import mesh_sharding, on_one_mesh, raw, replicated
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from slamb_jax._tree.axes import as_tuple
+from slamb_jax._axes import as_tuple
 from slamb_jax.workers.agreement import differing
 from slamb_jax.workers.checksums import checksums, differing_copies
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slamb_jax._tree.axes import as_tuple
-from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax._axes import as_tuple
+from slamb_jax.exchange import Exchange, check_exchange
 
 
 def device_put_global(x: Any, sharding: NamedSharding) -> jax.Array:

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from slamb_jax._tree.axes import as_tuple, step_of_workers
-from slamb_jax._tree.checks import check_params, check_transformation
-from slamb_jax.exchange.settings import Exchange
+from slamb_jax._axes import as_tuple, step_of_workers
+from slamb_jax._checks import check_params, check_transformation
+from slamb_jax.exchange import Exchange
 from slamb_jax.workers.mesh import indexable_mesh, workers_on
 from slamb_jax.workers.replicas import check_leading_sizes, state_shardings
 from slamb_jax.workers.simulate import simulated_replicas

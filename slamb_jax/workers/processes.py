@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slamb_jax.exchange.settings import Exchange
+from slamb_jax.exchange import Exchange
 from slamb_jax.workers.checksums import checksums
 from slamb_jax.workers.mesh import replicated
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from slamb_jax._tree.axes import (
+from slamb_jax._axes import (
     AxisName,
     as_tuple,
     step_of_workers,
@@ -17,8 +17,8 @@ from slamb_jax._tree.axes import (
     vary_over,
     worker_index,
 )
-from slamb_jax._tree.left_out import left_out, seen_by_averages
-from slamb_jax.exchange.settings import Exchange
+from slamb_jax._left_out import left_out, seen_by_averages
+from slamb_jax.exchange import Exchange
 from slamb_jax.workers.mesh import on_raw
 from slamb_jax.workers.replicas import state_shardings
 

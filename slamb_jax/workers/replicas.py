@@ -11,10 +11,10 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slamb_jax._tree.checks import check_arrays
-from slamb_jax._tree.layout import is_spec, mesh_axes, spec_axes
-from slamb_jax._tree.rounding import upcast_f32
-from slamb_jax.exchange.settings import Exchange
+from slamb_jax._checks import check_arrays
+from slamb_jax._layout import is_spec, mesh_axes, spec_axes
+from slamb_jax._rounding import upcast_f32
+from slamb_jax.exchange import Exchange
 from slamb_jax.workers.keys import are_alike, keys_of_workers
 from slamb_jax.workers.mesh import (
     device_put_global,

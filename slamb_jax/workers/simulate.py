@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax._tree.axes import AxisName, as_tuple
-from slamb_jax._tree.checks import check_callable, check_integer
-from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax._axes import AxisName, as_tuple
+from slamb_jax._checks import check_callable, check_integer
+from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.workers.keys import are_alike, keys_of_workers
 from slamb_jax.workers.program import Step, own_keys
 from slamb_jax.workers.step import WorkersStep, check_leading

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slamb_jax._tree.axes import as_tuple
-from slamb_jax._tree.checks import check_callable
-from slamb_jax._tree.layout import mesh_axes
-from slamb_jax.exchange.settings import Exchange
+from slamb_jax._axes import as_tuple
+from slamb_jax._checks import check_callable
+from slamb_jax._layout import mesh_axes
+from slamb_jax.exchange import Exchange
 from slamb_jax.workers.drift import check_copies, check_together, warn_if_alone
 from slamb_jax.workers.mesh import (
     auto_mesh,

@@ -6,17 +6,22 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax._tree.checks import (
+from slamb_jax._checks import (
     check_choice,
     check_floating,
     check_integer,
     check_params,
     check_transformation,
 )
-from slamb_jax._tree.counts import next_step
-from slamb_jax._tree.hashing import hash_u32
-from slamb_jax._tree.leaves import Leaf, keep_absent, map_numbered, map_present
-from slamb_jax._tree.rounding import round_to, step_seed, stochastic_round, upcast_f32
+from slamb_jax._leaves import Leaf, keep_absent, map_numbered, map_present
+from slamb_jax._rounding import (
+    hash_u32,
+    next_step,
+    round_to,
+    step_seed,
+    stochastic_round,
+    upcast_f32,
+)
 
 
 class TrainInBfloat16State(NamedTuple):

@@ -10,12 +10,12 @@ import numpy as np
 import optax
 from jax import lax
 
-from slamb_jax._tree import axes as _axes
-from slamb_jax._tree.checks import check_integer, check_transformation
-from slamb_jax._tree.layout import mesh_axes
-from slamb_jax._tree.skip import Skip
-from slamb_jax.exchange.collectives import pany
-from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax import _axes
+from slamb_jax._checks import check_integer, check_transformation
+from slamb_jax._collectives import pany
+from slamb_jax._layout import mesh_axes
+from slamb_jax._skip import Skip
+from slamb_jax.exchange import Exchange, check_exchange
 
 
 class SkipNotFiniteState(NamedTuple):

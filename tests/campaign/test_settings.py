@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import slamb_jax
-from slamb_jax.exchange.payloads import codes
+from slamb_jax._ex.payloads import codes
 from slamb_jax.workers.checksums import differing_copies
 from tests.campaign.draws import SEED, TIMES
 from tests.campaign.settings import (

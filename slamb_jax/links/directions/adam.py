@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._tree.checks import check_range
-from slamb_jax._tree.counts import next_step
-from slamb_jax._tree.leaves import keep_absent, map_present
-from slamb_jax._tree.skip import Skip
+from slamb_jax._checks import check_range
+from slamb_jax._leaves import keep_absent, map_present
+from slamb_jax._rounding import next_step
+from slamb_jax._skip import Skip
 from slamb_jax.links.moments import (
     Form,
     OwnOrShared,

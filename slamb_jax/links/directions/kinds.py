@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import optax
 
-from slamb_jax._tree.checks import check_params
-from slamb_jax._tree.leaves import is_none
+from slamb_jax._checks import check_params
+from slamb_jax._leaves import is_none
 
 _TREES = ("grad", "second_moment")  # that a direction gets beside its updates
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from slamb_jax._tree.checks import check_range
-from slamb_jax._tree.leaves import map_present
+from slamb_jax._checks import check_range
+from slamb_jax._leaves import map_present
 
 
 def lion(

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from slamb_jax._tree.checks import check_integer, check_range
-from slamb_jax._tree.leaves import present
+from slamb_jax._checks import check_integer, check_range
+from slamb_jax._leaves import present
 
 NS_COEFFS = (3.4445, -4.7750, 2.0315)
 """Of Keller Jordan's quintic, steepest at zero."""

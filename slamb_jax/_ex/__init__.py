@@ -1,0 +1,1 @@
+"""The exchange: blocks, codes and means."""

@@ -1,0 +1,152 @@
+"""Which leaves are stacks of layers, and over which mesh axes leaves are sharded."""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from slamb_jax import _axes
+from slamb_jax._checks import check_bools
+
+Names = tuple[Hashable, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """``param_specs`` and ``stacked`` as the user gave them."""
+
+    param_specs: Any
+    stacked: Any
+
+    def __post_init__(self) -> None:
+        for spec in spec_leaves(self.param_specs):
+            _check_spec(spec)
+        if self.stacked is not None and not callable(self.stacked):
+            check_bools("stacked", self.stacked)
+
+    def of(self, params: chex.ArrayTree) -> chex.ArrayTree:
+        """The :class:`LeafLayout` of each parameter."""
+        specs = broadcast_specs(self.param_specs, params)
+        stacks = broadcast_stacked(self.stacked, params)
+        return jax.tree.map(_leaf_layout, params, stacks, specs)
+
+
+class LeafLayout(NamedTuple):
+    """The layout of one leaf; see :class:`slamb_jax.selections.Leaf`."""
+
+    stacked: bool = False
+    shards: int = 1
+    axes: Names = ()
+    sharded: Names = ()
+
+
+def is_spec(x: Any) -> bool:
+    """Whether ``x`` is a leaf of a tree of specs; None is an unsharded parameter."""
+    return x is None or isinstance(x, PartitionSpec)
+
+
+def spec_leaves(param_specs: Any) -> list[Any]:
+    """The leaves of a tree of specs, None among them."""
+    return jax.tree.leaves(param_specs, is_leaf=is_spec)
+
+
+def _check_spec(spec: Any) -> None:
+    plain = is_spec(spec) and all(
+        name is None or isinstance(name, str | tuple) for name in spec or ()
+    )
+    if not plain:
+        raise ValueError(
+            "param_specs must have jax.sharding.PartitionSpec of axis names, or None, "
+            f"for leaves, got {spec!r}"
+        )
+
+
+def spec_axes(entries: Iterable[Any] | None) -> Names:
+    """The mesh axes in the entries of a spec."""
+    groups = (_axes.as_tuple(entry) for entry in entries or ())
+    return tuple(name for group in groups for name in group)
+
+
+def mesh_axes(param_specs: Any) -> Names:
+    """All mesh axes that a tree of specs names, sorted."""
+    found = {a for spec in spec_leaves(param_specs) for a in spec_axes(spec)}
+    return tuple(sorted(found, key=str))
+
+
+def broadcast_specs(param_specs: Any, params: chex.ArrayTree) -> chex.ArrayTree:
+    """One spec per parameter, from a tree or a prefix of it."""
+
+    def check(path: Any, spec: Any, p: Any) -> PartitionSpec:
+        if len(spec) > jnp.ndim(p):
+            raise ValueError(
+                f"param_specs must have at most one entry per dimension, got {spec} "
+                f"for shape {jnp.shape(p)} at params{jax.tree_util.keystr(path)}"
+            )
+        return spec
+
+    specs = broadcast_prefix("param_specs", param_specs, params, is_spec)
+    specs = jax.tree.map(lambda s: s or PartitionSpec(), specs, is_leaf=is_spec)
+    return jax.tree_util.tree_map_with_path(check, specs, params, is_leaf=is_spec)
+
+
+def broadcast_stacked(stacked: Any, params: chex.ArrayTree) -> chex.ArrayTree:
+    """One bool per parameter, from a tree, a prefix of it or a function."""
+    tree = stacked(params) if callable(stacked) else stacked
+    tree = False if tree is None else tree
+    check_bools("stacked", tree)
+    stacks = broadcast_prefix("stacked", tree, params)
+
+    def check(path: Any, is_stack: Any, p: Any) -> bool:
+        if is_stack and not jnp.ndim(p):
+            raise ValueError(
+                "stacked must be False for a leaf without dimensions, got True at "
+                f"params{jax.tree_util.keystr(path)}"
+            )
+        return bool(is_stack)
+
+    return jax.tree_util.tree_map_with_path(check, stacks, params)
+
+
+def broadcast_prefix(
+    name: str,
+    tree: Any,
+    params: chex.ArrayTree,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> chex.ArrayTree:
+    """A tree like the parameters from a prefix of one; ``name`` is for the error."""
+    try:
+        return jax.tree.map(
+            lambda x, below: jax.tree.map(lambda _: x, below),
+            tree,
+            params,
+            is_leaf=is_leaf,
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{name} must have the structure of the parameters or a prefix of it: "
+            f"{error}"
+        ) from error
+
+
+def _leaf_layout(p: Any, stacked: bool, spec: PartitionSpec) -> LeafLayout:
+    sharded = tuple(sorted(spec_axes(spec), key=str))
+    for axis in sharded:
+        if not _axes.is_bound(axis):
+            raise ValueError(
+                f"param_specs names the mesh axis {axis!r}, which is not bound here: "
+                "update inside jax.shard_map over it, or wrap the transformation in "
+                "slamb_jax.on_shards"
+            )
+        if _axes.tracked_axes(axis) - _axes.varying_axes(p):
+            raise ValueError(
+                f"param_specs has {spec} for a leaf that does not vary over the mesh "
+                f"axis {axis!r}: every device holds all of it"
+            )
+    of_layer = spec_axes(spec[1:]) if stacked else sharded
+    axes = tuple(sorted(of_layer, key=str))
+    shards = _axes.axis_size(axes) if axes else 1
+    return LeafLayout(stacked, shards, axes, sharded)

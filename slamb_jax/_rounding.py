@@ -1,0 +1,88 @@
+"""Counts of steps, hashes that need no generator, and rounding to 16 bits."""
+
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+
+Array = TypeVar("Array", np.ndarray, jax.Array)
+_LAST, _GO_ON = np.int32(2**31 - 1), np.int32(2**30)
+
+
+def next_step(count: jax.Array) -> jax.Array:
+    """The number of the next step, of an int32 ``count`` of those before it.
+
+    Behind the largest it goes on from 2**30, as large for every power of a decay rate:
+    with a count that stood still the same coordinates would be exchanged for ever.
+    """
+    return jnp.where(count == _LAST, _GO_ON, count + np.int32(1))
+
+
+def hash_u32(x: Array, salt: int | Array) -> Array:
+    """Hashes uint32 values, element by element (the finalizer of MurmurHash3)."""
+    shift13, shift16 = np.uint32(13), np.uint32(16)
+    x = x ^ (np.uint32(salt) if isinstance(salt, int) else salt)
+    x = (x ^ (x >> shift16)) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> shift13)) * np.uint32(0xC2B2AE35)
+    return x ^ (x >> shift16)
+
+
+def hash_words(*words: int) -> int:
+    """Hashes Python integers into one in ``[0, 2**32)``, before anything is traced."""
+    state = 0x9E3779B9
+    for word in words:
+        state ^= word & 0xFFFFFFFF
+        state = (state ^ (state >> 16)) * 0x85EBCA6B & 0xFFFFFFFF
+        state = (state ^ (state >> 13)) * 0xC2B2AE35 & 0xFFFFFFFF
+        state = (state ^ (state >> 16)) + 0x9E3779B9 & 0xFFFFFFFF
+    return state
+
+
+def round_to(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """``x`` in ``dtype``, rounded before it is cast.
+
+    XLA may remove a cast there and back, and with it the rounding; not this.
+    """
+    if x.dtype == dtype or jnp.finfo(dtype).bits >= jnp.finfo(x.dtype).bits:
+        return x.astype(dtype)
+    info = jnp.finfo(dtype)
+    rounded = lax.reduce_precision(x, info.nexp, info.nmant)
+    if info.minexp > jnp.finfo(x.dtype).minexp:  # reduce_precision has no subnormals
+        tiny, least = x.dtype.type(info.tiny), x.dtype.type(info.smallest_subnormal)
+        rounded = jnp.where(jnp.abs(x) < tiny, jnp.round(x / least) * least, rounded)
+    return rounded.astype(dtype)
+
+
+def upcast_f32(x: jax.Array) -> jax.Array:
+    """``x`` in float32, or in its own dtype if that is wider."""
+    return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+
+
+def step_seed(step: jax.Array, *words: int) -> jax.Array:
+    """A uint32 seed for the hashes of a step."""
+    return hash_u32(step.astype(jnp.uint32), hash_words(*words))
+
+
+def stochastic_round(x: jax.Array, seed: jax.Array) -> jax.Array:
+    """Float32 to bfloat16 at random, unbiased, by a hash of the element's index."""
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    random = hash_u32(_element_index(x.shape), seed) >> np.uint32(16)
+    up = jnp.where(jnp.isfinite(x), bits + random, bits)
+    # Keep NaN: its upper 16 bits alone may encode infinity.
+    up = jnp.where(jnp.isnan(x), np.uint32(0x7FC00000), up)
+    upper = (up >> np.uint32(16)).astype(jnp.uint16)
+    return lax.bitcast_convert_type(upper, jnp.bfloat16)
+
+
+def _element_index(shape: tuple[int, ...]) -> jax.Array:
+    """Row-major index of each element modulo 2**32, without reshaping a shard."""
+    index = jnp.zeros(shape, jnp.uint32)
+    stride = 1
+    for axis in reversed(range(len(shape))):
+        along = lax.broadcasted_iota(jnp.uint32, shape, axis)
+        index += along * np.uint32(stride % 2**32)
+        stride *= shape[axis]
+    return index

@@ -1,1 +1,0 @@
-"""The ground: mesh axes, leaves, checks, hashing. Imports nothing above it."""
