@@ -5,23 +5,19 @@ An :class:`Exchange` says between whom, what, how much and how often; :func:`ada
 :func:`replicate` and :func:`per_worker_step` run them on a mesh.
 """
 
-from slamb_jax import directions, jointspar, payloads, selections
-from slamb_jax.advisor import Network, advise
-from slamb_jax.checkpoint import Checkpoints, resize
-from slamb_jax.exchange import Exchange
-from slamb_jax.links import (
+from slamb_jax import directions, jointspar, selections
+from slamb_jax.average import (
     average_gradients,
-    average_momentum,
     average_parameters,
     average_parameters_every,
-    elementwise_rescale,
-    layerwise_trust_ratio,
-    mask_momentum,
-    on_shards,
-    randk_compress_with_error_feedback,
-    scale_by_slamb,
 )
+from slamb_jax.checkpoint import Checkpoints, resize
+from slamb_jax.exchange import Exchange
+from slamb_jax.lamb import layerwise_trust_ratio
+from slamb_jax.momentum import average_momentum
 from slamb_jax.optimizers import adamw, lion, muon, sgd, slamb
+from slamb_jax.scale_by_slamb import scale_by_slamb
+from slamb_jax.sharded import on_shards
 from slamb_jax.wire import WireReport, wire_report
 from slamb_jax.workers import (
     Watchdog,
@@ -58,17 +54,13 @@ __all__ = [
     "on_workers",
     "average_momentum",
     "scale_by_slamb",
-    "mask_momentum",
-    "randk_compress_with_error_feedback",
     "layerwise_trust_ratio",
-    "elementwise_rescale",
     "average_parameters_every",
     "average_parameters",
     "average_gradients",
     "on_shards",
     "directions",
     "selections",
-    "payloads",
     "accumulate",
     "skip_not_finite",
     "check_finite",

@@ -1,18 +1,312 @@
-"""What an optimizer does with an exchanged momentum: ``slamb_jax.directions``.
+"""What an optimizer does with the mean momentum: ``slamb_jax.directions``.
 
 A direction is an optax transformation whose ``update`` takes the momentum as its
-updates. If it has an argument ``grad``, :func:`slamb_jax.mask_momentum` passes it the
-worker's own gradient. So most optax transformations are one:
+updates. So most optax transformations are one:
 
 >>> import optax, slamb_jax
 >>> exchange = slamb_jax.Exchange("data")
 >>> signum = optax.chain(
-...     slamb_jax.mask_momentum(exchange, optax.scale_by_sign()),
+...     slamb_jax.average_momentum(exchange, optax.scale_by_sign()),
 ...     optax.scale_by_learning_rate(1e-3),
-...     slamb_jax.average_parameters_every(exchange),
 ... )
 """
 
-from slamb_jax.links.directions import DimensionNumbers, adam, lion, muon
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-__all__ = ["DimensionNumbers", "adam", "lion", "muon"]
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.typing import ArrayLike
+
+from slamb_jax._checks import check_integer, check_params, check_range
+from slamb_jax._leaves import is_none, map_present, present
+from slamb_jax._moments import adam_direction
+
+__all__ = ["DimensionNumbers", "adam", "muon"]
+
+NS_COEFFS = (3.4445, -4.7750, 2.0315)
+"""Of Keller Jordan's quintic, steepest at zero."""
+
+_TREES = ("second_moment",)  # that a direction gets beside its updates
+
+
+def adam(
+    eps: ArrayLike = 1e-8, eps_root: ArrayLike = 0.0
+) -> optax.GradientTransformationExtraArgs:
+    r"""Divides the mean momentum by the root of its second moment.
+
+    .. math:: u = \frac{\hat M}{\sqrt{\hat v + \epsilon_{root}} + \varepsilon}
+
+    with :math:`\hat M` and :math:`\hat v` from :func:`slamb_jax.average_momentum`. It
+    departs from Adam, whose v is the second moment of the gradient. Workers can agree
+    on v of the momentum without sending anything for it.
+
+    Args:
+      eps: added to the root of the second moment, positive.
+      eps_root: added under the root, not negative.
+
+    Returns:
+      A direction without state, for :func:`slamb_jax.average_momentum`.
+
+    Raises:
+      ValueError: for a value out of range; in ``update``, without ``second_moment``.
+
+    Examples:
+      >>> import jax.numpy as jnp, slamb_jax
+      >>> tx = slamb_jax.average_momentum(
+      ...     slamb_jax.Exchange(), slamb_jax.directions.adam(), b2=0.95
+      ... )
+      >>> params = jnp.ones(3)
+      >>> updates, state = tx.update(jnp.array([1.0, -2.0, 0.0]), tx.init(params))
+      >>> print(updates.round(3))
+      [ 1. -1.  0.]
+
+    References:
+      Kingma and Ba, `Adam <https://arxiv.org/abs/1412.6980>`_, 2014.
+    """
+    check_range("eps", eps, 0.0, open_low=True)
+    check_range("eps_root", eps_root, 0.0)
+
+    def update(
+        updates: optax.Updates,
+        state: optax.EmptyState,
+        params: optax.Params | None = None,
+        *,
+        second_moment: optax.Updates | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.EmptyState]:
+        del params, extra_args
+        if second_moment is None:
+            raise ValueError(
+                "directions.adam needs the argument second_moment, which "
+                "slamb_jax.average_momentum with a b2 passes to its direction"
+            )
+
+        def direction(m: jax.Array, v: jax.Array) -> jax.Array:
+            return adam_direction(m, v, eps, eps_root)
+
+        return map_present(direction, updates, second_moment), state
+
+    return optax.GradientTransformationExtraArgs(_no_state, update)
+
+
+class DimensionNumbers(NamedTuple):
+    """Which dimensions of a parameter are a matrix's rows, and which its columns.
+
+    The others are a batch of matrices. ``optax.contrib.MuonDimensionNumbers`` has the
+    same fields and serves as well.
+    """
+
+    reduction_axis: int | Sequence[int] = 0
+    output_axis: int | Sequence[int] = 1
+
+
+Matrices = Any  # a tree of dimension numbers, None for others; or a function
+
+
+def muon(
+    ns_coeffs: tuple[float, ...] | tuple[tuple[float, ...], ...] = NS_COEFFS,
+    ns_steps: int = 5,
+    eps: ArrayLike = 1e-8,
+    *,
+    weight_dimension_numbers: Matrices = None,
+    consistent_rms: ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Orthogonalizes the momentum of every matrix by Newton-Schulz iteration.
+
+    For a matrix X of r rows and c columns, the momentum, with :math:`r \le c` (else
+    transposed):
+
+    .. math::
+
+      X &\leftarrow X / (\|X\|_F + \varepsilon) \\
+      X &\leftarrow a X + (b A + c A^2) X, \quad A = X X^T, \quad \text{ns\_steps times}
+      \\
+      u &= \sqrt{\max(1, c_{out} / r_{in})}\; X
+
+    All singular values of u end near one.
+
+    Args:
+      ns_coeffs: a, b and c, for each step or the same for all.
+      ns_steps: how many iterations; with coefficients for each, the last ones.
+      eps: added to the norm, positive.
+      weight_dimension_numbers: a tree of :class:`DimensionNumbers` like the parameters,
+        a prefix of it, or a function of them that returns one; None in it for a leaf
+        that passes unchanged. None: leaves of two dimensions.
+      consistent_rms: scale by :math:`\sqrt{\max(r_{in}, c_{out})}` times this instead.
+
+    Returns:
+      A direction without state, for :func:`slamb_jax.average_momentum`.
+
+    Raises:
+      ValueError: for a value out of range, and for dimensions that overlap.
+
+    Examples:
+      >>> import jax.numpy as jnp, slamb_jax
+      >>> exchange = slamb_jax.Exchange()
+      >>> tx = slamb_jax.average_momentum(exchange, slamb_jax.directions.muon(), 0.95)
+      >>> params = jnp.ones((2, 2))
+      >>> updates, _ = tx.update(jnp.array([[3.0, 0.0], [0.0, 1.0]]), tx.init(params))
+      >>> print(jnp.abs(updates).round())
+      [[1. 0.]
+       [0. 1.]]
+
+    References:
+      Jordan et al., `Muon <https://kellerjordan.github.io/posts/muon/>`_, 2024; Liu et
+      al., `Muon is Scalable for LLM Training <https://arxiv.org/abs/2502.16982>`_,
+      2025: ``consistent_rms``.
+    """
+    check_integer("ns_steps", ns_steps, 1)
+    check_range("eps", eps, 0.0, open_low=True)
+    if consistent_rms is not None:
+        check_range("consistent_rms", consistent_rms, 0.0, open_low=True)
+    coeffs = np.asarray(ns_coeffs, np.float32)
+    if coeffs.ndim == 1:
+        coeffs = np.broadcast_to(coeffs, (ns_steps, *coeffs.shape))
+    if coeffs.shape[1:] != (3,) or len(coeffs) < ns_steps:
+        raise ValueError(
+            "ns_coeffs must be three numbers, or three for each of "
+            f"ns_steps={ns_steps} steps, got {ns_coeffs!r}"
+        )
+    steps = coeffs[-ns_steps:]
+
+    def direction(m: jax.Array, dimensions: DimensionNumbers | None) -> jax.Array:
+        m = m.astype(jnp.float32)
+        if dimensions is None or not m.size:
+            return m
+        order, sizes = as_matrices(m.shape, dimensions)
+        turned = m.transpose(order)
+        x = jax.vmap(lambda x: orthogonalize(x, steps, eps))(turned.reshape(sizes))
+        _, rows, columns = sizes
+        scale: Any = max(1.0, columns / rows) ** 0.5
+        if consistent_rms is not None:
+            scale = max(rows, columns) ** 0.5 * consistent_rms
+        x = jnp.asarray(scale, jnp.float32) * x
+        return x.reshape(turned.shape).transpose(np.argsort(order))
+
+    def update(
+        updates: optax.Updates,
+        state: optax.EmptyState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.EmptyState]:
+        del params, extra_args
+        rows, rebuild = present(updates)
+        numbers = matrices(weight_dimension_numbers, updates)
+        return rebuild([direction(m, numbers[x.index]) for x, m in rows]), state
+
+    return optax.GradientTransformationExtraArgs(_no_state, update)
+
+
+def matrices(numbers: Matrices, params: optax.Params) -> list[DimensionNumbers | None]:
+    """The dimension numbers of each leaf; None for those that are no matrices."""
+    if callable(numbers):
+        numbers = numbers(params)
+    if numbers is None:
+        return [
+            DimensionNumbers() if x.ndim == 2 else None for x in jax.tree.leaves(params)
+        ]
+
+    prefix: Any
+    found, prefix = jax.tree.flatten(
+        numbers, is_leaf=lambda x: x is None or hasattr(x, "reduction_axis")
+    )
+    try:
+        below = prefix.flatten_up_to(params)
+    except ValueError as error:
+        raise ValueError(
+            "weight_dimension_numbers must have the structure of the parameters or a "
+            f"prefix of it: {error}"
+        ) from error
+    return [
+        x for x, part in zip(found, below, strict=True) for _ in jax.tree.leaves(part)
+    ]
+
+
+def as_matrices(
+    shape: tuple[int, ...], dimensions: DimensionNumbers
+) -> tuple[tuple[int, ...], tuple[int, int, int]]:
+    """The order of dimensions that makes a batch of matrices, and its shape."""
+    ndim = len(shape)
+    rows, columns = (
+        tuple(axis % ndim for axis in ((x,) if isinstance(x, int) else x))
+        for x in (dimensions.reduction_axis, dimensions.output_axis)
+    )
+    if len({*rows, *columns}) < len(rows) + len(columns):
+        raise ValueError(
+            "weight_dimension_numbers must name each dimension once, got "
+            f"{dimensions!r} for shape {shape}"
+        )
+    batch = tuple(i for i in range(ndim) if i not in (*rows, *columns))
+    parts = (batch, rows, columns)
+    b, r, c = (math.prod(shape[i] for i in part) for part in parts)
+    return (*batch, *rows, *columns), (b, r, c)
+
+
+def orthogonalize(x: jax.Array, steps: np.ndarray, eps: ArrayLike) -> jax.Array:
+    """A matrix with the same singular vectors, whose singular values are near one."""
+    if x.shape[0] > x.shape[1]:
+        return orthogonalize(x.T, steps, eps).T
+    x = x / (jnp.sqrt(jnp.sum(jnp.square(x))) + jnp.asarray(eps, jnp.float32))
+    for a, b, c in steps:
+        square = x @ x.T
+        x = a * x + (b * square + c * (square @ square)) @ x
+    return x
+
+
+def by_kind(
+    kinds: Callable[[optax.Params], Any],
+    transformations: Mapping[str, optax.GradientTransformation],
+) -> optax.GradientTransformationExtraArgs:
+    """Each transformation for the leaves of its kind; None stands for the others.
+
+    As ``optax.partition``, which refuses gradients that are None. ``kinds`` returns a
+    tree of names like the parameters.
+    """
+    inner = {
+        name: optax.with_extra_args_support(tx) for name, tx in transformations.items()
+    }
+
+    def part(tree: Any, names: Any, name: str) -> Any:
+        return jax.tree.map(
+            lambda x, kind: x if kind == name else None, tree, names, is_leaf=is_none
+        )
+
+    def init(params: optax.Params) -> dict[str, optax.OptState]:
+        names = kinds(params)
+        return {name: tx.init(part(params, names, name)) for name, tx in inner.items()}
+
+    def update(
+        updates: optax.Updates,
+        state: dict[str, optax.OptState],
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, dict[str, optax.OptState]]:
+        check_params(params)
+        names, new_state = kinds(params), {}
+        merged = jax.tree.map(lambda _: None, updates)
+        for name, tx in inner.items():
+            own = {
+                key: part(x, names, name) if key in _TREES else x
+                for key, x in extra_args.items()
+            }
+            u, new_state[name] = tx.update(
+                part(updates, names, name),
+                state[name],
+                part(params, names, name),
+                **own,
+            )
+            merged = jax.tree.map(
+                lambda a, b: b if a is None else a, merged, u, is_leaf=is_none
+            )
+        return merged, new_state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _no_state(params: optax.Params) -> optax.EmptyState:
+    del params
+    return optax.EmptyState()

@@ -1,29 +1,25 @@
 """Muon whose workers exchange codes instead of gradients."""
 
+import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
+from slamb_jax import directions
 from slamb_jax._checks import check_range
-from slamb_jax._ex.payloads import (
-    Quantizer,
-    StochasticUniform,
-    resolve_payload,
-)
+from slamb_jax._leaves import map_present
+from slamb_jax.decay import add_decayed_weights
+from slamb_jax.directions import NS_COEFFS, by_kind, matrices
 from slamb_jax.exchange import Exchange, check_exchange
-from slamb_jax.links import directions
-from slamb_jax.links.average import average_parameters_every
-from slamb_jax.links.decay import add_decayed_weights
-from slamb_jax.links.dense import average_gradients
-from slamb_jax.links.directions.kinds import by_kind
-from slamb_jax.links.directions.muon import NS_COEFFS, matrices
-from slamb_jax.links.freshness import elementwise_rescale
-from slamb_jax.links.mean_momentum import average_momentum
-from slamb_jax.links.moments import NuOf
-from slamb_jax.links.momentum import mask_momentum
-from slamb_jax.optimizers.order import mean_first, within_workers
+from slamb_jax.momentum import UNIT_DECAY, average_momentum
+from slamb_jax.optimizers.ends import between_workers, within_workers
+
+_LEAST = np.float32(0.1)  # a root counts as so much of its leaf's, at least
+_TINY = np.finfo(np.float32).tiny
 
 
 def muon(
@@ -45,33 +41,31 @@ def muon(
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     muon_weight_dimension_numbers: Any = None,
     consistent_rms: ArrayLike | None = None,
-    nu_of: NuOf = "momentum",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Muon whose workers exchange codes instead of gradients.
 
     Matrices step along their orthogonalized momentum, which has decay rate
     :math:`\beta`; see :func:`slamb_jax.directions.muon`. Other leaves step as in
-    :func:`adamw`. A single worker with ``nu_of="gradient"`` takes the steps of
-    ``optax.contrib.muon``.
+    :func:`adamw`.
 
-    In codes of fewer than 8 bits, such as the default's, each worker orthogonalizes its
-    own momentum and steps by itself. Then the parameters are averaged as
-    :func:`average_parameters_every` describes; with an ``outer`` optimizer that is
-    MuLoCo. With an ``average_payload`` of ``"uniform8"``, ``"bfloat16"`` or None the
-    mean of the momentum comes first, as :func:`average_momentum` describes, and the
-    step is dense Muon's.
+    With a ``payload`` of ``"uniform8"``, ``"bfloat16"`` or None the workers agree on
+    the mean of their momenta first, as :func:`average_momentum` describes, and the step
+    is dense Muon's. In codes of fewer than 8 bits, such as the default's, each worker
+    orthogonalizes its own momentum, and the workers agree on the mean of these
+    directions, in the same way. All of them take the same step in both cases. Where
+    workers step by themselves, an ``outer`` optimizer makes it MuLoCo.
 
     .. warning::
       In codes of fewer than 8 bits the workers must draw from the same data. The mean
       of orthogonalized momenta is not the orthogonalized mean: with two of ten classes
       on each worker training fails (``python -m benchmarks.different_data``). Take
-      ``average_payload="uniform8"`` there. Coarser codes of the mean momentum are no
+      ``payload="uniform8"`` there. Coarser codes of the mean momentum are no
       way out, because orthogonalization amplifies their rounding: see
       ``benchmarks/README.md``.
 
     Args:
       learning_rate: a number, or a schedule of the step from 0.
-      exchange: between whom, what, how much and how often: an :class:`Exchange`,
+      exchange: between whom, in what wire format and how often: an :class:`Exchange`,
         without ``param_specs``: a matrix must be on one device to be orthogonalized.
       ns_coeffs: coefficients of the Newton-Schulz iteration.
       ns_steps: its steps.
@@ -89,7 +83,6 @@ def muon(
       muon_weight_dimension_numbers: which leaves are matrices, and how: as in
         ``optax.contrib.muon``. None: leaves of two dimensions.
       consistent_rms: see :func:`slamb_jax.directions.muon`.
-      nu_of: as in :func:`adamw`, of the other leaves.
 
     Returns:
       A chain like that of :func:`adamw`, in which matrices and other leaves have their
@@ -132,10 +125,34 @@ def muon(
         weight_dimension_numbers=muon_weight_dimension_numbers,
         consistent_rms=consistent_rms,
     )
-    first = not _too_coarse(exchange) and mean_first(exchange, nu_of)
-    of = "shared" if first else nu_of
-    adam = directions.adam(adam_b2, eps, adam_eps_root, nu_of=of)
-    direction = by_kind(kinds, {"muon": orthogonalized, "adam": adam})
+    adam = directions.adam(eps, adam_eps_root)
+    how: dict[str, Any] = {"nesterov": nesterov, "mu_dtype": mu_dtype}
+
+    def of_own_momentum(exchange: Exchange) -> optax.GradientTransformation:
+        """Each worker's own direction; matrices keep no second moment."""
+        alone = dataclasses.replace(exchange, payload=None, sync_every=2)
+        return by_kind(
+            kinds,
+            {
+                "muon": average_momentum(alone, orthogonalized, beta, None, **how),
+                "adam": average_momentum(alone, adam, adam_b1, adam_b2, **how),
+            },
+        )
+
+    if not exchange.averages_momentum:
+        steps = [of_own_momentum(exchange)]
+    elif _rounds_coarsely(exchange):
+        mean = average_momentum(
+            exchange, _of_equal_size(), 0.0, UNIT_DECAY, bias_correction=False
+        )
+        steps = [of_own_momentum(exchange), mean]
+    else:
+
+        def memories(params: optax.Params) -> Any:
+            return each(params, beta, adam_b1)
+
+        both = by_kind(kinds, {"muon": orthogonalized, "adam": adam})
+        steps = [average_momentum(exchange, both, memories, adam_b2, **how)]
     adam_rate = learning_rate if adam_learning_rate is None else adam_learning_rate
     rates = {
         "muon": optax.chain(
@@ -147,41 +164,46 @@ def muon(
             optax.scale_by_learning_rate(adam_rate),
         ),
     }
-
-    def memories(params: optax.Params) -> Any:
-        return each(params, beta, adam_b1)
-
-    if first:
-        return optax.chain(
-            *within_workers(exchange),
-            average_momentum(
-                exchange,
-                direction,
-                memories,
-                adam_b2,
-                nesterov=nesterov,
-                mu_dtype=mu_dtype,
-            ),
-            by_kind(kinds, rates),
-        )
     return optax.chain(
-        average_gradients(exchange),
-        mask_momentum(
-            exchange,
-            direction,
-            memories,
-            nesterov=nesterov,
-            mu_dtype=mu_dtype,
-        ),
-        elementwise_rescale(exchange),
+        *within_workers(exchange),
+        *steps,
         by_kind(kinds, rates),
-        average_parameters_every(exchange),
+        *between_workers(exchange),
     )
 
 
-def _too_coarse(exchange: Exchange) -> bool:
+def _rounds_coarsely(exchange: Exchange) -> bool:
     """Whether the codes of a mean are too coarse to orthogonalize it."""
-    payload = resolve_payload(exchange.average_payload)
-    fine = isinstance(payload, StochasticUniform) and payload.bits == 8
-    in_codes = exchange.averages_in_codes and isinstance(payload, Quantizer)
-    return in_codes and not fine
+    fine = exchange.payload in (None, "bfloat16", "uniform8")
+    return not fine and exchange.axis_name is not None
+
+
+def _of_equal_size() -> optax.GradientTransformation:
+    r"""Divides the mean direction by the root of its second moment v, in part.
+
+    .. math:: u \leftarrow \frac{1.1}{\sqrt{v / \bar v} + 0.1}\, u
+
+    with the mean of v over the leaf. What many workers' directions agree on is smaller
+    where they are noisy; this makes up for it. It is the second moment of FedAdam
+    (Reddi et al., 2021) without its momentum and rate.
+    """
+
+    def update(
+        updates: optax.Updates,
+        state: optax.EmptyState,
+        params: optax.Params | None = None,
+        *,
+        second_moment: optax.Updates = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.EmptyState]:
+        del params, extra_args
+
+        def sized(u: jax.Array, v: jax.Array) -> jax.Array:
+            root = jnp.sqrt(v / jnp.maximum(jnp.mean(v), _TINY))
+            return u * ((1 + _LEAST) / (root + _LEAST))
+
+        return map_present(sized, updates, second_moment), state
+
+    return optax.GradientTransformationExtraArgs(
+        lambda params: optax.EmptyState(), update
+    )

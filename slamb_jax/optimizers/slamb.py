@@ -1,4 +1,4 @@
-"""SLAMB: LAMB whose workers exchange a share of their state."""
+"""LAMB whose workers exchange codes of their momentum, and SLAMB as published."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ import jax
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
+from slamb_jax import directions
 from slamb_jax._checks import check_range, check_static
-from slamb_jax.exchange import Exchange
-from slamb_jax.links import directions
-from slamb_jax.links.average import average_parameters_every
-from slamb_jax.links.decay import add_decayed_weights
-from slamb_jax.links.mean_momentum import average_momentum
-from slamb_jax.links.moments import Form, NuOf
-from slamb_jax.links.scale_by_slamb import scale_by_slamb
-from slamb_jax.links.trust_ratio import layerwise_trust_ratio
-from slamb_jax.optimizers.order import mean_first, within_workers
+from slamb_jax._moments import Form
+from slamb_jax.average import average_parameters_every
+from slamb_jax.decay import add_decayed_weights
+from slamb_jax.exchange import Exchange, check_exchange
+from slamb_jax.lamb import layerwise_trust_ratio
+from slamb_jax.momentum import average_momentum
+from slamb_jax.optimizers.ends import between_workers, within_workers
+from slamb_jax.scale_by_slamb import scale_by_slamb
 
 
 def slamb(
@@ -24,6 +24,7 @@ def slamb(
     *,
     b1: ArrayLike = 0.9,
     b2: ArrayLike = 0.999,
+    b3: ArrayLike = 0.93,
     eps: ArrayLike = 1e-6,
     weight_decay: optax.ScalarOrSchedule = 0.0,
     mask: Any = None,
@@ -32,75 +33,61 @@ def slamb(
     c_max: ArrayLike = 1000.0,
     bias_correction: bool = True,
     mu_dtype: DTypeLike | None = None,
-    nu_of: NuOf | None = None,
     nu_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""SLAMB: LAMB whose workers exchange a share of their momentum, or codes of it.
+    r"""LAMB whose workers exchange codes of their momentum; with a selection, SLAMB.
 
     Under the default exchange it is LAMB on the mean of the workers' momenta, which
     they agree on in codes as :func:`average_momentum` describes, with v of that mean.
-    All workers take the same step.
-
-    With a ``compress_ratio``, as in ``Exchange.paper``, it is SLAMB. n workers have
-    their own parameters p, moments m and v, and gradients g, which are **not**
-    averaged. At step :math:`t = 1, 2, \ldots`, with :math:`M_t` the share k of the
-    coordinates that the exchange selects:
+    All workers take the same step:
 
     .. math::
 
-      m &\leftarrow \beta_1 m + (1-\beta_1) g, \quad
-      v \leftarrow \beta_2 v + (1-\beta_2) g^2 \\
-      m[M_t] &\leftarrow \text{mean over workers of } m[M_t] \\
-      \tau &\leftarrow 0 \text{ on } M_t,\ \tau + 1 \text{ elsewhere}, \quad
-      r = \beta_3^\tau \\
-      u_0 &= \frac{m}{\sqrt v + \varepsilon}
-        \frac{\sqrt{1-\beta_2^t}}{1-\beta_1^t}, \quad u = u_0 + \lambda p \\
-      \phi_{hi} &= \operatorname{clip}(\|p[M_t]\| / \|u_0[M_t]\|, c_{min}, c_{max}),
-      \quad \phi_{lo} = \min(\|p[\neg M_t]\| / \|u_0[\neg M_t]\|, c_{max}) \\
-      p &\leftarrow p - lr\,\left(\phi_{hi}\,r
-        + \phi_{lo}\,\frac{1-r}{\sqrt n}\right) u \\
-      p &\leftarrow \text{mean over workers of } p
-      \quad\text{at } t = 1, H + 1, 2H + 1, \ldots
+      u &= \frac{\hat M}{\sqrt{\hat v} + \varepsilon}, \quad
+      p \leftarrow p - lr\,\phi\,(u + \lambda p), \quad
+      \phi = \operatorname{clip}(\|p\| / \|u\|, c_{min}, c_{max})
 
-    That is ``form="sum"``, the authors' "optimized implementation". ``form="product"``
-    is their other published rule, with :math:`u` as in Adam, decay inside the norms and
-    the step :math:`lr\,(r + (1-r)/\sqrt n)\,\phi\,u` with
-    :math:`\phi = \operatorname{clip}(r\phi_{hi} + (1-r)\phi_{lo}, c_{min}, c_{max})`;
-    see :func:`layerwise_trust_ratio`. Leaves of one dimension or fewer, and small
-    matrices, are exchanged densely.
+    for each layer; see :func:`layerwise_trust_ratio`, also for ``form="product"``, the
+    form of ``optax.lamb``.
+
+    With a ``selection``, as in ``Exchange.paper``, it is SLAMB as published. n workers
+    have their own parameters p, moments m and v, and gradients g, which are **not**
+    averaged. A step is that of :func:`scale_by_slamb`, and every H steps
+
+    .. math::
+
+      p \leftarrow \text{mean over workers of } p
+      \quad\text{at } t = 1, H + 1, 2H + 1, \ldots
 
     Each worker must hold its own copy of the parameters and of this state, and must
     pass its own gradient: :func:`replicate` and :func:`per_worker_step` arrange that.
 
-    It departs from the paper in three ways: by default :math:`M_t` is computed instead
-    of stored (:class:`slamb_jax.selections.Strided`); ``sync_every=1`` averages at
-    every step, where the authors' code never does; k is 1/c with ``c = round(1/k)`` for
-    round robins.
+    It departs from the paper in three ways: :math:`M_t` is computed instead of stored
+    (:class:`slamb_jax.selections.Strided`); ``sync_every=1`` averages at every step,
+    where the authors' code never does; k is 1/c with ``c = round(1/k)``.
 
     Args:
       learning_rate: a number, or a schedule of the step from 0. The large-batch rate:
         the one that suits n workers' batches together.
-      exchange: between whom, what, how much and how often: an :class:`Exchange`. Its
-        :math:`\beta_3` is the one to tune; the paper's are 0.93 to 0.999.
+      exchange: between whom, in what wire format and how often: an :class:`Exchange`.
       b1: decay rate of the first moment, in [0, 1).
       b2: decay rate of the second moment, in [0, 1).
+      b3: decay rate of a coordinate's freshness, in [0, 1], with a selection; tune it
+        together with the rate. The paper's are 0.93 to 0.999.
       eps: added to the root of the second moment, positive.
       weight_decay: :math:`\lambda`, not negative, or a schedule of the step from 0.
       mask: which leaves decay, as in ``optax.adamw``. None: all.
       form: ``"sum"`` or ``"product"``.
       c_min: lower bound of the trust ratio, not negative.
       c_max: upper bound of the trust ratio, at least ``c_min``; may be infinite.
-      bias_correction: False, in the product form only, leaves it out.
-      mu_dtype: dtype of m, None (float32) or bfloat16. Without a ``payload`` it is also
-        the wire format.
-      nu_of: what v is the second moment of: ``"gradient"``, the worker's own, or
-        ``"momentum"``, m after its exchange, which departs from the paper. None: the
-        mean momentum's where all workers step alike, else the gradient's.
+      bias_correction: False, with a selection and the product form, leaves it out.
+      mu_dtype: dtype of m, None (float32) or bfloat16; with a selection also its wire
+        format.
       nu_dtype: dtype of v, None (float32) or bfloat16 with stochastic rounding.
 
     Returns:
-      ``optax.chain(average_momentum(...), layerwise_trust_ratio(...),
-      optax.scale_by_learning_rate(...))``; for workers that step by themselves
+      ``optax.chain(average_momentum(..., directions.adam(...)),
+      layerwise_trust_ratio(...), optax.scale_by_learning_rate(...))``; with a selection
       ``optax.chain(scale_by_slamb(...), optax.scale_by_learning_rate(...),
       average_parameters_every(...))``.
 
@@ -120,8 +107,8 @@ def slamb(
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
       >>> rate = optax.linear_schedule(0.1, 0.0, 100)
-      >>> exchange = slamb_jax.Exchange.paper("data", sync_every=10, b3=0.7)
-      >>> tx = slamb_jax.slamb(rate, exchange)
+      >>> exchange = slamb_jax.Exchange.paper("data", sync_every=10)
+      >>> tx = slamb_jax.slamb(rate, exchange, b3=0.7)
       >>> def train(params, target):  # what one worker does, with data of its own
       ...     def step(carry, _):
       ...         params, state = carry
@@ -142,50 +129,38 @@ def slamb(
     check_range("learning_rate", learning_rate, schedule=True)
     if isinstance(learning_rate, jax.Array):  # a schedule's value takes u's dtype
         learning_rate = optax.constant_schedule(learning_rate)
-    static = ("form", "mask", "bias_correction", "mu_dtype", "nu_of", "nu_dtype")
+    static = ("form", "mask", "bias_correction", "mu_dtype", "nu_dtype")
     check_static(static, locals())
-    if mean_first(exchange, nu_of):
-        direction = directions.adam(
-            b2, eps, form=form, bias_correction=bias_correction, nu_of="shared"
-        )
-        return optax.chain(
-            *within_workers(exchange),
-            average_momentum(
-                exchange,
-                direction,
-                b1,
-                b2,
-                bias_correction=bias_correction,
-                mu_dtype=mu_dtype,
-                nu_dtype=nu_dtype,
-            ),
-            layerwise_trust_ratio(
-                exchange,
-                weight_decay=weight_decay,
-                mask=mask,
-                form=form,
-                c_min=c_min,
-                c_max=c_max,
-            ),
-            add_decayed_weights(),  # none, in the parameters' dtype
-            optax.scale_by_learning_rate(learning_rate),
+    rate = optax.scale_by_learning_rate(learning_rate)
+    ratios = {
+        "weight_decay": weight_decay,
+        "mask": mask,
+        "form": form,
+        "c_min": c_min,
+        "c_max": c_max,
+    }
+    if check_exchange(exchange).selection is not None:
+        masked = scale_by_slamb(
+            exchange, b1, b2, b3, eps, **ratios,
+            bias_correction=bias_correction, mu_dtype=mu_dtype, nu_dtype=nu_dtype,
+        )  # fmt: skip
+        return optax.chain(masked, rate, average_parameters_every(exchange))
+    if not bias_correction:
+        raise ValueError(
+            f"bias_correction=False needs a selection in the exchange, got {exchange!r}"
         )
     return optax.chain(
-        scale_by_slamb(
+        *within_workers(exchange),
+        average_momentum(
             exchange,
+            directions.adam(eps),
             b1,
             b2,
-            eps,
-            weight_decay=weight_decay,
-            mask=mask,
-            form=form,
-            c_min=c_min,
-            c_max=c_max,
-            bias_correction=bias_correction,
             mu_dtype=mu_dtype,
-            nu_of=nu_of or "gradient",
             nu_dtype=nu_dtype,
         ),
-        optax.scale_by_learning_rate(learning_rate),
-        average_parameters_every(exchange),
+        layerwise_trust_ratio(exchange, **ratios),
+        add_decayed_weights(),  # none, in the parameters' dtype
+        rate,
+        *between_workers(exchange),
     )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from slamb_jax._rounding import hash_u32, hash_words
-from slamb_jax.links.average import AverageParametersState
+from slamb_jax.average import AverageParametersState
 from slamb_jax.workers.mesh import is_key
 
 

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax._checks import check_bools, check_params, check_range
+from slamb_jax._checks import check_params
 from slamb_jax._leaves import map_present, mask_tree
+from slamb_jax._moments import add_decay, check_decay, decay_at
 from slamb_jax._rounding import next_step
-from slamb_jax.links.moments import add_decay, decay_at
 
 
 class AddDecayedWeightsState(NamedTuple):
-    """State of :func:`add_decayed_weights`."""
+    """State of :func:`add_decayed_weights` with a schedule."""
 
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
 
@@ -33,42 +33,45 @@ def add_decayed_weights(
 
     Returns:
       A :class:`optax.GradientTransformationExtraArgs`; it needs ``params``, whose dtype
-      its updates have.
+      its updates have. It counts steps only for a schedule.
 
     Raises:
       ValueError: for a value out of range; in ``update``, without ``params``.
 
     Examples:
-      >>> import jax.numpy as jnp, slamb_jax
-      >>> tx = slamb_jax.links.add_decayed_weights(0.5)
+      >>> import jax.numpy as jnp
+      >>> from slamb_jax.decay import add_decayed_weights
+      >>> tx = add_decayed_weights(0.5)
       >>> params = jnp.array([2.0])
       >>> print(tx.update(jnp.zeros(1), tx.init(params), params)[0])
       [1.]
     """
-    check_range("weight_decay", weight_decay, 0.0, schedule=True)
-    if mask is not None and not callable(mask):
-        check_bools("mask", mask)
+    check_decay(weight_decay, mask)
+    follows_schedule = callable(weight_decay)
 
-    def init(params: optax.Params) -> AddDecayedWeightsState:
+    def init(params: optax.Params) -> optax.OptState:
         del params
+        if not follows_schedule:
+            return optax.EmptyState()
         return AddDecayedWeightsState(jnp.zeros([], jnp.int32))
 
     def update(
         updates: optax.Updates,
-        state: AddDecayedWeightsState,
+        state: Any,
         params: optax.Params | None = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, AddDecayedWeightsState]:
+    ) -> tuple[optax.Updates, optax.OptState]:
         del extra_args
         check_params(params)
-        count = next_step(state.count)
-        rate = decay_at(weight_decay, state.count)
+        count = state.count if follows_schedule else jnp.int32(0)
+        rate = decay_at(weight_decay, count)
 
         def add(u: jax.Array, p: jax.Array, decays: bool) -> jax.Array:
             wide = p.astype(jnp.float32), u.astype(jnp.float32)
             return add_decay(*wide, rate if decays else None).astype(p.dtype)
 
         decayed = map_present(add, updates, params, mask_tree(mask, params))
-        return decayed, AddDecayedWeightsState(count)
+        new = AddDecayedWeightsState(next_step(count)) if follows_schedule else state
+        return decayed, new
 
     return optax.GradientTransformationExtraArgs(init, update)

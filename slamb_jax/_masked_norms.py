@@ -1,4 +1,4 @@
-"""LAMB's trust ratios of a layer: of the exchanged coordinates, and of the others."""
+"""SLAMB's trust ratios of a layer: of the exchanged coordinates, and of the others."""
 
 import dataclasses
 import functools
@@ -8,46 +8,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import ArrayLike
 
-from slamb_jax import _axes
-from slamb_jax import _collectives as collectives
-from slamb_jax._checks import check_bools, check_choice, check_range
-from slamb_jax._ex.blocks import Blocks, SelectionAtStep
+from slamb_jax import _axes, _collectives
+from slamb_jax._blocks import AtStep, Blocks
 from slamb_jax._leaves import Leaf
-from slamb_jax.links.moments import Form
+from slamb_jax._moments import Form
+from slamb_jax.lamb import Squares, ratio_of, squares_of
 
 # From this share on, the rest as a difference would lose too many digits.
 _NEARLY_ALL = 0.9
 
-Squares = tuple[jax.Array, jax.Array]  # squared norms of p and u, one per layer
-
-
-class Clips(NamedTuple):
-    """Bounds of a ratio."""
-
-    low: jax.Array
-    high: jax.Array
-
-
-def clips(c_min: ArrayLike, c_max: ArrayLike) -> Clips:
-    """The bounds in float32."""
-    return Clips(jnp.asarray(c_min, jnp.float32), jnp.asarray(c_max, jnp.float32))
-
-
-def check_ratio(
-    weight_decay: Any, mask: Any, form: Any, c_min: Any, c_max: Any
-) -> None:
-    """Raises for a value out of range."""
-    check_range("weight_decay", weight_decay, 0.0, schedule=True)
-    check_choice("form", form, ("sum", "product"))
-    check_range("c_min", c_min, 0.0)
-    check_range("c_max", c_max, 0.0)
-    known = not (isinstance(c_min, jax.Array) or isinstance(c_max, jax.Array))
-    if known and c_min > c_max:
-        raise ValueError(f"c_min must not exceed c_max, got {c_min!r} and {c_max!r}")
-    if mask is not None and not callable(mask):
-        check_bools("mask", mask)
+Bounds = tuple[jax.Array, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +41,7 @@ class LeafTerms:
 
     def squares(self) -> Squares:
         """Squared norms of all of the leaf."""
-        over = tuple(range(1, self.p.ndim)) if self.leaf.stacked else None
-        p, u = (jnp.sum(jnp.square(x), over) for x in self._both)
-        return p, u
+        return squares_of(self.leaf, *self._both)
 
     def squares_exchanged(self, blocks: Blocks) -> Squares:
         """Squared norms of the exchanged blocks, from packed copies."""
@@ -126,7 +95,7 @@ class Ratios(NamedTuple):
     fresh: jax.Array
     stale: jax.Array | None  # None for a dense leaf
 
-    def blend(self, form: Form, r: jax.Array, n: int, bounds: Clips) -> jax.Array:
+    def blend(self, form: Form, r: jax.Array, n: int, bounds: Bounds) -> jax.Array:
         r"""By freshness, one per block: :math:`r\phi_{hi} + w\phi_{lo}`.
 
         w is 1 - r in the product form, which clips, and :math:`(1-r)/\sqrt n` in the
@@ -139,13 +108,13 @@ class Ratios(NamedTuple):
 
 
 def trust_ratios(
-    terms: Sequence[LeafTerms], at_step: SelectionAtStep, form: Form, bounds: Clips
+    terms: Sequence[LeafTerms], at_step: AtStep, form: Form, bounds: Bounds
 ) -> list[Ratios]:
     """The ratios of all leaves, clipped where the form does."""
     out = []
     for term, found in zip(terms, _squares(terms, at_step), strict=True):
         if term.age is None:
-            ratio = _per_block(_ratio(*found, otherwise=1.0), term.leaf)
+            ratio = _per_block(ratio_of(*found, otherwise=1.0), term.leaf)
             if form == "sum" or len(term.leaf.layer_shape) > 1:
                 ratio = jnp.clip(ratio, *bounds)
             out.append(Ratios(ratio, None))
@@ -155,16 +124,16 @@ def trust_ratios(
             for part in found
         )
         if form == "sum":
-            fresh = jnp.clip(_ratio(*exchanged, otherwise=1.0), *bounds)
-            stale = jnp.minimum(_ratio(*kept, otherwise=0.0), bounds.high)
+            fresh = jnp.clip(ratio_of(*exchanged, otherwise=1.0), *bounds)
+            stale = jnp.minimum(ratio_of(*kept, otherwise=0.0), bounds[1])
         else:
-            fresh = _ratio(*exchanged, otherwise=1.0)
-            stale = _ratio(*kept, otherwise=1.0)
+            fresh = ratio_of(*exchanged, otherwise=1.0)
+            stale = ratio_of(*kept, otherwise=1.0)
         out.append(Ratios(fresh, stale))
     return out
 
 
-def _squares(terms: Sequence[LeafTerms], at_step: SelectionAtStep) -> list[Any]:
+def _squares(terms: Sequence[LeafTerms], at_step: AtStep) -> list[Any]:
     """Squares of each leaf, or of its two parts, summed over all shards."""
     out: dict[int, Any] = {}
     # By how they are sharded, so that neither a type nor a branch that is taken varies
@@ -176,12 +145,12 @@ def _squares(terms: Sequence[LeafTerms], at_step: SelectionAtStep) -> list[Any]:
             _squares_of_parts([x for _, x in group if x.age is not None], at_step)
         )
         found = {i: x.squares() if x.age is None else next(in_parts) for i, x in group}
-        out |= collectives.psum(found, axes)
+        out |= _collectives.psum(found, axes)
     return [out[i] for i in range(len(terms))]
 
 
 def _squares_of_parts(
-    terms: Sequence[LeafTerms], at_step: SelectionAtStep
+    terms: Sequence[LeafTerms], at_step: AtStep
 ) -> list[tuple[Squares, Squares]]:
     """Squares of what each leaf exchanges at this step, and of the rest.
 
@@ -191,9 +160,7 @@ def _squares_of_parts(
     """
     if not terms:
         return []
-    exchanged = at_step.in_phase(
-        lambda now: [x.squares_exchanged(now.blocks(x.leaf)) for x in terms]
-    )
+    exchanged = [x.squares_exchanged(at_step.blocks(x.leaf)) for x in terms]
     rest, safe = [], []
     for part, term in zip(exchanged, terms, strict=True):
         both = list(zip(term.squares(), part, strict=True))
@@ -220,13 +187,3 @@ def _per_block(x: jax.Array, leaf: Leaf, blocks: int | None = None) -> jax.Array
         return x
     per_layer = 1 if blocks is None else blocks // leaf.layers
     return jnp.broadcast_to(x[:, None], (leaf.layers, per_layer)).reshape(-1, 1)
-
-
-def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
-    """Root of p over u; ``otherwise`` where one of them is 0."""
-    # In lax: tracing the ratios of many layers in jnp takes as long as compiling them.
-    zero, other = jnp.float32(0), jnp.float32(otherwise)
-    ratio = lax.div(lax.sqrt(p), lax.sqrt(u))
-    if p.ndim:
-        return jnp.where(lax.min(p, u) > zero, ratio, other)
-    return lax.select(lax.gt(lax.min(p, u), zero), ratio, other)

@@ -10,7 +10,7 @@ import optax
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax import _axes
+from slamb_jax import _axes, _collectives
 from slamb_jax._checks import (
     check_bool,
     check_dtype,
@@ -19,24 +19,27 @@ from slamb_jax._checks import (
     check_range,
     check_transformation,
 )
-from slamb_jax._ex.means import exchange_means
-from slamb_jax._ex.payloads import resolve_payload
 from slamb_jax._layout import mesh_axes
-from slamb_jax._leaves import Leaf, keep_absent, present
+from slamb_jax._leaves import Leaf, keep_absent, present, unless
 from slamb_jax._left_out import see
-from slamb_jax._rounding import next_step, step_seed, stochastic_round
-from slamb_jax._skip import Skip
-from slamb_jax.exchange import Exchange, check_exchange
-from slamb_jax.links.moments import (
+from slamb_jax._mean import Means, mean_over_workers
+from slamb_jax._moments import (
     Decays,
     bias,
     check_first_moment,
     decays,
     init_moment,
+    moved,
+    stored,
     weights,
 )
-from slamb_jax.links.normalized import means_of_sums
-from slamb_jax.links.shards import on_shards
+from slamb_jax._platform import computed_again
+from slamb_jax._rounding import next_step
+from slamb_jax.exchange import Exchange, check_exchange
+from slamb_jax.sharded import on_shards
+
+UNIT_DECAY = 0.98
+"""Decay rate of v where it is the unit of the codes and nothing else."""
 
 _FLOOR = np.float32(0.05)  # of a unit, in roots of the leaf's mean second moment
 _TINY = np.finfo(np.float32).tiny
@@ -57,7 +60,7 @@ def average_momentum(
     exchange: Exchange,
     direction: optax.GradientTransformation | None = None,
     b1: Decays = 0.9,
-    b2: ArrayLike | None = None,
+    b2: ArrayLike | None = UNIT_DECAY,
     *,
     share: ArrayLike | None = None,
     nesterov: bool = False,
@@ -93,20 +96,23 @@ def average_momentum(
     forgotten where a coordinate is sent often, since noise that waits makes the memory
     of the momentum longer. Nothing is forgotten where it is sent seldom. There v falls,
     and the unit with it, so that every coordinate is sent in the end. Without v
-    (``average_b2=None``) all of it waits, :math:`w = 1`, and what rounding takes of a
-    mean waits n times with the worker that rounds it, which sends an nth of the next:
-    the sum of all M is the sum of the mean gradients, up to what the momenta hold.
+    (``b2=None``) all of it waits, :math:`w = 1`, and what rounding takes of a mean
+    waits n times with the worker that rounds it, which sends an nth of the next: the
+    sum of all M is the sum of the mean gradients, up to what the momenta hold.
+
+    With ``overlap`` in the exchange M is the mean of the momenta as the last step left
+    them. Where workers step by themselves (``outer``, ``sync_every`` above 1), M is the
+    worker's own momentum. Where a worker is a group of devices, put
+    :func:`average_gradients` in front.
 
     Args:
-      exchange: between whom, and in what wire format (``average_payload``). None as the
-        format is float32.
+      exchange: between whom, and in what wire format (``payload``).
       direction: what is done with :math:`\hat M`: any optax transformation. One whose
         ``update`` has an argument ``second_moment`` gets :math:`\hat v` if there is a
-        v. None: :math:`\hat M` itself, for links behind.
+        v. None: :math:`\hat M` itself, for links that follow.
       b1: decay rate of the momentum, in [0, 1); or a tree of them, a prefix of it, or a
         function of the parameters that returns one.
-      b2: decay rate of v, in [0, 1). None: the ``average_b2`` of the exchange if that
-        rounds to codes; otherwise no v is kept.
+      b2: decay rate of v, in [0, 1). None: no v is kept, and r is 1.
       share: the share of the momentum in what is exchanged, in [0, 1), as in Lion:
         :math:`x_i = share\,m_i + (1-share)\,g_i`. None: ``b1``.
       nesterov: exchange the momentum one step ahead, as optax's optimizers do.
@@ -124,7 +130,7 @@ def average_momentum(
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
-      >>> exchange = slamb_jax.Exchange("data", average_payload=None)
+      >>> exchange = slamb_jax.Exchange("data", payload=None)
       >>> tx = slamb_jax.average_momentum(exchange, optax.scale_by_sign(), b1=0.0)
       >>> step = lambda g: tx.update(g, tx.init(g), g)[0]
       >>> print(jax.vmap(step, axis_name="data")(jnp.array([1.0, -3.0])))
@@ -144,14 +150,19 @@ def average_momentum(
     check_bool("bias_correction", bias_correction)
     if share is not None:
         check_range("share", share, 0.0, 1.0, open_high=True)
-    if b2 is None and exchange.averages_in_codes:
-        b2 = exchange.average_b2
     if b2 is not None:
         check_range("b2", b2, 0.0, 1.0, open_high=True)
     if direction is None:
         direction = optax.identity()
     check_transformation("direction", direction)
     then = optax.with_extra_args_support(direction)
+    if exchange.selection is not None:
+        raise ValueError(
+            f"selection={exchange.selection!r} exchanges a share of the momentum, as "
+            "slamb_jax.slamb and scale_by_slamb do: give an exchange without one"
+        )
+    overlap = exchange.overlap and exchange.averages_momentum
+    rule = _Rule(share, nesterov, bias_correction, overlap)
 
     def init(params: optax.Params) -> AverageMomentumState:
         check_floating(params, "params")
@@ -168,14 +179,10 @@ def average_momentum(
         updates: optax.Updates,
         state: AverageMomentumState,
         params: optax.Params | None = None,
-        skip: Skip | None = None,
+        skip: jax.Array | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, AverageMomentumState]:
-        axis_name, specs = exchange.axis_name, exchange.param_specs
-        _axes.check_local(updates, axis_name, mesh_axes(specs))
-        check_gradients(updates, state.mu)
-        if params is not None and axis_name is not None:
-            see(params)
+        _check_update(exchange, updates, state.mu, params)
         step = next_step(state.count)
         like = updates if params is None else params
         rows, rebuild = present(
@@ -184,48 +191,49 @@ def average_momentum(
         leaves, gs, ms, bs = ([row[i] for row in rows] for i in range(4))
         second = None
         if b2 is not None:
-            second = _SecondMoment(
-                _arrays(updates, state.nu, like), _arrays(updates, state.nu_mean, like)
+            nus, nu_means = (
+                [x for _, _, x in present(updates, tree, like=like)[0]]
+                for tree in (state.nu, state.nu_mean)
             )
+            second = SecondMoment(nus, nu_means, b2)
 
-        def sent_in_units() -> tuple[list[_Part], list[_Unit], list[jax.Array]]:
-            parts = [
-                _Part(g, m, b, step, share, nesterov, bias_correction, exchange.overlap)
-                for g, m, b in zip(gs, ms, bs, strict=True)
-            ]
-            units = [_Unit(jnp.float32(1), jnp.float32(1))] * len(parts)
-            if second is not None and b2 is not None:
-                units = second.units(step, b2)
-            pairs = zip(parts, units, strict=True)
-            return parts, units, [part.sent / unit.size for part, unit in pairs]
+        def in_units() -> tuple[list[_Momentum], list[Unit], list[jax.Array]]:
+            own = [_Momentum(*row, step, rule) for row in zip(gs, ms, bs, strict=True)]
+            units = [Unit(jnp.float32(1), jnp.float32(1))] * len(own)
+            if second is not None:
+                units = second.units(step)
+            sent = [m.sent / unit.size for m, unit in zip(own, units, strict=True)]
+            return own, units, sent
 
-        found = _exchanged(
-            sent_in_units()[2], leaves, exchange, step, exact=second is None
-        )
+        found = Means(in_units()[2], None, None)
+        if exchange.averages_momentum:
+            found = mean_over_workers(
+                found.means, leaves, exchange, exchange.payload, step, with_errors=True
+            )
         # What was sent is computed once more: to keep it takes a GPU another copy.
-        gs, ms = _anew(gs), _anew(ms)
+        gs, ms = computed_again(gs), computed_again(ms)
         if second is not None:
-            second = second._replace(nus=_anew(second.nus))
-        parts, units, sent = sent_in_units()
+            second = second._replace(nus=computed_again(second.nus))
+        own, units, sent = in_units()
         means = [unit.size * x for unit, x in zip(units, found.means, strict=True)]
-        mus = [
-            part.kept(None if y is None else unit.size * unit.waits * (x - y))
-            for part, unit, x, y in zip(parts, units, sent, found.sent, strict=True)
-        ]
-        if skip is not None:
-            mus = skip.instead(ms, mus)
+        mus = []
+        for i, (momentum, unit) in enumerate(zip(own, units, strict=True)):
+            error = None
+            if (taken := found.taken(i, with_lost=second is None)) is not None:
+                error = unit.size * unit.waits * (sent[i] - taken)
+            mus.append(momentum.kept(error))
+        mus = unless(skip, ms, mus)
         new = state._replace(count=step, mu=keep_absent(rebuild(mus), state.mu))
-        if b2 is not None and second is not None:
-            second = second.with_means(means, leaves, step, b2, skip)
-            seen = step - 1 if exchange.overlap else step
-            corrected = rebuild(second.corrected(seen, b2))
+        if second is not None:
+            second = second.after(means, leaves, step, skip)
+            of_means = step - 1 if overlap else step
+            corrected = rebuild(second.corrected(of_means))
             extra_args = extra_args | {"second_moment": corrected}
             new = new._replace(
                 nu=keep_absent(rebuild(second.nus), state.nu),
                 nu_mean=keep_absent(rebuild(second.means), state.nu_mean),
             )
         if skip is not None:
-            skip.follow((state.mu, state.nu), (new.mu, new.nu))
             extra_args = extra_args | {"skip": skip}
         u, inner = then.update(rebuild(means), state.direction, params, **extra_args)
         return u, new._replace(direction=inner)
@@ -234,153 +242,136 @@ def average_momentum(
     return tx if exchange.param_specs is None else on_shards(tx, exchange)
 
 
-def _anew(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """The arrays, from which the compiler computes again what it computed from them.
-
-    Each behind a barrier of its own, which would join the types of several.
-    """
-    return [lax.optimization_barrier(x) for x in arrays]
+def unit_decay(exchange: Exchange) -> float | None:
+    """The ``b2`` of an optimizer that has no second moment of its own."""
+    in_codes = exchange.averages_momentum and exchange.payload is not None
+    return UNIT_DECAY if in_codes and exchange.axis_name is not None else None
 
 
-class _Exchanged(NamedTuple):
-    """The means, and what each worker sent as the others decode it."""
-
-    means: list[jax.Array]
-    sent: Sequence[jax.Array | None]  # None where nothing is rounded
-
-
-def _exchanged(
-    sent: list[jax.Array],
-    leaves: Sequence[Leaf],
+def _check_update(
     exchange: Exchange,
-    step: jax.Array,
-    *,
-    exact: bool,
-) -> _Exchanged:
-    """``exact``: what rounding took of a mean waits, too, with who rounded it."""
-    payload = resolve_payload(exchange.average_payload)
-    rounds = payload is not None and _axes.axis_size(exchange.axis_name) > 1
-    found = exchange_means(sent, leaves, exchange, payload, step, with_errors=rounds)
-    if not rounds:
-        return _Exchanged(found.means, [None] * len(sent))
-    taken = found.sent
-    if found.server_error is not None and exact:
-        taken = [x - y for x, y in zip(taken, found.server_error, strict=True)]
-    return _Exchanged(found.means, taken)
+    updates: optax.Updates,
+    mu: optax.Updates,
+    params: optax.Params | None,
+) -> None:
+    """Raises for gradients that do not fit the momentum or were averaged already."""
+    axis_name = exchange.axis_name
+    _axes.check_local(updates, axis_name, mesh_axes(exchange.param_specs))
+    check_gradients(updates, mu)
+    if params is not None and axis_name is not None:
+        see(params)
 
 
-class _Part:
-    """One leaf's momentum: what a worker sends of it, and what it keeps.
+class _Rule(NamedTuple):
+    """How the momentum is exchanged; see :func:`average_momentum`."""
 
-    Kept is c m, with c the share of m in what is sent, so that errors have a place
-    where c is 0; with ``overlap``, which sends what the last step left, m itself.
+    share: ArrayLike | None
+    nesterov: bool
+    bias_correction: bool
+    overlap: bool
+
+
+class _Momentum:
+    r"""The momentum of one leaf: what a worker sends of it, and what it keeps.
+
+    It keeps c m, where c is the share of m in what is sent, so that errors have a place
+    where c is 0. With ``overlap``, which sends what the last step left, it keeps m.
+
+    Attributes:
+      sent: :math:`x_i / (1-\beta_1^t)`, float32.
     """
 
     def __init__(
-        self,
-        g: jax.Array,
-        m: jax.Array,
-        b1: ArrayLike,
-        step: jax.Array,
-        share: ArrayLike | None,
-        nesterov: bool,
-        bias_correction: bool,
-        overlap: bool,
+        self, g: jax.Array, m: jax.Array, b1: ArrayLike, step: jax.Array, rule: _Rule
     ) -> None:
         self._g, self._m = g.astype(jnp.float32), m.astype(jnp.float32)
-        self._dtype, self._overlap = m.dtype, overlap
+        self._dtype, self._rule = m.dtype, rule
         self._b1, self._new = weights(b1)
-        self._c = weights(b1 if share is None else share)[0]
-        if nesterov and not overlap:
+        self._c = weights(b1 if rule.share is None else rule.share)[0]
+        if rule.nesterov and not rule.overlap:
             self._c = self._b1 * self._b1
 
         def fix(t: jax.Array) -> jax.Array:
             one = jnp.float32(1)
-            return jnp.maximum(bias(b1, t), 1e-7) if bias_correction else one
+            return jnp.maximum(bias(b1, t), 1e-7) if rule.bias_correction else one
 
-        if overlap:
+        if rule.overlap:
             self._fix = fix(step - 1)
             self.sent = self._m / self._fix
-        elif nesterov:
+        elif rule.nesterov:
             self._fix = fix(next_step(step))
-            own = self._b1 * self._new / self._fix + self._new / fix(step)
-            self.sent = self._m / self._fix + own * self._g
+            of_g = self._b1 * self._new / self._fix + self._new / fix(step)
+            self.sent = self._m / self._fix + of_g * self._g
         else:
             self._fix = fix(step)
             self.sent = (self._m + (1 - self._c) * self._g) / self._fix
 
     def kept(self, error: jax.Array | None) -> jax.Array:
         """The momentum to keep; ``error`` is what rounding took of what was sent."""
-        weight = self._new if self._overlap else self._c * self._new
+        weight = self._new if self._rule.overlap else self._c * self._new
         kept = self._b1 * self._m + weight * self._g
         if error is not None:
             kept = kept + self._new * self._fix * error
         return kept.astype(self._dtype)
 
 
-class _Unit(NamedTuple):
+class Unit(NamedTuple):
     """The unit of each coordinate's codes, the same on all workers."""
 
     size: jax.Array
     waits: jax.Array  # the share of what rounding took that is kept for later
 
 
-class _SecondMoment(NamedTuple):
-    """The second moment of the mean momentum, of one array for each leaf."""
+class SecondMoment(NamedTuple):
+    """The second moment of the mean momentum, one array for each leaf."""
 
     nus: list[jax.Array]
     means: list[jax.Array]  # [], of each of them: no pass over v must end first
+    b2: ArrayLike
 
-    def units(self, step: jax.Array, b2: ArrayLike) -> list[_Unit]:
-        """Those of each leaf; 1, and all waits, as long as nothing is known of it."""
-        fix = jnp.maximum(bias(b2, step - 1), _TINY)
+    def units(self, step: jax.Array) -> list[Unit]:
+        """The units of each leaf; 1, and all waits, as long as v is unknown."""
+        fix = jnp.maximum(bias(self.b2, step - 1), _TINY)
 
-        def unit(nu: jax.Array, mean: jax.Array) -> _Unit:
+        def unit(nu: jax.Array, mean: jax.Array) -> Unit:
             root = jnp.sqrt(nu.astype(jnp.float32) / fix)
             floor = _FLOOR * jnp.sqrt(mean / fix)
             size = jnp.where(floor > 0, root + floor, jnp.float32(1))
-            return _Unit(size, 1 - _FORGOTTEN * (root / size))
+            return Unit(size, 1 - _FORGOTTEN * (root / size))
 
         return [unit(nu, mean) for nu, mean in zip(self.nus, self.means, strict=True)]
 
-    def with_means(
+    def after(
         self,
         means: Sequence[jax.Array],
         leaves: Sequence[Leaf],
         step: jax.Array,
-        b2: ArrayLike,
-        skip: Skip | None,
-    ) -> "_SecondMoment":
+        skip: jax.Array | None,
+    ) -> "SecondMoment":
         """After a step whose mean momentum is ``means``."""
-        keep, new = weights(b2)
         squares = [jnp.square(x) for x in means]
-
-        def moved(leaf: Leaf, square: jax.Array, nu: jax.Array) -> jax.Array:
-            wide = keep * nu.astype(jnp.float32) + new * square
-            if nu.dtype != jnp.bfloat16:
-                return wide
-            return stochastic_round(wide, step_seed(step, leaf.index))
-
-        rows = zip(leaves, squares, self.nus, strict=True)
-        nus = [moved(*row) for row in rows]
+        nus = [
+            stored(moved(nu, square, self.b2), nu.dtype, step, leaf)
+            for leaf, square, nu in zip(leaves, squares, self.nus, strict=True)
+        ]
         of_leaves = zip(_means_of(squares, leaves), self.means, strict=True)
-        of_leaf = [keep * old + new * x for x, old in of_leaves]
-        if skip is not None:
-            nus = skip.instead(self.nus, nus)
-            of_leaf = skip.instead(self.means, of_leaf)
-        return _SecondMoment(nus, of_leaf)
+        of_leaf = [moved(old, x, self.b2) for x, old in of_leaves]
+        nus = unless(skip, self.nus, nus)
+        return SecondMoment(nus, unless(skip, self.means, of_leaf), self.b2)
 
-    def corrected(self, step: jax.Array, b2: ArrayLike) -> list[jax.Array]:
+    def corrected(self, step: jax.Array) -> list[jax.Array]:
         """Divided by :math:`1 - b_2^t`."""
-        fix = 1 / jnp.maximum(bias(b2, step), _TINY)
+        fix = 1 / jnp.maximum(bias(self.b2, step), _TINY)
         return [fix * nu.astype(jnp.float32) for nu in self.nus]
 
 
 def _means_of(arrays: Sequence[jax.Array], leaves: Sequence[Leaf]) -> list[jax.Array]:
     """The mean of each leaf, over all of its shards."""
-    return means_of_sums([(jnp.sum(x), jnp.float32(x.size)) for x in arrays], leaves)
-
-
-def _arrays(updates: Any, tree: Any, like: Any) -> list[jax.Array]:
-    """Of a tree like the parameters, those that have an update."""
-    return [x for _, _, x in present(updates, tree, like=like)[0]]
+    sums: dict[int, tuple[jax.Array, jax.Array]] = {}
+    for axes in dict.fromkeys(leaf.sharded for leaf in leaves):
+        # By axes, so that no type varies over more of them than its leaf does.
+        group = [i for i, leaf in enumerate(leaves) if leaf.sharded == axes]
+        pairs = {i: (jnp.sum(arrays[i]), jnp.float32(arrays[i].size)) for i in group}
+        sums |= _collectives.psum(pairs, axes)
+    found = (sums[i] for i in range(len(leaves)))
+    return [lax.div(total, jnp.maximum(count, np.float32(1))) for total, count in found]

@@ -1,1 +1,0 @@
-"""The exchange: blocks, codes and means."""

@@ -1,0 +1,329 @@
+"""Means over the workers: the only algorithm of the library that sends in codes.
+
+In codes, every worker owns a slice of the arrays. It gets the codes of its slice from
+all workers (all-to-all), takes the mean, encodes it again and shares it (all-gather).
+
+Where a worker is a group of devices that hold the same arrays, each device exchanges a
+slice with its counterparts in the other groups, and the group gathers the results. So
+the links between groups carry the arrays once, and not once for every device.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from slamb_jax import _axes, _collectives
+from slamb_jax._axes import AxisName, axis_size
+from slamb_jax._codes import Cut, Quantizer, cut_among, quantizer_of
+from slamb_jax._leaves import Leaf
+from slamb_jax._platform import flat_size, flatten, sum_of_rows, unflatten
+from slamb_jax._rounding import hash_u32, hash_words, round_to, step_seed
+from slamb_jax.exchange import Exchange
+
+_LONG, _LANES = 2**16, 2**10  # bytes: a TPU's all-gather sends other rows twice
+
+
+class Means(NamedTuple):
+    """The means of arrays over the workers; every array has its input's shape.
+
+    Attributes:
+      means: in the input's dtype, the same bits on all workers.
+      sent: float32; what this worker sent, as the others decode it. None where nothing
+        is rounded.
+      lost: float32; n times what rounding to codes took of the means that this worker
+        owns, and 0 elsewhere. The mean of ``sent`` over the workers is the mean plus
+        the mean of ``lost``. None where there are no codes.
+    """
+
+    means: list[jax.Array]
+    sent: list[jax.Array] | None
+    lost: list[jax.Array] | None
+
+    def taken(self, i: int, *, with_lost: bool) -> jax.Array | None:
+        """What the others got of array i; ``with_lost`` less what its mean lost."""
+        if self.sent is None:
+            return None
+        if self.lost is None or not with_lost:
+            return self.sent[i]
+        return self.sent[i] - self.lost[i]
+
+
+def mean_over_workers(
+    arrays: Sequence[jax.Array],
+    leaves: Sequence[Leaf],
+    exchange: Exchange,
+    payload: str | None,
+    step: jax.Array,
+    *,
+    with_errors: bool = False,
+) -> Means:
+    """Takes the means of arrays in the wire format of a payload.
+
+    Args:
+      arrays: this worker's, one for each leaf; any part of the leaf.
+      leaves: the leaves that the arrays are of.
+      exchange: between whom.
+      payload: as in :class:`Exchange`; None sends each array in its own dtype.
+      step: seeds the random rounding.
+      with_errors: whether to return ``sent`` and ``lost``.
+    """
+    quantizer = quantizer_of(payload)
+    if axis_size(exchange.axis_name) == 1:
+        return Means(list(arrays), None, None)
+    with_errors = with_errors and payload is not None
+    wide = [x.astype(jnp.float32) for x in arrays]
+    out = Means(list(arrays), None, None)
+    if with_errors:
+        zeros = [jnp.zeros_like(x) for x in wide]
+        out = out._replace(sent=wide, lost=None if quantizer is None else zeros)
+    for dtype, places in _alike(arrays, leaves, payload, quantizer):
+        rounded = [round_to(arrays[i], dtype) for i in places]
+        if quantizer is not None:
+            found = _mean_in_codes(rounded, exchange, quantizer, step, with_errors)
+        else:
+            found = Means(_dense_mean(rounded, exchange), rounded, None)
+        for whole, part in zip(out, found, strict=True):
+            if whole is None or part is None:
+                continue
+            for i, x in zip(places, part, strict=True):
+                varying = _axes.varying_axes(arrays[i])
+                whole[i] = _axes.vary_over(x.astype(whole[i].dtype), varying)
+    return out
+
+
+def _alike(
+    arrays: Sequence[jax.Array],
+    leaves: Sequence[Leaf],
+    payload: str | None,
+    quantizer: Quantizer | None,
+) -> list[tuple[str, list[int]]]:
+    """The wire dtype of arrays that may be sent together, and their places.
+
+    Arrays that differ between the shards of a worker share neither a scale nor a type
+    with arrays that do not.
+    """
+    kinds: dict[tuple[object, ...], list[int]] = {}
+    for i, (x, leaf) in enumerate(zip(arrays, leaves, strict=True)):
+        dtype = "float32" if quantizer is not None else payload or x.dtype.name
+        varying = sorted(map(str, _axes.varying_axes(x)))
+        if x.size:
+            kinds.setdefault((dtype, leaf.sharded, *varying), []).append(i)
+    return [(str(kind[0]), kinds[kind]) for kind in sorted(kinds, key=repr)]
+
+
+def _dense_mean(arrays: list[jax.Array], exchange: Exchange) -> list[jax.Array]:
+    """The mean in the dtype of the arrays, which is the same for all."""
+    group = exchange.local_axis_name
+    if group is None:
+        return _collectives.pmean(arrays, exchange.axis_name)
+    flat = _collectives.ravel(arrays)
+    slices = jnp.pad(flat, (0, -flat.size % axis_size(group)))
+    mine, device = _own_slice(slices.reshape(axis_size(group), -1), group)
+    (mean,) = _collectives.pmean([mine], exchange.axis_name)
+    whole = _gather_group(mean, device, group, like=flat)[: flat.size]
+    return _collectives.unravel(whole, arrays)
+
+
+def _mean_in_codes(
+    arrays: list[jax.Array],
+    exchange: Exchange,
+    quantizer: Quantizer,
+    step: jax.Array,
+    with_errors: bool,
+) -> Means:
+    """The mean of float32 arrays in codes, to the owner of each slice and back."""
+    axis_name, group = exchange.axis_name, exchange.local_axis_name
+    n, width, like = axis_size(axis_name), axis_size(group), arrays[0]
+    device = jnp.int32(0) if group is None else _axes.worker_index(group)
+    here = _Here(n, width, _axes.worker_index(axis_name), device)
+    seed = step_seed(step, 0, 0x5A17)
+    cuts = cut_among([flat_size(x.shape) for x in arrays], quantizer, n * width)
+    parts = [
+        _Part(
+            [arrays[i] for i in cut.members],
+            cut,
+            quantizer,
+            here,
+            hash_u32(seed, hash_words(number)),
+        )
+        for number, cut in enumerate(cuts)
+    ]
+
+    def of_group(x: jax.Array) -> jax.Array:
+        return _gather_group(x, device, group, like=like)
+
+    def to_owners(codes: jax.Array) -> jax.Array:
+        return _collectives.all_to_all(_own_slice(codes, group)[0], axis_name)
+
+    def to_all(codes: jax.Array) -> jax.Array:
+        shared = of_group(_collectives.all_gather(codes, axis_name))
+        return shared.reshape(width, n, -1)
+
+    def in_order(columns: list[list[jax.Array]]) -> list[jax.Array]:
+        out = list(arrays)
+        for cut, column in zip(cuts, columns, strict=True):
+            for i, x in zip(cut.members, column, strict=True):
+                out[i] = x
+        return out
+
+    received = _together([part.codes for part in parts], to_owners)
+    means = [part.mean(x) for part, x in zip(parts, received, strict=True)]
+    codes = [part.encode_mean(x) for part, x in zip(parts, means, strict=True)]
+    shared = _together(codes, to_all)
+    found = [part.decode_means(x) for part, x in zip(parts, shared, strict=True)]
+    sent = lost = None
+    if with_errors:
+        sent = in_order([part.sent() for part in parts])
+        errors = []
+        for part, mean, code in zip(parts, means, codes, strict=True):
+            error = np.float32(n) * (mean - part.decode_slice(code))
+            errors.append(part.mine(of_group(error).reshape(width, *mean.shape)))
+        lost = in_order(errors)
+    return Means(in_order(found), sent, lost)
+
+
+class _Here(NamedTuple):
+    """Which device of how many this is."""
+
+    n: int  # workers
+    width: int  # devices of a worker
+    worker: jax.Array
+    device: jax.Array  # of its worker
+
+    def seed(self, seed: jax.Array, device: jax.Array, stage: int) -> jax.Array:
+        """The seed of the random bits of one device of this worker at one stage."""
+        number = self.worker * jnp.int32(self.width) + device
+        return hash_u32(hash_u32(number.astype(jnp.uint32), seed), hash_words(stage))
+
+
+class _Part:
+    """Arrays whose groups have the same shape, their codes and their slices.
+
+    A large array is encoded in its place, small arrays are encoded together. No array
+    is padded for the number of workers.
+    """
+
+    def __init__(
+        self,
+        arrays: list[jax.Array],
+        cut: Cut,
+        quantizer: Quantizer,
+        here: _Here,
+        seed: jax.Array,
+    ) -> None:
+        self._arrays, self._quantizer = arrays, quantizer
+        self._cut, self._here, self._seed = cut, here, seed
+        group = cut.group
+        counts = [-(-flat_size(x.shape) // group.size) for x in arrays]
+        self._ends = [0, *np.cumsum(counts)]
+        self._together = group.rows == 1
+        groups = [
+            flatten(x, count * group.size).reshape(group._replace(groups=count))
+            for x, count in zip(arrays, counts, strict=True)
+        ]
+        if self._together:
+            groups = [jnp.concatenate(groups)]
+        self._coded = [
+            quantizer.encode(x, here.seed(seed, jnp.int32(0), 3 + i))
+            for i, x in enumerate(groups)
+        ]
+        digits, scales = map(jnp.concatenate, zip(*self._coded, strict=True))
+        slices = [self._cut_up(digits), self._cut_up(scales[:, None])]
+        self.codes = jnp.concatenate(  # (devices of a worker, workers, bytes)
+            [x.reshape(here.width, here.n, -1) for x in slices], -1
+        )
+
+    def sent(self) -> list[jax.Array]:
+        """The arrays as the other workers decode them."""
+        return self._as_arrays([self._quantizer.decode(*x) for x in self._coded])
+
+    def decode_slice(self, codes: jax.Array) -> jax.Array:
+        """The slice of groups whose codes these are, (bytes,)."""
+        parts = self._quantizer.parted(codes, self._cut.slice)
+        return self._quantizer.decode(*parts)
+
+    def mean(self, codes: jax.Array) -> jax.Array:
+        """The mean of this device's slice from the codes of all, (workers, bytes)."""
+        return sum_of_rows(self.decode_slice, codes) / np.float32(self._here.n)
+
+    def encode_mean(self, mean: jax.Array) -> jax.Array:
+        """The codes of a slice, uint8 (bytes,)."""
+        seed = self._here.seed(self._seed, self._here.device, 2)
+        parts = self._quantizer.encode(mean, seed)
+        return jnp.concatenate([x.reshape(-1) for x in parts])
+
+    def decode_means(self, codes: jax.Array) -> list[jax.Array]:
+        """The arrays of all slices, from codes (devices, workers, bytes)."""
+        digits, scales = self._quantizer.parted(codes, self._cut.slice)
+        columns = self._joined(digits), self._joined(scales[..., None, :, :])
+        pairs = zip(*columns, strict=True)
+        return self._as_arrays([self._quantizer.decode(x, y[:, 0]) for x, y in pairs])
+
+    def mine(self, slices: jax.Array) -> list[jax.Array]:
+        """The arrays of this worker's slices (devices, ...), and 0 elsewhere."""
+        x = slices[:, None]
+        is_me = jnp.arange(self._here.n, dtype=jnp.int32) == self._here.worker
+        is_me = is_me.reshape(1, -1, *(1,) * (x.ndim - 2))
+        return self._as_arrays(self._joined(jnp.where(is_me, x, jnp.zeros_like(x))))
+
+    def _cut_up(self, groups: jax.Array) -> jax.Array:
+        """(groups, planes, rows, ...) as slices (devices, workers, groups, ...)."""
+        here, own = self._here, self._cut.slice
+        x = groups.swapaxes(0, 1)
+        x = x.reshape(len(x), -1, x.shape[-1])
+        rest = here.width * here.n * own.groups * own.rows - x.shape[1]
+        x = jnp.pad(x, ((0, 0), (0, rest), (0, 0)))
+        x = x.reshape(len(x), here.width, here.n, own.groups, own.rows, x.shape[-1])
+        return jnp.moveaxis(x, 0, 3)
+
+    def _joined(self, slices: jax.Array) -> list[jax.Array]:
+        """Undoes :meth:`_cut_up`: the groups of what was encoded together."""
+        x, rows = jnp.moveaxis(slices, 3, 0), self._cut.group.rows
+        x = x.reshape(len(x), -1, x.shape[-1])[:, : self._ends[-1] * rows]
+        x = x.reshape(len(x), -1, rows, x.shape[-1]).swapaxes(0, 1)
+        return [x] if self._together else self._of_each(x)
+
+    def _of_each(self, groups: jax.Array) -> list[jax.Array]:
+        return [groups[a:b] for a, b in itertools.pairwise(self._ends)]
+
+    def _as_arrays(self, groups: Sequence[jax.Array]) -> list[jax.Array]:
+        if self._together:
+            groups = self._of_each(groups[0])
+        pairs = zip(groups, self._arrays, strict=True)
+        return [unflatten(x.reshape(-1), y.shape) for x, y in pairs]
+
+
+def _together(
+    codes: list[jax.Array], send: Callable[[jax.Array], jax.Array]
+) -> list[jax.Array]:
+    """Sends the codes of several parts in one collective."""
+    ends = np.cumsum([x.shape[-1] for x in codes])
+    rest = -ends[-1] % _LANES if ends[-1] >= _LONG else 0
+    padded = [*codes, jnp.zeros((*codes[0].shape[:-1], rest), jnp.uint8)]
+    return jnp.split(send(jnp.concatenate(padded, -1)), ends, axis=-1)[:-1]
+
+
+def _own_slice(
+    slices: jax.Array, group: AxisName | None
+) -> tuple[jax.Array, jax.Array]:
+    """The slice that this device of its group exchanges, and the device's number."""
+    if group is None or axis_size(group) == 1:
+        return slices[0], jnp.int32(0)
+    device = _axes.worker_index(group)
+    return lax.dynamic_index_in_dim(slices, device, keepdims=False), device
+
+
+def _gather_group(
+    x: jax.Array, device: jax.Array, group: AxisName | None, like: jax.Array
+) -> jax.Array:
+    """The slices of all devices of the group, flat, typed as ``like``."""
+    if group is None or axis_size(group) == 1:
+        return x.reshape(-1)
+    if _axes.tracked_axes(group) <= _axes.varying_axes(like):
+        return _collectives.all_gather(x, group).reshape(-1)
+    return _collectives.all_gather_invariant(x, device, group).reshape(-1)

@@ -1,0 +1,110 @@
+"""The element-wise rules that the links share: moments, Adam's direction and decay."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, cast
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.typing import ArrayLike, DTypeLike
+
+from slamb_jax._checks import check_bools, check_choice, check_dtype, check_range
+from slamb_jax._layout import broadcast_prefix
+from slamb_jax._leaves import Leaf
+from slamb_jax._rounding import step_seed, stochastic_round
+
+Form = Literal["sum", "product"]
+Decays: TypeAlias = ArrayLike | chex.ArrayTree | Callable[[optax.Params], Any]
+
+
+def check_first_moment(b1: Any, mu_dtype: Any) -> None:
+    """Raises for a value out of range."""
+    if not callable(b1):
+        jax.tree.map(lambda b: check_range("b1", b, 0.0, 1.0, open_high=True), b1)
+    check_dtype("mu_dtype", mu_dtype)
+
+
+def check_ratio(
+    weight_decay: Any, mask: Any, form: Any, c_min: Any, c_max: Any
+) -> None:
+    """Raises for an argument of a trust ratio that is out of range."""
+    check_decay(weight_decay, mask)
+    check_choice("form", form, ("sum", "product"))
+    check_range("c_min", c_min, 0.0)
+    check_range("c_max", c_max, 0.0)
+    known = not (isinstance(c_min, jax.Array) or isinstance(c_max, jax.Array))
+    if known and c_min > c_max:
+        raise ValueError(f"c_min must not exceed c_max, got {c_min!r} and {c_max!r}")
+
+
+def check_decay(weight_decay: Any, mask: Any) -> None:
+    """Raises for a decay that is negative, and for a mask that is not of bools."""
+    check_range("weight_decay", weight_decay, 0.0, schedule=True)
+    if mask is not None and not callable(mask):
+        check_bools("mask", mask)
+
+
+def decays(b1: Decays, params: optax.Params) -> chex.ArrayTree:
+    """The decay rate of each parameter's momentum."""
+    return broadcast_prefix("b1", b1(params) if callable(b1) else b1, params)
+
+
+def init_moment(
+    params: optax.Params, name: str, dtype: DTypeLike | None
+) -> optax.Updates:
+    """Zeros like the parameters; ``name`` is the argument that gives the dtype."""
+    return optax.tree.zeros_like(params, dtype=check_dtype(name, dtype))
+
+
+def weights(b: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """The decay b and 1 - b, in float32; of a number, constants of the program."""
+    as_array = jnp.asarray if isinstance(b, jax.Array) else np.asarray
+    both = as_array(b, np.float32), as_array(1 - b, np.float32)
+    return cast(tuple[jax.Array, jax.Array], both)
+
+
+def bias(b: ArrayLike, step: jax.Array) -> jax.Array:
+    r""":math:`1-\beta^t`, rounded as in optax."""
+    return 1 - weights(b)[0] ** step.astype(jnp.float32)
+
+
+def moved(old: jax.Array, x: jax.Array, b: ArrayLike) -> jax.Array:
+    r""":math:`\beta\,old + (1-\beta)\,x`, in float32."""
+    keep, new = weights(b)
+    return keep * old.astype(jnp.float32) + new * x.astype(jnp.float32)
+
+
+def stored(v: jax.Array, dtype: jnp.dtype, step: jax.Array, leaf: Leaf) -> jax.Array:
+    r"""A second moment in the dtype it is kept in.
+
+    To bfloat16 it is rounded at random: a change of :math:`1-\beta_2` of itself would
+    be rounded to none.
+    """
+    if dtype != jnp.bfloat16:
+        return v
+    return stochastic_round(v, step_seed(step, leaf.index))
+
+
+def adam_direction(
+    m: jax.Array, v: jax.Array, eps: ArrayLike, eps_root: ArrayLike = 0.0
+) -> jax.Array:
+    """The first moment over the root of the second, both bias-corrected."""
+    eps, eps_root = (jnp.asarray(x, jnp.float32) for x in (eps, eps_root))
+    return m.astype(jnp.float32) / (jnp.sqrt(v.astype(jnp.float32) + eps_root) + eps)
+
+
+def decay_at(
+    weight_decay: optax.ScalarOrSchedule, count: jax.Array
+) -> jax.Array | None:
+    """The decay at a step counted from 0; None where it is the constant 0."""
+    if isinstance(weight_decay, int | float) and weight_decay == 0:
+        return None
+    decay = weight_decay(count) if callable(weight_decay) else weight_decay
+    return jnp.asarray(decay, jnp.float32)
+
+
+def add_decay(p: jax.Array, u: jax.Array, decay: jax.Array | None) -> jax.Array:
+    """``u`` with decay added, if there is any."""
+    return u if decay is None else u + decay * p

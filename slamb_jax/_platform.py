@@ -1,0 +1,274 @@
+"""Every barrier and platform branch of the library, each with its reason.
+
+All functions here equal a plain reference on every platform; ``tests/test_platform.py``
+compares them. Figures are of ``python -m benchmarks.chips`` (compiled) and
+``python -m benchmarks.step`` (run on a CPU); see ``benchmarks/README.md``.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+_ROWS, _LANES = 8, 128  # of a TPU's tile of 32-bit elements
+
+
+def computed_again(x: Any) -> Any:
+    """``x``, from which the compiler computes again what it computed from it before.
+
+    A GPU would keep the first result in memory from its first use to its second: one
+    more copy of the parameters in :func:`slamb_jax.average_momentum`. Each array has a
+    barrier of its own, since one barrier would join the types of all its operands.
+    """
+    return jax.tree.map(lax.optimization_barrier, x)
+
+
+def materialized(x: Any) -> Any:
+    """``x``, computed once and kept in memory: the compiler fuses nothing across it."""
+    return lax.optimization_barrier(x)
+
+
+def computed_once_on_tpu(x: jax.Array) -> jax.Array:
+    """``x``, which a TPU would otherwise compute twice from arrays that it updates.
+
+    It would copy the second moment for that: two passes over the parameters.
+    """
+    return lax.platform_dependent(x, tpu=lax.optimization_barrier, default=lambda x: x)
+
+
+def flat_size(shape: tuple[int, ...]) -> int:
+    """The number of elements of :func:`flatten`'s result, without its padding."""
+    return math.prod(_in_tiles(shape))
+
+
+def flatten(x: jax.Array, size: int) -> jax.Array:
+    """All elements of ``x``, padded with zeros to ``size``.
+
+    In row-major order; on a TPU tile after tile, the order of its memory, where a
+    row-major reshape would move every element.
+    """
+
+    def in_order(x: jax.Array) -> jax.Array:
+        return jnp.pad(x.reshape(-1), (0, size - x.size))
+
+    def by_tiles(x: jax.Array) -> jax.Array:
+        *lead, rows, columns = shape = _in_tiles(x.shape)
+        x = jnp.pad(x, [(0, a - b) for a, b in zip(shape, x.shape, strict=True)])
+        tiles = (*lead, rows // _ROWS, _ROWS, columns // _LANES, _LANES)
+        return in_order(x.reshape(tiles).swapaxes(-3, -2))
+
+    if not _has_tiles(x.shape):
+        return in_order(x)
+    return lax.platform_dependent(x, tpu=by_tiles, default=in_order)
+
+
+def unflatten(flat: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Undoes :func:`flatten`."""
+
+    def in_order(flat: jax.Array) -> jax.Array:
+        return flat[: math.prod(shape)].reshape(shape)
+
+    def from_tiles(flat: jax.Array) -> jax.Array:
+        *lead, rows, columns = padded = _in_tiles(shape)
+        tiles = (*lead, rows // _ROWS, columns // _LANES, _ROWS, _LANES)
+        x = flat[: math.prod(padded)].reshape(tiles).swapaxes(-3, -2).reshape(padded)
+        return x[tuple(map(slice, shape))]
+
+    if not _has_tiles(shape):
+        return in_order(flat)
+    return lax.platform_dependent(flat, tpu=from_tiles, default=in_order)
+
+
+def _has_tiles(shape: tuple[int, ...]) -> bool:
+    return len(shape) > 1 and shape[-2] >= _ROWS and shape[-1] % _LANES == 0
+
+
+def _in_tiles(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape with its last rows of tiles filled."""
+    if not _has_tiles(shape):
+        return shape
+    *lead, rows, columns = shape
+    return (*lead, rows + -rows % _ROWS, columns)
+
+
+def reduce_blocks(
+    planes: Sequence[jax.Array],
+    two: Callable[[jax.Array, jax.Array], jax.Array],
+    many: Callable[..., jax.Array],
+) -> jax.Array:
+    """Reduces the elements of each block: (..., rows, width) planes to (..., rows, 1).
+
+    ``two`` reduces two arrays element by element, and ``many`` an axis of one array. A
+    CPU halves a row again and again, in vectors, where XLA would reduce it element by
+    element.
+    """
+
+    def at_once(x: jax.Array) -> jax.Array:
+        return many(x, -1, keepdims=True)
+
+    def by_halves(x: jax.Array) -> jax.Array:
+        while x.shape[-1] > 1 and x.shape[-1] % 2 == 0:
+            x = two(*jnp.split(x, 2, -1))
+        return at_once(x)
+
+    x = functools.reduce(two, planes)
+    return lax.platform_dependent(x, cpu=by_halves, default=at_once)
+
+
+def split_digits(
+    packed: jax.Array, base: int, count: int, reciprocals: Sequence[tuple[int, int]]
+) -> jax.Array:
+    """Splits bytes into digits: uint8 (..., rows, width) to (..., count, rows, width).
+
+    The first digit is the least. ``reciprocals`` has, for each power of the base, a
+    factor and a shift that divide a byte by it in 16 bits. A CPU divides in vectors of
+    bytes; a GPU or TPU has no integer division, and takes the reciprocals.
+    """
+    *lead, rows, width = packed.shape
+
+    def in_turn(packed: jax.Array) -> jax.Array:
+        flat, digits = packed.reshape(*lead, rows * width), []
+        for _ in range(count):
+            digits.append(lax.rem(flat, np.uint8(base)))
+            flat = lax.div(flat, np.uint8(base))
+        return jnp.concatenate(digits, -1).reshape(*lead, count, rows, width)
+
+    def at_once(packed: jax.Array) -> jax.Array:
+        wide = packed.astype(jnp.uint16)[..., None, :, :]
+        each = (2, *(1 for _ in lead), count, 1, 1)
+        factor, shift = np.array(reciprocals, np.uint16).T.reshape(each)
+        above = (wide * factor) >> shift
+        factor, shift = np.array(reciprocals[1], np.uint16)
+        return (above - np.uint16(base) * ((above * factor) >> shift)).astype(jnp.uint8)
+
+    return lax.platform_dependent(packed, cpu=in_turn, default=at_once)
+
+
+def sum_of_rows(decode: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
+    """The sum of ``decode(row)`` over the rows.
+
+    A CPU decodes row after row in a loop: to decode all rows and sum columns takes it
+    six times as long.
+    """
+
+    def in_a_loop(rows: jax.Array) -> jax.Array:
+        def row(i: jax.Array) -> jax.Array:
+            return decode(lax.dynamic_index_in_dim(rows, i, keepdims=False))
+
+        return lax.fori_loop(
+            1, len(rows), lambda i, total: total + row(i), row(jnp.int32(0))
+        )
+
+    def at_once(rows: jax.Array) -> jax.Array:
+        return jnp.sum(jax.vmap(decode)(rows), 0)
+
+    return lax.platform_dependent(rows, cpu=in_a_loop, default=at_once)
+
+
+def gather_or_sum(
+    gather: Callable[[jax.Array], jax.Array],
+    masked_sum: Callable[[jax.Array], jax.Array],
+    x: jax.Array,
+) -> jax.Array:
+    """The selected blocks of ``x``: a gather, which a TPU would do block by block.
+
+    There a sum over each group, masked to one block, is a single pass.
+    """
+    return lax.platform_dependent(x, tpu=masked_sum, default=gather)
+
+
+def scatter_or_choose(
+    scatter: Callable[[jax.Array, jax.Array], jax.Array],
+    choose: Callable[[jax.Array, jax.Array], jax.Array],
+    packed: jax.Array,
+    x: jax.Array,
+) -> jax.Array:
+    """``x`` with its selected blocks replaced: in place on a CPU.
+
+    On a GPU a scatter is a kernel of its own, which needs ``x`` in memory, and on a TPU
+    a loop. A choice at every element becomes part of the kernel that uses it.
+    """
+    return lax.platform_dependent(
+        packed, x, cuda=choose, rocm=choose, tpu=choose, default=scatter
+    )
+
+
+_LARGE = 2**16  # elements: below, what a barrier saves is not worth one
+Direction = Callable[..., jax.Array]  # element-wise, of scalars and two moments
+Moments = tuple[jax.Array, jax.Array]
+
+
+def direction_for_norms(
+    direction: Direction, scalars: Any, moments: Moments, *, in_parts: bool
+) -> tuple[Callable[..., jax.Array], tuple[jax.Array, ...]]:
+    """A leaf's direction for its norms: a function, and the arrays that it is of.
+
+    The norms read the direction, and after them the update. Where norms are of parts of
+    a leaf (``in_parts``), and on a CPU, it is computed for each: a barrier keeps the
+    compiler from keeping it in memory in between. A GPU or TPU keeps it otherwise,
+    since each of the kernels after the norms would read both moments for it.
+    """
+    large = moments[0].size >= _LARGE
+    if in_parts:
+        if large:
+            # Behind a barrier of this leaf's the scalars do not become arrays that
+            # leaves of one shape share.
+            scalars, moments = lax.optimization_barrier((scalars, moments))
+        return lambda m, v: direction(scalars, m, v), moments
+    if not large:
+        u = direction(scalars, *moments)
+        return lambda u: u, (u,)
+    u = lax.platform_dependent(
+        (scalars, *moments),
+        cpu=lambda given: direction(*lax.optimization_barrier(given)),
+        default=lambda given: lax.optimization_barrier(direction(*given)),
+    )
+    return lambda u: u, (u,)
+
+
+def direction_for_update(
+    direction: Direction,
+    scalars: Any,
+    moments: Moments,
+    of_norms: tuple[jax.Array, ...],
+    factor: jax.Array,
+    *,
+    in_parts: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """The direction once more, and the factor of the update, which the norms gave.
+
+    ``of_norms`` are the arrays that :func:`direction_for_norms` returned.
+    """
+    size = moments[0].size
+    if size < _LARGE:
+        return direction(scalars, *moments), factor
+    if not in_parts:
+
+        def anew(given: Any, kept: jax.Array) -> jax.Array:
+            del kept
+            # One barrier alone would be the norms' own, and what follows the same.
+            return direction(*lax.optimization_barrier(lax.optimization_barrier(given)))
+
+        given = (scalars, *moments)
+        u = lax.platform_dependent(
+            given, of_norms[0], cpu=anew, default=lambda _, kept: kept
+        )
+        return u, factor
+    given = (scalars, *of_norms)  # after the norms' barrier
+    if factor.size == size:  # of elements: it is no array of its own
+        return direction(*lax.optimization_barrier(given)), factor
+    given, factor = lax.optimization_barrier((given, factor))
+    return direction(*given), factor
+
+
+def kept_per_block(x: jax.Array, *, of_elements: bool) -> jax.Array:
+    """One value per block, kept in memory: it is computed once for each block.
+
+    Where blocks are single elements, it would be one more array of the leaf's size.
+    """
+    return x if of_elements else lax.optimization_barrier(x)

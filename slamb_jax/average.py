@@ -1,0 +1,310 @@
+"""Averages of parameters that drift apart, and dense averages within a worker."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from slamb_jax import _axes, _collectives
+from slamb_jax._checks import check_params
+from slamb_jax._layout import mesh_axes
+from slamb_jax._leaves import keep_absent, present, unless
+from slamb_jax._left_out import see
+from slamb_jax._mean import mean_over_workers
+from slamb_jax._rounding import next_step, upcast_f32
+from slamb_jax.exchange import Exchange, check_exchange
+from slamb_jax.sharded import on_shards
+
+
+class AverageParametersState(NamedTuple):
+    """State of :func:`average_parameters_every`; the same on all workers."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32, shape []
+    anchor: optax.Params | None = None  # float32, as params: the last average
+    outer: optax.OptState | None = None  # the outer optimizer's
+
+
+def average_parameters_every(
+    exchange: Exchange,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Averages the parameters over the workers every H steps, after the update.
+
+    The last link of a chain, after any optimizer. Workers that step by themselves
+    should draw from the same data: the mean of their steps is not the step along the
+    mean gradient. :func:`average_momentum` takes the mean first. At the steps
+    :math:`t = 1, H + 1, 2H + 1, \ldots` (H = 1: at every step; in the authors' code
+    that never fires)
+
+    .. math:: p + u \leftarrow \text{mean over workers of } (p + u)
+
+    The exchange stands in a conditional: at other steps nothing is sent. An optax
+    transformation returns updates, not parameters, so the replicas then agree to
+    rounding; where they must be bit-identical, overwrite them with
+    :func:`average_parameters`. Moments are not averaged. The step count must be the
+    same on all workers.
+
+    **Outer optimizer.** With ``outer`` the difference to the last average a is the
+    gradient of an optimizer that all workers run alike, at steps H, 2H, ...:
+
+    .. math::
+
+      d = p + u - a, \quad
+      a \leftarrow a + \text{outer}(-\text{mean over workers of } Q(d)),
+      \quad p + u \leftarrow a
+
+    with Q the codes of the ``payload``. After local AdamW in float32 that is DiLoCo
+    with ``outer=optax.sgd(0.7, momentum=0.9, nesterov=True)``, after Muon MuLoCo, and
+    with a single worker SNOO. All workers must begin with the same parameters, as with
+    :func:`replicate`. They keep a: one more copy of the parameters.
+
+    **Overlap.** With ``overlap`` in the exchange the parameters are averaged as the
+    last step left them, and this step's update is added to the average: :math:`p`
+    stands for :math:`p + u` above, and :math:`p + u \leftarrow \ldots + u`. Then the
+    exchange does not wait for this step's gradient, and can run during the forward and
+    backward pass.
+
+    Args:
+      exchange: between whom, how often (``sync_every``; None: never), in what wire
+        format (``payload``), and by which ``outer`` optimizer.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs`; it needs ``params``.
+
+    Raises:
+      ValueError: for a payload without an outer optimizer, which would round the
+        parameters; in ``update``, without ``params`` or for an unbound axis.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax, slamb_jax
+      >>> exchange = slamb_jax.Exchange("data", payload=None)
+      >>> tx = optax.chain(
+      ...     optax.sgd(1e-3), slamb_jax.average_parameters_every(exchange)
+      ... )
+      >>> def step(p):
+      ...     u, _ = tx.update(jnp.zeros_like(p), tx.init(p), p)
+      ...     return p + u
+      >>> print(jax.vmap(step, axis_name="data")(jnp.array([1.0, 3.0])).round(3))
+      [2. 2.]
+
+    References:
+      Xu et al., `SLAMB <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023;
+      Douillard et al., `DiLoCo <https://arxiv.org/abs/2311.08105>`_, 2023; Thérien et
+      al., `MuLoCo <https://arxiv.org/abs/2505.23725>`_, 2025; Kallusky et al., `SNOO
+      <https://arxiv.org/abs/2510.15830>`_, 2025.
+    """
+    check_exchange(exchange)
+    outer = exchange.outer
+    if outer is None and exchange.payload is not None:
+        raise ValueError(
+            f"payload={exchange.payload!r} would round the parameters that are "
+            "averaged: give an outer optimizer, or payload=None"
+        )
+
+    def init(params: optax.Params) -> AverageParametersState:
+        count = jnp.zeros([], jnp.int32)
+        if outer is None:
+            return AverageParametersState(count)
+        anchor = jax.tree.map(_copy_f32, params)
+        return AverageParametersState(count, anchor, outer.init(anchor))
+
+    def update(
+        updates: optax.Updates,
+        state: AverageParametersState,
+        params: optax.Params | None = None,
+        skip: jax.Array | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, AverageParametersState]:
+        del extra_args
+        check_params(params)
+        if exchange.axis_name is None:
+            _axes.check_local(updates, None, mesh_axes(exchange.param_specs))
+        state = state._replace(count=next_step(state.count))
+        if exchange.sync_every is None:
+            return updates, state
+        see(params)
+        if outer is None and _axes.axis_size(exchange.axis_name) == 1:
+            return updates, state
+
+        def average(updates: Any, params: Any, state: Any) -> Any:
+            if outer is None:
+                return _to_the_mean(exchange, updates, params, state.count), state
+            u, new = _to_the_anchor(exchange, updates, params, state)
+            kept = unless(skip, (state.anchor, state.outer), (new.anchor, new.outer))
+            return u, new._replace(anchor=kept[0], outer=kept[1])
+
+        def wait(updates: Any, params: Any, state: Any) -> Any:
+            del params
+            return updates, state
+
+        due = exchange.averages_at(state.count)
+        if due is True:  # at every step
+            return average(updates, params, state)
+        return _axes.cond(due, average, wait, updates, params, state)
+
+    tx = optax.GradientTransformationExtraArgs(init, update)
+    return tx if exchange.param_specs is None else on_shards(tx, exchange)
+
+
+def _to_the_mean(
+    exchange: Exchange, updates: optax.Updates, params: optax.Params, step: jax.Array
+) -> optax.Updates:
+    """The updates that take each replica to the mean of all."""
+    rows, rebuild = present(updates, params, like=params, layout=exchange.layout)
+    leaves = [leaf for leaf, _, _ in rows]
+    ahead = [p if exchange.overlap else p + u.astype(p.dtype) for _, u, p in rows]
+    means = mean_over_workers(ahead, leaves, exchange, None, step).means
+    return rebuild(
+        [_moved(exchange, x, u, p) for x, (_, u, p) in zip(means, rows, strict=True)]
+    )
+
+
+def _to_the_anchor(
+    exchange: Exchange,
+    updates: optax.Updates,
+    params: optax.Params,
+    state: AverageParametersState,
+) -> tuple[optax.Updates, AverageParametersState]:
+    """The updates that take each replica to the next anchor, and that anchor."""
+    assert exchange.outer is not None
+    rows, rebuild = present(
+        updates, params, state.anchor, like=params, layout=exchange.layout
+    )
+    leaves = [leaf for leaf, *_ in rows]
+    ahead = []
+    for _, u, p, a in rows:
+        wide = p.astype(jnp.float32)
+        ahead.append((wide if exchange.overlap else wide + u.astype(jnp.float32)) - a)
+    means = mean_over_workers(
+        ahead, leaves, exchange, exchange.payload, state.count
+    ).means
+    grads = keep_absent(
+        rebuild([-mean for mean in means]), optax.tree.zeros_like(state.anchor)
+    )
+    steps, outer = exchange.outer.update(grads, state.outer, state.anchor)
+    moves = [x for _, _, x in present(updates, steps, like=params)[0]]
+    anchors = [a + x for x, (*_, a) in zip(moves, rows, strict=True)]
+    pairs = zip(anchors, rows, strict=True)
+    u = rebuild([_moved(exchange, x, u, p) for x, (_, u, p, _) in pairs])
+    anchor = keep_absent(rebuild(anchors), state.anchor)
+    return u, state._replace(anchor=anchor, outer=outer)
+
+
+def _moved(exchange: Exchange, to: jax.Array, u: jax.Array, p: jax.Array) -> jax.Array:
+    """From p to there, and with ``overlap`` this step's update, in u's dtype."""
+    wide = jnp.float32 if p.dtype.itemsize < 4 else p.dtype
+    moved = to.astype(wide) - p.astype(wide)
+    if exchange.overlap:
+        moved = moved + u.astype(wide)
+    return moved.astype(u.dtype)
+
+
+def _copy_f32(p: Any) -> jax.Array:
+    """A copy, since buffers may be donated; zeros for a ``ShapeDtypeStruct``."""
+    if isinstance(p, jax.ShapeDtypeStruct):
+        return jnp.zeros(p.shape, jnp.float32)
+    return jnp.array(p, jnp.float32, copy=True)
+
+
+def average_gradients(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
+    r"""Averages the gradients densely within a worker, as data parallelism does.
+
+    .. math:: g \leftarrow \text{mean over the devices of the worker of } g
+
+    For workers that are groups of devices with fast links. The links that exchange do
+    this themselves; put it in front of :func:`accumulate`, whose sum must be the same
+    on all devices of a worker.
+
+    Each device must pass the gradient of its own share of the batch. Where types are
+    tracked (``shard_map`` with ``check_vma=True``), ``jax.grad`` with respect to
+    parameters whose type does not vary over the axis has already summed over it, which
+    is refused here: :func:`per_worker_step` hands over parameters whose type does.
+
+    Args:
+      exchange: its ``local_axis_name`` is the mesh axis (or axes) of a worker's
+        devices; with None, the gradients pass unchanged.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs` without state. Its updates are
+      float32 at least, so that the links that follow do not round them.
+
+    Raises:
+      ValueError: in ``update``, for an axis that is not bound, and for gradients that
+        were summed over it already where the types show it.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax, slamb_jax
+      >>> exchange = slamb_jax.Exchange("host", local_axis_name="device")
+      >>> tx = optax.chain(slamb_jax.average_gradients(exchange), optax.sgd(1.0))
+      >>> update = lambda g: tx.update(g, tx.init(g))[0]
+      >>> print(jax.vmap(update, axis_name="device")(jnp.array([1.0, 3.0])))
+      [-2. -2.]
+    """
+    check_exchange(exchange)
+
+    def init(params: optax.Params) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    def update(
+        updates: optax.Updates,
+        state: optax.EmptyState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.EmptyState]:
+        del extra_args
+        return mean_gradients(updates, params, exchange.local_axis_name), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def average_parameters(
+    params: optax.Params, axis_name: _axes.AxisName | None
+) -> optax.Params:
+    """The mean of the replicas: the same bits on every worker.
+
+    Call it where ``axis_name`` is bound. Leaves that are not floating point (counts,
+    keys) are returned as they are. Sums in float32 at least. Under ``check_vma=True``
+    the types of the means do not vary over the axis.
+
+    Args:
+      params: a tree of arrays, each worker's own.
+      axis_name: the mesh axis (or axes) to average over; None for a single worker.
+
+    Returns:
+      A tree like ``params``.
+
+    Raises:
+      ValueError: if ``axis_name`` is not bound.
+
+    Examples:
+      >>> import functools, jax, jax.numpy as jnp, slamb_jax
+      >>> mean = functools.partial(slamb_jax.average_parameters, axis_name="data")
+      >>> print(jax.vmap(mean, axis_name="data")(jnp.array([1.0, 2.0, 6.0])))
+      [3. 3. 3.]
+    """
+    return _collectives.pmean_f32(params, axis_name)
+
+
+def mean_gradients(
+    updates: optax.Updates,
+    params: optax.Params | None,
+    local_axis_name: _axes.AxisName | None,
+) -> optax.Updates:
+    """The means within a worker, in float32 at least; None stays None.
+
+    Their types vary over the axis where those of the parameters do, and only there.
+    """
+    if local_axis_name is None:
+        return updates
+    _axes.check_local(updates, local_axis_name)
+    axes = _axes.tracked_axes(local_axis_name)
+    rows, rebuild = present(updates, updates if params is None else params)
+    wide = [upcast_f32(g) for _, g, _ in rows]
+    means = _collectives.pmean(wide, local_axis_name, typed_same=True)
+    if params is not None:
+        means = [
+            _axes.vary_over(mean, axes & _axes.varying_axes(p))
+            for mean, (_, _, p) in zip(means, rows, strict=True)
+        ]
+    return rebuild(means)
