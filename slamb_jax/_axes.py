@@ -102,25 +102,15 @@ def cond(
     *operands: Any,
 ) -> Any:
     """``lax.cond`` whose branches may differ in the axes their results vary over."""
-    funs = [functools.partial(fun, *operands) for fun in (true_fun, false_fun)]
-    return jax.lax.cond(pred, *_same_types(funs))
-
-
-def switch(index: jax.Array, branches: Sequence[Callable[[], Any]]) -> Any:
-    """``lax.switch`` whose branches may differ in the axes their results vary over."""
-    return jax.lax.switch(index, _same_types(branches))
-
-
-def _same_types(branches: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
-    shapes = [jax.eval_shape(fun) for fun in branches]
+    branches = [functools.partial(fun, *operands) for fun in (true_fun, false_fun)]
     axes = jax.tree.map(
-        lambda *xs: frozenset().union(*(varying_axes(x) for x in xs)), *shapes
+        lambda x, y: varying_axes(x) | varying_axes(y), *map(jax.eval_shape, branches)
     )
 
     def widened(fun: Callable[[], Any]) -> Callable[[], Any]:
         return lambda: jax.tree.map(vary_over, fun(), axes)
 
-    return [widened(fun) for fun in branches]
+    return jax.lax.cond(pred, *map(widened, branches))
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ from slamb_jax._moments import (
 )
 from slamb_jax._platform import computed_again
 from slamb_jax._rounding import next_step
+from slamb_jax.average import average_gradients, average_parameters_every
 from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.sharded import on_shards
 
@@ -240,6 +241,22 @@ def average_momentum(
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return tx if exchange.param_specs is None else on_shards(tx, exchange)
+
+
+def chain_between(
+    exchange: Exchange, *links: optax.GradientTransformation
+) -> optax.GradientTransformationExtraArgs:
+    """The chain of links, with those at its ends that only some exchanges need.
+
+    Where workers are groups of devices, the mean of a group's gradients comes first.
+    Where workers step by themselves, the average of their parameters comes last.
+    """
+    grouped = check_exchange(exchange).local_axis_name is not None
+    return optax.chain(
+        *((average_gradients(exchange),) if grouped else ()),
+        *links,
+        *(() if exchange.averages_momentum else (average_parameters_every(exchange),)),
+    )
 
 
 def unit_decay(exchange: Exchange) -> float | None:

@@ -9,8 +9,7 @@ from slamb_jax import directions
 from slamb_jax._checks import check_range
 from slamb_jax.decay import add_decayed_weights
 from slamb_jax.exchange import Exchange
-from slamb_jax.momentum import average_momentum
-from slamb_jax.optimizers.ends import between_workers, within_workers
+from slamb_jax.momentum import average_momentum, chain_between
 
 
 def adamw(
@@ -101,8 +100,8 @@ def adamw(
       <https://arxiv.org/abs/1711.05101>`_, 2017.
     """
     check_range("learning_rate", learning_rate, schedule=True)
-    return optax.chain(
-        *within_workers(exchange),
+    return chain_between(
+        exchange,
         average_momentum(
             exchange,
             directions.adam(eps, eps_root),
@@ -114,5 +113,4 @@ def adamw(
         ),
         add_decayed_weights(weight_decay, mask),
         optax.scale_by_learning_rate(learning_rate),
-        *between_workers(exchange),
     )

@@ -8,8 +8,7 @@ from jax.typing import ArrayLike, DTypeLike
 from slamb_jax._checks import check_range
 from slamb_jax.decay import add_decayed_weights
 from slamb_jax.exchange import Exchange
-from slamb_jax.momentum import average_momentum, unit_decay
-from slamb_jax.optimizers.ends import between_workers, within_workers
+from slamb_jax.momentum import average_momentum, chain_between, unit_decay
 
 
 def lion(
@@ -65,8 +64,8 @@ def lion(
     """
     check_range("learning_rate", learning_rate, schedule=True)
     check_range("b2", b2, 0.0, 1.0, open_low=True, open_high=True)
-    return optax.chain(
-        *within_workers(exchange),
+    return chain_between(
+        exchange,
         average_momentum(
             exchange,
             optax.scale_by_sign(),
@@ -78,5 +77,4 @@ def lion(
         ),
         add_decayed_weights(weight_decay, mask),
         optax.scale_by_learning_rate(learning_rate),
-        *between_workers(exchange),
     )

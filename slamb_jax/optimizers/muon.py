@@ -15,8 +15,7 @@ from slamb_jax._leaves import map_present
 from slamb_jax.decay import add_decayed_weights
 from slamb_jax.directions import NS_COEFFS, by_kind, matrices
 from slamb_jax.exchange import Exchange, check_exchange
-from slamb_jax.momentum import UNIT_DECAY, average_momentum
-from slamb_jax.optimizers.ends import between_workers, within_workers
+from slamb_jax.momentum import UNIT_DECAY, average_momentum, chain_between
 
 _LEAST = np.float32(0.1)  # a root counts as so much of its leaf's, at least
 _TINY = np.finfo(np.float32).tiny
@@ -164,11 +163,10 @@ def muon(
             optax.scale_by_learning_rate(adam_rate),
         ),
     }
-    return optax.chain(
-        *within_workers(exchange),
+    return chain_between(
+        exchange,
         *steps,
         by_kind(kinds, rates),
-        *between_workers(exchange),
     )
 
 

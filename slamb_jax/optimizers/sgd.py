@@ -6,8 +6,7 @@ from jax.typing import DTypeLike
 from slamb_jax._checks import check_range
 from slamb_jax.decay import add_decayed_weights
 from slamb_jax.exchange import Exchange
-from slamb_jax.momentum import average_momentum, unit_decay
-from slamb_jax.optimizers.ends import between_workers, within_workers
+from slamb_jax.momentum import average_momentum, chain_between, unit_decay
 
 
 def sgd(
@@ -52,8 +51,8 @@ def sgd(
     check_range("learning_rate", learning_rate, schedule=True)
     decay = 0.0 if momentum is None else momentum
     check_range("momentum", decay, 0.0, 1.0, open_high=True)
-    return optax.chain(
-        *within_workers(exchange),
+    return chain_between(
+        exchange,
         average_momentum(
             exchange,
             optax.scale(1 / (1 - decay)),
@@ -65,5 +64,4 @@ def sgd(
         ),
         add_decayed_weights(),  # none, in the parameters' dtype
         optax.scale_by_learning_rate(learning_rate),
-        *between_workers(exchange),
     )

@@ -13,8 +13,7 @@ from slamb_jax.average import average_parameters_every
 from slamb_jax.decay import add_decayed_weights
 from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.lamb import layerwise_trust_ratio
-from slamb_jax.momentum import average_momentum
-from slamb_jax.optimizers.ends import between_workers, within_workers
+from slamb_jax.momentum import average_momentum, chain_between
 from slamb_jax.scale_by_slamb import scale_by_slamb
 
 
@@ -149,8 +148,8 @@ def slamb(
         raise ValueError(
             f"bias_correction=False needs a selection in the exchange, got {exchange!r}"
         )
-    return optax.chain(
-        *within_workers(exchange),
+    return chain_between(
+        exchange,
         average_momentum(
             exchange,
             directions.adam(eps),
@@ -162,5 +161,4 @@ def slamb(
         layerwise_trust_ratio(exchange, **ratios),
         add_decayed_weights(),  # none, in the parameters' dtype
         rate,
-        *between_workers(exchange),
     )
