@@ -102,6 +102,11 @@ def present(
     return rows, rebuild
 
 
+def arrays_of(updates: Any, tree: Any, like: Any) -> list[jax.Array]:
+    """Of a tree like the parameters, the leaves that have an update."""
+    return [x for _, _, x in present(updates, tree, like=like)[0]]
+
+
 def map_numbered(
     fn: Callable[..., Any],
     tree: chex.ArrayTree,

@@ -9,7 +9,7 @@ import optax
 from slamb_jax import _axes, _collectives
 from slamb_jax._checks import check_params
 from slamb_jax._layout import mesh_axes
-from slamb_jax._leaves import keep_absent, present, unless
+from slamb_jax._leaves import arrays_of, keep_absent, present, unless
 from slamb_jax._left_out import see
 from slamb_jax._mean import mean_over_workers
 from slamb_jax._rounding import next_step, upcast_f32
@@ -182,7 +182,7 @@ def _to_the_anchor(
         rebuild([-mean for mean in means]), optax.tree.zeros_like(state.anchor)
     )
     steps, outer = exchange.outer.update(grads, state.outer, state.anchor)
-    moves = [x for _, _, x in present(updates, steps, like=params)[0]]
+    moves = arrays_of(updates, steps, params)
     anchors = [a + x for x, (*_, a) in zip(moves, rows, strict=True)]
     pairs = zip(anchors, rows, strict=True)
     u = rebuild([_moved(exchange, x, u, p) for x, (_, u, p, _) in pairs])

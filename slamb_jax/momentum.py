@@ -20,7 +20,7 @@ from slamb_jax._checks import (
     check_transformation,
 )
 from slamb_jax._layout import mesh_axes
-from slamb_jax._leaves import Leaf, keep_absent, present, unless
+from slamb_jax._leaves import Leaf, arrays_of, keep_absent, present, unless
 from slamb_jax._left_out import see
 from slamb_jax._mean import Means, mean_over_workers
 from slamb_jax._moments import (
@@ -53,7 +53,7 @@ class AverageMomentumState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
     mu: optax.Updates  # the worker's own momentum, as params, float32 or mu_dtype
     nu: optax.Updates | None  # second moment of the mean, as params
-    nu_mean: optax.Updates | None  # float32, [] for each leaf: the mean of nu
+    nu_mean: optax.Updates | None  # float32, [] for each leaf: the mean of nu, in codes
     direction: optax.OptState
 
 
@@ -162,6 +162,7 @@ def average_momentum(
             f"selection={exchange.selection!r} exchanges a share of the momentum, as "
             "slamb_jax.slamb and scale_by_slamb do: give an exchange without one"
         )
+    in_codes = _in_codes(exchange)
     overlap = exchange.overlap and exchange.averages_momentum
     rule = _Rule(share, nesterov, bias_correction, overlap)
 
@@ -170,8 +171,9 @@ def average_momentum(
         mu = init_moment(params, "mu_dtype", mu_dtype)
         nu = nu_mean = None
         if b2 is not None:
-            shards = frozenset(mesh_axes(exchange.param_specs))
             nu = init_moment(params, "nu_dtype", nu_dtype)
+        if b2 is not None and in_codes:
+            shards = frozenset(mesh_axes(exchange.param_specs))
             nu_mean = jax.tree.map(lambda p: _axes.zero_of_sum(p, shards), params)
         count = jnp.zeros([], jnp.int32)
         return AverageMomentumState(count, mu, nu, nu_mean, then.init(params))
@@ -193,15 +195,15 @@ def average_momentum(
         second = None
         if b2 is not None:
             nus, nu_means = (
-                [x for _, _, x in present(updates, tree, like=like)[0]]
+                None if tree is None else arrays_of(updates, tree, like)
                 for tree in (state.nu, state.nu_mean)
             )
-            second = SecondMoment(nus, nu_means, b2)
+            second = SecondMoment(nus or [], nu_means, b2)
 
         def in_units() -> tuple[list[_Momentum], list[Unit], list[jax.Array]]:
             own = [_Momentum(*row, step, rule) for row in zip(gs, ms, bs, strict=True)]
             units = [Unit(jnp.float32(1), jnp.float32(1))] * len(own)
-            if second is not None:
+            if second is not None and second.means is not None:
                 units = second.units(step)
             sent = [m.sent / unit.size for m, unit in zip(own, units, strict=True)]
             return own, units, sent
@@ -230,10 +232,10 @@ def average_momentum(
             of_means = step - 1 if overlap else step
             corrected = rebuild(second.corrected(of_means))
             extra_args = extra_args | {"second_moment": corrected}
-            new = new._replace(
-                nu=keep_absent(rebuild(second.nus), state.nu),
-                nu_mean=keep_absent(rebuild(second.means), state.nu_mean),
-            )
+            new = new._replace(nu=keep_absent(rebuild(second.nus), state.nu))
+            if second.means is not None:
+                nu_mean = keep_absent(rebuild(second.means), state.nu_mean)
+                new = new._replace(nu_mean=nu_mean)
         if skip is not None:
             extra_args = extra_args | {"skip": skip}
         u, inner = then.update(rebuild(means), state.direction, params, **extra_args)
@@ -261,8 +263,13 @@ def chain_between(
 
 def unit_decay(exchange: Exchange) -> float | None:
     """The ``b2`` of an optimizer that has no second moment of its own."""
-    in_codes = exchange.averages_momentum and exchange.payload is not None
-    return UNIT_DECAY if in_codes and exchange.axis_name is not None else None
+    return UNIT_DECAY if _in_codes(exchange) else None
+
+
+def _in_codes(exchange: Exchange) -> bool:
+    """Whether the mean of the momentum is rounded, so that its codes need units."""
+    rounds = exchange.payload is not None and exchange.axis_name is not None
+    return rounds and exchange.averages_momentum
 
 
 def _check_update(
@@ -343,7 +350,7 @@ class SecondMoment(NamedTuple):
     """The second moment of the mean momentum, one array for each leaf."""
 
     nus: list[jax.Array]
-    means: list[jax.Array]  # [], of each of them: no pass over v must end first
+    means: list[jax.Array] | None  # [], of each: no pass over v must end first
     b2: ArrayLike
 
     def units(self, step: jax.Array) -> list[Unit]:
@@ -356,7 +363,7 @@ class SecondMoment(NamedTuple):
             size = jnp.where(floor > 0, root + floor, jnp.float32(1))
             return Unit(size, 1 - _FORGOTTEN * (root / size))
 
-        return [unit(nu, mean) for nu, mean in zip(self.nus, self.means, strict=True)]
+        return list(map(unit, self.nus, self.means or ()))
 
     def after(
         self,
@@ -371,10 +378,12 @@ class SecondMoment(NamedTuple):
             stored(moved(nu, square, self.b2), nu.dtype, step, leaf)
             for leaf, square, nu in zip(leaves, squares, self.nus, strict=True)
         ]
-        of_leaves = zip(_means_of(squares, leaves), self.means, strict=True)
-        of_leaf = [moved(old, x, self.b2) for x, old in of_leaves]
         nus = unless(skip, self.nus, nus)
-        return SecondMoment(nus, unless(skip, self.means, of_leaf), self.b2)
+        if self.means is None:
+            return self._replace(nus=nus)
+        of_leaves = zip(self.means, _means_of(squares, leaves), strict=True)
+        new = [moved(old, x, self.b2) for old, x in of_leaves]
+        return SecondMoment(nus, unless(skip, self.means, new), self.b2)
 
     def corrected(self, step: jax.Array) -> list[jax.Array]:
         """Divided by :math:`1 - b_2^t`."""
