@@ -1,7 +1,7 @@
 """A training program for several processes that may be killed and started again.
 
-``python -m tests.resumable INDEX COUNT PORT DIRECTORY``: it goes on from the last sound
-checkpoint, prints each step on standard output, and writes what it ends with.
+``python -m tests.resumable INDEX COUNT PORT DIRECTORY`` goes on from the last sound
+checkpoint, prints each step on standard output, and writes the bits of its last state.
 """
 
 import argparse
@@ -19,7 +19,8 @@ import optax
 
 import slamb_jax
 
-EXCHANGE = slamb_jax.Exchange("data", min_size=20, b3=0.9, sync_every=4)
+SELECTION = slamb_jax.selections.Strided(0.25, min_size=20, seed=0)
+EXCHANGE = slamb_jax.Exchange("data", selection=SELECTION, payload=None, sync_every=4)
 FEATURES, TARGETS = 24, 16
 
 
@@ -99,7 +100,7 @@ def train(given, watchdog):
             watchdog.beat(t)
             batch = stream.normal(size=(8 * mesh.size, FEATURES + TARGETS))
             if t == 5:
-                batch[3, 1] = np.nan  # one worker's; all skip
+                batch[3, 1] = np.nan  # of one worker: all skip the step
             key = jax.random.fold_in(jax.random.key(4), t)
             state, _ = jax.block_until_ready(run(state, batch.astype(np.float32), key))
             slamb_jax.check_finite(state, 3)
@@ -112,7 +113,7 @@ def train(given, watchdog):
 
 
 def write(given, state, stream):
-    """Each process its own replica, in bits."""
+    """Writes the bits of this process's own replica."""
     end = {"stream": json.dumps(stream.bit_generator.state)}
     for path, x in jax.tree_util.tree_leaves_with_path(state):
         key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

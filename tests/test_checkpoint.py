@@ -1,7 +1,6 @@
-"""Checkpoints: exact, or found to be damaged; and the state of n workers for m."""
+"""Checkpoints are exact or found to be damaged, and n workers are resized to m."""
 
-import functools
-import os
+import dataclasses
 import re
 import shutil
 import subprocess
@@ -17,10 +16,12 @@ from hypothesis import strategies as st
 
 import slamb_jax
 from slamb_jax import command_line
+from slamb_jax.checkpoint import resize
 from slamb_jax.checkpoint.store import Store
 from tests.close import assert_same_bits
 from tests.damage import DAMAGE
 from tests.optimizers import random_tree, slamb
+from tests.test_processes import results
 from tests.workers import AXIS, P, mesh_of, stack, train
 
 N = 4
@@ -89,7 +90,7 @@ def states():
 
 @pytest.fixture(scope="module")
 def sound(states, tmp_path_factory):
-    """Two checkpoints, to be copied: what this process wrote it may remember."""
+    """Two checkpoints, to be copied: Orbax may remember those that it wrote."""
     directory = tmp_path_factory.mktemp("sound")
     with slamb_jax.Checkpoints(directory) as checkpoints:
         for t, state in states.items():
@@ -97,9 +98,13 @@ def sound(states, tmp_path_factory):
     return directory
 
 
+@pytest.fixture
+def copy(sound, tmp_path):
+    return shutil.copytree(sound, tmp_path / "copy")
+
+
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_checkpoint_is_found_out(damage, states, sound, tmp_path):
-    copy = shutil.copytree(sound, tmp_path / "copy")
+def test_a_damaged_checkpoint_is_found_out(damage, states, copy):
     damage(copy / "2")
     with slamb_jax.Checkpoints(copy) as checkpoints:
         with pytest.warns(UserWarning, match=r"2 is damaged \(.*going back to the one"):
@@ -110,8 +115,7 @@ def test_a_damaged_checkpoint_is_found_out(damage, states, sound, tmp_path):
         assert checkpoints.restore(states[1]).step == 2
 
 
-def test_an_earlier_step_is_read_by_its_number(states, sound, tmp_path):
-    copy = shutil.copytree(sound, tmp_path / "copy")
+def test_an_earlier_step_is_read_by_its_number(states, copy):
     with slamb_jax.Checkpoints(copy) as checkpoints:
         found = checkpoints.restore(states[2], step=1)
         assert found.step == 1
@@ -123,9 +127,8 @@ def test_an_earlier_step_is_read_by_its_number(states, sound, tmp_path):
             checkpoints.restore(states[2], step=1)
 
 
-def test_several_damaged_ones_are_kept(states, sound, tmp_path):
+def test_several_damaged_ones_are_kept(states, copy):
     """One is an interrupted save; two are something else, and not to be replaced."""
-    copy = shutil.copytree(sound, tmp_path / "copy")
     for step in "12":
         DAMAGE["lie"](copy / step)
     with slamb_jax.Checkpoints(copy) as checkpoints:
@@ -169,42 +172,36 @@ def test_checkpoints_of_something_else_are_kept(tmp_path):
     assert (tmp_path / "5").is_dir()
 
 
-def test_an_interrupted_save_is_told(states, sound, tmp_path):
-    copy = shutil.copytree(sound, tmp_path / "copy")
-    os.rename(copy / "2", copy / "2.orbax-checkpoint-tmp")
-    with pytest.warns(UserWarning, match="2.orbax-checkpoint-tmp was cut short"):
-        checkpoints = slamb_jax.Checkpoints(copy)
-    with checkpoints:
-        assert checkpoints.restore(states[1]).step == 1
-        checkpoints.save(2, states[2])
-    with slamb_jax.Checkpoints(copy) as checkpoints:
-        assert checkpoints.restore(states[1]).step == 2
-
-
 def test_another_exchange_is_told(tmp_path, recwarn):
-    state, settings = a_state(), {"compress_ratio": 0.1, "seed": 1}
-    open_with = functools.partial(slamb_jax.Checkpoints, tmp_path)
-    with open_with(exchange=slamb_jax.Exchange("data", **settings)) as checkpoints:
+    state, strided = a_state(), slamb_jax.selections.Strided(0.1, min_size=0, seed=1)
+
+    def opened(axis="data", **settings):
+        settings = {"selection": strided, "payload": None, "sync_every": 4} | settings
+        exchange = slamb_jax.Exchange(axis, **settings)
+        return slamb_jax.Checkpoints(tmp_path, exchange=exchange)
+
+    with opened() as checkpoints:
         checkpoints.save(1, state)
-    for same in (slamb_jax.Exchange("x", **settings, b3=0.9), None):
-        with open_with(exchange=same) as checkpoints:
+    for same in (opened("x"), slamb_jax.Checkpoints(tmp_path)):
+        with same as checkpoints:
             assert checkpoints.restore(state).step == 1
     assert not recwarn.list
-    for name, value in (("seed", 2), ("compress_ratio", 0.2), ("sync_every", 4)):
-        other = slamb_jax.Exchange("data", **settings | {name: value})
+    another = dataclasses.replace(strided, seed=2)
+    for name, value in (("selection", another), ("sync_every", 8)):
+        told = re.escape(f"{name}={value!r} where it was")
         with (
-            open_with(exchange=other) as checkpoints,
-            pytest.warns(UserWarning, match=f"{name}={value} where it was"),
+            opened(**{name: value}) as checkpoints,
+            pytest.warns(UserWarning, match=told),
         ):
             assert checkpoints.restore(state).step == 1
 
 
-def test_a_reader_leaves_a_save_in_progress_alone(states, sound, tmp_path, recwarn):
-    copy = shutil.copytree(sound, tmp_path / "copy")
+def test_a_save_is_left_alone_while_it_lasts_and_told_when_cut_short(
+    states, copy, tmp_path, recwarn
+):
     with slamb_jax.Checkpoints(copy) as writer:
         writer.save(3, states[1])
-        begun = copy / "4.orbax-checkpoint-tmp-0"
-        begun.mkdir()
+        begun = shutil.copytree(copy / "3", copy / "4.orbax-checkpoint-tmp-0")
         with slamb_jax.Checkpoints(copy) as reader:
             assert reader.restore(states[1]).step == 3
             with pytest.raises(OSError, match=r"another run is saving into .*copy"):
@@ -216,16 +213,15 @@ def test_a_reader_leaves_a_save_in_progress_alone(states, sound, tmp_path, recwa
     with pytest.warns(UserWarning, match="4.orbax.* was cut short"):
         checkpoints = slamb_jax.Checkpoints(copy)
     with checkpoints:  # that run is over
+        assert checkpoints.restore(states[1]).step == 3
         assert begun.is_dir()
-        checkpoints.save(5, states[1])
+        checkpoints.save(4, states[2])
         assert not begun.exists()
+    with slamb_jax.Checkpoints(copy) as checkpoints:
+        assert checkpoints.restore(states[1]).step == 4
 
 
-def test_a_directory_that_can_only_be_read_is_restored_from(
-    states, sound, tmp_path, monkeypatch
-):
-    copy = shutil.copytree(sound, tmp_path / "copy")
-
+def test_a_directory_that_can_only_be_read_is_restored_from(states, copy, monkeypatch):
     def refuse(self, *_, **__):
         raise PermissionError(13, "Permission denied", str(self))
 
@@ -238,9 +234,8 @@ def test_a_directory_that_can_only_be_read_is_restored_from(
                 checkpoints.save(3, states[1])
 
 
-def test_the_metadata_of_orbax_are_not_needed(states, sound, tmp_path, recwarn):
-    """What is there is judged by its checksums."""
-    copy = shutil.copytree(sound, tmp_path / "copy")
+def test_the_metadata_of_orbax_are_not_needed(states, copy, recwarn):
+    """Checksums judge the files that are there."""
     (copy / "2" / "_CHECKPOINT_METADATA").unlink()
     with slamb_jax.Checkpoints(copy) as checkpoints:
         assert checkpoints.restore(states[1]).step == 2
@@ -325,7 +320,7 @@ def test_resizing_keeps_the_means(n, m, seed):
     low = jax.tree.map(lambda x: np.asarray(x).astype(jnp.bfloat16), params)
     state = {"p": params, "mu": low, "count": np.full(n, 7), "keys": np.ones((n, 2))}
     state["same"] = stack(random_tree({"score": (9,)}, seed), n)
-    out = slamb_jax.resize(state, m)
+    out = resize(state, m)
     assert jax.tree.structure(out) == jax.tree.structure(state)
     assert_same_bits(out["same"], stack(random_tree({"score": (9,)}, seed), m))
     for x, y in zip(*map(jax.tree.leaves, (state, out)), strict=True):
@@ -343,47 +338,90 @@ def test_resizing_keeps_the_means(n, m, seed):
 @pytest.mark.parametrize("m", [2, 3, 4, 9])
 def test_resizing_gives_each_worker_its_own_key_and_number(m):
     state = a_state()
-    out = slamb_jax.resize({k: state[k] for k in ("key", "own", "worker")}, m)
+    out = resize({k: state[k] for k in ("key", "own", "worker")}, m)
     assert out["worker"].tolist() == list(range(m))
     same, own = (jax.random.key_data(out[name]) for name in ("key", "own"))
     assert len(np.unique(own, axis=0)) == m
     np.testing.assert_array_equal(same, [jax.random.key_data(state["key"][0])] * m)
 
 
+@pytest.mark.parametrize("on_mesh", [True, False])
 @pytest.mark.parametrize("m", [2, 8])
-def test_the_command_in_the_error_resizes(m, tmp_path, capsys):
-    state, other = a_state(), a_state(m, seed=1)
+def test_a_checkpoint_is_resized_as_a_state_is(m, on_mesh, tmp_path, capsys):
+    """By restore, and by the command that its error names."""
+    state, like = a_state(), a_state(m, 1, mesh_of(m) if on_mesh else None)
     with slamb_jax.Checkpoints(tmp_path / "in") as checkpoints:
         checkpoints.save(7, state, {"position": 99})
         with pytest.raises(ValueError, match=f"expected {m}") as caught:
-            checkpoints.restore(other)
-    command = str(caught.value).rsplit(": slamb-jax ", 1)[1]
-    command_line.main(command.replace("OUT", str(tmp_path / "out")).split())
-    leaves = len(jax.tree.leaves(state))
-    said = f"7: step 7, 4 workers to {m}, {leaves} leaves"
-    assert said in capsys.readouterr().out
-    with slamb_jax.Checkpoints(tmp_path / "out") as checkpoints:
-        found = checkpoints.restore(other)
-    assert (found.step, found.extra) == (7, {"position": 99})
-    assert_same_bits(found.state, slamb_jax.resize(state, m))
-
-
-@pytest.mark.parametrize("on_mesh", [True, False])
-@pytest.mark.parametrize("m", [2, 8])
-def test_restoring_resizes_where_it_is_told_to(m, on_mesh, tmp_path):
-    state, like = a_state(), a_state(m, 1, mesh_of(m) if on_mesh else None)
-    with slamb_jax.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(7, state, {"position": 99})
+            checkpoints.restore(like)
         with pytest.raises(ValueError, match="workers must be those of like"):
             checkpoints.restore(like, workers=N)
-        found = checkpoints.restore(like, workers=m)
         with pytest.raises(ValueError, match="does not fit"):
             checkpoints.restore({"other": jnp.ones(m)}, workers=m)
         assert_same_bits(checkpoints.restore(state, workers=N).state, state)
-    assert (found.step, found.extra) == (7, {"position": 99})
-    assert_same_bits(found.state, slamb_jax.resize(state, m))
-    for x, y in zip(*map(jax.tree.leaves, (found.state, like)), strict=True):
-        assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
+        at_once = checkpoints.restore(like, workers=m)
+    command = str(caught.value).rsplit(": slamb-jax ", 1)[1]
+    command_line.main(command.replace("OUT", str(tmp_path / "out")).split())
+    leaves = len(jax.tree.leaves(state))
+    assert f"7: step 7, 4 workers to {m}, {leaves} leaves" in capsys.readouterr().out
+    with slamb_jax.Checkpoints(tmp_path / "out") as checkpoints:
+        on_disk = checkpoints.restore(like)
+    for found in (at_once, on_disk):
+        assert (found.step, found.extra) == (7, {"position": 99})
+        assert_same_bits(found.state, resize(state, m))
+        for x, y in zip(*map(jax.tree.leaves, (found.state, like)), strict=True):
+            assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
+
+
+PROCESSES = """
+import json, pathlib, shutil, sys
+import jax, jax.numpy as jnp
+import slamb_jax
+from jax.experimental import multihost_utils
+from slamb_jax.checkpoint.store import try_read
+
+index, count, port = map(int, sys.argv[1:])
+jax.distributed.initialize(f"localhost:{port}", count, index)
+mesh, found = jax.make_mesh((4,), ("data",)), {}
+state = {"w": jnp.ones(3), "key": jax.random.key(0)}
+state = slamb_jax.replicate(state, mesh, slamb_jax.Exchange("data"))
+shared, own = pathlib.Path("shared"), pathlib.Path(str(index))
+
+def attempt(name, directory, use):
+    try:
+        with slamb_jax.Checkpoints(directory) as checkpoints:
+            found[name] = use(checkpoints)
+    except (OSError, ValueError) as error:
+        found[name] = type(error).__name__ + ": " + str(error)
+
+attempt("saved", shared, lambda x: x.save(1, state))
+attempt("restored", shared, lambda x: x.restore(state).step)
+attempt("own", own, lambda x: x.save(1, state))
+found["left"] = [path.name for path in own.iterdir()]
+if index == 0:
+    shutil.copytree(shared / "1", own / "1")
+multihost_utils.sync_global_devices("copied")
+attempt("other", own, lambda x: x.restore(state))
+attempt("damage", shared, lambda _: try_read(shared, lambda: [0][index]))
+attempt("failure", shared, lambda _: try_read(shared, lambda: bytes(index << 62)))
+print("result", json.dumps([jax.process_count(), found]))
+"""
+
+
+@pytest.mark.long
+def test_processes_share_the_directory_and_what_went_wrong(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for found in results(2, PROCESSES):
+        assert found["saved"] == 4 * (3 + 4 * 2)  # one w, and four keys
+        assert found["restored"] == 1
+        assert found["left"] == []
+        told = (
+            f"ValueError: directory .* all processes share, .*{tmp_path}/1: process 1"
+        )
+        assert re.match(f"{told} does not see a file", found["own"])
+        assert re.match(rf"{told} sees the checkpoints \[\]", found["other"])
+        assert re.match("DamagedCheckpointError: IndexError", found["damage"])
+        assert re.match(r"OSError: .*\(MemoryError.*it is kept", found["failure"])
 
 
 def test_only_checkpoints_need_orbax(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Runs of four processes that are killed and started again: nothing is lost."""
+"""Runs of four processes that are killed and started again lose nothing."""
 
 import json
 import random
@@ -67,7 +67,7 @@ def ends(directory):
 
 
 def to_the_end(directory, **options):
-    """What a run that nobody interrupts ends with."""
+    """The last states of a run that nobody interrupts."""
     with Launch(directory, N, **options) as run:
         assert run.statuses() == [0] * N, run.told()
     return ends(directory)
@@ -78,7 +78,7 @@ def check_same(got, want):
         assert sorted(a) == sorted(b)
         assert not [name for name in b if a[name] != b[name]]
     w1 = {end["[0]['w1']"] for end in want}
-    assert len(w1) == N  # replicas had drifted apart: each came back as it was
+    assert len(w1) == N  # the replicas differ, and each came back as it was
 
 
 def others(values, gone):
@@ -107,8 +107,8 @@ def test_other_ends_of_a_worker(fail, said, tmp_path):
             assert re.search(said, told), told
 
 
-# Of each five launches two are killed in a save, two at a step, one in part. No run
-# ends at an averaging step: replicas differ.
+# Of each five launches two are killed in a save, two at a step, and of one a single
+# process. No run ends at an averaging step, so that its replicas differ.
 KINDS = ("in a save", "one worker", "at a step", "in a save", "at a step")
 RUNS = [pytest.param(0, KINDS[:3], 19, id="three_kills")]
 RUNS += [pytest.param(seed, KINDS * 2, 51, id=f"ten_kills_{seed}") for seed in range(5)]

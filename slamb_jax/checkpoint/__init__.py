@@ -1,6 +1,6 @@
 """Saves, restores and resizes the state of all workers."""
 
 from slamb_jax.checkpoint.checkpoints import Checkpoints, Restored
-from slamb_jax.checkpoint.resize import resize, resize_checkpoint
+from slamb_jax.checkpoint.resizing import resize, resize_checkpoint
 
 __all__ = ["Checkpoints", "Restored", "resize", "resize_checkpoint"]

@@ -2,32 +2,28 @@
 
 import json
 import pathlib
+import re
 import warnings
-from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax._checks import check_integer, check_range
-from slamb_jax.checkpoint.checks import another_selection, check_count, selects_of
+from slamb_jax._checks import check_integer, check_range, shown
 from slamb_jax.checkpoint.format import (
     FORMAT,
-    LeafMetadata,
-    Metadata,
-    leaf_metadata,
     leaves_by_name,
+    pack,
     read_checkpoint,
     with_checksum,
 )
-from slamb_jax.checkpoint.store import Store
-from slamb_jax.exchange import Exchange
-from slamb_jax.workers.agreement import differing
-from slamb_jax.workers.checksums import checksums
-from slamb_jax.workers.mesh import raw, replicated
+from slamb_jax.checkpoint.store import DamagedCheckpointError, Store
+from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.workers.replicas import check_replicas
+
+# The settings of an Exchange that say which coordinates are exchanged when.
+_SELECTS = ("compress_ratio", "min_size", "selection", "seed", "sync_every", "rolling")
 
 
 class Restored(NamedTuple):
@@ -41,31 +37,34 @@ class Restored(NamedTuple):
 class Checkpoints:
     """Saves and restores all replicas in a directory, for exact resume.
 
-    Leaves whose replicas are equal to the bit (counts, keys, moments of what is
-    exchanged densely) are stored once, others n times, with a 64-bit checksum of every
-    replica. Where a killed process left a checkpoint incomplete, or it was damaged
-    later, :meth:`restore` warns and reads the one before it.
+    A leaf whose replicas are equal to the bit (a count, a second moment, parameters
+    under the default exchange) is stored once, any other leaf n times, with a 64-bit
+    checksum of every stored replica. Where a killed process left a checkpoint
+    incomplete, or files were damaged later, :meth:`restore` warns and reads the
+    checkpoint before it.
 
-    All processes must call each method, and see the same directory; each array is
-    written by the process that holds it, through Orbax. Needs
-    ``slamb-jax[checkpoint]``.
+    All processes must call each method, and see the same directory; each process
+    writes the arrays that it holds, through Orbax. Needs ``slamb-jax[checkpoint]``.
 
     Args:
-      directory: where to write; made if it is missing. Until the first :meth:`save`
-        nothing in it is changed, and it may be one that can only be read. Only one run
-        may save into it at a time, where the file system has locks.
+      directory: where to write, on a file system that all processes share; made if it
+        is missing. Until the first :meth:`save` nothing in it is changed, and read
+        access is enough. Where the file system has locks, only one run at a time may
+        save into it.
       keep: how many checkpoints to keep, the latest ones; at least 2, so that there is
         one before the last.
       asynchronous: whether :meth:`save` copies the state on its devices and returns,
         and threads write the copy; the next save, :meth:`wait` and :meth:`close` wait
         for them and raise their errors.
-      exchange: that of the state. Which coordinates it exchanges when is saved too, and
-        :meth:`restore` warns where that was another: ages then begin wrong, and with
-        them rates. None: this is not looked at.
+      exchange: the exchange of the state. Its settings that say which coordinates are
+        exchanged when are saved too, and :meth:`restore` warns if they were others:
+        the ages of coordinates, and with them rates, then begin wrong. None: they are
+        neither saved nor compared.
 
     Raises:
-      ValueError: for ``keep`` out of range, or a ``directory`` that cannot be made, or
-        in :meth:`save` not be written to.
+      ValueError: for ``keep`` out of range, or a ``directory`` that cannot be made; in
+        :meth:`save` also for a directory that cannot be written to, or that is not the
+        same for all processes.
       OSError: where writing fails, on a full disk say, or while another run saves into
         the directory: earlier checkpoints remain.
       ImportError: without Orbax.
@@ -88,12 +87,16 @@ class Checkpoints:
         asynchronous: bool = False,
         exchange: Exchange | None = None,
     ) -> None:
-        self._selects = selects_of(exchange)
+        self._selects: dict[str, str] = {}
+        if exchange is not None:
+            check_exchange(exchange)
+            found = {k: repr(getattr(exchange, k, None)) for k in _SELECTS}
+            self._selects = {
+                k: re.sub(" at 0x[0-9a-f]+", "", x) for k, x in found.items()
+            }
         self._store = Store(directory, keep=keep, asynchronous=asynchronous)
         self._asynchronous = asynchronous
-        self._damaged: set[int] = set()
-        for name in self._store.unfinished:
-            path = self._store.path(name)
+        for path in self._store.cut_short():
             warnings.warn(
                 f"a save into {path} was cut short and is ignored", stacklevel=2
             )
@@ -111,11 +114,11 @@ class Checkpoints:
         Args:
           step: its number, larger than those before it.
           state: parameters, optimizer state, random keys: with a leading replica axis.
-          extra: what JSON can hold, such as the position in the data.
+          extra: a dict that JSON can hold, with the position in the data for example.
           rtol: floating-point leaves whose replicas agree to this tolerance (see
             :func:`assert_replicas_agree`) are stored once, as the first replica. 0 is
-            exact; 1e-5 is compact at steps that averaged the parameters, t = 1, H + 1,
-            2H + 1, ...
+            exact; 1e-5 is compact after a step that averaged the parameters (see
+            ``Exchange.averages_at``).
 
         Returns:
           The bytes of its arrays, before Orbax compresses them.
@@ -127,53 +130,21 @@ class Checkpoints:
         """
         check_integer("step", step, 0)
         check_range("rtol", rtol, 0.0, open_high=True)
-        if extra is not None and not isinstance(extra, dict):
-            raise ValueError(f"extra must be a dict, got {extra!r}")
+        extra = {} if extra is None else extra
+        try:
+            json.dumps({**extra})
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"extra must be a dict that JSON can hold, got {shown(extra)}: {error}"
+            ) from error
         n = check_replicas("state", state)
         leaves = leaves_by_name(state)
         if not leaves:
             raise ValueError(f"state must have leaves, got {state!r}")
-        values = list(leaves.values())
-        sums = checksums(values)
-        unlike = differing(values, sums, rtol)
-        arrays: dict[str, jax.Array | np.ndarray] = {}
-        metadata: dict[str, LeafMetadata] = {}
-        for (name, x), apart, own in zip(leaves.items(), unlike, sums, strict=True):
-            check_count(name, x, int(apart), n)
-            if apart:  # the caller may donate the state before the threads have written
-                arrays[name] = jnp.copy(raw(x)) if self._asynchronous else raw(x)
-            else:  # on the host: older jax cannot slice a replicated array for Orbax
-                arrays[name] = np.asarray(replicated(_first, raw(x)))
-                own = own[:1]
-            metadata[name] = leaf_metadata(x, own.tolist(), once=not apart)
-        return self.write(step, arrays, n, metadata, extra or {})
-
-    def write(
-        self,
-        step: int,
-        arrays: Mapping[str, jax.Array | np.ndarray],
-        workers: int,
-        leaves: dict[str, LeafMetadata],
-        extra: dict[str, Any],
-        selects: dict[str, str] | None = None,
-    ) -> int:
-        """Writes arrays as they are stored, with their metadata; returns the bytes."""
-        try:
-            json.dumps(extra)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"extra must be what JSON can hold: {error}") from error
-        self._store.begin_writing()
-        for damaged in sorted(self._damaged):  # their numbers may be written again
-            self._store.delete(damaged)
-        self._damaged.clear()
-        latest = self._store.latest()
-        if latest is not None and step <= latest:
-            raise ValueError(f"step must be larger than the last, {latest}, got {step}")
-        metadata = {"format": FORMAT, "workers": workers, "leaves": leaves}
-        selects = self._selects if selects is None else selects
-        metadata |= {"extra": extra, "selects": selects}
-        self._store.write(step, arrays, with_checksum(metadata))
-        return sum(x.nbytes for x in arrays.values())
+        arrays, stored = pack(leaves, n, rtol, copy=self._asynchronous)
+        metadata = {"format": FORMAT, "workers": n, "leaves": stored, "extra": extra}
+        metadata = with_checksum(metadata | {"selects": self._selects})
+        return self._store.write(step, arrays, metadata)
 
     def wait(self) -> None:
         """Waits until every save is written."""
@@ -191,71 +162,77 @@ class Checkpoints:
         Args:
           like: a state as :func:`replicate` returned it. Its structure, shapes, dtypes
             and shardings count, not its values.
-          step: read this one instead. To go on from there save into another
-            directory, or move the later ones away.
-          workers: the number of workers that ``like`` has, to allow a checkpoint of
-            another number, which is resized by the rule of :func:`resize`. Every
-            process then reads all replicas.
+          step: read the checkpoint of this step instead. To go on from there save into
+            another directory, or move the later checkpoints away.
+          workers: the number of workers of ``like``, which allows a checkpoint of
+            another number: it is resized by the rule of :func:`checkpoint.resize`.
+            Every process then reads all replicas.
 
         Raises:
           ValueError: if the checkpoint does not fit: of another model or optimizer,
             another number of workers (without ``workers``) or a later format; if
-            it was not written by this class; if ``step`` is not there or damaged; or
-            if there are several and all are damaged, which no interrupted save does.
+            another program wrote it; if ``step`` is not there or damaged; if there are
+            several checkpoints and all are damaged, which no interrupted save does; or
+            if processes see different checkpoints.
           OSError: where reading fails for another reason than the files: memory,
             rights. Nothing is deleted then, nor with a ValueError.
         """
         if workers is not None and (n := check_replicas("like", like)) != workers:
             raise ValueError(f"workers must be those of like, {n}, got {workers!r}")
-        skipped: dict[int, str] = {}
         steps = self._store.steps()
         if step is not None and step not in steps:
             raise ValueError(f"step must be one of {sorted(steps)}, got {step!r}")
+        skipped: dict[int, str] = {}
         for at in steps if step is None else [step]:
-            found, problem = read_checkpoint(
-                self._store, at, like, resized=workers is not None
-            )
-            if found is not None:
-                self._damaged |= skipped.keys()
-                metadata, leaves = found
-                path = self._store.path(at)
-                if other := another_selection(metadata["selects"], self._selects):
-                    warnings.warn(f"checkpoint {path} is of {other}", stacklevel=2)
-                state = jax.tree.unflatten(jax.tree.structure(like), leaves.values())
-                return Restored(at, state, metadata["extra"])
-            if step is not None:
-                path = self._store.path(step)
-                raise ValueError(f"checkpoint {path} is damaged ({problem})")
-            skipped[at] = problem
-            warnings.warn(
-                f"checkpoint {self._store.path(at)} is damaged ({problem}) and is "
-                "ignored: going back to the one before it",
-                stacklevel=2,
-            )
+            path = self._store.directory / str(at)
+            try:
+                metadata, leaves = read_checkpoint(
+                    self._store, at, like, resized=workers is not None
+                )
+            except DamagedCheckpointError as error:
+                told = f"checkpoint {path} is damaged ({error})"
+                if step is not None:
+                    raise ValueError(told) from error
+                skipped[at] = str(error)
+                told += " and is ignored: going back to the one before it"
+                warnings.warn(told, stacklevel=2)
+                continue
+            self._store.damaged |= skipped.keys()
+            own, saved = self._selects, metadata["selects"]
+            if changed := [k for k in own if saved.get(k, own[k]) != own[k]]:
+                values = [f"{k}={own[k]} where it was {saved[k]}" for k in changed]
+                warnings.warn(
+                    f"checkpoint {path} is of another exchange: {', '.join(values)}. "
+                    "The ages of coordinates are wrong until each has had its turn",
+                    stacklevel=2,
+                )
+            state = jax.tree.unflatten(jax.tree.structure(like), leaves.values())
+            return Restored(at, state, metadata["extra"])
         if len(skipped) > 1:
             problems = "; ".join(f"{step}: {why}" for step, why in skipped.items())
             raise ValueError(
                 f"no checkpoint in {self._store.directory} can be read ({problems}): "
                 "all are kept; to start anew, move them away"
             )
-        self._damaged |= skipped.keys()
+        self._store.damaged |= skipped.keys()
         return None
 
-    def metadata(self, step: int) -> Metadata:
-        """Reads the metadata of a checkpoint: workers, leaves, checksums, extra."""
-        return self._store.metadata(step)
+    def load(self, step: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Reads a checkpoint to the host as it is stored, without a state to fit.
 
-    def load(self, step: int) -> tuple[Metadata, dict[str, np.ndarray]]:
-        """Reads a checkpoint to the host as it is stored, without a state to fit."""
-        found, problem = read_checkpoint(self._store, step)
-        if found is None:
+        Returns:
+          Its metadata (``workers``, ``leaves``, ``extra``), and its arrays by name: of
+          one replica where ``leaves`` says that it is stored ``once``, else of all.
+        """
+        try:
+            metadata, leaves = read_checkpoint(self._store, step)
+        except DamagedCheckpointError as error:
             raise ValueError(
-                f"checkpoint {self._store.path(step)} is damaged ({problem}): "
+                f"checkpoint {self._store.directory / str(step)} is damaged ({error}): "
                 "remove it, and the one before it is the latest"
-            )
-        metadata, leaves = found
-        once = {name: leaf["once"] for name, leaf in metadata["leaves"].items()}
-        return metadata, {k: x[0, ...] if once[k] else x for k, x in leaves.items()}
+            ) from error
+        once = {name for name, leaf in metadata["leaves"].items() if leaf["once"]}
+        return metadata, {k: x[0, ...] if k in once else x for k, x in leaves.items()}
 
     def latest(self) -> int | None:
         """The step of the latest checkpoint, sound or damaged; None without any."""
@@ -270,7 +247,3 @@ class Checkpoints:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _first(x: jax.Array) -> jax.Array:
-    return x[0]

@@ -1,52 +1,37 @@
-"""The format of a checkpoint: its metadata, and how its arrays are read."""
+"""The format of a checkpoint: its metadata, and how its arrays are read.
+
+The metadata are a JSON object; ``leaves`` has one entry for each leaf of the state::
+
+    {"format": 1, "workers": 8, "extra": {...},
+     "selects": {"sync_every": "100", ...},  # settings of the exchange
+     "leaves": {"['w']": {
+         "shape": [16, 4], "dtype": "float32",  # of one replica
+         "once": false,  # whether all replicas are equal, and one is stored
+         "checksums": [[1234, 5678], ...]}},  # two words for each stored replica
+     "checksum": "0123456789abcdef"}  # of all of the above
+"""
 
 import hashlib
 import json
 import pathlib
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, TypedDict, cast
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
-from slamb_jax.checkpoint.resize_leaf import resize_leaf
-from slamb_jax.checkpoint.store import Store, try_read
+from slamb_jax.checkpoint.store import DamagedCheckpointError, Store, try_read
+from slamb_jax.workers.agreement import differing
 from slamb_jax.workers.checksums import checksums
-from slamb_jax.workers.mesh import (
-    auto_mesh,
-    device_put_global,
-    mesh_sharding,
-    on_raw,
-    raw,
-)
+from slamb_jax.workers.keys import resized_words
+from slamb_jax.workers.mesh import device_put_global, on_raw, raw, replicated
 from slamb_jax.workers.replicas import check_replicas
 
 FORMAT = 1
-_MUST_FIT: tuple[Literal["shape", "dtype"], ...] = ("shape", "dtype")
-
-
-class LeafMetadata(TypedDict):
-    """What a checkpoint tells about one leaf."""
-
-    shape: list[int]  # of one replica
-    dtype: str
-    once: bool  # whether all replicas are equal, and one is stored
-    checksums: list[list[int]]  # two words for each stored replica
-
-
-class Metadata(TypedDict):
-    """What a checkpoint tells about itself."""
-
-    format: int
-    workers: int
-    leaves: dict[str, LeafMetadata]
-    extra: dict[str, Any]
-    selects: dict[str, str]  # of the exchange: what is exchanged when; or nothing
-    checksum: str  # of all of the above
+_CHECKSUM = "the checksum of {} is not the one that was saved"
 
 
 def leaves_by_name(tree: chex.ArrayTree) -> dict[str, Any]:
@@ -55,159 +40,189 @@ def leaves_by_name(tree: chex.ArrayTree) -> dict[str, Any]:
     return {jax.tree_util.keystr(path) or "state": x for path, x in leaves}
 
 
-def leaf_metadata(x: Any, sums: list[list[int]], *, once: bool) -> LeafMetadata:
-    """The metadata of one leaf with a leading replica axis."""
-    shape, dtype = list(jnp.shape(raw(x))[1:]), str(jnp.result_type(x))
-    return LeafMetadata(shape=shape, dtype=dtype, once=once, checksums=sums)
-
-
-def with_checksum(metadata: Mapping[str, Any]) -> Metadata:
+def with_checksum(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata with a checksum of the rest, as JSON holds it."""
     rest = {k: x for k, x in metadata.items() if k != "checksum"}
     text = json.dumps(json.loads(json.dumps(rest)), sort_keys=True)  # keys are strings
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return cast(Metadata, rest | {"checksum": digest})
+    return rest | {"checksum": hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+
+def holds_keys(leaf: Mapping[str, Any]) -> bool:
+    """Whether a leaf is stored as the words of random keys."""
+    return leaf["dtype"].startswith("key<")
+
+
+def pack(
+    leaves: dict[str, Any], workers: int, rtol: float, *, copy: bool
+) -> tuple[dict[str, jax.Array | np.ndarray], dict[str, dict[str, Any]]]:
+    """The arrays to store for the replicas of each leaf, and their metadata.
+
+    ``copy``: of arrays on devices, which the caller may donate before they are written.
+    """
+    sums = checksums(list(leaves.values()))
+    unlike = differing(list(leaves.values()), sums, rtol)
+    arrays: dict[str, jax.Array | np.ndarray] = {}
+    stored: dict[str, dict[str, Any]] = {}
+    for (name, x), apart, own in zip(leaves.items(), unlike, sums, strict=True):
+        if apart:
+            _check_count(name, x, f"{apart} of {workers}")
+            arrays[name] = jnp.copy(raw(x)) if copy else raw(x)
+        else:  # on the host: older jax cannot slice a replicated array for Orbax
+            arrays[name] = np.asarray(replicated(_first, raw(x)))
+            own = own[:1]
+        stored[name] = {"once": not apart, "checksums": own.tolist()}
+        stored[name] |= _shape_and_dtype(x)
+    return arrays, stored
+
+
+def _first(x: jax.Array) -> jax.Array:
+    return x[0]
+
+
+def _check_count(name: str, x: Any, apart: str) -> None:
+    """Raises for an optimizer's count of steps that differs between workers."""
+    if name.endswith(".count") and x.ndim == 1 and jnp.issubdtype(x.dtype, jnp.integer):
+        raise ValueError(
+            f"state{name} must be the same on all workers, and {apart} have another "
+            "than the first: a step was skipped on some of them only. Skip it on all "
+            "with slamb_jax.skip_not_finite"
+        )
 
 
 def read_checkpoint(
-    store: Store,
-    step: int,
-    like: chex.ArrayTree | None = None,
-    *,
-    resized: bool = False,
-) -> tuple[tuple[Metadata, dict[str, Any]] | None, str]:
-    """Metadata and replicas, placed like ``like`` or on the host; or None and damage.
+    store: Store, step: int, like: Any = None, *, resized: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Reads metadata and replicas, placed like ``like``, or on the host without it.
 
-    ``resized``: those of another number of workers are resized to that of ``like``.
+    With ``resized`` a checkpoint of another number of workers is turned into that of
+    ``like``; every process then reads all replicas.
 
     Raises:
-      ValueError: for another version of the format, or if ``like`` does not fit.
+      DamagedCheckpointError: if files are missing, or differ from those saved.
+      ValueError: for a checkpoint of another program or another version of the format,
+        or if ``like`` does not fit.
     """
-    path = store.path(step)
-    metadata: Metadata | None
-    metadata, problem = try_read(path, lambda: store.metadata(step))
-    if metadata is None:
-        return None, problem
+    path = store.directory / str(step)
+    metadata = try_read(path, lambda: store.metadata(step))
+    if "leaves" not in metadata:
+        raise ValueError(
+            f"checkpoint {path} could not be read: it is not one of "
+            "slamb_jax.Checkpoints; it is kept"
+        )
     if metadata["format"] != FORMAT:
         raise ValueError(
             f"checkpoint {path} has format {metadata['format']}, and this version of "
             f"slamb_jax reads {FORMAT}"
         )
     if metadata != with_checksum(metadata):
-        return None, "the checksum of its metadata is not the one that was saved"
-    workers, stored = metadata["workers"], metadata["leaves"]
+        raise DamagedCheckpointError(_CHECKSUM.format("its metadata"))
     if like is None:
-        leaves = {name: _on_host(leaf, workers) for name, leaf in stored.items()}
-    else:
-        n = _check_fits(metadata, like, path, resized=resized)
-        if workers != n:
-            return _read_resized(store, step, like, n)
-        leaves = leaves_by_name(jax.tree.map(jnp.asarray, like))
-    what = {
-        name: _stored_like(raw(x), stored[name]["once"])
-        for name, x in leaves.items()
-        if x.size  # what has no elements is not stored
-    }
-    arrays, problem = try_read(path, lambda: store.read(step, what))
-    if arrays is None:
-        return None, problem
-    placed = {
-        name: _place_like(arrays[name], x) if x.size else x
-        for name, x in leaves.items()
-    }
-    for name, found in zip(placed, checksums(list(placed.values())), strict=True):
-        if (found != np.array(stored[name]["checksums"], np.uint32)).any():
-            return None, f"the checksum of {name} is not the one that was saved"
-    return (metadata, placed), ""
-
-
-def _read_resized(
-    store: Store, step: int, like: chex.ArrayTree, workers: int
-) -> tuple[tuple[Metadata, dict[str, Any]] | None, str]:
-    """As :func:`read_checkpoint`; every process reads all replicas."""
-    found, problem = read_checkpoint(store, step)
-    if found is None:
-        return None, problem
-    metadata, arrays = found
-
-    def placed(name: str, words: Any) -> Any:
-        keys = holds_keys(metadata["leaves"][name])
-        own = resize_leaf(name, np.asarray(arrays[name]), workers, keys=keys)
-        on_mesh = mesh_sharding(words)
-        return device_put_global(own, on_mesh) if on_mesh else jnp.asarray(own)
-
+        return metadata, _read_leaves(store, step, metadata, None)
+    n = _check_fits(metadata, like, path, resized=resized)
     leaves = leaves_by_name(jax.tree.map(jnp.asarray, like))
-    new = {name: on_raw(partial(placed, name), x) for name, x in leaves.items()}
-    return (metadata, new), ""
+    if n == metadata["workers"]:
+        return metadata, _read_leaves(store, step, metadata, leaves)
+    stored, old = metadata["leaves"], _read_leaves(store, step, metadata, None)
+
+    def new(name: str, words: Any) -> jax.Array:
+        own = resize_leaf(name, old[name], n, keys=holds_keys(stored[name]))
+        return device_put_global(own, words.sharding)
+
+    return metadata, {k: on_raw(partial(new, k), x) for k, x in leaves.items()}
+
+
+def _read_leaves(
+    store: Store, step: int, metadata: dict[str, Any], like: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Reads and verifies all replicas, placed like ``like``, or on the host."""
+    workers, stored = metadata["workers"], metadata["leaves"]
+
+    def template(name: str, leaf: dict[str, Any]) -> Any:
+        dtype = jnp.dtype("uint32" if holds_keys(leaf) else leaf["dtype"])
+        shape = [*leaf["shape"]] if leaf["once"] else [workers, *leaf["shape"]]
+        if like is None or leaf["once"]:
+            return np.broadcast_to(np.zeros((), dtype), shape)  # takes no memory
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=raw(like[name]).sharding)
+
+    arrays = {name: template(name, leaf) for name, leaf in stored.items()}
+    sized = {name: x for name, x in arrays.items() if x.size}  # others are not stored
+    arrays |= try_read(store.directory / str(step), lambda: store.read(step, sized))
+
+    def placed(name: str, words: Any = None) -> Any:
+        if isinstance(x := arrays[name], jax.Array):
+            return x
+        x = np.broadcast_to(x, (workers, *stored[name]["shape"]))
+        return x if words is None else device_put_global(x, words.sharding)
+
+    if like is None:
+        found = {name: placed(name) for name in stored}
+    else:
+        found = {name: on_raw(partial(placed, name), x) for name, x in like.items()}
+    for name, sums in zip(found, checksums(list(found.values())), strict=True):
+        if (sums != np.array(stored[name]["checksums"], np.uint32)).any():
+            raise DamagedCheckpointError(_CHECKSUM.format(name))
+    return found
 
 
 def _check_fits(
-    metadata: Metadata, like: chex.ArrayTree, path: pathlib.Path, *, resized: bool
+    metadata: dict[str, Any], like: chex.ArrayTree, path: pathlib.Path, *, resized: bool
 ) -> int:
-    """Raises unless a checkpoint holds what ``like`` expects; the workers of that."""
-    n = check_replicas("like", like)
+    """Returns the workers of ``like``; raises unless the checkpoint has its leaves."""
+    n, found = check_replicas("like", like), metadata["leaves"]
     if metadata["workers"] != n and not resized:
         raise ValueError(
             f"checkpoint {path} is of {metadata['workers']} workers, expected {n}, to "
             f"which restore(like, workers={n}) resizes it; or on disk: "
             f"slamb-jax resize {path.parent} OUT --workers {n}"
         )
-    found = metadata["leaves"]
-    leaves = leaves_by_name(like)
-    expected = {name: leaf_metadata(x, [], once=False) for name, x in leaves.items()}
-    differences = []
-    for name in expected | found:
-        if name not in found:
-            differences.append(f"{name} is missing")
-        elif name not in expected:
-            differences.append(f"{name} is not expected")
-        else:
-            differences += [
-                f"{name} has {key} {found[name][key]}, expected {expected[name][key]}"
-                for key in _MUST_FIT
-                if found[name][key] != expected[name][key]
-            ]
-    if differences:
-        more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
-        raise ValueError(
-            f"checkpoint {path} does not fit: {'; '.join(differences[:5])}{more}"
-        )
+    expected = {k: _shape_and_dtype(x) for k, x in leaves_by_name(like).items()}
+    wrong = [f"{name} is missing" for name in expected if name not in found]
+    wrong += [f"{name} is not expected" for name in found if name not in expected]
+    wrong += [
+        f"{name} has {key} {found[name][key]}, expected {value}"
+        for name in expected
+        for key, value in expected[name].items()
+        if name in found and found[name][key] != value
+    ]
+    if wrong:
+        text = "; ".join(wrong[:5])
+        text += f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise ValueError(f"checkpoint {path} does not fit: {text}")
     return n
 
 
-def holds_keys(leaf: LeafMetadata) -> bool:
-    """Whether a leaf's words are those of random keys."""
-    return leaf["dtype"].startswith("key<")
+def _shape_and_dtype(x: Any) -> dict[str, Any]:
+    """The metadata of a leaf that a state must share with the checkpoint."""
+    return {"shape": list(jnp.shape(raw(x))[1:]), "dtype": str(jnp.result_type(x))}
 
 
-def _on_host(leaf: LeafMetadata, workers: int) -> np.ndarray:
-    """An array with the shape and dtype of a leaf's words, which takes no memory."""
-    dtype = "uint32" if holds_keys(leaf) else leaf["dtype"]
-    return np.broadcast_to(np.zeros((), jnp.dtype(dtype)), (workers, *leaf["shape"]))
+def resize_leaf(name: str, x: Any, m: int, *, keys: bool) -> np.ndarray:
+    """Turns the n replicas of a leaf, or the words of n keys, into m.
+
+    Raises:
+      ValueError: for a leaf that is not floating point and differs between workers.
+    """
+    x = np.asarray(x)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return np.stack([_mean_of_overlap(x, j, m) for j in range(m)])
+    if (x == x[:1]).all():
+        return np.broadcast_to(x[:1], (m, *x.shape[1:])).copy()
+    if keys:
+        return resized_words(x, m)
+    if x.ndim == 1 and (x == np.arange(len(x))).all():
+        return np.arange(m, dtype=x.dtype)
+    raise ValueError(
+        f"state{name} must be the same on all workers, or floating point, to "
+        f"be resized, got {x.dtype} {x.tolist()!r:.60}"
+    )
 
 
-def _stored_like(x: Any, once: bool) -> Any:
-    """What to read for a leaf: shape, dtype and place of what is stored for it."""
-    if isinstance(x, np.ndarray):
-        return x[0, ...] if once else x
-    if not once:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-    on_mesh = mesh_sharding(x)
-    every = on_mesh and NamedSharding(auto_mesh(on_mesh.mesh), PartitionSpec())
-    return jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=every or x.sharding)
-
-
-def _place_like(x: Any, like: Any) -> Any:
-    """A stored array with the replicas, sharding and key type of ``like``."""
-
-    def placed(words: Any) -> Any:
-        if x.ndim == words.ndim:
-            return x
-        if isinstance(x, np.ndarray):
-            return np.broadcast_to(x, words.shape)
-        if on_mesh := mesh_sharding(words):
-            one = np.asarray(x.addressable_data(0))
-            return device_put_global(np.broadcast_to(one, words.shape), on_mesh)
-        return jnp.broadcast_to(x, words.shape)
-
-    return on_raw(placed, like)
+def _mean_of_overlap(x: np.ndarray, j: int, m: int) -> np.ndarray:
+    """The mean of the old workers that new worker j overlaps, in units of 1/(n m)."""
+    n = len(x)
+    old = range(j * n // m, -(-(j + 1) * n // m))
+    if len(old) == 1:
+        return x[old[0]]
+    overlap = [min((i + 1) * m, (j + 1) * n) - max(i * m, j * n) for i in old]
+    wide = x[old[0] : old[-1] + 1].astype(np.float64)
+    return np.average(wide, axis=0, weights=overlap).astype(x.dtype)

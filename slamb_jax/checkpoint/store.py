@@ -1,10 +1,18 @@
-"""A directory of numbered checkpoints: arrays by name, and JSON metadata.
+"""A directory of numbered checkpoints, which one run at a time writes through Orbax.
 
 No other module of the library uses Orbax.
 """
 
+import contextlib
+import importlib
+import os
 import pathlib
-from collections.abc import Callable, Mapping
+import secrets
+import shutil
+import time
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -12,14 +20,24 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from slamb_jax._checks import check_integer
-from slamb_jax.checkpoint.writer import Writer
+
+locks: Any = None  # where there are none, two runs can save into one directory
+with contextlib.suppress(ImportError):
+    locks = importlib.import_module("fcntl")
 
 T = TypeVar("T")
-_METADATA = "about"  # the name of its folder in a checkpoint
+_METADATA = "about"  # the folder of the metadata in a checkpoint
+_UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of an incomplete save
+_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_NO_DAMAGE = (OSError, MemoryError, jax.errors.JaxRuntimeError)  # _MISSING excepted
+_MESSAGE = 1024  # bytes of an error that one process tells the others
 
 
-class ForeignCheckpointError(ValueError):
-    """A checkpoint that slamb_jax.Checkpoints did not write."""
+class DamagedCheckpointError(ValueError):
+    """Files of a checkpoint are missing, or are not those that were saved."""
+
+
+_ERRORS = (DamagedCheckpointError, ValueError, OSError)  # the gravest last
 
 
 class Store:
@@ -29,7 +47,14 @@ class Store:
         self, directory: str | pathlib.Path, *, keep: int, asynchronous: bool
     ) -> None:
         check_integer("keep", keep, 2)
-        self.directory = _made(directory)
+        try:
+            self.directory = pathlib.Path(directory).absolute()
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except (OSError, TypeError) as error:
+            raise ValueError(
+                "directory must be a path that is there or can be made, got "
+                f"{directory!r}: {error}"
+            ) from error
         try:
             import orbax.checkpoint
         except ImportError as error:
@@ -37,8 +62,9 @@ class Store:
                 "checkpoints need Orbax: pip install 'slamb-jax[checkpoint]'"
             ) from error
         self._orbax: Any = orbax.checkpoint
-        self._writer = Writer(self.directory)
-        self.unfinished = self._writer.unfinished()
+        self.damaged: set[int] = set()  # to be removed before the next save
+        self._writing = False
+        self._unlock: Callable[[], Any] = lambda: None  # until process 0 has the lock
         options = self._orbax.CheckpointManagerOptions(
             max_to_keep=keep,
             enable_async_checkpointing=asynchronous,
@@ -48,66 +74,67 @@ class Store:
             self.directory, options=options, item_names=("state", _METADATA)
         )
 
-    def path(self, step: int | str) -> pathlib.Path:
-        """The directory of a checkpoint."""
-        return self.directory / str(step)
-
     def steps(self) -> list[int]:
-        """The steps of all checkpoints, the latest first."""
-        return sorted(self._manager.all_steps(), reverse=True)
+        """The steps of all checkpoints, the latest first, alike for all processes."""
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        seen = np.uint32(zlib.crc32(repr(steps).encode()))
+        with _together():
+            if seen != multihost_utils.broadcast_one_to_all(seen):
+                raise self._not_shared(f"sees the checkpoints {steps}")
+        return steps
 
     def latest(self) -> int | None:
         """The latest step."""
         return self._manager.latest_step()
 
-    def begin_writing(self) -> None:
-        """Before anything is changed: raises if another run is saving here."""
-        if self._writer.begin():
-            self._manager.reload()  # another run may have written in between
-
-    def delete(self, step: int) -> None:
-        """Removes a checkpoint."""
-        self._manager.delete(step)
+    def cut_short(self) -> list[pathlib.Path]:
+        """The saves that a run left incomplete; none while another process saves."""
+        paths = self._unfinished()
+        fd = _lock(self.directory, exclusive=False) if paths else None
+        if fd is None:
+            return []
+        os.close(fd)
+        return paths
 
     def write(
-        self,
-        step: int,
-        arrays: Mapping[str, jax.Array | np.ndarray],
-        metadata: Mapping[str, Any],
-    ) -> None:
-        """Writes a checkpoint, in the background if the store is asynchronous."""
+        self, step: int, arrays: Mapping[str, Any], metadata: Mapping[str, Any]
+    ) -> int:
+        """Writes a checkpoint, in the background if asynchronous; returns its bytes."""
+        if not self._writing:
+            self._begin_writing()
+        for damaged in sorted(self.damaged):  # their numbers may be written again
+            self._manager.delete(damaged)
+        self.damaged.clear()
+        latest = self.latest()
+        if latest is not None and step <= latest:
+            raise ValueError(f"step must be larger than the last, {latest}, got {step}")
         args = self._orbax.args
         arrays = {name: x for name, x in arrays.items() if x.size}  # Orbax takes no 0
         items = {"state": args.StandardSave(arrays), _METADATA: args.JsonSave(metadata)}
-        try:
+        with self._write_errors(f"checkpoint {step}"):
             self._manager.save(step, args=args.Composite(**items), force=True)
-        except Exception as error:  # of Orbax, TensorStore or the file system
-            raise self._write_error(f"checkpoint {step}", error) from error
+        return sum(x.nbytes for x in arrays.values())
 
     def wait(self) -> None:
-        """Waits for what is being written."""
-        try:
+        """Waits until every save is written."""
+        with self._write_errors("a checkpoint"):
             self._manager.wait_until_finished()
-        except Exception as error:
-            raise self._write_error("a checkpoint", error) from error
 
     def close(self) -> None:
-        """Waits for what is being written, and releases the directory."""
+        """Waits until every save is written, and releases the directory."""
         try:
             self.wait()
         finally:
             self._manager.close()
-            self._writer.end()
+            self._unlock()
 
-    def metadata(self, step: int) -> Any:
-        """The metadata of a checkpoint, as JSON holds them."""
-        found: Any = {}
-        if (self.path(step) / _METADATA).is_dir():
-            found = self._restore(step, _METADATA, self._orbax.args.JsonRestore())
+    def metadata(self, step: int) -> dict[str, Any]:
+        """The metadata of a checkpoint; empty if they are missing."""
+        if not (self.directory / str(step) / _METADATA).is_dir():
+            return {}
+        found = self._restore(step, _METADATA, self._orbax.args.JsonRestore())
         if not isinstance(found, dict):
             raise ValueError(f"its metadata are {found!r}")
-        if "leaves" not in found:
-            raise ForeignCheckpointError("it is not one of slamb_jax.Checkpoints")
         return found
 
     def read(self, step: int, like: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,55 +145,129 @@ class Store:
         args = self._orbax.args.Composite(**{item: how})
         return self._manager.restore(step, args=args)[item]
 
-    def _write_error(self, what: str, error: Exception) -> OSError:
-        return OSError(
-            f"{what} could not be written into {self.directory}: {error}; "
-            f"the latest complete one is {self.latest()}"
+    def _begin_writing(self) -> None:
+        """Takes the directory for this run, and removes incomplete saves.
+
+        All processes raise while another run saves there, if process 0 cannot write
+        there, and if another process does not see a file that process 0 wrote.
+        """
+        token = multihost_utils.broadcast_one_to_all(np.int32(secrets.randbits(31)))
+        # A new name, as a network file system remembers which files were not there.
+        probe = self.directory / f".probe-{int(token):08x}"
+        first = jax.process_index() == 0
+        try:
+            with _together():
+                if first:
+                    self._lock_and_clear(probe)
+            with _together():  # a network file system may show a file late
+                if _wait_for(lambda: os.path.exists(probe) or None, 10.0) is None:
+                    raise self._not_shared("does not see a file that process 0 wrote")
+        except (ValueError, OSError):
+            self._unlock()
+            raise
+        finally:
+            if first:
+                with contextlib.suppress(OSError):
+                    probe.unlink()
+        self._writing = True
+        self._manager.reload()  # another run may have written in between
+
+    def _lock_and_clear(self, probe: pathlib.Path) -> None:
+        try:
+            probe.touch()
+            # A reader holds the lock for an instant, to look for incomplete saves.
+            fd = _wait_for(lambda: _lock(self.directory, exclusive=True), 1.0)
+            if fd is not None:
+                self._unlock = weakref.finalize(self, os.close, fd)
+                for path in self._unfinished():
+                    shutil.rmtree(path)
+        except OSError as error:
+            raise ValueError(
+                f"directory must be one that can be written to, got {self.directory}: "
+                f"{error}"
+            ) from error
+        if fd is None:
+            raise OSError(
+                f"another run is saving into {self.directory}: end it, or give this "
+                "one a directory of its own"
+            )
+
+    def _unfinished(self) -> list[pathlib.Path]:
+        paths = sorted(self.directory.iterdir())
+        return [x for x in paths if x.name[0].isdecimal() and _UNFINISHED in x.name]
+
+    def _not_shared(self, problem: str) -> ValueError:
+        return ValueError(
+            "directory must be on a file system that all processes share, got "
+            f"{self.directory}: process {jax.process_index()} {problem}"
         )
 
+    @contextlib.contextmanager
+    def _write_errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of Orbax, TensorStore or the file system
+            raise OSError(
+                f"{what} could not be written into {self.directory}: {error}; "
+                f"the latest complete one is {self.latest()}"
+            ) from error
 
-def try_read(path: pathlib.Path, read: Callable[[], T]) -> tuple[T | None, str]:
-    """What ``read`` returns; or None, and what is damaged, on any of the processes.
 
-    Raises on all processes if one of them failed for another reason than the files.
+def try_read(path: pathlib.Path, read: Callable[[], T]) -> T:
+    """Returns what ``read`` returns, or raises on all processes if it fails on one.
+
+    Raises:
+      DamagedCheckpointError: where the files are to blame.
+      OSError: where reading failed for another reason: memory, rights.
     """
-    found, problem, failure = None, "", None
+    with _together():
+        try:
+            return read()
+        except Exception as error:  # a damaged file may make a reader raise anything
+            problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            if isinstance(error, _MISSING) or not isinstance(error, _NO_DAMAGE):
+                raise DamagedCheckpointError(problem) from error
+            message = f"checkpoint {path} could not be read ({problem}); it is kept"
+            raise OSError(message) from error
+
+
+@contextlib.contextmanager
+def _together() -> Iterator[None]:
+    """Raises on all processes the gravest error that the body raises on one of them."""
+    own, grade = None, 0
     try:
-        found = read()
-    except Exception as error:  # a damaged file may make a reader raise anything
-        problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        failure = None if _is_damage(error) else error
-    if jax.process_count() > 1:
-        state = 2 if failure else 1 if problem else 0
-        states = multihost_utils.process_allgather(np.int32(state))
-        worst = int(np.argmax(states))
-        if states[worst] > state:
-            problem = f"seen by process {worst}"
-            failure = OSError(problem) if states[worst] == 2 else None
-    if failure is not None:
-        message = f"checkpoint {path} could not be read ({problem}); it is kept"
-        foreign = isinstance(failure, ForeignCheckpointError)
-        raise (ValueError if foreign else OSError)(message) from failure
-    return (None if problem else found), problem
+        yield
+    except _ERRORS as error:
+        own = error
+        grade = 1 + [isinstance(error, kind) for kind in _ERRORS].index(True)
+    told = (bytes([grade]) + str(own).encode())[:_MESSAGE].ljust(_MESSAGE)
+    all_told = multihost_utils.process_allgather(np.frombuffer(told, np.uint8))
+    worst, *message = all_told[all_told[:, 0].argmax()].tolist()
+    if own is not None and grade == worst:
+        raise own
+    if worst:
+        text = bytes(message).decode(errors="ignore").rstrip()
+        raise _ERRORS[worst - 1](text) from own
 
 
-def _is_damage(error: Exception) -> bool:
-    """Whether reading failed because of the files, not of memory or rights."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
-        return True
-    other = OSError | MemoryError | jax.errors.JaxRuntimeError | ForeignCheckpointError
-    return not isinstance(error, other)
+def _wait_for(attempt: Callable[[], T | None], seconds: float) -> T | None:
+    """Repeats ``attempt`` while it returns None, for at most so many seconds."""
+    end = time.monotonic() + seconds
+    while (found := attempt()) is None and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
 
 
-def _made(directory: str | pathlib.Path) -> pathlib.Path:
-    if not isinstance(directory, str | pathlib.Path):
-        raise ValueError(f"directory must be a path, got {directory!r}")
-    path = pathlib.Path(directory).absolute()
+def _lock(directory: pathlib.Path, *, exclusive: bool) -> int | None:
+    """A descriptor that holds the lock of the directory; None while another does."""
+    fd = os.open(directory, os.O_RDONLY)
     try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            f"directory must be one that is there or can be made, got {directory}: "
-            f"{error}"
-        ) from error
-    return path
+        if locks is not None:
+            kind = locks.LOCK_EX if exclusive else locks.LOCK_SH
+            locks.flock(fd, kind | locks.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        os.close(fd)
+        return None
+    except OSError:  # the file system has no locks
+        pass
+    return fd

@@ -1,16 +1,15 @@
 """Turns the state of n workers into the state of m."""
 
 import pathlib
+from functools import partial
 from typing import Any
 
 import chex
 import jax
-import numpy as np
 
 from slamb_jax._checks import check_integer
 from slamb_jax.checkpoint.checkpoints import Checkpoints
-from slamb_jax.checkpoint.format import holds_keys
-from slamb_jax.checkpoint.resize_leaf import resize_leaf
+from slamb_jax.checkpoint.format import holds_keys, resize_leaf, with_checksum
 from slamb_jax.workers.checksums import checksums
 from slamb_jax.workers.mesh import is_key, on_raw
 from slamb_jax.workers.replicas import check_replicas
@@ -19,22 +18,22 @@ from slamb_jax.workers.replicas import check_replicas
 def resize(state: chex.ArrayTree, workers: int) -> chex.ArrayTree:
     r"""Turns the state of n workers into the state of m workers, and keeps its means.
 
-    The n old workers, and the m new ones, divide the same interval into equal parts. A
-    new worker gets the mean of the old ones that its part overlaps: with :math:`w_{ji}`
-    the share of new worker j's part that old worker i covers,
+    The n old workers, and the m new workers, divide the same interval into equal parts.
+    A new worker gets the mean of the old workers that its part overlaps: with
+    :math:`w_{ji}` the share of new worker j's part that old worker i covers,
 
     .. math::
 
       x'_j = \sum_i w_{ji}\,x_i, \qquad
       \frac{1}{m} \sum_j x'_j = \frac{1}{n} \sum_i x_i
 
-    for every floating-point leaf, to the rounding of the dtype: so nothing is lost that
-    was not yet exchanged. From 4 to 2 each pair becomes its mean; from 2 to 8 each is
-    copied four times, exactly. Leaves of other types (counts) must be equal on all
-    workers, and stay; one that numbers the workers, 0 to n - 1, numbers the new ones.
-    Typed random keys stay where they are equal; where each worker has its own, each new
-    worker has. Scaling the learning rate is up to the caller; if each
-    worker's batch changes, v converges to another value.
+    for every floating-point leaf, to the rounding of its dtype, so no momentum that
+    still waits for its exchange is lost. From 4 to 2 each pair becomes its mean; from 2
+    to 8 each worker is copied four times, exactly. A leaf of another type (a count)
+    must be equal on all workers and stays; a leaf that numbers the workers, 0 to n - 1,
+    numbers the new ones. Typed random keys that are equal stay equal; where each old
+    worker has its own key, each new worker has its own. Scaling the learning rate is up
+    to the caller. If the batch of each worker changes, v converges to another value.
 
     Args:
       state: a tree of arrays of shape ``(n, ...)``, all of them on this process; with
@@ -47,12 +46,13 @@ def resize(state: chex.ArrayTree, workers: int) -> chex.ArrayTree:
 
     Raises:
       ValueError: for ``workers`` out of range, leaves without a common leading axis,
-        leaves of several processes, and counts that differ between workers.
+        leaves on several processes, and counts that differ between workers.
 
     Examples:
-      >>> import jax.numpy as jnp, slamb_jax
+      >>> import jax.numpy as jnp
+      >>> from slamb_jax.checkpoint import resize
       >>> state = {"m": jnp.array([1.0, 3.0, 5.0, 7.0]), "count": jnp.full(4, 9)}
-      >>> slamb_jax.resize(state, 2)
+      >>> resize(state, 2)
       {'count': array([9, 9], dtype=int32), 'm': array([2., 6.], dtype=float32)}
     """
     check_integer("workers", workers, 1)
@@ -65,11 +65,7 @@ def resize(state: chex.ArrayTree, workers: int) -> chex.ArrayTree:
                 f"state{name} is on several processes: save a checkpoint and resize "
                 f"that (slamb-jax resize CHECKPOINT OUT --workers {workers})"
             )
-
-        def of_words(words: Any) -> np.ndarray:
-            return resize_leaf(name, np.asarray(words), workers, keys=is_key(x))
-
-        return on_raw(of_words, x)
+        return on_raw(partial(resize_leaf, name, m=workers, keys=is_key(x)), x)
 
     return jax.tree_util.tree_map_with_path(resized, state)
 
@@ -94,9 +90,8 @@ def resize_checkpoint(source: pathlib.Path, out: pathlib.Path, workers: int) -> 
             arrays[name] = resize_leaf(name, arrays[name], workers, keys=keys)
             leaf["checksums"] = checksums([arrays[name]])[0].tolist()
     with Checkpoints(out) as checkpoints:
-        size = checkpoints.write(
-            step, arrays, workers, leaves, metadata["extra"], metadata["selects"]
-        )
+        new = with_checksum(metadata | {"workers": workers})
+        size = checkpoints._store.write(step, arrays, new)
     return (
         f"{out / str(step)}: step {step}, {metadata['workers']} workers to {workers}, "
         f"{len(leaves)} leaves, {size} bytes"
