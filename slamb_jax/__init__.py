@@ -11,14 +11,14 @@ from slamb_jax.average import (
     average_parameters,
     average_parameters_every,
 )
-from slamb_jax.checkpoint import Checkpoints, resize
+from slamb_jax.checkpoint import Checkpoints
 from slamb_jax.exchange import Exchange
 from slamb_jax.lamb import layerwise_trust_ratio
 from slamb_jax.momentum import average_momentum
 from slamb_jax.optimizers import adamw, lion, muon, sgd, slamb
 from slamb_jax.scale_by_slamb import scale_by_slamb
 from slamb_jax.sharded import on_shards
-from slamb_jax.wire import WireReport, wire_report
+from slamb_jax.wire import wire_report
 from slamb_jax.workers import (
     Watchdog,
     assert_replicas_agree,
@@ -72,9 +72,7 @@ __all__ = [
     "momentum_agreement",
     "Watchdog",
     "Checkpoints",
-    "resize",
     "wire_report",
-    "WireReport",
     "Network",
     "advise",
     "jointspar",

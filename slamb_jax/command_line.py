@@ -149,7 +149,7 @@ def _add_resize(commands: Any) -> None:
         "resize",
         help="turn a checkpoint of n workers into one of m",
         description="Writes the latest checkpoint of a directory for another number of "
-        "workers, by the rule of slamb_jax.resize.",
+        "workers, by the rule of slamb_jax.checkpoint.resize.",
         allow_abbrev=False,
     )
     command.set_defaults(

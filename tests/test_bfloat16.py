@@ -188,7 +188,7 @@ def test_with_injected_rates_skips_checkpoints_and_fewer_workers(tmp_path):
     with slamb_jax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(2, state)
         assert_same_bits(checkpoints.restore(state).state, state)
-    fewer = slamb_jax.resize(state, 2)
+    fewer = slamb_jax.checkpoint.resize(state, 2)
     means = (
         jax.tree.map(lambda x: x.mean(0), s[1].inner.master) for s in (fewer, state)
     )

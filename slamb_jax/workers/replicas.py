@@ -221,7 +221,7 @@ def check_leading_sizes(
     if name == "state":
         way_out = (
             ": slamb_jax.replicate(state, mesh, exchange) adds it, and "
-            "slamb_jax.resize(state, n) takes that of other workers to n"
+            "slamb_jax.checkpoint.resize(state, n) takes that of other workers to n"
         )
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
         shape = jnp.shape(x)

@@ -207,7 +207,7 @@ class Run(RuleBasedStateMachine):
     @rule(m=WORKERS)
     def resize(self, m: int) -> None:
         before = bits(self.state[0])
-        self.state = slamb_jax.resize(self.state, m)
+        self.state = slamb_jax.checkpoint.resize(self.state, m)
         self.n = m
         for x, y in zip(*map(jax.tree.leaves, (before, self.state[0])), strict=True):
             got, want = (np.asarray(z, np.float64).mean(0) for z in (y, x))
@@ -229,7 +229,7 @@ class Run(RuleBasedStateMachine):
             command_line.main(
                 ["resize", str(self.directory), str(other), "--workers", str(m)]
             )
-        resized = slamb_jax.resize(saved.state, m)
+        resized = slamb_jax.checkpoint.resize(saved.state, m)
         self.directory, self.cut_short = other, set()
         self.disk = {latest: Saved(m, bits(resized), saved.which)}
         self.state, self.n = jax.tree.map(jnp.asarray, resized), m

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 
 import slamb_jax
+from slamb_jax.checkpoint import resize
 from tests.wrong_uses.common import NAN, bad, of
 from tests.wrong_uses.replicas import STATE
 
@@ -80,5 +81,7 @@ CHECKPOINTS = [
     (restoring({"w": jnp.ones((4, 3), jnp.bfloat16)}), "float32, expected bfloat16"),
     (restoring(of_adam()), r"not fit: \['opt'\].mu\['w0'\] is missing; .* and 1 more"),
     (of_a_later_format, "has format 2, and this version of slamb_jax reads 1"),
-    (of(slamb_jax.resize, {"u": jnp.ones(())}, 2), r"state\['u'\] .* leading axis"),
+    (of(resize, {"u": jnp.ones(())}, 2), r"state\['u'\] .* leading axis"),
+    (of(resize, STATE, 2), r"state\['t'\] .*same on all .*\[0, 1"),
+    *bad(partial(resize, {"w": jnp.ones((4, 2))}), "workers", 0, 2.5),
 ]

@@ -166,8 +166,6 @@ REPLICAS = [
     *bad(partial(slamb_jax.in_chunks, size=2), "fun", "abs"),
     *bad(partial(slamb_jax.assert_replicas_agree, STATE), "rtol", -1.0, NAN),
     (of(slamb_jax.assert_replicas_agree, {"s": jnp.ones(())}), r"tree\['s'\] .*\(\)"),
-    (of(slamb_jax.resize, STATE, 2), r"state\['t'\] .*same on all .*\[0, 1"),
-    *bad(partial(slamb_jax.resize, {"w": jnp.ones((4, 2))}), "workers", 0, 2.5),
     (of(slamb_jax.check_finite, STATE), "state .*skip_not_finite"),
     *bad(partial(slamb_jax.check_finite, STATE), "max_consecutive_errors", -1, 2.5),
     *bad(slamb_jax.Watchdog, "timeout", 0, NAN, "10s"),
