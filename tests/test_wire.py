@@ -130,7 +130,7 @@ def test_what_cannot_be_counted_is_listed_and_not_added_up():
         report.bytes_sent()
     unknown = dataclasses.replace(found, groups=Groups(None))
     with pytest.raises(ValueError, match="cannot be counted"):
-        slamb_jax.WireReport((unknown,)).bytes_over(mesh_of(8), AXIS)
+        slamb_jax.wire.WireReport((unknown,)).bytes_over(mesh_of(8), AXIS)
 
 
 def test_asynchronous_forms_are_counted_once():

@@ -52,13 +52,13 @@ class Step:
     temporary_bytes: int
     parameter_bytes: int
     traffic: Traffic
-    report: slamb_jax.WireReport
+    report: slamb_jax.wire.WireReport
 
     def sent(self, *, between_slices: bool, conditional: bool) -> float:
         chosen = (
             c for c in self.report.collectives if c.between_slices == between_slices
         )
-        report = slamb_jax.WireReport(tuple(chosen))
+        report = slamb_jax.wire.WireReport(tuple(chosen))
         return report.bytes_sent(conditional=conditional)
 
 

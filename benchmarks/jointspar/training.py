@@ -88,7 +88,7 @@ def methods(name: str, steps: int) -> list[tuple[Method, float]]:
 
 
 def bytes_sent(
-    run: Run, report: slamb_jax.WireReport, sizes: dict[str | None, int]
+    run: Run, report: slamb_jax.wire.WireReport, sizes: dict[str | None, int]
 ) -> list[float]:
     """Of each worker up to each evaluation; of JointSpar those of the layers drawn."""
     total = sum(size for name, size in sizes.items() if name is not None)
@@ -118,7 +118,7 @@ def train_all(
     params = jax.eval_shape(task.init, jax.random.key(0))
 
     @functools.lru_cache(1)
-    def compiled(method: Method) -> tuple[Program, slamb_jax.WireReport]:
+    def compiled(method: Method) -> tuple[Program, slamb_jax.wire.WireReport]:
         program = Program(
             task, method, workers=n, batch=job.batch, steps=steps, mesh=mesh
         )

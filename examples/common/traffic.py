@@ -68,7 +68,7 @@ def report_of(
     exchange: slamb_jax.Exchange,
     params: optax.Params,
     mesh: Mesh,
-) -> slamb_jax.WireReport:
+) -> slamb_jax.wire.WireReport:
     """The report of a step that only updates, with the parameters as gradients."""
 
     def step(state: Any, batch: Any) -> tuple[Any, None]:

@@ -23,7 +23,7 @@ from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.workers.replicas import check_replicas
 
 # The settings of an Exchange that say which coordinates are exchanged when.
-_SELECTS = ("compress_ratio", "min_size", "selection", "seed", "sync_every", "rolling")
+_SELECTS = ("selection", "sync_every")
 
 
 class Restored(NamedTuple):

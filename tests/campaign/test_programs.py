@@ -25,7 +25,7 @@ def mesh_of_both() -> Mesh:
     return Mesh(np.array(jax.devices()[:8]).reshape(4, 2), AXES)
 
 
-def found_in(report: slamb_jax.WireReport, mesh: Mesh) -> dict[Sent, int]:
+def found_in(report: slamb_jax.wire.WireReport, mesh: Mesh) -> dict[Sent, int]:
     """The elements of each kind of collective, all turns together."""
     along = {Groups.along(mesh, a).members: a for a in mesh.axis_names}
     found: collections.Counter[Sent] = collections.Counter()
