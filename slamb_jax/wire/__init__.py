@@ -1,8 +1,7 @@
-"""Reads off a compiled program what it sends."""
+"""Reads the collectives of a compiled program, and the bytes that they send."""
 
-from slamb_jax.wire.groups import Groups
 from slamb_jax.wire.hlo import RING_SHARES, parse_hlo
-from slamb_jax.wire.report import Collective, WireReport, wire_report
+from slamb_jax.wire.report import Collective, Groups, WireReport, wire_report
 
 __all__ = [
     "RING_SHARES",

@@ -1,9 +1,9 @@
-"""Parses the text of a compiled program (HLO): computations and instructions."""
+"""Parses the text of a compiled program (HLO): instructions, and the turns of loops."""
 
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 RING_SHARES: dict[str, Callable[[int], float]] = {
@@ -25,8 +25,11 @@ _CALLED = re.compile(
     r"\b(?:calls|to_apply|body|condition|(?:true|false|branch)_computations?)"
     r"=(\{[^}]*\}|%?[\w.\-]+)"
 )
-_PREDECESSORS = re.compile(r"\bcontrol-predecessors=\{([^}]*)\}")
 _BETWEEN_SLICES = re.compile(r'_megascale_transfer_type="(\w+)"')
+_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_LOOP = re.compile(r"\b(condition|body)=%?([\w.\-]+)")
+_INDEX = re.compile(r"\bindex=(\d+)")
+_COPIES = ("copy", "copy-done", "copy-start", "bitcast")
 
 
 class Array(NamedTuple):
@@ -37,7 +40,7 @@ class Array(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Its size, packed where an element has less than 8 bits."""
+        """Its size in bytes; elements of less than 8 bits are packed."""
         digits = re.search(r"\d+", self.dtype)
         bits = 8 if self.dtype == "pred" else int(digits[0]) if digits else 0
         return -(-self.elements * bits // 8)
@@ -51,11 +54,11 @@ class Instruction:
     opcode: str
     operands: tuple[str, ...]
     attributes: str
-    literal: str = ""  # of a constant, its value
+    literal: str = ""  # the value of a constant
 
     @property
     def arrays(self) -> list[Array]:
-        """The arrays of its shape, which may be a nested tuple; tokens are left out."""
+        """The arrays of the shape, which may be a nested tuple, without its tokens."""
         return [
             Array(dtype, math.prod(int(n) for n in dims.split(",") if n))
             for dtype, dims in _SHAPE.findall(self.shape)
@@ -64,15 +67,15 @@ class Instruction:
 
     @property
     def called(self) -> list[str]:
-        """The computations that it runs: its body, its branches, its reduction."""
+        """The computations that the instruction runs: body, branches, reduction."""
         if self.opcode.endswith(("-done", "-update")):
-            return []  # they name what their start called
+            return []  # their attributes repeat the call of the start
         listed = " ".join(_CALLED.findall(self.attributes))
         return re.findall(r"[\w.\-]+", listed)
 
     @property
     def collective(self) -> str | None:
-        """The kind of collective that it is or starts; None: it is not a collective."""
+        """The kind of collective that the instruction is or starts, or None."""
         kind = self.opcode.removesuffix("-start")
         if self.between_slices and (found := _BETWEEN_SLICES.search(self.attributes)):
             kind = found[1].lower().replace("_", "-")
@@ -83,18 +86,16 @@ class Instruction:
         """Whether it hands an array to the runtime that joins TPU slices."""
         return self.opcode == "send" and bool(_BETWEEN_SLICES.search(self.attributes))
 
-    @property
-    def predecessors(self) -> list[str]:
-        """What must end before it starts: its operands and its control dependencies."""
-        control = _PREDECESSORS.search(self.attributes)
-        return [*self.operands, *(_NAMES.findall(control[1]) if control else ())]
+
+Body = Mapping[str, Instruction]
+"""The instructions of one computation, by name; the root is the last."""
 
 
 class Module(NamedTuple):
-    """A program: the instructions of each computation, by name."""
+    """A program: its computations by name, and the name of the one that runs first."""
 
     computations: dict[str, dict[str, Instruction]]
-    entry: str  # the name of the computation that runs first
+    entry: str
 
     def within(self, instruction: Instruction) -> Iterator[Instruction]:
         """The instruction, and those of every computation that it calls."""
@@ -102,6 +103,56 @@ class Module(NamedTuple):
         for name in instruction.called:
             for x in self.computations.get(name, {}).values():
                 yield from self.within(x)
+
+    def trips(self, loop: Instruction, before: Body) -> int | None:
+        """The turns of a ``while`` loop in the computation ``before``, if known.
+
+        The compilers for CPU and GPU write them down. The compiler for TPU does not;
+        there the turns follow if the loop counts from a constant up to a constant in
+        constant steps, as the loops of ``jax.lax.scan`` do.
+        """
+        if known := _TRIP_COUNT.search(loop.attributes):
+            return int(known[1])
+        try:
+            return self._counted(loop, before)
+        except (LookupError, ValueError):  # it is not such a loop
+            return None
+
+    def _counted(self, loop: Instruction, before: Body) -> int:
+        named = dict(_LOOP.findall(loop.attributes))
+        tests, turns = (self.computations[named[x]] for x in ("condition", "body"))
+        test = _follow(tests, [*tests][-1], "compare")
+        place = _carried(tests, test.operands[0])
+        carried = _follow(turns, [*turns][-1], "tuple").operands[place]
+        added = _follow(turns, carried, "add")
+        step = _constant(turns, added.operands[1])
+        counts = _carried(turns, added.operands[0]) == place and step > 0
+        if not counts or "direction=LT" not in test.attributes:
+            raise ValueError("the loop does not count up to a limit")
+        begin = _follow(before, loop.operands[0], "tuple").operands[place]
+        first, last = _constant(before, begin), _constant(tests, test.operands[1])
+        return len(range(first, last, step))
+
+
+def _follow(body: Body, name: str, opcode: str) -> Instruction:
+    """The instruction of that opcode whose result, perhaps copied, has this name."""
+    x = body[name]
+    while x.opcode in _COPIES:
+        x = body[x.operands[0]]
+    if x.opcode != opcode:
+        raise ValueError(f"{name} must be a {opcode}, got {x}")
+    return x
+
+
+def _carried(body: Body, name: str) -> int:
+    """The place of a value in the tuple that a loop carries from turn to turn."""
+    x = _follow(body, name, "get-tuple-element")
+    _follow(body, x.operands[0], "parameter")
+    return int(_INDEX.findall(x.attributes)[0])
+
+
+def _constant(body: Body, name: str) -> int:
+    return int(_follow(body, name, "constant").literal)
 
 
 def parse_hlo(text: str) -> Module:

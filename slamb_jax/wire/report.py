@@ -1,17 +1,82 @@
-"""Counts what a compiled program sends, from its collectives."""
+"""Counts the bytes that a compiled program sends, from its collectives."""
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
-from slamb_jax._checks import check_integer
-from slamb_jax.wire.groups import Groups, parse_groups
+from slamb_jax._axes import AxisName
+from slamb_jax._checks import check_integer, shown
 from slamb_jax.wire.hlo import RING_SHARES, Module, parse_hlo
-from slamb_jax.wire.trips import trips_of
+
+_LISTS = re.compile(
+    r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]*\}(?:,\s*\{[\d,]*\})*)\}"
+)
+_IOTA = re.compile(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]*)\](?:T\(([\d,]*)\))?")
+_MESH = re.compile(r"replica_groups=mesh\[(.*?)\]\s*\{(.*?)\}")
+_SLICES = re.compile(r'_megascale_target="?([^"\s]*?)"?,_xla')
+_LOWERED = re.compile(r"\b(?:stablehlo|mhlo|func\.func)\b")
+
+
+class Groups(NamedTuple):
+    """Which devices take part in a collective together; None where it is not known."""
+
+    size: int | None  # devices (or TPU slices) of one group
+    # By positions on the mesh; of a permute, each pair of source and target.
+    members: frozenset[frozenset[int]] | None = None
+
+    @classmethod
+    def along(cls, mesh: Mesh, axis_name: AxisName) -> "Groups":
+        """The groups of a collective over one mesh axis, or several together."""
+        names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+        for name in names:
+            if not isinstance(mesh, Mesh) or name not in mesh.axis_names:
+                raise ValueError(f"mesh must have the axis {name!r}, got {mesh!r}")
+        sizes = {str(name): size for name, size in mesh.shape.items()}
+        return cls._over(sizes, [str(name) for name in names])
+
+    @classmethod
+    def parse(cls, attributes: str) -> "Groups":
+        """The groups in the attributes of an instruction, in any of XLA's notations."""
+        if found := _LISTS.search(attributes):
+            return cls._of(map(_integers, re.findall(r"\{[\d,]*\}", found[1])))
+        if found := _IOTA.search(attributes):
+            shape = _integers(found[2])
+            ids = np.arange(math.prod(shape)).reshape(shape)
+            ids = ids.transpose(_integers(found[3])) if found[3] else ids
+            return cls._of(ids.reshape(-1, int(found[1])).tolist())
+        if found := _MESH.search(attributes):
+            sizes = {k: int(n) for k, n in re.findall(r"'([^']*)'=(\d+)", found[1])}
+            return cls._over(sizes, re.findall(r"'([^']*)'", found[2]))
+        if found := _SLICES.search(attributes):
+            # Slices; of an all-to-all, devices: 100,000 times the slice plus a number.
+            among = _integers(re.sub(r"x\{.*", "", found[1]))
+            return cls(len({i // 100_000 or i for i in among}))
+        return cls(None)
+
+    @classmethod
+    def _over(cls, sizes: dict[str, int], names: Sequence[str]) -> "Groups":
+        """The groups over these axes of a mesh whose axes have these sizes."""
+        ids = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
+        axes = [list(sizes).index(name) for name in names]
+        ids = np.moveaxis(ids, axes, range(-len(axes), 0))
+        return cls._of(
+            ids.reshape(-1, math.prod(sizes[name] for name in names)).tolist()
+        )
+
+    @classmethod
+    def _of(cls, rows: Iterable[Sequence[int]]) -> "Groups":
+        members = frozenset(map(frozenset, rows))
+        return cls(max(map(len, members)) or None, members)
+
+
+def _integers(text: str) -> list[int]:
+    return [int(x) for x in re.findall(r"\d+", text)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,13 +87,13 @@ class Collective:
       kind: ``"all-reduce"``, ``"all-gather"``, ...
       dtype: XLA's name of the element type, ``"mixed"`` if they differ.
       elements: elements of each device's payload.
-      payload_bytes: their bytes.
+      payload_bytes: bytes of each device's payload.
       groups: the devices that take part together.
       conditional: whether it is in a branch of a conditional.
-      times: runs per call; of a branch, the most, as it may be taken at every turn of
-        the loops around it; None if that is not known.
-      between_slices: whether it uses the data-center network that joins TPU slices;
-        its groups are then of slices, each of whose devices sends its share.
+      times: runs per call, or None if the number is not known. A branch counts as taken
+        at every turn of the loops around it.
+      between_slices: whether it uses the data-center network that joins TPU slices. Its
+        groups are then of slices, and each device of a slice sends its share.
     """
 
     kind: str
@@ -53,6 +118,15 @@ class Collective:
             return None
         return share(self.group_size) * self.payload_bytes * self.times
 
+    def _row(self) -> tuple[str, ...]:
+        runs = "in a branch" if self.conditional else "every call"
+        if self.times != 1:
+            most = "at most " if self.conditional else ""
+            runs += f", {most}{self.times} times" if self.times else ", times not known"
+        sent = "not counted" if self.wire_bytes is None else f"{self.wire_bytes:.0f}"
+        devices = f"{self.group_size or '?'}{' slices' if self.between_slices else ''}"
+        return (self.kind, self.dtype, str(self.elements), sent, devices, runs)
+
 
 @dataclasses.dataclass(frozen=True)
 class WireReport:
@@ -63,20 +137,20 @@ class WireReport:
     def bytes_sent(self, *, conditional: bool = False) -> float:
         """Bytes each device sends per call, outside (or only inside) conditionals.
 
-        Inside, the bytes of all branches are added up, and those of a branch in a loop
-        at every turn: the most that a call could send, as it takes one branch.
+        Inside conditionals the sum is an upper bound: it adds the bytes of all
+        branches, of which a call takes one, at every turn of the loops around them.
 
         Raises:
           ValueError: if one of the collectives cannot be counted.
         """
-        return _sum(c for c in self.collectives if c.conditional == conditional)
+        found = [c for c in self.collectives if c.conditional == conditional]
+        if any(c.wire_bytes is None for c in found):
+            table = WireReport(tuple(found))
+            raise ValueError(f"some collectives cannot be counted:\n{table}")
+        return math.fsum(c.wire_bytes or 0 for c in found)
 
     def bytes_over(
-        self,
-        mesh: Mesh,
-        axis_name: str | tuple[str, ...],
-        *,
-        conditional: bool = False,
+        self, mesh: Mesh, axis_name: AxisName, *, conditional: bool = False
     ) -> float:
         """The part of :meth:`bytes_sent` over one mesh axis, or several together.
 
@@ -84,19 +158,15 @@ class WireReport:
           ValueError: for an axis that the mesh does not have, and if a collective
             cannot be counted.
         """
-        along = Groups.along(mesh, axis_name).members
-        return _sum(
-            c
-            for c in self.collectives
-            if c.conditional == conditional
-            and (c.wire_bytes is None or c.groups.members == along)
-        )
+        along, own = Groups.along(mesh, axis_name).members, self.collectives
+        own = tuple(c for c in own if c.wire_bytes is None or c.groups.members == along)
+        return WireReport(own).bytes_sent(conditional=conditional)
 
     def share(self, dense: "WireReport", *, every: int = 1) -> float:
         """Bytes sent per call, over those of another program, the dense step.
 
-        What stands in conditionals counts as sent once in ``every`` calls, H (in a
-        loop of steps, turns): here, and not at all in ``dense``.
+        The bytes inside conditionals count once in ``every`` calls, H (in a loop of
+        steps, turns). Those of ``dense`` do not count.
 
         Raises:
           ValueError: if a collective cannot be counted, ``dense`` sends nothing, or
@@ -109,18 +179,11 @@ class WireReport:
         return (self.bytes_sent() + averages) / whole
 
     def to_json(self) -> list[dict[str, Any]]:
-        """A mapping for each collective, of what JSON can hold."""
+        """One mapping for each collective, of values that JSON can hold."""
+        names = ("kind", "dtype", "elements", "conditional", "times", "between_slices")
         return [
-            {
-                "kind": c.kind,
-                "dtype": c.dtype,
-                "elements": c.elements,
-                "bytes_sent": c.wire_bytes,
-                "devices": c.group_size,
-                "conditional": c.conditional,
-                "times": c.times,
-                "between_slices": c.between_slices,
-            }
+            {name: getattr(c, name) for name in names}
+            | {"bytes_sent": c.wire_bytes, "devices": c.group_size}
             for c in self.collectives
         ]
 
@@ -128,26 +191,9 @@ class WireReport:
         if not self.collectives:
             return "nothing is communicated"
         head = ("kind", "dtype", "elements", "bytes sent", "devices", "runs")
-        rows = [head, *map(_row, self.collectives)]
+        rows = [head, *(c._row() for c in self.collectives)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(map(str.ljust, r, widths)).rstrip() for r in rows)
-
-
-def _row(c: Collective) -> tuple[str, ...]:
-    runs = "in a branch" if c.conditional else "every call"
-    if c.times != 1:
-        most = "at most " if c.conditional else ""
-        runs += f", {most}{c.times} times" if c.times else ", times not known"
-    sent = "not counted" if c.wire_bytes is None else f"{c.wire_bytes:.0f}"
-    devices = f"{c.group_size or '?'}{' slices' if c.between_slices else ''}"
-    return (c.kind, c.dtype, str(c.elements), sent, devices, runs)
-
-
-def _sum(collectives: Iterable[Collective]) -> float:
-    report = WireReport(tuple(collectives))
-    if any(c.wire_bytes is None for c in report.collectives):
-        raise ValueError(f"there are collectives that cannot be counted:\n{report}")
-    return math.fsum(c.wire_bytes or 0 for c in report.collectives)
 
 
 def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> WireReport:
@@ -155,19 +201,19 @@ def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> Wire
 
     Bytes sent are per device, by the ring convention: with g devices and a payload of
     B bytes each, an all-reduce sends 2 (g-1)/g B, an all-gather (g-1) B, a
-    reduce-scatter or all-to-all (g-1)/g B, a permute B. What cannot be counted (an
-    unknown trip count, another kind of collective) is listed as such.
+    reduce-scatter or all-to-all (g-1)/g B, a permute B. A collective that cannot be
+    counted (of another kind, or in a loop of unknown length) is listed as such.
 
     Args:
-      program: what ``jax.jit(f).lower(...)`` returned, or that of ``nnx.jit``, which is
-        then compiled; or what its ``compile()`` returned; or the text of an optimized
-        HLO module.
+      program: the result of ``jax.jit(f).lower(...)`` or ``nnx.jit(f).lower(...)``,
+        which is then compiled; or the result of its ``compile()``; or the text of an
+        optimized HLO module.
 
     Returns:
       A :class:`WireReport`.
 
     Raises:
-      ValueError: for a program without HLO text.
+      ValueError: for a program without HLO text, and for text that is not compiled.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
@@ -179,11 +225,14 @@ def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> Wire
       kind        dtype  elements  bytes sent  devices  runs
       all-reduce  f32    1000      7000        8        every call
     """
-    if hasattr(program, "compile"):  # of jax.jit, or of nnx.jit
+    if hasattr(program, "compile"):  # the lowered program of jax.jit, or of nnx.jit
         program = program.compile()
     text = program if isinstance(program, str) else getattr(program, "as_text", str)()
     if not text or "ENTRY" not in text:
-        raise ValueError(f"program must be compiled or have HLO text, got {program!r}")
+        got = shown(program)
+        if _LOWERED.search(text or ""):
+            got = "a lowered one, not compiled: take lowered.compile().as_text()"
+        raise ValueError(f"program must be compiled, or its HLO text, got {got}")
     module = parse_hlo(text)
     return WireReport(tuple(_walk(module, module.entry)))
 
@@ -197,23 +246,22 @@ def _walk(
         if kind := x.collective:
             if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
                 kind = "reduce-scatter"  # a TPU's fusion, which keeps a slice of it
-            operands = [body[operand] for operand in x.operands if operand in body]
-            arrays = [array for operand in operands for array in operand.arrays]
+            arrays = [a for y in x.operands if y in body for a in body[y].arrays]
             dtypes = {array.dtype for array in arrays}
             yield Collective(
                 kind=kind,
                 dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
                 elements=sum(array.elements for array in arrays),
                 payload_bytes=sum(array.bytes for array in arrays),
-                groups=parse_groups(x.attributes),
+                groups=Groups.parse(x.attributes),
                 conditional=conditional,
                 times=times,
                 between_slices=x.between_slices,
             )
-            continue  # what it calls is the reduction
+            continue  # the computation that it calls is the reduction
         inside, runs = conditional or x.opcode == "conditional", times
         if x.opcode == "while":
-            trips = trips_of(module, body, x)
+            trips = module.trips(x, body)
             runs = None if trips is None or times is None else times * trips
         for called in x.called:
             yield from _walk(module, called, inside, runs)
