@@ -6,6 +6,7 @@ An :class:`Exchange` says between whom, what, how much and how often; :func:`ada
 """
 
 from slamb_jax import directions, jointspar, selections
+from slamb_jax.advisor import Network, advise
 from slamb_jax.average import (
     average_gradients,
     average_parameters,

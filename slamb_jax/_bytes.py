@@ -1,55 +1,120 @@
-"""The bytes that an exchange sends."""
+"""Counts the bytes that an exchange sends: the only place that does, before a run.
 
+An exchange is a list of means over the workers, :func:`means_of`. A mean cuts its
+arrays into slices: each worker sends a slice to the owner of that slice, and the owner
+returns the mean of it.
+"""
+
+import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 
 from slamb_jax._checks import check_floating
-from slamb_jax._codes import cut_among, quantizer_of
+from slamb_jax._codes import Quantizer, cut_among, quantizer_of
 from slamb_jax._layout import Layout
-from slamb_jax._leaves import Leaf, leaves_of
+from slamb_jax._leaves import leaves_of
 from slamb_jax.selections import elements_sent
 
 if TYPE_CHECKING:
     from slamb_jax.exchange import Exchange
 
 
-def slice_nbytes(sizes: Sequence[int], payload: str, owners: int) -> int:
-    """Bytes of one owner's slice of arrays of these sizes, in codes."""
-    quantizer = quantizer_of(payload)
-    assert quantizer is not None
-    return sum(quantizer.nbytes(x.slice) for x in cut_among(sizes, quantizer, owners))
+class Mean(NamedTuple):
+    """A mean over the workers of arrays that are sent together."""
+
+    sizes: tuple[int, ...]  # elements of each array
+    wire: str  # a payload, or the name of a dtype
+    per_step: float = 1.0  # 1 / H for a mean every H steps
 
 
-def sent_of(leaves: list[Leaf], exchange: "Exchange") -> list[tuple[int, int]]:
-    """Elements of each leaf that are sent: of its momentum a step, and an average."""
-    momenta = [0] * len(leaves)
+class Transfer(NamedTuple):
+    """One collective of a mean."""
+
+    kind: str
+    nbytes: int  # that each device puts in
+    per_step: float = 1.0
+    within: bool = False  # among the devices of one worker, not between workers
+
+
+def means_of(
+    exchange: "Exchange",
+    params: chex.ArrayTree,
+    shards: chex.ArrayTree | None = None,
+    mu_dtype: str = "float32",
+) -> tuple[int, list[Mean]]:
+    """The elements of these parameters, and the means that an exchange takes of them.
+
+    ``shards`` are the shapes and dtypes that one device holds of a sharded model.
+    """
+    check_floating(params, "params")
+    layout, held = Layout(None, exchange.stacked), params if shards is None else shards
+    leaves = [
+        dataclasses.replace(x, shards=whole.layer_size // max(x.layer_size, 1))
+        for x, whole in zip(
+            leaves_of(held, layout), leaves_of(params, layout), strict=True
+        )
+    ]
+    dtypes = [x.dtype.name for x in jax.tree.leaves(held)]
+    sizes = tuple(leaf.size for leaf in leaves)
+    if not (elements := sum(sizes)):
+        raise ValueError(f"params must have elements, got {params!r}")
+    if exchange.averages_momentum:
+        return elements, [Mean(sizes, exchange.payload or "float32")]
+    means = []
     if exchange.selection is not None:
         selection = exchange.selection.for_leaves(leaves)
-        momenta = [elements_sent(selection, leaf) for leaf in leaves]
-    return [(m, leaf.size) for m, leaf in zip(momenta, leaves, strict=True)]
+        sent = tuple(elements_sent(selection, leaf) for leaf in leaves)
+        means.append(Mean(sent, mu_dtype))
+    if exchange.sync_every is not None:
+        # Differences to the last average are of float32.
+        own = exchange.payload or ("float32" if exchange.outer is not None else None)
+        wires = [own or dtype for dtype in dtypes]
+        for wire in dict.fromkeys(wires):
+            chosen = tuple(n for n, w in zip(sizes, wires, strict=True) if w == wire)
+            means.append(Mean(chosen, wire, 1 / exchange.sync_every))
+    return elements, means
+
+
+def slice_nbytes(sizes: Sequence[int], wire: str, slices: int) -> int:
+    """Bytes of one slice of these arrays, where they are cut into so many."""
+    if (codes := _codes(wire)) is None:
+        return -(-sum(sizes) // slices) * jnp.dtype(wire).itemsize
+    return sum(codes.nbytes(cut.slice) for cut in cut_among(sizes, codes, slices))
+
+
+def _codes(wire: str) -> Quantizer | None:
+    """The codes of a wire format; None for a dtype."""
+    return None if "float" in wire else quantizer_of(wire)
+
+
+def transfers_of(mean: Mean, workers: int, devices: int = 1) -> list[Transfer]:
+    """The collectives of a mean over the workers, each a group of so many devices.
+
+    Numbers of 32 bits are summed on the way, by an all-reduce. Each device of a worker
+    exchanges a part, and the worker gathers the parts.
+    """
+    sizes, wire, often = mean
+    one = slice_nbytes(sizes, wire, workers * devices)
+    part = workers * one
+    found = [Transfer("all-to-all", part, often), Transfer("all-gather", one, often)]
+    if _codes(wire) is None:
+        part = slice_nbytes(sizes, wire, devices)
+        if jnp.dtype(wire).itemsize != 2:
+            found = [Transfer("all-reduce", part, often)]
+    gather = Transfer("all-gather", part, often, within=True)
+    return [*found, gather] if devices > 1 else found
 
 
 def share_of(exchange: "Exchange", params: chex.ArrayTree) -> float:
-    """Bytes of a step over those of a mean of float32 gradients."""
-    check_floating(params, "params")
-    leaves = leaves_of(params, Layout(None, exchange.stacked))
-    dense = sum(leaf.size for leaf in leaves)
-    if not dense:
-        raise ValueError(f"params must have elements, got {params!r}")
-    sizes = sent_of(leaves, exchange)
-    sent: float = 4 * sum(momentum for momentum, _ in sizes)
-    if exchange.sync_every is not None:
-        itemsize = max(x.dtype.itemsize for x in jax.tree.leaves(params))
-        in_float32 = exchange.outer is not None or exchange.averages_momentum
-        if quantizer_of(exchange.payload) is not None:
-            average = slice_nbytes([x for _, x in sizes], str(exchange.payload), 1)
-        else:
-            wide = 4 if in_float32 else itemsize
-            payload = exchange.payload
-            average = dense * (wide if payload is None else jnp.dtype(payload).itemsize)
-        sent += average / exchange.sync_every
-    return sent / (4 * dense)
+    """Bytes of a step of an exchange over those of averaging gradients in float32."""
+    return share(*means_of(exchange, params))
+
+
+def share(elements: int, means: Sequence[Mean]) -> float:
+    """Bytes of a step over those of a mean of so many float32 gradients."""
+    sent = sum(slice_nbytes(x.sizes, x.wire, 1) * x.per_step for x in means)
+    return sent / (4 * elements)

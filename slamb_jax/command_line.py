@@ -2,59 +2,99 @@
 
 import argparse
 import dataclasses
+import functools
 import json
+import math
 import pathlib
+import re
+import textwrap
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import slamb_jax
-from slamb_jax._ex.budget import FORMATS, expected_loss
-from slamb_jax._ex.json_form import from_json
-from slamb_jax._ex.payloads import NAMES
-from slamb_jax.advisor import Advice, Network, advise
-from slamb_jax.advisor.parameters import TYPICAL
-from slamb_jax.advisor.units import (
-    duration,
-    parse_count,
-    parse_duration,
-    parse_rate,
-    parse_share,
-)
+from slamb_jax.advisor import Network, advise
+from slamb_jax.advisor.advice import PREFIXES, TIMES, duration
+from slamb_jax.advisor.advise import TYPICAL
 from slamb_jax.checkpoint import resize_checkpoint
-from slamb_jax.exchange import Exchange
+from slamb_jax.exchange import FORMATS, Exchange
 
-_AXIS_NAME = "workers"  # where no file names it
-_REQUIRED = (
-    ("params", parse_count, "340M", "number of parameters"),
-    ("workers", int, "128", "number of workers"),
-    ("link", parse_rate, "10Gbit", "rate of a node's link to the others"),
-    ("step", parse_duration, "0.5s", "compute of a step, forward and backward pass"),
+_COUNTS = PREFIXES | {"K": 1e3, "B": 1e9}
+_RATES = {
+    prefix + unit: factor * bits
+    for prefix, factor in PREFIXES.items()
+    for unit, bits in (("bit", 1), ("bit/s", 1), ("bps", 1), ("b/s", 1), ("B/s", 8))
+}
+_NUMBER = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(\S*)")
+
+
+def _parse(
+    units: Mapping[str, float],
+    kind: str,
+    text: str,
+    low: float = 0.0,
+    high: float = 1e300,
+) -> float:
+    match = _NUMBER.fullmatch(text.strip())
+    value = float(match[1]) * units.get(match[2], math.nan) if match else math.nan
+    if not low <= value <= high:  # a NaN is not
+        raise argparse.ArgumentTypeError(f"must be {kind}, got {text!r}")
+    return value
+
+
+parse_count = functools.partial(_parse, _COUNTS, "a count such as 340M, 2.8B or 110e6")
+parse_rate = functools.partial(  # as bits per second
+    _parse, _RATES, "a rate such as 10Gbit, 200Mbit/s or 25GB/s"
 )
-_UPDATE = "update, where --step does not include it; default: 0s"
-_DEFAULT = {field.name: field.default for field in dataclasses.fields(Exchange)}
-_OPTIONAL = (
-    ("workers-per-node", int, "8", "default: 1"),
-    ("local-link", parse_rate, "200Gbit", "rate within a node; default: unlimited"),
-    ("latency", parse_duration, "20us", "of one message; default: 20us"),
-    ("mu-dtype", str, "bfloat16", "dtype of the momentum; default: float32"),
-    ("dense-update", parse_duration, "10ms", f"a dense optimizer's {_UPDATE}"),
-    ("exchanging-update", parse_duration, "10ms", f"an exchanging one's {_UPDATE}"),
+parse_duration = functools.partial(_parse, TIMES, "a time such as 0.5s, 300ms or 50us")
+_SHARE = "a share such as 5% or 0.05, above 0 and at most 100%"
+parse_share = functools.partial(
+    _parse, {"": 1.0, "%": 0.01}, _SHARE, low=1e-300, high=1.0
 )
-_FORMATS = ", ".join(NAMES)
-_EXCHANGE = (
-    ("local-axis-name", "device", "groups: average gradients densely within each node, "
-     "and exchange between nodes; default: null, no groups"),
-    ("compress-ratio", "0.1", "k, the share of the momentum exchanged per step; "
-     "default: 0"),
-    ("min-size", "9000", "smaller matrices are dense; default: 9000, or less where "
-     "they would hold more than 1 %% of the parameters"),
-    ("payload", "uniform8", f"wire format of the momentum: {_FORMATS} or null: "
-     f"its dtype; default: {json.dumps(_DEFAULT['payload'])}"),
-    ("sync-every", "100", "H, steps between averages of the parameters, or "
-     f"never; default: {_DEFAULT['sync_every']}"),
-    ("rolling", "false", "average 1/H of the parameters at each step; default: true"),
-    ("average-payload", "uniform8", "wire format of the average, likewise; null: "
-     f"float32, or the parameters' dtype; default: {_DEFAULT['average_payload']}"),
-)  # fmt: skip
+
+
+def parse_setting(text: str) -> int | str | None:
+    """A number, None for ``null`` or ``never``, or any other text as it is."""
+    if text in ("null", "never"):
+        return None
+    return int(text) if text.isdecimal() else text
+
+
+# Each option: how it is read, an example, and its help.
+_ADVISE = {
+    "--params": (parse_count, "340M", "number of parameters"),
+    "--workers": (int, "128", "number of workers"),
+    "--link": (parse_rate, "10Gbit", "rate of a node's link to the others"),
+    "--step": (parse_duration, "0.5s", "compute of a step, forward and backward pass"),
+}
+_NETWORK = {
+    "--workers-per-node": (int, "8", "default: 1"),
+    "--local-link": (parse_rate, "200Gbit", "rate within a node; default: unlimited"),
+    "--latency": (parse_duration, "20us", "of one message; default: 20us"),
+    "--dense-update": (parse_duration, "10ms", "update of a dense step, where --step "
+                       "does not include it: python -m benchmarks.step, in the "
+                       "repository, measures both updates; default: 0s"),
+    "--exchanging-update": (parse_duration, "10ms", "the same with the exchange"),
+}  # fmt: skip
+_EXCHANGE = {
+    "--exchange": (pathlib.Path, "FILE", "JSON that Exchange.to_json made, with any "
+                   "settings; the options below override it"),
+    "--budget": (parse_share, "5%", "choose the payload for so much of the bytes of "
+                 "averaging gradients in float32"),
+    "--axis-name": (str, "data", "mesh axis of the workers; default: data"),
+    "--local-axis-name": (str, "device", "mesh axis of the devices of a node, which is "
+                          "then one worker; default: a worker is one device"),
+    "--payload": (parse_setting, "uniform8", "wire format: bfloat16, uniform8, "
+                  "uniform4, ternary, largest_of_N with N from 2 to 127, or null for "
+                  "float32; default: ternary"),
+    "--sync-every": (parse_setting, "100", "H, steps between averages of the "
+                     "parameters, or never; default: 1, the momentum at every step"),
+}  # fmt: skip
+_REPORT = {"program": (pathlib.Path, "PROGRAM", "file with the text")}
+_RESIZE = {
+    "checkpoint": (pathlib.Path, "CHECKPOINT", "directory that Checkpoints wrote"),
+    "out": (pathlib.Path, "OUT", "directory for the new one; must be empty or new"),
+    "--workers": (int, "8", "number of workers"),
+}
 
 
 class _OneLine(argparse.ArgumentParser):
@@ -70,158 +110,102 @@ def main(arguments: list[str] | None = None) -> None:
     version = f"slamb-jax {slamb_jax.__version__}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, dest="command")
-    _add_advise(commands)
-    _add_report(commands)
-    _add_resize(commands)
+    for run, text, needed in (
+        (_advise, "predict whether an exchange pays", _ADVISE),
+        (_report, "list what a compiled program sends", _REPORT),
+        (_resize, "turn a checkpoint of n workers into one of m", _RESIZE),
+    ):
+        command = commands.add_parser(
+            run.__name__[1:], help=text, description=run.__doc__, allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+        )  # fmt: skip
+        command.set_defaults(run=run)
+        _add(command, needed, required=True)
+        if run is not _resize:
+            command.add_argument("--json", action="store_true", help="print JSON")
+        if run is _advise:
+            _add(command, _NETWORK)
+            about = "exchange", "Settings of slamb_jax.Exchange."
+            _add(group := command.add_argument_group(*about), _EXCHANGE)
+            group.add_argument(
+                "--overlap", action=argparse.BooleanOptionalAction,
+                help="exchange during the compute; default: --no-overlap",
+            )  # fmt: skip
     given = vars(parser.parse_args(arguments))
     try:
-        given["run"](given)
+        print(given["run"](given))
     except (ValueError, ImportError) as error:
         commands.choices[given["command"]].error(str(error))
 
 
-def _add_advise(commands: Any) -> None:
-    command = commands.add_parser(
-        "advise",
-        help="predict whether an exchange pays",
-        description="Predicts the seconds of a step with an exchange and without, and "
-        "whether it pays. The model is that of slamb_jax.advise.",
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
-    command.set_defaults(run=_print_advice)
-    for options in (_REQUIRED, _OPTIONAL):
-        for name, parse, metavar, text in options:
-            command.add_argument(
-                f"--{name}", type=parse, metavar=metavar, help=text,
-                required=options is _REQUIRED,
-            )  # fmt: skip
-    command.add_argument(
-        "--json", action="store_true", default=False, help="print numbers as JSON"
-    )
-    group = command.add_argument_group(
-        "exchange", "The settings of slamb_jax.Exchange, by the same names."
-    )
-    group.add_argument(
-        "--exchange", type=pathlib.Path, metavar="FILE",
-        help="JSON that Exchange.to_json made; the options below override it",
-    )  # fmt: skip
-    group.add_argument(
-        "--budget", type=parse_share, metavar="5%",
-        help="choose average-payload for so much of the bytes of averaging gradients "
-        "in float32",
-    )  # fmt: skip
-    for name, metavar, text in _EXCHANGE:
-        group.add_argument(f"--{name}", type=_json_or_text, metavar=metavar, help=text)
-    group.add_argument(
-        "--overlap", action=argparse.BooleanOptionalAction,
-        help="exchange during the compute; default: --no-overlap",
-    )  # fmt: skip
+def _add(to: Any, options: Mapping[str, tuple[Any, str, str]], **how: Any) -> None:
+    for name, (parse, metavar, text) in options.items():
+        own = how if name.startswith("-") else {}
+        to.add_argument(name, type=parse, metavar=metavar, help=text, **own)
 
 
-def _add_report(commands: Any) -> None:
-    command = commands.add_parser(
-        "report",
-        help="list what a compiled program sends",
-        description="Lists the collectives of a compiled program, as "
-        "slamb_jax.wire_report does, from its text: compiled.as_text(), or what "
-        "XLA_FLAGS=--xla_dump_to=DIR wrote as *after_optimizations.txt.",
-        allow_abbrev=False,
-    )
-    command.add_argument("program", type=pathlib.Path, metavar="PROGRAM")
-    command.add_argument("--json", action="store_true", help="print it as JSON")
-    command.set_defaults(run=_print_report)
+def _report(given: Mapping[str, Any]) -> str:
+    """Lists the collectives of a compiled program, as slamb_jax.wire_report does.
 
-
-def _print_report(given: dict[str, Any]) -> None:
+    PROGRAM has its text: that of compiled.as_text(), or *after_optimizations.txt, which
+    XLA writes with XLA_FLAGS=--xla_dump_to=DIR.
+    """
     try:
-        text = given["program"].read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"PROGRAM must be a text file: {error}") from error
-    if "ENTRY" not in text:
-        raise ValueError(f"PROGRAM must have the text of a program: {given['program']}")
-    report = slamb_jax.wire_report(text)
-    print(json.dumps(report.to_json(), indent=2) if given["json"] else report)
+        report = slamb_jax.wire_report(given["program"].read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            "PROGRAM must be a file with the text of a compiled program, got "
+            f"{given['program']}: {error}"
+        ) from error
+    return json.dumps(report.to_json(), indent=2) if "json" in given else str(report)
 
 
-def _add_resize(commands: Any) -> None:
-    command = commands.add_parser(
-        "resize",
-        help="turn a checkpoint of n workers into one of m",
-        description="Writes the latest checkpoint of a directory for another number of "
-        "workers, by the rule of slamb_jax.checkpoint.resize.",
-        allow_abbrev=False,
-    )
-    command.set_defaults(
-        run=lambda x: print(resize_checkpoint(x["checkpoint"], x["out"], x["workers"]))
-    )
-    for name, text in (
-        ("checkpoint", "directory that slamb_jax.Checkpoints wrote"),
-        ("out", "directory for the new one; must be empty or new"),
-    ):
-        command.add_argument(name, type=pathlib.Path, metavar=name.upper(), help=text)
-    command.add_argument(
-        "--workers", type=int, required=True, metavar="8", help="number of workers"
-    )
+def _resize(given: Mapping[str, Any]) -> str:
+    """Writes the latest checkpoint of a directory for another number of workers.
+
+    Its rule is that of slamb_jax.checkpoint.resize.
+    """
+    return str(resize_checkpoint(given["checkpoint"], given["out"], given["workers"]))
 
 
-def _print_advice(given: dict[str, Any]) -> None:
+def _advise(given: Mapping[str, Any]) -> str:
+    """Predicts a step's seconds with an exchange and without, and the loss to expect.
+
+    Says whether the exchange pays. The model is that of slamb_jax.advise.
+    """
     exchange, network = _exchange(given), Network(**_settings_of(Network, given))
-
-    def advice_on(exchange: Exchange) -> Advice:
-        return advise(
-            given["params"],
-            network,
-            exchange,
-            step_seconds=given["step"],
-            mu_dtype=given.get("mu_dtype"),
-            update_seconds=tuple(
-                given.get(f"{name}_update", 0.0) for name in ("dense", "exchanging")
-            ),
-        )
-
-    advice = advice_on(exchange)
-    per_node = None
-    if (
-        exchange.local_axis_name is None
-        and 1 < network.workers_per_node < network.workers
-    ):
-        per_node = advice_on(dataclasses.replace(exchange, local_axis_name="device"))
+    updates = (given.get("dense_update", 0.0), given.get("exchanging_update", 0.0))
+    ask = functools.partial(
+        advise, given["params"], network, step_seconds=given["step"],
+        update_seconds=updates,
+    )  # fmt: skip
+    advice, per_node = ask(exchange), None
+    shared = 1 < network.workers_per_node < network.workers
+    if shared and exchange.local_axis_name is None:
+        per_node = ask(dataclasses.replace(exchange, local_axis_name="device"))
         if per_node.speedup < advice.THRESHOLD * advice.speedup:
             per_node = None
-    if given["json"]:
+    if "json" in given:
         found = {"exchange": exchange.to_json()} | advice.to_json()
-        if per_node:
-            found["per_node"] = per_node.to_json()
-        print(json.dumps(found, indent=2))
-        return
-    print(advice)
+        found |= {"per_node": per_node.to_json()} if per_node else {}
+        return json.dumps(found, indent=2)
+    said = [str(advice)]
     if per_node:
-        seconds = duration(per_node.exchanging.step_seconds)
-        print(
+        text = (
             "One worker per node shares the link with nobody: --local-axis-name device "
-            f"takes {seconds}\na step, a speed-up of {per_node.speedup:.2f}."
+            f"takes {duration(per_node.exchanging.step_seconds)} a step, "
+            f"{per_node.speedup:.2f} times as fast as a dense one in float32 and "
+            f"{per_node.speedup_bfloat16:.2f} times as fast as one in bfloat16."
         )
-    if "budget" in given:
-        print(_beside_budget(exchange), expected_loss(exchange), sep="\n")
+        said.append(textwrap.fill(text, 88))
+    if "budget" in given and exchange.payload in FORMATS[1:]:
+        above = FORMATS[FORMATS.index(exchange.payload) - 1]
+        share = dataclasses.replace(exchange, payload=above).share(TYPICAL)
+        said.append(f"The next wire format, {above}, takes {100 * share:.3g}%.")
+    return "\n".join(said)
 
 
-def _beside_budget(exchange: Exchange) -> str:
-    """The share that was found, and the next one above it."""
-
-    def takes(exchange: Exchange) -> str:
-        return f"{100 * exchange.share(TYPICAL):.3g}%"
-
-    payload = exchange.average_payload
-    said = f"{payload} takes {takes(exchange)} of the dense bytes"
-    if payload not in FORMATS[1:]:
-        return f"{said}."
-    above = FORMATS[FORMATS.index(payload) - 1]
-    other = dataclasses.replace(exchange, average_payload=above)
-    return f"{said}, {above} would take {takes(other)}."
-
-
-def _exchange(given: dict[str, Any]) -> Exchange:
+def _exchange(given: Mapping[str, Any]) -> Exchange:
     """The exchange of ``--exchange FILE``, with the options given beside it."""
     settings = {}
     if path := given.get("exchange"):
@@ -231,38 +215,26 @@ def _exchange(given: dict[str, Any]) -> Exchange:
             raise ValueError(
                 f"--exchange must be a file with a JSON object, got {path}: {error}"
             ) from error
-    options = _settings_of(Exchange, given)
-    settings = {"axis_name": _AXIS_NAME} | settings | options
+    settings = {"axis_name": "data"} | settings | _settings_of(Exchange, given)
+    exchange = Exchange.from_json(settings)
     if "budget" not in given:
-        return Exchange.from_json(settings)
-    if "average_payload" in settings:
+        return exchange
+    if "payload" in settings:
         raise ValueError(
-            "--budget chooses average_payload, which is given: "
-            f"{settings['average_payload']!r}"
+            f"--budget chooses the payload, which is given: {settings['payload']!r}"
         )
-    found = from_json(settings, list(_DEFAULT))
-    return Exchange.for_budget(
-        found.pop("axis_name"), given["budget"], TYPICAL, **found
-    )
+    found = {name: getattr(exchange, name) for name in settings}
+    axis_name = found.pop("axis_name")
+    try:
+        return Exchange.for_budget(axis_name, given["budget"], TYPICAL, **found)
+    except ValueError as error:
+        raise ValueError(f"--budget: {error}") from error
 
 
-def _settings_of(kind: Any, given: dict[str, Any]) -> dict[str, Any]:
+def _settings_of(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are fields of this dataclass."""
     names = [field.name for field in dataclasses.fields(kind)]
     return {name: given[name] for name in names if name in given}
-
-
-def _json_or_text(text: str) -> Any:
-    """A number, null or an object as JSON has them, and any other text as it is.
-
-    Null may also be said as ``never``, which it is for a number of steps.
-    """
-    if text == "never":
-        return None
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 if __name__ == "__main__":

@@ -13,27 +13,28 @@ from jax.sharding import Mesh, NamedSharding
 
 import slamb_jax
 from slamb_jax import _collectives as collectives
-from slamb_jax import payloads, selections
 from slamb_jax.advisor import Advice, StepCost
+from slamb_jax.advisor.advice import ABOVE_DENSE
+from slamb_jax.selections import Strided
 from tests.compiled import compile_optimized
-from tests.optimizers import plain, train_step
+from tests.optimizers import train_step
 from tests.workers import AXIS, P, over_workers
 
 N = 8
-SHAPES = {"embed": (517, 48), "kernel": (96, 512), "odd": (101, 103), "bias": (512,)}
+SHAPES = {"embed": (517, 48), "kernel": (900, 1280), "odd": (101, 103), "bias": (512,)}
 NETWORK = slamb_jax.Network(N, 1e9)
 LIKE = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
 PARAMS = {name: LIKE(shape) for name, shape in SHAPES.items()}
+OUTER = optax.sgd(0.7, 0.9)
+GROUPS = {"local_axis_name": "x"}
+TENTH = {"selection": Strided(0.1, 9000), "payload": None, "sync_every": 10}
 
 
-def advise(params=340e6, network=NETWORK, exchange=None, **settings):
-    exchange = exchange or plain(AXIS, **settings.pop("exchanged", {}))
-    settings = {"step_seconds": 0.5, "update_seconds": (0.010, 0.012)} | settings
-    return slamb_jax.advise(params, network, exchange, **settings)
-
-
-def cost_of(params=340e6, network=NETWORK, **exchanged):
-    return advise(params, network, exchanged=exchanged).exchanging
+def advise(params=340e6, network=NETWORK, mu_dtype=None, **exchange):
+    settings = {"step_seconds": 0.5, "update_seconds": (0.010, 0.012)}
+    settings |= {name: exchange.pop(name) for name in settings if name in exchange}
+    exchange = slamb_jax.Exchange(AXIS, **exchange)
+    return slamb_jax.advise(params, network, exchange, mu_dtype=mu_dtype, **settings)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -48,28 +49,31 @@ def test_dense_bytes_are_those_of_the_compiled_program(dtype):
     assert cost.bytes_per_step == pytest.approx(sent, rel=0.01)
 
 
-FOUR = payloads.StochasticUniform(4)
-EIGHT = payloads.StochasticUniform(8, block_size=100)
-GROUPS = {"local_axis_name": "x"}
-STACKS = {"min_size": 0, "stacked": {name: name == "kernel" for name in SHAPES}}
 # Each setting that changes what is sent, in groups and without.
 EXCHANGES = {
     "default": {},
-    "all leaves": {"compress_ratio": 0.3, "min_size": 0, "overlap": True},
-    "draws, 16 bits": {"selection": "bernoulli", "average_payload": "bfloat16"},
-    "stacks, codes": {"payload": "uniform8", "average_payload": EIGHT, **STACKS},
-    "groups": {"selection": "permutation", "average_payload": "bfloat16", **GROUPS},
-    "groups, codes": {"payload": EIGHT, "average_payload": FOUR, **GROUPS},
-    "rolling": {"rolling": True, "compress_ratio": 0, "average_payload": "ternary"},
-    "rolling, groups": {"rolling": True, "payload": "uniform4", **GROUPS},
-    "outer": {"outer": optax.sgd(0.7, 0.9), "compress_ratio": 0},
-}
+    "groups, default": GROUPS,
+    "largest of 31": {"payload": "largest_of_31"},
+    "8 bits, overlap": {"payload": "uniform8", "overlap": True},
+    "groups, 4 bits": {"payload": "uniform4", **GROUPS},
+    "groups, 16 bits": {"payload": "bfloat16", **GROUPS},
+    "float32": {"payload": None},
+    "parameters": {"payload": None, "sync_every": 10},
+    "outer": {"payload": None, "sync_every": 10, "outer": OUTER},
+    "groups, outer, codes": {"sync_every": 10, "outer": OUTER, **GROUPS},
+    "a part": TENTH,
+    "groups, a part": TENTH | GROUPS,
+    "a part, stacks, 16 bits": TENTH | {
+        "selection": Strided(0.3, 0), "stacked": {x: x == "kernel" for x in SHAPES}
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_traffic_is_that_of_the_compiled_program(name):
-    exchange = plain(AXIS, sync_every=10, **EXCHANGES[name])
-    mu_dtype = "bfloat16" if name == "all leaves" else None
+    settings = EXCHANGES[name]
+    exchange = slamb_jax.Exchange(AXIS, **settings)
+    mu_dtype = "bfloat16" if name.endswith("stacks, 16 bits") else None
     tx = slamb_jax.slamb(0.01, exchange, mu_dtype=mu_dtype)
     per_node = 1 if exchange.local_axis_name is None else 2
     mesh = Mesh(np.array(jax.devices()).reshape(N // per_node, per_node), (AXIS, "x"))
@@ -82,53 +86,50 @@ def test_traffic_is_that_of_the_compiled_program(name):
     run = slamb_jax.per_worker_step(train_step(tx, loss), mesh, exchange)
     compiled = compile_optimized(run.lower(state, jnp.ones((N, 1))))
     report = slamb_jax.wire_report(compiled)
+    every = exchange.sync_every
+    assert bool(report.bytes_sent(conditional=True)) == (every > 1)
+
     network = slamb_jax.Network(N, 1e9, workers_per_node=per_node, latency=0.0)
-    never = dataclasses.replace(
-        exchange, sync_every=10**12, average_payload=None, rolling=False, outer=None
-    )
-    often, never = (
-        advise(PARAMS, network, x, mu_dtype=mu_dtype).exchanging
-        for x in (exchange, never)
-    )
-    if exchange.rolling:  # all of it at every step
-        assert often.bytes_per_step == pytest.approx(report.bytes_sent(), rel=0.01)
-        assert report.bytes_sent(conditional=True) == 0
-        return
-    assert never.bytes_per_step == pytest.approx(
-        report.bytes_sent(), rel=0.01, abs=1e-3
-    )
-    average = 10 * (often.bytes_per_step - never.bytes_per_step)
-    assert average == pytest.approx(report.bytes_sent(conditional=True), rel=0.01)
+    rare = settings | {"sync_every": 10**12 if every > 1 else 1}
+    advice, without = (advise(PARAMS, network, mu_dtype, **x) for x in (settings, rare))
+    read = {"bytes_per_step": report.bytes_sent}
     if per_node > 1:
-        inner = report.bytes_over(mesh, "x")
-        assert never.local_bytes_per_step == pytest.approx(inner, rel=0.01)
-        return
-    seconds = network.report_seconds(report)
-    assert never.exchange_seconds == pytest.approx(seconds, rel=0.01)
-    seconds += network.report_seconds(report, conditional=True) / 10
-    assert often.exchange_seconds == pytest.approx(seconds, rel=0.01)
+        read["local_bytes_per_step"] = functools.partial(report.bytes_over, mesh, "x")
+    else:
+        read["exchange_seconds"] = functools.partial(network.report_seconds, report)
+    for name, count in read.items():
+        all_of_it, at_every_step = (
+            getattr(x.exchanging, name) for x in (advice, without)
+        )
+        room = {"rel": 0.01, "abs": 1e-9 * all_of_it}
+        assert at_every_step == pytest.approx(count(), **room)
+        average = every * (all_of_it - at_every_step)
+        assert average == pytest.approx(count(conditional=True), **room)
+    if mu_dtype is None and per_node == 1:  # a worker's slice is of whole blocks
+        assert exchange.share(PARAMS) == advice.share
+        share = advice.exchanging.bytes_per_step / advice.dense.bytes_per_step
+        assert advice.share == pytest.approx(share, rel=0.02)
 
 
 def test_groups_send_once_over_the_link_of_their_node():
     """As much between nodes as a ring of all workers, with fewer hops."""
     flat = slamb_jax.Network(64, 1e9, workers_per_node=8, local_link=400e9, latency=0)
-    ask = functools.partial(cost_of, network=flat, sync_every=None)
-    wide, groups = ask(), ask(**GROUPS)
+    ask = functools.partial(advise, network=flat)
+    wide = ask(payload=None).exchanging
+    groups, eight = (ask(payload=x, **GROUPS).exchanging for x in (None, "uniform8"))
     assert wide.local_bytes_per_step == 0
     between = groups.bytes_per_step - groups.local_bytes_per_step
-    assert between == pytest.approx(2 * 7 / 8 * 0.1 * 340e6 * 4 / 8)
+    assert between == pytest.approx(2 * 7 / 8 * 340e6 * 4 / 8)
     seconds = groups.exchange_seconds - 8 * groups.local_bytes_per_step / 400e9
     assert seconds == pytest.approx(wide.exchange_seconds * (7 / 8) / (63 / 64))
     # Eight bits use an all-to-all and an all-gather of bytes, from one device a node.
-    eight = ask(payload="uniform8", **GROUPS)
     assert eight.exchange_seconds < 0.4 * groups.exchange_seconds
 
 
 @pytest.mark.parametrize("step_seconds", [10.0, 1e-3])
 def test_no_more_is_hidden_than_there_is_compute(step_seconds):
     soon, late = (
-        advise(step_seconds=step_seconds, exchanged={"overlap": x}).exchanging
-        for x in (False, True)
+        advise(step_seconds=step_seconds, overlap=x).exchanging for x in (False, True)
     )
     assert soon.hidden_seconds == 0
     hidden = min(step_seconds, soon.exchange_seconds)
@@ -149,41 +150,26 @@ def test_only_the_shard_of_one_device_counts(from_settings):
     dense = {"w": LIKE((100, 100), sharding=placed), "b": LIKE((512,))}
     shard = {"w": LIKE((100, 50)), "b": LIKE((512,))}
     specs = {"w": spec, "b": None} if from_settings else None
-    got = advise(dense, exchanged={"param_specs": specs, "min_size": 9000})
-    small = advise(shard, exchanged={"min_size": 0})
+    got = advise(dense, param_specs=specs, **TENTH)
+    small = advise(shard, **TENTH | {"selection": Strided(0.1, 0)})
     # 10,000 elements, not 5,000, are compared with min_size.
     assert got.exchanging.bytes_per_step == small.exchanging.bytes_per_step
     assert got.dense.bytes_per_step == small.dense.bytes_per_step
 
 
 def test_a_number_of_parameters_sends_k_and_an_hth():
-    cost = cost_of(1e9)
-    assert cost.bytes_per_step == pytest.approx(2 * 7 / 8 * 4e9 * (0.1 + 0.01))
-    exact = cost_of({"w": LIKE((1000, 1000))}).bytes_per_step
-    assert exact == pytest.approx(cost_of(1e6).bytes_per_step, rel=0.01)
-
-
-STRIDED = {0: selections.Strided(0.5), 500: selections.Strided(0.2)}
-
-
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        {"compress_ratio": {0: 0.5, 500: 0.2}},
-        {"selection": selections.Schedule(STRIDED)},
-    ],
-)
-def test_the_last_phase_of_a_schedule_counts(schedule):
-    advice = advise(exchanged=schedule)
-    assert advice.exchanging == cost_of(compress_ratio=0.2)
-    assert "from step 500 on: 0.2 of the" in " ".join(advice.title.split())
+    cost = advise(1e9, **TENTH).exchanging
+    assert cost.bytes_per_step == pytest.approx(2 * 7 / 8 * 4e9 * (0.1 + 0.1))
+    exact = advise({"w": LIKE((1000, 1000))}, **TENTH).exchanging.bytes_per_step
+    roughly = advise(1e6, **TENTH).exchanging.bytes_per_step
+    assert exact == pytest.approx(roughly, rel=0.01)
 
 
 def test_a_slow_link_pays_and_a_fast_one_does_not():
     slow = advise()
     fast = advise(network=slamb_jax.Network(N, 400e9), step_seconds=5.0)
     for advice, verdict in ((slow, "will pay: "), (fast, "will not pay: ")):
-        assert advice.pays == (advice is slow)
+        assert advice.pays == advice.faster == (advice is slow)
         assert advice.verdict.startswith(verdict)
         assert advice.verdict in " ".join(str(advice).split())
         assert advice.speedup > advice.speedup_bfloat16
@@ -200,11 +186,34 @@ def test_a_slow_link_pays_and_a_fast_one_does_not():
 )
 def test_the_verdict_prints_its_threshold_and_keeps_to_it(wide, narrow, pays):
     costs = [StepCost(0, seconds, 0, 0) for seconds in (wide, narrow, 1.0)]
-    advice = Advice(*costs, 0.0, 0.0, "")
+    advice = Advice(*costs, 0.0, 0.0, "", 0.05, "ternary", None)
     printed = [f"{wide:.2f}", f"{narrow:.2f}"]
     assert all(f"{figure} times" in advice.verdict for figure in printed)
-    assert advice.verdict.endswith("to pay, both must be 1.05 or more")
+    assert "to pay, both must be 1.05 or more" in advice.verdict
     assert advice.pays == pays == (min(map(float, printed)) >= 1.05)
+
+
+@pytest.mark.parametrize("payload", ABOVE_DENSE)
+def test_the_verdict_weighs_the_loss_to_expect(payload):
+    advice = advise(payload=payload)
+    loss = ABOVE_DENSE[payload]
+    assert advice.expected_loss == loss
+    assert advice.faster
+    assert advice.pays == (loss <= 0)
+    will, side = ("will", "below") if loss <= 0 else ("may not", "above")
+    assert advice.verdict.startswith(f"{will} pay: ")
+    assert f"In {payload} expect a loss {abs(loss)} % {side} " in advice.verdict
+    smallest = min(ABOVE_DENSE, key=lambda x: advise(payload=x).share)
+    assert ("need an outer step" in advice.verdict) == (payload == smallest)
+
+
+@pytest.mark.parametrize(
+    "exchange", [{"payload": "uniform8"}, {"overlap": True}, {"outer": OUTER}, TENTH]
+)
+def test_no_loss_is_expected_of_what_was_not_recorded(exchange):
+    advice = advise(**exchange)
+    assert advice.expected_loss is None
+    assert "No loss is recorded for this exchange" in advice.verdict
 
 
 @pytest.mark.parametrize("local_link", [math.inf, 50e9])
@@ -225,7 +234,7 @@ def test_there_may_be_no_link_that_breaks_even():
     as_quick = advise(update_seconds=(0.01, 0.01))
     assert as_quick.break_even_link == math.inf
     assert "no link is too fast" in str(as_quick)
-    as_much = advise(exchanged={"compress_ratio": 1.0, "sync_every": 1})
+    as_much = advise(payload=None)
     assert as_much.break_even_link == 0
     assert not as_much.pays
     assert "no link is slow enough" in str(as_much)

@@ -8,7 +8,7 @@ import pytest
 
 import slamb_jax
 from slamb_jax import command_line
-from slamb_jax.advisor import units
+from slamb_jax.advisor import advice
 from tests import programs
 from tests.workers import AXIS, stack, stepper
 
@@ -28,22 +28,30 @@ def advise(capsys, *options, **changed):
 def test_a_readable_table(capsys):
     out = advise(capsys)
     assert out.startswith("340 M parameters; 128 workers, 1 per node; 10 Gbit/s, ")
-    assert "Exchange('workers'): the momentum at every step" in out
-    row = r"^exchanging +\d+.\d +500 ms +\d+ ms +12 ms +\d+ ms +4.\d\d$"
+    said = " ".join(out.split())
+    assert "Exchange('data'): the momentum at every step, 5.16% of the bytes" in said
+    row = r"^exchanging +\d+.\d +500 ms +\d+ ms +12 ms +\d+ ms +4.\d\d +2.\d\d$"
     assert re.search(row, out, re.M), out
     assert "will pay: " in out
     assert max(map(len, out.splitlines())) <= 88
+    assert max(map(len, advise(capsys, "--overlap").splitlines())) <= 88
     assert "will not pay: " in advise(capsys, step="20s", link="400Gbit")
+    assert "python -m benchmarks.step" not in said
+    free = {"dense-update": None, "exchanging-update": None}
+    assert "free: python -m benchmarks.step" in " ".join(advise(capsys, **free).split())
 
 
 def test_a_budget_chooses_the_exchange_and_says_what_to_expect(capsys):
-    out = " ".join(advise(capsys, "--budget", "5%", "--min-size", "7").split())
-    assert "Exchange('workers', min_size=7, average_payload='largest_of_7'): the" in out
-    assert "where AdamW in largest_of_7 ended beside dense AdamW: a loss" in out
-    assert "takes 1.84% of the dense bytes, ternary would take 5.16%." in out
-    assert "'largest_of_127'" in advise(capsys, "--budget", "0.003")
-    out = advise(capsys, "--budget", "6%")
-    assert "ternary takes 5.16% of the dense bytes." in out
+    out = " ".join(advise(capsys, "--budget", "5%", "--axis-name", "x").split())
+    assert "Exchange('x', payload='largest_of_7'): the momentum" in out
+    assert "will pay: " in out
+    assert "In largest_of_7 expect a loss 1.6 % below dense AdamW's" in out
+    assert out.endswith("The next wire format, ternary, takes 5.16%.")
+    out = " ".join(advise(capsys, "--budget", "0.003").split())
+    assert "may not pay: " in out
+    assert "In largest_of_127 expect a loss 18.5 % above dense AdamW's" in out
+    assert "fewer bytes need an outer step" in out
+    assert "next wire format" not in advise(capsys, "--budget", "6%")
 
 
 def test_workers_that_share_a_link_are_told_of_groups(capsys):
@@ -51,56 +59,45 @@ def test_workers_that_share_a_link_are_told_of_groups(capsys):
     assert "--local-axis-name device" in shared
     grouped = advise(capsys, "--workers-per-node", "8", "--local-axis-name", "device")
     assert "One worker per node" not in grouped + advise(capsys)
-    speedup = re.search(r"a speed-up of (\d\.\d\d)\.", shared)[1]
-    assert f"{speedup} times as fast as a dense one in float32" in grouped
-    found = json.loads(advise(capsys, "--workers-per-node", "8", "--json"))
-    assert f"{found['per_node']['speedup']:.2f}" == speedup
-
-
-def test_a_number_of_steps_may_be_never(capsys):
-    out = advise(capsys, "--sync-every", "never", "--compress-ratio", "0.1")
-    assert "the parameters never" in " ".join(out.split())
+    said = " ".join(shared.partition("One worker per node")[2].split())
+    figures = r"(\d\.\d\d) times as fast as (a dense one in float32|one in bfloat16)"
+    both = re.findall(figures, said)
+    assert both == re.findall(figures, " ".join(grouped.split()))
+    found = json.loads(advise(capsys, "--workers-per-node", "8", "--json"))["per_node"]
+    speedups = [found["speedup"], found["speedup_bfloat16"]]
+    assert [f"{x:.2f}" for x in speedups] == [x for x, _ in both]
 
 
 def test_numbers_as_json(capsys):
     found = json.loads(advise(capsys, "--json", "--budget", "2%"))
     exchange = slamb_jax.Exchange.from_json(found["exchange"])
-    found_in = exchange.axis_name, exchange.average_payload
-    assert found_in == ("workers", "largest_of_7")
+    assert exchange == slamb_jax.Exchange("data", payload="largest_of_7")
     network = slamb_jax.Network(128, 10e9)
     want = slamb_jax.advise(340e6, network, exchange, step_seconds=0.5)
     assert found["speedup"] == pytest.approx(want.speedup, rel=0.1)
-    assert found["pays"] is True
+    assert found["pays"] is found["faster"] is True
     assert found["break_even_link"] is None  # no link is too fast
+    assert found["share"] == pytest.approx(0.0184, abs=5e-5)
+    assert (found["payload"], found["expected_loss"]) == ("largest_of_7", -1.6)
 
 
 def test_options_override_a_file_as_settings_of_an_exchange(capsys, tmp_path):
     """What a run recorded, and every option beside it, make one Exchange."""
-    recorded = slamb_jax.Exchange("data", compress_ratio=0.25, payload="bfloat16")
+    recorded = slamb_jax.Exchange.paper("rows", overlap=True)
     path = tmp_path / "exchange.json"
     path.write_text(json.dumps(recorded.to_json()))
-    assert f"{recorded!r}: 0.25 of" in advise(capsys, "--exchange", str(path))
-    options = {
-        "compress_ratio": {"0": 0.5, "500": 0.2}, "min_size": 100, "sync_every": 50,
-        "payload": "uniform8", "average_payload": "bfloat16", "local_axis_name": "x",
-        "rolling": False,
-    }  # fmt: skip
-    words = [f"--{k.replace('_', '-')}" for k in options]
-    values = [v if isinstance(v, str) else json.dumps(v) for v in options.values()]
-    given = [w for pair in zip(words, values, strict=True) for w in pair]
-    out = advise(
-        capsys, "--exchange", str(path), *given, "--overlap", "--mu-dtype", "bfloat16",
-        "--workers-per-node", "4",
-    )  # fmt: skip
-    settings = options | {"compress_ratio": {0: 0.5, 500: 0.2}, "overlap": True}
+    said = " ".join(advise(capsys, "--exchange", str(path)).split())
+    assert f"{recorded!r}: a part of the momentum at every step, the param" in said
+    options = {"axis_name": "data", "local_axis_name": "x", "sync_every": None}
+    words = [f"--{k.replace('_', '-')}={v or 'never'}" for k, v in options.items()]
+    more = ["--no-overlap", "--payload", "null", "--workers-per-node", "4"]
+    out = advise(capsys, "--exchange", str(path), *words, *more)
     network = slamb_jax.Network(128, 10e9, workers_per_node=4)
-    advice = slamb_jax.advise(
-        340e6, network, slamb_jax.Exchange("data", **settings), step_seconds=0.5,
-        mu_dtype="bfloat16", update_seconds=(0.010, 0.012),
-    )  # fmt: skip
-    assert out == f"{advice}\n"
-    never = advise(capsys, "--exchange", str(path), "--sync-every", "null")
-    assert "the parameters never" in never
+    exchange = slamb_jax.Exchange.paper(**options)
+    updates = {"update_seconds": (0.010, 0.012)}
+    want = slamb_jax.advise(340e6, network, exchange, step_seconds=0.5, **updates)
+    assert out == f"{want}\n"
+    assert "the parameters never" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
@@ -108,9 +105,10 @@ def test_options_override_a_file_as_settings_of_an_exchange(capsys, tmp_path):
     [
         (
             "advise --help",
-            "k, the share of the momentum exchanged per step; default: 0\n",
+            "--axis-name data      mesh axis of the workers; default: data",
         ),
-        ("advise --help", f"default: {slamb_jax.Exchange().sync_every}\n"),
+        ("advise --help", f"default: {slamb_jax.Exchange().sync_every}, the momentum"),
+        ("advise --help", f"float32; default: {slamb_jax.Exchange().payload}\n"),
         ("resize --help", "usage: slamb-jax resize [-h] --workers 8 CHECKPOINT OUT\n"),
         ("--version", f"slamb-jax {slamb_jax.__version__}\n"),
     ],
@@ -133,26 +131,25 @@ def test_the_command_as_a_process():
 
 
 READ = [
-    (units.parse_count, "340M", 340e6), (units.parse_count, "2.8B", 2.8e9),
-    (units.parse_count, "110e6", 110e6), (units.parse_count, "1 k", 1e3),
-    (units.parse_rate, "10Gbit", 10e9), (units.parse_rate, "200Mbit", 200e6),
-    (units.parse_rate, "25Gbit/s", 25e9), (units.parse_rate, "25GB/s", 200e9),
-    (units.parse_rate, ".5Tbps", 5e11), (units.parse_duration, "0.5s", 0.5),
-    (units.parse_duration, "300ms", 0.3), (units.parse_duration, "50us", 50e-6),
+    ("count", "340M", 340e6), ("count", "2.8B", 2.8e9), ("count", "110e6", 110e6),
+    ("count", "1 k", 1e3), ("rate", "10Gbit", 10e9), ("rate", "200Mbit", 200e6),
+    ("rate", "25Gbit/s", 25e9), ("rate", "25GB/s", 200e9), ("rate", ".5Tbps", 5e11),
+    ("duration", "0.5s", 0.5), ("duration", "300ms", 0.3), ("duration", "50us", 50e-6),
+    ("share", "5%", 0.05), ("share", "0.05", 0.05), ("share", "1", 1.0),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("parse", "text", "value"), READ)
-def test_units_are_read(parse, text, value):
-    assert parse(text) == pytest.approx(value)
+@pytest.mark.parametrize(("kind", "text", "value"), READ)
+def test_units_are_read(kind, text, value):
+    assert getattr(command_line, f"parse_{kind}")(text) == pytest.approx(value)
 
 
 def test_units_are_printed():
-    assert units.scaled(999.9e6, "bit/s") == "1 Gbit/s"
-    assert units.scaled(2.8e9, "parameters") == "2.8 G parameters"
-    assert units.duration(0.9999) == "1 s"
-    assert units.duration(3.2e-8) == "32 ns"
-    assert units.duration(0.0) == "0 ns"
+    assert advice.scaled(999.9e6, "bit/s") == "1 Gbit/s"
+    assert advice.scaled(2.8e9, "parameters") == "2.8 G parameters"
+    assert advice.duration(0.9999) == "1 s"
+    assert advice.duration(3.2e-8) == "32 ns"
+    assert advice.duration(0.0) == "0 ns"
 
 
 def test_a_report_of_the_text_of_a_program(capsys, tmp_path):

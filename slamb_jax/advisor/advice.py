@@ -5,7 +5,14 @@ import math
 import textwrap
 from typing import Any, ClassVar
 
-from slamb_jax.advisor.units import duration, scaled
+from slamb_jax.exchange import FORMATS
+
+PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+
+ABOVE_DENSE = dict(zip(FORMATS, (-4.1, -1.6, 5.9, 18.5), strict=True))
+"""By payload, how far the loss of :func:`slamb_jax.adamw` was above dense AdamW's after
+as many steps, in per cent, in ``benchmarks/results/frontier.md``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,7 +20,7 @@ class StepCost:
     """Predicted cost of a step; averages of the parameters are amortized.
 
     Attributes:
-      bytes_per_step: bytes that each worker sends, as :func:`wire_report` has them.
+      bytes_per_step: bytes that each worker sends, as :func:`wire_report` counts them.
       compute_seconds: forward and backward pass.
       exchange_seconds: all collectives.
       update_seconds: update of the optimizer, and its application.
@@ -56,7 +63,13 @@ class Advice:
         takes no longer than ``dense``: infinite from 10 Tbit/s on, 0 if none.
       break_even_link_bfloat16: the same against ``dense_bfloat16``.
       title: the question, in words.
-      THRESHOLD: it pays from this speed-up on; less is within the model's error.
+      share: bytes of a step over those of averaging gradients in float32, as
+        :meth:`Exchange.share` counts them.
+      payload: the wire format of the exchange.
+      expected_loss: per cent by which the loss of :func:`adamw` in this wire format
+        was above dense AdamW's after as many steps; negative if below. None: no loss is
+        recorded for this exchange.
+      THRESHOLD: the least speed-up that pays; less is within the model's error.
     """
 
     dense: StepCost
@@ -65,6 +78,9 @@ class Advice:
     break_even_link: float
     break_even_link_bfloat16: float
     title: str
+    share: float
+    payload: str
+    expected_loss: float | None
 
     THRESHOLD: ClassVar[float] = 1.05
 
@@ -79,58 +95,82 @@ class Advice:
         return self.dense_bfloat16.step_seconds / self.exchanging.step_seconds
 
     @property
-    def pays(self) -> bool:
+    def faster(self) -> bool:
         """Whether both speed-ups, to the two digits printed, reach ``THRESHOLD``."""
         return round(min(self.speedup, self.speedup_bfloat16), 2) >= self.THRESHOLD
 
     @property
+    def pays(self) -> bool:
+        """Whether a step is ``faster``, and no loss above dense AdamW's is recorded."""
+        return self.faster and (self.expected_loss or 0.0) <= 0.0
+
+    @property
     def verdict(self) -> str:
-        """``"will pay: ..."`` or ``"will not pay: ..."``, with the reason."""
+        """``"will pay: ..."``, or ``"will not pay: ..."``, and the reason.
+
+        It is ``"may not pay: ..."`` for a step that is faster at a higher loss.
+        """
+        return " ".join(self._said())
+
+    def _said(self) -> tuple[str, str]:
+        will = "will" if self.pays else "may not" if self.faster else "will not"
         share = self.dense_bfloat16.exchange_seconds / self.dense_bfloat16.step_seconds
-        return (
-            f"will {'' if self.pays else 'not '}pay: a step is "
-            f"{self.speedup:.2f} times as fast as a dense one in float32 and "
-            f"{self.speedup_bfloat16:.2f} times as fast as one in bfloat16, whose "
-            f"exchange is {share:.0%} of its step; to pay, both must be "
-            f"{self.THRESHOLD} or more"
+        speed = (
+            f"{will} pay: a step is {self.speedup:.2f} times as fast as a dense one in "
+            f"float32 and {self.speedup_bfloat16:.2f} times as fast as one in "
+            f"bfloat16, whose exchange is {share:.0%} of its step; to pay, both must "
+            f"be {self.THRESHOLD} or more, without a higher loss."
         )
+        if self.expected_loss is None:
+            loss = "No loss is recorded for this exchange: train a dense run beside it."
+            return speed, loss
+        side = "below" if self.expected_loss < 0 else "above"
+        loss = (
+            f"In {self.payload} expect a loss {abs(self.expected_loss):.1f} % {side} "
+            "dense AdamW's after as many steps, as recorded with AdamW on a small "
+            "language model, 8 workers of 8 sequences "
+            "(benchmarks/results/frontier.md)."
+        )
+        if self.payload == FORMATS[-1]:
+            loss += (
+                " It is the smallest wire format: fewer bytes need an outer step, "
+                "Exchange(outer=..., sync_every=30)."
+            )
+        return speed, loss
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers and the verdict, as JSON can hold them; None is infinite."""
-        found = dataclasses.asdict(self) | {
-            "speedup": self.speedup,
-            "speedup_bfloat16": self.speedup_bfloat16,
-            "pays": self.pays,
-            "verdict": self.verdict,
-        }
+        """The numbers and the verdict as JSON can hold them; None is infinity."""
+        names = ("speedup", "speedup_bfloat16", "faster", "pays", "verdict")
+        found = dataclasses.asdict(self) | {x: getattr(self, x) for x in names}
         return {k: None if x == math.inf else x for k, x in found.items()}
 
     def __str__(self) -> str:
         times = ["compute", "exchange", "hidden", "update", "step"]
         if not self.exchanging.hidden_seconds:
             times.remove("hidden")
-        rows = [["", "MB sent", *times, "speed-up"]]
-        for name, cost in (
-            ("dense, float32", self.dense),
-            ("dense, bfloat16", self.dense_bfloat16),
-            ("exchanging", self.exchanging),
-        ):
+        rows = [["", "MB sent", *times, "vs f32", "vs bf16"]]
+        costs = (self.dense, self.dense_bfloat16, self.exchanging)
+        names = ("dense, float32", "dense, bfloat16", "exchanging")
+        for name, cost in zip(names, costs, strict=True):
             sent = f"{cost.bytes_per_step / 1e6:.4g}"
             seconds = [duration(getattr(cost, f"{x}_seconds")) for x in times]
-            gain = f"{self.dense.step_seconds / cost.step_seconds:.2f}"
-            rows.append([name, sent, *seconds, gain])
-        first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+            gains = [f"{x.step_seconds / cost.step_seconds:.2f}" for x in costs[:2]]
+            rows.append([name, sent, *seconds, *gains])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = [
-            "  ".join([row[0].ljust(first), *map(str.rjust, row[1:], others)])
+            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
             for row in rows
         ]
-        links = (
+        notes = (
             f"Break-even link: {_link(self.break_even_link)} float32, "
             f"{_link(self.break_even_link_bfloat16)} bfloat16."
         )
         if not (self.dense.update_seconds or self.exchanging.update_seconds):
-            links += " Both updates are taken to be free: give their seconds."
-        said = [textwrap.fill(x, 88) for x in (f"{self.verdict}.", links)]
+            notes += (
+                " Both updates are taken to be free: python -m benchmarks.step, in the "
+                "repository, measures their seconds; give both."
+            )
+        said = [textwrap.fill(x, 88) for x in (*self._said(), notes)]
         return "\n".join([self.title, *table, *said])
 
 
@@ -140,3 +180,18 @@ def _link(rate: float) -> str:
     if math.isinf(rate):
         return "no link is too fast against"
     return f"{scaled(rate, 'bit/s')} against"
+
+
+def scaled(value: float, unit: str) -> str:
+    """Prints ``10 Gbit/s`` or ``340 M parameters``, in three digits."""
+    space = " " if len(unit) > len("bit/s") else ""
+    for prefix, factor in reversed(PREFIXES.items()):
+        if prefix and value >= 0.9995 * factor:
+            return f"{value / factor:.3g} {prefix}{space}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Prints ``1.2 s`` or ``30 ms``, in three digits."""
+    unit = next((u for u, f in TIMES.items() if seconds >= 0.9995 * f), "ns")
+    return f"{seconds / TIMES[unit]:.3g} {unit}"

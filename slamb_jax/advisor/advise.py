@@ -1,24 +1,28 @@
 """Predicts whether an exchange pays, before it is used."""
 
 import dataclasses
-import functools
-import itertools
 import math
+import numbers
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import chex
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from slamb_jax._checks import check_dtype, check_range
-from slamb_jax._ex.payloads import Quantizer, resolve_payload
-from slamb_jax._ex.selections import Schedule
-from slamb_jax.advisor.advice import Advice, StepCost
+from slamb_jax._bytes import Transfer, means_of, share, transfers_of
+from slamb_jax._checks import check_dtype, check_floating, check_range
+from slamb_jax._layout import broadcast_specs
+from slamb_jax.advisor.advice import ABOVE_DENSE, Advice, StepCost, duration, scaled
 from slamb_jax.advisor.network import Network
-from slamb_jax.advisor.parameters import Elements, count_elements
-from slamb_jax.advisor.plan import Plan, Transfer, cost_of, mean
-from slamb_jax.advisor.units import duration, scaled
 from slamb_jax.exchange import Exchange, check_exchange
+from slamb_jax.wire import RING_SHARES
+
+TYPICAL = jax.ShapeDtypeStruct((10_000, 1024), jnp.float32)
+"""A matrix of a model that is given as a number of parameters."""
 
 
 def advise(
@@ -34,18 +38,16 @@ def advise(
 
     A step is compute + exchange + update, with the seconds of the collectives by
     :class:`Network`. A dense optimizer averages d gradients in one all-reduce, in
-    float32 or bfloat16. One with an exchange averages the selected coordinates of its
-    momentum, and a share 1/H of the parameters, or all of them every H steps, which is
-    amortized. Arrays of 32 bits use an all-reduce; those of 16 bits and quantized ones
-    an all-to-all and an all-gather, which load the link of a node with many workers
-    more.
+    float32 or bfloat16. An exchange averages the momentum at every step, or parameters
+    every H steps, which is amortized. Arrays of 32 bits use an all-reduce. Arrays of 16
+    bits and codes use an all-to-all and an all-gather, which load the link of a node
+    with many workers more. The leaves are taken to share one collective; where XLA
+    makes several, each adds its latency (:meth:`Network.report_seconds` counts them).
 
     Nothing overlaps, since an optax optimizer runs after the backward pass. With
     ``overlap`` the exchange between the workers runs during the compute, and the step
-    waits for what is left of it. A dense program that hides its exchange behind its
-    backward pass is faster than predicted here. The leaves are taken to share one
-    collective; where XLA makes several, each adds its latency
-    (:meth:`Network.report_seconds` counts them).
+    waits for the rest of it. A dense program that exchanges gradients during its
+    backward pass is faster than predicted here.
 
     Args:
       params: a tree of arrays or of ``jax.ShapeDtypeStruct``; or the number d of
@@ -53,12 +55,11 @@ def advise(
         Of a leaf with a ``NamedSharding`` only the shard of one device counts, so d and
         the links are those of one device if the model is sharded.
       network: the workers and their links.
-      exchange: what is exchanged. Of a schedule the last phase counts. With
-        ``local_axis_name`` each node is one group of devices. With ``param_specs`` the
-        leaves need a ``NamedSharding``, whose mesh gives the sizes of the axes.
-        Whether an ``overlap`` comes true depends on the compiler.
+      exchange: its settings. With ``local_axis_name`` each node is one worker. With
+        ``param_specs`` the leaves need a ``NamedSharding``, whose mesh gives the sizes
+        of the axes. Whether an ``overlap`` comes true depends on the compiler.
       step_seconds: compute of one forward and backward pass on one worker; positive.
-      mu_dtype: dtype of the momentum, as in :func:`slamb`; None is float32.
+      mu_dtype: dtype of the momentum that a ``selection`` sends; None is float32.
       update_seconds: ``(dense, exchanging)``, the seconds of update and application
         that are not in ``step_seconds``.
 
@@ -79,113 +80,127 @@ def advise(
     """
     if not isinstance(network, Network):
         raise ValueError(f"network must be a slamb_jax.Network, got {network!r}")
-    exchange, began = _last_phase(check_exchange(exchange))
-    groups = _groups(network, exchange)
-    elements = count_elements(params, exchange)
-    check_range("step_seconds", step_seconds, 0.0, open_low=True, open_high=True)
+    devices = _devices(network, check_exchange(exchange))
+    workers = network.workers // devices
     mu = check_dtype("mu_dtype", mu_dtype).name
-    dense_update, update = _checked(update_seconds)
-
-    d = elements.total
-    gradients = [Transfer("all-reduce", 4 * d, among="local")] if groups[1] > 1 else []
-    momentum = []
-    if exchange.exchanges_momentum:
-        payload = resolve_payload(exchange.payload) or mu
-        momentum = mean(elements.per_step, payload, groups)
-    plan = [*gradients, *momentum, *_average(elements, exchange, groups)]
-    hidden = plan[len(gradients) :] if exchange.overlap else []
-    cost = functools.partial(cost_of, compute=step_seconds)
-    exchanging = functools.partial(cost, plan, hidden, update=update)
-    dense, dense_bfloat16 = (
-        functools.partial(
-            cost, [Transfer("all-reduce", size * d)], [], update=dense_update
+    if isinstance(params, numbers.Real):
+        check_range("params", params, 1.0, open_high=True)
+        d, (size, of_one) = int(float(params)), means_of(exchange, TYPICAL, mu_dtype=mu)
+        means = [x._replace(sizes=(-(-d * sum(x.sizes) // size),)) for x in of_one]
+    else:
+        d, means = means_of(exchange, params, _shards(params, exchange), mu)
+    check_range("step_seconds", step_seconds, 0.0, open_low=True, open_high=True)
+    if not isinstance(update_seconds, Sequence) or len(update_seconds) != 2:
+        raise ValueError(
+            f"update_seconds must be (dense, exchanging), got {update_seconds!r}"
         )
-        for size in (4, 2)
-    )
+    for name, value in zip(("dense", "exchanging"), update_seconds, strict=True):
+        check_range(f"update_seconds ({name})", value, 0.0, open_high=True)
 
-    def break_even(without: Callable[[Network], StepCost]) -> float:
+    exchanged = [x for mean in means for x in transfers_of(mean, workers, devices)]
+    gradients = Transfer("all-reduce", 4 * d, within=True)
+    plan = [gradients, *exchanged] if devices > 1 else exchanged
+
+    def dense(network: Network, itemsize: int) -> StepCost:
+        sent, seconds = _total(network, 1, [Transfer("all-reduce", itemsize * d)])
+        return StepCost(sent, step_seconds, seconds, update_seconds[0])
+
+    def exchanging(network: Network) -> StepCost:
+        sent, seconds = _total(network, devices, plan)
+        within, _ = _total(network, devices, [x for x in plan if x.within])
+        _, hidden = _total(network, devices, exchanged if exchange.overlap else [])
+        hidden = min(step_seconds, hidden)
+        return StepCost(sent, step_seconds, seconds, update_seconds[1], within, hidden)
+
+    def break_even(itemsize: int) -> float:
         def gain(link: float) -> float:
             other = dataclasses.replace(network, link=link)
-            return without(other).step_seconds - exchanging(other).step_seconds
+            return dense(other, itemsize).step_seconds - exchanging(other).step_seconds
 
         return _fastest_link(gain)
 
+    payload, found = exchange.payload or "float32", share(d, means)
+    recorded = exchange.averages_momentum and not exchange.overlap
     return Advice(
-        dense(network),
-        dense_bfloat16(network),
-        exchanging(network),
-        break_even(dense),
-        break_even(dense_bfloat16),
-        _title(elements, network, exchange, began),
+        dense=dense(network, 4),
+        dense_bfloat16=dense(network, 2),
+        exchanging=exchanging(network),
+        break_even_link=break_even(4),
+        break_even_link_bfloat16=break_even(2),
+        title=_title(d, network, exchange, found),
+        share=found,
+        payload=payload,
+        expected_loss=ABOVE_DENSE.get(payload) if recorded else None,
     )
 
 
-def _last_phase(exchange: Exchange) -> tuple[Exchange, int]:
-    """The exchange after the last change of its ratio, and the step of that change."""
-    ratio, selection = exchange.compress_ratio, exchange.selection
-    if isinstance(ratio, Mapping):
-        began = max(ratio)
-        return dataclasses.replace(exchange, compress_ratio=ratio[began]), began
-    if isinstance(selection, Schedule):
-        began = max(selection.phases)
-        return dataclasses.replace(exchange, selection=selection.phases[began]), began
-    return exchange, 0
-
-
-def _groups(network: Network, exchange: Exchange) -> tuple[int, int]:
-    """How many groups exchange, and how many devices each has."""
+def _devices(network: Network, exchange: Exchange) -> int:
+    """The devices of one worker: those of a node, or one."""
     if exchange.axis_name is None:
         raise ValueError(
             "exchange must have an axis_name, without which nothing is exchanged, got "
             f"{exchange!r}"
         )
     if exchange.local_axis_name is None:
-        return network.workers, 1
-    w = network.workers_per_node
-    if not 1 < w < network.workers:
+        return 1
+    if not 1 < network.workers_per_node < network.workers:
         raise ValueError(
             f"network must have several nodes of several workers for an exchange with "
-            f"local_axis_name={exchange.local_axis_name!r}, got "
-            f"workers={network.workers} and workers_per_node={w}"
+            f"local_axis_name={exchange.local_axis_name!r}, got workers="
+            f"{network.workers} and workers_per_node={network.workers_per_node}"
         )
-    return network.workers // w, w
+    return network.workers_per_node
 
 
-def _average(elements: Elements, exchange: Exchange, groups: tuple[int, int]) -> Plan:
-    """The average of the parameters, in one exchange for each wire format."""
-    if exchange.sync_every is None:
-        return []
-    payload = resolve_payload(exchange.average_payload)
-    if payload is None and exchange.outer is not None:
-        payload = "float32"  # the difference to the last average
-    kinds: list[tuple[str | Quantizer, tuple[int, ...]]]
-    kinds = [*elements.averaged.items()]
-    if payload is not None:
-        kinds = [(payload, tuple(itertools.chain(*elements.averaged.values())))]
-    per_step = exchange.averages_per_step
-    return [x for kind, sizes in kinds for x in mean(sizes, kind, groups, per_step)]
+def _shards(params: chex.ArrayTree, exchange: Exchange) -> chex.ArrayTree:
+    """Shapes and dtypes of the shard of each leaf that one device holds."""
+    check_floating(params, "params")
+
+    def shard(path: Any, x: jax.Array, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        sharding = getattr(x, "sharding", None)
+        if any(spec):
+            if not isinstance(sharding, NamedSharding):
+                raise ValueError(
+                    "params must have a jax.NamedSharding where the exchange has "
+                    "param_specs: its mesh gives the sizes of the axes in "
+                    f"{spec}, got {x} at params{jax.tree_util.keystr(path)}"
+                )
+            sharding = NamedSharding(sharding.mesh, spec)
+        shape = x.shape if sharding is None else sharding.shard_shape(x.shape)
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(x.dtype))
+
+    specs = broadcast_specs(exchange.param_specs, params)
+    return jax.tree_util.tree_map_with_path(shard, params, specs)
 
 
-def _checked(seconds: tuple[float, float]) -> tuple[float, float]:
-    try:
-        dense, exchanging = seconds
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"update_seconds must be (dense, exchanging), got {seconds!r}"
-        ) from error
-    for name, value in (("dense", dense), ("exchanging", exchanging)):
-        check_range(f"update_seconds ({name})", value, 0.0, open_high=True)
-    return dense, exchanging
+def _total(
+    network: Network, devices: int, plan: Sequence[Transfer]
+) -> tuple[float, float]:
+    """Bytes that each device sends per step for these collectives, and their seconds.
+
+    With several devices in a worker, device i of each node takes part in one mean, and
+    the means share the link of the node.
+    """
+    within = between = network
+    if devices > 1:
+        link = min(network.local_link, 1e18)
+        within = Network(devices, link, latency=network.latency)
+        nodes = network.workers // devices
+        between = Network(nodes, network.link, latency=network.latency)
+    sent, seconds = [0.0], [0.0]
+    for kind, nbytes, per_step, inside in plan:
+        among, together = (within, 1) if inside else (between, devices)
+        sent.append(per_step * RING_SHARES[kind](among.workers) * nbytes)
+        seconds.append(per_step * among.seconds(kind, nbytes * together))
+    return math.fsum(sent), math.fsum(seconds)
 
 
 def _fastest_link(gain: Callable[[float], float]) -> float:
     """The fastest link whose gain is not negative; 0 if there is none."""
     powers = [13 - i / 8 for i in range(8 * 12)]  # 10 Tbit/s down to 10 bit/s
     slow = next((x for x in powers if gain(10**x) >= 0), None)
-    if slow is None:
-        return 0.0
-    if slow == powers[0]:
-        return math.inf
+    if slow in (None, powers[0]):
+        return math.inf if slow else 0.0
     fast = slow + 1 / 8
     for _ in range(40):
         middle = (slow + fast) / 2
@@ -193,29 +208,23 @@ def _fastest_link(gain: Callable[[float], float]) -> float:
     return 10**slow
 
 
-def _title(elements: Elements, network: Network, exchange: Exchange, began: int) -> str:
+def _title(d: int, network: Network, exchange: Exchange, share: float) -> str:
     """The model on its network; the exchange and how much it sends."""
     inside = ""
     if math.isfinite(network.local_link):
         inside = f" ({scaled(network.local_link, 'bit/s')} within it)"
-    shown = dataclasses.replace(exchange, param_specs=None, stacked=None)
-    since = f" from step {began} on" if began else ""
     every = exchange.sync_every
-    averages = "never" if every is None else f"every {every} steps"
-    if every == 1:
-        averages = "at every step"
-    elif exchange.in_turn:
-        averages = f"in turn, each every {every} steps"
-    sends = f"the parameters {averages}"
-    if exchange.averages_momentum:
-        sends = "the momentum at every step"
-    if exchange.exchanges_momentum:
-        share = sum(elements.per_step) / elements.total
-        sends = f"{share:.3g} of the momentum, {sends}"
+    sends = "the momentum at every step"
+    if not exchange.averages_momentum:
+        often = {None: "never", 1: "at every step"}.get(every, f"every {every} steps")
+        sends = f"the parameters {often}"
+        if exchange.selection is not None:
+            sends = f"a part of the momentum at every step, {sends}"
+    shown = dataclasses.replace(exchange, param_specs=None, stacked=None)
     lines = (
-        f"{scaled(elements.total, 'parameters')}; {network.workers} workers, "
+        f"{scaled(d, 'parameters')}; {network.workers} workers, "
         f"{network.workers_per_node} per node{inside}; {scaled(network.link, 'bit/s')},"
         f" latency {duration(network.latency)}",
-        f"{shown}{since}: {sends}",
+        f"{shown}: {sends}, {100 * share:.3g}% of the bytes of dense float32",
     )
     return "\n".join(textwrap.fill(line, 88) for line in lines)

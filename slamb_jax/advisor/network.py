@@ -6,8 +6,8 @@ import math
 from slamb_jax._checks import check_choice, check_integer, check_range
 from slamb_jax.wire import RING_SHARES, WireReport
 
-# Measured by benchmarks/network over TCP: in an all-to-all, acknowledgements queue
-# behind the data of the other direction.
+# Measured by benchmarks/network over TCP: in an all-to-all, acknowledgements wait in a
+# queue after the data of the other direction.
 _CROSSING = 1.6
 
 

@@ -26,6 +26,7 @@ def advise(params=1e6, network=NETWORK, exchange=None, **settings):
 
 GROUPS = slamb_jax.Exchange("data", local_axis_name="x")
 SHARDED = slamb_jax.Exchange("data", param_specs=P("model"))
+LOWERED = jax.jit(jnp.sin).lower(1.0).as_text()  # StableHLO
 
 ADVICE = [
     *bad(network, "workers", 1, 8.0, wanted="integer of at least 2"),
@@ -53,4 +54,5 @@ ADVICE = [
     (of(WireReport(()).bytes_over, mesh_of(2), "model"), "mesh .* the axis 'model'"),
     (of(WireReport(()).share, WireReport(())), "dense must send something"),
     *bad(slamb_jax.wire_report, "program", "no program", 3),
+    (of(slamb_jax.wire_report, LOWERED), r"program .*not compiled: .*\.compile\(\)"),
 ]

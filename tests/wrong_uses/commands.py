@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 
 from examples.byte_lm import data
@@ -56,6 +57,14 @@ def advising(contents):
     return call
 
 
+def reporting(text):
+    def call(directory):
+        (directory / "program").write_text(text())
+        command_line.main(["report", str(directory / "program")])
+
+    return call
+
+
 COMMANDS = [
     (command(""), "arguments are required: command"),
     (command("average"), "invalid choice: 'average'"),
@@ -66,23 +75,31 @@ COMMANDS = [
     (command(ADVISE + "--link 10"), "--link: must be a rate such as .*, got '10'"),
     (command(ADVISE + "--lin 10Gbit"), "unrecognized arguments: --lin 10Gbit"),
     (command(ADVISE + "--step 5"), "--step: .*'5'"),
-    (command(ADVISE + "--budget 0.05%"), "share must be at least 0.00"),
-    (command(ADVISE + "--budget five"), "a share such as 5% or 0.05, got 'five'"),
-    (
-        command(ADVISE + "--budget 5% --average-payload ternary"),
-        "chooses average_payload.*'ternary'",
+    (command(ADVISE + "--budget 0.05%"), "--budget: .* must be at least 0.00.*outer"),
+    (command(ADVISE + "--budget five"), "a share such as 5% or 0.05, .* got 'five'"),
+    *(
+        (command(f"{ADVISE} --budget {x}"), f"--budget: must .*got '{x}'")
+        for x in ("0", "5", "101%")
     ),
-    (command(ADVISE + "--mu-dtype int8"), "mu_dtype .*'int8'"),
-    (command(ADVISE + "--compress-ratio 1.5"), "compress_ratio .*1.5"),
+    (command(ADVISE + "--budget 5% --payload null"), "chooses the payload.*None"),
     (command(ADVISE + "--payload int8"), "payload .*'int8'"),
+    (command(ADVISE + "--sync-every 1.5"), "sync_every .*'1.5'"),
+    (command(ADVISE + "--compress-ratio 0.1"), "unrecognized arguments: --compress"),
     (command(ADVISE + "--local-axis-name x"), "'x', got .*workers_per_node=1"),
     (command(ADVISE + "--overlap 3"), "unrecognized arguments: 3"),
     (command(ADVISE + "--exchange /nowhere"), "--exchange .*/nowhere"),
     (advising("[1, 2]"), "--exchange must be a file with a JSON object.*exchange.json"),
     (advising('{"ratio": 0.1}'), "'ratio' is not a setting of an Exchange"),
     (advising('{"selection": "best"}'), "selection .*'best'"),
-    (command("report /nowhere"), "PROGRAM must be a text file: .*/nowhere"),
-    (command("report pyproject.toml"), "PROGRAM must have the text of a program: py"),
+    (command("report /nowhere"), "PROGRAM must be a file .*got /nowhere: "),
+    (
+        command("report pyproject.toml"),
+        "PROGRAM must .* text of .*, got pyproject.toml",
+    ),
+    (
+        reporting(jax.jit(jnp.sin).lower(1.0).as_text),
+        r"got a lowered one, .*\.compile\(\)",
+    ),
     (resizing("{d}/out --workers 0"), "workers .*0"),
     (resizing("{d}/out --workers two"), "--workers: .*'two'"),
     (resizing("{d}/out"), "required: --workers"),
