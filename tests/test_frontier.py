@@ -26,7 +26,7 @@ from benchmarks.frontier.results import Results
 from benchmarks.frontier.run import Run, execute
 from benchmarks.frontier.tasks import TASKS, task
 from benchmarks.rivals import elements
-from slamb_jax._ex.budget import ABOVE_DENSE
+from slamb_jax.advisor.advice import ABOVE_DENSE
 from tests import programs
 
 RESULTS = programs.ROOT / "benchmarks" / "results"
@@ -180,12 +180,12 @@ def test_the_best_outer_step_counts_and_all_runs_are_counted(results: Results) -
 
 def test_the_losses_to_expect_are_those_recorded() -> None:
     results = Results(RESULTS / "frontier.jsonl")
-    on = {f"{s.workers} workers x {s.batch}": cells(s, results) for s in CORE}
-    for payload, losses in ABOVE_DENSE.items():
+    found = cells(CORE[0], results)
+    assert (CORE[0].workers, CORE[0].batch, CORE[0].steps) == (8, 8, 300)
+    for payload, loss in ABOVE_DENSE.items():
         ours = "adamw, H 1" if payload == "ternary" else f"adamw, {payload}"
-        for name, loss in losses.items():
-            above = on[name][ours.replace("_", " ")].loss / on[name][DENSE].loss - 1
-            assert 100 * above == pytest.approx(loss, abs=0.051)
+        above = found[ours.replace("_", " ")].loss / found[DENSE].loss - 1
+        assert 100 * above == pytest.approx(loss, abs=0.051)
 
 
 @pytest.mark.parametrize("grid", sorted(path.stem for path in RESULTS.glob("*.jsonl")))

@@ -1,5 +1,7 @@
 """The exchange behind the compute: its numbers, its dependencies, its price."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,7 +68,8 @@ def needs_text(hlo):
             if at in seen or at not in body:
                 continue
             seen.add(at)
-            waiting += body[at].predecessors
+            control = re.findall(r"control-predecessors=\{(.*?)\}", body[at].attributes)
+            waiting += [*body[at].operands, *re.findall(r"[\w.\-]+", " ".join(control))]
         yield bool(seen & text)
 
 

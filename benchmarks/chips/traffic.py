@@ -12,7 +12,6 @@ import re
 from typing import NamedTuple
 
 from slamb_jax.wire.hlo import Instruction, Module, parse_hlo
-from slamb_jax.wire.trips import trips_of
 
 Body = dict[str, Instruction]
 FREE = {  # instructions that move nothing
@@ -66,7 +65,7 @@ def traffic_of(module: Module, x: Instruction, body: Body) -> Traffic:
         return Traffic(least[0], least[1], least[2] + 1)
     if x.opcode in ("while", "call", "async-start"):
         inside = [_sum(module, c) for c in called]
-        times = trips_of(module, body, x) or 1
+        times = module.trips(x, body) or 1
         return Traffic(*(times * sum(column) for column in zip(*inside, strict=True)))
     if x.opcode == "fusion" and called:
         return Traffic(_of_fusion(called[0]), 1, 0)

@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from slamb_jax._ex.json_form import to_json
 
 import slamb_jax
 from benchmarks import rivals
 from benchmarks.frontier.grid import Setting
 from examples.common.simulated import AXIS
-from slamb_jax._ex.json_form import to_json
-from slamb_jax.advisor.parameters import count_elements
+from slamb_jax._bytes import Mean, means_of
 
 # b2 of every Adam, as language models are trained.
 ADAM: dict[str, Any] = {"b2": 0.95}
@@ -101,21 +101,20 @@ def sends_of(
 ) -> rivals.Sends:
     """The collectives of a step."""
     shapes = tuple(x.shape for x in jax.tree.leaves(params))
-    momentum, parameters = elements_of(exchange, shapes)
-    means = [(momentum, exchange.payload)] if any(momentum) else []
-    if exchange.averages_at(step):
-        means.append((parameters, exchange.average_payload))
-    return [x for sizes, how in means for x in rivals.mean_sends(sizes, workers, how)]
+    due = [
+        mean
+        for mean in means_of_shapes(exchange, shapes)
+        if mean.per_step == 1 or exchange.averages_at(step)
+    ]
+    return [x for mean in due for x in rivals.mean_sends(mean[0], workers, mean[1])]
 
 
 @functools.cache
-def elements_of(
+def means_of_shapes(
     exchange: slamb_jax.Exchange, shapes: tuple[tuple[int, ...], ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of each leaf the elements of its momentum a step, and of its average."""
-    params = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    found = count_elements(params, exchange)
-    return found.per_step, found.averaged["float32"]
+) -> list[Mean]:
+    """The means that an exchange takes of float32 parameters of these shapes."""
+    return means_of(exchange, [jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes])[1]
 
 
 def adamw(rate: optax.Schedule, exchange: slamb_jax.Exchange, **how: Any) -> Any:

@@ -11,9 +11,8 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from examples.common import optimizers
+from slamb_jax._bytes import Mean, transfers_of
 from slamb_jax._collectives import pmean
-from slamb_jax._ex.payloads import resolve_payload
-from slamb_jax.advisor import plan
 from slamb_jax.wire import RING_SHARES
 
 Sends = Sequence[tuple[str, float]]  # kinds of collectives, bytes that a worker puts in
@@ -54,11 +53,13 @@ def wire_bytes(sends: Sends, workers: int) -> float:
     return math.fsum(RING_SHARES[kind](workers) * payload for kind, payload in sends)
 
 
-def mean_sends(sizes: int | Sequence[int], workers: int, payload: Any = None) -> Sends:
+def mean_sends(
+    sizes: int | Sequence[int], workers: int, payload: str | None = None
+) -> Sends:
     """The collectives of a mean of arrays of these sizes, in float32 or a payload."""
-    each = [sizes] if isinstance(sizes, int) else sizes
-    parts = plan.mean(each, resolve_payload(payload) or "float32", (workers, 1))
-    return [(part.kind, part.bytes_in) for part in parts]
+    each = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+    parts = transfers_of(Mean(each, payload or "float32"), workers)
+    return [(part.kind, part.nbytes) for part in parts]
 
 
 def elements(params: Any) -> int:

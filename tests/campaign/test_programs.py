@@ -11,8 +11,7 @@ from jax.sharding import Mesh
 
 import slamb_jax
 from benchmarks.chips import targets
-from slamb_jax.wire.groups import Groups
-from slamb_jax.wire.hlo import RING_SHARES
+from slamb_jax.wire import RING_SHARES, Groups
 from tests.campaign.draws import drawn
 from tests.campaign.programs import Part, Sent, lowered, programs, totals
 from tests.compiled import compile_optimized
