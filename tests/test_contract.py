@@ -113,9 +113,11 @@ TABLE = {  # for each public function: its variants
         for rounding in ("master", "stochastic")
     },
     "on_shards": {"": slamb_jax.on_shards(slamb(), EXCHANGE)},
-    "jointspar": {"": jointspar.jointspar(0.01, "all", 0.6)},
+    "jointspar": {"": jointspar.jointspar(0.01, slamb_jax.Exchange(), "all", 0.6)},
     "jointspar_lars": {
-        "": jointspar.jointspar_lars(RATE, "all", 0.6, weight_decay=0.1)
+        "": jointspar.jointspar_lars(
+            RATE, slamb_jax.Exchange(), "all", 0.6, weight_decay=0.1
+        )
     },
 }
 ALL = {

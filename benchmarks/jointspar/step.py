@@ -13,9 +13,10 @@ from rich.table import Table
 from benchmarks.jointspar.models import Model
 from examples.byte_lm.model import blocks
 from examples.common.tables import table
-from slamb_jax import jointspar
+from slamb_jax import Exchange, jointspar
 
 RATE = 0.1
+ONE = Exchange()  # a single worker
 WARM_UP = 2  # turns that do not count
 # Where something else runs on the machine, CPU time says more than wall time.
 CLOCKS = {"wall": time.perf_counter, "CPU": time.process_time}
@@ -99,7 +100,7 @@ def measure(model: Model, budgets: Sequence[float], rounds: int) -> list[Row]:
     dense = compiled(model, optax.lars(RATE))
     frozen = compiled(model, optax.lars(RATE), frozen=True)
     sparse = [
-        compiled(model, jointspar.jointspar_lars(RATE, blocks, s, horizon=rounds))
+        compiled(model, jointspar.jointspar_lars(RATE, ONE, blocks, s, horizon=rounds))
         for s in budgets
     ]
     for _ in range(WARM_UP + rounds):

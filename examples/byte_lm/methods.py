@@ -57,7 +57,7 @@ def _dense(title: str, rate: float, make: Callable[..., Any], **settings: Any) -
 
 
 def _jointspar(rate: optax.ScalarOrSchedule, **run: Any) -> Any:
-    return jointspar.jointspar_lars(rate, blocks, BUDGET, axis_name=AXIS, **run, **LARS)
+    return jointspar.jointspar_lars(rate, EXCHANGE, blocks, BUDGET, **run, **LARS)
 
 
 PAPER = "SLAMB, as published", 0.0141, slamb_jax.slamb, Exchange.paper(AXIS)

@@ -1,11 +1,11 @@
 """JointSpar and JointSpar-LARS: draw the layers to train before the backward pass."""
 
-from slamb_jax.jointspar.optimizers import jointspar, jointspar_lars
-from slamb_jax.jointspar.state import (
+from slamb_jax.jointspar.distribution import (
     JointSparState,
     active_layers,
     layer_probabilities,
 )
+from slamb_jax.jointspar.optimizers import jointspar, jointspar_lars
 from slamb_jax.jointspar.train_if import train_if
 
 __all__ = [

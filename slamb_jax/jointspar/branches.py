@@ -1,71 +1,85 @@
 """Backward passes in branches: a gradient is computed only where a flag is set."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import jaxpr_as_fun, primitives
 
 from slamb_jax import _axes as axes
-from slamb_jax._leaves import is_none
-from slamb_jax.jointspar.convolutions import call_with_fast_convolutions
 
-Vjp: TypeAlias = Callable[..., tuple[Any, Any]]
-# Always (None), never (()), or a traced bool. As empty trees the first two stay static
-# where they are passed through jax.custom_vjp.
+Vjp: TypeAlias = Callable[[Any], tuple[Any, ...]]
+# Always (None), never (()), or a traced bool. The first two are empty trees, so that
+# they stay static where they are passed through custom_vjp.
 Flag: TypeAlias = jax.Array | tuple[()] | None
 Flags: TypeAlias = tuple[Flag, Flag]  # for the gradients of the weights and the inputs
 _SAVED = ("dot_general", "conv_general_dilated", "random_bits", "random_wrap")
 
 
-def train_function_if(
-    flags: Flags, fun: Callable[..., Any], params: chex.ArrayTree, inputs: Any
+def call_if(
+    transforms: Any,
+    fun: Callable[..., Any],
+    weights: Any,
+    inputs: Sequence[Any],
+    flags: Flags,
 ) -> Any:
-    """``fun(params, *inputs)``, each of whose two gradients is computed if flagged."""
+    """Calls ``fun(weights, *inputs)``, whose two gradients are computed if flagged.
 
-    def call(weights: Any, inexact: Any, others: Any) -> Any:
-        params, inputs = merge((weights, inexact), others)
-        return fun(params, *inputs)
+    ``transforms`` is ``jax``, or ``flax.linen`` if the weights are a module's.
+    """
 
-    def forward(flags: Flags, weights: Any, inexact: Any, others: Any) -> Any:
-        saving = jax.checkpoint(call, policy=is_saved, prevent_cse=False)
-        y, vjp = jax.vjp(lambda w, x: saving(w, x, others), weights, inexact)
+    def primal(weights: Any, flags: Flags, *inputs: Any) -> Any:
+        return fun(weights, *inputs)
+
+    def forward(weights: Any, flags: Flags, *inputs: Any) -> Any:
+        saving = transforms.checkpoint(fun, policy=_is_saved, prevent_cse=False)
+        y, vjp = transforms.vjp(saving, weights, *inputs)
         return y, (flags, vjp)
 
     def backward(residuals: tuple[Flags, Vjp], cotangent: Any) -> tuple[Any, ...]:
-        return None, *conditional_vjp(*residuals, cotangent), None
+        of_weights, *of_inputs = _conditional_vjp(*residuals, cotangent)
+        return of_weights, None, *of_inputs
 
-    branching = jax.custom_vjp(lambda flags, *parts: call(*parts))
-    branching.defvjp(forward, backward)
-    (weights, inexact), others = partition((params, inputs))
-    return branching(flags, weights, inexact, others)
+    if transforms is jax:
+        branching: Any = jax.custom_vjp(primal)
+        branching.defvjp(forward, backward)
+    else:
+        branching = transforms.custom_vjp(primal, forward, backward)
+    return branching(weights, flags, *inputs)
 
 
-def is_saved(primitive: Any, *_: Any, **__: Any) -> bool:
+def _is_saved(primitive: Any, *_: Any, **__: Any) -> bool:
     """Whether a result is saved for the backward pass, or computed again there.
 
-    Operands of a branch must lie in memory; without branches, XLA fuses most of them
-    away. To save every intermediate result costs more than a skipped layer saves.
+    Operands of a branch must lie in memory, whereas XLA fuses most of them away where
+    there is no branch. Saving every result would cost more than a skipped layer saves.
     """
     return primitive.name in _SAVED
 
 
-def conditional_vjp(flags: Flags, vjp: Vjp, cotangent: Any) -> tuple[Any, Any]:
-    """The two results of ``vjp``, each computed if flagged and zeros otherwise."""
-    shapes = jax.eval_shape(vjp, cotangent)
+def _conditional_vjp(flags: Flags, vjp: Vjp, cotangent: Any) -> tuple[Any, ...]:
+    """The results of ``vjp``, each computed if flagged and zeros otherwise."""
+
+    def differentiable(cotangent: Any) -> Any:  # None for integers and keys
+        is_none = lambda x: x.dtype == jax.dtypes.float0  # noqa: E731
+        return jax.tree.map(lambda x: None if is_none(x) else x, vjp(cotangent))
+
+    shapes = jax.eval_shape(differentiable, cotangent)
 
     def zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
-        return axes.vary_over(
-            jnp.zeros(like.shape, like.dtype), axes.varying_axes(like)
-        )
+        x = jnp.zeros(like.shape, like.dtype)
+        return axes.vary_over(x, axes.varying_axes(like))
 
-    def branch(params: bool, inputs: bool) -> tuple[Any, Any]:
+    def branch(weights: bool, inputs: bool) -> tuple[Any, ...]:
         found = none = jax.tree.map(zeros, shapes)
-        if params or inputs:
-            found = call_with_fast_convolutions(vjp, cotangent)
-        return found[0] if params else none[0], found[1] if inputs else none[1]
+        if weights or inputs:
+            found = _call_with_fast_convolutions(differentiable, cotangent)
+        of_inputs = found[1:] if inputs else none[1:]
+        return found[0] if weights else none[0], *of_inputs
 
     def on(flag: Flag, fun: Callable[[bool], Any]) -> Any:
         if flag is None or isinstance(flag, tuple):
@@ -73,21 +87,56 @@ def conditional_vjp(flags: Flags, vjp: Vjp, cotangent: Any) -> tuple[Any, Any]:
         return axes.cond(flag, lambda: fun(True), lambda: fun(False))
 
     own, below = flags
-    return on(own, lambda params: on(below, functools.partial(branch, params)))
+    return on(own, lambda weights: on(below, functools.partial(branch, weights)))
 
 
-def partition(tree: chex.ArrayTree) -> tuple[chex.ArrayTree, chex.ArrayTree]:
-    """The leaves that can be differentiated, and the others; None elsewhere."""
+def _call_with_fast_convolutions(vjp: Vjp, cotangent: Any) -> tuple[Any, ...]:
+    """Calls ``vjp``; on a CPU its convolutions run over (batch, space, feature).
 
-    def is_inexact(x: Any) -> bool:
-        return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+    XLA's CPU backend is fast in this order only. It reorders the convolutions of the
+    outermost computation by itself, but not those of a branch, where the gradient of a
+    convolution's weights then takes forty times as long.
+    """
+    program, shapes = jax.make_jaxpr(vjp, return_shape=True)(cotangent)
+    if "conv_general_dilated" not in str(program):
+        return vjp(cotangent)
 
-    inexact = jax.tree.map(lambda x: x if is_inexact(x) else None, tree)
-    return inexact, jax.tree.map(lambda x: None if is_inexact(x) else x, tree)
+    def on_cpu(cotangent: Any) -> Any:
+        out = jaxpr_as_fun(_reordered(program))(*jax.tree.leaves(cotangent))
+        return jax.tree.unflatten(jax.tree.structure(shapes), out)
+
+    return lax.platform_dependent(cotangent, cpu=on_cpu, default=vjp)
 
 
-def merge(inexact: chex.ArrayTree, others: chex.ArrayTree) -> chex.ArrayTree:
-    """The tree of which these are the two parts."""
-    return jax.tree.map(
-        lambda x, y: y if x is None else x, inexact, others, is_leaf=is_none
+def _reordered(program: Any) -> Any:
+    """A jaxpr, open or closed, whose convolutions are calls of :func:`_convolve`."""
+    if hasattr(program, "jaxpr"):
+        return program.replace(jaxpr=_reordered(program.jaxpr))
+
+    def reorder(eqn: Any) -> Any:
+        if eqn.primitive is lax.conv_general_dilated_p:
+            convolve = functools.partial(_convolve, **eqn.params)
+            called = jax.make_jaxpr(convolve)(*(x.aval for x in eqn.invars))
+            params = {"call_jaxpr": called}
+            return eqn.replace(primitive=primitives.closed_call_p, params=params)
+        inner = {k: x for k, x in eqn.params.items() if hasattr(x, "eqns")}
+        inner = {k: _reordered(x) for k, x in inner.items()}
+        return eqn.replace(params=eqn.params | inner)
+
+    return program.replace(eqns=[*map(reorder, program.eqns)])
+
+
+def _convolve(
+    x: jax.Array, kernel: jax.Array, *, dimension_numbers: Any, **params: Any
+) -> jax.Array:
+    """A convolution over (batch, space, feature), transposed from and to its order."""
+    lhs, rhs, out = dimension_numbers  # where batch, feature, space; out, in, space are
+    space = "0123456789"[: x.ndim - 2]
+    params.pop("out_sharding", None)  # None: there is no explicit sharding here
+    y = lax.conv_general_dilated(
+        lax.transpose(x, (lhs[0], *lhs[2:], lhs[1])),
+        lax.transpose(kernel, (*rhs[2:], rhs[1], rhs[0])),
+        dimension_numbers=(f"N{space}C", f"{space}IO", f"N{space}C"),
+        **params,
     )
+    return lax.transpose(y, np.argsort((out[0], *out[2:], out[1])))

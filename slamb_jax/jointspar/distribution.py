@@ -1,21 +1,106 @@
-"""The distribution over layers that JointSpar learns: a bandit's step, in logarithms.
+"""The distribution over layers: what is drawn from it, and how it learns.
 
-The formulas are those of :func:`slamb_jax.jointspar.jointspar`. A step in p itself
-underflows: with a small p_min the weights w are tiny.
+It is kept and learned in logarithms, because a step in p itself underflows: with a
+small p_min the weights w of :func:`slamb_jax.jointspar.jointspar` are tiny.
 """
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from slamb_jax._checks import check_range
 
-_ROUNDING = 1e-6  # of s / D as the caller computed it, in float32 say
-_HALVINGS = 60  # of an interval of logarithms: down to the last bit of a float32
+_ROUNDING = 1e-6  # relative, of s / D that a caller computed in float32
+_HALVINGS = 60  # bisect an interval of logarithms to the last bit of a float32
+
+
+class JointSparState(NamedTuple):
+    """State of :func:`jointspar` and :func:`jointspar_lars`."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32, shape []
+    seed: jax.Array  # int32, shape []
+    worker: jax.Array  # int32, shape []; 0 unless each worker draws for itself
+    log_p: dict[str, jax.Array]  # of each layer, float32, shape []
+    max_norm: jax.Array  # L, float32, shape []
+    trace: optax.Updates  # momentum, as params
+
+
+def active_layers(state: optax.OptState) -> dict[str, jax.Array]:
+    r"""Draws the layers to train at the next step.
+
+    :math:`Z_d \sim \operatorname{Bernoulli}(p_d)` for each layer d. Call it before the
+    gradient is computed: ``update`` draws the same layers from the same state.
+
+    Args:
+      state: a state that contains one of :func:`jointspar` or :func:`jointspar_lars`.
+
+    Returns:
+      For each label a bool array of shape ().
+
+    Raises:
+      ValueError: if ``state`` contains none, or several.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from slamb_jax import Exchange, jointspar
+      >>> params = {"a": jnp.ones(3), "b": jnp.ones(3), "c": jnp.ones(3)}
+      >>> labels = {"a": "a", "b": "b", "c": None}
+      >>> tx = jointspar.jointspar(0.1, Exchange(), labels, budget=2)
+      >>> active = jointspar.active_layers(tx.init(params))
+      >>> sorted(active), bool(active["a"])  # s = D: all layers at every step
+      (['a', 'b'], True)
+    """
+    found = _find(state)
+    # Named, because vmap and a user's configuration may change the default generator.
+    key = jax.random.key(found.seed, impl="threefry2x32")
+    for number in (found.count, found.worker):
+        key = jax.random.fold_in(key, number)
+    names = sorted(found.log_p)
+    uniform = jax.random.uniform(key, (len(names),), jnp.float32)
+    return {
+        name: x < jnp.exp(found.log_p[name])
+        for name, x in zip(names, uniform, strict=True)
+    }
+
+
+def layer_probabilities(state: optax.OptState) -> dict[str, jax.Array]:
+    """Returns the probability of each layer to be active at the next step.
+
+    Args:
+      state: as for :func:`active_layers`.
+
+    Returns:
+      For each label a float32 array of shape (); their sum is the budget.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from slamb_jax import Exchange, jointspar
+      >>> params = {"a": jnp.ones(3), "b": jnp.ones(3)}
+      >>> tx = jointspar.jointspar(0.1, Exchange(), {"a": "a", "b": "b"}, budget=1)
+      >>> print(jointspar.layer_probabilities(tx.init(params))["a"])
+      0.5
+    """
+    return {name: jnp.exp(log_p) for name, log_p in _find(state).log_p.items()}
+
+
+def _find(state: optax.OptState) -> JointSparState:
+    def is_found(x: object) -> bool:
+        return isinstance(x, JointSparState)
+
+    found = [x for x in jax.tree.leaves(state, is_leaf=is_found) if is_found(x)]
+    if len(found) != 1:
+        raise ValueError(
+            "state must contain one state of jointspar or jointspar_lars, got "
+            f"{len(found)} in {jax.tree.structure(state)}"
+        )
+    return found[0]
 
 
 def least_probability(p_min: float | None, budget: float, layers: int) -> float:
-    """p_min, or its default; raises unless budget and p_min suit the D layers."""
+    """Returns p_min or its default; raises if it or budget does not suit D layers."""
     check_range("budget", budget, 0.0, layers, open_low=True)
     if p_min is None:
         return budget / layers / 2
@@ -29,12 +114,12 @@ def least_probability(p_min: float | None, budget: float, layers: int) -> float:
 
 
 def project_distribution(log_w: jax.Array, budget: float, p_min: float) -> jax.Array:
-    r"""Minimises KL(q || w) over q that sum to the budget, each in [p_min, 1].
+    r"""Minimizes KL(q || w) over q that sum to the budget, each in [p_min, 1].
 
-    The minimiser is :math:`q_d = \min(1, \max(p_{min}, c\,w_d))` with the one c that
-    makes the sum s: found by bisection on log c, then exactly from the entries that
-    neither bound holds. (To clip and then rescale leaves the budget.) Takes and returns
-    logarithms, shape (D,), finite, of any magnitude.
+    The minimizer is :math:`q_d = \min(1, \max(p_{min}, c\,w_d))` with the only c for
+    which the sum is s. Bisection on log c finds the entries that neither bound holds;
+    c then follows exactly from these entries. (Clipped and then rescaled, q would leave
+    its bounds.) Takes and returns logarithms, shape (D,), finite, of any magnitude.
     """
     log_w = log_w - jnp.max(log_w)
     floor = jnp.log(jnp.asarray(p_min, log_w.dtype))
@@ -55,7 +140,7 @@ def project_distribution(log_w: jax.Array, budget: float, p_min: float) -> jax.A
     free = (log_q > floor) & (log_q < 0)
     bounded = jnp.where(free, 0, jnp.exp(clipped(log_c)))
     rest = jnp.log(jnp.maximum(total - jnp.sum(bounded), jnp.exp(floor)))
-    # Added to each entry and not to log c, whose last bit is coarse if w spans much.
+    # Added to each entry, because the last bit of log c is coarse if w spans much.
     exact = log_q + (rest - jax.nn.logsumexp(log_q, where=free))
     log_q = jnp.clip(jnp.where(free, exact, log_q), floor, 0)
     return jnp.where(total < log_w.size, log_q, 0)  # s = D leaves no choice
@@ -66,14 +151,14 @@ def update_distribution(
     norms: jax.Array,
     active: jax.Array,
     max_norm: jax.Array,
-    *,
     budget: float,
     p_min: float | None,
     horizon: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """The next ``log_p`` and L, from the norms of the layers drawn.
+    """Returns the next ``log_p`` and L, given the norms of the layers drawn.
 
-    A norm that is not finite counts as not drawn. All of shape (D,), ``max_norm`` ().
+    A layer whose norm is not finite counts as not drawn. All arrays have shape (D,),
+    ``max_norm`` ().
     """
     layers = log_p.size
     p_min = least_probability(p_min, budget, layers)

@@ -7,34 +7,32 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from slamb_jax._axes import AxisName
-from slamb_jax._checks import check_params, check_range, check_static
-from slamb_jax._leaves import mask_tree
-from slamb_jax.jointspar.labels import Layers
-from slamb_jax.jointspar.sampling import Sampling, Stepped, sample_layers
+from slamb_jax._checks import check_bools, check_params, check_range, check_static
+from slamb_jax.exchange import Exchange
+from slamb_jax.jointspar.sampling import Layers, Sampling, sample_layers
 
 _STATIC = (
-    "layers", "budget", "p_min", "horizon", "axis_name", "sampling", "nesterov", "seed"
+    "exchange", "layers", "budget", "p_min", "horizon", "sampling", "nesterov", "seed"
 )  # fmt: skip
 
 
 def jointspar(
     learning_rate: optax.ScalarOrSchedule,
+    exchange: Exchange,
     layers: Layers,
     budget: float,
     *,
     p_min: float | None = None,
     horizon: int = 1000,
-    axis_name: AxisName | None = None,
     sampling: Sampling = "shared",
     momentum: ArrayLike = 0.9,
     nesterov: bool = False,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""JointSpar: SGD that neither computes nor communicates layers that are not drawn.
+    r"""JointSpar: SGD that computes and communicates only layers drawn at each step.
 
-    For D layers and n workers, each with its own gradient g, which is **not** averaged:
-    at each step, for every layer d,
+    Each of n workers passes its own gradient g, which is **not** averaged. For every
+    layer d of D,
 
     .. math::
 
@@ -43,10 +41,10 @@ def jointspar(
       m_d &\leftarrow \mu m_d + \hat g_d, \quad
         x_d \leftarrow x_d - lr\, m_d \quad \text{for } d \in S
 
-    so that :math:`\hat g` is an unbiased estimate of the gradient, and
+    so that :math:`\hat g` is an unbiased estimate of the mean gradient, and
     :math:`\sum_d p_d = s`, the budget, is the expected number of layers computed per
-    step. The probabilities follow the layers' gradient norms: with L the largest norm
-    so far, T the horizon and :math:`w_d = p_d` for layers that were not drawn,
+    step. The probabilities follow the norms of the layers' gradients: with L the
+    largest norm so far, T the horizon and :math:`w_d = p_d` for a layer not drawn,
 
     .. math::
 
@@ -56,18 +54,18 @@ def jointspar(
       p &\leftarrow \operatorname{argmin}_q \{ \operatorname{KL}(q \| w) :
         \textstyle\sum_d q_d = s,\ p_{min} \le q_d \le 1 \}.
 
-    A layer that no worker drew does not move, nor does its momentum. With s = D this is
-    ``optax.sgd`` of the mean gradient.
+    A layer that no worker drew keeps its parameters and its momentum. With s = D this
+    is ``optax.sgd`` of the mean gradient. The paper has neither ``"shared"`` sampling,
+    nor layers that keep their momentum, nor this :math:`\alpha`.
 
     Call :func:`active_layers` for S before the gradient is computed, and let
     :func:`train_if` skip the rest of the backward pass. Each worker holds a copy of the
     parameters and of this state (:func:`slamb_jax.replicate`).
 
-    Not in the paper: ``"shared"`` sampling, that layers not drawn stand still, and
-    :math:`\alpha`.
-
     Args:
       learning_rate: a number, or a schedule of the step from 0.
+      exchange: an :class:`slamb_jax.Exchange` with the axis of the workers. Its other
+        settings must be the default: gradients are averaged densely at every step.
       layers: the label of each parameter's layer, a string; None for parameters that
         are trained and exchanged at every step. A tree of the parameters' structure, a
         prefix of it, or a function of the parameters that returns one.
@@ -75,10 +73,10 @@ def jointspar(
       p_min: the least probability of a layer, in (0, s/D]. None: half of s/D; with much
         less, the offset :math:`L^2/p_{min}^2` makes p a random walk.
       horizon: T, about the number of steps of the run.
-      axis_name: the mesh axis (or a tuple of axes) of the workers. None: one worker.
       sampling: ``"shared"``: all workers draw the same layers, from a distribution that
-        follows their mean norms. ``"per_worker"``: the paper's, each its own (from the
-        second step on); a layer is exchanged if any worker drew it.
+        follows the mean of their norms. ``"per_worker"``, as in the paper: each draws
+        its own (from the second step on), and a layer is exchanged if any worker drew
+        it.
       momentum: :math:`\mu` in [0, 1).
       nesterov: as in ``optax.sgd``.
       seed: of the draws; must be the same on all workers.
@@ -87,16 +85,17 @@ def jointspar(
       A :class:`optax.GradientTransformationExtraArgs`.
 
     Raises:
-      ValueError: for an argument out of range; in ``init``, if ``budget`` or ``p_min``
-        does not suit the number of layers, or ``layers`` the parameters; in ``update``,
-        for an unbound axis, and for gradients that were averaged already, if types show
-        it (``shard_map`` with ``check_vma=True``).
+      ValueError: for an argument out of range, and for settings of the exchange other
+        than its axis; in ``init``, if ``budget`` or ``p_min`` does not suit the number
+        of layers, or ``layers`` the parameters; in ``update``, for an unbound axis, and
+        for gradients that were averaged already, if types show it (``shard_map`` with
+        ``check_vma=True``).
 
     Examples:
       >>> import jax.numpy as jnp
-      >>> from slamb_jax import jointspar
+      >>> from slamb_jax import Exchange, jointspar
       >>> params = {"a": jnp.ones(2), "b": jnp.ones(2)}
-      >>> tx = jointspar.jointspar(0.1, {"a": "a", "b": "b"}, budget=1)
+      >>> tx = jointspar.jointspar(0.1, Exchange(), {"a": "a", "b": "b"}, budget=1)
       >>> state = tx.init(params)
       >>> active = jointspar.active_layers(state)
       >>> grads = {name: jnp.where(active[name], jnp.ones(2), 0) for name in params}
@@ -113,23 +112,21 @@ def jointspar(
     check_range("momentum", momentum, 0.0, 1.0, open_high=True)
     heavy_ball = optax.trace(momentum, nesterov)
 
-    def rule(grads: Any, trace: Any, params: Any, count: jax.Array) -> Stepped:
+    def rule(grads: Any, trace: Any, params: Any, count: jax.Array) -> Any:
         updates, new = heavy_ball.update(grads, optax.TraceState(trace))
         return _descend(updates, _at(learning_rate, count)), new.trace
 
-    return sample_layers(
-        rule, layers, budget, p_min, horizon, axis_name, sampling, seed
-    )
+    return sample_layers(rule, exchange, layers, budget, p_min, horizon, sampling, seed)
 
 
 def jointspar_lars(
     learning_rate: optax.ScalarOrSchedule,
+    exchange: Exchange,
     layers: Layers,
     budget: float,
     *,
     p_min: float | None = None,
     horizon: int = 1000,
-    axis_name: AxisName | None = None,
     sampling: Sampling = "shared",
     weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = True,
@@ -140,7 +137,7 @@ def jointspar_lars(
     nesterov: bool = False,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""JointSpar-LARS: LARS that neither computes nor communicates layers not drawn.
+    r"""JointSpar-LARS: LARS that computes and communicates only layers drawn.
 
     As :func:`jointspar`, with the step of LARS for each parameter x of a layer in S:
 
@@ -150,16 +147,16 @@ def jointspar_lars(
       m &\leftarrow \mu m + lr\, \eta \frac{\|x\|}{\|u\| + \varepsilon}\, u, \quad
       x \leftarrow x - m
 
-    the ratio 1 where a norm is 0, the norms those of the mean over the workers. With
-    s = D this is ``optax.lars`` of the mean gradient.
+    The ratio is 1 where a norm is 0; the norms are those of the mean over the workers.
+    With s = D this is ``optax.lars`` of the mean gradient.
 
     Args:
       learning_rate: a number, or a schedule of the step from 0.
+      exchange: as in :func:`jointspar`.
       layers: as in :func:`jointspar`.
       budget: as in :func:`jointspar`.
       p_min: as in :func:`jointspar`.
       horizon: as in :func:`jointspar`.
-      axis_name: as in :func:`jointspar`.
       sampling: as in :func:`jointspar`.
       weight_decay: :math:`\lambda`, not negative, or a schedule of the step from 0.
       weight_decay_mask: which parameters decay, as in ``optax.lars``.
@@ -178,9 +175,9 @@ def jointspar_lars(
 
     Examples:
       >>> import jax.numpy as jnp
-      >>> from slamb_jax import jointspar
+      >>> from slamb_jax import Exchange, jointspar
       >>> params = {"w": jnp.array([3.0, 4.0])}
-      >>> tx = jointspar.jointspar_lars(1.0, "all", budget=1)
+      >>> tx = jointspar.jointspar_lars(1.0, Exchange(), "all", budget=1)
       >>> updates, _ = tx.update({"w": jnp.array([0.0, 2.0])}, tx.init(params), params)
       >>> print(updates["w"][1].round(4))  # 0.001 of the norm of the parameters
       -0.005
@@ -195,26 +192,25 @@ def jointspar_lars(
     check_range("trust_coefficient", trust_coefficient, 0.0, open_low=True)
     check_range("eps", eps, 0.0)
     check_range("momentum", momentum, 0.0, 1.0, open_high=True)
+    if not callable(weight_decay_mask):
+        check_bools("weight_decay_mask", weight_decay_mask)
+    if not callable(trust_ratio_mask):
+        check_bools("trust_ratio_mask", trust_ratio_mask)
     ratio = optax.scale_by_trust_ratio(trust_coefficient=trust_coefficient, eps=eps)
     heavy_ball = optax.trace(momentum, nesterov)
 
-    def rule(grads: Any, trace: Any, params: Any, count: jax.Array) -> Stepped:
+    def rule(grads: Any, trace: Any, params: Any, count: jax.Array) -> Any:
         check_params(params)
-        decays, scales = (
-            mask_tree(mask, params) for mask in (weight_decay_mask, trust_ratio_mask)
-        )
         direction = optax.chain(
-            optax.add_decayed_weights(_at(weight_decay, count), decays),
-            optax.masked(ratio, scales),
+            optax.add_decayed_weights(_at(weight_decay, count), weight_decay_mask),
+            optax.masked(ratio, trust_ratio_mask),
         )
         updates, _ = direction.update(grads, direction.init(params), params)
         updates = _descend(updates, _at(learning_rate, count))
         updates, new = heavy_ball.update(updates, optax.TraceState(trace))
         return updates, new.trace
 
-    return sample_layers(
-        rule, layers, budget, p_min, horizon, axis_name, sampling, seed
-    )
+    return sample_layers(rule, exchange, layers, budget, p_min, horizon, sampling, seed)
 
 
 def _at(value: optax.ScalarOrSchedule, count: jax.Array) -> Any:

@@ -1,61 +1,52 @@
-"""One step over layers of which only those drawn are exchanged and updated."""
+"""One step in which only the layers drawn are exchanged and updated."""
 
-import functools
+import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from slamb_jax import _axes as axes
-from slamb_jax._checks import (
-    check_axis_name,
-    check_choice,
-    check_floating,
-    check_integer,
-    check_range,
-)
+from slamb_jax import _checks as checks
 from slamb_jax._collectives import pany, pmean
-from slamb_jax._rounding import next_step, upcast_f32
-from slamb_jax.jointspar.distribution import least_probability, update_distribution
-from slamb_jax.jointspar.labels import Layers, layer_names, leaf_labels
-from slamb_jax.jointspar.state import JointSparState, draw
+from slamb_jax.exchange import Exchange, check_exchange
+from slamb_jax.jointspar import distribution
+from slamb_jax.jointspar.distribution import JointSparState, active_layers
 
+Layers = Any  # a tree of labels, or a function of the parameters that returns one
 Sampling = Literal["shared", "per_worker"]
-Stepped: TypeAlias = tuple[optax.Updates, optax.Updates]  # updates and trace
-# Of the mean gradients, the trace, the parameters and the count.
-Rule: TypeAlias = Callable[[Any, Any, Any, jax.Array], Stepped]
+# (mean gradients, trace, parameters, count) -> (updates, next trace)
+Rule = Callable[[Any, Any, Any, jax.Array], tuple[optax.Updates, optax.Updates]]
 
 
 def sample_layers(
     rule: Rule,
+    exchange: Exchange,
     layers: Layers,
     budget: float,
     p_min: float | None,
     horizon: int,
-    axis_name: axes.AxisName | None,
     sampling: Sampling,
     seed: int,
 ) -> optax.GradientTransformationExtraArgs:
     """Applies ``rule`` to the layers drawn; the others and their traces stand still."""
-    check_range("budget", budget, 0.0, open_low=True)
+    axis_name = _axis_of(exchange)
+    checks.check_range("budget", budget, 0.0, open_low=True)
     if p_min is not None:
-        check_range("p_min", p_min, 0.0, 1.0, open_low=True)
-    check_integer("horizon", horizon, 1)
-    check_axis_name(axis_name)
-    check_choice("sampling", sampling, ("shared", "per_worker"))
-    check_integer("seed", seed)
+        checks.check_range("p_min", p_min, 0.0, 1.0, open_low=True)
+    checks.check_integer("horizon", horizon, 1)
+    checks.check_choice("sampling", sampling, ("shared", "per_worker"))
+    checks.check_integer("seed", seed)
     draws_alone = sampling == "per_worker" and axis_name is not None
-    learn = functools.partial(
-        update_distribution, budget=budget, p_min=p_min, horizon=horizon
-    )
 
     def init(params: optax.Params) -> JointSparState:
-        check_floating(params, "params")
-        names = layer_names(layers, params)
-        least_probability(p_min, budget, len(names))
+        checks.check_floating(params, "params")
+        names, _ = _labels(layers, params)
+        distribution.least_probability(p_min, budget, len(names))
         log_p = np.float32(np.log(budget / len(names)))
         return JointSparState(
             count=jnp.zeros([], jnp.int32),
@@ -73,15 +64,17 @@ def sample_layers(
         **extra_args: Any,
     ) -> tuple[optax.Updates, JointSparState]:
         axes.check_local(updates, axis_name)
-        labels, treedef = leaf_labels(layers, updates if params is None else params)
-        grads, traces = map(treedef.flatten_up_to, (updates, state.trace))
-        wanted = active = draw(state)
-        if draws_alone:  # by at least one worker
+        names, labels = _labels(layers, updates if params is None else params)
+        tree: Any = jax.tree.structure(state.trace)
+        labels, grads, traces = map(tree.flatten_up_to, (labels, updates, state.trace))
+        active = active_layers(state)
+        moves: dict[Any, Any] = {None: True} | active
+        if draws_alone:  # a layer moves if at least one worker drew it
             flags = pany(jnp.stack([*active.values()]), axis_name)
-            wanted = dict(zip(active, flags, strict=True))
+            moves |= dict(zip(names, flags, strict=True))
         means = optax.tree.zeros_like(traces)  # where there is no gradient
-        norms: dict[str, jax.Array] = {}
-        for name in (None, *active):
+        norms = {}
+        for name in (None, *names):
             rows = enumerate(zip(labels, grads, strict=True))
             here = [i for i, (label, g) in rows if label == name and g is not None]
             own = [grads[i] for i in here]
@@ -89,60 +82,98 @@ def sample_layers(
                 own = pmean(own, axis_name)
             else:
                 own = [jnp.where(active[name], g, jnp.zeros_like(g)) for g in own]
-                own, norms[name] = _exchange(
-                    own, state.log_p[name], wanted[name], axis_name, draws_alone
-                )
+                own, norms[name] = exchange_layer(own, state.log_p[name], moves[name])
             for i, mean in zip(here, own, strict=True):
                 means[i] = mean.astype(traces[i].dtype)
 
-        # Outside the branches of the exchange: what a branch returns is memory of its
-        # own, which costs more than the arithmetic.
-        stepped = rule(treedef.unflatten(means), state.trace, params, state.count)
-        moves = {None: True} | wanted
+        # Outside the branches of the exchange: the results of a branch take memory of
+        # their own, which costs more than this arithmetic.
+        stepped = rule(tree.unflatten(means), state.trace, params, state.count)
 
-        def select(label: str | None, g: Any, old: Any, u: Any, new: Any) -> Stepped:
+        def keep(label: str | None, g: Any, old: Any, u: Any, new: Any) -> Any:
             if g is None:
                 return None, old
             u, new = u.astype(old.dtype), new.astype(old.dtype)
-            moved = jnp.where(moves[label], u, jnp.zeros_like(u))
-            return moved, jnp.where(moves[label], new, old)
+            u = jnp.where(moves[label], u, jnp.zeros_like(u))
+            return u, jnp.where(moves[label], new, old)
 
-        flat = map(treedef.flatten_up_to, stepped)
-        kept = list(map(select, labels, grads, traces, *flat))
+        flat = map(tree.flatten_up_to, stepped)
+        kept = [*map(keep, labels, grads, traces, *flat)]
         log_p, norm, drawn = (
             jnp.stack(jax.tree.leaves(x)) for x in (state.log_p, norms, active)
         )
-        log_p, max_norm = learn(log_p, norm, drawn, state.max_norm)
-        return treedef.unflatten([u for u, _ in kept]), JointSparState(
-            count=next_step(state.count),
+        log_p, max_norm = distribution.update_distribution(
+            log_p, norm, drawn, state.max_norm, budget, p_min, horizon
+        )
+        is_last = state.count == np.int32(2**31 - 1)  # the next count is then 2**30
+        return tree.unflatten(u for u, _ in kept), JointSparState(
+            count=jnp.where(is_last, np.int32(2**30), state.count + np.int32(1)),
             seed=state.seed,
             worker=axes.worker_index(axis_name) if draws_alone else state.worker,
-            log_p=dict(zip(active, log_p, strict=True)),
+            log_p=dict(zip(names, log_p, strict=True)),
             max_norm=max_norm,
-            trace=treedef.unflatten([trace for _, trace in kept]),
+            trace=tree.unflatten(trace for _, trace in kept),
         )
+
+    def exchange_layer(
+        grads: list[jax.Array], log_p: jax.Array, moves: jax.Array
+    ) -> tuple[list[jax.Array], jax.Array]:
+        """Means of a layer's gradients over p, and its norm; 0 if it stands still."""
+        wide = [x.astype(jnp.float32) if x.dtype.itemsize < 4 else x for x in grads]
+        norm, p = optax.tree.norm(wide).astype(jnp.float32), jnp.exp(log_p)
+        weighted = [x / p.astype(x.dtype) for x in wide]
+        shares = [x.astype(g.dtype) for x, g in zip(weighted, grads, strict=True)]
+        if axes.axis_size(axis_name) == 1:
+            return shares, norm
+        means = axes.cond(  # all workers take the same branch
+            moves,
+            lambda arrays: pmean(arrays, axis_name),
+            lambda arrays: [jnp.zeros_like(x) for x in arrays],
+            shares if draws_alone else [*shares, norm],
+        )
+        return (means, norm) if draws_alone else (means[:-1], means[-1])
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _exchange(
-    grads: list[jax.Array],
-    log_p: jax.Array,
-    wanted: jax.Array,
-    axis_name: axes.AxisName | None,
-    draws_alone: bool,
-) -> tuple[list[jax.Array], jax.Array]:
-    """Means of a layer's gradients over p, and its norm; zeros if it is not wanted."""
-    wide = [upcast_f32(g) for g in grads]
-    norm, p = optax.tree.norm(wide).astype(jnp.float32), jnp.exp(log_p)
-    weighted = [x / p.astype(x.dtype) for x in wide]
-    shares = [x.astype(g.dtype) for x, g in zip(weighted, grads, strict=True)]
-    if axes.axis_size(axis_name) == 1:
-        return shares, norm
-    means = axes.cond(  # all workers take the same branch
-        wanted,
-        lambda arrays: pmean(arrays, axis_name),
-        lambda arrays: [jnp.zeros_like(x) for x in arrays],
-        shares if draws_alone else [*shares, norm],
-    )
-    return (means, norm) if draws_alone else (means[:-1], means[-1])
+def _axis_of(exchange: Exchange) -> axes.AxisName | None:
+    """The axis of an exchange; raises for settings that would have no effect."""
+    plain = Exchange(check_exchange(exchange).axis_name)
+    if exchange not in (plain, dataclasses.replace(plain, payload=None)):
+        raise ValueError(
+            f"exchange must be {plain}, got {exchange}: JointSpar averages gradients "
+            "densely and at every step, and uses only the axis of an exchange"
+        )
+    return exchange.axis_name
+
+
+def _labels(layers: Layers, params: chex.ArrayTree) -> tuple[list[str], chex.ArrayTree]:
+    """The distinct labels, sorted, and a tree of the label of each parameter."""
+    tree = layers(params) if callable(layers) else layers
+    for path, label in jax.tree_util.tree_leaves_with_path(tree):
+        if not isinstance(label, str):
+            raise ValueError(
+                "layers must have strings or None for labels, got "
+                f"{label!r} at layers{jax.tree_util.keystr(path)}"
+            )
+    try:
+        labels = jax.tree.map(
+            lambda label, below: jax.tree.map(lambda _: label, below),
+            tree,
+            params,
+            is_leaf=lambda x: x is None,
+        )
+    except ValueError as error:
+        raise ValueError(
+            "layers must have the structure of the parameters or a prefix of it: "
+            f"{error}"
+        ) from error
+    names = sorted(set(jax.tree.leaves(tree)))
+    if not names:
+        raise ValueError(f"layers must label at least one layer, got {tree!r}")
+    missing = [repr(name) for name in names if name not in jax.tree.leaves(labels)]
+    if missing and jax.tree.leaves(params):
+        raise ValueError(
+            f"layers names {', '.join(missing)}, of which there are no parameters"
+        )
+    return names, labels

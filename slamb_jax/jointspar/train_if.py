@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from slamb_jax.jointspar.branches import Flag, train_function_if
+from slamb_jax.jointspar.branches import Flag, call_if
 
 
 def train_if(
@@ -24,30 +24,27 @@ def train_if(
 
     .. math::
 
-      \bar w = \begin{cases}
-        \bar y\,\partial f / \partial w & \text{if the layer is active} \\
-        0 & \text{otherwise}
-      \end{cases} \qquad
-      \bar x = \begin{cases}
-        \bar y\,\partial f / \partial x & \text{if a layer of \texttt{below} is active}
-        \\ 0 & \text{otherwise}
-      \end{cases}
+      \bar w = a\,\bar y\,\partial f / \partial w, \qquad
+      \bar x = b\,\bar y\,\partial f / \partial x,
 
-    in conditionals (``lax.cond``) of the backward pass: what is 0 is not computed. The
-    results of matrix products and convolutions are saved, the cheap ones computed
-    again. Under ``jax.vmap`` over the flags both branches are computed. Forward-mode
-    differentiation is not supported.
+    a is 1 if the layer is active, b is 1 if a layer of ``below`` is, and both are 0
+    otherwise. They are the predicates of conditionals (``lax.cond``) in the backward
+    pass, which does not compute a gradient of 0. The results of matrix products and
+    convolutions are saved for it, cheaper results computed again. Under ``jax.vmap``
+    over the flags both branches are computed. Forward-mode differentiation is not
+    supported.
 
     Args:
-      active: the result of :func:`active_layers`. None returns ``layer``, such as for
-        evaluation.
+      active: the result of :func:`active_layers`. None, for evaluation say, returns
+        ``layer`` itself.
       name: the layer's label in the optimizer.
       layer: a function ``layer(params, *inputs)``, which must not close over arrays
         that are to be differentiated; or a Flax linen module, called inside its
         parent's method; or a Flax nnx module.
       below: the labels of all layers from which ``inputs`` are computed, empty for
-        none: if all are inactive, the backward pass ends here. None if something below
-        is always trained, or if the gradient of the inputs is wanted for itself.
+        none: if all are inactive, the backward pass ends here. None if parameters below
+        are trained at every step, or if the gradient of the inputs is wanted for
+        itself.
 
     Returns:
       A function as ``layer``, whose keyword arguments are not differentiated.
@@ -70,7 +67,6 @@ def train_if(
       >>> grads = jax.jit(jax.grad(loss))(params, active)
       >>> print(grads["a"].any(), grads["b"].any())
       False True
-
     """
     if not callable(layer):
         raise ValueError(f"layer must be a function or a Flax module, got {layer!r}")
@@ -87,16 +83,32 @@ def train_if(
     reached: Flag = None if below is None else ()
     if below:
         reached = functools.reduce(operator.or_, [active[x] for x in below])
-    flags = active[name], reached
-    # A module of Flax can only be given where Flax was imported.
-    if (linen := sys.modules.get("flax.linen")) and isinstance(layer, linen.Module):
-        from slamb_jax.jointspar.flax_modules import train_linen_if
+    run = functools.partial(call_if, flags=(active[name], reached))
+    # A Flax module exists only where Flax was imported, which this library never does.
+    linen: Any
+    nnx: Any
+    linen, nnx = map(sys.modules.get, ("flax.linen", "flax.nnx"))
 
-        return train_linen_if(flags, layer)
-    if (nnx := sys.modules.get("flax.nnx")) and isinstance(layer, nnx.Module):
-        from slamb_jax.jointspar.flax_modules import train_nnx_if
+    def train_linen(*inputs: Any, **settings: Any) -> Any:
+        if layer.is_initializing():  # type: ignore[attr-defined]
+            return layer(*inputs, **settings)
+        return run(linen, lambda module, *x: module(*x, **settings), layer, inputs)
 
-        return train_nnx_if(flags, layer)
-    return lambda params, *inputs, **settings: train_function_if(
-        flags, functools.partial(layer, **settings), params, inputs
-    )
+    def train_nnx(*inputs: Any, **settings: Any) -> Any:
+        def call(params: Any, rest: Any, *inputs: Any) -> Any:
+            module = nnx.merge(graph, params, rest, copy=True)
+            y = module(*inputs, **settings)
+            return y, nnx.state(module, nnx.Not(nnx.Param))
+
+        graph, params, rest = nnx.split(layer, nnx.Param, ...)
+        rest = jax.lax.stop_gradient(rest)  # statistics and keys
+        y, rest = run(jax, call, params, (rest, *inputs))
+        nnx.update(layer, rest)
+        return y
+
+    def train_function(params: Any, *inputs: Any, **settings: Any) -> Any:
+        return run(jax, functools.partial(layer, **settings), params, inputs)
+
+    if linen and isinstance(layer, linen.Module):
+        return train_linen
+    return train_nnx if nnx and isinstance(layer, nnx.Module) else train_function

@@ -22,8 +22,11 @@ UNEVEN = {"one": np.log(0.8), "three": np.log(0.2), "two": np.log(0.4)}
 UNEVEN = jax.tree.map(np.float32, UNEVEN)
 N = 4
 PARAMS = random_tree(SHAPES, 0)
-spar = functools.partial(jointspar.jointspar, 0.1, LABELS)
-lars = functools.partial(jointspar.jointspar_lars, 0.1, LABELS)
+ONE, MANY = slamb_jax.Exchange(), slamb_jax.Exchange(AXIS)
+
+
+def spar(budget, exchange=ONE, **settings):
+    return jointspar.jointspar(0.1, exchange, LABELS, budget, **settings)
 
 
 def gradients(steps, *lead):
@@ -55,14 +58,14 @@ DENSE = {  # the rate, and settings that both have
 }
 
 
-def both(name, **sparse):
+def both(name, exchange=ONE, **sparse):
     """JointSpar with the whole budget, and the optimizer that it is then."""
     rate, settings = DENSE[name]
+    make, dense = jointspar.jointspar, optax.sgd
     if "lars" in name:
-        tx = jointspar.jointspar_lars(rate, LABELS, 3, **settings, **sparse)
-        return tx, optax.lars(rate, **settings)
-    tx = jointspar.jointspar(rate, LABELS, 3, **settings, **sparse)
-    return tx, optax.sgd(rate, **settings)
+        make, dense = jointspar.jointspar_lars, optax.lars
+    tx = make(rate, exchange, LABELS, 3, **settings, **sparse)
+    return tx, dense(rate, **settings)
 
 
 @pytest.mark.parametrize("name", DENSE)
@@ -88,7 +91,7 @@ def test_the_full_budget_is_the_dense_optimizer(name):
 )
 @jax.numpy_dtype_promotion("standard")
 def test_the_full_budget_on_many_workers(mapping, sampling):
-    sparse, dense = both("lars, all", axis_name=AXIS, sampling=sampling)
+    sparse, dense = both("lars, all", MANY, sampling=sampling)
     grads = gradients(3, N)
     got = train(sparse, PARAMS, grads, mapping)
     q, state = PARAMS, dense.init(PARAMS)
@@ -143,7 +146,7 @@ def test_every_mapping_follows_the_formulas(mapping, sampling):
     Under vmap both branches may be computed. The parameters stay equal on all workers,
     and so does all of the state if shared.
     """
-    tx = spar(BUDGET, axis_name=AXIS, sampling=sampling, horizon=HORIZON, seed=3)
+    tx = spar(BUDGET, MANY, sampling=sampling, horizon=HORIZON, seed=3)
 
     def step(grads, state, params):
         grads = masked(grads, jointspar.active_layers(state))
@@ -175,9 +178,7 @@ def test_every_mapping_follows_the_formulas(mapping, sampling):
 def test_the_estimator_is_unbiased(sampling):
     """Over many draws, from an uneven distribution, the mean is the gradient's."""
     draws = 4000
-    tx = jointspar.jointspar(
-        1.0, LABELS, 1.4, momentum=0.0, axis_name=AXIS, sampling=sampling
-    )
+    tx = jointspar.jointspar(1.0, MANY, LABELS, 1.4, momentum=0.0, sampling=sampling)
     grads = random_tree(SHAPES, 1, N)
     state = tx.init(PARAMS)._replace(log_p=UNEVEN)
 
@@ -204,7 +205,7 @@ def test_the_estimator_is_unbiased(sampling):
     ],
 )
 def test_a_layer_that_nobody_drew_is_not_sent(sampling, in_branches, always):
-    tx = spar(1.5, axis_name=AXIS, sampling=sampling)
+    tx = spar(1.5, MANY, sampling=sampling)
     args = stack((PARAMS, tx.init(PARAMS), PARAMS), N)
     step = over_workers(tx.update, "shard_map", N)
     found = slamb_jax.wire_report(compile_optimized(step.lower(*args))).collectives
@@ -232,7 +233,8 @@ def test_the_draw_is_that_of_the_distribution():
 
 
 def test_a_run_does_not_recompile_and_keeps_the_budget():
-    tx = slamb_jax.accumulate(optax.chain(optax.clip(1.0), lars(2.0, p_min=0.3)), 1)
+    lars = jointspar.jointspar_lars(0.1, ONE, LABELS, 2.0, p_min=0.3)
+    tx = slamb_jax.accumulate(optax.chain(optax.clip(1.0), lars), 1)
     params, state = PARAMS, tx.init(PARAMS)
 
     @jax.jit
@@ -261,7 +263,7 @@ def test_a_missing_gradient_leaves_its_parameter_alone():
 
 
 def test_injected_hyperparameters():
-    settings = {"layers": LABELS, "budget": 2, "weight_decay": 0.1}
+    settings = {"exchange": ONE, "layers": LABELS, "budget": 2, "weight_decay": 0.1}
     inject = functools.partial(optax.inject_hyperparams, jointspar.jointspar_lars)
     static = (
         "budget", "horizon", "nesterov", "seed", "weight_decay_mask", "trust_ratio_mask"

@@ -3,27 +3,30 @@
 from functools import partial
 
 import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
 
-from slamb_jax import jointspar
+from slamb_jax import Exchange, jointspar
 from tests.wrong_uses.common import NAN, bad, of
 
 PARAMS = {name: jnp.ones((2, 3)) for name in "abcd"}
 LABELS = {"a": "one", "b": "two", "c": "three", "d": None}
+ONE = Exchange()
 FLAGS = {name: jnp.bool_(False) for name in "abc"}
 
 
 def made(make, **settings):
-    settings = {"learning_rate": 0.1, "layers": LABELS, "budget": 1.5} | settings
-    return make(**settings).init(PARAMS)
+    plain = {"learning_rate": 0.1, "exchange": ONE, "layers": LABELS, "budget": 1.5}
+    return make(**plain | settings).init(PARAMS)
 
 
-def updated(params=PARAMS, **settings):
-    tx = jointspar.jointspar_lars(0.1, LABELS, 1.5, **settings)
+def updated(params=PARAMS, exchange=ONE):
+    tx = jointspar.jointspar_lars(0.1, exchange, LABELS, 1.5)
     tx.update(PARAMS, tx.init(PARAMS), params)
 
 
 def empty_layer():
-    tx = jointspar.jointspar(0.1, lambda p: {"a": {"w": "one"}, "b": "two"}, 1)
+    tx = jointspar.jointspar(0.1, ONE, lambda p: {"a": {"w": "one"}, "b": "two"}, 1)
     tx.init({"a": {"w": jnp.ones(3)}, "b": ()})
 
 
@@ -37,9 +40,18 @@ ALONE = [  # the argument, what it must be, values that it must not have
     ("sampling", "shared, per_worker", "private"),
     ("momentum", "", 1.0),
     ("seed", "", 0.5),
-    ("axis_name", "", ["data"]),
+    ("exchange", "slamb_jax.Exchange", "data"),
     ("learning_rate", "", "fast"),
 ]
+UNUSED = {  # settings of an exchange that JointSpar does not use
+    "outer": Exchange("data", outer=optax.sgd(0.7), sync_every=30),
+    "local_axis_name": Exchange("data", local_axis_name="local"),
+    "param_specs": Exchange("data", param_specs=PartitionSpec("model")),
+    "stacked": Exchange("data", stacked=True),
+    "overlap": Exchange("data", overlap=True),
+    "sync_every": Exchange.paper("data"),
+    "payload": Exchange.for_budget("data", 0.02, {"w": jnp.ones((512, 512))}),
+}
 lars = partial(made, jointspar.jointspar_lars)
 train_if = jointspar.train_if
 
@@ -50,6 +62,13 @@ JOINTSPAR = [
         for name, wanted, *values in ALONE
         for row in bad(partial(made, make), name, *values, wanted=wanted)
     ),
+    *(
+        (
+            of(lars, exchange=exchange),
+            rf"exchange must be Exchange\('data'\), .*{name}=",
+        )
+        for name, exchange in UNUSED.items()
+    ),
     *bad(lars, "weight_decay", -0.1),
     *bad(lars, "trust_coefficient", 0.0),
     *bad(lars, "eps", -1.0),
@@ -59,7 +78,7 @@ JOINTSPAR = [
     (of(lars, layers=LABELS | {"e": "four"}), "layers must have the structure"),
     (empty_layer, "layers names 'two', of which there are no"),
     (of(updated, None), "params must be passed"),
-    (of(updated, axis_name="data"), "axis_name='data' is not bound here"),
+    (of(updated, exchange=Exchange("data")), "axis_name='data' is not bound here"),
     (of(jointspar.active_layers, ()), "state must contain one state .* got 0"),
     (lambda: jointspar.layer_probabilities([lars()] * 2), "got 2"),
     (of(train_if, FLAGS, "d", abs), "no layer 'd' .*'a', 'b', 'c'"),
