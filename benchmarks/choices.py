@@ -1,4 +1,4 @@
-"""What each choice of an exchange sends, reaches and takes, on the main job.
+"""Bytes, loss and time of each choice of an exchange, on the main job.
 
 Run from the root of the repository: ``python -m benchmarks.choices``. It trains the
 model of examples/byte_lm on 8 devices with each choice, one after the other, and prints
@@ -26,7 +26,7 @@ from examples.common import processes
 from examples.common.optimizers import dense
 from examples.common.simulated import AXIS, Method, Program, Task, train
 from examples.common.tables import table
-from examples.common.traffic import slamb_traffic
+from examples.common.traffic import traffic_of
 from examples.hardware import hardware
 
 WORKERS, BATCH, GROUP = 8, 8, 2  # devices; sequences of each; devices in a group
@@ -41,26 +41,21 @@ class Choice(NamedTuple):
     optimizer: Mapping[str, Any] = types.MappingProxyType({})
 
 
-SIXTEEN = Choice({}, {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"})
-MOMENTUM: dict[str, Any] = {"compress_ratio": 1 / 8, "payload": "uniform4"}
+SIXTEEN = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
+NESTEROV = optax.sgd(0.7, momentum=0.5, nesterov=True)
 CHOICES = {
     "the default": Choice({}),
-    "H 2": Choice({"sync_every": 2}),
-    "H 4": Choice({"sync_every": 4}),
-    "H 4, all at once": Choice({"sync_every": 4, "rolling": False}),
-    "plain mean": Choice({"average_b2": None}),
-    "in uniform4": Choice({"average_payload": "uniform4"}),
-    "in uniform8": Choice({"average_payload": "uniform8"}),
-    "in bfloat16": Choice({"average_payload": "bfloat16"}),
-    "in float32": Choice({"average_payload": None}),
-    "outer step": Choice({"outer": optax.sgd(0.7, momentum=0.5, nesterov=True)}),
+    "largest of 7": Choice({"payload": "largest_of_7"}),
+    "in uniform4": Choice({"payload": "uniform4"}),
+    "in uniform8": Choice({"payload": "uniform8"}),
+    "in bfloat16": Choice({"payload": "bfloat16"}),
+    "in float32": Choice({"payload": None}),
+    "an outer step every 30": Choice({"sync_every": 30, "outer": NESTEROV}),
+    "local SGD, H 4": Choice({"sync_every": 4, "payload": None}),
     "overlap": Choice({"overlap": True}),
     "groups of 2": Choice({"local_axis_name": LOCAL}),
-    "momentum, an eighth": Choice(MOMENTUM),
-    "momentum, permutation": Choice(MOMENTUM | {"selection": "permutation"}),
-    "momentum, b3 0.7": Choice(MOMENTUM | {"b3": 0.7}),
-    "16-bit moments, float32 master": SIXTEEN,
-    "16-bit moments, stochastic": SIXTEEN,
+    "16-bit moments, float32 master": Choice({}, SIXTEEN),
+    "16-bit moments, stochastic": Choice({}, SIXTEEN),
 }
 ROUNDING: dict[str, Any] = {  # of a training in bfloat16
     "16-bit moments, float32 master": "master",
@@ -101,7 +96,7 @@ def narrow(init: Callable[[jax.Array], Any], key: jax.Array) -> optax.Params:
 
 
 def run(name: str, config: Config, task: Task) -> dict[str, Any]:
-    """Trains with one choice on as many devices whatever it is."""
+    """Trains with one choice; the number of devices is the same for all."""
     method = method_of(name, config.seed)
     mesh = processes.local_mesh(WORKERS)
     if method.exchange.local_axis_name is not None:
@@ -113,7 +108,7 @@ def run(name: str, config: Config, task: Task) -> dict[str, Any]:
         task, method, workers=WORKERS, batch=BATCH, steps=config.steps, mesh=mesh
     )
     make = functools.partial(method.make, optax.constant_schedule(1.0))
-    sent = slamb_traffic(make, method.exchange, params, mesh).until
+    sent = traffic_of(make, method.exchange, params, mesh).until
     rate = DENSE_RATE if name == DENSE else RATE
     found = train(program, rate, config.seed, sent=sent, show=True)
     return dataclasses.asdict(found)

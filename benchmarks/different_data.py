@@ -52,54 +52,37 @@ def dense(make: Callable[..., Any], **settings: Any) -> Make:
     return lambda rate: rivals.dense(make(rate, **settings), AXIS).optimizer
 
 
-def of_one(make: Callable[..., Any]) -> Callable[..., Any]:
-    """This library's optimizer for a single worker."""
-    return lambda rate: make(rate, slamb_jax.Exchange())
-
-
+SGD = functools.partial(slamb_jax.sgd, momentum=0.9)
+NESTEROV = optax.sgd(0.7, momentum=0.5, nesterov=True)
+ADAM_RATES = 1e-3, 3e-3, 1e-2
+PAYLOADS = {
+    "adamw": "ternary",
+    "adamw, 4 bits": "uniform4",
+    **{f"adamw, largest of {k}": f"largest_of_{k}" for k in (7, 31, 127)},
+    "adamw, float32": None,
+}
 METHODS: dict[str, tuple[Make, tuple[float, ...]]] = {
-    "optax.adamw": (dense(optax.adamw), (1e-3, 3e-3, 1e-2)),
-    "adamw": (exchanging(slamb_jax.adamw), (1e-3, 3e-3, 1e-2)),
-    "adamw, 4 bits": (
-        exchanging(slamb_jax.adamw, average_payload="uniform4"),
-        (1e-3, 3e-3, 1e-2),
-    ),
+    "optax.adamw": (dense(optax.adamw), ADAM_RATES),
     **{
-        f"adamw, largest of {k}": (
-            exchanging(slamb_jax.adamw, average_payload=f"largest_of_{k}"),
-            (1e-3, 3e-3, 1e-2),
-        )
-        for k in (7, 31, 127)
+        name: (exchanging(slamb_jax.adamw, payload=payload), ADAM_RATES)
+        for name, payload in PAYLOADS.items()
     },
-    "adamw, float32": (
-        exchanging(slamb_jax.adamw, average_payload=None),
-        (1e-3, 3e-3, 1e-2),
-    ),
-    "adamw, H 4": (exchanging(slamb_jax.adamw, sync_every=4), (1e-3, 3e-3, 1e-2)),
     "SGD (dense)": (dense(optax.sgd, momentum=0.9), (0.03, 0.1)),
-    "sgd": (
-        lambda rate: slamb_jax.sgd(rate, slamb_jax.Exchange(AXIS), momentum=0.9),
-        (0.03, 0.1),
-    ),
+    "sgd": (exchanging(SGD), (0.03, 0.1)),
     "LAMB (dense)": (dense(optax.lamb), (0.01, 0.03)),
     "slamb": (exchanging(slamb_jax.slamb), (0.01, 0.03)),
     "Lion (dense)": (dense(optax.lion), (3e-4, 1e-3)),
     "lion": (exchanging(slamb_jax.lion), (3e-4, 1e-3)),
-    "Muon (dense)": (dense(of_one(slamb_jax.muon)), (0.01, 0.03)),
+    "Muon (dense)": (dense(optax.contrib.muon), (0.01, 0.03)),
     "muon": (exchanging(slamb_jax.muon), (0.01, 0.03)),
-    "muon, 8 bits": (
-        exchanging(slamb_jax.muon, average_payload="uniform8"),
-        (0.01, 0.03),
-    ),
-    "DiLoCo, H 30": (
-        exchanging(
-            slamb_jax.adamw,
-            sync_every=30,
-            average_payload=None,
-            outer=optax.sgd(0.7, momentum=0.5, nesterov=True),
-        ),
-        (1e-3, 3e-3),
-    ),
+    "muon, 8 bits": (exchanging(slamb_jax.muon, payload="uniform8"), (0.01, 0.03)),
+    **{
+        f"{name}, H 30": (
+            exchanging(slamb_jax.adamw, sync_every=30, payload=payload, outer=NESTEROV),
+            (1e-3, 3e-3),
+        )
+        for name, payload in (("adamw, outer", "ternary"), ("DiLoCo", None))
+    },
     "SparseLoCo, H 25": (
         lambda rate: rivals.sparseloco(rate, AXIS, sync_every=25, chosen=64).optimizer,
         (1e-3, 3e-3),

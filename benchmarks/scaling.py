@@ -12,12 +12,11 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 import slamb_jax
-from benchmarks.race import race, seconds
+from benchmarks.race import AXIS, race, seconds
 from benchmarks.shapes import Shapes, abstract
 from benchmarks.step import OPTIMIZERS, RATE
-from examples.common.simulated import DEFAULT
 from examples.common.tables import table
-from examples.common.traffic import slamb_traffic
+from examples.common.traffic import traffic_of
 from examples.hardware import hardware
 
 
@@ -46,13 +45,12 @@ def main(
     caption = f"{hardware(jax.devices()[0])}; median of {rounds}"
     console.print(table("a step of SLAMB, one worker", rows, caption))
 
-    rows, params = [], abstract(shapes_of(2))
+    rows, params, paper = [], abstract(shapes_of(2)), slamb_jax.Exchange.paper(AXIS)
     for n in workers:
-        mesh = Mesh(np.array(jax.devices("cpu")[:n]), (DEFAULT.axis_name,))
-        sent = slamb_traffic(lambda x: slamb_jax.slamb(RATE, x), DEFAULT, params, mesh)
-        (step,) = sent.each.values()
-        row = {"workers": f"{n}", "a step": f"{step:,.0f}"}
-        row |= {"/ (n-1)/n": f"{step * n / (n - 1):,.0f}"}
+        mesh = Mesh(np.array(jax.devices("cpu")[:n]), (AXIS,))
+        sent = traffic_of(lambda x: slamb_jax.slamb(RATE, x), paper, params, mesh)
+        row = {"workers": f"{n}", "a step": f"{sent.each:,.0f}"}
+        row |= {"/ (n-1)/n": f"{sent.each * n / (n - 1):,.0f}"}
         rows.append(row | {"an average": f"{sent.average:,.0f}"})
     console.print(table("bytes each worker sends, 2.1 M parameters, k = 0.1", rows))
 

@@ -26,7 +26,7 @@ from benchmarks.checkouts import package
 from benchmarks.race import ALONE, AXIS, Make, Workers, bandwidth, race, seconds
 from benchmarks.rivals import elements
 from benchmarks.shapes import MODELS, abstract
-from examples.common.optimizers import dense, slamb_from_links
+from examples.common.optimizers import dense
 from examples.common.processes import local_mesh
 from examples.common.tables import table
 from examples.hardware import hardware
@@ -35,17 +35,6 @@ RATE = 1e-3
 # g, m, v, p read; m, v, p written; m, v, p read once more, behind the norms; the packed
 # tenth written and read: passes over d elements of 4 bytes.
 PASSES = 10.2
-
-
-def slamb(
-    selection: str = "strided", library: Any = slamb_jax, **settings: Any
-) -> Make:
-    exchange = library.Exchange.paper(selection=selection)
-    return lambda: library.slamb(RATE, exchange, **settings)
-
-
-def skipping(exchange: Any, library: Any = slamb_jax) -> optax.GradientTransformation:
-    return library.skip_not_finite(library.adamw(RATE, exchange), exchange)
 
 
 DENSE: dict[str, Make] = {
@@ -58,29 +47,36 @@ def averaged(make: Make) -> Make:
     return lambda: dense(make(), AXIS)
 
 
+def skipping(exchange: Any, library: Any) -> optax.GradientTransformation:
+    return library.skip_not_finite(library.adamw(RATE, exchange), exchange)
+
+
 def alone(library: Any = slamb_jax) -> dict[str, Make]:
     """The optimizers of the package, or of another checkout's, on one worker."""
+
+    def slamb(**settings: Any) -> Make:
+        return lambda: library.slamb(RATE, library.Exchange.paper(), **settings)
+
     return {
         "adamw": lambda: library.adamw(RATE, library.Exchange()),
         "adamw, skip_not_finite": lambda: skipping(library.Exchange(), library),
-        "slamb": slamb(library=library),
-        "slamb, product form": slamb(library=library, form="product"),
-        "slamb, bfloat16 momentum": slamb(library=library, mu_dtype=jnp.bfloat16),
+        "slamb": slamb(),
+        "slamb, product form": slamb(form="product"),
+        "slamb, bfloat16 momentum": slamb(mu_dtype=jnp.bfloat16),
     }
 
 
 OPTIMIZERS = DENSE | alone()
-SLOW = {
-    "slamb, permutation": slamb("permutation"),
-    "slamb, bernoulli": slamb("bernoulli"),
-}
-CHAIN = {  # the direction is kept in memory between the links
-    "slamb, chain of links": lambda: slamb_from_links(RATE, slamb_jax.Exchange.paper())
-}
 
 
 def exchanging(library: Any = slamb_jax) -> dict[str, Make]:
-    """The same of several workers, with all of the exchange."""
+    """The optimizers of several workers, with all of the exchange."""
+    # Another checkout may be of a time when the setting had another name.
+    payload = next(
+        name
+        for name in ("average_payload", "payload")
+        if hasattr(library.Exchange, name)
+    )
 
     def averaging(**settings: Any) -> Make:
         return lambda: library.adamw(RATE, library.Exchange(AXIS, **settings))
@@ -88,9 +84,8 @@ def exchanging(library: Any = slamb_jax) -> dict[str, Make]:
     return {
         "adamw": averaging(),
         "adamw, skip_not_finite": lambda: skipping(library.Exchange(AXIS), library),
-        "adamw, H 4": averaging(sync_every=4),
-        "adamw, in uniform4": averaging(average_payload="uniform4"),
-        "adamw, in float32": averaging(average_payload=None),
+        "adamw, in uniform4": averaging(**{payload: "uniform4"}),
+        "adamw, in float32": averaging(**{payload: None}),
         "slamb, as published": lambda: library.slamb(
             RATE, library.Exchange.paper(AXIS)
         ),
@@ -106,8 +101,6 @@ class Config:
     workers: int = 1
     """devices, or simulated ones, each with all of the parameters"""
     rounds: int = 10
-    chain: bool = False  # time SLAMB as a chain of its links too
-    slow: bool = False  # time the two slow selections too
     before: Path | None = None
     """another checkout of this repository, whose optimizers take turns with these"""
     seed: int = 0
@@ -116,8 +109,7 @@ class Config:
 def main(config: Config) -> None:
     shapes, workers = MODELS[config.model], ALONE
     if config.workers == 1:
-        chosen = DENSE | (CHAIN if config.chain else {}) | (SLOW if config.slow else {})
-        ours = alone
+        chosen, ours = dict(DENSE), alone
     else:
         simulated = len(jax.devices()) < config.workers
         mesh = None if simulated else local_mesh(config.workers)

@@ -14,7 +14,7 @@ from examples.common.optimizers import dense
 from tests import programs
 
 TINY = {"steps": 2, "evaluations": 2, "batch": 1, "context": 16, "layers": 2}
-TINY |= {"width": 16, "heads": 2, "eval-batch": 8, "min-size": 100}
+TINY |= {"width": 16, "heads": 2, "eval-batch": 8}
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 

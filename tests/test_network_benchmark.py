@@ -20,8 +20,8 @@ from benchmarks.network.report import write
 from benchmarks.network.worker import Contestant
 from benchmarks.rivals import elements
 from tests import programs
-from tests.optimizers import plain, standard_promotion
-from tests.workers import AXIS, mesh_of
+from tests.optimizers import standard_promotion
+from tests.workers import mesh_of
 
 COMMAND = ("-m", "benchmarks.network")
 shaped = pytest.mark.skipif(
@@ -60,7 +60,7 @@ def test_a_step_ends_with_the_last_worker_and_counts_its_cycle(tmp_path: Path) -
         name: {"every_step": 1e6, "at_average": 5e6 * name.startswith("SLAMB")}
         for name in results.ADVISED
     }
-    exchange = plain(AXIS, compress_ratio=0.1, sync_every=10)
+    exchange = Config(sync_every=10).exchange
     rows = results.rows(200.0, cycles, wires, exchange)
     assert [r.step_seconds for r in rows] == [2.5] * 4
     assert [r.wire_bytes for r in rows] == [1e6, 1e6, 1.5e6, 1.5e6]
@@ -82,8 +82,7 @@ def test_a_step_ends_with_the_last_worker_and_counts_its_cycle(tmp_path: Path) -
 @pytest.mark.parametrize("name", results.ADVISED)
 def test_a_step_alone_sends_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "ROWS", 64)
-    exchange = plain(AXIS, sync_every=3)
-    method = model.methods(exchange)[name]
+    method = model.methods(Config(sync_every=3).exchange)[name]
     with standard_promotion():  # optax.lamb needs it
         mesh = mesh_of(4)
         alone = Contestant(model.alone(method), mesh, 0).wire()

@@ -14,11 +14,14 @@ import slamb_jax
 from examples.common import inputs, options, processes, records
 from examples.common.optimizers import KINDS, kernels, optimizer, traffic
 from examples.common.options import Options
-from examples.common.traffic import Traffic
-from tests.optimizers import plain, random_tree, train_step
+from slamb_jax import Exchange
+from slamb_jax.selections import Strided
+from tests.optimizers import random_tree, train_step
 from tests.workers import AXIS
 
 SHAPES = {"a": (30, 20), "b": (20,), "c": (3, 3)}
+EXCHANGE = Exchange(AXIS)
+PAPER = Exchange.paper(AXIS, selection=Strided(min_size=50), sync_every=3)
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
@@ -26,34 +29,29 @@ def parse(*args):
     return options.parse(Options, "", args)
 
 
-def exchange(**settings):
-    return plain(AXIS, **settings)
-
-
 def test_files_and_command_line(tmp_path):
     path = tmp_path / "options.yaml"
     path.write_text(
         "learning_rate: 0.5\nb2: 0.7\nclip_norm: 1.0\n"
-        "exchange: {compress_ratio: {0: 0.5, 9: 0.1}, payload: uniform4, b3: 0.8}\n"
+        "exchange: {payload: null, sync_every: 9, selection: {min_size: 5}}\n"
     )
     found = parse("--config", str(path), "--b2", "0.9", "--clip-norm", "None")
     assert (found.learning_rate, found.b2, found.clip_norm) == (0.5, 0.9, None)
-    ratios = {0: 0.5, 9: 0.1}
-    settings = {"compress_ratio": ratios, "payload": "uniform4", "b3": 0.8}
-    assert found.exchange == slamb_jax.Exchange(AXIS, **settings)
+    settings = {"payload": None, "selection": Strided(min_size=5)}
+    assert found.exchange == Exchange(AXIS, **settings, sync_every=9)
     path.write_text(options.as_text(found))  # what a run writes can be read again
     assert parse("--config", str(path)) == found
     words = ["--sync-every=7", "--payload", "None", "--overlap=true", "--b3=0.5"]
-    words.append("--seed=3")
-    found = parse("--config", str(path), *words, "--compress-ratio", "{0: 0.25}")
-    settings = {"compress_ratio": {0: 0.25}, "payload": None, "b3": 0.5}
-    want = slamb_jax.Exchange(AXIS, **settings, overlap=True, sync_every=7)
-    assert (found.exchange, found.seed) == (want, 3)
+    words += ["--seed=3", "--selection", "{compress_ratio: 0.25}"]
+    found = parse("--config", str(path), *words)
+    settings = {"payload": None, "selection": Strided(0.25)}
+    want = Exchange(AXIS, **settings, overlap=True, sync_every=7)
+    assert (found.exchange, found.seed, found.b3) == (want, 3, 0.5)
     path = path.with_suffix(".json")
     path.write_text('{"optimizer": "sgd", "dense": true}')
-    found = parse(f"--config={path}", "--b1=0.5", "--rolling=true")
+    found = parse(f"--config={path}", "--b1=0.5", "--payload=uniform8")
     assert (found.optimizer, found.dense, found.b1) == ("sgd", True, 0.5)
-    assert found.exchange.rolling
+    assert found.exchange == Exchange(AXIS, payload="uniform8")
     path.write_text(options.as_text(found))
     assert not parse(f"--config={path}", "--no-dense").dense
 
@@ -98,8 +96,8 @@ def test_a_run_does_not_resume_with_other_options(tmp_path):
     options.check_same_run(Options(out=Path("elsewhere"), log_every=3), path)
     with pytest.raises(SystemExit, match=r"b2 was None, is 0.5"):
         options.check_same_run(Options(b2=0.5), path)
-    with pytest.raises(SystemExit, match=r"exchange was .*, is .*'sync_every': 9"):
-        options.check_same_run(Options(exchange=exchange(sync_every=9)), path)
+    with pytest.raises(SystemExit, match=r"exchange was .*, is .*'sync_every': 3"):
+        options.check_same_run(Options(exchange=PAPER), path)
     assert yaml.safe_load(path.read_text())["exchange"] == {"axis_name": AXIS}
 
 
@@ -152,41 +150,44 @@ def report_of_a_step(o, mesh):
     return slamb_jax.wire_report(run.lower(state, batch))
 
 
+OUTER = {"sync_every": 100, "outer": optax.sgd(0.7)}
+
+
 @pytest.mark.parametrize(
-    ("changes", "settings"),
+    ("changes", "exchange"),
     [
-        *(
-            ({"optimizer": name, "dense": dense}, {})
-            for name in KINDS
-            for dense in (False, True)
-        ),
-        ({"accumulate_steps": 2, "dense": True}, {}),
-        ({"accumulate_steps": 2, "clip_norm": 1.0}, {"payload": "uniform8"}),
-        ({}, {"payload": "uniform8", "average_payload": "bfloat16"}),
-        ({}, {"rolling": True, "sync_every": 5, "average_payload": "ternary"}),
-        ({"optimizer": "adamw"}, {"compress_ratio": 0, "outer": optax.sgd(0.7)}),
+        *(({"optimizer": name, "dense": True}, EXCHANGE) for name in KINDS),
+        *(({"optimizer": name}, EXCHANGE) for name in KINDS),
+        ({"accumulate_steps": 2, "dense": True}, EXCHANGE),
+        ({"accumulate_steps": 2, "clip_norm": 1.0}, Exchange(AXIS, payload="uniform8")),
+        ({"optimizer": "slamb"}, PAPER),
+        ({}, Exchange(AXIS, payload=None, **OUTER)),
+        ({}, Exchange(AXIS, sync_every=1, payload=None, outer=optax.sgd(0.7))),
     ],
 )
-def test_traffic_is_that_of_the_compiled_step(changes, settings):
-    o = Options(exchange=exchange(min_size=50, **settings), **changes)
+def test_traffic_is_that_of_the_compiled_step(changes, exchange):
+    o = Options(exchange=exchange, **changes)
     mesh = processes.mesh_of(o.workers)
     found, dense = traffic(o, random_tree(SHAPES, 0), mesh)
     report = report_of_a_step(o, mesh)
     both = report.bytes_sent() + report.bytes_sent(conditional=True)
-    assert both == pytest.approx(found.each[0] + found.average)
-    elements = 30 * 20 + 20 + 9
-    assert dense.each == {0: 2 * 3 / 4 * 4 * elements}
+    assert both == pytest.approx(found.each + found.average)
+    ring = 2 * 3 / 4 * 4  # bytes of an element
+    assert dense.each == ring * (30 * 20 + 20 + 9)
     if o.dense:
         assert found == dense
-    elif not settings:
-        assert found.each[0] == 2 * 3 / 4 * 4 * (60 + 20 + 9)
-        assert found.average == dense.each[0]
-    elif "rolling" in settings:
+    elif exchange == PAPER:
+        assert found.each == ring * (60 + 20 + 9)
+        assert found.average == dense.each
+        assert found.until(4) == 4 * found.each + 2 * dense.each  # after steps 1 and 4
+    elif exchange.outer is not None:
+        assert (found.each, found.average) == (0, dense.each)
+        every = exchange.sync_every
+        assert found.until(every - 1) == 0
+        assert found.until(2 * every - 1) == (2 * every - 1) // every * dense.each
+    else:
+        assert found.until(10) == 10 * found.each
         assert found.average == 0
-        assert found.until(10) == 10 * found.until(1)
-    elif "outer" in settings:
-        assert found.until(99) == found.each[0] == 0
-        assert found.until(100) == found.until(199) == dense.each[0]
 
 
 def test_only_kernels_decay():
@@ -194,18 +195,6 @@ def test_only_kernels_decay():
     names["relative_position_bias"] = False
     params = {"layer_0": dict.fromkeys(names, 1.0)}
     assert kernels(params) == {"layer_0": names}
-
-
-def test_bytes_until_a_step():
-    sent = Traffic({0: 50.0, 10: 20.0, 15: 10.0}, 100.0, lambda t: t % 7 == 1)
-    by_step = [
-        (50 if t < 10 else 20 if t < 15 else 10) + (100 if t % 7 == 0 else 0)
-        for t in range(30)
-    ]
-    assert [sent.until(t) for t in range(31)] == [sum(by_step[:t]) for t in range(31)]
-    assert Traffic({0: 2.0}).until(7) == 14.0
-    behind = Traffic({0: 0.0}, 1.0, lambda t: t % 7 == 0)
-    assert [behind.until(t) for t in range(31)] == [t // 7 for t in range(31)]
 
 
 def test_every_optimizer_has_a_name():
@@ -219,7 +208,7 @@ def test_options_reach_the_optimizer(name, dense):
     params = {"a": random_tree({"kernel": (4, 4), "bias": (4,)}, 0)}
 
     def steps(mask=None, **given):
-        o = Options(optimizer=name, dense=dense, exchange=exchange(), **given)
+        o = Options(optimizer=name, dense=dense, exchange=EXCHANGE, **given)
         tx = optimizer(o, optax.constant_schedule(0.1), mask)
 
         def run(params):

@@ -25,7 +25,7 @@ LAUNCH = programs.EXAMPLES / "launch"
 SCRIPT = "bash", LAUNCH / "two_processes.sh", "bert"
 STEPS = 150
 TINY = {"vocabulary": 120, "layers": 1, "width": 16, "heads": 2, "length": 16}
-TINY |= {"batch-size": 2, "sync-every": 3, "min-size": 100, "steps": STEPS}
+TINY |= {"batch-size": 2, "sync-every": 3, "payload": "null", "steps": STEPS}
 TINY |= {"warmup-steps": 2, "log-every": 1, "eval-every": 1000}
 
 
@@ -137,6 +137,20 @@ def test_recipes_name_options_that_exist():
     config = parse(Config, "", args)
     assert (config.workers, config.process_id, config.num_processes) == (16, 1, 2)
     assert config.coordinator == "slamb-0.slamb:29400"
-    for name in ("two_processes.sh", "slurm.sh"):
-        done = subprocess.run(["bash", "-n", LAUNCH / name], check=False, timeout=30)
+    for name in LAUNCH.glob("*.sh"):
+        done = subprocess.run(["bash", "-n", name], check=False, timeout=30)
         assert done.returncode == 0
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_a_run_starts_again_where_a_process_was_lost(tmp_path):
+    python = tmp_path / "python"  # in place of a program
+    python.write_text('#!/bin/sh\nexit "$STATUS"\n')
+    python.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    for status, times in ((0, 0), (1, 0), (75, 3), (134, 3), (137, 3), (143, 0)):
+        process = programs.start(
+            *SCRIPT[1:], program="bash", PATH=path, STATUS=str(status)
+        )
+        code, told = ended(process)
+        assert (code, told.count("both start again")) == (status, times)

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")
 def test_grid():
     assert sweep.arguments((("depths", "2/2"),)) == ["--depths", "2", "2"]
     found = sweep.arguments(
-        (("dense", "false"), ("remat", "true"), ("rolling", "true"))
+        (("dense", "false"), ("remat", "true"), ("overlap", "true"))
     )
-    assert found == ["--no-dense", "--remat", "--rolling", "true"]
+    assert found == ["--no-dense", "--remat", "--overlap", "true"]
     with pytest.raises(SystemExit, match="got 'seed'"):
         sweep.settings(["seed"])
 

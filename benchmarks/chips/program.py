@@ -15,6 +15,7 @@ from benchmarks.chips.traffic import Traffic, traffic
 from benchmarks.rivals import elements
 from benchmarks.shapes import Shapes, abstract
 from examples.common.optimizers import dense
+from slamb_jax.wire import WireReport
 
 RATE = 1e-3
 PAPER = slamb_jax.Exchange.paper(AXIS)
@@ -23,23 +24,20 @@ DENSE = {
     "optax.lamb": dense(optax.lamb(RATE), AXIS),
     "optax.adamw": dense(optax.adamw(RATE), AXIS),
 }
+
+
+def adamw(**settings: Any) -> optax.GradientTransformationExtraArgs:
+    return slamb_jax.adamw(RATE, slamb_jax.Exchange(AXIS, **settings))
+
+
 OPTIMIZERS: dict[str, optax.GradientTransformationExtraArgs] = DENSE | {
-    "adamw": slamb_jax.adamw(RATE, DEFAULT),
-    "adamw, skip_not_finite": slamb_jax.skip_not_finite(
-        slamb_jax.adamw(RATE, DEFAULT), DEFAULT
-    ),
-    "adamw, H 4": slamb_jax.adamw(RATE, dataclasses.replace(DEFAULT, sync_every=4)),
-    "adamw, in 4 bits": slamb_jax.adamw(
-        RATE, dataclasses.replace(DEFAULT, average_payload="uniform4")
-    ),
-    "adamw, largest of 7": slamb_jax.adamw(
-        RATE, dataclasses.replace(DEFAULT, average_payload="largest_of_7")
-    ),
+    "adamw": adamw(),
+    "adamw, skip_not_finite": slamb_jax.skip_not_finite(adamw(), DEFAULT),
+    "adamw, in 4 bits": adamw(payload="uniform4"),
+    "adamw, largest of 7": adamw(payload="largest_of_7"),
+    "adamw, outer": adamw(sync_every=30, outer=optax.sgd(0.7, 0.5, nesterov=True)),
     "slamb": slamb_jax.slamb(RATE, DEFAULT),
     "slamb, as published": slamb_jax.slamb(RATE, PAPER),
-    "slamb, published, rolling": slamb_jax.slamb(
-        RATE, dataclasses.replace(PAPER, rolling=True)
-    ),
 }
 
 
@@ -52,14 +50,13 @@ class Step:
     temporary_bytes: int
     parameter_bytes: int
     traffic: Traffic
-    report: slamb_jax.wire.WireReport
+    report: WireReport
 
     def sent(self, *, between_slices: bool, conditional: bool) -> float:
         chosen = (
             c for c in self.report.collectives if c.between_slices == between_slices
         )
-        report = slamb_jax.wire.WireReport(tuple(chosen))
-        return report.bytes_sent(conditional=conditional)
+        return WireReport(tuple(chosen)).bytes_sent(conditional=conditional)
 
 
 def compile_step(name: str, shapes: Shapes, mesh: Mesh) -> Step:

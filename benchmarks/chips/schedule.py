@@ -1,4 +1,4 @@
-"""Shows what runs while a step's exchange is under way, on chips that are not there.
+"""Shows which kernels run during a step's exchange, on chips that are not there.
 
 Run from the root of the repository, with the extra ``gpu-aot`` or ``tpu-aot``:
 ``python -m benchmarks.chips.schedule --topology h100:1x1x8``. The training step of a
@@ -45,7 +45,6 @@ class Config:
     context: int = 256
     batch: int = 16
     """sequences of a worker"""
-    sync_every: int = 1
 
 
 class Behind(NamedTuple):
@@ -91,7 +90,7 @@ def compiled(config: Config, mesh: Mesh, *, overlap: bool) -> tuple[str, int]:
     net = ByteLM(
         layers=config.layers, width=config.width, heads=8, context=config.context
     )
-    exchange = slamb_jax.Exchange(AXIS, sync_every=config.sync_every, overlap=overlap)
+    exchange = slamb_jax.Exchange(AXIS, overlap=overlap)
     tx = slamb_jax.adamw(1e-3, exchange)
 
     def step(state: Any, tokens: jax.Array) -> tuple[Any, jax.Array]:
@@ -142,7 +141,7 @@ def main(config: Config) -> None:
         raise SystemExit(f"No collective is asynchronous on {config.topology}.")
     title = (
         f"decoder of {size / 4e6:.1f} M parameters, {config.batch} x {config.context} "
-        f"bytes a worker, H {config.sync_every}; {config.topology}"
+        f"bytes a worker; {config.topology}"
     )
     caption = f"compiled on {hardware(jax.devices()[0])}"
     Console(width=110).print(table(title, rows, caption))

@@ -8,20 +8,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from slamb_jax._ex.json_form import to_json
 
 import slamb_jax
 from benchmarks import rivals
 from benchmarks.frontier.grid import Setting
 from examples.common.simulated import AXIS
+from slamb_jax import Exchange
 from slamb_jax._bytes import Mean, means_of
+from slamb_jax.selections import Strided
 
 # b2 of every Adam, as language models are trained.
 ADAM: dict[str, Any] = {"b2": 0.95}
 MUON: dict[str, Any] = {"adam_b2": 0.95}
 DENSE = "AdamW"  # the row that shares are of
-# Of some tasks, as in the recorded runs; an Exchange's own choice is close to these.
+# Of some tasks, as in the recorded runs; the default of Strided is close to these.
 MIN_SIZE = {"byte_lm": 1000, "byte_lm_apart": 1000, "digits": 256}
+Outer = tuple[float, float]  # the rate and the Nesterov momentum of an outer step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,23 +31,38 @@ class Method:
     """A row of the tables."""
 
     rate: float  # the middle of the sweep
-    make: Callable[..., rivals.Rival]  # of a schedule, the setting and the settings
-    settings: dict[str, Any]  # with name, setting, rate and seed the key of a result
+    make: Callable[[Any, Setting], rivals.Rival]  # of a rate or a schedule of it
+    key: dict[str, Any]  # with name, setting, rate and seed the key of a result
 
 
-def rival(rate: float, make: Callable[..., rivals.Rival], **settings: float) -> Method:
+def rival(rate: float, make: Callable[..., rivals.Rival], **settings: Any) -> Method:
     """A method that is made alike in every setting."""
-    return Method(rate, lambda rate, _, **how: make(rate, AXIS, **how), settings)
+    return Method(rate, lambda rate, _: make(rate, AXIS, **settings), settings)
+
+
+def dense(
+    make: Callable[..., optax.GradientTransformation],
+    rate: float,
+    *,
+    outer: Outer | None = None,
+    key: dict[str, Any] | None = None,
+    **how: Any,
+) -> Method:
+    """On the mean gradient; with an ``outer`` step every 30 steps that is SNOO."""
+
+    def made(rate: Any, _: Setting) -> rivals.Rival:
+        tx = make(rate, **how)
+        if outer is not None:
+            every = Exchange(payload=None, sync_every=30, outer=nesterov(outer))
+            tx = optax.chain(tx, slamb_jax.average_parameters_every(every))
+        return rivals.dense(tx, AXIS)
+
+    return Method(rate, made, (key or {}) | how | ({"outer": outer} if outer else {}))
 
 
 def on_lamb(make: Callable[..., rivals.Rival]) -> Callable[..., rivals.Rival]:
     """LAMB on gradients averaged in some way."""
     return lambda rate, axis, **how: make(optax.lamb(rate), axis, **how)
-
-
-def dense_adamw(rate: optax.Schedule, axis: str, **how: float) -> rivals.Rival:
-    """optax's, without decay, as all methods here."""
-    return rivals.dense(optax.adamw(rate, weight_decay=0.0, **how), axis)
 
 
 def one_bit_lamb(rate: optax.Schedule, setting: Setting, warmup: float) -> rivals.Rival:
@@ -54,51 +71,70 @@ def one_bit_lamb(rate: optax.Schedule, setting: Setting, warmup: float) -> rival
     return rivals.one_bit_lamb(rate, AXIS, setting.workers, steps)
 
 
+def nesterov(outer: Outer) -> optax.GradientTransformation:
+    """The outer optimizer."""
+    return optax.sgd(outer[0], momentum=outer[1] or None, nesterov=outer[1] > 0)
+
+
 def exchanging(
     make: Callable[..., optax.GradientTransformation],
     rate: float,
-    exchange: slamb_jax.Exchange,
-    *,
-    outer: tuple[float, float] | None = None,
-    **optimizer: Any,
+    exchange: Exchange,
+    key: dict[str, Any],
+    **how: Any,
 ) -> Method:
     """An optimizer of this library, its exchange, and arguments of its own.
 
-    ``outer`` has the rate and the Nesterov momentum of an outer step.
+    ``key`` has what a recorded result says of both beside the exchange's settings,
+    which it names as they were named when the first results were recorded.
     """
-    if outer is not None:
-        tx = optax.sgd(outer[0], momentum=outer[1] or None, nesterov=outer[1] > 0)
-        exchange = dataclasses.replace(exchange, outer=tx)
 
-    def made(schedule: optax.Schedule, setting: Setting, **_: Any) -> rivals.Rival:
-        sized = dataclasses.replace(exchange, min_size=MIN_SIZE.get(setting.task))
+    def made(rate: Any, setting: Setting) -> rivals.Rival:
+        sized = exchange
+        if isinstance(exchange.selection, Strided):
+            selection = dataclasses.replace(
+                exchange.selection, min_size=MIN_SIZE.get(setting.task)
+            )
+            sized = dataclasses.replace(exchange, selection=selection)
         return rivals.Rival(
-            make(schedule, sized, **optimizer),
+            make(rate, sized, **how),
             functools.partial(sends_of, sized),
-            lambda step: (
-                not (sized.in_turn or sized.keeps_average_error)
-                and bool(sized.averages_at(step))
-            ),
+            lambda step: bool(sized.averages_at(step)),
         )
 
-    written = {name: getattr(exchange, name) for name in ("payload", "average_payload")}
-    written |= {
-        "compress_ratio": exchange.compress_ratio or 0.0,
-        "sync_every": exchange.sync_every,
-    }
-    written = to_json(written | {"b3": exchange.b3}) | optimizer
-    written |= {"rolling": True} if exchange.in_turn else {}
-    own_directions = make is muon and exchange.average_payload != "uniform8"
-    if exchange.averages_momentum and not own_directions:
-        written |= {"mean": "of the momentum"}
-    elif exchange.normalizes:
-        written |= {"average_b2": exchange.average_b2}
-    return Method(rate, made, written | ({} if outer is None else {"outer": outer}))
+    recorded: dict[str, Any] = {"payload": None, "average_payload": exchange.payload}
+    recorded |= {"compress_ratio": 0.0, "sync_every": exchange.sync_every, "b3": 1.0}
+    return Method(rate, made, recorded | how | key)
 
 
-def sends_of(
-    exchange: slamb_jax.Exchange, params: Any, workers: int, step: int
-) -> rivals.Sends:
+def mean_first(
+    make: Callable[..., optax.GradientTransformation],
+    rate: float,
+    payload: str = "ternary",
+    mean: str = "of the momentum",
+    **how: Any,
+) -> Method:
+    """All workers take the same step, after a mean over them."""
+    return exchanging(
+        make, rate, Exchange(AXIS, payload=payload), {"mean": mean}, **how
+    )
+
+
+def local(
+    make: Callable[..., optax.GradientTransformation],
+    rate: float,
+    every: int,
+    outer: Outer,
+    payload: str | None = "ternary",
+    key: dict[str, Any] | None = None,
+    **how: Any,
+) -> Method:
+    """Workers step by themselves, and an outer optimizer steps between averages."""
+    exchange = Exchange(AXIS, payload=payload, sync_every=every, outer=nesterov(outer))
+    return exchanging(make, rate, exchange, (key or {}) | {"outer": outer}, **how)
+
+
+def sends_of(exchange: Exchange, params: Any, workers: int, step: int) -> rivals.Sends:
     """The collectives of a step."""
     shapes = tuple(x.shape for x in jax.tree.leaves(params))
     due = [
@@ -111,24 +147,24 @@ def sends_of(
 
 @functools.cache
 def means_of_shapes(
-    exchange: slamb_jax.Exchange, shapes: tuple[tuple[int, ...], ...]
+    exchange: Exchange, shapes: tuple[tuple[int, ...], ...]
 ) -> list[Mean]:
     """The means that an exchange takes of float32 parameters of these shapes."""
     return means_of(exchange, [jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes])[1]
 
 
-def adamw(rate: optax.Schedule, exchange: slamb_jax.Exchange, **how: Any) -> Any:
+def adamw(rate: Any, exchange: Exchange, **how: Any) -> Any:
     """Without decay, as all methods here."""
     return slamb_jax.adamw(rate, exchange, weight_decay=0.0, **how)
 
 
-def lion(rate: optax.Schedule, exchange: slamb_jax.Exchange) -> Any:
+def lion(rate: Any, exchange: Exchange) -> Any:
     return slamb_jax.lion(rate, exchange, weight_decay=0.0)
 
 
 def matrices(params: Any) -> Any:
     """Which dimensions of a leaf are a matrix, for Muon; tables are left to Adam."""
-    of = slamb_jax.directions.DimensionNumbers
+    of = optax.contrib.MuonDimensionNumbers
     attention = {"query": of(0, (1, 2)), "key": of(0, (1, 2)), "value": of(0, (1, 2))}
     attention |= {"out": of((0, 1), 2)}
 
@@ -141,130 +177,83 @@ def matrices(params: Any) -> Any:
     )
 
 
-def muon(rate: Any, exchange: slamb_jax.Exchange, **how: Any) -> Any:
-    """Kernels by Muon, the rest by Adam at a third of its rate."""
-    return slamb_jax.muon(
-        rate,
-        exchange,
-        adam_learning_rate=lambda count: rate(count) / 3,
-        muon_weight_dimension_numbers=matrices,
-        **how,
-    )
+def on_matrices(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A Muon: kernels by Muon, the rest by Adam at a third of its rate."""
+
+    def made(rate: Any, *exchange: Exchange, **how: Any) -> Any:
+        return make(
+            rate,
+            *exchange,
+            adam_learning_rate=lambda count: rate(count) / 3,
+            muon_weight_dimension_numbers=matrices,
+            **how,
+        )
+
+    return made
 
 
-def dense(
-    make: Callable[..., optax.GradientTransformation],
-    rate: float,
-    *,
-    outer: tuple[float, float] | None = None,
-    **optimizer: Any,
-) -> Method:
-    """On the mean gradient; with an ``outer`` step every 30 steps that is SNOO."""
-    alone = exchanging(
-        make,
-        rate,
-        slamb_jax.Exchange(compress_ratio=1.0, sync_every=30 if outer else None),
-        outer=outer,
-        **optimizer,
-    )
-
-    def made(schedule: optax.Schedule, setting: Setting, **_: Any) -> rivals.Rival:
-        return rivals.dense(alone.make(schedule, setting).optimizer, AXIS)
-
-    return Method(rate, made, optimizer | ({"outer": outer} if outer else {}))
+def of_one(make: Callable[..., Any]) -> Callable[..., Any]:
+    """This library's optimizer for a single worker, with v of the momentum."""
+    return lambda rate, **how: make(rate, Exchange(), **how)
 
 
-def diloco(
-    make: Any, every: int, outer: tuple[float, float], rate: float, **how: Any
-) -> Method:
-    """Local steps of an optimizer, then one of Nesterov's momentum in float32."""
-    local = slamb_jax.Exchange(AXIS, sync_every=every, average_payload=None)
-    return exchanging(make, rate, local, outer=outer, nu_of="gradient", **how)
+def in_sum_form(rate: Any) -> Any:
+    """LAMB in the form of ``slamb``, with v of the gradient."""
+    whole = Exchange(payload=None, sync_every=None, selection=Strided(1.0))
+    return slamb_jax.slamb(rate, whole)
 
 
-OUTER = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.5), (1.0, 0.0))  # rates, Nesterov momenta
-EVERY = {h: slamb_jax.Exchange(AXIS, sync_every=h) for h in (1, 2, 3, 4, 8, 16, 32, 64)}
-FEEDBACK = {
-    h: slamb_jax.Exchange(
-        AXIS,
-        sync_every=h,
-        average_payload=slamb_jax.payloads.Ternary(error_feedback=True),
-    )
-    for h in EVERY
-}
-FOUR_BITS = {
-    h: slamb_jax.Exchange(AXIS, sync_every=h, average_payload="uniform4")
-    for h in (1, 2)
-}
-LARGEST = {
-    k: slamb_jax.Exchange(AXIS, average_payload=f"largest_of_{k}") for k in (7, 31, 127)
-}
-MOMENTUM = slamb_jax.Exchange(
-    AXIS,
-    sync_every=2,
-    compress_ratio=1 / 16,
-    payload="uniform4",
-    average_payload=slamb_jax.payloads.Ternary(error_feedback=True),
-)
+def averaged(make: Callable[..., Any]) -> Callable[..., Any]:
+    """An optimizer of optax on each worker, and averages of the parameters."""
+
+    def made(rate: Any, exchange: Exchange, **how: Any) -> Any:
+        last = slamb_jax.average_parameters_every(exchange)
+        return optax.chain(make(rate, **how), last)
+
+    return made
+
+
+ADAMW = functools.partial(optax.adamw, weight_decay=0.0)
+LION = functools.partial(optax.lion, weight_decay=0.0)
+OPTAX_MUON = on_matrices(optax.contrib.muon)
+muon = on_matrices(slamb_jax.muon)
+GRADIENT, MOMENTUM = {"nu_of": "gradient"}, {"nu_of": "momentum"}  # in recorded keys
+OUTER = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.5), (1.0, 0.0))
+LARGEST = {7: 0.0113, 31: 0.016, 127: 0.0226}  # of so many, and the middle of the rates
 
 METHODS = {
     "LAMB": rival(0.02, on_lamb(rivals.dense)),
-    "LAMB, v of m": dense(slamb_jax.slamb, 0.02, nu_of="momentum"),
-    "AdamW": rival(0.016, dense_adamw, **ADAM),
-    "AdamW, b1 0.8": rival(0.016, dense_adamw, b1=0.8, **ADAM),
-    "AdamW, v of m": dense(adamw, 0.0113, nu_of="momentum", **ADAM),
+    "LAMB, v of m": dense(of_one(slamb_jax.slamb), 0.02, key=MOMENTUM),
+    "AdamW": dense(ADAMW, 0.016, **ADAM),
+    "AdamW, b1 0.8": dense(ADAMW, 0.016, b1=0.8, **ADAM),
+    "AdamW, v of m": dense(of_one(adamw), 0.0113, key=MOMENTUM, **ADAM),
     **{
-        f"{name}, outer {o[0]:g} {o[1]:g}": dense(make, rate, outer=o, **how)
-        for name, make, rate, how in (
-            ("LAMB", slamb_jax.slamb, 0.02, {}),
-            ("AdamW", adamw, 0.016, {"nu_of": "gradient", **ADAM}),
-            ("Lion", lion, 0.002, {}),
-            ("Muon", muon, 0.0453, {"nu_of": "gradient", **MUON}),
+        f"{name}, outer {o[0]:g} {o[1]:g}": dense(make, rate, outer=o, key=key, **how)
+        for name, make, rate, key, how in (
+            ("LAMB", in_sum_form, 0.02, {}, {}),
+            ("AdamW", ADAMW, 0.016, GRADIENT, ADAM),
+            ("Lion", LION, 0.002, {}, {}),
+            ("Muon", OPTAX_MUON, 0.0453, GRADIENT, MUON),
         )
         for o in OUTER[:3]
     },
-    "Lion": dense(lion, 0.002),
-    "Muon": dense(muon, 0.0453, nu_of="gradient", **MUON),
-    "Muon, v of m": dense(muon, 0.0453, nu_of="momentum", **MUON),
-    "adamw, 4 bits, H 1": exchanging(adamw, 0.008, FOUR_BITS[1], **ADAM),
-    "adamw, H 1": exchanging(adamw, 0.008, EVERY[1], **ADAM),
+    "Lion": dense(LION, 0.002),
+    "Muon": dense(OPTAX_MUON, 0.0453, key=GRADIENT, **MUON),
+    "Muon, v of m": dense(of_one(muon), 0.0453, key=MOMENTUM, **MUON),
+    "adamw, 4 bits, H 1": mean_first(adamw, 0.008, "uniform4", **ADAM),
+    "adamw, H 1": mean_first(adamw, 0.008, **ADAM),
     **{
-        f"adamw, largest of {k}": exchanging(adamw, rate, x, **ADAM)
-        for (k, x), rate in zip(LARGEST.items(), (0.0113, 0.016, 0.0226), strict=True)
+        f"adamw, largest of {k}": mean_first(adamw, rate, f"largest_of_{k}", **ADAM)
+        for k, rate in LARGEST.items()
     },
-    "adamw, b1 0.8, H 1": exchanging(adamw, 0.008, EVERY[1], b1=0.8, **ADAM),
-    **{
-        f"adamw, feedback, H {h}": exchanging(adamw, 0.016, x, **ADAM)
-        for h, x in FEEDBACK.items()
-        if h > 1
-    },
-    **{
-        f"adamw, H {h}": exchanging(adamw, 0.016, x, **ADAM)
-        for h, x in EVERY.items()
-        if h > 1
-    },
-    **{
-        f"muon, 4 bits, H {h}": exchanging(muon, 0.0453, x, **MUON)
-        for h, x in FOUR_BITS.items()
-    },
-    "muon, 8 bits": exchanging(
-        muon,
-        0.0453,
-        slamb_jax.Exchange(AXIS, average_payload="uniform8"),
-        **MUON,
+    "adamw, b1 0.8, H 1": mean_first(adamw, 0.008, b1=0.8, **ADAM),
+    "muon, 4 bits, H 1": mean_first(
+        muon, 0.0453, "uniform4", "of the directions", **MUON
     ),
+    "muon, 8 bits": mean_first(muon, 0.0453, "uniform8", **MUON),
+    "muon, H 1": mean_first(muon, 0.0453, mean="of the directions", **MUON),
     **{
-        f"muon, feedback, H {h}": exchanging(muon, 0.0453, FEEDBACK[h], **MUON)
-        for h in (1, 2, 4, 16, 32, 64)
-    },
-    **{
-        f"muon, H {h}": exchanging(muon, 0.0453, EVERY[h], **MUON)
-        for h in (1, 2, 4, 16, 32, 64)
-    },
-    **{
-        f"{name}, outer, H {h}, outer {o[0]:g} {o[1]:g}": exchanging(
-            make, rate, slamb_jax.Exchange(AXIS, sync_every=h), outer=o, **how
-        )
+        f"{name}, outer, H {h}, outer {o[0]:g} {o[1]:g}": local(make, rate, h, o, **how)
         for name, make, rate, how in (
             ("adamw", adamw, 0.008, ADAM),
             ("muon", muon, 0.032, MUON),
@@ -272,21 +261,22 @@ METHODS = {
         for h in (10, 30, 100)
         for o in OUTER[1:]
     },
-    **{f"lion, H {h}": exchanging(lion, 0.002, EVERY[h]) for h in (1, 2, 4)},
-    **{f"slamb, H {h}": exchanging(slamb_jax.slamb, 0.02, EVERY[h]) for h in (1, 2, 4)},
-    "slamb, feedback, H 2": exchanging(slamb_jax.slamb, 0.02, FEEDBACK[2]),
-    "slamb, momentum, feedback, H 2": exchanging(slamb_jax.slamb, 0.02, MOMENTUM),
+    "lion, H 1": mean_first(lion, 0.002),
+    "slamb, H 1": mean_first(slamb_jax.slamb, 0.02),
     "SLAMB, as published": exchanging(
         slamb_jax.slamb,
         0.02,
-        slamb_jax.Exchange.paper(AXIS, b3=0.99),
-        nu_of="gradient",
+        Exchange.paper(AXIS),
+        {"compress_ratio": 0.1, "nu_of": "gradient"},
+        b3=0.99,
     ),
     **{
-        f"{name}, H {h}, outer {o[0]:g} {o[1]:g}": diloco(make, h, o, rate, **how)
+        f"{name}, H {h}, outer {o[0]:g} {o[1]:g}": local(
+            averaged(make), rate, h, o, None, GRADIENT, **how
+        )
         for name, make, rate, how in (
-            ("DiLoCo", adamw, 0.008, ADAM),
-            ("MuLoCo", muon, 0.032, MUON),
+            ("DiLoCo", ADAMW, 0.008, ADAM),
+            ("MuLoCo", OPTAX_MUON, 0.032, MUON),
         )
         for h in (30, 100)
         for o in OUTER
@@ -301,7 +291,11 @@ METHODS = {
         **ADAM,
     ),
     "DeMo": rival(0.008, rivals.demo, chosen=32),
-    "1-bit LAMB": Method(0.02, one_bit_lamb, {"warmup": 0.2}),
+    "1-bit LAMB": Method(
+        0.02,
+        lambda rate, setting: one_bit_lamb(rate, setting, warmup=0.2),
+        {"warmup": 0.2},
+    ),
     "PowerSGD, LAMB": rival(0.02, on_lamb(rivals.powersgd), rank=4),
 }
 OURS = "adamw,", "muon,", "lion,", "slamb,", "SLAMB"  # whose exchange is this library's
@@ -309,8 +303,7 @@ OURS = "adamw,", "muon,", "lion,", "slamb,", "SLAMB"  # whose exchange is this l
 
 def make(method: str, rate: Any, setting: Setting) -> rivals.Rival:
     """The method at a rate, a number or a schedule."""
-    chosen = METHODS[method]
-    return chosen.make(rate, setting, **chosen.settings)
+    return METHODS[method].make(rate, setting)
 
 
 def exchanges(

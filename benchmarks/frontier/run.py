@@ -21,7 +21,7 @@ ROUND = 25  # steps: they are where SparseLoCo has just synchronized
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What is run; with the method's settings, the key of its result."""
+    """A run; with the key of its method, the key of its result."""
 
     setting: Setting
     method: str
@@ -32,7 +32,7 @@ class Run:
         return {
             **dataclasses.asdict(self.setting),
             "method": self.method,
-            **METHODS[self.method].settings,
+            **METHODS[self.method].key,
             "rate": self.rate,
             "seed": self.seed,
         }

@@ -47,8 +47,9 @@ class Config:
 
     @property
     def exchange(self) -> slamb_jax.Exchange:
+        selection = slamb_jax.selections.Strided(self.compress_ratio)
         return slamb_jax.Exchange.paper(
-            AXIS, compress_ratio=self.compress_ratio, sync_every=self.sync_every
+            AXIS, selection=selection, sync_every=self.sync_every
         )
 
 

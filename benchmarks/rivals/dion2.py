@@ -9,12 +9,8 @@ import numpy as np
 import optax
 
 from benchmarks.rivals.exchange import Rival, Sends, elements, mean, mean_sends
-from slamb_jax.links.directions.muon import (
-    NS_COEFFS,
-    as_matrices,
-    orthogonalize,
-)
-from slamb_jax.links.directions.muon import matrices as numbers_of
+from slamb_jax.directions import NS_COEFFS, as_matrices, orthogonalize
+from slamb_jax.directions import matrices as numbers_of
 
 STEPS = np.broadcast_to(np.asarray(NS_COEFFS, np.float32), (5, 3))
 

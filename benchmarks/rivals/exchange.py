@@ -1,4 +1,4 @@
-"""What the rivals share: means and gathers over workers, their bytes, their shapes."""
+"""Means and gathers over workers for the rivals, their bytes, their shapes."""
 
 import dataclasses
 import math

@@ -1,6 +1,5 @@
 """The optimizers that the main job can compare, each with a rate to start from."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,10 +11,10 @@ from jax.sharding import Mesh
 import slamb_jax
 from examples.byte_lm.model import blocks
 from examples.common import AXIS
-from examples.common.optimizers import dense, slamb_from_links
+from examples.common.optimizers import dense
 from examples.common.simulated import Method
-from examples.common.traffic import Traffic, report_of, slamb_traffic
-from slamb_jax import Exchange, jointspar
+from examples.common.traffic import Traffic, report_of, traffic_of
+from slamb_jax import Exchange, directions, jointspar
 
 BUDGET = 2.0  # blocks that JointSpar trains per step, on average
 EXCHANGE = Exchange(AXIS)
@@ -30,8 +29,19 @@ def matrices(params: optax.Params) -> optax.Params:
 LARS: dict[str, Any] = {"trust_coefficient": 0.005, "trust_ratio_mask": matrices}
 
 
+def slamb_from_links(
+    rate: optax.ScalarOrSchedule, exchange: Exchange
+) -> optax.GradientTransformationExtraArgs:
+    """The steps of ``slamb_jax.slamb`` under the default exchange, link by link."""
+    return optax.chain(
+        slamb_jax.average_momentum(exchange, directions.adam(1e-6), 0.9, 0.999),
+        slamb_jax.layerwise_trust_ratio(exchange, form="sum"),
+        optax.scale_by_learning_rate(rate),
+    )
+
+
 class Entry(NamedTuple):
-    """An optimizer of a rate, and of its exchange unless it is dense."""
+    """``make`` takes a rate, and the exchange unless the optimizer is dense."""
 
     title: str
     rate: float
@@ -84,12 +94,13 @@ METHODS = {
 
 
 def method(name: str, steps: int, seed: int, settings: Mapping[str, Any]) -> Method:
-    """The method of that name; ``settings`` are of the exchange, if it has one."""
+    """The method of that name; ``settings`` change its exchange, if it has one."""
     if name not in METHODS:
         raise ValueError(f"name must be one of {', '.join(METHODS)}, got {name!r}")
     title, _, make, exchange = METHODS[name]
     if exchange is not None:
-        return Method(title, make, dataclasses.replace(exchange, **settings))
+        given = Exchange.from_json(exchange.to_json() | dict(settings))
+        return Method(title, make, given)
     if make is _jointspar:
         make = functools.partial(make, horizon=steps, seed=seed)
     return Method(title, lambda rate, _: make(rate))
@@ -101,9 +112,9 @@ def bytes_sent(
     """Bytes each worker sends in the first t steps, read off the compiled optimizer."""
     make = functools.partial(method.make, optax.constant_schedule(1.0))
     if METHODS[name].exchange is not None:
-        return slamb_traffic(make, method.exchange, params, mesh).until
+        return traffic_of(make, method.exchange, params, mesh).until
     report = report_of(make(method.exchange), method.exchange, params, mesh)
-    # JointSpar's blocks, all of one size, stand in branches: so many are taken.
+    # The blocks of JointSpar are of one size and stand in branches: BUDGET are taken.
     share = BUDGET / len(set(blocks(params).values()) - {None})
     each = report.bytes_sent() + share * report.bytes_sent(conditional=True)
-    return Traffic({0: each}).until
+    return Traffic(each).until

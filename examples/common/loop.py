@@ -17,7 +17,7 @@ from rich.console import Console
 import slamb_jax
 from examples.common import inputs, options, processes, records
 from examples.common.diagnostics import diagnose
-from examples.common.optimizers import exchange_of, optimizer, traffic
+from examples.common.optimizers import optimizer, traffic
 from examples.common.options import Options
 
 Variables: TypeAlias = tuple[optax.Params, Any]  # and what else a model keeps
@@ -94,7 +94,7 @@ def compiled_step(task: Task, o: Options, mesh: Mesh) -> Any:
         params = optax.apply_updates(state.params, updates)
         return State(params, kept, opt_state), {"loss": loss, **metrics}
 
-    return slamb_jax.per_worker_step(step, mesh, exchange_of(o))
+    return slamb_jax.per_worker_step(step, mesh, o.exchange)
 
 
 def shapes(task: Task, o: Options) -> tuple[State, Any, jax.Array]:
@@ -125,10 +125,10 @@ def run(task: Task, o: Options, mesh: Mesh) -> Result:
     stream = inputs.training(task.source, o.batch_size, o.workers, o.seed, task.augment)
     params, kept = jax.jit(task.init)(jax.random.key(o.seed))
     opt_state = optimizer(o, task.schedule, task.decay_mask).init(params)
-    state = slamb_jax.replicate(State(params, kept, opt_state), mesh, exchange_of(o))
+    state = slamb_jax.replicate(State(params, kept, opt_state), mesh, o.exchange)
     kept_in = o.out / "checkpoints"
     with slamb_jax.Checkpoints(
-        kept_in, asynchronous=True, exchange=exchange_of(o)
+        kept_in, asynchronous=True, exchange=o.exchange
     ) as checkpoints:
         start = 0
         if found := checkpoints.restore(state):

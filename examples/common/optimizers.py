@@ -1,9 +1,8 @@
 """The optimizers of the programs from the same options, and their bytes."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -12,7 +11,7 @@ from jax.sharding import Mesh
 import slamb_jax
 from examples.common import AXIS
 from examples.common.options import Options
-from examples.common.traffic import Traffic, report_of, slamb_traffic
+from examples.common.traffic import Traffic, report_of, traffic_of
 
 UNDECAYED = {"bias", "scale", "relative_position_bias"}
 Make = Callable[..., optax.GradientTransformation]
@@ -31,10 +30,10 @@ def _same(*names: str) -> dict[str, str]:
 
 
 _LION = _same("b1", "b2", "weight_decay", "mask")
-_ADAMW = _LION | _same("eps", "nu_of")
+_ADAMW = _LION | _same("eps")
 _MUON = {"b1": "beta", "b2": "adam_b2", "mask": "weight_decay_mask"}
 KINDS = {
-    "slamb": Kind(slamb_jax.slamb, optax.lamb, _ADAMW | _same("form")),
+    "slamb": Kind(slamb_jax.slamb, optax.lamb, _ADAMW | _same("form", "b3")),
     "adamw": Kind(slamb_jax.adamw, optax.adamw, _ADAMW),
     "lion": Kind(slamb_jax.lion, optax.lion, _LION),
     "muon": Kind(slamb_jax.muon, optax.contrib.muon, _ADAMW | _MUON),
@@ -44,7 +43,7 @@ KINDS = {
         {"b1": "momentum"},
     ),
 }
-EXCHANGING_ONLY = {"form", "nu_of"}  # options that no optimizer of optax's has
+EXCHANGING_ONLY = {"form", "b3"}  # options that no optimizer of optax has
 
 
 def dense(
@@ -53,33 +52,6 @@ def dense(
     """The baseline: averages gradients over the workers at every step, then ``tx``."""
     mean = optax.stateless(lambda grads, _: jax.lax.pmean(grads, axis_name))
     return optax.with_extra_args_support(optax.chain(mean, tx))
-
-
-def slamb_from_links(
-    learning_rate: optax.ScalarOrSchedule,
-    exchange: slamb_jax.Exchange,
-    *,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-6,
-    nu_of: Literal["gradient", "momentum"] = "gradient",
-) -> optax.GradientTransformationExtraArgs:
-    """SLAMB built link by link: the same steps as ``slamb_jax.slamb``."""
-    if exchange.averages_momentum:
-        shared = slamb_jax.directions.adam(b2, eps, form="sum", nu_of="shared")
-        return optax.chain(
-            slamb_jax.average_momentum(exchange, shared, b1, b2),
-            slamb_jax.layerwise_trust_ratio(exchange),
-            optax.scale_by_learning_rate(learning_rate),
-        )
-    adam = slamb_jax.directions.adam(b2, eps, form="sum", nu_of=nu_of)
-    return optax.chain(
-        slamb_jax.mask_momentum(exchange, adam, b1),
-        slamb_jax.layerwise_trust_ratio(exchange),
-        slamb_jax.elementwise_rescale(exchange),
-        optax.scale_by_learning_rate(learning_rate),
-        slamb_jax.average_parameters_every(exchange),
-    )
 
 
 def kernels(params: optax.Params) -> optax.Params:
@@ -106,33 +78,26 @@ def optimizer(
     if o.dense:
         tx = dense(optax.chain(first, kind.dense(schedule, **chosen)), AXIS)
     else:
-        tx = optax.chain(first, kind.exchanging(schedule, exchange_of(o), **chosen))
+        tx = optax.chain(first, kind.exchanging(schedule, o.exchange, **chosen))
     if o.accumulate_steps > 1:
         tx = slamb_jax.accumulate(tx, o.accumulate_steps)
     return optax.with_extra_args_support(tx)
 
 
-def exchange_of(o: Options) -> slamb_jax.Exchange:
-    """The run's exchange: unless it has a seed of its own, with the run's."""
-    if isinstance(o.exchange.selection, str) and o.exchange.seed is None:
-        return dataclasses.replace(o.exchange, seed=o.seed)
-    return o.exchange
-
-
 def traffic(o: Options, params: optax.Params, mesh: Mesh) -> tuple[Traffic, Traffic]:
-    """What the optimizer sends, and what averaging the gradients would send."""
+    """The bytes of the optimizer, and those of averaging the gradients."""
     report = report_of(dense(optax.sgd(1.0), AXIS), o.exchange, params, mesh)
-    every = Traffic({0: report.bytes_sent()})
+    every = Traffic(report.bytes_sent())
     if o.dense:
         return every, every
     make = functools.partial(
         KINDS[o.optimizer].exchanging, o.learning_rate, **_arguments(o)
     )
-    return slamb_traffic(make, exchange_of(o), params, mesh), every
+    return traffic_of(make, o.exchange, params, mesh), every
 
 
 def _arguments(o: Options, mask: Any = None) -> dict[str, Any]:
-    """What the options say of the optimizer, under its names."""
+    """The arguments of the optimizer that the options give."""
     left_out = EXCHANGING_ONLY if o.dense else set()
     names = KINDS[o.optimizer].arguments
     found = {

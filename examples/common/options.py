@@ -13,18 +13,8 @@ import yaml
 import slamb_jax
 from examples.common import AXIS
 
-SETTINGS = (  # of the exchange, that the command line takes
-    "compress_ratio",
-    "min_size",
-    "selection",
-    "payload",
-    "b3",
-    "overlap",
-    "sync_every",
-    "rolling",
-    "average_payload",
-    "average_b2",
-)
+# Those of the exchange that the command line takes.
+SETTINGS = "payload", "sync_every", "overlap", "selection"
 HELP = (
     "--config FILE reads options from a YAML or JSON file first. Settings of the "
     "exchange, as slamb_jax.Exchange has them, with values in YAML: "
@@ -64,15 +54,16 @@ class Options:
     learning_rate: float = 0.01
     """The peak: the large-batch rate, for all workers' batches together."""
     b1: float | None = None
-    """Decay of the first moment; the momentum of sgd, 0.9 without. Of this and the next
-    five, None is the optimizer's default, and what it does not have is left out."""
+    """Decay of the first moment; the momentum of sgd, 0.9 by default. For this option
+    and the next five, None is the optimizer's default; an optimizer leaves out those
+    that it does not have."""
     b2: float | None = None
+    b3: float | None = None
+    """Decay of freshness, of slamb with a selection in the exchange."""
     eps: float | None = None
     weight_decay: float | None = None
     """Of sgd: added to the gradient."""
     form: Literal["sum", "product"] | None = None
-    nu_of: Literal["gradient", "momentum"] | None = None
-    """What v is the second moment of."""
     clip_norm: float | None = None
     """Bound of the gradient's global norm: the worker's own; if dense, the mean's."""
     exchange: ExchangeOption = EXCHANGE
@@ -216,7 +207,7 @@ def as_text(options: Options) -> str:
 
 
 def check_same_run(options: Options, path: Path) -> None:
-    """Raises if the run kept in ``path`` was started with other options."""
+    """Raises if the run in the folder of ``path`` was started with other options."""
     before = yaml.safe_load(path.read_text())
     now = yaml.safe_load(as_text(options))
     names = [n for n in {**before, **now} if before.get(n) != now.get(n)]

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # One process for each GPU, found by jax through SLURM's environment. Two minutes before
 # the time is up SLURM sends SIGTERM: the run saves, leaves with status 143, and the job
-# is queued again and resumes; likewise when a process died or hangs (--timeout). --out
-# and --cache must be on a disk that all nodes see.
+# is queued again and resumes; likewise when a process died or hangs (--timeout; restart.sh
+# has the rule). --out and --cache must be on a disk that all nodes see.
 #
 #   sbatch examples/launch/slurm.sh bert --config examples/bert/configs/large.yaml --files DIR
 #
@@ -16,12 +16,13 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 set -uo pipefail
+. examples/launch/restart.sh
 program=${1:?the program: cifar10, bert or swin}
 shift
 srun python -m "examples.$program.main" "$@" \
   --workers "$SLURM_NTASKS" --distributed
 status=$?
-case "$status" in # stopped; 75, 134, 137: a process died or hung, the others ended
-  143 | 75 | 134 | 137) scontrol requeue "$SLURM_JOB_ID" ;;
-esac
+if [ "$status" -eq 143 ] || lost "$status"; then # 143: stopped by SIGTERM, and saved
+  scontrol requeue "$SLURM_JOB_ID"
+fi
 exit "$status"

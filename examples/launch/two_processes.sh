@@ -7,8 +7,9 @@
 # SIGTERM to this script, or to either process, saves at the same step in both and leaves
 # with status 143; the same command resumes from there. If one dies or hangs, the other
 # ends within twice --timeout, and both are started again from the last checkpoint, up to
-# three times. --out must be on a disk that both see.
+# three times (restart.sh has the rule). --out must be on a disk that both see.
 set -euo pipefail
+. examples/launch/restart.sh
 program=${1:?the program: cifar10, bert or swin}
 shift
 port=${PORT:-29400}
@@ -19,7 +20,7 @@ trap 'stopped=yes; kill -TERM "${processes[@]}" 2>/dev/null || true' TERM INT
 run() { # both, to their end; sets the status
   processes=()
   for id in 0 1; do
-    python -m "examples.$program.main" "${@:2}" --workers 4 \
+    python -m "examples.$program.main" "$@" --workers 4 \
       --coordinator "localhost:$port" --process-id "$id" --num-processes 2 &
     processes+=($!)
   done
@@ -33,12 +34,10 @@ run() { # both, to their end; sets the status
   done
 }
 
-for again in 1 2 3 no; do
-  run "$program" "$@"
-  case "$stopped $status" in
-    "no 75" | "no 134" | "no 137") ;; # one died or hung, the other ended with 75
-    *) break ;;
-  esac
-  [ "$again" = no ] || echo "status $status: both start again (time $again of 3)" >&2
+run "$@"
+for again in 1 2 3; do
+  if [ "$stopped" = yes ] || ! lost "$status"; then break; fi
+  echo "status $status: both start again (time $again of 3)" >&2
+  run "$@"
 done
 exit "$status"

@@ -1,0 +1,198 @@
+"""Benchmarks of a step, of choices and of different data; what their counters count."""
+
+import math
+import shutil
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import slamb_jax
+from benchmarks import choices, different_data, race, step
+from benchmarks.checkouts import package
+from benchmarks.chips.traffic import traffic
+from benchmarks.kernels import kernels
+from benchmarks.shapes import MODELS
+from tests.close import assert_close
+from tests.optimizers import standard_promotion
+
+SHAPES = {"w": (40, 300), "b": (300,)}
+PART = """HloModule m
+
+%sliced (a: f32[1000], b: f32[10]) -> f32[10] {
+  %a = f32[1000]{0} parameter(0)
+  %b = f32[10]{0} parameter(1)
+  %s = f32[10]{0} slice(%a), slice={[0:10]}
+  ROOT %r = f32[10]{0} add(%s, %b)
+}
+
+ENTRY %main (x: f32[1000], y: f32[10]) -> f32[10] {
+  %x = f32[1000]{0} parameter(0)
+  %y = f32[10]{0} parameter(1)
+  ROOT %f = f32[10]{0:T(128)} fusion(%x, %y), kind=kLoop, calls=%sliced
+}
+"""
+IN_PLACE = """HloModule m
+
+%updated (a: f32[1000], b: f32[10], i: s32[]) -> f32[1000] {
+  %a = f32[1000]{0} parameter(0)
+  %b = f32[10]{0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %r = f32[1000]{0} dynamic-update-slice(%a, %b, %i)
+}
+
+ENTRY %main (x: f32[1000], y: f32[10], i: s32[]) -> f32[1000] {
+  %x = f32[1000]{0} parameter(0)
+  %y = f32[10]{0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %f = f32[1000]{0} fusion(%x, %y, %i), kind=kLoop, calls=%updated
+}
+"""
+BRANCHES = """HloModule m
+
+%due (p: (f32[1000])) -> (f32[1000]) {
+  %p = (f32[1000]{0}) parameter(0)
+  %x = f32[1000]{0} get-tuple-element(%p), index=0
+  %n = f32[1000]{0} negate(%x)
+  ROOT %t = (f32[1000]{0}) tuple(%n)
+}
+
+%not_due (p: (f32[1000])) -> (f32[1000]) {
+  ROOT %p = (f32[1000]{0}) parameter(0)
+}
+
+ENTRY %main (c: pred[], x: f32[1000]) -> (f32[1000]) {
+  %c = pred[] parameter(0)
+  %x = f32[1000]{0} parameter(1)
+  %t = (f32[1000]{0}) tuple(%x)
+  ROOT %r = (f32[1000]{0}) conditional(%c, %t, %t), branch_computations={%due, %not_due}
+}
+"""
+LOOP = """HloModule m
+
+%body (p: (f32[10])) -> (f32[10]) {
+  %p = (f32[10]{0}) parameter(0)
+  %x = f32[10]{0} get-tuple-element(%p), index=0
+  %n = f32[10]{0} negate(%x)
+  ROOT %t = (f32[10]{0}) tuple(%n)
+}
+
+%more (p: (f32[10])) -> pred[] {
+  %p = (f32[10]{0}) parameter(0)
+  ROOT %c = pred[] constant(true)
+}
+
+ENTRY %main (x: f32[10]) -> (f32[10]) {
+  %x = f32[10]{0} parameter(0)
+  %t = (f32[10]{0}) tuple(%x)
+  ROOT %r = (f32[10]{0}) while(%t), condition=%more, body=%body, \
+backend_config={"known_trip_count":{"n":"7"}}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "elements", "run", "conditionals", "written"),
+    [
+        (PART, 30, 1, 0, 1),  # of 1000 elements ten are read
+        (IN_PLACE, 21, 1, 0, 1),  # ten read and written, and the place
+        (BRANCHES, 0, 0, 1, 1),  # the branch that moves least runs
+        (LOOP, 7 * 20, 7, 0, 1),
+    ],
+)
+def test_the_kernels_of_a_program_and_their_traffic_are_counted(
+    text: str, elements: int, run: int, conditionals: int, written: int
+) -> None:
+    assert traffic(text) == (4 * elements, run, conditionals)
+    assert kernels(text) == written  # neither within fusions nor once per turn
+
+
+def test_of_a_compiled_program_each_array_is_passed_once() -> None:
+    def step(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x * 2 + y, y - 1
+
+    shape = jax.ShapeDtypeStruct((4096,), jnp.float32)
+    compiled = jax.jit(step).lower(shape, shape).compile()
+    found = traffic(str(compiled.as_text()))
+    assert 4 * 4096 * 4 <= found.bytes <= 4 * 4096 * 5  # one kernel, or two
+
+
+@pytest.mark.parametrize("name", step.OPTIMIZERS)
+def test_a_turn_is_two_steps_of_the_optimizer(name: str) -> None:
+    """All take turns on the same arrays; here each alone, against its own steps."""
+    make = step.OPTIMIZERS[name]
+    rng = np.random.default_rng(0)
+    params, grads = race.draw(SHAPES, rng, 0.02), race.draw(SHAPES, rng, 1.0)
+    with standard_promotion():  # optax.lamb needs it
+        contestant = race.Contestant(make(), SHAPES)
+        want, state = params, make().init(params)
+        for _ in range(4):
+            updates, state = jax.jit(make().update)(grads, state, want)
+            want = optax.apply_updates(want, updates)
+    leaves = [x + 0 for x in jax.tree.leaves(params)]  # they are donated
+    arrays = [*leaves, *(jnp.zeros_like(x) for x in [*leaves, *leaves])]
+    for _ in range(2):
+        arrays = contestant.take_turn(arrays, grads)
+    assert len(contestant.times) == 2
+    assert contestant.kernels > 0
+    assert_close(dict(zip("bw", arrays, strict=False)), want)
+
+
+def test_shapes_are_those_of_the_models() -> None:
+    sizes = {"swin-b": 87.8, "bert-base": 108.9, "bert-base-scanned": 108.9}
+    for name, millions in sizes.items():
+        assert round(sum(map(math.prod, MODELS[name].values())) / 1e6, 1) == millions
+
+
+def test_another_checkout_is_beside_this_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no checkout"):
+        package(tmp_path)
+    shutil.copytree(Path(slamb_jax.__file__).parent, tmp_path / "slamb_jax")
+    ours, before = slamb_jax.Exchange, package(tmp_path)
+    assert Path(before.__file__ or "").parents[1] == tmp_path
+    assert before.Exchange is not ours
+    for make in (step.alone, step.exchanging):
+        makes, others = make(), make(before)
+        assert makes.keys() == others.keys()
+        for mine, other in zip(makes.values(), others.values(), strict=True):
+            params = {"w": jnp.ones(8)}
+            assert_close(mine().init(params), other().init(params))
+    assert sys.modules["slamb_jax"] is slamb_jax
+    assert sys.modules[ours.__module__].Exchange is ours
+
+
+@pytest.mark.parametrize("name", [choices.DENSE, *choices.CHOICES])
+def test_every_choice_is_an_optimizer_and_a_file_name(name: str) -> None:
+    out = choices.Config().out
+    assert Path(out, name).parent == out
+    method = choices.method_of(name, seed=0)
+    params = {"w": jnp.ones((4, 4), jnp.bfloat16), "b": jnp.zeros(4, jnp.bfloat16)}
+    assert method.make(0.1, method.exchange).init(params) is not None
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_worker_has_two_classes_where_data_differ(apart: bool) -> None:
+    _, y = next(different_data.batches(apart, 0))
+    for own in np.split(y, different_data.WORKERS):
+        assert (len(set(own // 2)) == 1) is apart
+
+
+@pytest.mark.long
+def test_the_default_is_dense_where_data_differ_and_local_steps_are_not() -> None:
+    def train(name: str, *, apart: bool = True) -> tuple[float, float, float]:
+        make, _ = different_data.METHODS[name]
+        return different_data.train(make, 3e-3, apart, 0)
+
+    with standard_promotion():
+        dense, ours, local = map(train, ("optax.adamw", "adamw", "DiLoCo, H 30"))
+        alike = train("adamw", apart=False)
+    assert ours[0] < 3 * dense[0]
+    assert ours[1] > dense[1] - 0.01
+    assert local[0] > 10 * dense[0]  # a loss that this test would notice
+    assert ours[2] < 0.7
+    assert np.isfinite(alike[0])
+    assert alike[2] > 0.7
