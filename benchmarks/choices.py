@@ -31,7 +31,7 @@ from examples.hardware import hardware
 
 WORKERS, BATCH, GROUP = 8, 8, 2  # devices; sequences of each; devices in a group
 LOCAL = "device"  # the axis of a group
-DENSE, RATE, DENSE_RATE, B2 = "AdamW (dense)", 0.0113, 0.016, 0.95
+DENSE, RATE, DENSE_RATE, B2 = "AdamW (dense)", 0.008, 0.016, 0.95
 
 
 class Choice(NamedTuple):

@@ -13,7 +13,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import slamb_jax
 from benchmarks.chips.traffic import traffic
-from benchmarks.kernels import kernels
 from benchmarks.rivals import elements
 from benchmarks.shapes import Shapes, abstract
 
@@ -50,9 +49,9 @@ class Contestant:
         self.compile_seconds = time.perf_counter() - start
         memory: Any = self.step.memory_analysis()
         self.temporary = memory.temp_size_in_bytes / 2**20
-        text = str(self.step.as_text())
-        self.kernels = kernels(text)
-        self.moved = traffic(text).bytes  # through the memory, of a GPU or a TPU
+        found = traffic(str(self.step.as_text()))
+        self.kernels = found.kernels
+        self.moved = found.bytes  # through the memory, of a GPU or a TPU
         self.treedef: Any
         leaves, self.treedef = jax.tree.flatten(state)
         scalar = 1 if workers.number > 1 else 0  # dimensions of one for each worker
