@@ -41,7 +41,7 @@ nitpick_ignore_regex = [("py:class", ".*")]  # optax's and jax's are not here
 def setup(app):
     app.connect("builder-inited", write_gallery)
     app.connect("builder-inited", write_commands)
-    app.connect("missing-reference", find_at_the_top)
+    app.connect("missing-reference", find_by_last_name)
 
 
 def write_gallery(app):
@@ -84,11 +84,18 @@ def write_commands(app):
     (there / "command_line.md").write_text("\n".join(page))
 
 
-def find_at_the_top(app, env, node, text):
-    """Finds :func:`slamb` from every namespace, as docstrings write it."""
-    if node["refdomain"] != "py" or node["reftarget"].startswith("slamb_jax."):
+def find_by_last_name(app, env, node, text):
+    """Finds :func:`slamb` or :class:`WireReport` in whatever namespace it is."""
+    if node["refdomain"] != "py":
         return None
-    name = f"slamb_jax.{node['reftarget']}"
-    return env.get_domain("py").resolve_xref(
-        env, node["refdoc"], app.builder, node["reftype"], name, node, text
-    )
+    domain, target, role = env.get_domain("py"), node["reftarget"], node["reftype"]
+    kinds = domain.objtypes_for_role(role) or []
+    found = [
+        name
+        for name, entry in domain.objects.items()
+        if entry.objtype in kinds and name.endswith(f".{target}")
+    ]
+    if not found:
+        return None
+    name = min(found, key=len)  # the top level before others
+    return domain.resolve_xref(env, node["refdoc"], app.builder, role, name, node, text)

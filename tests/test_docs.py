@@ -2,10 +2,10 @@
 
 import contextlib
 import doctest
+import importlib
 import inspect
 import io
 import json
-import operator
 import re
 import shlex
 import warnings
@@ -24,10 +24,8 @@ DIRECTIVE = re.compile(r"^(?:\.\. (\w+)::|  ) ([\w.]+)$", re.M)  # or a row
 LOADS = re.compile(r"<(?:script|link|img)[^>]*(?:src|href)=\"([^\"]*)\"")
 CHECKER = doctest.OutputChecker()
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-NAMESPACES = (
-    "", "directions", "jointspar", "links", "payloads", "selections",
-    "wrappers",
-)  # fmt: skip
+NAMESPACES = ("", "directions", "jointspar", "selections", "wrappers")
+LINKS = ("average", "decay", "lamb", "momentum", "scale_by_slamb")
 
 
 def blocks_of(page):
@@ -96,14 +94,8 @@ def test_links_lead_to_files(page):
 
 def public(namespace):
     """The objects of a namespace by name."""
-    module = operator.attrgetter(namespace)(slamb_jax) if namespace else slamb_jax
-    names = getattr(module, "__all__", None) or [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and getattr(value, "__module__", module.__name__) == module.__name__
-    ]
-    found = {name: getattr(module, name) for name in names}
+    module = importlib.import_module(f"slamb_jax.{namespace}".rstrip("."))
+    found = {name: getattr(module, name) for name in module.__all__}
     return {n: x for n, x in found.items() if not inspect.ismodule(x)}
 
 
@@ -126,6 +118,13 @@ def test_all_public_names_are_in_the_reference(namespace):
     assert {n for n, x in public(namespace).items() if id(x) not in top} == listed(
         namespace
     )
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_states_of_links_are_in_the_reference(link):
+    names = vars(importlib.import_module(f"slamb_jax.{link}"))
+    states = {n for n in names if n.endswith("State") and not n.startswith("_")}
+    assert states <= listed(link)
 
 
 @pytest.mark.parametrize("name", [n for n, x in public("").items() if callable(x)])
