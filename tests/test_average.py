@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from slamb_jax.payloads import StochasticUniform
 
 import slamb_jax
-from slamb_jax.payloads import StochasticUniform
 from tests import naive_rivals
 from tests.close import assert_close, assert_same_bits
 from tests.compiled import report_of

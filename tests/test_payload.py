@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import slamb_jax
 from slamb_jax._ex.budget import sent_of
 from slamb_jax._ex.means import exchange_means
 from slamb_jax._ex.payloads import resolve_payload
+from slamb_jax.payloads import StochasticUniform
+
+import slamb_jax
 from slamb_jax._leaves import leaves_of
 from slamb_jax._rounding import hash_u32, hash_words
 from slamb_jax.exchange import flat
-from slamb_jax.payloads import StochasticUniform
 from tests.close import assert_close, assert_same_bits
 from tests.compiled import report_of
 from tests.optimizers import exchange, random_tree, slamb

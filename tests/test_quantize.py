@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from slamb_jax._ex.payloads import codes
 from slamb_jax._ex.payloads.codes import shape_of
-from slamb_jax._rounding import hash_u32
 from slamb_jax.payloads import LargestOf, StochasticUniform, Ternary
+
+from slamb_jax._rounding import hash_u32
 
 RANDOM = {
     "uniform8": StochasticUniform(8, block_size=64),

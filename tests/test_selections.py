@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from slamb_jax._ex.blocks import SelectionAtStep
 
 import slamb_jax
-from slamb_jax._ex.blocks import SelectionAtStep
 from slamb_jax.selections import (
     Bernoulli,
     Leaf,

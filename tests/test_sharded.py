@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import NamedSharding
+from slamb_jax.payloads import StochasticUniform
 
 import slamb_jax
-from slamb_jax.payloads import StochasticUniform
 from slamb_jax.selections import Strided
 from tests.close import assert_close, assert_same_bits
 from tests.forms import FORMS, chain

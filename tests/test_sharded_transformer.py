@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import NamedSharding
+from slamb_jax._ex.selections import elements_sent
 
 import slamb_jax
-from slamb_jax._ex.selections import elements_sent
 from slamb_jax.selections import Leaf, Strided
 from tests.close import assert_same_bits
 from tests.compiled import compile_optimized

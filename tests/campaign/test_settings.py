@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from slamb_jax._ex.payloads import codes
 
 import slamb_jax
-from slamb_jax._ex.payloads import codes
 from slamb_jax.workers.checksums import differing_copies
 from tests.campaign.draws import SEED, TIMES
 from tests.campaign.settings import (
