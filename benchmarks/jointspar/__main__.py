@@ -1,9 +1,9 @@
-"""What JointSpar-LARS saves of a step, and what it costs in accuracy.
+"""Measures how much of a step JointSpar-LARS saves, and what it costs in accuracy.
 
 Run from the root of the repository: ``python -m benchmarks.jointspar``. It times steps
-over the budget, trains on digits and on bytes beside LARS, LAMB and SLAMB, prints
-tables, and writes the figures behind them to ``--out``. Training runs that are there
-already are not repeated, so that it may be stopped and started.
+at several budgets, trains on digits and on bytes beside LARS, LAMB and SLAMB, prints
+tables, and writes their figures to ``--out``. A training run whose result is there
+already is not repeated, so that the benchmark may be stopped and started.
 """
 
 import dataclasses

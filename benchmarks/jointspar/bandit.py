@@ -1,4 +1,4 @@
-"""What the distribution learns: its variance, beside that of uniform draws."""
+"""What the distribution learns: the estimator's variance, beside uniform draws."""
 
 import functools
 
@@ -21,7 +21,7 @@ def variance(log_p: jax.Array) -> jax.Array:
 
 
 def learned(p_min: float, horizon: int, key: jax.Array) -> jax.Array:
-    """The logarithms of the distribution after each step."""
+    """The logarithm of the distribution after each step."""
     update = functools.partial(
         update_distribution, budget=BUDGET, p_min=p_min, horizon=horizon
     )

@@ -32,7 +32,7 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Module):
-    """For small images: stages of blocks, each of half the size and twice as wide."""
+    """For small images: each stage of blocks has half the size and twice the width."""
 
     channels: tuple[int, ...] = (16, 32, 64)
     depth: int = 3  # blocks per stage
@@ -50,7 +50,7 @@ class ResNet(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """Parameters, a batch, and ``loss(params, batch, active)``."""
+    """Parameters, a batch, and a loss ``loss(params, batch, active)``."""
 
     name: str
     params: Any
@@ -59,7 +59,7 @@ class Model:
 
     @property
     def layers(self) -> int:
-        """D; the labels are :func:`examples.byte_lm.model.blocks`."""
+        """D, by the labels of :func:`examples.byte_lm.model.blocks`."""
         return sum(label is not None for label in blocks(self.params).values())
 
 

@@ -18,7 +18,7 @@ from slamb_jax import Exchange, jointspar
 RATE = 0.1
 ONE = Exchange()  # a single worker
 WARM_UP = 2  # turns that do not count
-# Where something else runs on the machine, CPU time says more than wall time.
+# Where another program runs on the machine, CPU time says more than wall time.
 CLOCKS = {"wall": time.perf_counter, "CPU": time.process_time}
 
 
@@ -34,7 +34,7 @@ class Row:
     seconds: float
     dense_seconds: float
     frozen_seconds: float  # of LARS that trains none of the layers
-    flops_share: float  # of the step's FLOPs, that the layers' weight gradients are
+    flops_share: float  # of the layers' weight gradients in the FLOPs of a step
 
     @property
     def possible_seconds(self) -> float:
@@ -49,7 +49,7 @@ class Row:
 
 @dataclasses.dataclass
 class Contestant:
-    """A compiled step, its state, and what its steps took."""
+    """A compiled step, its state, and the times of its steps."""
 
     step: Callable[[Any, Any], Any]
     state: Any
@@ -73,7 +73,7 @@ class Contestant:
 def compiled(
     model: Model, tx: optax.GradientTransformation, *, frozen: bool = False
 ) -> Contestant:
-    """A training step of one worker, its state donated; ``frozen``: of no layer."""
+    """A training step of one worker, its state donated; ``frozen`` trains no layer."""
     labels = blocks(model.params)
 
     def trained(params: Any) -> Any:
@@ -96,7 +96,7 @@ def compiled(
 
 
 def measure(model: Model, budgets: Sequence[float], rounds: int) -> list[Row]:
-    """In turns: dense LARS, LARS with the layers frozen, and each budget."""
+    """Times dense LARS, LARS with the layers frozen, and each budget, in turns."""
     dense = compiled(model, optax.lars(RATE))
     frozen = compiled(model, optax.lars(RATE), frozen=True)
     sparse = [
@@ -142,8 +142,8 @@ def step_table(found: Sequence[Row], title: str, machine: str) -> Table:
             }
         )
     caption = (
-        "active: the share of layers that were; possible: the share of the dense step "
-        "that the inactive layers' weight gradients and updates take, from a program "
-        f"without any (measured; by FLOPs). {machine}"
+        "active: the share of layers drawn; possible: the share of the dense step that "
+        "the inactive layers' weight gradients and updates take, from a program "
+        f"without any of them (measured; by FLOPs). {machine}"
     )
     return table(title, rows, caption)

@@ -1,6 +1,6 @@
 """Trains each method with real workers, one on each device, at the best of its rates.
 
-Bytes are those of the compiled optimizer; of JointSpar, those of the layers drawn.
+Bytes are read off the compiled optimizer; for JointSpar only the layers drawn count.
 """
 
 import dataclasses
@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 from rich.table import Table
 
 import slamb_jax
-from benchmarks.frontier.methods import MIN_SIZE
 from benchmarks.frontier.results import Result, Results
 from benchmarks.frontier.tasks import DigitNet, byte_lm, digits
 from examples.byte_lm.methods import LARS
@@ -35,21 +34,22 @@ SYNC_EVERY = 25  # of SLAMB
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A task, the examples per worker and step, and JointSpar's labels."""
+    """A task and the settings that suit it."""
 
     make: Callable[[], Task]
-    batch: int
-    layers: Callable[[optax.Params], dict[str, str | None]]
+    batch: int  # examples per worker and step
+    layers: Callable[[optax.Params], dict[str, str | None]]  # JointSpar's labels
+    min_size: int  # of the matrices that SLAMB exchanges in part
 
 
 JOBS = {
-    "digits": Job(digits, 16, DigitNet.layers),
-    "byte_lm": Job(functools.partial(byte_lm, 4), 2, blocks),
+    "digits": Job(digits, 16, DigitNet.layers, 256),
+    "byte_lm": Job(functools.partial(byte_lm, 4), 2, blocks, 1000),
 }
 
 
 def layer_sizes(job: Job) -> dict[str | None, int]:
-    """The elements of each layer; None is what is trained at every step."""
+    """The number of elements of each layer; of all that is always trained, for None."""
     params = jax.eval_shape(job.make().init, jax.random.key(0))
     sizes: dict[str | None, int] = {}
     for name, label in job.layers(params).items():
@@ -74,28 +74,30 @@ def methods(name: str, steps: int) -> list[tuple[Method, float]]:
             ),
         )  # fmt: skip
 
+    selection = slamb_jax.selections.Strided(0.1, min_size=JOBS[name].min_size)
     exchange = slamb_jax.Exchange.paper(
-        AXIS, b3=0.7, sync_every=SYNC_EVERY, min_size=MIN_SIZE[name]
+        AXIS, sync_every=SYNC_EVERY, selection=selection
     )
+    slamb = functools.partial(slamb_jax.slamb, b3=0.7)
     return [
         (Method("LARS", lambda rate, _: dense(optax.lars(rate, **LARS), AXIS)), 1.0),
         (sparse(0.75), 1.0),
         (sparse(0.5), 1.0),
         (sparse(0.5, "per_worker"), 1.0),
         (Method("LAMB", lambda rate, _: dense(optax.lamb(rate), AXIS)), 0.02),
-        (Method("SLAMB", slamb_jax.slamb, exchange), 0.02),
+        (Method("SLAMB", slamb, exchange), 0.02),
     ]
 
 
 def bytes_sent(
     run: Run, report: slamb_jax.wire.WireReport, sizes: dict[str | None, int]
 ) -> list[float]:
-    """Of each worker up to each evaluation; of JointSpar those of the layers drawn."""
+    """The bytes that each worker has sent by each evaluation."""
     total = sum(size for name, size in sizes.items() if name is not None)
 
     def until(steps: int) -> float:
         often: float = -(-steps // SYNC_EVERY)
-        if run.active:  # the layers stand in branches, each of its size
+        if run.active:  # JointSpar's layers stand in branches, each of its size
             drawn = (k for t in run.active[:steps] for k, share in t.items() if share)
             often = sum(sizes[name] / total for name in drawn)
         branches = report.bytes_sent(conditional=True)
@@ -112,7 +114,7 @@ def train_all(
     results: Results,
     report: Callable[[str], None],
 ) -> list[list[Result]]:
-    """Of each method, the runs of all seeds at the rate that was best for the first."""
+    """The runs of all seeds of each method, at the rate that is best for the first."""
     job, n = JOBS[name], mesh.size
     task, sizes = job.make(), layer_sizes(job)
     params = jax.eval_shape(task.init, jax.random.key(0))
@@ -157,7 +159,7 @@ def train_all(
 def training_table(
     found: Sequence[Sequence[Result]], title: str, machine: str
 ) -> Table:
-    """A row for each method; losses with their deviation over the seeds."""
+    """A row for each method, with the deviation of its losses over the seeds."""
     rows = []
     for runs in found:
         first, times = runs[0], [r["seconds"][-1] / r["steps"][-1] for r in runs]

@@ -13,8 +13,8 @@ from jax.extend.core import jaxpr_as_fun, primitives
 from slamb_jax import _axes as axes
 
 Vjp: TypeAlias = Callable[[Any], tuple[Any, ...]]
-# Always (None), never (()), or a traced bool. The first two are empty trees, so that
-# they stay static where they are passed through custom_vjp.
+# A gradient is computed always (None), never (()), or if a traced bool is set. None and
+# () are empty trees, which stay static where custom_vjp passes them on.
 Flag: TypeAlias = jax.Array | tuple[()] | None
 Flags: TypeAlias = tuple[Flag, Flag]  # for the gradients of the weights and the inputs
 _SAVED = ("dot_general", "conv_general_dilated", "random_bits", "random_wrap")
@@ -130,7 +130,7 @@ def _convolve(
     x: jax.Array, kernel: jax.Array, *, dimension_numbers: Any, **params: Any
 ) -> jax.Array:
     """A convolution over (batch, space, feature), transposed from and to its order."""
-    lhs, rhs, out = dimension_numbers  # where batch, feature, space; out, in, space are
+    lhs, rhs, out = dimension_numbers  # places of batch, feature, space; out, in, space
     space = "0123456789"[: x.ndim - 2]
     params.pop("out_sharding", None)  # None: there is no explicit sharding here
     y = lax.conv_general_dilated(

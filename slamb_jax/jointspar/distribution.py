@@ -13,7 +13,7 @@ import optax
 
 from slamb_jax._checks import check_range
 
-_ROUNDING = 1e-6  # relative, of s / D that a caller computed in float32
+_ROUNDING = 1e-6  # relative, of an s / D that a caller computed in float32
 _HALVINGS = 60  # bisect an interval of logarithms to the last bit of a float32
 
 
@@ -87,10 +87,8 @@ def layer_probabilities(state: optax.OptState) -> dict[str, jax.Array]:
 
 
 def _find(state: optax.OptState) -> JointSparState:
-    def is_found(x: object) -> bool:
-        return isinstance(x, JointSparState)
-
-    found = [x for x in jax.tree.leaves(state, is_leaf=is_found) if is_found(x)]
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, JointSparState))
+    found = [x for x in leaves if isinstance(x, JointSparState)]
     if len(found) != 1:
         raise ValueError(
             "state must contain one state of jointspar or jointspar_lars, got "

@@ -33,7 +33,7 @@ def sample_layers(
     sampling: Sampling,
     seed: int,
 ) -> optax.GradientTransformationExtraArgs:
-    """Applies ``rule`` to the layers drawn; the others and their traces stand still."""
+    """Applies ``rule`` to the layers drawn; other layers and traces stand still."""
     axis_name = _axis_of(exchange)
     checks.check_range("budget", budget, 0.0, open_low=True)
     if p_min is not None:
@@ -45,7 +45,11 @@ def sample_layers(
 
     def init(params: optax.Params) -> JointSparState:
         checks.check_floating(params, "params")
-        names, _ = _labels(layers, params)
+        names, labels = _labels(layers, params)
+        missing = sorted(set(names) - set(jax.tree.leaves(labels)))
+        if missing and jax.tree.leaves(params):
+            found = ", ".join(map(repr, missing))
+            raise ValueError(f"layers names {found}, of which there are no parameters")
         distribution.least_probability(p_min, budget, len(names))
         log_p = np.float32(np.log(budget / len(names)))
         return JointSparState(
@@ -72,7 +76,9 @@ def sample_layers(
         if draws_alone:  # a layer moves if at least one worker drew it
             flags = pany(jnp.stack([*active.values()]), axis_name)
             moves |= dict(zip(names, flags, strict=True))
-        means = optax.tree.zeros_like(traces)  # where there is no gradient
+        means = optax.tree.zeros_like(
+            traces
+        )  # and remain so where a gradient is missing
         norms = {}
         for name in (None, *names):
             rows = enumerate(zip(labels, grads, strict=True))
@@ -86,7 +92,7 @@ def sample_layers(
             for i, mean in zip(here, own, strict=True):
                 means[i] = mean.astype(traces[i].dtype)
 
-        # Outside the branches of the exchange: the results of a branch take memory of
+        # Not in the branches of the exchange: the results of a branch take memory of
         # their own, which costs more than this arithmetic.
         stepped = rule(tree.unflatten(means), state.trace, params, state.count)
 
@@ -105,7 +111,8 @@ def sample_layers(
         log_p, max_norm = distribution.update_distribution(
             log_p, norm, drawn, state.max_norm, budget, p_min, horizon
         )
-        is_last = state.count == np.int32(2**31 - 1)  # the next count is then 2**30
+        # A count that stood still at the largest int32 would repeat its draws for ever.
+        is_last = state.count == np.int32(2**31 - 1)
         return tree.unflatten(u for u, _ in kept), JointSparState(
             count=jnp.where(is_last, np.int32(2**30), state.count + np.int32(1)),
             seed=state.seed,
@@ -171,9 +178,4 @@ def _labels(layers: Layers, params: chex.ArrayTree) -> tuple[list[str], chex.Arr
     names = sorted(set(jax.tree.leaves(tree)))
     if not names:
         raise ValueError(f"layers must label at least one layer, got {tree!r}")
-    missing = [repr(name) for name in names if name not in jax.tree.leaves(labels)]
-    if missing and jax.tree.leaves(params):
-        raise ValueError(
-            f"layers names {', '.join(missing)}, of which there are no parameters"
-        )
     return names, labels

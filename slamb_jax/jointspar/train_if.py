@@ -85,9 +85,8 @@ def train_if(
         reached = functools.reduce(operator.or_, [active[x] for x in below])
     run = functools.partial(call_if, flags=(active[name], reached))
     # A Flax module exists only where Flax was imported, which this library never does.
-    linen: Any
-    nnx: Any
-    linen, nnx = map(sys.modules.get, ("flax.linen", "flax.nnx"))
+    linen: Any = sys.modules.get("flax.linen")
+    nnx: Any = sys.modules.get("flax.nnx")
 
     def train_linen(*inputs: Any, **settings: Any) -> Any:
         if layer.is_initializing():  # type: ignore[attr-defined]

@@ -11,7 +11,6 @@ from jax import lax
 from slamb_jax import jointspar
 from tests.close import assert_close
 from tests.compiled import compile_optimized
-from tests.workers import over_workers
 
 CASES = {
     "plain": ((2, 8, 8, 3), (3, 3, 3, 4), {}),
@@ -20,12 +19,17 @@ CASES = {
     "grouped": ((2, 8, 8, 6), (3, 3, 2, 9), {"feature_group_count": 3}),
     "one dimension": ((2, 9, 3), (3, 3, 4), {}),
     "three dimensions": ((1, 4, 5, 6, 2), (2, 2, 2, 2, 3), {}),
+    "remat": ((2, 8, 8, 3), (3, 3, 3, 4), {}),
+    "loop": ((1, 5, 5, 2), (3, 3, 2, 2), {}),
 }
 FAST = {"b0f_0io->b0f", "b01f_01io->b01f", "b012f_012io->b012f"}
 
 
-def layer_of(rank, settings=()):
-    settings = {"window_strides": (1,) * rank, "padding": "SAME"} | dict(settings)
+def layer_of(name):
+    """A layer of the case, and its weights and inputs."""
+    of_x, of_w, settings = CASES[name]
+    rank = len(of_x) - 2
+    settings = {"window_strides": (1,) * rank, "padding": "SAME"} | settings
     space = "012"[:rank]
     names = (f"N{space}C", f"{space}IO", f"N{space}C")
 
@@ -34,76 +38,45 @@ def layer_of(rank, settings=()):
         y = lax.conv_general_dilated(x, w, dimension_numbers=names, **settings)
         return jnp.tanh(y + jnp.float32(1))
 
-    return layer
+    def thrice(w, x):
+        return lax.scan(lambda x, _: (layer(w, x), None), x, length=3)[0]
+
+    wrapped = {"remat": jax.checkpoint(layer), "loop": thrice}.get(name, layer)
+    arrays = [
+        jax.random.normal(jax.random.key(i), s) for i, s in enumerate((of_w, of_x))
+    ]
+    return wrapped, *arrays
 
 
-def gradients(layer, w, x, on):
+def gradients(layer, w, x, on=None):
     def loss(w, x):
-        y = jointspar.train_if({"a": on, "b": on}, "a", layer)(w, x)
-        return jnp.sum(jnp.sin(y))
+        active = None if on is None else {"a": on, "b": on}
+        return jnp.sum(jnp.sin(jointspar.train_if(active, "a", layer)(w, x)))
 
     return jax.grad(loss, argnums=(0, 1))(w, x)
 
 
-def plain_gradients(layer, w, x):
-    return jax.grad(lambda *a: jnp.sum(jnp.sin(layer(*a))), argnums=(0, 1))(w, x)
-
-
-def normal(*shapes):
-    return [jax.random.normal(jax.random.key(i), x) for i, x in enumerate(shapes)]
-
-
-@pytest.mark.parametrize(
-    ("name", "remat"), [*((name, False) for name in CASES), ("plain", True)]
-)
-def test_gradients_are_those_of_the_layer(name, remat):
-    of_x, of_w, settings = CASES[name]
-    w, x = normal(of_w, of_x)
-    layer = layer_of(len(of_x) - 2, settings)
-    layer = jax.checkpoint(layer) if remat else layer
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_the_layer(name):
+    layer, w, x = layer_of(name)
     jitted = jax.jit(functools.partial(gradients, layer))
     compiled = compile_optimized(jitted.lower(w, x, jnp.array(True)))
-    want = jax.jit(functools.partial(plain_gradients, layer))(w, x)
-    assert_close(compiled(w, x, jnp.array(True)), want)
+    assert_close(compiled(w, x, jnp.array(True)), jitted(w, x))
     assert not compiled(w, x, jnp.array(False))[0].any()
     orders = re.findall(r" convolution\(.*dim_labels=([^ ,\n]+)", compiled.as_text())
     assert orders
-    assert "feature_group_count" in settings or set(orders) <= FAST  # XLA's own
+    assert name == "grouped" or set(orders) <= FAST  # XLA's own
 
 
 def test_other_platforms_run_the_layers_own_convolutions():
-    w, x = normal((3, 3, 3, 4), (2, 8, 8, 3))
-    layer = layer_of(2)
+    layer, *args = layer_of("plain")
 
-    def convolutions(fun, platform, *args):
-        lowered = jax.jit(fun).trace(*args).lower(lowering_platforms=(platform,))
+    def convolutions(platform, *args):
+        traced = jax.jit(functools.partial(gradients, layer)).trace(*args)
+        lowered = traced.lower(lowering_platforms=(platform,))
         return set(re.findall(r"dim_numbers = (\[.*?->\[.*?\])", lowered.as_text()))
 
-    wrapped = functools.partial(gradients, layer)
-    plain = functools.partial(plain_gradients, layer)
     on = jnp.array(True)
-    assert convolutions(wrapped, "tpu", w, x, on) == convolutions(plain, "tpu", w, x)
-    assert len(convolutions(plain, "tpu", w, x)) > 1
-    assert len(convolutions(wrapped, "cpu", w, x, on)) == 1
-
-
-@pytest.mark.parametrize("mapping", ["vmap", "shard_map", "shard_map_unchecked"])
-def test_on_many_workers(mapping):
-    layer, on = layer_of(2), jnp.array([True, False, True, False])
-    w, x = normal((4, 3, 3, 3, 4), (4, 2, 6, 6, 3))
-    got, _ = over_workers(functools.partial(gradients, layer), mapping, 4)(w, x, on)
-    want, _ = jax.jit(jax.vmap(functools.partial(plain_gradients, layer)))(w, x)
-    assert_close(got[::2], want[::2])
-    assert not got[1::2].any()
-
-
-def test_convolutions_in_a_loop_keep_their_order():
-    w, x = normal((3, 3, 2, 2), (1, 5, 5, 2))
-    once = layer_of(2)
-
-    def layer(w, x):
-        return lax.scan(lambda x, _: (once(w, x), None), x, length=3)[0]
-
-    got = jax.jit(functools.partial(gradients, layer))(w, x, jnp.array(True))
-    want = jax.jit(functools.partial(plain_gradients, layer))(w, x)
-    assert_close(got, want)
+    assert convolutions("tpu", *args, on) == convolutions("tpu", *args)
+    assert len(convolutions("tpu", *args)) > 1
+    assert len(convolutions("cpu", *args, on)) == 1

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from slamb_jax import Exchange, jointspar
+from slamb_jax import Exchange, jointspar, selections
 from tests.wrong_uses.common import NAN, bad, of
 
 PARAMS = {name: jnp.ones((2, 3)) for name in "abcd"}
@@ -44,13 +44,14 @@ ALONE = [  # the argument, what it must be, values that it must not have
     ("learning_rate", "", "fast"),
 ]
 UNUSED = {  # settings of an exchange that JointSpar does not use
-    "outer": Exchange("data", outer=optax.sgd(0.7), sync_every=30),
-    "local_axis_name": Exchange("data", local_axis_name="local"),
-    "param_specs": Exchange("data", param_specs=PartitionSpec("model")),
-    "stacked": Exchange("data", stacked=True),
-    "overlap": Exchange("data", overlap=True),
-    "sync_every": Exchange.paper("data"),
-    "payload": Exchange.for_budget("data", 0.02, {"w": jnp.ones((512, 512))}),
+    "outer": {"outer": optax.sgd(0.7), "sync_every": 30},
+    "local_axis_name": {"local_axis_name": "local"},
+    "param_specs": {"param_specs": PartitionSpec("model")},
+    "stacked": {"stacked": True},
+    "overlap": {"overlap": True},
+    "payload": {"payload": "uniform8"},
+    "selection": {"payload": None, "selection": selections.Strided(0.1)},
+    "sync_every": {"payload": None, "sync_every": 4},
 }
 lars = partial(made, jointspar.jointspar_lars)
 train_if = jointspar.train_if
@@ -63,15 +64,14 @@ JOINTSPAR = [
         for row in bad(partial(made, make), name, *values, wanted=wanted)
     ),
     *(
-        (
-            of(lars, exchange=exchange),
-            rf"exchange must be Exchange\('data'\), .*{name}=",
-        )
-        for name, exchange in UNUSED.items()
+        (of(lars, exchange=Exchange("x", **settings)), rf"Exchange\('x'\), .*{name}=")
+        for name, settings in UNUSED.items()
     ),
     *bad(lars, "weight_decay", -0.1),
     *bad(lars, "trust_coefficient", 0.0),
     *bad(lars, "eps", -1.0),
+    *bad(lars, "weight_decay_mask", 3, wanted="bools"),
+    *bad(lars, "trust_ratio_mask", 1.0, wanted="bools"),
     (of(lars, layers=dict.fromkeys(PARAMS)), "layers must label at least one layer"),
     (of(lars, layers=LABELS | {"a": 3}), r"layers .* strings .* 3 at layers\['a'\]"),
     (of(lars, layers={"a": "one"}), "layers must have the structure of the parameters"),
