@@ -12,8 +12,8 @@ NAME = "slamb_jax"
 def package(root: Path) -> ModuleType:
     """The package under ``root``, whose modules know each other and not this one's.
 
-    All of them are imported while that directory comes first, since what a function
-    imports later would be found in this checkout.
+    All of them are imported while that directory comes first, since a
+    function's later import would find this checkout's.
     """
     ours = _taken_out()
     sys.path.insert(0, str(root.resolve()))

@@ -65,7 +65,7 @@ ROUNDING: dict[str, Any] = {  # of a training in bfloat16
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What to run."""
+    """The choices to run."""
 
     steps: int = 400
     seed: int = 0

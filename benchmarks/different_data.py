@@ -151,7 +151,7 @@ def train(
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What to run."""
+    """The methods to run."""
 
     only: tuple[str, ...] = ()
     """methods whose names have one of these in them"""

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What only a GPU can tell, in under 30 minutes on one H100: benchmarks/gpu.sh [FOLDER]
+# Measurements that need a GPU, in under 30 minutes on one H100: benchmarks/gpu.sh [FOLDER]
 # In an environment with the extra "test" and jax's CUDA build. Each part is stopped at its
-# limit and its output kept in the folder, so that what was done by then is there.
+# limit and its output kept in the folder, so that finished parts are there.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-benchmarks/results/gpu}

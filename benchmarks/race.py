@@ -60,17 +60,17 @@ class Contestant:
         self.dtypes = [leaves[i].dtype for i in self.shared]
         for i in self.shared:
             leaves[i] = None
-        # What only this one has: counts, and what its averages are taken from.
+        # Not shared with the others: counts, anchors and other state of its own.
         self.own = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), leaves
         )
         self.times: list[float] = []
-        self.peak = 0.0  # MiB above what was held before the step
+        self.peak = 0.0  # MiB above those held before the step
 
     def take_turn(self, arrays: list[jax.Array], grads: Any) -> list[jax.Array]:
         """Two steps on p, m, v (all leaves of each in turn); gives them back.
 
-        The second is timed: what another's step left of the memory slows the first.
+        The second is timed: the first finds the caches as another contestant left them.
         """
         leaves = self.own
         for i, x, dtype in zip(self.shared, arrays, self.dtypes, strict=True):

@@ -6,7 +6,7 @@ With ``--workers 4`` that many devices each step on their own gradients: optax's
 optimizers average them first, and ours do all of their exchange. Where there are fewer
 devices, all workers are simulated on one, which encodes and decodes for all of them. On
 a GPU or a TPU the table also says how many passes over the parameters the compiled step
-makes, and what share of the memory's bandwidth that is. All optimizers take turns
+makes, and their share of the memory's bandwidth. All optimizers take turns
 of two steps within one run, on the same donated buffers; medians of the second steps.
 ``--before ../older`` has the optimizers of another checkout take turns with these.
 """
@@ -32,7 +32,7 @@ from examples.common.tables import table
 from examples.hardware import hardware
 
 RATE = 1e-3
-# g, m, v, p read; m, v, p written; m, v, p read once more, behind the norms; the packed
+# g, m, v, p read; m, v, p written; m, v, p read once more, after the norms; the packed
 # tenth written and read: passes over d elements of 4 bytes.
 PASSES = 10.2
 
@@ -94,7 +94,7 @@ def exchanging(library: Any = slamb_jax) -> dict[str, Make]:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What to time."""
+    """The steps to time."""
 
     model: Literal[tuple(MODELS)] = "bert-base"  # type: ignore[valid-type]
     """the model whose shapes to take"""

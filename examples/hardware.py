@@ -1,4 +1,4 @@
-"""What a figure was measured on, for the foot of a table."""
+"""The machine of a measurement, for the foot of a table."""
 
 import os
 import platform

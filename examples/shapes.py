@@ -1,4 +1,4 @@
-"""What a program would hold and send at full size, from shapes alone.
+"""Memory and traffic of a program at full size, from shapes alone.
 
 Run from the root of the repository, for instance
 ``python -m examples.shapes cifar10 --config examples/cifar10/configs/slamb.yaml``. It

@@ -1,8 +1,8 @@
-"""Runs a program over a grid of options and tabulates what came out.
+"""Runs a program over a grid of options and tabulates the results.
 
 Run from the root of the repository, for instance ``python -m examples.sweep cifar10
 --grid dense=false,true seed=0,1,2,3,4``: one run for each combination, a row for each
-but for the seeds, which are averaged. What follows ``--options`` goes to each run.
+but for the seeds, which are averaged. The words after ``--options`` go to each run.
 A run that is finished in ``--out`` is not made again.
 """
 
@@ -41,7 +41,7 @@ def settings(grid: Sequence[str]) -> list[Setting]:
 
 
 def arguments(setting: Setting) -> list[str]:
-    """Of a command line; what --grid calls a/b is given as two values."""
+    """Words of a command line; a value a/b of --grid becomes two words."""
     words: list[str] = []
     for name, value in setting:
         if name.replace("-", "_") in options.SETTINGS or value not in FLAGS:

@@ -78,7 +78,7 @@ def test_a_step_for_gpus_is_lean(topology: str, slices: int) -> None:
 
 
 @pytest.mark.parametrize(("topology", "slices"), [H100])
-def test_with_overlap_the_exchange_runs_behind_the_backward_pass(
+def test_with_overlap_the_exchange_runs_during_the_backward_pass(
     topology: str, slices: int
 ) -> None:
     mesh = mesh_of(topology, slices)
@@ -86,7 +86,7 @@ def test_with_overlap_the_exchange_runs_behind_the_backward_pass(
     matmuls = {}
     for overlap in (False, True):
         text, _ = schedule.compiled(config, mesh, overlap=overlap)
-        found = list(schedule.behind(text, mesh.size))
+        found = list(schedule.hidden(text, mesh.size))
         assert [x.kind for x in found] == ["all-to-all", "all-gather"]
         assert all(x.sent > 0 for x in found)
         matmuls[overlap] = found[0].matmuls

@@ -26,12 +26,12 @@ from examples.hardware import hardware
 
 LAYERS: Shapes = {f"{i}/kernel": (1024, 4096) for i in range(4)}
 LAYERS |= {f"{i}/bias": (4096,) for i in range(4)}
-COMPARED = "optax.adamw", "adamw"  # what the advisor is asked about
+COMPARED = "optax.adamw", "adamw"  # that the advisor compares
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What to compile, and the cluster of the prediction."""
+    """The steps to compile, and the cluster of the prediction."""
 
     model: Literal["layers", "resnet-110", "bert-base", "bert-large", "bert-xl"] = (
         "layers"
@@ -76,7 +76,7 @@ def compiled_table(steps: dict[str, Step], title: str, slices: int) -> Table:
 def predicted_table(
     updates: tuple[float, float], shapes: Shapes, workers: int, config: Config
 ) -> Table:
-    """What the advisor predicts for these chips as workers on slower links."""
+    """The advisor's prediction for these chips as workers on slower links."""
     params, nodes = abstract(shapes), config.workers_per_node
     compute = 6 * elements(params) * config.tokens / config.flops
     rows = []

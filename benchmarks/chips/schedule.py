@@ -37,7 +37,7 @@ LATENCY_HIDING = {  # options of XLA, by the chip's platform
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The decoder, and what it is compiled for."""
+    """The decoder, and the chips."""
 
     topology: str = "h100:1x1x8"
     layers: int = 4
@@ -47,8 +47,8 @@ class Config:
     """sequences of a worker"""
 
 
-class Behind(NamedTuple):
-    """A collective, and what runs between its start and its end."""
+class Hidden(NamedTuple):
+    """A collective, and the kernels between its start and its end."""
 
     kind: str
     sent: float  # bytes, by the ring convention
@@ -57,7 +57,7 @@ class Behind(NamedTuple):
     moved: float  # bytes that those kernels read and write
 
 
-def behind(text: str, workers: int) -> Iterator[Behind]:
+def hidden(text: str, workers: int) -> Iterator[Hidden]:
     """Of each collective of a scheduled program, in the order of their starts."""
     module = parse_hlo(text)
     body = module.computations[module.entry]
@@ -72,7 +72,7 @@ def behind(text: str, workers: int) -> Iterator[Behind]:
         between = [body[n] for n in names[place + 1 : end]]
         found = [traffic_of(module, y, body) for y in between]
         payload = sum(a.bytes for n in x.operands if n in body for a in body[n].arrays)
-        yield Behind(
+        yield Hidden(
             kind,
             RING_SHARES[kind](workers) * payload,
             sum(f.kernels for f in found),
@@ -126,13 +126,13 @@ def main(config: Config) -> None:
     mesh, rows = mesh_of(config.topology), []
     for overlap in (False, True):
         text, size = compiled(config, mesh, overlap=overlap)
-        for found in behind(text, mesh.size):
+        for found in hidden(text, mesh.size):
             rows.append(
                 {
                     "overlap": str(overlap),
                     "collective": found.kind,
                     "MB sent": f"{found.sent / 1e6:.2f}",
-                    "kernels behind": f"{found.kernels}",
+                    "kernels meanwhile": f"{found.kernels}",
                     "matmuls": f"{found.matmuls}",
                     "MB that they move": f"{found.moved / 1e6:.1f}",
                 }

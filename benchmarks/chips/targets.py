@@ -10,7 +10,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXIS = "data"
-WITHOUT_TPU = {  # what libtpu asks of its surroundings
+WITHOUT_TPU = {  # the environment that libtpu asks for
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -46,7 +46,7 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 
 
 class Chip(NamedTuple):
-    """What a step is held against."""
+    """The limits of a chip."""
 
     memory: float  # bytes that the compiler may fill
     bandwidth: float  # bytes a second

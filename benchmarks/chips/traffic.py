@@ -1,10 +1,10 @@
-"""What the kernels of a compiled program read and write in a chip's memory.
+"""Bytes that the kernels of a compiled program read and write in a chip's memory.
 
 Each kernel's operands and results count once. A part that is sliced or gathered counts
-as the part, and a result that is updated in place as what is updated; what lies in a
-TPU's fast memory does not count. Of a conditional
-the branch that moves least counts: the average that is not due. It is a count, and no
-time follows from it alone: what stays in a cache is not left out.
+as the part, and a result that is updated in place as the update. Arrays in a TPU's fast
+memory do not count. Of a conditional the branch that moves least counts: the average
+that is not due. It is a count, and no time follows from it alone: reads from a cache
+are counted too.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ def _sum(module: Module, body: Body) -> Traffic:
 
 
 def traffic_of(module: Module, x: Instruction, body: Body) -> Traffic:
-    """Of one instruction, with what it calls."""
+    """Of one instruction, with the computations that it calls."""
     if x.opcode in FREE:
         return Traffic(0, 0, 0)
     called = [module.computations[c] for c in x.called if c in module.computations]
@@ -87,7 +87,7 @@ def size(x: Instruction) -> int:
 
 
 def _of_fusion(body: Body) -> float:
-    """What is needed of each of its parameters, and what it writes."""
+    """Bytes that it needs of each of its parameters, and bytes that it writes."""
     needed = _needed(body)
     read = sum(needed[n] for n, x in body.items() if x.opcode == "parameter")
     return read + sum(_written(body, x) for x in _results(body))
@@ -117,7 +117,7 @@ def _needed(body: Body) -> dict[str, float]:
             users.setdefault(operand, []).append((name, place))
     last = list(body)[-1]
     needed: dict[str, float] = {}
-    for name in reversed(body):  # users stand behind what they use
+    for name in reversed(body):  # users follow their operands
         full, part = size(body[name]), 0.0
         for user, place in users.get(name, []):
             x = body[user]

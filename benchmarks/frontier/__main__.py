@@ -1,4 +1,4 @@
-"""Loss against bytes: this library's exchange, and what one would pick instead.
+"""Loss against bytes: the exchange of this library beside its rivals.
 
 Run from the root of the repository: ``python -m benchmarks.frontier``. It does the runs
 of the grid that are missing, one line of the results for each, so that it may be
@@ -24,11 +24,11 @@ from benchmarks.frontier.sweep import missing
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What to run."""
+    """The runs to make."""
 
     grid: Literal["frontier", "unseen", "apart", "big", "huge", "smoke"] = "frontier"
     only: tuple[str, ...] = ()
-    """methods by name, or what the name of a pair, "setting method", has in it"""
+    """methods by name, or parts of "setting method", the name of a pair"""
     budget: float = float("inf")  # seconds after which no run is started
     results: Path | None = None  # benchmarks/results/GRID.jsonl
     report: bool = False  # run nothing: tables and pictures only

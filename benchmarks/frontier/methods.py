@@ -85,8 +85,8 @@ def exchanging(
 ) -> Method:
     """An optimizer of this library, its exchange, and arguments of its own.
 
-    ``key`` has what a recorded result says of both beside the exchange's settings,
-    which it names as they were named when the first results were recorded.
+    ``key`` goes into the key of its results. The exchange's settings stand there under
+    the names that they had when the first results were recorded.
     """
 
     def made(rate: Any, setting: Setting) -> rivals.Rival:

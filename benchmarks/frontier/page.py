@@ -36,7 +36,7 @@ def write_page(settings: Iterable[Setting], results: Results, console: Console) 
         line("# Loss against bytes")
         grid = next(name for name, of in GRIDS.items() if found.keys() <= set(of))
         option = "" if grid == "frontier" else f" --grid {grid}"
-        line(f"What `python -m benchmarks.frontier{option} --report` printed.")
+        line(f"Printed by `python -m benchmarks.frontier{option} --report`.")
         image = path.with_suffix(".png")
         picture(found, image)
         line(f"![Loss above the best dense run, against bytes]({image.name})")

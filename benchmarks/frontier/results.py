@@ -8,7 +8,7 @@ Result = dict[str, Any]
 
 
 class Results:
-    """The results in a file, found again by what was run."""
+    """The results in a file, found again by their keys."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

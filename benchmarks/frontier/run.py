@@ -52,7 +52,7 @@ def program(setting: Setting, method: str) -> simulated.Program:
 
 
 def execute(run: Run) -> Result:
-    """Trains; the losses, what was communicated by then, and the time of a step."""
+    """Trains; the losses, the collectives up to then, and the time of a step."""
     began = time.perf_counter()
     setting = run.setting
     compiled = program(setting, run.method)

@@ -1,4 +1,4 @@
-"""The tasks: what is trained, on what data, and how the loss is evaluated."""
+"""The tasks: models, data and losses."""
 
 import dataclasses
 import functools

@@ -46,7 +46,7 @@ class Encoder(nn.Module):
         x = nn.Embed(256, self.width, embedding_init=init)(tokens) + place
         for _ in range(self.layers):
             attention = nn.MultiHeadDotProductAttention(self.heads)
-            x = nn.LayerNorm()(x + attention(x))  # norms behind, as BERT has them
+            x = nn.LayerNorm()(x + attention(x))  # norms after the sum, as in BERT
             hidden = nn.gelu(nn.Dense(4 * self.width)(x))
             x = nn.LayerNorm()(x + nn.Dense(self.width)(hidden))
         return nn.Dense(256)(x)

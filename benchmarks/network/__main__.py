@@ -29,12 +29,12 @@ from benchmarks.rivals import elements
 from examples.common.simulated import AXIS
 from examples.hardware import hardware
 
-PATIENCE = 240  # seconds for a start, or for a round beside what its bytes take
+PATIENCE = 240  # seconds for a start, or for a round beside the time of its bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What to measure."""
+    """The links and optimizers to measure."""
 
     rates: tuple[float, ...] = (50, 200, 1000)  # Mbit/s of every link, each way
     rounds: int = 3  # at each rate, of one cycle of SLAMB
@@ -54,7 +54,7 @@ class Config:
 
 
 def check(config: Config) -> None:
-    """Ends the program where it cannot do what it is asked."""
+    """Ends the program for settings that cannot run here."""
     try:
         _ = config.exchange
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a host sent, by the kernel's own counters."""
+"""Bytes that a host sent, by the kernel's own counters."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ class Counters(NamedTuple):
 
     @property
     def data_bytes(self) -> int:
-        """What the headers were on: the data that TCP was given to send."""
+        """The data that TCP was given to send, without headers."""
         return self.interface_bytes - HEADERS * self.interface_packets
 
     @property

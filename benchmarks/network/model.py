@@ -1,4 +1,4 @@
-"""What every host trains: a model with many parameters and little to compute.
+"""The model that every host trains: many parameters and little to compute.
 
 It predicts the next byte of text from the one to four bytes before it: their hashes
 choose four rows of an embedding, whose sum goes through one hidden layer. Most

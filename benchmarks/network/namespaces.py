@@ -25,7 +25,7 @@ QUEUE = 16 * 2**20  # bytes that wait at a link: all that can be on its way, non
 
 
 def missing() -> str | None:
-    """What the machine lacks for a network of namespaces; None if nothing."""
+    """The part that the machine lacks for a network of namespaces; None if none."""
     if not hasattr(os, "geteuid") or not Path("/proc/self/ns/net").exists():
         return "Linux with network namespaces"
     if os.geteuid() != 0:
@@ -46,14 +46,14 @@ class Network:
         return f"10.0.0.{host + 1}"
 
     def command(self, host: int) -> list[str]:
-        """What to put before a command to run it on that host."""
+        """The words before a command that run it on that host."""
         return ["ip", "netns", "exec", self.hosts[host]]
 
     def shape(self, mbit: float) -> None:
         """Gives every link that many Mbit/s in each direction.
 
-        Both ends of each link send through a token bucket: the host's for what it
-        sends, the bridge's for what it receives.
+        Both ends of each link send through a token bucket: the host's end
+        for its traffic out, the bridge's end for its traffic in.
         """
         rate = ("rate", f"{mbit}mbit", "burst", str(BURST), "limit", str(QUEUE))
         for i, host in enumerate(self.hosts):
@@ -69,7 +69,7 @@ def network(hosts: int) -> Iterator[Network]:
     Two runs at a time do not meet: the names carry the process id.
 
     Raises:
-      RuntimeError: if ``ip`` refuses, with what it said.
+      RuntimeError: if ``ip`` refuses, with its message.
     """
     net = Network(f"slamb-{os.getpid()}", hosts)
     try:

@@ -1,4 +1,4 @@
-"""What the workers' reports come to, beside what the advisor predicts."""
+"""Rows of a table from the workers' reports, beside the advisor's predictions."""
 
 import dataclasses
 import statistics
@@ -17,7 +17,7 @@ ADVISED = {
     "LAMB, bfloat16": "dense_bfloat16",
     "SLAMB": "exchanging",
     "SLAMB, overlap": "exchanging",
-}  # the optimizers, and what an Advice calls them
+}  # the optimizers, and their names in an Advice
 Round = Sequence[dict[str, Any]]  # one report of each worker
 
 
@@ -39,7 +39,7 @@ class Row:
 
     @property
     def link_seconds(self) -> float:
-        """What its data would take on the link if there were no headers."""
+        """Seconds of its data on the link if there were no headers."""
         return 8 * self.wire_bytes / (self.mbit * 1e6) if self.mbit else 0.0
 
 

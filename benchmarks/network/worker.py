@@ -1,4 +1,4 @@
-"""One host's process: trains with every optimizer in turn and reports what it took.
+"""One host's process: trains with every optimizer in turn and reports times and bytes.
 
 Started by ``benchmarks.network``, which writes a line to its standard input for every
 round to measure, and reads one line of JSON for it.
@@ -29,7 +29,7 @@ BARRIERS = 20  # in a round, to know the latency
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What every worker needs to know; passed on as JSON."""
+    """The settings of a run that every worker needs; passed on as JSON."""
 
     workers: int
     exchange: dict[str, Any]  # of Exchange.to_json
@@ -64,7 +64,7 @@ class Contestant:
     def measure(
         self, barrier: Callable[[], float], texts: Iterator[Any], interface: str
     ) -> dict[str, Any]:
-        """A cycle of steps, each from a barrier, and what was sent meanwhile."""
+        """A cycle of steps, each from a barrier, and the bytes sent meanwhile."""
         barrier()
         before = counters.read(interface)
         seconds = []

@@ -1,4 +1,4 @@
-"""What a user would pick instead, as optax transformations.
+"""Optimizers that users would pick instead, as optax transformations.
 
 Each takes a worker's own gradient and exchanges over ``axis_name`` by itself, as the
 optimizers of ``slamb_jax`` do; a :class:`Rival` has the collectives of its steps beside

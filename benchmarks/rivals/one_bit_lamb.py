@@ -19,7 +19,7 @@ class OneBitLambState(NamedTuple):
     ratio: optax.Params  # moving average of the trust ratio, a scalar a leaf
     scale: optax.Params  # of the momentum before signs are taken, a scalar a leaf
     factor: optax.Params  # of the frozen ratio, a scalar a leaf
-    worker_error: jax.Array  # what the signs took from this worker's momentum, (d,)
+    worker_error: jax.Array  # that the signs took from this worker's momentum, (d,)
     server_error: jax.Array  # and from the mean of the slice that it owns, (d / n,)
 
 
@@ -179,7 +179,7 @@ def _unpack(bits: jax.Array, magnitude: jax.Array) -> jax.Array:
 
 
 def _scales(mu: optax.Updates) -> optax.Params:
-    """What brings each leaf's RMS to the mean of them all."""
+    """The factors that bring each leaf's RMS to the mean of them all."""
     rms = jax.tree.map(lambda m: _norm(m) / m.size**0.5, mu)
     average = jnp.mean(jnp.stack(jax.tree.leaves(rms)))
     return jax.tree.map(lambda r: _quotient(average, r), rms)

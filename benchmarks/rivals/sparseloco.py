@@ -111,7 +111,7 @@ def compress(x: jax.Array, chosen: int) -> tuple[jax.Array, jax.Array]:
 
 
 def sum_of(words: jax.Array, scales: jax.Array, size: int) -> jax.Array:
-    """The sum of what n workers compressed: (n, chunks, ...) to a vector."""
+    """The sum of the compressed changes of n workers: (n, chunks, ...) to a vector."""
     word = words.astype(jnp.int32)
     value = jnp.take_along_axis(scales, (word >> 13) & 1, -1)
     value = jnp.where((word >> 12) & 1 == 1, -value, value)

@@ -133,7 +133,7 @@ def _texts(files: Sequence[Path]) -> Iterator[str]:
 
 
 def _encoded(tokenizer: BertWordPieceTokenizer, files: Sequence[Path]) -> np.ndarray:
-    """All tokens of the files in a row, a separator behind each file."""
+    """All tokens of the files in a row, a separator after each file."""
     small = tokenizer.get_vocab_size() <= 2**16
     rows = []
     for start in range(0, len(files), FILES_AT_ONCE):

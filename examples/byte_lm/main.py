@@ -3,7 +3,7 @@
 Run from the root of the repository: ``python -m examples.byte_lm.main``. It trains on
 the source code of the Python standard library, or on ``--files`` of yours, with dense
 AdamW and LAMB, with SLAMB as published, and with AdamW in few bytes, on the same
-batches; it prints a table, and writes a picture and the figures behind it to ``--out``.
+batches; it prints a table, and writes a picture and its figures to ``--out``.
 """
 
 import dataclasses

@@ -20,7 +20,7 @@ DEVIATION = np.array([0.2470, 0.2435, 0.2616], np.float32)
 
 @dataclasses.dataclass(frozen=True)
 class Archive:
-    """What is known of a distribution; the MD5 is the one its page gives."""
+    """Name, size and checksum of a distribution; the MD5 stands on its page."""
 
     name: str = "cifar-10-binary.tar.gz"
     size: int = 170_052_171

@@ -39,7 +39,7 @@ def schedule(config: Config, per_epoch: float) -> optax.Schedule:
 
 
 def sources(config: Config) -> tuple[Source, Source]:
-    """What to train on and what to test on."""
+    """The images to train on, and those to test on."""
     return data.load(config.data_dir) if config.data_dir else images.digits()
 
 

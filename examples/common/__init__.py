@@ -1,3 +1,3 @@
-"""What the programs share: one loop, one simulated loop, options, input, records."""
+"""Shared by the programs: a loop, a simulated loop, options, input, records."""
 
 AXIS = "data"  # the mesh axis of the workers

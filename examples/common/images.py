@@ -14,7 +14,7 @@ from examples.common.loop import Batch, Task, Variables
 from examples.common.options import Options
 
 Apply = Callable[..., tuple[jax.Array, Any]]
-"""Of parameters, what else is kept, images and a key, None to evaluate: logits, kept"""
+"""Of parameters, statistics, images and a key, None to evaluate: logits, statistics"""
 
 
 def digits() -> tuple[Arrays, Arrays]:
@@ -81,7 +81,7 @@ def task(
     smoothing: float = 0.0,
     **rest: Any,
 ) -> Task:
-    """Classification; ``rest`` is what else a :class:`Task` has."""
+    """Classification; ``rest`` are further fields of the :class:`Task`."""
 
     def correct(logits: jax.Array, batch: Batch) -> jax.Array:
         return (jnp.argmax(logits, -1) == batch["label"]).astype(jnp.float32)

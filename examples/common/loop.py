@@ -20,13 +20,13 @@ from examples.common.diagnostics import diagnose
 from examples.common.optimizers import optimizer, traffic
 from examples.common.options import Options
 
-Variables: TypeAlias = tuple[optax.Params, Any]  # and what else a model keeps
+Variables: TypeAlias = tuple[optax.Params, Any]  # and a model's statistics
 Batch: TypeAlias = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What a program trains.
+    """The model, loss, data and schedule of a program.
 
     ``loss(params, kept, batch, key)`` of one worker returns the loss and ``(kept,
     metrics)``. ``evaluate(params, kept, batch)`` returns sums over a batch, among them
@@ -59,7 +59,7 @@ class Result:
     step: int
     metrics: dict[str, float]  # of the last evaluation
     bytes_sent: float  # by each worker, in all
-    dense_bytes: float  # what averaging all gradients at every step would have sent
+    dense_bytes: float  # the same for averages of the gradients at every step
     step_seconds: float  # median of those since the last start
 
     @classmethod

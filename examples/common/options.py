@@ -98,7 +98,7 @@ class Options:
         return f"{self.optimizer}, dense" if self.dense else self.optimizer
 
 
-# Options that may change when a run resumes: where it runs, and what it writes.
+# Options that may change when a run resumes: its processes, and its output.
 FREE = {"coordinator", "process_id", "num_processes", "distributed", "timeout", "out"}
 FREE |= {"log_every", "eval_every", "checkpoint_every"}
 LEAST = dict.fromkeys(("batch_size", "accumulate_steps", "workers", "steps"), 1)
@@ -144,7 +144,7 @@ def _value(text: str) -> Any:
 
 
 def from_file(default: T, path: Path) -> T:
-    """``default`` with what a YAML or JSON file says; names as on the command line."""
+    """``default`` with the options of a YAML or JSON file; names as those of flags."""
     try:
         found = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:

@@ -30,7 +30,7 @@ def start(options: Options) -> Mesh:
 
 def local_mesh(here: int) -> Mesh:
     """A mesh of so many workers in each process; call it before jax is used."""
-    with contextlib.suppress(RuntimeError):  # jax runs already, with what it has
+    with contextlib.suppress(RuntimeError):  # jax runs already, on its devices
         jax.config.update("jax_num_cpu_devices", here)
     return mesh_of(here * jax.process_count())
 

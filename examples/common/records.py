@@ -1,4 +1,4 @@
-"""What a run reports: JSON lines, TensorBoard, a progress bar."""
+"""Reports of a run: JSON lines, TensorBoard, a progress bar."""
 
 import json
 import time

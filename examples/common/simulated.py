@@ -83,8 +83,8 @@ class Program:
     """A method's compiled training step on a task, for any peak rate and seed.
 
     ``step(state, batch)`` returns the new state, which replaces the old one (it is
-    donated), and what JointSpar drew. Compiled at the first call; the peak rate is part
-    of the state, so a sweep over rates compiles once.
+    donated), and the draws of JointSpar. Compiled at the first call; the peak rate is
+    part of the state, so a sweep over rates compiles once.
 
     Args:
       task: the model and its data.
@@ -132,7 +132,7 @@ class Program:
         return slamb_jax.replicate(state, self._mesh, self.method.exchange)
 
     def evaluate(self, state: State) -> float:
-        """The loss of the mean of the replicas on what is held out."""
+        """The loss of the mean of the replicas on the held-out batch."""
         params = slamb_jax.consolidate(state[0])
         return float(self._loss(params, self.task.held_out))
 

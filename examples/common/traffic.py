@@ -31,7 +31,7 @@ class Traffic:
 def traffic_of(
     make: Make, exchange: slamb_jax.Exchange, params: optax.Params, mesh: Mesh
 ) -> Traffic:
-    """Compiles the optimizer alone, and reads what it sends.
+    """Compiles the optimizer alone, and reads the bytes that it sends.
 
     Traffic within a group of devices is left out.
     """

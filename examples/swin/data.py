@@ -10,7 +10,7 @@ from examples.common.inputs import Example
 SUFFIXES = {".jpeg", ".jpg", ".png", ".webp"}
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)
 DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
-MARGIN = 224 / 256  # of a test image's shorter side, what its crop keeps
+MARGIN = 224 / 256  # of a test image's shorter side: the side of its crop
 
 
 class ImageFolder:
@@ -50,7 +50,7 @@ class ImageFolder:
 
 
 def load(folder: Path, size: int, classes: int) -> tuple[ImageFolder, ImageFolder]:
-    """What to train on and what to test on."""
+    """The images to train on, and those to test on."""
     train, test = ImageFolder(folder / "train", None), ImageFolder(folder / "val", size)
     if not len(train.classes) == len(test.classes) == classes:
         raise SystemExit(

@@ -20,7 +20,7 @@ def cut(x: Array, window: int) -> Array:
 
 
 def join(x: jax.Array, window: int, height: int, width: int) -> jax.Array:
-    """What :func:`cut` cut."""
+    """Undoes :func:`cut`."""
     b, _, _, c = x.shape
     x = x.reshape(b, height // window, width // window, window, window, c)
     return x.transpose(0, 1, 3, 2, 4, 5).reshape(b, height, width, c)

@@ -54,7 +54,7 @@ def schedule(config: Config, per_epoch: float) -> optax.Schedule:
 
 
 def sources(config: Config) -> tuple[Source, Source]:
-    """What to train on and what to test on."""
+    """The images to train on, and those to test on."""
     if config.data_dir is None:
         if config.image_size != 8:
             raise SystemExit(
