@@ -263,7 +263,8 @@ def chain_between(
 
 def unit_decay(exchange: Exchange) -> float | None:
     """The ``b2`` of an optimizer that has no second moment of its own."""
-    in_codes = exchange.averages_momentum and exchange.payload is not None
+    averages = check_exchange(exchange).averages_momentum
+    in_codes = averages and exchange.payload is not None
     return UNIT_DECAY if in_codes and exchange.axis_name is not None else None
 
 
