@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from slamb_jax.exchange import Exchange, check_exchange
 
-_SELECTS = ("compress_ratio", "min_size", "selection", "seed", "sync_every", "rolling")
+_SELECTS = ("selection", "sync_every")
 
 
 def selects_of(exchange: Exchange | None) -> dict[str, str]:
