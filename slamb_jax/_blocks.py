@@ -10,6 +10,7 @@ from jax import lax
 from slamb_jax._leaves import Leaf, leaves_of, present
 from slamb_jax._mean import mean_over_workers
 from slamb_jax._platform import gather_or_sum, materialized, scatter_or_choose
+from slamb_jax._skip import Skip, unless
 from slamb_jax.exchange import Exchange
 from slamb_jax.selections import Selection, Strided, divided
 
@@ -146,13 +147,21 @@ def selection_at(exchange: Exchange, params: optax.Params, step: jax.Array) -> A
 
 
 def mean_of_selected(
-    exchange: Exchange, at: AtStep, mu: optax.Updates, params: optax.Params
+    exchange: Exchange,
+    at: AtStep,
+    mu: optax.Updates,
+    params: optax.Params,
+    skip: Skip | None = None,
 ) -> optax.Updates:
-    """The momentum with its selected blocks averaged over the workers."""
+    """The momentum with its selected blocks averaged over the workers.
+
+    In a skipped step, itself: a choice between two momenta would need both in memory,
+    that between the blocks does not.
+    """
     rows, rebuild = present(mu, like=params, layout=exchange.layout)
     leaves, ms = [leaf for leaf, _ in rows], [m for _, m in rows]
     blocks = [at.blocks(leaf) for leaf in leaves]
     own = [b.pack(m) for b, m in zip(blocks, ms, strict=True)]
-    found = mean_over_workers(own, leaves, exchange, None, at.step)
-    new = zip(blocks, found.means, ms, strict=True)
+    means = mean_over_workers(own, leaves, exchange, None, at.step).means
+    new = zip(blocks, unless(skip, own, means), ms, strict=True)
     return rebuild([b.unpack(mean, m) for b, mean, m in new])

@@ -29,10 +29,16 @@ class Layout:
             check_bools("stacked", self.stacked)
 
     def of(self, params: chex.ArrayTree) -> chex.ArrayTree:
-        """The :class:`LeafLayout` of each parameter."""
+        """The :class:`LeafLayout` of each parameter; None where it is None."""
         specs = broadcast_specs(self.param_specs, params)
         stacks = broadcast_stacked(self.stacked, params)
-        return jax.tree.map(_leaf_layout, params, stacks, specs)
+        return jax.tree.map(
+            lambda p, *at: None if p is None else _leaf_layout(p, *at),
+            params,
+            stacks,
+            specs,
+            is_leaf=lambda p: p is None,
+        )
 
 
 class LeafLayout(NamedTuple):
@@ -81,7 +87,7 @@ def broadcast_specs(param_specs: Any, params: chex.ArrayTree) -> chex.ArrayTree:
     """One spec per parameter, from a tree or a prefix of it."""
 
     def check(path: Any, spec: Any, p: Any) -> PartitionSpec:
-        if len(spec) > jnp.ndim(p):
+        if p is not None and len(spec) > jnp.ndim(p):
             raise ValueError(
                 f"param_specs must have at most one entry per dimension, got {spec} "
                 f"for shape {jnp.shape(p)} at params{jax.tree_util.keystr(path)}"

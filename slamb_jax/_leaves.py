@@ -145,17 +145,6 @@ def keep_absent(new: chex.ArrayTree, old: chex.ArrayTree) -> chex.ArrayTree:
     return jax.tree.map(lambda n, o: o if n is None else n, new, old, is_leaf=is_none)
 
 
-def unless(skip: jax.Array | None, old: Any, new: Any) -> Any:
-    """``new``, or ``old`` where the step is skipped; ``skip`` None: never.
-
-    Links choose where they compute their state, so that the new state takes the memory
-    of the old one.
-    """
-    if skip is None:
-        return new
-    return jax.tree.map(lambda x, y: jnp.where(skip, x, y), old, new)
-
-
 def is_none(x: Any) -> bool:
     """Whether a leaf is missing."""
     return x is None

@@ -9,10 +9,11 @@ import optax
 from slamb_jax import _axes, _collectives
 from slamb_jax._checks import check_params
 from slamb_jax._layout import mesh_axes
-from slamb_jax._leaves import arrays_of, keep_absent, present, unless
+from slamb_jax._leaves import arrays_of, keep_absent, present
 from slamb_jax._left_out import see
 from slamb_jax._mean import mean_over_workers
 from slamb_jax._rounding import next_step, upcast_f32
+from slamb_jax._skip import Skip, chosen, unless
 from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.sharded import on_shards
 
@@ -112,14 +113,15 @@ def average_parameters_every(
         updates: optax.Updates,
         state: AverageParametersState,
         params: optax.Params | None = None,
-        skip: jax.Array | None = None,
+        skip: Skip | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, AverageParametersState]:
         del extra_args
         check_params(params)
         if exchange.axis_name is None:
             _axes.check_local(updates, None, mesh_axes(exchange.param_specs))
-        state = state._replace(count=next_step(state.count))
+        step = next_step(state.count)
+        state = state._replace(count=unless(skip, state.count, step))
         if exchange.sync_every is None:
             return updates, state
         see(params)
@@ -128,8 +130,8 @@ def average_parameters_every(
 
         def average(updates: Any, params: Any, state: Any) -> Any:
             if outer is None:
-                return _to_the_mean(exchange, updates, params, state.count), state
-            u, new = _to_the_anchor(exchange, updates, params, state)
+                return _to_the_mean(exchange, updates, params, step), state
+            u, new = _to_the_anchor(exchange, updates, params, state, step)
             kept = unless(skip, (state.anchor, state.outer), (new.anchor, new.outer))
             return u, new._replace(anchor=kept[0], outer=kept[1])
 
@@ -137,10 +139,12 @@ def average_parameters_every(
             del params
             return updates, state
 
-        due = exchange.averages_at(state.count)
+        due = exchange.averages_at(step)
         if due is True:  # at every step
-            return average(updates, params, state)
-        return _axes.cond(due, average, wait, updates, params, state)
+            u, state = average(updates, params, state)
+        else:
+            u, state = _axes.cond(due, average, wait, updates, params, state)
+        return u, chosen(skip, state)
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return tx if exchange.param_specs is None else on_shards(tx, exchange)
@@ -164,6 +168,7 @@ def _to_the_anchor(
     updates: optax.Updates,
     params: optax.Params,
     state: AverageParametersState,
+    step: jax.Array,
 ) -> tuple[optax.Updates, AverageParametersState]:
     """The updates that take each replica to the next anchor, and that anchor."""
     assert exchange.outer is not None
@@ -175,9 +180,7 @@ def _to_the_anchor(
     for _, u, p, a in rows:
         wide = p.astype(jnp.float32)
         ahead.append((wide if exchange.overlap else wide + u.astype(jnp.float32)) - a)
-    means = mean_over_workers(
-        ahead, leaves, exchange, exchange.payload, state.count
-    ).means
+    means = mean_over_workers(ahead, leaves, exchange, exchange.payload, step).means
     grads = keep_absent(
         rebuild([-mean for mean in means]), optax.tree.zeros_like(state.anchor)
     )

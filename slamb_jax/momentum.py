@@ -20,7 +20,7 @@ from slamb_jax._checks import (
     check_transformation,
 )
 from slamb_jax._layout import mesh_axes
-from slamb_jax._leaves import Leaf, arrays_of, keep_absent, present, unless
+from slamb_jax._leaves import Leaf, arrays_of, keep_absent, present
 from slamb_jax._left_out import see
 from slamb_jax._mean import Means, mean_over_workers
 from slamb_jax._moments import (
@@ -35,6 +35,7 @@ from slamb_jax._moments import (
 )
 from slamb_jax._platform import computed_again
 from slamb_jax._rounding import next_step
+from slamb_jax._skip import Skip, chosen, unless
 from slamb_jax.average import average_gradients, average_parameters_every
 from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.sharded import on_shards
@@ -182,7 +183,7 @@ def average_momentum(
         updates: optax.Updates,
         state: AverageMomentumState,
         params: optax.Params | None = None,
-        skip: jax.Array | None = None,
+        skip: Skip | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, AverageMomentumState]:
         _check_update(exchange, updates, state.mu, params)
@@ -239,7 +240,8 @@ def average_momentum(
         if skip is not None:
             extra_args = extra_args | {"skip": skip}
         u, inner = then.update(rebuild(means), state.direction, params, **extra_args)
-        return u, new._replace(direction=inner)
+        count, inner = unless(skip, (state.count, state.direction), (new.count, inner))
+        return u, chosen(skip, new._replace(count=count, direction=inner))
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return tx if exchange.param_specs is None else on_shards(tx, exchange)
@@ -263,7 +265,7 @@ def chain_between(
 
 def unit_decay(exchange: Exchange) -> float | None:
     """The ``b2`` of an optimizer that has no second moment of its own."""
-    return UNIT_DECAY if _in_codes(exchange) else None
+    return UNIT_DECAY if _in_codes(check_exchange(exchange)) else None
 
 
 def _in_codes(exchange: Exchange) -> bool:
@@ -370,7 +372,7 @@ class SecondMoment(NamedTuple):
         means: Sequence[jax.Array],
         leaves: Sequence[Leaf],
         step: jax.Array,
-        skip: jax.Array | None,
+        skip: Skip | None,
     ) -> "SecondMoment":
         """After a step whose mean momentum is ``means``."""
         squares = [jnp.square(x) for x in means]

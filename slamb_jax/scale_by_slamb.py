@@ -27,7 +27,6 @@ from slamb_jax._leaves import (
     map_present,
     mask_tree,
     present,
-    unless,
 )
 from slamb_jax._masked_norms import LeafTerms, Ratios, trust_ratios
 from slamb_jax._moments import (
@@ -48,6 +47,7 @@ from slamb_jax._platform import (
     kept_per_block,
 )
 from slamb_jax._rounding import next_step
+from slamb_jax._skip import Skip, chosen, unless
 from slamb_jax.average import mean_gradients
 from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.sharded import on_shards
@@ -184,7 +184,7 @@ def scale_by_slamb(
         updates: optax.Updates,
         state: ScaleBySlambState,
         params: optax.Params | None = None,
-        skip: jax.Array | None = None,
+        skip: Skip | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ScaleBySlambState]:
         del extra_args
@@ -197,17 +197,17 @@ def scale_by_slamb(
         at_step = selection_at(exchange, params, step)
 
         def exchanged(mu: optax.Updates) -> optax.Updates:
-            return mean_of_selected(exchange, at_step, mu, params)
+            return mean_of_selected(exchange, at_step, mu, params, skip)
 
         def grown(g: jax.Array, m: jax.Array) -> jax.Array:
             return moved(m, g, b1).astype(m.dtype)
 
         old = map_present(lambda g, m: m, updates, state.mu)
         if exchange.overlap:
-            mu = map_present(grown, updates, exchanged(old))
+            mu = exchanged(old)  # old itself if the step is skipped
+            mu = unless(skip, mu, map_present(grown, updates, mu))
         else:
-            mu = exchanged(map_present(grown, updates, old))
-        mu = unless(skip, old, mu)
+            mu = exchanged(unless(skip, old, map_present(grown, updates, old)))
         nu = _second_moment(updates, state.nu, step, b2)
         old = map_present(lambda g, v: v, updates, state.nu)
         nu = unless(skip, old, nu) if skip is not None else _kept_once(nu)
@@ -263,9 +263,12 @@ def scale_by_slamb(
                 )
             ]
         )
-        return u, ScaleBySlambState(
-            step, keep_absent(mu, state.mu), keep_absent(nu, state.nu)
+        new = ScaleBySlambState(
+            unless(skip, state.count, step),
+            keep_absent(mu, state.mu),
+            keep_absent(nu, state.nu),
         )
+        return u, chosen(skip, new)
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return tx if exchange.param_specs is None else on_shards(tx, exchange)

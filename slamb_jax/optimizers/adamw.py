@@ -100,6 +100,7 @@ def adamw(
       <https://arxiv.org/abs/1711.05101>`_, 2017.
     """
     check_range("learning_rate", learning_rate, schedule=True)
+    check_range("b2", b2, 0.0, 1.0, open_high=True)
     return chain_between(
         exchange,
         average_momentum(

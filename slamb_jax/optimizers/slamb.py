@@ -126,6 +126,7 @@ def slamb(
       <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023.
     """
     check_range("learning_rate", learning_rate, schedule=True)
+    check_range("b2", b2, 0.0, 1.0, open_high=True)
     if isinstance(learning_rate, jax.Array):  # a schedule's value takes u's dtype
         learning_rate = optax.constant_schedule(learning_rate)
     static = ("form", "mask", "bias_correction", "mu_dtype", "nu_dtype")

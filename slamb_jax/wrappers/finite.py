@@ -14,7 +14,7 @@ from slamb_jax import _axes
 from slamb_jax._checks import check_integer, check_transformation
 from slamb_jax._collectives import pany
 from slamb_jax._layout import mesh_axes
-from slamb_jax._skip import Skip
+from slamb_jax._skip import Skip, unless
 from slamb_jax.exchange import Exchange, check_exchange
 
 
@@ -105,7 +105,7 @@ def skip_not_finite(
         )
         # p + -0.0 is p, where -0.0 + 0.0 is not.
         u = jax.tree.map(lambda x: jnp.where(poisoned, jnp.full_like(x, -0.0), x), u)
-        inner = skip.choose(state.inner, inner)
+        inner = unless(skip, state.inner, inner)
         finite = _axes.vary_over(~poisoned, _axes.varying_axes(state.last_finite))
         in_a_row = optax.safe_increment(state.notfinite_count)
         in_all = optax.safe_increment(state.total_notfinite)
