@@ -17,8 +17,8 @@ import jax.numpy as jnp
 Axes = frozenset[Hashable]
 AxisName = Hashable | tuple[Hashable, ...]
 
-_WORKERS: contextvars.ContextVar[tuple[Hashable, ...]] = contextvars.ContextVar(
-    "the axes of the workers whose step is being traced", default=()
+_WORKERS: contextvars.ContextVar[tuple[tuple[Hashable, ...], ...]] = (
+    contextvars.ContextVar("axes of the step of workers being traced", default=((), ()))
 )
 
 
@@ -114,21 +114,39 @@ def cond(
 
 
 @contextlib.contextmanager
-def step_of_workers(axis_name: AxisName | None) -> Iterator[None]:
-    """While the step of workers over these axes is traced, :func:`missed_axes` knows.
+def step_of_workers(
+    axis_name: AxisName, local_axis_name: AxisName | None = None
+) -> Iterator[None]:
+    """While the step of workers over these axes is traced, its links may ask for them.
 
     Types tell too, but not with ``check_vma=False``.
     """
-    token = _WORKERS.set(as_tuple(axis_name))
+    token = _WORKERS.set((as_tuple(axis_name), as_tuple(local_axis_name)))
     try:
         yield
     finally:
         _WORKERS.reset(token)
 
 
+def check_workers(axis_name: AxisName | None) -> None:
+    """Raises for an exchange between others than the workers whose step is traced.
+
+    None passes: the user may have averaged the gradients, which only types tell.
+    """
+    workers, _ = _WORKERS.get()
+    if workers and axis_name is not None and set(workers) != set(as_tuple(axis_name)):
+        raise ValueError(
+            f"axis_name={axis_name!r} of an exchange in step is not that of the "
+            f"workers, {workers if len(workers) > 1 else workers[0]!r}: give the "
+            "optimizer, slamb_jax.replicate and the function that runs step the same "
+            "exchange"
+        )
+
+
 def missed_axes(tree: chex.ArrayTree, known: Sequence[Hashable]) -> list[Hashable]:
     """The axes over which the tree may differ between devices, but for those known."""
-    return _unknown(frozenset(_WORKERS.get()) | _varying(tree), known)
+    workers, local = _WORKERS.get()
+    return _unknown(frozenset(workers + local) | _varying(tree), known)
 
 
 def _varying(tree: chex.ArrayTree) -> Axes:

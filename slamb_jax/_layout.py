@@ -1,7 +1,7 @@
 """Which leaves are stacks of layers, and over which mesh axes leaves are sharded."""
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -97,6 +97,54 @@ def broadcast_specs(param_specs: Any, params: chex.ArrayTree) -> chex.ArrayTree:
     specs = broadcast_prefix("param_specs", param_specs, params, is_spec)
     specs = jax.tree.map(lambda s: s or PartitionSpec(), specs, is_leaf=is_spec)
     return jax.tree_util.tree_map_with_path(check, specs, params, is_leaf=is_spec)
+
+
+def state_specs(
+    state: chex.ArrayTree,
+    param_specs: chex.ArrayTree,
+    *,
+    lead: int = 0,
+    shapes: Sequence[tuple[int, ...]] | None = None,
+) -> chex.ArrayTree:
+    """One spec per leaf of a state: in a tree like the parameters theirs, else empty.
+
+    Such a tree has the structure of ``param_specs``, and leaves of these ``shapes`` or,
+    if those are not known, of as many dimensions as the specs need. The leaves have
+    ``lead`` further dimensions in front.
+
+    Raises:
+      ValueError: if no tree is like the parameters; with ``shapes``, only for another
+        leaf that is not a scalar.
+    """
+    treedef: Any
+    specs, treedef = jax.tree.flatten(param_specs, is_leaf=is_spec)
+
+    def like_params(x: Any) -> bool:
+        if jax.tree.structure(x) != treedef:
+            return False
+        found = [jnp.shape(leaf)[lead:] for leaf in jax.tree.leaves(x)]
+        if shapes is not None:
+            return found == list(shapes)
+        return all(len(x) >= len(s or ()) for x, s in zip(found, specs, strict=True))
+
+    def spec(path: Any, x: Any) -> Any:
+        if like_params(x):
+            return treedef.unflatten([spec or PartitionSpec() for spec in specs])
+        if shapes is not None and jnp.ndim(x):
+            raise ValueError(
+                f"state{jax.tree_util.keystr(path)} must be a scalar or in a tree like "
+                f"the parameters to be sharded like them, got shape {jnp.shape(x)}"
+            )
+        return PartitionSpec()
+
+    parts = jax.tree.leaves(state, is_leaf=like_params)
+    if shapes is None and not any(map(like_params, parts)):
+        raise ValueError(
+            f"param_specs must have one spec for each parameter, got {param_specs}: no "
+            "part of the state has this structure (unbox linen's partitioned "
+            "parameters with flax.linen.unbox)"
+        )
+    return jax.tree_util.tree_map_with_path(spec, state, is_leaf=like_params)
 
 
 def broadcast_stacked(stacked: Any, params: chex.ArrayTree) -> chex.ArrayTree:

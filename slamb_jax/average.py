@@ -10,7 +10,6 @@ from slamb_jax import _axes, _collectives
 from slamb_jax._checks import check_params
 from slamb_jax._layout import mesh_axes
 from slamb_jax._leaves import arrays_of, keep_absent, present
-from slamb_jax._left_out import see
 from slamb_jax._mean import mean_over_workers
 from slamb_jax._rounding import next_step, upcast_f32
 from slamb_jax._skip import Skip, chosen, unless
@@ -118,13 +117,13 @@ def average_parameters_every(
     ) -> tuple[optax.Updates, AverageParametersState]:
         del extra_args
         check_params(params)
+        _axes.check_workers(exchange.axis_name)
         if exchange.axis_name is None:
             _axes.check_local(updates, None, mesh_axes(exchange.param_specs))
         step = next_step(state.count)
         state = state._replace(count=unless(skip, state.count, step))
         if exchange.sync_every is None:
             return updates, state
-        see(params)
         if outer is None and _axes.axis_size(exchange.axis_name) == 1:
             return updates, state
 

@@ -21,7 +21,6 @@ from slamb_jax._checks import (
 )
 from slamb_jax._layout import mesh_axes
 from slamb_jax._leaves import Leaf, arrays_of, keep_absent, present
-from slamb_jax._left_out import see
 from slamb_jax._mean import Means, mean_over_workers
 from slamb_jax._moments import (
     Decays,
@@ -186,7 +185,7 @@ def average_momentum(
         skip: Skip | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, AverageMomentumState]:
-        _check_update(exchange, updates, state.mu, params)
+        _check_update(exchange, updates, state.mu)
         step = next_step(state.count)
         like = updates if params is None else params
         rows, rebuild = present(
@@ -275,17 +274,13 @@ def _in_codes(exchange: Exchange) -> bool:
 
 
 def _check_update(
-    exchange: Exchange,
-    updates: optax.Updates,
-    mu: optax.Updates,
-    params: optax.Params | None,
+    exchange: Exchange, updates: optax.Updates, mu: optax.Updates
 ) -> None:
     """Raises for gradients that do not fit the momentum or were averaged already."""
     axis_name = exchange.axis_name
+    _axes.check_workers(axis_name)
     _axes.check_local(updates, axis_name, mesh_axes(exchange.param_specs))
     check_gradients(updates, mu)
-    if params is not None and axis_name is not None:
-        see(params)
 
 
 class _Rule(NamedTuple):

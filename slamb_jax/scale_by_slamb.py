@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._axes import axis_size, check_local
+from slamb_jax._axes import axis_size, check_local, check_workers
 from slamb_jax._blocks import mean_of_selected, selection_at
 from slamb_jax._checks import (
     check_choice,
@@ -191,6 +191,7 @@ def scale_by_slamb(
         check_params(params)
         if exchange.local_axis_name is not None:
             updates = mean_gradients(updates, params, exchange.local_axis_name)
+        check_workers(exchange.axis_name)
         check_local(updates, exchange.axis_name, mesh_axes(exchange.param_specs))
         check_gradients(updates, state.mu)
         step = next_step(state.count)

@@ -2,15 +2,19 @@
 
 from typing import Any
 
-import chex
 import jax
-import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
 from slamb_jax import _axes
 from slamb_jax._checks import check_params, check_transformation
-from slamb_jax._layout import broadcast_specs, is_spec, mesh_axes, spec_axes
+from slamb_jax._layout import (
+    broadcast_specs,
+    is_spec,
+    mesh_axes,
+    spec_axes,
+    state_specs,
+)
 from slamb_jax._leaves import map_present
 from slamb_jax.exchange import Exchange, check_exchange
 
@@ -88,9 +92,10 @@ def on_shards(
         _check_jax()
         specs = broadcast_specs(param_specs, params)
         specs = jax.tree.map(lambda spec: _restrict(spec, auto), specs, is_leaf=is_spec)
+        shapes = [p.shape for p in jax.tree.leaves(params)]
         sharded = (
             map_present(lambda g, spec: spec, updates, specs),
-            state_specs(state, specs, params),
+            state_specs(state, specs, shapes=shapes),
             specs,
         )
         tracked = any(_axes.varying_axes(x) for x in jax.tree.leaves(updates))
@@ -111,34 +116,6 @@ def on_shards(
         )(updates, state, params, arrays)
 
     return optax.GradientTransformationExtraArgs(tx.init, update)
-
-
-def state_specs(
-    state: chex.ArrayTree, specs: chex.ArrayTree, params: chex.ArrayTree
-) -> chex.ArrayTree:
-    """One spec per leaf of a state: those of the parameters for a tree like theirs.
-
-    Raises:
-      ValueError: for another leaf that is not a scalar.
-    """
-    treedef: Any = jax.tree.structure(params)
-    shapes = [jnp.shape(p) for p in jax.tree.leaves(params)]
-
-    def like_params(x: Any) -> bool:
-        same = jax.tree.structure(x) == treedef
-        return same and [jnp.shape(leaf) for leaf in jax.tree.leaves(x)] == shapes
-
-    def spec(path: Any, x: Any) -> Any:
-        if like_params(x):
-            return specs
-        if jnp.ndim(x):
-            raise ValueError(
-                f"state{jax.tree_util.keystr(path)} must be a scalar or in a tree like "
-                f"the parameters to be sharded like them, got shape {jnp.shape(x)}"
-            )
-        return PartitionSpec()
-
-    return jax.tree_util.tree_map_with_path(spec, state, is_leaf=like_params)
 
 
 def _restrict(spec: PartitionSpec, axes: list[Any]) -> PartitionSpec:

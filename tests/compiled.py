@@ -1,12 +1,18 @@
-"""Compiles programs as users do: with the optimizations that conftest.py disables."""
+"""Programs as users compile them, and as other platforms would run them."""
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import jax
 import optax
 
 import slamb_jax
+from slamb_jax import _platform
 from tests.workers import stepper
+
+PLATFORMS = ("cpu", "cuda", "tpu")
 
 # What JAX_DISABLE_MOST_OPTIMIZATIONS sets, back at XLA's defaults. An option of the
 # compiler is part of jax's cache keys; the setting of jax is not.
@@ -17,15 +23,26 @@ _XLA_DEFAULTS = {
 
 
 def compile_optimized(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compiles what ``jax.jit(f).lower(...)`` returned, with all optimizations."""
+    """Compiles with all optimizations, which conftest.py disables elsewhere."""
     return lowered.compile(compiler_options=_XLA_DEFAULTS)
 
 
 def report_of(
     tx: optax.GradientTransformation, params: Any, n: int
-) -> slamb_jax.wire.WireReport:
+) -> slamb_jax.WireReport:
     """What a step of n workers sends, of parameters of these shapes."""
     like = jax.eval_shape(lambda p: (p, tx.init(p), p), params)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), like)
     lowered = stepper(tx, "shard_map", n).lower(*like)
     return slamb_jax.wire_report(compile_optimized(lowered))
+
+
+@contextlib.contextmanager
+def on_platform(name: str) -> Iterator[None]:
+    """What is traced meanwhile has the branches of this platform, and runs here."""
+
+    def choose(*args: Any, default: Callable[..., Any], **branches: Any) -> Any:
+        return branches.get(name, default)(*args)
+
+    with mock.patch.object(_platform.lax, "platform_dependent", choose):
+        yield

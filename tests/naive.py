@@ -18,7 +18,6 @@ class NaiveSlamb:
     """n workers, each a list of leaves; masks are given, ages follow a recurrence."""
 
     overlap = False  # exchange m before the gradient is added, p before its update
-    nu_of = "gradient"
 
     def __init__(self, params: list[np.ndarray], n: int, **settings: Any):
         self.p = [[x.astype(np.float64) for x in params] for _ in range(n)]
@@ -43,10 +42,7 @@ class NaiveSlamb:
                 self.exchange(j, mask)
             for i in range(self.n):
                 g = grads[i][j].astype(np.float64)
-                m = self.m[i][j] / (1 - self.b1**self.t if self.bias_correction else 1)
-                square = {"gradient": g**2, "momentum": m**2}
-                self.v[i][j] *= self.b2
-                self.v[i][j] += (1 - self.b2) * square[self.nu_of]
+                self.v[i][j] = self.b2 * self.v[i][j] + (1 - self.b2) * g**2
             self.age[j] = np.where(mask, 0, self.age[j] + 1)
             r = self.b3 ** self.age[j]
             for i in range(self.n):

@@ -13,28 +13,30 @@ import optax
 import slamb_jax
 from tests.workers import AXIS
 
-OF_EXCHANGE = {field.name for field in dataclasses.fields(slamb_jax.Exchange)}
+OF_EXCHANGE, OF_STRIDED = (
+    {field.name for field in dataclasses.fields(x)}
+    for x in (slamb_jax.Exchange, slamb_jax.selections.Strided)
+)
 
 
 def plain(axis_name: Any = None, **settings: Any) -> slamb_jax.Exchange:
-    """An exchange in float32, whose parameters are averaged all at once."""
-    ours: dict[str, Any] = {"payload": None, "average_payload": None, "rolling": False}
-    ours |= {"b3": 0.7, "sync_every": 100}
-    if isinstance(settings.get("selection", ""), str):  # others have a ratio
-        ours["compress_ratio"] = 0.1
+    """SLAMB as published, in float32; with settings of ``Strided``, too."""
+    chosen = {name: settings.pop(name) for name in OF_STRIDED & set(settings)}
+    ours = {"payload": None, "sync_every": 100}
+    ours |= {"selection": slamb_jax.selections.Strided(**chosen)}
     return slamb_jax.Exchange(axis_name, **ours | settings)
 
 
 def exchange(**settings: Any) -> slamb_jax.Exchange:
-    """One between the workers of these tests, of small leaves too."""
-    ours = {"axis_name": AXIS, "min_size": 20, "sync_every": 3}
-    return plain(**ours | settings)
+    """The same between the workers of these tests, of small leaves too."""
+    return plain(**{"axis_name": AXIS, "min_size": 20, "sync_every": 3} | settings)
 
 
 def slamb(rate: Any = 0.01, **settings: Any) -> optax.GradientTransformationExtraArgs:
     """SLAMB over :func:`exchange`; settings of both, told apart by their names."""
-    ours = {name: settings.pop(name) for name in OF_EXCHANGE & set(settings)}
-    return slamb_jax.slamb(rate, exchange(**ours), **settings)
+    names = (OF_EXCHANGE | OF_STRIDED) & set(settings)
+    ours = {name: settings.pop(name) for name in names}
+    return slamb_jax.slamb(rate, exchange(**ours), **{"b3": 0.7} | settings)
 
 
 @contextlib.contextmanager

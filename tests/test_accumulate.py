@@ -9,12 +9,12 @@ import optax
 import pytest
 
 import slamb_jax
-from tests.optimizers import exchange, plain, random_tree
-from tests.workers import MAPPINGS, stack, stepper, train
+from tests.optimizers import random_tree
+from tests.workers import AXIS, MAPPINGS, stack, stepper, train
 
 SHAPES = {"w": (12, 16), "b": (16,)}
 N, EVERY = 4, 3
-SLAMB = slamb_jax.slamb(0.01, exchange(sync_every=2, b3=0.9))
+SLAMB = slamb_jax.slamb(0.01, slamb_jax.Exchange.paper(AXIS, sync_every=2))
 
 
 @functools.cache
@@ -56,7 +56,7 @@ def test_nothing_is_communicated_outside_the_conditional():
 
 def test_every_one_is_the_optimizer_itself():
     params, g = random_tree(SHAPES, 0), random_tree(SHAPES, 1)
-    alone = slamb_jax.slamb(0.01, plain())
+    alone = slamb_jax.slamb(0.01, slamb_jax.Exchange())
     tx = slamb_jax.accumulate(alone, 1)
     got, want = (jax.jit(x.update)(g, x.init(params), params)[0] for x in (tx, alone))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), got, want)

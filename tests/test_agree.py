@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import NamedSharding
 
 import slamb_jax
-from slamb_jax.workers import checksums
-from tests.optimizers import exchange, random_tree
+from slamb_jax.workers import agreement
+from tests.optimizers import random_tree
 from tests.shards import mesh_4x2
 from tests.workers import AXIS, P, mesh_of, over_workers, stack, train
 
@@ -103,7 +103,7 @@ def test_the_tolerance_is_that_of_the_norm(kind, place):
 
 @pytest.mark.parametrize("mapping", ["vmap", "shard_map"])
 def test_exact_after_the_average_and_to_rounding_after_the_link(mapping):
-    tx = slamb_jax.slamb(0.1, exchange())
+    tx = slamb_jax.slamb(0.1, slamb_jax.Exchange.paper(AXIS, sync_every=3))
     grads = [random_tree(SHAPES, 1 + t, N) for t in range(4)]
     history = train(tx, random_tree(SHAPES, 0), grads, mapping)
     for t, (params, state) in enumerate(history, 1):
@@ -124,7 +124,7 @@ def test_exact_after_the_average_and_to_rounding_after_the_link(mapping):
 def test_only_checksums_are_communicated():
     tree = spread(stack(random_tree({"w": (200, 300), "b": (300,)}, 0), N))
     everywhere = NamedSharding(mesh_of(N), P())
-    compute = jax.jit(checksums._checksums, out_shardings=everywhere)
+    compute = jax.jit(agreement._checksums, out_shardings=everywhere)
     report = slamb_jax.wire_report(compute.lower(jax.tree.leaves(tree)))
     (gather,) = report.collectives
     assert gather.kind == "all-gather"
@@ -132,7 +132,8 @@ def test_only_checksums_are_communicated():
 
 
 def momenta(grads):
-    tx = slamb_jax.sgd(0.1, exchange(average_b2=None), momentum=0.9)
+    exact = slamb_jax.Exchange(AXIS, average_payload=None)
+    tx = slamb_jax.sgd(0.1, exact, momentum=0.9)
     return train(tx, jax.tree.map(lambda g: g[0], grads), [grads], "vmap")[-1]
 
 

@@ -9,13 +9,13 @@ import pytest
 import slamb_jax
 from slamb_jax._rounding import step_seed, stochastic_round
 from tests.close import assert_close, assert_same_bits
-from tests.optimizers import exchange, plain, random_tree, step_on_gradients
-from tests.workers import mesh_of, over_workers, stack, train
+from tests.optimizers import random_tree, step_on_gradients
+from tests.workers import AXIS, mesh_of, over_workers, stack, train
 
 BF16 = jnp.bfloat16
 N = 4
-ALONE = plain(min_size=0)
-BETWEEN = exchange(min_size=0)
+ALONE = slamb_jax.Exchange()
+BETWEEN = slamb_jax.Exchange.paper(AXIS, sync_every=3)
 
 
 def test_stochastic_rounding_is_unbiased_and_takes_neighbours():
@@ -144,7 +144,7 @@ def test_a_16_bit_second_moment_follows_the_32_bit_one():
 @pytest.mark.parametrize("rounding", ["master", "stochastic"])
 def test_replicas_that_agree_stay_so_and_averages_count(rounding):
     """Averaging at every step: the master copies, or what is rounded alike, agree."""
-    inner = slamb_jax.slamb(0.02, exchange(min_size=0, sync_every=1))
+    inner = slamb_jax.slamb(0.02, slamb_jax.Exchange.paper(AXIS, sync_every=1))
     tx = slamb_jax.train_in_bfloat16(inner, rounding)
     params, state = train(tx, *random_run(2, 4, N), "shard_map")[-1]
     for x in jax.tree.leaves(params):

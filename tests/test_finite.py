@@ -8,15 +8,16 @@ import pytest
 
 import slamb_jax
 from slamb_jax._axes import tracked_axes, vary_over
+from slamb_jax._skip import Skip, unless
 from slamb_jax.wrappers import SkipNotFiniteState
 from tests.close import assert_same_bits
-from tests.optimizers import exchange, plain, random_tree, slamb
+from tests.optimizers import exchange, random_tree, slamb
 from tests.workers import AXIS, MAPPINGS, P, mesh_of, over_workers, stack, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "scale": ()}
 N = 4
-POISON = {"inf": -np.inf, "beyond its square": 1e20}
-EXCHANGE, ALONE = exchange(), plain()
+EXCHANGE, ALONE = exchange(), slamb_jax.Exchange()
+DEFAULT = slamb_jax.Exchange(AXIS)
 
 
 def skipping(rate=0.01, **settings):
@@ -35,22 +36,25 @@ def without(grads, steps):
     return [g for t, g in enumerate(grads) if t not in steps]
 
 
-CODES = slamb_jax.payloads.StochasticUniform(8, block_size=32, error_feedback=True)
+def outer(**settings):
+    return slamb_jax.Exchange(AXIS, sync_every=2, outer=optax.sgd(0.7), **settings)
+
+
+ADAMW = slamb_jax.adamw(0.01, DEFAULT)
+LATE = slamb_jax.lion(0.01, slamb_jax.Exchange(AXIS, overlap=True))
 CASES = [
-    *((mapping, "nan", {}) for mapping in MAPPINGS),
-    *(("vmap", kind, {}) for kind in POISON),
-    ("shard_map", "nan", {"overlap": True}),
-    pytest.param(
-        "shard_map", "nan", {"payload": CODES, "average_payload": CODES},
-        marks=pytest.mark.long,
-    ),
-]  # fmt: skip
+    *((mapping, np.nan, ADAMW) for mapping in MAPPINGS),
+    *(("vmap", value, ADAMW) for value in (-np.inf, 1e20)),  # beyond its square
+    ("shard_map", np.nan, slamb()),
+    ("shard_map", np.nan, LATE),
+    ("shard_map", np.nan, slamb_jax.adamw(0.01, outer())),
+]
 
 
-@pytest.mark.parametrize(("mapping", "kind", "settings"), CASES)
-def test_a_skipped_step_might_as_well_not_have_been(mapping, kind, settings):
-    bad, tx = (1, 3, 4), skipping(**settings)
-    grads = gradients(7, bad, POISON.get(kind, np.nan))
+@pytest.mark.parametrize(("mapping", "value", "tx"), CASES)
+def test_a_skipped_step_might_as_well_not_have_been(mapping, value, tx):
+    bad, tx = (1, 3, 4), slamb_jax.skip_not_finite(tx, EXCHANGE)
+    grads = gradients(7, bad, value)
     params = random_tree(SHAPES, 0) | {"b": jnp.full(16, -0.0)}  # whose sign is kept
     history = train(tx, params, grads, mapping)
     want_params, want_state = train(tx, params, without(grads, bad), mapping)[-1]
@@ -68,13 +72,16 @@ def test_a_skipped_step_might_as_well_not_have_been(mapping, kind, settings):
 
 CLIP = optax.clip_by_global_norm(1.0)
 MASK = {"w": True, "b": False, "scale": True}
-INJECTED = optax.inject_hyperparams(slamb_jax.slamb, static_args="exchange")
+INJECTED = optax.inject_hyperparams(slamb_jax.adamw, static_args="exchange")
 RATE = optax.linear_schedule(0.02, 0.01, 4)
 AROUND = {
-    "a chain": optax.chain(CLIP, slamb()),
-    "an accumulation": slamb_jax.accumulate(slamb(), 2),
-    "injected": INJECTED(RATE, exchange=EXCHANGE),
+    "a chain": optax.chain(CLIP, ADAMW),
+    "an accumulation": slamb_jax.accumulate(ADAMW, 2),
+    "injected": INJECTED(RATE, exchange=DEFAULT),
     "a mask": optax.masked(slamb(), MASK),
+    "deaf ones": optax.GradientTransformation(  # no link is told
+        ADAMW.init, lambda g, state, params=None: ADAMW.update(g, state, params)
+    ),
 }
 COMPOSED = {
     "in a chain": optax.chain(CLIP, skipping()),
@@ -93,9 +100,9 @@ def test_it_composes(name):
         got, got_state = train(tx, start, grads, "shard_map")[-1]
         want, want_state = train(tx, start, without(grads, bad), "shard_map")[-1]
     assert_same_bits(got, want)
-    leaves = jax.tree.leaves((got_state, want_state), is_leaf=is_skipper)
-    counts = [x.total_notfinite.tolist() for x in leaves if is_skipper(x)]
-    assert counts == [[2] * N, [0] * N]
+    for own, total in ((got_state, 2), (want_state, 0)):
+        (skipper,) = filter(is_skipper, jax.tree.leaves(own, is_leaf=is_skipper))
+        assert skipper.total_notfinite.tolist() == [total] * N
 
 
 def is_skipper(x):
@@ -113,15 +120,27 @@ def test_inside_an_accumulation_a_mini_step_spoils_the_step():
 
 @pytest.mark.parametrize("mapping", ["shard_map", "shard_map_unchecked"])
 def test_it_sends_one_number_and_needs_no_conditional(mapping):
-    """What is exchanged at every step still is outside of one."""
     params, sent = random_tree(SHAPES, 0), []
-    for tx in (slamb(sync_every=None), skipping(sync_every=None)):
+    for tx in (ADAMW, slamb_jax.skip_not_finite(ADAMW, DEFAULT)):
         run = over_workers(lambda g, s, p, tx=tx: tx.update(g, s, p), mapping, N)
         args = stack(params, N), stack(tx.init(params), N), stack(params, N)
         report = slamb_jax.wire_report(run.lower(*args))
         sent.append(sum(c.payload_bytes for c in report.collectives))
         assert not any(c.conditional for c in report.collectives)
     assert sent[1] - sent[0] == 4
+
+
+ALIKE = [slamb_jax.adamw, slamb_jax.lion, slamb_jax.sgd, slamb_jax.slamb]
+
+
+@pytest.mark.parametrize("make", ALIKE)
+def test_a_link_keeps_its_state_by_itself(make):
+    """A second choice, around all links, costs a GPU passes over the state."""
+    tx, params, skip = make(0.1, ALONE), random_tree(SHAPES, 0), Skip(jnp.array(True))
+    old, bad = tx.init(params), jax.tree.map(lambda p: p * jnp.nan, params)
+    _, new = tx.update(bad, old, params, skip=skip)
+    assert_same_bits(new[0], old[0])
+    assert unless(skip, old, new)[0] is new[0]
 
 
 def test_in_a_scan_under_tracked_types():
@@ -209,7 +228,7 @@ def test_its_first_state_can_be_donated():
 def test_shards_of_a_worker_agree_where_their_axis_is_bound(check_vma):
     """A NaN in one shard skips the step on all shards of all workers."""
     specs = {"w": P("model")}
-    between = plain(AXIS, param_specs=specs)
+    between = slamb_jax.Exchange(AXIS, param_specs=specs)
     tx = slamb_jax.skip_not_finite(optax.sgd(0.1), between)
     mesh = mesh_of(4, (AXIS, "model"))
 

@@ -10,12 +10,16 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import slamb_jax
+from slamb_jax.selections import Strided
 from tests.close import assert_close
-from tests.optimizers import plain, standard_promotion
+from tests.optimizers import standard_promotion
 from tests.workers import AXIS, mesh_of
 
 N = 4
-EXCHANGE = plain(AXIS, min_size=16, sync_every=5)
+PAPER = slamb_jax.Exchange(
+    AXIS, payload=None, selection=Strided(0.1, min_size=16), sync_every=5
+)
+MEAN = slamb_jax.Exchange(AXIS)
 
 
 @pytest.fixture(autouse=True)
@@ -24,11 +28,11 @@ def promotion():
         yield
 
 
-def check_training(step, state):
+def check_training(step, state, exchange):
     """Trains; returns the last state, in which every worker has its own statistics."""
     mesh = mesh_of(N)
-    state = slamb_jax.replicate(state, mesh, EXCHANGE)
-    run = slamb_jax.per_worker_step(step, mesh, EXCHANGE)
+    state = slamb_jax.replicate(state, mesh, exchange)
+    run = slamb_jax.per_worker_step(step, mesh, exchange)
     losses = []
     for t in range(30):
         x = np.random.default_rng(t).normal(size=(8 * N, 6)).astype(np.float32)
@@ -55,7 +59,7 @@ def test_linen_train_state():
     variables = jax.jit(start)(jax.random.key(0))
     state = TrainStateWithStats.create(
         apply_fn=net.apply, params=variables["params"],
-        tx=slamb_jax.slamb(0.03, EXCHANGE), batch_stats=variables["batch_stats"],
+        tx=slamb_jax.slamb(0.03, PAPER, b3=0.7), batch_stats=variables["batch_stats"],
     )  # fmt: skip
 
     def step(state, batch):
@@ -69,7 +73,7 @@ def test_linen_train_state():
         (loss, stats), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
         return state.apply_gradients(grads=grads).replace(batch_stats=stats), loss
 
-    state = check_training(step, state)
+    state = check_training(step, state, PAPER)
     means = state.batch_stats["BatchNorm_0"]["mean"]
     assert float(jnp.ptp(means, axis=0).max()) > 0
     one = slamb_jax.consolidate(state)
@@ -88,7 +92,8 @@ class NnxNet(nnx.Module):
 
 
 def test_nnx_split_and_merge():
-    tx = slamb_jax.slamb(0.03, EXCHANGE)
+    """Under ``nnx.jit`` the step is the same."""
+    tx = slamb_jax.slamb(0.03, MEAN)
     graph, params, rest = nnx.split(NnxNet(nnx.Rngs(0)), nnx.Param, ...)
 
     def step(state, batch):
@@ -103,32 +108,15 @@ def test_nnx_split_and_merge():
         updates, opt_state = tx.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), rest, opt_state), loss
 
-    state = check_training(step, (params, rest, tx.init(params)))
+    start = params, rest, tx.init(params)
+    state = check_training(step, start, MEAN)
     net = nnx.merge(graph, *slamb_jax.consolidate(state)[:2])
     net.eval()
     assert net(jnp.ones((2, 6))).shape == (2, 1)
-
-
-def test_a_step_under_nnx_jit_is_the_step():
-    mesh = mesh_of(N)
-    graph, start = nnx.split(nnx.Linear(6, 1, rngs=nnx.Rngs(0)))
-    tx = slamb_jax.slamb(0.03, EXCHANGE)
-
-    def one_worker(state, batch):
-        params, opt_state = state
-
-        def loss_of(params):
-            net = nnx.merge(graph, params)
-            return jnp.mean((net(batch["x"]) - batch["y"]) ** 2)
-
-        loss, grads = jax.value_and_grad(loss_of)(params)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), loss
-
-    step = slamb_jax.per_worker_step(one_worker, mesh, EXCHANGE)
+    run = slamb_jax.per_worker_step(step, mesh_of(N), MEAN)
     batch = {"x": jnp.arange(48.0).reshape(8, 6) / 48, "y": jnp.ones((8, 1))}
     ends = []
-    for run in (step, nnx.jit(step)):
-        state = slamb_jax.replicate((start, tx.init(start)), mesh, EXCHANGE)
-        ends.append(run(state, batch))
-    assert_close(*(jax.tree.map(np.asarray, end) for end in ends))
+    for one in (run, nnx.jit(run)):
+        state = slamb_jax.replicate(start, mesh_of(N), MEAN)
+        ends.append(jax.tree.map(np.asarray, one(state, batch)))
+    assert_close(*ends)

@@ -9,16 +9,15 @@ from jax.sharding import NamedSharding
 
 import slamb_jax
 from tests.close import assert_close
-from tests.optimizers import exchange, random_tree, step_on_gradients
+from tests.optimizers import random_tree, step_on_gradients
 from tests.shards import auto, mesh_4x2
 from tests.workers import AXIS, P, mesh_of
 
 N = 4
 SHAPES = {"w": (24, 16), "b": (16,)}
 EXCHANGES = {
-    "default": slamb_jax.Exchange(AXIS, min_size=20),
-    "in turn": slamb_jax.Exchange(AXIS, min_size=20, sync_every=3),
-    "momentum": exchange(payload="uniform8", average_payload="uniform4"),
+    "default": slamb_jax.Exchange(AXIS),
+    "outer": slamb_jax.Exchange(AXIS, sync_every=3, outer=optax.sgd(0.7)),
 }
 
 
@@ -60,7 +59,7 @@ def test_the_bits_and_bytes_of_per_worker_step(name):
 @auto
 def test_a_sharded_model_stays_sharded():
     specs = {"w": P(None, "model"), "b": P("model")}
-    settings = slamb_jax.Exchange(AXIS, min_size=20, param_specs=specs)
+    settings = slamb_jax.Exchange(AXIS, param_specs=specs)
     mesh, params = mesh_4x2(), random_tree(SHAPES, 0)
     tx = slamb_jax.on_workers(slamb_jax.adamw(0.1, settings), mesh, settings)
     params = slamb_jax.replicate(params, mesh, settings)
@@ -75,7 +74,7 @@ def test_a_sharded_model_stays_sharded():
 
 
 def test_a_wrong_use_is_an_error():
-    mesh, settings = mesh_of(N), exchange()
+    mesh, settings = mesh_of(N), EXCHANGES["default"]
     tx = slamb_jax.on_workers(slamb_jax.sgd(0.1, settings), mesh, settings)
     with pytest.raises(ValueError, match="leading axis of 4 replicas"):
         tx.init(jnp.ones((3, 2)))

@@ -12,10 +12,12 @@ from flax import nnx
 import slamb_jax
 from slamb_jax.workers.mesh import replicated
 from slamb_jax.workers.replicas import mean_replica
-from tests.optimizers import exchange, random_tree, standard_promotion, train_step
+from tests.close import assert_close
+from tests.optimizers import random_tree, standard_promotion, train_step
 from tests.workers import AXIS, P, mesh_of
 
 N = 8
+EXCHANGE = slamb_jax.Exchange(AXIS)
 EXPLICIT, AUTO = jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto
 
 
@@ -29,7 +31,7 @@ def test_replicas_start_equal_on_their_own_devices():
         "number": 2.5,
         "none": None,
     }
-    out = slamb_jax.replicate(tree, mesh, exchange())
+    out = slamb_jax.replicate(tree, mesh, EXCHANGE)
     assert out["w"].shape == (N, 2, 3)
     there = jax.sharding.NamedSharding(mesh, P(AXIS))
     assert out["w"].sharding.is_equivalent_to(there, 3)
@@ -41,7 +43,7 @@ def test_replicas_start_equal_on_their_own_devices():
     assert (back["count"], back["count"].dtype) == (3, jnp.int32)
     assert back["key"] == jax.random.fold_in(tree["key"], 0)
     assert len(back["w"].devices()) == 1
-    traced = jax.eval_shape(lambda: slamb_jax.replicate(tree, mesh, exchange()))
+    traced = jax.eval_shape(lambda: slamb_jax.replicate(tree, mesh, EXCHANGE))
     assert jax.tree.map(jnp.shape, traced) == jax.tree.map(jnp.shape, out)
 
 
@@ -68,11 +70,11 @@ def test_no_two_workers_draw_the_same_masks(simulated):
     words = jax.random.key_data(jax.random.key(1))
     state = {"key": jax.random.key(0), "modules": modules, "words": words}
     if simulated:
-        run = slamb_jax.simulated_step(of_masks(graph), N, exchange())
+        run = slamb_jax.simulated_step(of_masks(graph), N, EXCHANGE)
         state = slamb_jax.simulated_replicas(state, N)
     else:
-        run = slamb_jax.per_worker_step(of_masks(graph), mesh_of(N), exchange())
-        state = slamb_jax.replicate(state, mesh_of(N), exchange())
+        run = slamb_jax.per_worker_step(of_masks(graph), mesh_of(N), EXCHANGE)
+        state = slamb_jax.replicate(state, mesh_of(N), EXCHANGE)
     for _ in range(2):
         with standard_promotion():
             state, masks = run(state, jnp.ones(64 * N))
@@ -93,14 +95,14 @@ def noisy_step(tx):
 
 
 def beside(other):
-    """SLAMB on a matrix, and another optimizer on the rest of the parameters."""
+    """AdamW on a matrix, and another optimizer on the rest of the parameters."""
     label = {"w": "ours", "b": {"x": "other", "y": "other"}}
-    both = {"ours": slamb_jax.slamb(0.05, exchange(min_size=4)), "other": other}
+    both = {"ours": slamb_jax.adamw(0.05, EXCHANGE), "other": other}
     return optax.multi_transform(both, label)
 
 
 def averaging(tx):
-    return optax.chain(tx, slamb_jax.average_parameters_every(exchange(sync_every=1)))
+    return optax.chain(tx, slamb_jax.average_parameters_every(EXCHANGE))
 
 
 WARM_UP = optax.linear_schedule(0.0, 0.1, 3)
@@ -108,8 +110,8 @@ BESIDE = {
     "drifts": (beside(optax.adam(0.1)), 1),
     "drifts later": (beside(optax.sgd(WARM_UP)), 2),
     "frozen": (beside(optax.set_to_zero()), None),
-    "is ours too": (beside(slamb_jax.sgd(0.1, exchange(sync_every=1))), None),
-    "is averaged behind": (averaging(beside(optax.adam(0.1))), None),
+    "is ours too": (beside(slamb_jax.sgd(0.1, EXCHANGE)), None),
+    "is averaged after all": (averaging(beside(optax.adam(0.1))), None),
 }
 
 
@@ -118,25 +120,25 @@ def test_parameters_that_no_average_gets_may_not_drift_apart(tx, refused):
     def loss(p, batch):
         return jnp.mean((batch @ p["w"] + p["b"]["x"] - p["b"]["y"]) ** 2)
 
-    def step(state, batch):  # the optimizer's state is before the parameters
+    def step(state, batch):  # beside a sum of gradients, which is each worker's own
         pair = state["params"], state["opt"]
         (params, opt), value = train_step(tx, loss)(pair, batch)
-        return {"opt": opt, "params": params}, value
+        grads = jax.grad(loss)(params, batch)
+        summed = jax.tree.map(jnp.add, state["sum"], grads)
+        return {"opt": opt, "params": params, "sum": summed}, value
 
     params = random_tree({"w": (4, 1)}, 0) | {
         "b": {"x": jnp.ones(()), "y": jnp.ones(())}
     }
-    mesh = mesh_of(N)
+    zeros = jax.tree.map(jnp.zeros_like, params)
     with standard_promotion():
-        state = {"opt": tx.init(params), "params": params}
-        state = slamb_jax.replicate(state, mesh, exchange())
-        run = slamb_jax.per_worker_step(step, mesh, exchange())
+        state = {"opt": tx.init(params), "params": params, "sum": zeros}
+        state = slamb_jax.replicate(state, mesh_of(N), EXCHANGE)
+        run = slamb_jax.per_worker_step(step, mesh_of(N), EXCHANGE)
         for t in range(1, 6):
             batch = np.random.default_rng(t).normal(size=(16, 4)).astype(np.float32)
             if t == refused:
-                with pytest.raises(
-                    ValueError, match=r"\['params'\]\['b'\]\['x'\] differs"
-                ):
+                with pytest.raises(ValueError, match=r"\['b'\]\['x'\].* differ"):
                     run(state, batch)
                 break
             state, _ = run(state, batch)
@@ -146,7 +148,7 @@ def test_parameters_that_no_average_gets_may_not_drift_apart(tx, refused):
 def test_a_rate_that_follows_the_mean_loss_is_the_same_for_all(check_vma):
     """As the guide says; optax's conditionals do not pass the check of types."""
     plateau = optax.contrib.reduce_on_plateau(patience=1, accumulation_size=1)
-    tx = optax.chain(slamb_jax.slamb(0.05, exchange(min_size=4)), plateau)
+    tx = optax.chain(slamb_jax.slamb(0.05, EXCHANGE), plateau)
 
     def step(state, batch):
         params, opt_state = state
@@ -156,8 +158,8 @@ def test_a_rate_that_follows_the_mean_loss_is_the_same_for_all(check_vma):
         return (optax.apply_updates(params, updates), opt_state), value
 
     mesh, params = mesh_of(N), jnp.ones((4, 3))
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange())
-    run = slamb_jax.per_worker_step(step, mesh, exchange(), check_vma=check_vma)
+    state = slamb_jax.replicate((params, tx.init(params)), mesh, EXCHANGE)
+    run = slamb_jax.per_worker_step(step, mesh, EXCHANGE, check_vma=check_vma)
     batches = np.random.default_rng(0).normal(size=(8, 16, 4)).astype(np.float32)
     with standard_promotion():
         if check_vma:
@@ -177,13 +179,11 @@ def mesh_with(kind, n=N):
 
 @functools.cache
 def trained(kind, check_vma, n=N):
-    tx = slamb_jax.slamb(0.05, exchange(min_size=4))
+    tx = slamb_jax.slamb(0.05, EXCHANGE)
     params = random_tree({"w": (4, 3)}, 0)
     mesh = mesh_with(kind, n)
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange())
-    run = slamb_jax.per_worker_step(
-        noisy_step(tx), mesh, exchange(), check_vma=check_vma
-    )
+    state = slamb_jax.replicate((params, tx.init(params)), mesh, EXCHANGE)
+    run = slamb_jax.per_worker_step(noisy_step(tx), mesh, EXCHANGE, check_vma=check_vma)
     reports = []
     for t in range(5):
         batch = np.random.default_rng(t).normal(size=(16, 4)).astype(np.float32)
@@ -194,23 +194,21 @@ def trained(kind, check_vma, n=N):
     return state, reports
 
 
-def test_workers_have_keys_and_reports_of_their_own():
-    state, reports = trained(EXPLICIT, True)
-    assert reports[0]["loss"].shape == (N,)
-    assert len(np.unique(reports[0]["noise"])) == N
-    trained_w = slamb_jax.consolidate(state[0])["w"]
-    start = random_tree({"w": (4, 3)}, 0)["w"]
-    assert jnp.linalg.norm(trained_w) < 0.95 * jnp.linalg.norm(start)
-
-
 @pytest.mark.parametrize(
     ("kind", "check_vma"), [(EXPLICIT, False), (AUTO, True), (AUTO, False)]
 )
 def test_every_kind_of_mesh_trains_the_same(kind, check_vma):
+    """With keys and reports of each worker's own."""
     got, want = trained(kind, check_vma), trained(EXPLICIT, True)
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
+    state, reports = got
+    assert reports[0]["loss"].shape == (N,)
+    assert len(np.unique(reports[0]["noise"])) == N
+    start = random_tree({"w": (4, 3)}, 0)["w"]
+    end = slamb_jax.consolidate(state[0])["w"]
+    assert jnp.linalg.norm(end) < 0.95 * jnp.linalg.norm(start)
 
 
 @pytest.mark.parametrize("kind", [EXPLICIT, AUTO])
@@ -223,11 +221,11 @@ def test_arrays_on_a_mesh_of_the_other_kind_are_moved(kind, n):
     def step(state, batch):  # beside a number that is not changed
         return {"sum": state["sum"] + batch.sum(), "rest": state["rest"]}, batch
 
-    run = slamb_jax.per_worker_step(step, mesh, exchange())
+    run = slamb_jax.per_worker_step(step, mesh, EXCHANGE)
     there = jax.sharding.NamedSharding(theirs, P(AXIS))
     batch = jax.device_put(jnp.ones(8), there)
     state = {"sum": jnp.zeros(()), "rest": jnp.zeros(2)}
-    state, _ = run(slamb_jax.replicate(state, theirs, exchange()), batch)
+    state, _ = run(slamb_jax.replicate(state, theirs, EXCHANGE), batch)
     assert state["sum"].tolist() == [8 / n] * n
     state, _ = run(state, jnp.ones(8))  # on one device, not on a mesh
     assert state["sum"].tolist() == [16 / n] * n
@@ -236,22 +234,57 @@ def test_arrays_on_a_mesh_of_the_other_kind_are_moved(kind, n):
 @pytest.mark.parametrize("kind", [EXPLICIT, AUTO])
 def test_it_can_be_traced_like_any_jitted_function(kind):
     tx, mesh = optax.sgd(0.1), mesh_with(kind)
-    run = slamb_jax.per_worker_step(noisy_step(tx), mesh, exchange())
+    run = slamb_jax.per_worker_step(noisy_step(tx), mesh, EXCHANGE)
     params = {"w": jnp.ones((4, 3))}
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange())
-    shapes = jax.tree.map(jnp.shape, jax.eval_shape(lambda s: s, state))
+    state = slamb_jax.replicate((params, tx.init(params)), mesh, EXCHANGE)
+    shapes = jax.tree.map(jnp.shape, state)
     batch, key = jnp.ones((16, 4)), jax.random.key(0)
+    lowered = run.lower(state, batch, key).out_info[0]
+    assert jax.tree.map(lambda x: x.shape, lowered) == shapes
 
     def two_steps(state):
         return jax.lax.scan(lambda s, x: run(s, x, key), state, jnp.stack([batch] * 2))
 
-    for traced in (
-        run.lower(state, batch, key).out_info,
-        jax.eval_shape(two_steps, state),
-    ):
-        assert jax.tree.map(lambda x: x.shape, traced[0]) == shapes
-    new, _ = jax.jit(two_steps)(state)
-    assert jax.tree.map(jnp.shape, new) == shapes
+    assert jax.tree.map(jnp.shape, jax.jit(two_steps)(state)[0]) == shapes
+
+
+def whole_surface(mesh):
+    """Each function of the library that takes a mesh, or arrays that lie on one."""
+    tx = slamb_jax.skip_not_finite(slamb_jax.adamw(0.1, EXCHANGE), EXCHANGE)
+    params = random_tree({"w": (4, 3)}, 0)
+    batch, key = jnp.ones((16, 4)), jax.random.key(0)
+    begun = {"key": key, "pair": (params, tx.init(params))}
+
+    def step(state, batch, key):
+        pair, report = noisy_step(tx)(state["pair"], batch, key)
+        return state | {"pair": pair}, report
+
+    state = slamb_jax.replicate(begun, mesh, EXCHANGE)
+    fresh = slamb_jax.consolidate(state)
+    run = slamb_jax.per_worker_step(step, mesh, EXCHANGE)
+    assert run.lower(state, batch, key).out_info
+    state, report = run(state, batch, key)
+    for rtol in (0.0, 1e-3):
+        slamb_jax.assert_replicas_agree(state["pair"][0], rtol)
+    slamb_jax.check_finite(state, 0)
+    agreement = slamb_jax.momentum_agreement(state)
+    mapped = slamb_jax.on_workers(slamb_jax.adamw(0.1, EXCHANGE), mesh, EXCHANGE)
+    replicas = slamb_jax.replicate(params, mesh, EXCHANGE)
+    updates, _ = jax.jit(mapped.update)(replicas, mapped.init(replicas), replicas)
+    simulated = slamb_jax.simulated_step(step, mesh.size, EXCHANGE)(
+        slamb_jax.simulated_replicas(begun, mesh.size), batch, key
+    )
+    slamb_jax.assert_replicas_agree(simulated[0]["pair"][0])
+    ends = state["pair"], report, updates, simulated[0]["pair"]
+    return fresh["pair"], slamb_jax.consolidate(ends), agreement
+
+
+@pytest.mark.parametrize("kind", [EXPLICIT, AUTO])
+def test_all_works_under_set_mesh(kind):
+    mesh = mesh_with(kind, 4)
+    want = whole_surface(mesh)
+    with (getattr(jax, "set_mesh", None) or jax.sharding.use_mesh)(mesh):
+        assert_close(whole_surface(mesh), want)
 
 
 def test_consolidate_is_the_mean_and_exact_where_replicas_agree():
@@ -268,7 +301,7 @@ def test_consolidate_is_the_mean_and_exact_where_replicas_agree():
 
 def test_consolidating_leaves_no_program_in_flight():
     """More than 32 programs in flight that communicate deadlock on CPU."""
-    x = slamb_jax.replicate(jnp.ones((1000, 1000)), mesh_of(N), exchange())
+    x = slamb_jax.replicate(jnp.ones((1000, 1000)), mesh_of(N), EXCHANGE)
     assert all(replicated(mean_replica, x + i).is_ready() for i in range(5))
 
 
@@ -303,6 +336,7 @@ def averaged_by_hand(grads):
     return jax.tree.map(lambda g: jax.lax.pmean(g, AXIS), grads)
 
 
+SELDOM = slamb_jax.Exchange(AXIS, sync_every=2, outer=optax.sgd(1.0))
 ALONE = {
     "optax's optimizer": (optax.adamw(0.1), N, True),
     "one worker": (optax.adamw(0.1), 1, False),
@@ -313,7 +347,7 @@ ALONE = {
         N,
         False,
     ),
-    "averaged at times": (slamb_jax.adamw(0.1, exchange(rolling=False)), N, False),
+    "averaged at times": (slamb_jax.adamw(0.1, SELDOM), N, False),
 }
 
 
@@ -329,8 +363,8 @@ def test_workers_that_train_by_themselves_are_told(tx, n, warns, check_vma):
 
     mesh, params = mesh_of(n), {"w": jnp.ones((4, 3))}
     step = train_step(tx, loss)
-    run = slamb_jax.per_worker_step(step, mesh, exchange(), check_vma=check_vma)
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange())
+    run = slamb_jax.per_worker_step(step, mesh, EXCHANGE, check_vma=check_vma)
+    state = slamb_jax.replicate((params, tx.init(params)), mesh, EXCHANGE)
     batch = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
     with standard_promotion():
         if warns:
@@ -339,5 +373,5 @@ def test_workers_that_train_by_themselves_are_told(tx, n, warns, check_vma):
                 state, _ = run(state, batch)
             assert caught[0].filename == __file__
         state, _ = run(state, batch)  # it is told once
-        run = slamb_jax.per_worker_step(evaluate, mesh, exchange())
-        run(slamb_jax.replicate((params, jnp.float32(0)), mesh, exchange()), batch)
+        run = slamb_jax.per_worker_step(evaluate, mesh, EXCHANGE)
+        run(slamb_jax.replicate((params, jnp.float32(0)), mesh, EXCHANGE), batch)

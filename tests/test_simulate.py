@@ -1,7 +1,5 @@
 """Simulated workers do what workers on a mesh do."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,12 +8,12 @@ import pytest
 
 import slamb_jax
 from tests.close import assert_near
-from tests.optimizers import exchange, random_tree
+from tests.optimizers import random_tree
 from tests.workers import AXIS, mesh_of
 
 N = 8
 SHAPES = {"in": (6, 40), "b": (40,), "out": (40, 3), "scale": ()}
-EXCHANGE = exchange(min_size=50, b3=0.8)
+PAPER = slamb_jax.Exchange.paper(AXIS, sync_every=3)
 
 
 def loss_of(params, batch):
@@ -44,11 +42,6 @@ def batches(n, steps=5):
         yield {"x": x, "y": np.sin(x[:, :3])}
 
 
-@functools.cache
-def small_slamb(**settings):
-    return slamb_jax.slamb(0.02, EXCHANGE, **settings)
-
-
 def begun(tx, n):
     params = random_tree(SHAPES, 0)
     return slamb_jax.simulated_replicas((params, tx.init(params)), n)
@@ -56,34 +49,25 @@ def begun(tx, n):
 
 def simulate(tx, n, chunk=None):
     state = begun(tx, n)
-    run = slamb_jax.simulated_step(trainer(tx, chunk), n, EXCHANGE)
+    run = slamb_jax.simulated_step(trainer(tx, chunk), n, PAPER)
     for batch in batches(n):
         state, losses = run(state, batch)
     return state, losses
 
 
-@pytest.mark.parametrize(
-    ("settings", "chunk"),
-    [
-        ({}, None),
-        pytest.param(
-            {"form": "product", "mu_dtype": "bfloat16"}, 3, marks=pytest.mark.long
-        ),
-    ],
-)
-def test_five_steps_equal_those_on_a_mesh(settings, chunk):
-    tx, mesh = small_slamb(**settings), mesh_of(N)
+LONG = pytest.param("bfloat16", 3, 2e-3, marks=pytest.mark.long)
+
+
+# A last bit of a 16-bit momentum may be rounded either way.
+@pytest.mark.parametrize(("mu_dtype", "chunk", "near"), [(None, None, 2e-6), LONG])
+def test_five_steps_equal_those_on_a_mesh(mu_dtype, chunk, near):
+    tx, mesh = slamb_jax.slamb(0.02, PAPER, mu_dtype=mu_dtype), mesh_of(N)
     params = random_tree(SHAPES, 0)
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange())
-    run = slamb_jax.per_worker_step(trainer(tx, chunk), mesh, exchange())
+    state = slamb_jax.replicate((params, tx.init(params)), mesh, PAPER)
+    run = slamb_jax.per_worker_step(trainer(tx, chunk), mesh, PAPER)
     for batch in batches(N):
         state, losses = run(state, batch)
-    # A last bit of a 16-bit momentum may be rounded either way.
-    assert_near(
-        simulate(tx, N, chunk),
-        (state, losses),
-        2e-3 if "mu_dtype" in settings else 2e-6,
-    )
+    assert_near(simulate(tx, N, chunk), (state, losses), near)
 
 
 def test_chunks_need_less_memory():
@@ -91,7 +75,7 @@ def test_chunks_need_less_memory():
     rows = np.zeros((n * 500, 6), np.float32)
 
     def temporary(chunk):
-        run = slamb_jax.simulated_step(trainer(tx, chunk), n, exchange())
+        run = slamb_jax.simulated_step(trainer(tx, chunk), n, PAPER)
         lowered = run.lower(begun(tx, n), {"x": rows, "y": rows[:, :3]})
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
@@ -102,7 +86,7 @@ def test_the_average_is_computed_only_when_due():
     """Its predicate is a count; if that were batched it would be a select."""
 
     def conditionals(sync_every):
-        between = exchange(sync_every=sync_every)
+        between = slamb_jax.Exchange.paper(AXIS, sync_every=sync_every)
         tx = slamb_jax.slamb(0.02, between)
         run = slamb_jax.simulated_step(trainer(tx), N, between)
         (batch,) = batches(N, 1)
@@ -125,7 +109,7 @@ def test_counts_may_start_apart_or_come_apart():
         "last": jnp.full(3, -1),
         "own": jnp.arange(3),
     }
-    run = slamb_jax.simulated_step(step, 3, exchange())
+    run = slamb_jax.simulated_step(step, 3, PAPER)
     for _ in range(3):
         state, report = run(state, jnp.array([1.0, 0.0, 2.0]))
     np.testing.assert_array_equal(state["steps"], [3, 3, 3])
@@ -144,10 +128,10 @@ def test_each_worker_has_the_key_it_would_have_on_a_mesh():
 
     x, key, mesh = jnp.zeros(2 * N), jax.random.key(3), mesh_of(N)
     state = {"w": jnp.ones(2), "key": jax.random.key(0), "n": 2.5}
-    want = slamb_jax.per_worker_step(step, mesh, exchange())(
-        slamb_jax.replicate(state, mesh, exchange()), x, key
+    want = slamb_jax.per_worker_step(step, mesh, PAPER)(
+        slamb_jax.replicate(state, mesh, PAPER), x, key
     )
-    got = slamb_jax.simulated_step(step, N, exchange())(
+    got = slamb_jax.simulated_step(step, N, PAPER)(
         slamb_jax.simulated_replicas(state, N), x, key
     )
     assert got[1].shape == (N, 2)
@@ -160,13 +144,13 @@ def test_a_scalar_beside_the_batch_goes_to_all_workers():
     def step(state, batch):
         return state, {"x": batch["rate"] * batch["x"].mean(), "step": batch["step"]}
 
-    mesh, settings = mesh_of(N), exchange()
+    mesh, one = mesh_of(N), jnp.zeros(())
     batch = {"x": jnp.arange(2.0 * N), "rate": jnp.float32(0.5), "step": 7}
-    one = jnp.zeros(())
-    run = slamb_jax.per_worker_step(step, mesh, settings)
-    real = run(slamb_jax.replicate(one, mesh, settings), batch)
-    simulate = slamb_jax.simulated_step(step, N, settings)
-    simulated = simulate(slamb_jax.simulated_replicas(one, N), batch)
-    for _, report in (real, simulated):
+    real = slamb_jax.per_worker_step(step, mesh, PAPER)
+    simulated = slamb_jax.simulated_step(step, N, PAPER)
+    for _, report in (
+        real(slamb_jax.replicate(one, mesh, PAPER), batch),
+        simulated(slamb_jax.simulated_replicas(one, N), batch),
+    ):
         assert report["x"].tolist() == [0.25 + i for i in range(N)]
         assert report["step"].tolist() == [7] * N

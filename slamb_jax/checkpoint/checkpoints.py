@@ -20,7 +20,7 @@ from slamb_jax.checkpoint.format import (
 )
 from slamb_jax.checkpoint.store import DamagedCheckpointError, Store
 from slamb_jax.exchange import Exchange, check_exchange
-from slamb_jax.workers.replicas import check_replicas
+from slamb_jax.workers.mesh import check_replicas
 
 # The settings of an Exchange that say which coordinates are exchanged when.
 _SELECTS = ("selection", "sync_every")

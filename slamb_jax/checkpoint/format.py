@@ -23,12 +23,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from slamb_jax._rounding import hash_u32, hash_words
 from slamb_jax.checkpoint.store import DamagedCheckpointError, Store, try_read
-from slamb_jax.workers.agreement import differing
-from slamb_jax.workers.checksums import checksums
-from slamb_jax.workers.keys import resized_words
-from slamb_jax.workers.mesh import device_put_global, on_raw, raw, replicated
-from slamb_jax.workers.replicas import check_replicas
+from slamb_jax.workers.agreement import checksums, differing
+from slamb_jax.workers.mesh import (
+    check_replicas,
+    device_put_global,
+    on_raw,
+    raw,
+    replicated,
+)
 
 FORMAT = 1
 _CHECKSUM = "the checksum of {} is not the one that was saved"
@@ -208,7 +212,7 @@ def resize_leaf(name: str, x: Any, m: int, *, keys: bool) -> np.ndarray:
     if (x == x[:1]).all():
         return np.broadcast_to(x[:1], (m, *x.shape[1:])).copy()
     if keys:
-        return resized_words(x, m)
+        return _resized_words(x, m)
     if x.ndim == 1 and (x == np.arange(len(x))).all():
         return np.arange(m, dtype=x.dtype)
     raise ValueError(
@@ -226,3 +230,14 @@ def _mean_of_overlap(x: np.ndarray, j: int, m: int) -> np.ndarray:
     overlap = [min((i + 1) * m, (j + 1) * n) - max(i * m, j * n) for i in old]
     wide = x[old[0] : old[-1] + 1].astype(np.float64)
     return np.average(wide, axis=0, weights=overlap).astype(x.dtype)
+
+
+def _resized_words(words: np.ndarray, m: int) -> np.ndarray:
+    """The words of n keys that differ, for m workers, no two of which share a key."""
+    n, new = len(words), []
+    for j in range(m):
+        old = j * n // m
+        shared = j > 0 and (j - 1) * n // m == old  # with the worker before
+        own = words[old].astype(np.uint32)
+        new.append(hash_u32(own, hash_words(j)) if shared else own)
+    return np.stack(new)

@@ -10,9 +10,8 @@ import jax
 from slamb_jax._checks import check_integer
 from slamb_jax.checkpoint.checkpoints import Checkpoints
 from slamb_jax.checkpoint.format import holds_keys, resize_leaf, with_checksum
-from slamb_jax.workers.checksums import checksums
-from slamb_jax.workers.mesh import is_key, on_raw
-from slamb_jax.workers.replicas import check_replicas
+from slamb_jax.workers.agreement import checksums
+from slamb_jax.workers.mesh import check_replicas, is_key, on_raw
 
 
 def resize(state: chex.ArrayTree, workers: int) -> chex.ArrayTree:

@@ -1,31 +1,40 @@
-"""Whether replicas agree: to the bit, or to a tolerance."""
+"""Whether replicas agree, to the bit or to a tolerance, and how far momenta do."""
 
+import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from slamb_jax._checks import check_range
-from slamb_jax._rounding import upcast_f32
-from slamb_jax.workers.checksums import checksums, differing_copies
-from slamb_jax.workers.mesh import replicated
-from slamb_jax.workers.replicas import check_replicas
+from slamb_jax._rounding import hash_u32, upcast_f32
+from slamb_jax.workers.mesh import (
+    check_replicas,
+    mesh_sharding,
+    on_one_mesh,
+    raw,
+    replicated,
+    using,
+)
 
 
 def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
     r"""Raises unless all replicas are the same, and names the leaves that differ.
 
     Replicas must be the same to the bit, and only a 64-bit checksum of each is
-    communicated; or, with a tolerance, each replica :math:`p_i` must be near the first:
+    communicated. With a tolerance, each replica :math:`p_i` must be near the first:
 
     .. math:: \|p_i - p_1\| \le rtol\,\|p_1\|
 
-    What :func:`average_parameters` returns passes with 0. After
-    :func:`average_parameters_every` the parameters pass with 1e-5, in 16 bits with
-    1e-2. Counts pass; moments differ between workers by design. The copies on the
-    devices of one worker must be the same to the bit, whatever ``rtol`` is.
+    Parameters pass with 0 under the default exchange, and after
+    :func:`average_parameters`; after :func:`average_parameters_every` with 1e-5, in 16
+    bits with 1e-2. Counts pass; momenta differ between workers by design. The copies on
+    the devices of one worker must be the same to the bit, whatever ``rtol`` is.
 
     Args:
       tree: arrays with a leading replica axis. With several processes, each must call
@@ -35,7 +44,8 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
 
     Raises:
       AssertionError: if replicas differ.
-      ValueError: for a leaf without a leading axis, or ``rtol`` out of range.
+      ValueError: unless all leaves have a leading axis of the same length, and for
+        ``rtol`` out of range.
 
     Examples:
       >>> import jax.numpy as jnp, slamb_jax
@@ -48,22 +58,21 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
     check_range("rtol", rtol, 0.0, open_high=True)
     check_replicas("tree", tree)
     flat = jax.tree_util.tree_leaves_with_path(tree)
-    if not flat:
-        return
-    names = [jax.tree_util.keystr(path) or "the tree" for path, _ in flat]
     leaves = [x for _, x in flat]
+    if not leaves:
+        return
 
     def check(what: str, found: list[str]) -> None:
+        names = [jax.tree_util.keystr(path) or "the tree" for path, _ in flat]
         bad = [f"{name} (of {x})" for name, x in zip(names, found, strict=True) if x]
         if bad:
             raise AssertionError(
-                f"{what} in {len(bad)} of {len(names)} leaves: {', '.join(bad)}"
+                f"{what} in {len(bad)} of {len(flat)} leaves: {', '.join(bad)}"
             )
 
-    copies = [", ".join(map(str, replicas)) for replicas in differing_copies(leaves)]
     check(
         "the devices of a replica hold different copies",
-        [f"replica {x}" if x else "" for x in copies],
+        [f"replica {str(x)[1:-1]}" if x else "" for x in differing_copies(leaves)],
     )
     counts = differing(leaves, checksums(leaves), rtol)
     check("replicas differ", [f"{k} from the first" if k else "" for k in counts])
@@ -72,12 +81,8 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
 def differing(leaves: list[Any], sums: np.ndarray, rtol: float) -> np.ndarray:
     """How many replicas of each leaf differ from the first; ``sums``: checksums."""
     unlike = (sums != sums[:, :1]).any(-1).sum(1)
-    near = [
-        i
-        for i, x in enumerate(leaves)
-        if rtol > 0 and jnp.issubdtype(jnp.result_type(x), jnp.floating)
-    ]
-    if near:
+    floating = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
+    if rtol > 0 and (near := np.flatnonzero(floating)).size:
         found = np.asarray(replicated(_distances, [leaves[i] for i in near]))
         distance, norm = found[..., :-1], found[..., -1:]
         unlike[near] = (~(distance <= rtol * norm)).sum(1)  # a NaN is never near
@@ -93,3 +98,142 @@ def _distances(leaves: list[jax.Array]) -> jax.Array:
         return jnp.append(apart, jnp.linalg.norm(wide[0])).astype(jnp.float32)
 
     return jnp.stack([of_leaf(x) for x in leaves])
+
+
+def checksums(leaves: list[Any]) -> np.ndarray:
+    """A 64-bit checksum of each replica of each leaf: uint32, (leaves, replicas, 2)."""
+    return np.asarray(replicated(_checksums, list(map(raw, leaves))))
+
+
+def _checksums(leaves: list[jax.Array]) -> jax.Array:
+    return jnp.stack([_checksum(x) for x in leaves])
+
+
+def _checksum(x: jax.Array) -> jax.Array:
+    """Two sums of a hash of each element's bits and place, for each replica."""
+    unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
+    words = x.view(unsigned).astype(jnp.uint32).reshape(x.shape[0], -1)
+    place = jnp.arange(words.shape[1], dtype=jnp.uint32) * np.uint32(0x9E3779B1)
+    hashed = [hash_u32(words ^ np.uint32(s), place[None]) for s in (0, 0x9E3779B9)]
+    return jnp.stack([jnp.sum(x, axis=1, dtype=jnp.uint32) for x in hashed], axis=1)
+
+
+def differing_copies(leaves: list[Any]) -> list[list[int]]:
+    """For each leaf, the replicas whose devices hold copies that differ.
+
+    jax takes the copies of an array that is not sharded to be the same, and never
+    compares them: under ``check_vma=False`` the program has to make them so. Where a
+    device holds several replicas, the first of them stands for all.
+    """
+    unlike: list[set[int]] = [set() for _ in leaves]
+
+    def has_copies(x: Any) -> bool:
+        own = mesh_sharding(x)
+        held = own.num_devices * math.prod(own.shard_shape(x.shape)) if own else 0
+        return held > x.size
+
+    places = [i for i, x in enumerate(leaves) if has_copies(x)]
+    mesh, arrays = on_one_mesh([raw(leaves[i]) for i in places])
+    if mesh is None:
+        return [[] for _ in leaves]
+    compute = _on_each_device(mesh, tuple(x.sharding.spec for x in arrays))
+    with using(mesh):
+        sums = np.asarray(compute(arrays).addressable_data(0))
+    for k, (i, x) in enumerate(zip(places, arrays, strict=True)):
+        first: dict[str, np.ndarray] = {}  # by part of the array
+        indices = x.sharding.devices_indices_map(x.shape)
+        for device, found in zip(mesh.devices.flat, sums[:, k], strict=True):
+            if (found != first.setdefault(str(indices[device]), found)).any():
+                unlike[i].add(indices[device][0].start or 0)
+    return [sorted(replicas) for replicas in unlike]
+
+
+@functools.lru_cache(maxsize=64)
+def _on_each_device(
+    mesh: Mesh, specs: tuple[PartitionSpec, ...]
+) -> Callable[[list[jax.Array]], jax.Array]:
+    """A checksum of each leaf that a device holds, for each: (devices, leaves, 2)."""
+    own = jax.shard_map(
+        lambda leaves: _checksums([x[None] for x in leaves])[None, :, 0],
+        mesh=mesh,
+        in_specs=(list(specs),),
+        out_specs=PartitionSpec(mesh.axis_names),
+        check_vma=False,
+    )
+    return jax.jit(own, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def momentum_agreement(state: chex.ArrayTree) -> dict[str, float]:
+    r"""How far the workers' momenta agree, for each leaf; low where their data differ.
+
+    With the momenta :math:`m_i` of n workers:
+
+    .. math::
+
+      a = \sqrt n\,\frac{\|\text{mean over workers of } m_i\|}
+        {\sqrt{\text{mean over workers of } \|m_i\|^2}}
+
+    a is :math:`\sqrt n` where all momenta are equal, and about 1 where they are
+    independent noise. Workers that draw from the same data are in between. Clearly
+    below 1 the momenta oppose each other: the workers see different data. Look at the
+    median of the leaves in the first steps, which ``python -m
+    benchmarks.different_data`` prints. Below 0.7 the default exchange is right, and
+    exchanges whose workers step by themselves are not. A call averages the momenta
+    once.
+
+    Args:
+      state: a state of all workers with a leading replica axis, as :func:`replicate`
+        or a step returns it. With several processes, each must call it.
+
+    Returns:
+      a for each leaf of each momentum, ``mu`` in the state, by its path; 0 for a
+      momentum of zeros. It tells less under a ``selection``, which makes momenta agree.
+
+    Raises:
+      ValueError: unless all leaves have a leading axis of the same length, and for a
+        state without a ``mu``.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, slamb_jax
+      >>> tx = slamb_jax.sgd(0.1, slamb_jax.Exchange("data"), momentum=0.9)
+      >>> params = jnp.zeros((4, 3))
+      >>> grads = jnp.tile(jnp.array([[1.0], [1.0], [-1.0], [-0.9]]), 3)
+      >>> _, state = jax.vmap(tx.update, axis_name="data")(
+      ...     grads, jax.vmap(tx.init)(params), params
+      ... )
+      >>> {k: round(v, 2) for k, v in slamb_jax.momentum_agreement(state).items()}
+      {'[0].mu': 0.05}
+    """
+    check_replicas("state", state)
+    leaves = {
+        jax.tree_util.keystr(path): m
+        for path, m in jax.tree_util.tree_leaves_with_path(state)
+        if m.size and any(map(_is_momentum, path))
+    }
+    if not leaves:
+        raise ValueError(
+            "state must hold a momentum, mu, of an optimizer, got "
+            f"{jax.tree.structure(state)}"
+        )
+    found = np.asarray(replicated(_agreements, list(leaves.values())))
+    return dict(zip(leaves, map(float, found), strict=True))
+
+
+def _is_momentum(key: Any) -> bool:
+    """Whether a part of a path is ``mu``, of a named tuple or of a dictionary."""
+    return "mu" in (getattr(key, "name", None), getattr(key, "key", None))
+
+
+def _agreements(leaves: list[jax.Array]) -> jax.Array:
+    return jnp.stack([_agreement(x) for x in leaves])
+
+
+def _agreement(m: jax.Array) -> jax.Array:
+    n = m.shape[0]
+    wide = m.astype(jnp.float32).reshape(n, -1)
+    largest = jnp.max(jnp.abs(wide))
+    wide = wide / jnp.where(largest > 0, largest, np.float32(1))
+    of_mean = jnp.sum(jnp.square(jnp.mean(wide, 0)))
+    of_each = jnp.sum(jnp.square(wide)) / np.float32(n)
+    ratio = of_mean / jnp.where(of_each > 0, of_each, np.float32(1))
+    return jnp.sqrt(np.float32(n) * ratio)

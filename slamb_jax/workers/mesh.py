@@ -1,16 +1,166 @@
 """Arrays on a mesh: put there, computed with there, and read from there."""
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from slamb_jax._axes import as_tuple
+from slamb_jax._layout import mesh_axes, state_specs
 from slamb_jax.exchange import Exchange, check_exchange
+
+
+def workers_on(mesh: Mesh, exchange: Exchange) -> tuple[int, Mesh]:
+    """The number of workers on a mesh, and that mesh with axes that suit their arrays.
+
+    They are Auto axes, so that users may index the arrays: with Explicit axes
+    ``losses[0]`` is an error, and jax 0.10 gathers sharded models. Under
+    ``jax.set_mesh`` the axes stay as they are, unless the model is sharded.
+
+    Raises:
+      ValueError: if the mesh lacks an axis of the exchange.
+    """
+    check_exchange(exchange)
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}")
+    names = ", ".join(map(repr, mesh.axis_names))
+    if exchange.axis_name is None:
+        raise ValueError(
+            "exchange must name the mesh axis of the workers, got axis_name=None: "
+            f"slamb_jax.Exchange({mesh.axis_names[0]!r})"
+        )
+    for argument, axes in (
+        ("axis_name", as_tuple(exchange.axis_name)),
+        ("local_axis_name", as_tuple(exchange.local_axis_name)),
+        ("param_specs", mesh_axes(exchange.param_specs)),
+    ):
+        if missing := [a for a in axes if a not in mesh.shape]:
+            raise ValueError(
+                f"{argument} of the exchange names {missing[0]!r}, which is not an "
+                f"axis of the mesh: it has {names}"
+            )
+    is_set = jax.sharding.get_abstract_mesh().axis_names
+    if exchange.param_specs is not None or not is_set:
+        mesh = auto_mesh(mesh)
+    return math.prod(mesh.shape[a] for a in as_tuple(exchange.axis_name)), mesh
+
+
+def check_replicas(name: str, tree: chex.ArrayTree, workers: int | None = None) -> int:
+    """The number of replicas of ``tree``; raises unless all leaves have as many.
+
+    ``workers``: the number that they must have, if it is known.
+    """
+    first = None
+    for path, x in jax.tree_util.tree_leaves_with_path(tree):
+        shape, leaf = jnp.shape(x), name + jax.tree_util.keystr(path)
+        if not shape or not shape[0] or shape[0] != (workers or shape[0]):
+            raise ValueError(
+                f"{leaf} must have a leading axis of {workers or 'its'} replicas, one "
+                f"for each worker, got shape {shape}: {_ADDS_REPLICAS}"
+            )
+        first = first or (shape[0], leaf)
+        if shape[0] != first[0]:
+            raise ValueError(
+                f"{name} must have one replica for each worker in every leaf, got a "
+                f"leading axis of {first[0]} at {first[1]} and of {shape[0]} at "
+                f"{leaf}: {_ADDS_REPLICAS}"
+            )
+    return first[0] if first else 0
+
+
+_ADDS_REPLICAS = (
+    "slamb_jax.replicate(tree, mesh, exchange) adds that axis, and "
+    "slamb_jax.resize(tree, n) takes the state of other workers to n"
+)
+
+
+def state_shardings(
+    state: chex.ArrayTree, mesh: Mesh, exchange: Exchange, lead: int = 0
+) -> chex.ArrayTree:
+    """A sharding for each leaf: its replica axis over the workers, the rest by specs.
+
+    ``lead`` is 1 if the leaves of ``state`` have the replica axis already, else 0.
+
+    Raises:
+      ValueError: for specs that fit no part of the state.
+    """
+    specs = jax.tree.map(lambda _: PartitionSpec(), state)
+    if exchange.param_specs is not None:
+        specs = state_specs(state, exchange.param_specs, lead=lead)
+    return jax.tree.map(
+        lambda s: NamedSharding(mesh, PartitionSpec(exchange.axis_name, *s)),
+        specs,
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
+
+
+def auto_mesh(mesh: Any) -> Mesh:
+    """The mesh without sharding in types, where the replica axis may be dropped."""
+    return Mesh(mesh.devices, mesh.axis_names)
+
+
+def using(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
+    """Computes on this mesh even where ``jax.set_mesh`` has set one of other types."""
+    if not jax.sharding.get_abstract_mesh().axis_names:
+        return contextlib.nullcontext()
+    if not hasattr(jax.sharding, "use_abstract_mesh"):  # jax 0.7
+        return getattr(jax.sharding, "use_mesh")(mesh)  # noqa: B009
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
+def mesh_sharding(x: Any) -> NamedSharding | None:
+    """The sharding of an array that lies on a mesh; None for any other leaf."""
+    sharding = getattr(x, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) else None
+
+
+def on_one_mesh(leaves: Any) -> tuple[Mesh | None, Any]:
+    """The mesh of the leaves that lie on one, with Auto axes, and all leaves on it."""
+    meshes = {s.mesh for s in map(mesh_sharding, jax.tree.leaves(leaves)) if s}
+    if not meshes:
+        return None, leaves
+    if len(meshes) > 1:
+        one, other, *_ = meshes
+        raise ValueError(f"all leaves must lie on one mesh, got {one} and {other}")
+    mesh = auto_mesh(meshes.pop())
+
+    def moved(x: Any) -> Any:
+        own = mesh_sharding(x)
+        return jax.device_put(x, NamedSharding(mesh, own.spec)) if own else x
+
+    return mesh, jax.tree.map(moved, leaves)
+
+
+def computed(
+    fun: Callable[[Any], jax.Array],
+    leaves: Any,
+    spec: PartitionSpec = PartitionSpec(),  # noqa: B008
+) -> jax.Array:
+    """``fun`` of the leaves, on the devices that hold them, sharded as in ``spec``.
+
+    ``fun`` is jitted, and must be a function of a module, so that it is traced once.
+    """
+    mesh, leaves = on_one_mesh(leaves)
+    if mesh is None:
+        return jax.jit(fun)(leaves)
+    with using(mesh):
+        return jax.jit(fun, out_shardings=NamedSharding(mesh, spec))(leaves)
+
+
+def replicated(fun: Callable[[Any], jax.Array], leaves: Any) -> jax.Array:
+    """``fun`` of replicas, computed on all of their devices, and got from one of them.
+
+    All devices are waited for: on CPU more than 32 programs in flight, as a tree has
+    leaves, end in a deadlock of those that communicate.
+    """
+    found = jax.block_until_ready(computed(fun, leaves))
+    return found.addressable_data(0) if mesh_sharding(found) else found
 
 
 def device_put_global(x: Any, sharding: NamedSharding) -> jax.Array:
@@ -36,79 +186,8 @@ def raw(x: Any) -> Any:
 
 
 def on_raw(fun: Callable[[Any], Any], x: Any) -> Any:
-    """``fun`` of a leaf; of typed random keys, the keys with ``fun`` of their words."""
+    """``fun`` of a leaf; for typed random keys, keys made of ``fun`` of their words."""
     out = fun(raw(x))
     if is_key(x):
         return jax.random.wrap_key_data(out, impl=jax.random.key_impl(x))
     return out
-
-
-def replicated(fun: Callable[[Any], jax.Array], leaves: Any) -> jax.Array:
-    """``fun`` of replicas, computed on all of their devices, and got from one of them.
-
-    ``fun`` is jitted, and must be a function of a module, so that it is traced once.
-    """
-    mesh, leaves = on_one_mesh(leaves)
-    if mesh is None:
-        return jax.jit(fun)(leaves)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    # Waited for on all devices: on CPU more than 32 programs in flight, as a tree has
-    # leaves, end in a deadlock of those that communicate.
-    found = jax.block_until_ready(jax.jit(fun, out_shardings=everywhere)(leaves))
-    return found.addressable_data(0)
-
-
-def on_one_mesh(leaves: Any) -> tuple[Mesh | None, Any]:
-    """The mesh with Auto axes of the leaves that lie on one, and all leaves on it."""
-    meshes = {s.mesh for s in map(mesh_sharding, jax.tree.leaves(leaves)) if s}
-    if not meshes:
-        return None, leaves
-    if len(meshes) > 1:
-        one, other, *_ = meshes
-        raise ValueError(f"all leaves must lie on one mesh, got {one} and {other}")
-    mesh = auto_mesh(meshes.pop())
-
-    def moved(x: Any) -> Any:
-        own = mesh_sharding(x)
-        return jax.device_put(x, NamedSharding(mesh, own.spec)) if own else x
-
-    return mesh, jax.tree.map(moved, leaves)
-
-
-def auto_mesh(mesh: Any) -> Mesh:
-    """The mesh without sharding in types, where the replica axis may be dropped."""
-    return Mesh(mesh.devices, mesh.axis_names)
-
-
-def indexable_mesh(mesh: Mesh) -> Mesh:
-    """The mesh with Auto axes, so that users may index arrays on it.
-
-    With Explicit axes ``losses[0]`` is an error. Under ``jax.set_mesh`` the mesh stays.
-    """
-    return mesh if jax.sharding.get_abstract_mesh().axis_names else auto_mesh(mesh)
-
-
-def mesh_sharding(x: Any) -> NamedSharding | None:
-    """The sharding of an array that lies on a mesh."""
-    sharding = getattr(x, "sharding", None)
-    return sharding if isinstance(sharding, NamedSharding) else None
-
-
-def workers_on(mesh: Mesh, exchange: Exchange) -> int:
-    """The number of workers on a mesh; raises unless it has the exchange's axes."""
-    check_exchange(exchange)
-    if not isinstance(mesh, Mesh):
-        raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}")
-    if exchange.axis_name is None:
-        raise ValueError(
-            "exchange must name the mesh axis of the workers, got axis_name=None: "
-            f"slamb_jax.Exchange({mesh.axis_names[0]!r})"
-        )
-    for argument in ("axis_name", "local_axis_name"):
-        axes = getattr(exchange, argument)
-        if any(a not in mesh.shape for a in as_tuple(axes)):
-            raise ValueError(
-                f"{argument}={axes!r} is not an axis of the mesh, which has "
-                f"{', '.join(map(repr, mesh.axis_names))}"
-            )
-    return math.prod(mesh.shape[a] for a in as_tuple(exchange.axis_name))

@@ -2,18 +2,16 @@
 
 from typing import Any
 
-import chex
 import jax
-import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from slamb_jax._axes import as_tuple, step_of_workers
+from slamb_jax._axes import worker_index
 from slamb_jax._checks import check_params, check_transformation
 from slamb_jax.exchange import Exchange
-from slamb_jax.workers.mesh import indexable_mesh, workers_on
-from slamb_jax.workers.replicas import check_leading_sizes, state_shardings
-from slamb_jax.workers.simulate import simulated_replicas
+from slamb_jax.workers.mesh import check_replicas, state_shardings, using, workers_on
+from slamb_jax.workers.replicas import are_alike, keys_of_workers
+from slamb_jax.workers.step import over_workers
 
 
 def on_workers(
@@ -24,31 +22,32 @@ def on_workers(
     Such a trainer calls ``tx.update(grads, state, params)`` in one ``jax.jit`` over
     global arrays, where no axis of workers is bound and XLA averages gradients by
     itself. Give it parameters with a leading axis of workers, as :func:`replicate`
-    makes them, and a loss that maps one worker's over that axis (``jax.vmap``,
+    makes them, and a loss that maps one worker's loss over that axis (``jax.vmap``,
     ``nnx.vmap``): then gradients have that axis too, and XLA has nothing to average.
-    This enters a ``jax.shard_map`` over the workers, inside which ``tx`` updates one
+    The update enters a ``jax.shard_map`` over the workers, in which ``tx`` updates one
     worker's own replica and sends what its exchange says. Where the step is yours,
     :func:`per_worker_step` needs no such loss.
 
     The gradients must be those of the sum of the workers' losses, as if each were
-    alone. Of their mean they are n times smaller: put ``optax.scale(n)`` first in
-    ``tx``.
+    alone. Gradients of the mean loss are n times smaller: put ``optax.scale(n)`` first
+    in ``tx``.
 
     Args:
       tx: the transformation, of one worker.
       mesh: the device mesh.
-      exchange: that of the optimizer in ``tx``; without ``local_axis_name``, since a
-        group's devices would each have a gradient of their own.
+      exchange: the exchange of the optimizer in ``tx``; without ``local_axis_name``,
+        since each device of a group would have a gradient of its own.
 
     Returns:
       A :class:`optax.GradientTransformationExtraArgs` over trees whose leaves have a
-      leading axis of n workers. Its state has it too, sharded over the workers, and
-      begins equal on all of them. Arrays among the extra arguments are the same for
-      all workers.
+      leading axis of n workers. Its state has that axis too, sharded over the workers,
+      and begins equal on all of them if the parameters are. Arrays among the extra
+      arguments are the same for all workers.
 
     Raises:
       ValueError: if the mesh lacks an axis of the exchange, or the exchange has
-        groups; in ``init`` and ``update``, for leaves without that leading axis.
+        groups; in ``init`` and ``update``, for leaves without that leading axis, and
+        for an exchange in ``tx`` that is between other axes.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
@@ -68,29 +67,30 @@ def on_workers(
       [0.25 0.25 0.25]
     """
     check_transformation("tx", tx)
-    n = workers_on(mesh, exchange)
+    n, mesh = workers_on(mesh, exchange)
     if exchange.local_axis_name is not None:
         raise ValueError(
             "local_axis_name must be None here, where each worker has one gradient, "
             f"got {exchange!r}: use slamb_jax.per_worker_step"
         )
-    mesh = indexable_mesh(mesh)
     tx = optax.with_extra_args_support(tx)
-    of_worker = PartitionSpec(exchange.axis_name)
-    partly: dict[str, Any] = {}
-    if exchange.param_specs is not None:  # the others' axes are left to the compiler
-        partly = {"axis_names": set(as_tuple(exchange.axis_name))}
 
     def init(params: optax.Params) -> optax.OptState:
-        _check_replicas("params", params, n)
+        check_replicas("params", params, n)
 
-        def of_all(params: optax.Params) -> optax.OptState:
-            first = jax.tree.map(lambda x: x[0], params)
-            return simulated_replicas(tx.init(first), n)
+        def of_one(params: optax.Params) -> optax.OptState:
+            state, me = tx.init(params), worker_index(exchange.axis_name)[None]
+            return jax.tree.map(
+                lambda x, alike: x if alike else keys_of_workers(x, me)[0],
+                state,
+                are_alike(state),
+            )
 
-        like = jax.eval_shape(of_all, params)
-        there = state_shardings(like, mesh, exchange, behind=1)
-        return jax.jit(of_all, out_shardings=there)(params)
+        of_all = over_workers(of_one, mesh, exchange, ())
+        with using(mesh):
+            like = jax.eval_shape(of_all, params)
+            there = state_shardings(like, mesh, exchange, lead=1)
+            return jax.jit(of_all, out_shardings=there)(params)
 
     def update(
         updates: optax.Updates,
@@ -100,29 +100,18 @@ def on_workers(
     ) -> tuple[optax.Updates, optax.OptState]:
         check_params(params)
         for name, tree in (("updates", updates), ("state", state), ("params", params)):
-            _check_replicas(name, tree, n)
+            check_replicas(name, tree, n)
         arrays = {k: x for k, x in extra_args.items() if _are_arrays(x)}
         others = {k: x for k, x in extra_args.items() if k not in arrays}
 
-        def one_worker(replicas: Any, arrays: dict[str, Any]) -> Any:
-            own = jax.tree.map(lambda x: jnp.squeeze(x, 0), replicas)
-            with step_of_workers(exchange.axis_name):
-                new = tx.update(*own, **arrays, **others)
-            return jax.tree.map(lambda x: jnp.expand_dims(x, 0), new)
+        def of_one(own: tuple[Any, ...], arrays: dict[str, Any]) -> Any:
+            return tx.update(*own, **arrays, **others)
 
-        return jax.shard_map(
-            one_worker,
-            mesh=mesh,
-            in_specs=(of_worker, PartitionSpec()),
-            out_specs=of_worker,
-            **partly,
-        )((updates, state, params), arrays)
+        of_all = over_workers(of_one, mesh, exchange, (PartitionSpec(),))
+        with using(mesh):
+            return of_all((updates, state, params), arrays)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _check_replicas(name: str, tree: chex.ArrayTree, n: int) -> None:
-    check_leading_sizes(name, tree, lambda size: size == n, f"{n} replicas")
 
 
 def _are_arrays(tree: Any) -> bool:

@@ -9,19 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax._axes import AxisName, as_tuple
+from slamb_jax._axes import AxisName, as_tuple, step_of_workers
 from slamb_jax._checks import check_callable, check_integer
 from slamb_jax.exchange import Exchange, check_exchange
-from slamb_jax.workers.keys import are_alike, keys_of_workers
-from slamb_jax.workers.program import Step, own_keys
-from slamb_jax.workers.step import WorkersStep, check_leading
+from slamb_jax.workers.guards import check_arguments, check_result, own_keys
+from slamb_jax.workers.replicas import are_alike, keys_of_workers
+from slamb_jax.workers.step import Step, WorkersStep
 
 
 def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
     """Gives every simulated worker its own copy of ``tree``.
 
-    The layout is that of :func:`replicate`, on one device; random keys are treated as
-    there.
+    The layout is that of :func:`replicate`, on one device, and random keys are folded
+    as there.
 
     Args:
       tree: parameters and optimizer state: a tree of arrays or numbers.
@@ -42,7 +42,7 @@ def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
 
     def copies(x: Any, alike: bool) -> jax.Array:
         if not alike:
-            return keys_of_workers(x, workers)
+            return keys_of_workers(x, jnp.arange(workers))
         one = jnp.asarray(x, jnp.result_type(x))
         return jnp.broadcast_to(one, (workers, *one.shape))
 
@@ -52,25 +52,23 @@ def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
 def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
     """Makes a jitted step of n workers, simulated on one device, from that of one.
 
-    Like :func:`per_worker_step`, for the same ``step`` and with the same results to
+    It takes the ``step`` of :func:`per_worker_step`, and has the same results to
     rounding, in one ``jax.vmap`` over the exchange's ``axis_name``. Step counts
-    (integer scalars that agree on all workers, and that ``step`` keeps so) are computed
-    once, so that a conditional on them stays one: parameters are averaged only when
-    that is due.
+    (integers that agree on all workers) are not batched, so that a conditional on them
+    stays one: parameters are averaged only at the steps that are due.
 
     Memory holds n states at once, and the activations of n gradients unless ``step``
     takes its gradient through :func:`in_chunks`.
 
     Args:
-      step: as for :func:`per_worker_step`; it returns a state of the structure that it
-        got.
+      step: as for :func:`per_worker_step`.
       workers: n, at least 1.
-      exchange: that of the optimizer in ``step``, without ``local_axis_name`` and
-        ``param_specs``.
+      exchange: the exchange of the optimizer in ``step``, without ``local_axis_name``
+        and ``param_specs``.
 
     Returns:
       ``run(state, batch, key=None)``, as :func:`per_worker_step` returns it; ``state``
-      is what :func:`simulated_replicas` returned.
+      is what :func:`simulated_replicas` returned. It waits for the counts of ``state``.
 
     Raises:
       ValueError: for ``workers`` or ``exchange`` out of range; when called, for a
@@ -90,28 +88,18 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
     """
     check_callable("step", step)
     check_integer("workers", workers, 1)
-    axis_name = _simulated_axis(exchange)
-    jitted = jax.jit(
-        functools.partial(_all_workers, step, workers, axis_name),
-        donate_argnums=0,
-        static_argnums=3,
-    )
-    last: dict[int, jax.Array] = {}  # the counts that the last call returned
-    unlike: frozenset[int] = frozenset()  # those that differed between workers
+    program = functools.partial(_all_workers, step, workers, _simulated_axis(exchange))
+    jitted = jax.jit(program, donate_argnums=0, static_argnums=3)
 
-    def run(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
-        nonlocal last, unlike
-        check_leading(state, batch, workers, workers)
-        counts = _counts(state)
-        if any(last.get(i) is not x for i, x in counts.items()):
-            unlike = frozenset(i for i, x in counts.items() if np.ptp(np.asarray(x)))
-        state, report = jitted(state, batch, key, unlike)
-        last = _counts(state)
-        return state, report
+    def checked(state: Any, batch: Any, key: Any) -> tuple[Any, ...]:
+        check_arguments(state, batch, workers, workers)
+        return state, batch, key, _common_counts(state)
 
-    def lower(state: Any, batch: Any, key: Any) -> jax.stages.Lowered:
-        check_leading(state, batch, workers, workers)
-        return jitted.lower(state, batch, key, frozenset())
+    def run(*args: Any) -> tuple[Any, Any]:
+        return jitted(*checked(*args))
+
+    def lower(*args: Any) -> jax.stages.Lowered:
+        return jitted.lower(*checked(*args))
 
     return WorkersStep(run, lower)
 
@@ -134,6 +122,21 @@ def _simulated_axis(exchange: Exchange) -> AxisName:
     return as_tuple(exchange.axis_name)[0]
 
 
+def _common_counts(state: Any) -> frozenset[int]:
+    """The numbers of the leaves that are one integer, the same for all workers.
+
+    They are waited for. Where only shapes are known, integers count as the same.
+    """
+
+    def is_common(x: Any) -> bool:
+        if len(x.shape) != 1 or not jnp.issubdtype(x.dtype, jnp.integer):
+            return False
+        known = not isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct)
+        return not (known and np.ptp(np.asarray(x)))
+
+    return frozenset(i for i, x in enumerate(jax.tree.leaves(state)) if is_common(x))
+
+
 def _all_workers(
     step: Step,
     n: int,
@@ -141,70 +144,34 @@ def _all_workers(
     state: Any,
     batch: Any,
     key: Any,
-    unlike: frozenset[int],
+    common: frozenset[int],
 ) -> tuple[Any, Any]:
-    """One step of all workers; counts with the numbers ``unlike`` are batched."""
+    """One step of all workers; of the leaves ``common``, all get the first one's."""
     treedef: Any
     leaves, treedef = jax.tree.flatten(state)
-    of_batch = jax.tree.map(lambda x: 0 if x.ndim else None, batch)
 
-    def share(x: jax.Array) -> jax.Array:  # a scalar is all workers'
+    def share(x: jax.Array) -> jax.Array:  # a scalar goes to all workers
         return x.reshape(n, x.shape[0] // n, *x.shape[1:]) if x.ndim else x
-
-    shares = jax.tree.map(share, batch)
 
     def one_worker(leaves: list[Any], batch: Any, key: Any) -> tuple[Any, Any]:
         state = treedef.unflatten(leaves)
-        new, report = step(state, batch, *own_keys(key, axis_name))
-        if jax.tree.structure(new) != treedef:
-            raise ValueError(
-                f"step must return a state of the structure it got, {treedef}, got "
-                f"{jax.tree.structure(new)}"
-            )
-        return jax.tree.leaves(new), report
+        with step_of_workers(axis_name):
+            return check_result(step(state, batch, *own_keys(key, axis_name)), state)
 
-    def mapped(fun: Callable[..., Any], once: frozenset[int]) -> Any:
-        axes = [None if i in once else 0 for i in range(len(leaves))]
-        own = [x[0] if i in once else x for i, x in enumerate(leaves)]
-        over = jax.vmap(fun, in_axes=(axes, of_batch, None), axis_name=axis_name)
-        return over(own, shares, key)
-
-    once = frozenset(_counts(state)) - unlike
-    while varying := _varying(one_worker, mapped, once):
-        once -= varying
-    new, report = mapped(one_worker, once)
-    return treedef.unflatten(new), report
-
-
-def _counts(state: Any) -> dict[int, Any]:
-    """The leaves that are an integer scalar of each worker, by their numbers."""
-    return {
-        i: x
-        for i, x in enumerate(jax.tree.leaves(state))
-        if len(x.shape) == 1 and jnp.issubdtype(x.dtype, jnp.integer)
-    }
-
-
-def _varying(
-    one_worker: Callable[..., Any], mapped: Callable[..., Any], once: frozenset[int]
-) -> frozenset[int]:
-    """Which of the leaves that are to be computed once come out batched."""
-    order = sorted(once)
-    found: set[int] = set()
-    identity = jax.custom_batching.custom_vmap(lambda counts: counts)
-
-    @identity.def_vmap  # called if any of them is batched
-    def rule(n: int, batched: list[list[bool]], counts: list[Any]) -> tuple[Any, Any]:
-        del n
-        found.update(i for i, own in zip(order, batched[0], strict=True) if own)
-        return counts, batched[0]
-
-    def probed(*args: Any) -> list[Any]:
-        new, _ = one_worker(*args)
-        return identity([new[i] for i in order])
-
-    jax.eval_shape(lambda: mapped(probed, once))
-    return frozenset(found)
+    return jax.vmap(
+        one_worker,
+        in_axes=(
+            [None if i in common else 0 for i in range(len(leaves))],
+            jax.tree.map(lambda x: 0 if x.ndim else None, batch),
+            None,
+        ),
+        axis_name=axis_name,
+        axis_size=n,
+    )(
+        [x[0] if i in common else x for i, x in enumerate(leaves)],
+        jax.tree.map(share, batch),
+        key,
+    )
 
 
 def in_chunks(fun: Callable[..., Any], size: int) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """A worker's step, as one program of all workers on a mesh."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,21 +10,35 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slamb_jax._axes import as_tuple
+from slamb_jax._axes import as_tuple, step_of_workers, tracked_axes, vary_over
 from slamb_jax._checks import check_callable
 from slamb_jax._layout import mesh_axes
 from slamb_jax.exchange import Exchange
-from slamb_jax.workers.drift import check_copies, check_together, warn_if_alone
+from slamb_jax.workers.guards import (
+    check_arguments,
+    check_copies,
+    check_result,
+    check_same_step,
+    check_together,
+    own_keys,
+    warn_if_alone,
+)
 from slamb_jax.workers.mesh import (
-    auto_mesh,
     device_put_global,
-    indexable_mesh,
     mesh_sharding,
+    on_raw,
+    state_shardings,
+    using,
     workers_on,
 )
-from slamb_jax.workers.processes import check_same_step
-from slamb_jax.workers.program import Found, Step, program_of
-from slamb_jax.workers.replicas import check_leading_sizes, state_shardings
+
+Step = Callable[..., tuple[Any, Any]]
+
+_TYPE_NOTE = (
+    "slamb_jax.per_worker_step traced the step of one worker, where jax checks types "
+    "over the axis of the workers. If this error is about types that vary, or manual "
+    "axes, pass check_vma=False; a with_sharding_constraint over that axis must go."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,23 +62,24 @@ def per_worker_step(
     """Makes a jitted step of all workers from the step of one worker.
 
     Args:
-      step: ``step(state, batch)`` or ``step(state, batch, key)``, returning the new
-        state and a report: of one worker's state, share of the batch and random key.
-        It may use the exchange's axes in collectives, and must take its gradient as if
-        it were alone.
+      step: ``step(state, batch)`` or ``step(state, batch, key)``, a function of one
+        worker's state, share of the batch and random key. It returns the new state and
+        a report. It may use the exchange's axes in collectives, and must take its
+        gradient as if the worker were alone.
       mesh: the device mesh.
-      exchange: that of the optimizer in ``step``. With ``local_axis_name`` a worker is
-        a group of devices: the batch is split over both axes, each device has a key of
-        its own and takes the gradient of its own share, and the state must come out
-        the same on all devices of the group, as it does from :func:`slamb`. With
-        ``param_specs`` the state is sharded as :func:`replicate` has it; ``step`` is
-        written as if it were not, and how it computes is left to the compiler.
+      exchange: the exchange of the optimizer in ``step``. With ``local_axis_name`` a
+        worker is a group of devices: the batch is split over both axes, each device
+        has a key of its own and takes the gradient of its own share, and the state
+        must come out the same on all devices of the group, as :func:`slamb` leaves it.
+        With ``param_specs`` the state is sharded as :func:`replicate` shards it;
+        ``step`` is written as if it were not, and the compiler decides how to compute
+        it.
       check_vma: as in ``jax.shard_map``. With True, gradients that were averaged
         already are refused; False is for models whose kernels do not support it.
 
     Returns:
       ``run(state, batch, key=None)``, jitted, with the ``lower`` of a jitted function.
-      ``state`` is what :func:`replicate` returned, and is donated: use the one that
+      ``state`` is what :func:`replicate` returned, and is donated: use the state that
       comes back. The leaves of ``batch`` have the workers' shares joined along their
       first axis; a scalar goes to all workers. ``key`` is one random key, from which
       each worker gets its own. The report comes back with a leading axis of workers (of
@@ -71,11 +87,13 @@ def per_worker_step(
 
     Raises:
       ValueError: if the mesh lacks an axis of the exchange; when called, if ``state``
-        was not replicated over it or a leaf of ``batch`` does not split evenly; before
-        the first step, on all processes, if their programs or exchanges differ; after
-        the first call, if the devices of a worker hold different copies of its state;
-        after calls 1, 2, 4, 8, ..., if parameters that an average of this library
-        leaves to another optimizer differ between workers.
+        was not replicated over it, if a leaf of ``batch`` does not split evenly, if
+        ``step`` returns something else than such a state and a report, or if an
+        exchange in it is between other axes; before the first step, on all processes,
+        if their programs or exchanges differ; after the first call, if the devices of a
+        worker hold different copies of its state; after calls 1, 2, 4, 8, ..., if
+        workers step alike, except for parameters that ``optax.multi_transform`` or
+        ``optax.masked`` gives to another optimizer, and these differ.
 
     Warns:
       UserWarning: at the first call, if ``step`` changes most of the state and
@@ -100,97 +118,141 @@ def per_worker_step(
       [9. 9. 9. 9.]
     """
     check_callable("step", step)
-    n = workers_on(mesh, exchange)
-    if exchange.param_specs is not None and exchange.local_axis_name is not None:
+    n, mesh = workers_on(mesh, exchange)
+    between, local = as_tuple(exchange.axis_name), as_tuple(exchange.local_axis_name)
+    if exchange.param_specs is not None and local:
         raise ValueError(
             "param_specs and local_axis_name cannot both be given here, got "
             f"{exchange!r}: use jax.shard_map over all axes of the mesh, where "
             "slamb takes both"
         )
-    mesh = indexable_mesh(mesh)
-    if exchange.param_specs is not None:
-        mesh = auto_mesh(mesh)  # with Explicit axes jax 0.10 gathers
-    local = as_tuple(exchange.local_axis_name)
     devices = n * math.prod(mesh.shape[a] for a in local)
-    split = NamedSharding(mesh, PartitionSpec(as_tuple(exchange.axis_name) + local))
+    split = NamedSharding(mesh, PartitionSpec(between + local))
     everywhere = NamedSharding(mesh, PartitionSpec())
-    found = Found()
-    program = program_of(step, mesh, exchange, check_vma, found)
-    jitted = jax.jit(program, donate_argnums=0)
-
-    def placed(state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
-        check_leading(state, batch, n, devices)
-        shardings = state_shardings(state, mesh, exchange, behind=1)
-        return (
-            jax.tree.map(_place, state, shardings),
-            jax.tree.map(
-                lambda x: _place(x, split if jnp.ndim(x) else everywhere), batch
-            ),
-            jax.tree.map(lambda x: _place(x, everywhere), key),
-        )
-
     within = local + mesh_axes(exchange.param_specs)
+    trains: list[bool] = []  # of each traced step, whether it changes its state
+    program = _program(step, mesh, exchange, check_vma, trains)
+    jitted = jax.jit(program, donate_argnums=0)
     calls = 0
 
-    def before_the_first(*args: Any) -> None:
-        traced = jitted.trace(*args)  # once: jax keeps it for the call
-        if found.trains and n > 1:
-            warn_if_alone(traced.jaxpr, as_tuple(exchange.axis_name))
-        if jax.process_count() > 1:
-            check_same_step(exchange, traced.lower(), mesh)
+    def placed(state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
+        check_arguments(state, batch, n, devices)
+        of_batch = jax.tree.map(lambda x: split if jnp.ndim(x) else everywhere, batch)
+        return (
+            jax.tree.map(_place, state, state_shardings(state, mesh, exchange, lead=1)),
+            jax.tree.map(_place, batch, of_batch),
+            jax.tree.map(lambda x: _place(x, everywhere), key),
+        )
 
     def run(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         nonlocal calls
         args = placed(state, batch, key)
-        if any(map(_is_traced, jax.tree.leaves(args))):
-            out: tuple[Any, Any] = jitted(*args)
-            return out
-        if not calls:
-            before_the_first(*args)
-        state, report = jitted(*args)
+        with using(mesh):
+            if any(map(_is_traced, jax.tree.leaves(args))):
+                return jitted(*args)
+            if not calls:
+                traced = jitted.trace(*args)  # once: jax keeps it for the call
+                if any(trains) and n > 1:
+                    warn_if_alone(traced.jaxpr, between)
+                if jax.process_count() > 1:
+                    check_same_step(exchange, traced.lower(), mesh)
+            state, report = jitted(*args)
         if within and not calls:
             check_copies(state, within)
         calls += 1
-        if found.apart and calls & (calls - 1) == 0:  # seldom: a rate may begin with 0
-            check_together(state, found.apart)
+        if calls & (calls - 1) == 0:  # seldom, but again: a rate may begin with 0
+            check_together(state)
         return state, report
 
-    return WorkersStep(run, lambda *args: jitted.lower(*placed(*args)))
+    def lower(*args: Any) -> jax.stages.Lowered:
+        with using(mesh):
+            return jitted.lower(*placed(*args))
+
+    return WorkersStep(run, lower)
 
 
-def check_leading(state: Any, batch: Any, n: int, devices: int) -> None:
-    """Raises unless ``state`` is there n times and ``batch`` can be split."""
-    if any(map(_is_gone, jax.tree.leaves(state))):  # jaxlib may crash on it
-        flat = jax.tree_util.tree_leaves_with_path(state)
-        path = next(path for path, x in flat if _is_gone(x))
-        raise ValueError(
-            f"state{jax.tree_util.keystr(path)} was donated to an earlier step and "
-            "is gone: go on with the state that the step returned, or keep a copy "
-            "(jax.tree.map(jnp.copy, state)) before it"
+def _program(
+    step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool, trains: list[bool]
+) -> Step:
+    """The step of all workers, made from the step of one; not jitted yet."""
+    both = as_tuple(exchange.axis_name) + as_tuple(exchange.local_axis_name)
+    of_device = PartitionSpec(both)
+
+    def one_worker(own: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        try:
+            new, report = check_result(step(own, batch, *own_keys(key, both)), own)
+        except (TypeError, ValueError) as error:
+            if check_vma:
+                error.add_note(_TYPE_NOTE)
+            raise
+        # An evaluation may add up metrics in its state, and hands the rest on.
+        pairs = zip(*map(jax.tree.leaves, (own, new)), strict=True)
+        floating = [(x, y) for x, y in pairs if jnp.issubdtype(x.dtype, jnp.floating)]
+        changed = sum(x.size for x, y in floating if x is not y)
+        trains.append(2 * changed > sum(x.size for x, _ in floating))
+        return new, report
+
+    def program(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        of_batch = jax.tree.map(
+            lambda x: of_device if jnp.ndim(x) else PartitionSpec(), batch
         )
-    check_leading_sizes("state", state, lambda size: size == n, f"{n} replicas")
-    for path, x in jax.tree_util.tree_leaves_with_path(batch, is_leaf=_is_listed):
-        if _is_listed(x):
-            raise ValueError(
-                f"batch{jax.tree_util.keystr(path)} must be an array, got a list of "
-                f"{len(x)} numbers"
-            )
-    expected = f"a multiple of {devices}"
-    if any(map(jnp.ndim, jax.tree.leaves(batch))):  # scalars beside them need no split
-        batch = jax.tree.map(lambda x: x if jnp.ndim(x) else None, batch)
-    check_leading_sizes("batch", batch, lambda size: size % devices == 0, expected)
+        specs = (of_batch, PartitionSpec())
+        workers = over_workers(one_worker, mesh, exchange, specs, check_vma)
+        new, report = workers(state, batch, key)
+        if exchange.local_axis_name is not None:  # equal in a group: keep one of each
+            new = jax.shard_map(
+                lambda state: state,
+                mesh=mesh,
+                in_specs=of_device,
+                out_specs=PartitionSpec(exchange.axis_name),
+                check_vma=False,
+            )(new)
+        if exchange.param_specs is not None:
+            there = state_shardings(new, mesh, exchange, lead=1)
+            new = jax.lax.with_sharding_constraint(new, there)
+        return new, report
+
+    return program
 
 
-def _is_listed(x: object) -> bool:
-    return isinstance(x, list) and any(isinstance(y, int | float) for y in x)
+def over_workers(
+    fun: Callable[..., Any],
+    mesh: Mesh,
+    exchange: Exchange,
+    specs: tuple[Any, ...],
+    check_vma: bool = True,
+) -> Callable[..., Any]:
+    """Makes a function of all workers' replicas from one of a worker's own.
+
+    ``fun(own, *args)`` gets replicas without their leading axis, and arguments that
+    are sharded by ``specs``. Its results get a leading axis of workers, or of devices
+    in groups.
+    """
+    axis_name, local = exchange.axis_name, as_tuple(exchange.local_axis_name)
+    between = as_tuple(axis_name)
+
+    def one_worker(replicas: Any, *args: Any) -> Any:
+        own = jax.tree.map(lambda x: jnp.squeeze(x, 0), replicas)
+        if local:  # of a type that varies in the group: else jax.grad would sum there
+            vary = functools.partial(vary_over, axes=tracked_axes(local))
+            own = jax.tree.map(functools.partial(on_raw, vary), own)
+        with step_of_workers(axis_name, local):
+            new = fun(own, *args)
+        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), new)
+
+    sharded = exchange.param_specs is not None  # over axes left to the compiler
+    return jax.shard_map(
+        one_worker,
+        mesh=mesh,
+        in_specs=(PartitionSpec(axis_name), *specs),
+        out_specs=PartitionSpec(between + local),
+        check_vma=check_vma,
+        **({"axis_names": set(between)} if sharded else {}),
+    )
 
 
 def _is_traced(x: object) -> bool:
     return isinstance(x, jax.core.Tracer)
-
-
-def _is_gone(x: object) -> bool:
-    return isinstance(x, jax.Array) and not _is_traced(x) and x.is_deleted()
 
 
 def _place(x: Any, there: NamedSharding) -> Any:

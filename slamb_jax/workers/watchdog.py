@@ -41,20 +41,20 @@ class Watchdog:
     """Ends this process if another worker's dies, stops or hangs, and says which.
 
     Inside ``with Watchdog(timeout)`` each process writes a heartbeat to jax's
-    coordination service, five times in ``timeout`` seconds, and reads those of the
-    others. If one is missing, it names the process on standard error and ends its own
-    with exit status 75, within twice ``timeout``: a launcher then starts all again from
-    the last checkpoint (:class:`Checkpoints`). If process 0 dies, which runs the
-    service, jax itself ends the others at once (SIGABRT, and a message about the
-    leader). With one process nothing is started.
+    coordination service, five times in ``timeout`` seconds, and reads the others'. If
+    one is missing, it names the process on standard error and ends its own with exit
+    status 75, within twice ``timeout``: a launcher then starts all again from the last
+    checkpoint (:class:`Checkpoints`). If process 0 dies, which runs the service, jax
+    itself ends the others at once (SIGABRT, and a message about the leader). With one
+    process nothing is started.
 
     An error raised inside the ``with`` is reported to the others, which then end at
-    once. After one that jax raised from a collective (the link was cut), the process
-    first waits to learn who is gone.
+    once. After an error that jax raised from a collective (the link was cut), the
+    process first waits to learn who is gone.
 
     Args:
       timeout: seconds without a heartbeat after which a process counts as gone;
-        positive. Set it above what a machine may pause for.
+        positive. Set it above the longest pause of a machine.
       step_timeout: seconds from one :meth:`beat` to the next after which a process that
         is behind the others, and still has a heartbeat, counts as hung: above the
         longest step, with its evaluation and saving. The first step, which compiles,
@@ -95,14 +95,12 @@ class Watchdog:
 
     def __enter__(self) -> Self:
         self._beaten = self._answered = self._started = time.monotonic()
-        if self._client is not None:
-            # Two threads: the first may wait for a coordinator that has stopped.
-            for work in (self._write_and_read, self._judge):
-                thread = threading.Thread(
-                    target=self._repeat, args=(work,), daemon=True
-                )
-                thread.start()
-                self._threads.append(thread)
+        # Two threads: the first may wait for a coordinator that has stopped.
+        works = () if self._client is None else (self._write_and_read, self._judge)
+        for work in works:
+            thread = threading.Thread(target=self._repeat, args=(work,), daemon=True)
+            thread.start()
+            self._threads.append(thread)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
@@ -146,9 +144,8 @@ class Watchdog:
             self._write()
             found = self._client.key_value_dir_get(_PREFIX)
         except jax.errors.JaxRuntimeError as error:
-            self._give_up(
-                f"process 0, which coordinates the others, is gone ({error})"[:400]
-            )
+            reason = f"process 0, which coordinates the others, is gone ({error})"
+            self._give_up(reason[:400])
         now = time.monotonic()
         signs = {key.rsplit("/", 1)[1]: value for key, value in found}
         if reason := signs.pop("verdict", None):
@@ -188,15 +185,12 @@ class Watchdog:
         first = min(sign["step"] for sign in running.values())
         behind = sorted(i for i, sign in running.items() if sign["step"] == first)
         idle = min(running[i]["idle"] for i in behind)
-        if idle <= self._step_timeout:
-            return ""
-        since = f"been at step {first} for {idle:.1f} s"
-        if len(behind) == self._all:
-            return f"all processes have {since}"
-        if self._me in behind:  # those ahead tell
-            return ""
-        names = ", ".join(map(str, behind))
-        return f"process {names} has {since}, behind the others: it hangs"
+        all_are = len(behind) == self._all
+        if idle <= self._step_timeout or (self._me in behind and not all_are):
+            return ""  # of those that hang, the processes ahead of them tell
+        who = "all processes have" if all_are else f"process {str(behind)[1:-1]} has"
+        rest = "" if all_are else ", behind the others: it hangs"
+        return f"{who} been at step {first} for {idle:.1f} s{rest}"
 
     def _give_up(self, reason: str) -> NoReturn:
         while not self._last_words.acquire(timeout=1):

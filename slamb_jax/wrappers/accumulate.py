@@ -28,11 +28,11 @@ def accumulate(
 
     .. math:: a \leftarrow a + (g - a)/(i + 1)
 
-    and the updates are zero, except on the last, where they are those of ``tx`` for a.
-    On the others ``tx`` does not run, and nothing is communicated: its collectives
-    stand in a branch of the compiled program. ``optax.MultiSteps`` gives the same
-    numbers, but runs ``tx`` and its collectives on every mini-step. Under ``vmap`` with
-    a batched count both branches are computed.
+    and the updates are zero, except on the last mini-step, where ``tx`` gets a. On the
+    others ``tx`` does not run, and nothing is communicated: its collectives stand in a
+    branch of the compiled program. ``optax.MultiSteps`` gives the same numbers, but
+    runs ``tx`` and its collectives on every mini-step. Under ``vmap`` with a batched
+    count both branches are computed.
 
     Args:
       tx: the optimizer to step.
@@ -80,7 +80,9 @@ def accumulate(
             return u, jax.tree.map(jnp.zeros_like, state.mean), inner
 
         def wait(mean: optax.Updates, inner: optax.OptState) -> tuple[Any, ...]:
-            zeros = map_present(lambda g, u: jnp.zeros_like(g, u.dtype), updates, shapes)
+            zeros = map_present(
+                lambda g, u: jnp.zeros_like(g, u.dtype), updates, shapes
+            )
             return zeros, keep_absent(mean, state.mean), inner
 
         # Of the gradients themselves, whose types tx may have to check.

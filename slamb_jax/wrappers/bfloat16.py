@@ -60,15 +60,15 @@ def train_in_bfloat16(
     then within 1/256 of the distance it moved. With "master" the next update corrects
     that; with "stochastic" it is unbiased.
 
-    ``inner`` gets gradients and parameters in float32. It averages the master copy
-    over the workers: overwriting p with :func:`average_parameters` has no effect
-    there. Random bits are the same on all workers, so that replicas which agree stay
-    so. Parameters of 32 bits are stepped as usual.
+    ``inner`` gets gradients and parameters in float32. With "master" it averages the
+    master copy: overwriting p with :func:`average_parameters` has no effect there.
+    Random bits are the same on all workers, so that replicas which agree stay so.
+    Parameters of 32 bits are stepped as usual.
 
     Args:
-      inner: the optimizer, such as :func:`slamb`. With its m and v in float32,
-        "master" takes 14 bytes per parameter, p included, "stochastic" 10; with both
-        in bfloat16 10 and 6.
+      inner: the optimizer, such as :func:`slamb`. Bytes per parameter, with p, m and v:
+        for "master" 14 with m and v in float32 and 10 with both in bfloat16, for
+        "stochastic" 10 and 6.
       rounding: ``"master"`` or ``"stochastic"``.
       seed: changes the random bits; must be the same on all workers.
 
@@ -102,6 +102,11 @@ def train_in_bfloat16(
     check_integer("seed", seed)
     tx = optax.with_extra_args_support(inner)
 
+    def to_bfloat16(x: jax.Array, seed: jax.Array) -> jax.Array:
+        if rounding == "master":
+            return round_to(x, jnp.bfloat16)
+        return stochastic_round(x, seed)
+
     def init(params: optax.Params) -> TrainInBfloat16State:
         check_floating(params, "params")
         for path, p in jax.tree_util.tree_leaves_with_path(params):
@@ -123,9 +128,10 @@ def train_in_bfloat16(
     ) -> tuple[optax.Updates, TrainInBfloat16State]:
         check_params(params)
         step = next_step(state.count)
-        old = params if state.master is None else state.master
         old = jax.tree.map(
-            lambda x, p: p if _is_wide(p) else upcast_f32(x), old, params
+            lambda p, x: p if _is_wide(p) else upcast_f32(x),
+            params,
+            params if state.master is None else state.master,
         )
         grads = map_present(upcast_f32, updates)
         u, inner_state = tx.update(grads, state.inner, old, **extra_args)
@@ -134,12 +140,6 @@ def train_in_bfloat16(
             if _is_wide(p):
                 return u
             own = step_seed(step, seed, leaf.index)
-
-            def to_bfloat16(x: jax.Array, seed: jax.Array) -> jax.Array:
-                if rounding == "master":
-                    return round_to(x, jnp.bfloat16)
-                return stochastic_round(x, seed)
-
             new = to_bfloat16(x + u, own)
             return to_bfloat16(upcast_f32(new) - upcast_f32(p), hash_u32(own, 1))
 

@@ -43,19 +43,20 @@ def skip_not_finite(
 
     The workers agree through an all-reduce of one number, over all mesh axes of the
     exchange: workers, devices of a group, and shards where they are bound. A skipped
-    step leaves parameters and state untouched, to the bit; what else a training step
-    changes, batch statistics say, is its own to keep. :func:`check_finite` raises after
-    too many. (``optax.apply_if_finite``, around a transformation that
-    communicates, deadlocks as soon as one worker skips and another does not.)
+    step leaves parameters and state untouched, to the bit; anything else that a
+    training step changes, such as batch statistics, it has to keep by itself.
+    :func:`check_finite` raises after too many. (``optax.apply_if_finite``, around a
+    transformation that communicates, deadlocks as soon as one worker skips and another
+    does not.)
 
-    ``tx`` runs in a skipped step too, which exchanges as much as any other, and what it
-    computed is dropped. So there is no conditional: a GPU would wait for the host
-    there, and XLA would copy all that it hands on. The links of this library choose
+    ``tx`` runs in a skipped step too, which exchanges as much as any other, and its
+    results are dropped. So there is no conditional, at which a GPU would wait for the
+    host, and XLA would copy all that it hands on. The links of this library choose
     between their old and their new state in place, which takes one more pass over the
-    gradients. Another optimizer's old state is kept until the new one is there.
+    gradients. The old state of another optimizer is kept until the new one is there.
 
-    Put it outside of everything that must not get the gradient: outside ``slamb``, a
-    chain, or :func:`accumulate` (then one mini-step is skipped; inside, the step).
+    Put it around all that must not get the gradient: around ``slamb``, a chain, or
+    :func:`accumulate` (then one mini-step is skipped; inside, the step).
 
     For float16 with a loss scale, divide the gradients by it in float32; halve it after
     a step with ``last_finite`` False, and double it after 2000 finite ones.
@@ -100,20 +101,17 @@ def skip_not_finite(
     ) -> tuple[optax.Updates, SkipNotFiniteState]:
         poisoned = _any_device(_not_finite(updates), exchange)
         skip = Skip(poisoned)
-        u, inner = tx.update(
-            updates, state.inner, params, **(extra_args | {"skip": skip})
-        )
+        extra_args |= {"skip": skip}
+        u, inner = tx.update(updates, state.inner, params, **extra_args)
         # p + -0.0 is p, where -0.0 + 0.0 is not.
         u = jax.tree.map(lambda x: jnp.where(poisoned, jnp.full_like(x, -0.0), x), u)
-        inner = unless(skip, state.inner, inner)
-        finite = _axes.vary_over(~poisoned, _axes.varying_axes(state.last_finite))
         in_a_row = optax.safe_increment(state.notfinite_count)
         in_all = optax.safe_increment(state.total_notfinite)
         return u, SkipNotFiniteState(
             jnp.where(poisoned, in_a_row, jnp.zeros_like(in_a_row)),
-            finite,
+            _axes.vary_over(~poisoned, _axes.varying_axes(state.last_finite)),
             jnp.where(poisoned, in_all, state.total_notfinite),
-            inner,
+            unless(skip, state.inner, inner),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -129,7 +127,7 @@ def _any_device(flag: jax.Array, exchange: Exchange) -> jax.Array:
     agreed = pany(flag, axes or None)
     for axis in _axes.missed_axes(agreed, axes):
         raise ValueError(
-            f"updates varies over the mesh axis {axis!r}, over which skip_not_finite "
+            f"updates vary over the mesh axis {axis!r}, over which skip_not_finite "
             f"does not agree, having {exchange!r}: a device that skips would leave "
             "others waiting in a collective. Give it the exchange of the optimizer"
         )
@@ -151,11 +149,11 @@ def _not_finite(updates: optax.Updates) -> jax.Array:
 def check_finite(state: chex.ArrayTree, max_consecutive_errors: int = 10) -> None:
     """Raises if :func:`skip_not_finite` skipped too many steps in a row.
 
-    Call it in the training loop, every tenth step say: it waits for the step that
-    computed its number. All processes raise together.
+    Call it in the training loop, at every tenth step for example: it waits for the step
+    that computed its number. All processes raise together.
 
     Args:
-      state: what contains the state of :func:`skip_not_finite`: its own, a chain's, a
+      state: a tree that contains the state of :func:`skip_not_finite`, such as a
         ``TrainState``; of one worker, or with a leading replica axis.
       max_consecutive_errors: skipped steps in a row that are accepted, not negative.
 
@@ -184,19 +182,18 @@ def check_finite(state: chex.ArrayTree, max_consecutive_errors: int = 10) -> Non
             "state must contain the state of slamb_jax.skip_not_finite, got a "
             f"{type(state).__name__} without one: wrap the optimizer in it"
         )
-    for one in found:
-        in_a_row = _number(one.notfinite_count)
+    for x in found:
+        in_a_row, in_all = _number(x.notfinite_count), _number(x.total_notfinite)
         if in_a_row > max_consecutive_errors:
             raise FloatingPointError(
-                f"gradients were not finite for {in_a_row} steps in a row "
-                f"({_number(one.total_notfinite)} in all), more than "
-                f"max_consecutive_errors={max_consecutive_errors}: the parameters are "
-                "those of the last finite step; lower the learning rate or the loss "
-                "scale, or look at the data"
+                f"gradients were not finite for {in_a_row} steps in a row ({in_all} in "
+                f"all), more than max_consecutive_errors={max_consecutive_errors}: the "
+                "parameters are those of the last finite step; lower the learning rate "
+                "or the loss scale, or look at the data"
             )
 
 
 def _number(x: jax.Array) -> int:
-    """The value that all workers agree on."""
+    """A number on which all workers agree."""
     here = x.addressable_data(0) if isinstance(x, jax.Array) else x
     return int(np.ravel(here)[0])

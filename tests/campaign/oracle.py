@@ -1,169 +1,163 @@
 """Workers in float64 NumPy, from the recurrences of the documentation alone.
 
-``slamb_jax.adamw``, ``lion`` and ``sgd``, behind them ``average_parameters_every``.
-Codes are those of a quantizer that loses nothing, or of 16 bits; masks are given.
+``slamb_jax.adamw``, ``lion``, ``sgd``, ``slamb`` and ``average_momentum`` by itself,
+where workers agree on the mean momentum, and where they average parameters; SLAMB with
+a selection is ``tests.naive`` with a schedule of the rate. Codes are those of bfloat16,
+or keep a share of each number: so rounding makes no choices, and what it takes has an
+effect that can be computed.
 """
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+
+from slamb_jax.selections import Leaf
+from tests.naive import NaiveSlamb
 
 Tree = list[np.ndarray]
 
 
+def norm(x: np.ndarray) -> np.ndarray:
+    """Of each worker's, with the dimensions of ``x``."""
+    return np.sqrt(np.sum(x**2, tuple(range(1, x.ndim)), keepdims=True))
+
+
 class Workers:
-    """n workers; ``settings`` are those of the optimizer and of its exchange."""
+    """n workers; ``given`` are the settings of the optimizer and of its exchange.
 
-    def __init__(self, params: Tree, n: int, settings: dict[str, Any]) -> None:
-        def zeros() -> Tree:
-            return [np.zeros(x.shape) for x in params]
+    Every array has a leading axis of workers. ``held`` is the share of the momentum
+    that is sent, times the momentum.
+    """
 
-        self.n, self.t, self.given = n, 0, settings
-        self.p = [[x.astype(np.float64) for x in params] for _ in range(n)]
-        self.m, self.v = ([zeros() for _ in range(n)] for _ in range(2))
-        self.age = [np.zeros(x.shape, int) for x in params]
-        self.anchor = [x.astype(np.float64) for x in params]
-        self.average_nu, self.trace = zeros(), zeros()
+    def __init__(self, params: Tree, n: int, given: dict[str, Any]) -> None:
+        self.n, self.t, self.given = n, 0, given
+        self.p = [np.stack([x.astype(np.float64)] * n) for x in params]
+        self.held, self.v = ([np.zeros(x.shape) for x in self.p] for _ in range(2))
+        self.anchor = [x[0] for x in self.p]
+        self.trace = [np.zeros(x.shape) for x in self.anchor]
         self.undecided = [False] * len(params)  # leaves with a sign that rounding takes
+        self.agree = given["sync_every"] == 1 and given["outer"] is None
 
-    def step(self, grads: list[Tree], masks: Tree, due: Tree, rate: float) -> None:
-        """``masks``: of the momentum; ``due``: of the parameters, if they have turns"""
+    def step(self, grads: Tree, rate: float) -> None:
         self.t += 1
-        before = [[x.copy() for x in p] for p in self.p]
-        for j, mask in enumerate(masks):
-            g = [grads[i][j].astype(np.float64) for i in range(self.n)]
-            if self.given["mean_first"]:
-                self.mean_first(j, g, before, rate)
-                continue
-            self.momentum(j, g, mask)
-            self.age[j] = np.where(mask, 0, self.age[j] + 1)
-            r = self.given["b3"] ** self.age[j]
-            factor = r + (1 - r) / np.sqrt(self.n)
-            for i in range(self.n):
-                u = factor * getattr(self, self.given["optimizer"])(i, j, g[i])
-                decay = self.given["weight_decay"] * self.given["decays"][j]
-                self.p[i][j] = self.p[i][j] - rate * (u + decay * before[i][j])
-        if not self.given["mean_first"] and (self.n > 1 or self.given["outer"]):
-            for j in range(len(masks)):
-                if (mask := self.turn(j, due)) is not None:
-                    self.average(j, mask, [p[j] for p in before])
+        for j, g in enumerate(grads):
+            before = self.p[j]
+            u = self.direction(j, self.momentum(j, g.astype(np.float64)))
+            decay = self.given["weight_decay"] * self.given["decays"][j] * before
+            u = self.scaled(before, u, decay) if self.is_("slamb") else u + decay
+            self.p[j] = before - rate * u
+            if not self.agree:
+                self.average(j, before)
 
-    def mean_first(self, j: int, g: Tree, before: list[Tree], rate: float) -> None:
-        """The direction of the workers' mean momentum, alike on all."""
-        given, b1, t = self.given, self.given["b1"], self.t
-        old = [m[j] for m in self.m]
-        new = [b1 * m + (1 - b1) * x for m, x in zip(old, g, strict=True)]
-        for i in range(self.n):
-            self.m[i][j] = new[i]
-        corrected = given["optimizer"] == "adamw"
-        seen = t - 1 if given["overlap"] else t
-        fix = (1 - b1**seen or 1.0) if corrected else 1.0
-        if given["overlap"]:
-            sent = old
-        elif given["optimizer"] == "lion":
-            c = given["share"]
-            sent = [c * m + (1 - c) * x for m, x in zip(old, g, strict=True)]
-        elif given["nesterov"]:
-            ahead = 1 - b1 ** (t + 1) if corrected else 1.0
-            pairs = zip(new, g, strict=True)
-            sent = [b1 * m * fix / ahead + (1 - b1) * x for m, x in pairs]
+    def is_(self, *names: str) -> bool:
+        return self.given["optimizer"] in names
+
+    def momentum(self, j: int, g: np.ndarray) -> np.ndarray:
+        """The corrected momentum that each worker steps along; v of it; the memory."""
+        b, held = self.given["b1"], self.held[j]
+        late = self.given["overlap"] and self.agree
+        corrects = self.is_("adamw", "slamb", "momentum")
+
+        def fix(t: int) -> float:
+            return 1 - b**t if corrects and t else 1.0
+
+        if late:
+            of_m, of_now, sent = 1.0, fix(self.t - 1), held
+        elif self.given["nesterov"]:
+            of_m, of_now = b * b, fix(self.t + 1)
+            sent = held + (b * (1 - b) + (1 - b) * of_now / fix(self.t)) * g
         else:
-            sent = new
-        mean = np.mean(sent, axis=0) / fix
-        if given["optimizer"] == "adamw":
-            b2 = given["b2"]
-            v = self.v[0][j] = b2 * self.v[0][j] + (1 - b2) * mean**2
-            root = np.sqrt(v / (1 - b2**seen or 1.0) + given["eps_root"])
-            u = mean / (root + given["eps"])
-        elif given["optimizer"] == "lion":
-            self.undecided[j] |= bool((np.abs(mean) < 1e-5).any())
-            u = np.sign(mean)
-        else:
-            u = mean / (1 - b1)
-        decay = given["weight_decay"] * given["decays"][j]
-        for i in range(self.n):
-            self.p[i][j] = self.p[i][j] - rate * (u + decay * before[i][j])
+            of_m, of_now = (self.given["share"] if self.is_("lion") else b), fix(self.t)
+            sent = held + (1 - of_m) * g
+        sent = sent / of_now
+        mean, waits = self.agreed(j, sent) if self.agree else (sent, 0.0)
+        self.held[j] = b * held + (1 - b) * (of_m * g + of_now * waits)
+        self.v[j] = self.b2 * self.v[j] + (1 - self.b2) * mean**2
+        return mean
 
-    def momentum(self, j: int, g: Tree, mask: np.ndarray) -> None:
-        b = self.given["b1"]
-        if self.given["overlap"]:
-            self.exchange(j, mask)
-        for i in range(self.n):
-            self.m[i][j] = b * self.m[i][j] + (1 - b) * g[i]
-        if not self.given["overlap"]:
-            self.exchange(j, mask)
+    @property
+    def b2(self) -> float:
+        """Of v, which is the unit of the codes and of some no more than that."""
+        return self.given["b2"] if self.is_("adamw", "slamb") else 0.98
 
-    def exchange(self, j: int, mask: np.ndarray) -> None:
-        if not self.given["exchanges"]:
+    def agreed(self, j: int, sent: np.ndarray) -> tuple[np.ndarray, Any]:
+        """The mean in codes, and what rounding took that waits."""
+        if self.n == 1:
+            return sent, 0.0
+        v = self.v[j] / (1 - self.b2 ** (self.t - 1) or 1.0)
+        root, whole = np.sqrt(v), norm(v**0.5) / max(1, v[0].size) ** 0.5
+        unit = np.where(whole > 0, root + 0.05 * whole, 1.0)
+        if self.is_("momentum"):  # keeps no v: all of it waits, of means too
+            unit, root = np.ones(v.shape), np.zeros(v.shape)
+        coded = unit * self.coded(sent / unit)
+        mean = unit * self.coded(coded.mean(0, keepdims=True) / unit)
+        lost = coded.mean(0) - mean if self.is_("momentum") else 0.0
+        return mean, (1 - 0.5 * root / unit) * (sent - coded + lost)
+
+    def direction(self, j: int, m: np.ndarray) -> np.ndarray:
+        given, late = self.given, self.given["overlap"] and self.agree
+        if self.is_("adamw", "slamb"):
+            v = self.v[j] / (1 - self.b2 ** (self.t - late) or 1.0)
+            root = given["eps_root"] if self.is_("adamw") else 0.0
+            return m / (np.sqrt(v + root) + given["eps"])
+        if self.is_("lion"):
+            self.undecided[j] |= bool((np.abs(m) < 1e-5).any())
+            return np.sign(m)
+        return m / (1 - given["b1"]) if self.is_("sgd") else m
+
+    def scaled(self, p: np.ndarray, u: np.ndarray, decay: np.ndarray) -> np.ndarray:
+        """By LAMB's trust ratios."""
+        decayed, product = u + decay, self.given["form"] == "product"
+        above, below = norm(p), norm(decayed if product else u)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where((above > 0) & (below > 0), above / below, 1.0)
+        if not product or p.ndim > 2:
+            ratio = np.clip(ratio, 0.01, 1000.0)
+        return ratio * decayed
+
+    def average(self, j: int, before: np.ndarray) -> None:
+        """Of the parameters, or of their differences to the last average."""
+        outer, every = self.given["outer"], self.given["sync_every"]
+        if self.t % every != (0 if outer else 1) % every:
             return
-        mean = np.mean([m[j] for m in self.m], axis=0)
-        for m in self.m:
-            m[j] = np.where(mask, mean, m[j])
-
-    def adamw(self, i: int, j: int, g: np.ndarray) -> np.ndarray:
-        b1, b2, t = self.given["b1"], self.given["b2"], self.t
-        m = self.m[i][j] / (1 - b1**t)
-        if self.given["nesterov"]:
-            m = b1 * self.m[i][j] / (1 - b1 ** (t + 1)) + (1 - b1) * g / (1 - b1**t)
-        of = m if self.given["nu_of"] == "momentum" else g
-        self.v[i][j] = b2 * self.v[i][j] + (1 - b2) * of**2
-        root = np.sqrt(self.v[i][j] / (1 - b2**t) + self.given["eps_root"])
-        return m / (root + self.given["eps"])
-
-    def lion(self, i: int, j: int, g: np.ndarray) -> np.ndarray:
-        b1, b2 = self.given["share"], self.given["b1"]
-        both = b1 * self.m[i][j] + (b2 - b1) * g
-        self.undecided[j] |= bool((np.abs(both) < 1e-5).any())
-        return np.sign(both)
-
-    def sgd(self, i: int, j: int, g: np.ndarray) -> np.ndarray:
-        mu, m = self.given["b1"], self.m[i][j]
-        if self.given["nesterov"]:
-            m = mu * m + (1 - mu) * g
-        return m / (1 - mu)
-
-    def turn(self, j: int, due: Tree) -> np.ndarray | None:
-        """Which coordinates are averaged at this step; None: nothing is."""
-        every, outer = self.given["sync_every"], self.given["outer"]
-        if self.given["rolling"] and every > 1:
-            return due[j]
-        first = 0 if outer else 1
-        whole = np.ones(self.p[0][j].shape, bool)
-        return whole if self.t % every == first % every else None
-
-    def average(self, j: int, mask: np.ndarray, before: Tree) -> None:
-        after = [p[j] for p in self.p]
         late = self.given["overlap"]
-        from_here = before if late else after
-        update = [a - b if late else 0.0 for a, b in zip(after, before, strict=True)]
-        there = self.averaged(j, mask, from_here)
-        for i in range(self.n):
-            self.p[i][j] = np.where(mask, there[i], from_here[i]) + update[i]
-
-    def averaged(self, j: int, mask: np.ndarray, xs: Tree) -> Tree:
-        """Where the average takes the workers' ``xs``, which begin at the anchor."""
-        if self.given["average_payload"] is None and not self.given["outer"]:
-            return [np.mean(xs, axis=0)] * self.n
-        a = self.anchor[j]
-        differences = [x - a for x in xs]
-        sent = differences if self.n == 1 else [self.coded(d) for d in differences]
-        mean = np.mean(sent, axis=0)
-        if (b := self.given["average_b2"]) is not None and not self.given["outer"]:
-            v = b * self.average_nu[j] + (1 - b) * mean**2
-            self.average_nu[j] = np.where(mask, v, self.average_nu[j])
-            whole = np.mean(v[mask]) if mask.any() else 0.0
-            if whole > 0:
-                mean = mean * 1.1 / (np.sqrt(v / whole) + 0.1)
-        if self.given["outer"]:
-            rate, mu = self.given["outer"]
+        here = before if late else self.p[j]
+        if outer is None:
+            there = here.mean(0)
+        else:
+            d = here - self.anchor[j]
+            mean = self.coded(self.coded(d).mean(0)) if self.n > 1 else d[0]
+            rate, mu = outer
             self.trace[j] = mu * self.trace[j] - mean
-            mean = -rate * (mu * self.trace[j] - mean)  # Nesterov's
-        self.anchor[j] = np.where(mask, a + mean, a)
-        return [self.anchor[j]] * self.n  # what rounding took is lost
+            there = self.anchor[j] - rate * (mu * self.trace[j] - mean)  # Nesterov's
+            self.anchor[j] = there
+        self.p[j] = there + (self.p[j] - here if late else np.zeros(here.shape))
 
-    def coded(self, d: np.ndarray) -> np.ndarray:
-        if self.given["average_payload"] != "bfloat16":
-            return d
-        words = np.asarray(d, np.float32).view(np.uint32).astype(np.uint64)
+    def coded(self, x: np.ndarray) -> np.ndarray:
+        if self.given["codes"] != "bfloat16":
+            return x * (1.0 if self.given["codes"] is None else self.given["codes"])
+        words = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)
         half = (words + 0x7FFF + ((words >> np.uint64(16)) & np.uint64(1))) >> 16
         return (half << 16).astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+class Selecting:
+    """As :class:`Workers`, where a selection says what is exchanged."""
+
+    def __init__(self, params: Tree, n: int, given: dict[str, Any]) -> None:
+        bounds = {"c_min": 0.01, "c_max": 1000.0, "bias_correction": True}
+        self.naive = NaiveSlamb(params, n, **given | bounds)
+        self.given, self.undecided = given, [False] * len(params)
+
+    def step(self, grads: Tree, rate: float) -> None:
+        self.naive.lr = rate
+        masks = [self.mask(Leaf(j, g.shape[1:])) for j, g in enumerate(grads)]
+        self.naive.step([list(own) for own in zip(*grads, strict=True)], masks)
+        self.p = [np.stack(x) for x in zip(*self.naive.p, strict=True)]
+
+    def mask(self, leaf: Leaf) -> np.ndarray:
+        if self.given["selection"].dense(leaf):
+            return np.ones(leaf.shape, bool)
+        age = np.asarray(self.given["selection"].age(jnp.int32(self.naive.t + 1), leaf))
+        return np.repeat(age == 0, leaf.size // len(age)).reshape(leaf.shape)

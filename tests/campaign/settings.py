@@ -1,7 +1,7 @@
 """A row of settings as an exchange, an optimizer, and a run of it in its place."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import jax
@@ -11,51 +11,42 @@ import optax
 from jax.sharding import AxisType, Mesh
 
 import slamb_jax
-from tests.optimizers import plain, random_tree, step_on_gradients
+from slamb_jax.selections import Strided
+from tests.optimizers import random_tree, step_on_gradients
 from tests.pairwise import Row
+from tests.shards import Tiled
 from tests.workers import P, stack
 
-STEPS = 5
-CODES = {  # blocks that fit the small leaves here
-    "uniform8": slamb_jax.payloads.StochasticUniform(block_size=16),
-    "uniform4": slamb_jax.payloads.StochasticUniform(
-        4, block_size=16, error_feedback=True
-    ),
-    "ternary": "ternary",
-}
-PLACE: dict[str, tuple[Any, ...]] = {
+STEPS, CHOICE = 5, Strided(0.25, min_size=0)
+DETERMINISTIC, RANDOM = ("ternary", "largest_of_7"), ("uniform8", "uniform4")
+CODES = DETERMINISTIC + RANDOM
+FACTORS: dict[str, tuple[Any, ...]] = {  # of each the default first
     "mapping": ("per_worker_step", "shard_map", "vmap", "pmap"),
     "layout": ("workers", "one", "groups", "shards", "groups of shards"),
     "check_vma": (True, False),
     "axes": ("auto", "explicit"),
     "large": (2**16, 64),  # elements from which an array is encoded by itself
-}
-OF_EXCHANGE: dict[str, tuple[Any, ...]] = {
-    "ratio": (None, 0.25, "by phase"),
-    "selection": ("strided", "permutation", "bernoulli"),
-    "payload": (None, "bfloat16", *CODES),
-    "b3": (1.0, 0.7),
-    "overlap": (False, True),
+    "payload": ("ternary", None, "bfloat16", "largest_of_7", "uniform8", "uniform4"),
     "sync_every": (1, 3, None),
-    "rolling": (None, True, False),
-    "average_payload": (None, "bfloat16", *CODES),
-    "average_b2": (0.98, None),
     "outer": (False, True),
+    "overlap": (False, True),
+    "selection": (False, True),
     "stacked": (False, True),
-}
-OF_OPTIMIZER: dict[str, tuple[Any, ...]] = {
-    "optimizer": ("adamw", "lion", "muon", "sgd", "slamb"),
+    "optimizer": ("adamw", "slamb", "lion", "muon", "sgd"),
     "form": ("sum", "product"),
+    "b3": (1.0, 0.7),
+    "nesterov": (False, True),
     "weight_decay": (0.0, 0.1),
     "mu_dtype": (None, "bfloat16"),
-    "nu_of": ("gradient", "momentum"),
     "nu_dtype": (None, "bfloat16"),
     "wrapped": (None, "skip", "master", "stochastic", "accumulate"),
 }
-FACTORS = PLACE | OF_EXCHANGE | OF_OPTIMIZER
 DEFAULT: Row = {name: values[0] for name, values in FACTORS.items()}
-SPECS = {"stack": P(None, None, "model"), "w": P("model", None), "b": P(), "s": P()}
-SHAPES = {"stack": (3, 8, 16), "w": (16, 8), "b": (8,), "s": ()}
+SPECS = {
+    "stack": P(None, None, "model"), "layers": P("model"), "w": P("model", None),
+    "b": P(), "s": None,
+}  # fmt: skip
+SHAPES = {"stack": (3, 8, 16), "layers": (2, 3, 8), "w": (16, 8), "b": (8,), "s": ()}
 SIZES = {  # workers, devices of each, shards
     "workers": (4, 1, 1),
     "one": (1, 1, 1),
@@ -63,53 +54,50 @@ SIZES = {  # workers, devices of each, shards
     "shards": (2, 1, 2),
     "groups of shards": (2, 2, 2),
 }
+LAYOUTS = {  # of a mapping that cannot have all
+    "pmap": ("workers", "one", "groups"),
+    "vmap": ("workers", "one", "groups"),
+    "per_worker_step": ("workers", "one", "groups", "shards"),
+}
 SAYS = {  # where a setting has something to say
     "form": lambda row: row["optimizer"] == "slamb",
-    "nu_of": lambda row: row["optimizer"] in ("adamw", "slamb"),
     "nu_dtype": lambda row: row["optimizer"] in ("adamw", "slamb"),
+    "nesterov": lambda row: row["optimizer"] in ("adamw", "sgd", "muon"),
     "weight_decay": lambda row: row["optimizer"] != "sgd",
+    "b3": lambda row: row["selection"],
     "check_vma": lambda row: row["mapping"] in ("per_worker_step", "shard_map"),
     "axes": lambda row: row["mapping"] == "per_worker_step",
-    "selection": lambda row: row["ratio"] is not None,
-    "payload": lambda row: row["ratio"] is not None,
-    "b3": lambda row: row["ratio"] is not None,
-    "rolling": lambda row: row["sync_every"] is not None,
-    "outer": lambda row: row["sync_every"] is not None,
-    "average_payload": lambda row: row["sync_every"] is not None,
-    "average_b2": lambda row: row["average_payload"] is not None,
-    "large": lambda row: {row["payload"], row["average_payload"]} & CODES.keys(),
+    "large": lambda row: row["payload"] in CODES,
+}
+REFUSING = ("payload", "sync_every", "outer", "selection", "optimizer", "layout")
+ARGUMENTS = {  # of an optimizer
+    "adamw": ("weight_decay", "nesterov", "mu_dtype", "nu_dtype"),
+    "lion": ("weight_decay", "mu_dtype"),
+    "muon": ("weight_decay", "nesterov", "mu_dtype"),
+    "sgd": ("nesterov",),
+    "slamb": ("form", "b3", "weight_decay", "mu_dtype", "nu_dtype"),
 }
 
 
 def exchange(row: Row) -> slamb_jax.Exchange:
     _, width, shards = SIZES[row["layout"]]
-    ratio = {0: 0.5, 2: 0.25} if row["ratio"] == "by phase" else row["ratio"]
-    names = ("selection", "b3", "overlap", "sync_every", "rolling", "average_b2")
-    return plain(
+    return slamb_jax.Exchange(
         "data",
-        local_axis_name="device" if width > 1 else None,
-        compress_ratio=ratio,
-        min_size=0,
-        payload=CODES.get(row["payload"], row["payload"]),
-        average_payload=CODES.get(row["average_payload"], row["average_payload"]),
         outer=optax.sgd(0.7, momentum=0.5, nesterov=True) if row["outer"] else None,
+        selection=CHOICE if row["selection"] else None,
+        local_axis_name="device" if width > 1 else None,
         param_specs=SPECS if shards > 1 else None,
-        stacked={k: k == "stack" for k in SHAPES} if row["stacked"] else None,
-        **{name: row[name] for name in names},
+        stacked={k: k in ("stack", "layers") for k in SHAPES}
+        if row["stacked"]
+        else None,
+        **{name: row[name] for name in ("payload", "sync_every", "overlap")},
     )
 
 
 def optimizer(row: Row, between: slamb_jax.Exchange) -> Any:
-    names = {
-        "adamw": ("weight_decay", "mu_dtype", "nu_of", "nu_dtype"),
-        "lion": ("weight_decay", "mu_dtype"),
-        "muon": ("weight_decay", "mu_dtype"),
-        "sgd": ("mu_dtype",),
-        "slamb": ("form", "weight_decay", "mu_dtype", "nu_of", "nu_dtype"),
-    }[row["optimizer"]]
-    given = {name: row[name] for name in names}
+    given = {name: row[name] for name in ARGUMENTS[row["optimizer"]]}
     if row["optimizer"] == "sgd":
-        given = {"accumulator_dtype": given["mu_dtype"], "momentum": 0.9}
+        given |= {"accumulator_dtype": row["mu_dtype"], "momentum": 0.9}
     if row["optimizer"] in ("adamw", "slamb"):
         # A gradient in bfloat16 can be 0, and v with it, where the mean m is not.
         given["eps"] = 1e-3
@@ -130,26 +118,35 @@ def optimizer(row: Row, between: slamb_jax.Exchange) -> Any:
 
 def settled(row: Row, fixed: set[str]) -> Row | None:
     """The row without settings that have nothing to say; None if it cannot be made."""
+    if row["sync_every"] is None and "selection" not in fixed:
+        row = row | {"selection": True}
+    needs: Row = {}
+    if row["selection"]:
+        needs = {"payload": None, "outer": False, "optimizer": "slamb"}
+    elif row["sync_every"] == 3 and not row["outer"]:
+        needs = {"payload": None}
+    row = row | {name: x for name, x in needs.items() if name not in fixed}
     for name, says in SAYS.items():
         if not says(row) and row[name] != DEFAULT[name]:
             if name in fixed:
                 return None
             row = row | {name: DEFAULT[name]}
-    layouts = {
-        "pmap": ("workers", "one"),
-        "vmap": ("workers", "one", "groups"),
-        "per_worker_step": ("workers", "one", "groups", "shards"),
-    }
-    if row["layout"] not in layouts.get(row["mapping"], SIZES):
+    if row["layout"] not in LAYOUTS.get(row["mapping"], SIZES):
         return None
     typed = row["mapping"] == "shard_map" and row["check_vma"]
     if typed and SIZES[row["layout"]][1] > 1 and row["wrapped"] == "accumulate":
         return None  # types tell twice that the group averaged; per_worker_step varies
+    return row if is_accepted(*(row[name] for name in REFUSING)) else None
+
+
+@functools.cache
+def is_accepted(*values: Any) -> bool:
+    row = DEFAULT | dict(zip(REFUSING, values, strict=True))
     try:
         optimizer(row, exchange(row))
     except ValueError:
-        return None
-    return row
+        return False
+    return True
 
 
 def gradients(row: Row) -> list[Any]:
@@ -158,16 +155,15 @@ def gradients(row: Row) -> list[Any]:
     grads = [random_tree(SHAPES, 1 + t, workers * width) for t in range(STEPS)]
     if row["wrapped"] == "skip":
         grads[2]["w"] = grads[2]["w"].at[-1, 3, 5].set(np.nan)
-    if row["wrapped"] in ("master", "stochastic"):
-        grads = jax.tree.map(lambda g: g.astype(jnp.bfloat16), grads)
-    return grads
+    return jax.tree.map(lambda g: g.astype(dtype_of(row)), grads)
+
+
+def dtype_of(row: Row) -> str:
+    return "bfloat16" if row["wrapped"] in ("master", "stochastic") else "float32"
 
 
 def start(row: Row, tx: Any) -> Any:
-    dtype = "float32"
-    if row["wrapped"] in ("master", "stochastic"):
-        dtype = "bfloat16"
-    params = jax.tree.map(lambda x: x.astype(dtype), random_tree(SHAPES, 0))
+    params = jax.tree.map(lambda x: x.astype(dtype_of(row)), random_tree(SHAPES, 0))
     return params, jax.jit(tx.init)(params)
 
 
@@ -175,8 +171,9 @@ def run_in_place(row: Row) -> Any:
     """The state of all workers in the end, as its mapping leaves it."""
     between = exchange(row)
     tx = optimizer(row, between)
-    step, make = step_on_gradients(tx), MAPPED[row["mapping"]]
-    run, state = make(step, row, between, start(row, tx))
+    run, state = MAPPED[row["mapping"]](
+        step_on_gradients(tx), row, between, start(row, tx)
+    )
     before = jax.tree.map(lambda x: (x.shape, x.dtype), state)
     for g in gradients(row):
         state = run(state, g)
@@ -184,19 +181,14 @@ def run_in_place(row: Row) -> Any:
     return jax.block_until_ready(state)
 
 
-def mean_of_groups(x: jax.Array, groups: int) -> jax.Array:
-    """In float32: what is averaged over a group is not rounded before it is used."""
-    x = x.astype(jnp.float32)
-    return x.reshape(groups, -1, *x.shape[1:]).mean(1)
-
-
-def simulated(row: Row, **settings: Any) -> Any:
+def simulated(row: Row) -> Any:
     """The same run of simulated workers, each one device with a whole model."""
-    between = dataclasses.replace(
-        exchange(row), local_axis_name=None, param_specs=None, **settings
-    )
+    workers, width, shards = SIZES[row["layout"]]
+    between = dataclasses.replace(exchange(row), local_axis_name=None, param_specs=None)
+    if row["selection"] and shards > 1:  # which chooses in each shard
+        chosen = Tiled(CHOICE, tuple(SPECS[name] for name in sorted(SPECS)))
+        between = dataclasses.replace(between, selection=chosen)
     tx = optimizer(row, between)
-    workers, width, _ = SIZES[row["layout"]]
     state = slamb_jax.simulated_replicas(start(row, tx), workers)
     run = slamb_jax.simulated_step(step_on_gradients(tx), workers, between)
     for g in gradients(row):
@@ -206,87 +198,73 @@ def simulated(row: Row, **settings: Any) -> Any:
     return state
 
 
+def mean_of_groups(x: jax.Array, groups: int) -> jax.Array:
+    """In float32: what is averaged over a group is not rounded before it is used."""
+    return x.astype(jnp.float32).reshape(groups, -1, *x.shape[1:]).mean(1)
+
+
 def _mesh(row: Row) -> Mesh:
-    sizes = SIZES[row["layout"]]
-    names = ("data", "device", "model")
-    kept = [i for i in range(3) if i == 0 or sizes[i] > 1]
-    shape = [sizes[i] for i in kept]
+    sizes = dict(zip(("data", "device", "model"), SIZES[row["layout"]], strict=True))
+    sizes = {name: n for name, n in sizes.items() if name == "data" or n > 1}
+    shape = tuple(sizes.values())
     kind = AxisType.Explicit if row["axes"] == "explicit" else AxisType.Auto
     devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
-    return Mesh(devices, [names[i] for i in kept], axis_types=(kind,) * len(kept))
+    return Mesh(devices, tuple(sizes), axis_types=(kind,) * len(sizes))
 
 
-def _per_worker_step(
-    step: Callable[..., Any], row: Row, between: slamb_jax.Exchange, state: Any
-) -> Any:
+def _per_worker_step(step: Any, row: Row, between: Any, state: Any) -> Any:
     mesh = _mesh(row)
     run = slamb_jax.per_worker_step(step, mesh, between, check_vma=row["check_vma"])
     state = slamb_jax.replicate(state, mesh, between)
     return (lambda state, g: run(state, g)[0]), state
 
 
-def _shard_map(
-    step: Callable[..., Any], row: Row, between: slamb_jax.Exchange, state: Any
-) -> Any:
+def _shard_map(step: Any, row: Row, between: Any, state: Any) -> Any:
     """Manual over all axes, as the documentation of sharded models has it."""
     mesh = _mesh(row)
     state = slamb_jax.replicate(state, mesh, between)
     specs = jax.tree.map(lambda x: x.sharding.spec, state)
     lead = ("data", "device") if "device" in mesh.axis_names else ("data",)
-    of_model = SPECS if "model" in mesh.axis_names else {k: P() for k in SHAPES}
-    of_batch = {k: P(lead, *of_model[k]) for k in SHAPES}
+    of_model = SPECS if "model" in mesh.axis_names else {}
+    of_batch = {k: P(lead, *(of_model.get(k) or ())) for k in SHAPES}
 
     def one_of_many(state: Any, g: Any) -> Any:
         own = jax.tree.map(lambda x: jnp.squeeze(x, 0), state)
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), step(own, g)[0])
 
     run = jax.shard_map(
-        one_of_many,
-        mesh=mesh,
-        in_specs=(specs, of_batch),
-        out_specs=specs,
+        one_of_many, mesh=mesh, in_specs=(specs, of_batch), out_specs=specs,
         check_vma=row["check_vma"],
-    )
+    )  # fmt: skip
     return jax.jit(run), state
 
 
-def _pmap(
-    step: Callable[..., Any], row: Row, between: slamb_jax.Exchange, state: Any
-) -> Any:
-    n = SIZES[row["layout"]][0]
-    devices = jax.devices()[:n]
-
-    def one_of_many(state: Any, g: Any) -> Any:
-        return step(state, jax.tree.map(lambda x: x[None], g))[0]
-
-    run = jax.pmap(one_of_many, axis_name="data", devices=devices)
-    return run, stack(state, n)
-
-
-def _vmap(
-    step: Callable[..., Any], row: Row, between: slamb_jax.Exchange, state: Any
-) -> Any:
-    """Of groups, each device has its own copy of the state."""
+def _mapped(step: Any, row: Row, between: Any, state: Any) -> Any:
+    """By ``vmap`` or ``pmap``; of groups, each device has its own copy of the state."""
+    del between
     workers, width, _ = SIZES[row["layout"]]
 
-    def one_of_many(state: Any, g: Any) -> Any:
+    def run(state: Any, g: Any) -> Any:
         return step(state, jax.tree.map(lambda x: x[None], g))[0]
 
-    if width == 1:
-        return jax.jit(jax.vmap(one_of_many, axis_name="data")), stack(state, workers)
-    both = jax.vmap(jax.vmap(one_of_many, axis_name="device"), axis_name="data")
-    jitted = jax.jit(both)
+    if width > 1:
+        run, state = jax.vmap(run, axis_name="device"), stack(state, width)
+    if row["mapping"] == "vmap":
+        mapped = jax.jit(jax.vmap(run, axis_name="data"))
+    else:
+        mapped = jax.pmap(run, axis_name="data", devices=jax.devices()[:workers])
+    lead = (workers, width) if width > 1 else (workers,)
 
-    def run(state: Any, g: Any) -> Any:
-        g = jax.tree.map(lambda x: x.reshape(workers, width, *x.shape[1:]), g)
-        return jitted(state, g)
+    def split(state: Any, g: Any) -> Any:
+        g = jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), g)
+        return mapped(state, g)
 
-    return run, stack(stack(state, width), workers)
+    return split, stack(state, workers)
 
 
 MAPPED = {
     "per_worker_step": _per_worker_step,
     "shard_map": _shard_map,
-    "pmap": _pmap,
-    "vmap": _vmap,
+    "pmap": _mapped,
+    "vmap": _mapped,
 }

@@ -2,6 +2,7 @@
 
 import dataclasses
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import slamb_jax
+from slamb_jax import _mean
+from slamb_jax._codes import Group
+from slamb_jax.momentum import chain_between
 from slamb_jax.selections import Strided
 from tests.campaign.draws import drawn
-from tests.campaign.oracle import Workers
+from tests.campaign.oracle import Selecting, Workers
 from tests.close import assert_near
-from tests.masks import masks_of
 from tests.optimizers import standard_promotion
 from tests.workers import AXIS, train
 
@@ -27,24 +30,38 @@ SHAPES = st.lists(
     min_size=1,
     max_size=4,
 )
+RATES = {
+    "constant": 0.05,
+    "linear": optax.linear_schedule(0.1, 0.0, STEPS),
+    "warm": optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, STEPS),
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class Lossless:
-    """Codes that are the four bytes of each number."""
+class Keeping:
+    """In place of a quantizer: the four bytes of so much of each number."""
 
-    error_feedback: bool = False
-    seed: int = 0
+    share: float
 
-    def nbytes(self, size: int) -> int:
-        return 4 * size
+    def group_of(self, size: int) -> Group:
+        return Group(1, 2, 8 if size > 64 else 1, 4)
 
-    def encode(self, x: jax.Array, seed: jax.Array) -> jax.Array:
-        return jax.lax.bitcast_convert_type(x, jnp.uint8).reshape(*x.shape[:-1], -1)
+    def nbytes(self, shape: Group) -> int:
+        return 4 * shape.size + shape.blocks  # a scale is a byte that says nothing
 
-    def decode(self, codes: jax.Array, size: int) -> jax.Array:
-        words = codes.reshape(*codes.shape[:-1], size, 4)
-        return jax.lax.bitcast_convert_type(words, jnp.float32)
+    def encode(self, x: jax.Array, seed: jax.Array) -> tuple[jax.Array, jax.Array]:
+        in_bytes = jax.lax.bitcast_convert_type(np.float32(self.share) * x, jnp.uint8)
+        scales = jnp.zeros((*x.shape[:-3], x.shape[-2], 1), jnp.uint8)
+        return in_bytes.reshape(*x.shape[:-1], -1), scales
+
+    def decode(self, digits: jax.Array, scales: jax.Array) -> jax.Array:
+        in_bytes = digits.reshape(*digits.shape[:-1], -1, 4)
+        return jax.lax.bitcast_convert_type(in_bytes, jnp.float32)
+
+    def parted(self, codes: jax.Array, shape: Group) -> tuple[jax.Array, jax.Array]:
+        digits, scales = jnp.split(codes, [4 * shape.size], -1)
+        digits = digits.reshape(*codes.shape[:-1], *shape[:3], -1)
+        return digits, scales.reshape(*codes.shape[:-1], shape.groups, shape.rows, 1)
 
 
 @st.composite
@@ -54,68 +71,57 @@ def settings_of(draw: Any) -> dict[str, Any]:
     def one_of(*values: Any) -> Any:
         return draw(st.sampled_from(values))
 
-    optimizer = one_of("adamw", "adamw", "lion", "sgd")
-    outer = one_of(None, None, (0.7, 0.5))
-    payload = one_of(None, "codes", "codes", "bfloat16")
+    optimizer = one_of("adamw", "lion", "sgd", "slamb", "slamb", "momentum")
+    ratio = one_of(None, 0.5, 0.2, 1.0) if optimizer == "slamb" else None
+    outer = one_of(None, None, (0.7, 0.5)) if ratio is None else None
+    every = one_of(1, 1, 2, 3)
+    coded = ratio is None and (outer is not None or every == 1)
     return {
         "optimizer": optimizer,
         "b1": one_of(0.5 if optimizer == "lion" else 0.0, 0.5, 0.9),
         "b2": one_of(0.9, 0.999),
+        "b3": one_of(1.0, 0.7, 0.0),
         "share": one_of(0.0, 0.8),
         "eps": 1e-4,
         "eps_root": one_of(0.0, 1e-3),
-        "nesterov": one_of(False, True),
-        "nu_of": one_of("gradient", "momentum"),
-        "weight_decay": one_of(0.0, 0.1),
-        "ratio": one_of(None, None, 0.5, 0.2, 1.0),
-        "b3": one_of(1.0, 0.7, 0.0),
+        "nesterov": optimizer not in ("lion", "slamb") and one_of(False, True),
+        "form": one_of("sum", "product"),
+        "weight_decay": 0.0 if optimizer in ("sgd", "momentum") else one_of(0.0, 0.1),
+        "codes": one_of(None, "bfloat16", 1.0, 0.5) if coded else None,
         "overlap": one_of(False, True),
-        "sync_every": one_of(1, 2, 3),
-        "rolling": False if outer else one_of(False, True),
-        "average_payload": payload,
-        "average_b2": None if outer or payload is None else one_of(None, 0.9, 0.98),
+        "sync_every": every,
         "outer": outer,
-        "min_size": one_of(0, 20),
-        "rate": one_of("constant", "linear", "warm"),
+        "selection": ratio and Strided(ratio, one_of(0, 20), one_of(0, 1, 2)),
+        "rate": one_of(*RATES),
     }
 
 
-def exchange_of(given: dict[str, Any], seed: int) -> slamb_jax.Exchange:
-    outer = given["outer"]
-    payload = given["average_payload"]
-    return slamb_jax.Exchange(
+def optimizer_of(given: dict[str, Any], mask: Any) -> Any:
+    rate, codes, outer = RATES[given["rate"]], given["codes"], given["outer"]
+    exchange = slamb_jax.Exchange(
         AXIS,
-        compress_ratio=given["ratio"],
-        min_size=given["min_size"],
-        seed=seed,
-        average_payload=Lossless() if payload == "codes" else payload,
+        payload="ternary" if isinstance(codes, float) else codes,
         outer=outer and optax.sgd(outer[0], momentum=outer[1], nesterov=True),
-        **{
-            name: given[name]
-            for name in ("b3", "overlap", "sync_every", "rolling", "average_b2")
-        },
+        **{name: given[name] for name in ("overlap", "sync_every", "selection")},
     )
 
+    def some(*names: str) -> dict[str, Any]:
+        return {name: given[name] for name in names}
 
-def optimizer_of(given: dict[str, Any], rate: Any, exchange: Any, mask: Any) -> Any:
-    if given["optimizer"] == "sgd":
-        return slamb_jax.sgd(
-            rate, exchange, momentum=given["b1"], nesterov=given["nesterov"]
-        )
-    decay = {"weight_decay": given["weight_decay"], "mask": mask}
-    if given["optimizer"] == "lion":
-        betas = {"b1": given["share"], "b2": given["b1"]}
-        return slamb_jax.lion(rate, exchange, **betas, **decay)
-    names = ("b1", "b2", "eps", "eps_root", "nesterov", "nu_of")
-    return slamb_jax.adamw(rate, exchange, **{k: given[k] for k in names}, **decay)
-
-
-def rate_of(kind: str) -> Any:
-    return {
-        "constant": 0.05,
-        "linear": optax.linear_schedule(0.1, 0.0, STEPS),
-        "warm": optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, STEPS),
-    }[kind]
+    decay, b1 = some("weight_decay") | {"mask": mask}, given["b1"]
+    match given["optimizer"]:
+        case "adamw":
+            names = ("b1", "b2", "eps", "eps_root", "nesterov")
+            return slamb_jax.adamw(rate, exchange, **some(*names), **decay)
+        case "lion":
+            return slamb_jax.lion(rate, exchange, b1=given["share"], b2=b1, **decay)
+        case "sgd":
+            return slamb_jax.sgd(rate, exchange, momentum=b1, **some("nesterov"))
+        case "slamb":
+            names = ("b1", "b2", "b3", "eps", "form")
+            return slamb_jax.slamb(rate, exchange, **some(*names), **decay)
+    momentum = slamb_jax.average_momentum(exchange, None, b1, None, **some("nesterov"))
+    return chain_between(exchange, momentum, optax.scale_by_learning_rate(rate))
 
 
 @drawn(4, 120)
@@ -135,25 +141,18 @@ def test_follows_the_oracle(
         for _ in range(STEPS)
     ]  # fmt: skip
     decays = [i % 2 == 0 for i in range(len(shapes))]
-    small = settings["min_size"]
-    turns = masks_of(Strided(1 / settings["sync_every"], small, seed), shapes)
-    masks = masks_of(Strided(settings["ratio"] or 1.0, small, seed), shapes)
-    exchange = exchange_of(settings, seed)
-    rate = rate_of(settings["rate"])
-    decay = 0.0 if settings["optimizer"] == "sgd" else settings["weight_decay"]
-    exchanges = {"exchanges": settings["ratio"] is not None, "decays": decays}
-    exchanges["mean_first"] = exchange.averages_momentum
-    if exchange.averages_momentum:
-        settings = settings | {"nu_of": "momentum"}
-    oracle = Workers(params, n, settings | exchanges | {"weight_decay": decay})
-    with standard_promotion():
-        tx = optimizer_of(settings, rate, exchange, decays)
+    make = Workers if settings["selection"] is None else Selecting
+    oracle = make(params, n, settings | {"decays": decays})
+    codes, rate = settings["codes"], RATES[settings["rate"]]
+    replaced = (lambda _: Keeping(codes)) if isinstance(codes, float) else None
+    with (
+        mock.patch.object(_mean, "quantizer_of", replaced or _mean.quantizer_of),
+        standard_promotion(),
+    ):
+        tx = optimizer_of(settings, decays)
         history = train(tx, params, jax.tree.map(jnp.asarray, grads), "vmap")
-    room = 2e-2 if settings["average_payload"] == "bfloat16" else 2e-4
+    room = 2e-2 if codes == "bfloat16" else 2e-4
     for t, (p, _) in enumerate(history):
-        at = float(rate(t)) if callable(rate) else rate
-        mine = [[g[i] for g in grads[t]] for i in range(n)]
-        oracle.step(mine, masks(t + 1), turns(t + 1), at)
+        oracle.step(grads[t], float(rate(t)) if callable(rate) else rate)
         for j in (j for j in range(len(shapes)) if not oracle.undecided[j]):
-            want = np.stack([oracle.p[i][j] for i in range(n)])
-            assert_near(p[j], want, room)
+            assert_near(p[j], oracle.p[j], room)

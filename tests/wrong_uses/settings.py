@@ -1,40 +1,40 @@
 """Wrong settings of an ``Exchange`` and of ``slamb``."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import optax
 
 import slamb_jax
-from slamb_jax import payloads, selections
+from slamb_jax.selections import Selection, Strided
 from tests.workers import P
-from tests.wrong_uses.common import INF, NAN, bad, make_slamb, of, slamb
+from tests.wrong_uses.common import INF, NAN, PARAMS, bad, make_slamb, of, slamb
 
-STRIDED, BF16, OUTER = selections.Strided(), "bfloat16", optax.sgd(0.7)
+OUTER, PAPER = optax.sgd(0.7), {"selection": Strided(0.1), "payload": None}
+read, budget = slamb_jax.Exchange.from_json, slamb_jax.Exchange.for_budget
 
 
 def function(step):
     return 0.1
 
 
+class EveryOther(Selection):
+    def blocks(self, step, leaf):
+        return 2 * jnp.arange(leaf.size // 2) + step % 2
+
+    def age(self, step, leaf):
+        return jnp.minimum(step, (jnp.arange(leaf.size) + step) % 2)[:, None]
+
+
 ALONE = [  # the argument, what it must be, values that it must not have
     ("axis_name", "", 0, ["data"], ()),
-    ("compress_ratio", r"\(0.0, 1.0\]", 1.1, -0.1, NAN),
-    ("compress_ratio", "", "0.1", function, {}),
-    ("compress_ratio", "step 0", {5: 0.1}),
-    ("min_size", "", -1, 10.5),
-    ("seed", "", 0.5, "a"),
-    ("selection", "strided, permutation, bernoulli", "random"),
-    ("selection", "", 3, None, selections.Strided),
-    ("payload", "'uniform8'", "int8"),
-    ("payload", "", True, jnp.bfloat16, jnp.dtype("float16")),
-    ("payload", "", payloads.StochasticUniform),
-    ("average_payload", "", jnp.dtype("bfloat16"), 8),
-    ("b3", r"\[0.0, 1.0\]", 1.01, -0.01, NAN),
-    ("b3", "be a number", function, "1"),
-    ("overlap", "True or False", 1, "yes"),
+    ("payload", "'largest_of_N' with N from 2 to 127", "int8", "float16", "uniform2"),
+    ("payload", "", True, jnp.bfloat16, "largest_of_1", "largest_of_128", "largest_of"),
     ("sync_every", "at least 1", 0, -10),
     ("sync_every", "integer", 2.5, True),
-    ("rolling", "True or False", 1, "yes"),
     ("outer", "GradientTransformation", "sgd", optax.sgd),
+    ("overlap", "True or False", 1, "yes"),
+    ("selection", r"Strided\(0.1\)", "strided", 3, Strided),
     ("param_specs", "PartitionSpec", "model", P.UNCONSTRAINED),
     ("stacked", "have bools", 3),
     ("learning_rate", "", "fast", NAN, None, True, [0.1], 1j),
@@ -48,58 +48,60 @@ ALONE = [  # the argument, what it must be, values that it must not have
     ("form", "sum, product", "difference", None),
     ("mask", "", 3),
     ("mu_dtype", "", "int32", "float16", "float64", "no such", jnp.complex64),
-    ("nu_of", "", "gradients"),
     ("nu_dtype", "", "float16", "no such"),
 ]
 
+OF_SELECTION = [  # of Strided, and of slamb with it
+    ("b3", r"\[0.0, 1.0\]", 1.01, -0.01, NAN),
+    ("b3", "be a number", function, "1"),
+    ("eps", "", 0.0),
+    ("b2", "", 1.0),
+    ("form", "sum, product", "product "),
+    ("nu_dtype", "", "float16"),
+]
+
 TOGETHER = [
-    (slamb(payload="float16"), "payload must be None, 'bfloat16', .*'float16'"),
     (slamb(local_axis_name=0, axis_name="node"), "local_axis_name .*0"),
     (slamb(local_axis_name="device"), "local_axis_name .*'device' and None"),
     (slamb(axis_name="a", local_axis_name="a"), "local_axis_name .*'a' and 'a'"),
     (slamb(local_axis_name=("a", "b"), axis_name="b"), r"\('a', 'b'\) and 'b'"),
-    (slamb(compress_ratio={0: 0.5, -5: 0.1}), "compress_ratio .*-5"),
-    (slamb(compress_ratio={0: 0.5, 1.5: 0.1}), r"compress_ratio .*1\.5"),
-    (slamb(compress_ratio={0: 1.5}), "compress_ratio .*1.5"),
-    (slamb(compress_ratio={0: 0.0}), r"compress_ratio .*\(0.0, 1.0\].*0.0"),
-    (slamb(selection=STRIDED, compress_ratio=0.5), "ratio=0.5 and sel.*cannot both be"),
-    (slamb(selection=STRIDED, min_size=5), "min_size=5 and selection=Strided"),
-    (slamb(selection=STRIDED, seed=1), "seed=1 and selection=Strided"),
-    (slamb(average_payload=BF16, sync_every=None), "='bfloat16' needs .*sync_ev.*None"),
-    (slamb(rolling=True, sync_every=None), "rolling=True needs .*sync_every.*None"),
-    (slamb(outer=OUTER, sync_every=None), "outer=.*needs .*sync_every.*None"),
-    (slamb(outer=OUTER, rolling=True), "rolling=True and outer cannot go together"),
-    (
-        slamb(average_payload="largest_of_7", compress_ratio=0, sync_every=4),
-        "'largest_of_7' sends one .* lose the others",
-    ),
-    (slamb(compress_ratio=0, payload=BF16), "payload='bfloat16' is of the momentum"),
-    (slamb(compress_ratio=0, sync_every=None, axis_name="i"), "exchange nothing .*'i'"),
+    (slamb(selection=Strided()), r"selection=Strided.*payload=None.*Exchange\(.*paper"),
+    (slamb(**PAPER, outer=OUTER), r"selection=Strided.*no outer .*outer="),
+    (slamb(sync_every=None, axis_name="i"), "sync_every=None .* nothing .*'i'"),
+    (slamb(outer=OUTER, sync_every=None), "outer needs .*sync_every.*None"),
+    (slamb(outer=OUTER, payload="largest_of_7"), "'largest_of_7' sends one .* lost"),
+    (slamb(sync_every=4), "sync_every=4 .*payload='ternary' would round.*payload=None"),
     (slamb(param_specs={"w": 3}), "param_specs must have .*PartitionSpec.*got 3"),
     (slamb(param_specs=P("a"), axis_name="a"), "specs must not .*axis of the .*, 'a'"),
     (slamb(stacked={"w": "yes"}), r"stacked must have bools .*'yes' at stacked\['w'\]"),
     (slamb(c_min=2.0, c_max=1.0), "c_min must not exceed c_max.*2.0 and 1.0"),
-    (slamb(bias_correction=False), "bias_correction=False .*form='product'"),
+    (slamb(bias_correction=False), r"bias_correction=False .*selection.*Exchange\(\)"),
+    (slamb(bias_correction=False, **PAPER), "bias_correction=False .*form='product'"),
 ]
-
-read = slamb_jax.Exchange.from_json
-replayed = selections.replay_masks([jnp.ones((1, 3), bool)])
 
 MADE = [
     *(
         row
-        for name, wanted, *values in ALONE
-        for row in bad(make_slamb, name, *values, wanted=wanted)
+        for make, table in (
+            (make_slamb, ALONE),
+            (partial(make_slamb, **PAPER), OF_SELECTION),
+        )
+        for name, wanted, *values in table
+        for row in bad(make, name, *values, wanted=wanted)
     ),
+    *bad(Strided, "compress_ratio", 2.0, 0.0, -0.1, NAN, "0.1"),
+    *bad(Strided, "min_size", "0", -1, 10.5),
+    *bad(Strided, "seed", 0.5, "a"),
     *TOGETHER,
     (of(slamb_jax.slamb, 0.01, "data"), r"exchange .*Exchange.*'data': .*Exchange\('d"),
     (of(slamb_jax.slamb, 0.01, None), "exchange .*slamb_jax.Exchange, got None"),
     (of(read, "data"), "settings must be a mapping, got 'data'"),
-    (of(read, {"ratio": 0.1}), "'ratio' is not a setting .*compress_ratio"),
-    (of(read, {"selection": {"name": "odd"}}), "selection must have a name .*'odd'"),
-    (of(read, {"selection": {"name": "strided", "k": 1}}), "selection=.*'k'"),
-    (of(read, {"payload": {"name": "int8"}}), "payload must have a name .*'int8'"),
-    (of(read, {"payload": {"name": "uniform8", "k": 1}}), "payload=.*'k'"),
+    (of(read, {"ratio": 0.1}), "'ratio' is not a setting .*payload"),
+    (of(read, {"selection": {"k": 1}}), "selection=.*'k'"),
+    (of(read, {"payload": {"name": "int8"}}), "payload .*'int8'"),
     (slamb_jax.Exchange(stacked=function).to_json, "stacked .* JSON.* got <fun"),
-    (slamb_jax.Exchange(selection=replayed).to_json, "selection .*JSON.* replay"),
+    (slamb_jax.Exchange.paper(selection=EveryOther()).to_json, "selection .*JSON"),
+    (of(budget, "data", 5, PARAMS), r"share must be in \(0.0, 1.0\], got 5"),
+    (of(budget, "data", 1e-4, PARAMS), "share must be at least .*0.0001: give an oute"),
+    (of(slamb_jax.Exchange().share, {}), "params must have elements, got {}"),
 ]

@@ -2,15 +2,15 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import slamb_jax
-from slamb_jax import selections
+from slamb_jax.selections import Strided
 from tests.workers import AXIS, P, mesh_of, over_workers, stack
 from tests.wrong_uses.common import PARAMS, initial, of, slamb, updating
 
 ALONE = slamb_jax.Exchange()
+AVERAGE = slamb_jax.average_parameters_every(slamb_jax.Exchange(payload=None))
 
 
 def injected():
@@ -27,7 +27,7 @@ def unbound_on_a_mesh():
 
 def too_many_blocks():
     leaf = {"w": jax.ShapeDtypeStruct((2**31, 1), jnp.float32)}
-    tx = slamb(compress_ratio=0.5)()
+    tx = slamb(payload=None, selection=Strided(0.5))()
     jax.eval_shape(lambda p: tx.update(p, tx.init(p), p), leaf)
 
 
@@ -49,9 +49,22 @@ def averaged_already(own_state=False, accumulated=False):
     jax.eval_shape(split, params, state, jnp.ones((4, 2)))
 
 
+def unlike_over_an_axis(link):
+    """An exchange without an axis, where gradients differ over one."""
+    update = lambda p: link.update(p, link.init(p), p)[0]  # noqa: E731
+    return lambda: over_workers(update, "shard_map", 2)(stack(PARAMS, 2))
+
+
+def summed_in_a_group():
+    exchange = slamb_jax.Exchange("node", local_axis_name=AXIS)
+    tx = slamb_jax.average_gradients(exchange)
+    update = lambda g: tx.update(g, tx.init(g))[0]  # noqa: E731
+    split = jax.shard_map(update, mesh=mesh_of(2), in_specs=P(), out_specs=P())
+    jax.eval_shape(split, PARAMS)
+
+
 SHORT, W, B = {"w": PARAMS["w"]}, PARAMS["w"], PARAMS["b"]
 INT, COMPLEX = B.astype("int32"), B.astype("complex64")
-SEVEN = selections.replay_masks([np.ones((4, 7), bool)])
 NO_PARAMS = "params must be passed to update, got None"
 
 
@@ -72,7 +85,8 @@ TREES = [
     (initial(slamb(), jax.random.key(0)), "params .*key<fry>"),
     (updating(slamb(), params=None), NO_PARAMS),
     (updating(slamb_jax.layerwise_trust_ratio(ALONE), params=None), NO_PARAMS),
-    (updating(slamb_jax.average_parameters_every(ALONE), params=None), NO_PARAMS),
+    (updating(AVERAGE, params=None), NO_PARAMS),
+    (updating(of(slamb_jax.adamw, 0.1, ALONE), params=None), NO_PARAMS),
     (updating(slamb(), grads=SHORT), "(?i)dict key mismatch|structure"),
     (updating(slamb(), params=SHORT), "(?i)dict key mismatch|structure"),
     (updating(slamb(), like=SHORT), "(?i)dict key mismatch|structure"),
@@ -82,9 +96,13 @@ TREES = [
     (too_many_blocks, r"leaf of 2147483648 elements, \(2147483648, 1\).*int32 .*pad"),
     (masked({"w": True}), "mask must have the structure of the parameters"),
     (masked({"w": 1.0, "b": True}), r"mask must have bools .*1.0 at mask\['w'\]"),
-    (updating(slamb(selection=SEVEN)), r"masks .*\(4, 7\).* 3 elements"),
     (updating(slamb(axis_name="model")), "axis_name='model' is not bound here"),
     (updating(slamb(axis_name=("data", "model"))), "axis_name=.*model.* is not bound"),
+    *(
+        (unlike_over_an_axis(link), "axis_name=None exchanges nothing over .*'data'")
+        for link in (slamb_jax.adamw(0.1, ALONE), AVERAGE)
+    ),
+    (summed_in_a_group, r"updates\['b'\] does not vary .*'data'"),
     (unbound_on_a_mesh, "axis_name='model' is not bound here"),
     *(
         (of(averaged_already, own, more), r"updates\['w'\] does not vary .*averaged")

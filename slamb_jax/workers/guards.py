@@ -1,0 +1,222 @@
+"""Checks of a step: of its arguments and results, on all workers and processes."""
+
+import hashlib
+import re
+import warnings
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from slamb_jax._axes import AxisName, as_tuple, worker_index
+from slamb_jax._checks import shown
+from slamb_jax.average import AverageParametersState
+from slamb_jax.exchange import Exchange
+from slamb_jax.momentum import AverageMomentumState
+from slamb_jax.workers.agreement import checksums, differing_copies
+from slamb_jax.workers.mesh import check_replicas, replicated
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# Primitives that name an axis, but send nothing over it.
+_LOCAL = ("axis_index", "pvary", "pcast", "pbroadcast")
+
+
+def check_arguments(state: Any, batch: Any, n: int, devices: int) -> None:
+    """Raises unless ``state`` is there n times and ``batch`` can be split."""
+    for path, x in jax.tree_util.tree_leaves_with_path(state):
+        traced = isinstance(x, jax.core.Tracer)
+        if isinstance(x, jax.Array) and not traced and x.is_deleted():
+            raise ValueError(  # jaxlib may crash on it
+                f"state{jax.tree_util.keystr(path)} was donated to an earlier step and "
+                "is gone: go on with the state that the step returned, or keep a copy "
+                "(jax.tree.map(jnp.copy, state)) before it"
+            )
+    check_replicas("state", state, n)
+    scalars_only = not any(map(jnp.ndim, jax.tree.leaves(batch)))
+    for path, x in jax.tree_util.tree_leaves_with_path(batch):
+        shape = jnp.shape(x)  # a scalar beside arrays goes to all workers
+        if shape[0] % devices if shape else scalars_only:
+            raise ValueError(
+                f"batch{jax.tree_util.keystr(path)} must have a leading axis of a "
+                f"multiple of {devices}, got shape {shape}"
+            )
+
+
+def own_keys(key: jax.Array | None, axis_name: AxisName) -> tuple[jax.Array, ...]:
+    """The arguments of a step after the batch: the worker's key, if there is a key."""
+    if key is None:
+        return ()
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if key.ndim != (0 if typed else 1) or not (typed or key.dtype == jnp.uint32):
+        raise ValueError(
+            "key must be one random key, as jax.random.key(0) makes it, got "
+            f"{key.dtype} of shape {key.shape}"
+        )
+    return (jax.random.fold_in(key, worker_index(axis_name)),)
+
+
+def check_result(out: Any, state: Any) -> tuple[Any, Any]:
+    """What a step returned; raises unless it is a state like the old and a report."""
+    wanted: Any = jax.tree.structure(state)
+    if not isinstance(out, tuple) or len(out) != 2:
+        wrong = f"got {shown(out)}"
+    elif jax.tree.structure(out[0]) != wanted:
+        wrong = f"the state of the structure that it got, {wanted}, got {out[0]}"
+    else:
+        return out
+    raise ValueError(
+        f"step must return a pair, the new state and a report, {wrong}: return state, "
+        "None if there is nothing to report"
+    )
+
+
+def warn_if_alone(program: Any, axes: tuple[Hashable, ...]) -> None:
+    """Warns if a traced step has no collective over the axes of the workers."""
+    if not _has_collective(program, set(axes)):
+        warnings.warn(
+            "step changes most of the state and communicates nothing over "
+            f"{', '.join(map(repr, axes))}: each worker trains by itself, on its share "
+            "of the batch. Give the optimizer the exchange, slamb_jax.adamw(rate, "
+            "exchange) in place of optax.adamw; if this step is local on purpose, "
+            "filter this warning",
+            UserWarning,
+            stacklevel=4,  # who called the step
+        )
+
+
+def _has_collective(program: Any, axes: set[Hashable]) -> bool:
+    for eqn in program.eqns:
+        names = eqn.params.get("axes", eqn.params.get("axis_name"))
+        if eqn.primitive.name not in _LOCAL and not axes.isdisjoint(as_tuple(names)):
+            return True
+        called = jax.tree.leaves(list(eqn.params.values()))  # branches are in a tuple
+        if any(hasattr(x, "eqns") and _has_collective(x, axes) for x in called):
+            return True
+    return False
+
+
+def check_copies(state: Any, axes: tuple[Any, ...]) -> None:
+    """Raises if the devices of a worker hold different copies of its state."""
+    flat = jax.tree_util.tree_leaves_with_path(state)
+    copies = differing_copies([x for _, x in flat])
+    for (path, _), replicas in zip(flat, copies, strict=True):
+        if replicas:
+            raise ValueError(
+                f"state{jax.tree_util.keystr(path)} that step returned differs between "
+                f"the devices of a worker, along {', '.join(map(repr, axes))}, where "
+                "it must be the same: it depends on the device's own share of the "
+                "batch, key or shard. Average it over the axis "
+                "(slamb_jax.average_parameters for statistics; "
+                "slamb_jax.average_gradients before slamb_jax.accumulate), give "
+                "slamb_jax.skip_not_finite the same exchange, or report it instead."
+            )
+
+
+def check_together(state: chex.ArrayTree) -> None:
+    """Raises for parameters that differ between workers, and that no average gets.
+
+    In a momentum ``optax.multi_transform`` and ``optax.masked`` put a ``MaskedNode`` in
+    place of parameters that its optimizer does not get. A part of the state that has
+    leaves there, and elsewhere is like the momentum, may be the parameters: it is, if
+    workers agree on the rest of it. Nothing is told where parameters are averaged,
+    since workers may then differ between two averages.
+    """
+
+    def is_link(x: object) -> bool:
+        return isinstance(x, AverageMomentumState | AverageParametersState)
+
+    def is_masked(x: object) -> bool:
+        return isinstance(x, optax.MaskedNode)
+
+    links = list(filter(is_link, jax.tree.leaves(state, is_leaf=is_link)))
+    momenta = [x.mu for x in links if isinstance(x, AverageMomentumState)]
+    if not momenta or len(momenta) < len(links):
+        return
+    treedef: Any
+    rows, treedef = jax.tree_util.tree_flatten_with_path(momenta[0], is_leaf=is_masked)
+    columns = zip(*map(treedef.flatten_up_to, momenta), strict=True)
+    left_out = [all(map(is_masked, column)) for column in columns]
+
+    def split(x: Any) -> tuple[list[Any], list[Any]]:
+        """The leaves of a tree like the momentum that ours steps, and the others."""
+        try:
+            parts = list(zip(treedef.flatten_up_to(x), left_out, strict=True))
+        except ValueError:  # it is another tree
+            return [], []
+        ours, others = ([y for y, out in parts if out is k] for k in (False, True))
+        alike = all(isinstance(y, jax.Array) for y in ours)
+        return ours, jax.tree.leaves(others) if alike else []
+
+    def has_others(x: Any) -> bool:
+        return bool(split(x)[1])
+
+    for x in filter(has_others, jax.tree.leaves(state, is_leaf=has_others)):
+        ours, others = split(x)
+        sums = checksums(ours + others)
+        unlike = (sums != sums[:, :1]).any((1, 2))
+        if unlike.any() and not unlike[: len(ours)].any():
+            paths = [path for (path, _), out in zip(rows, left_out, strict=True) if out]
+            raise ValueError(
+                f"parameters {', '.join(map(jax.tree_util.keystr, paths))} differ "
+                "between workers, and no average gets them: another optimizer steps "
+                "them, beside one of this library in optax.multi_transform or "
+                "optax.masked. Average the parameters after all of them: optax.chain("
+                "optax.multi_transform(...), slamb_jax.average_parameters_every("
+                "exchange)). Parameters that are to differ belong into a tree of "
+                "their own"
+            )
+
+
+def check_same_values(tree: Any, alike: Sequence[bool]) -> None:
+    """Raises if processes gave :func:`replicate` other values of the leaves alike."""
+    if jax.process_count() == 1:
+        return
+    flat = jax.tree_util.tree_leaves_with_path(tree)
+    rows = [row for row, same in zip(flat, alike, strict=True) if same]
+    if not rows or any(isinstance(x, jax.core.Tracer) for _, x in rows):
+        return
+    sums = checksums([x for _, x in rows])
+    for (path, _), own in zip(rows, sums, strict=True):
+        if (own != own[:1]).any():
+            raise ValueError(
+                f"tree{jax.tree_util.keystr(path)} must be the same in all processes, "
+                "and differs: begin with the same seed, or the same checkpoint, in each"
+            )
+
+
+def check_same_step(
+    exchange: Exchange, lowered: jax.stages.Lowered, mesh: Mesh
+) -> None:
+    """Raises if processes are about to run steps that are not the same.
+
+    They would wait for each other for ever, or add up what does not belong together.
+    """
+    texts = _ADDRESS.sub("", repr(exchange)), lowered.as_text()
+    words = [hashlib.sha256(text.encode()).digest()[:16] for text in texts]
+    row = np.frombuffer(b"".join(words), np.uint32)
+    rows = jax.make_array_from_callback(
+        (mesh.size, len(row)),
+        NamedSharding(mesh, PartitionSpec(mesh.axis_names)),
+        lambda index: np.broadcast_to(row, (mesh.size, len(row)))[index],
+    )
+    found = np.asarray(replicated(_rows, rows))
+    exchanges_agree, steps_agree = (found == found[:1]).all(0).reshape(2, -1).all(1)
+    if not exchanges_agree:
+        raise ValueError(
+            "exchange must be the same in all processes, and differs; here it is "
+            f"{exchange!r}"
+        )
+    if not steps_agree:
+        raise ValueError(
+            "step must be the same program in all processes, and differs, though the "
+            "exchange is the same: a rate, a seed, a size or a version is not"
+        )
+
+
+def _rows(x: jax.Array) -> jax.Array:
+    return x

@@ -1,0 +1,178 @@
+"""Each function of ``_platform`` equals a plain reference, on every platform."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slamb_jax
+from slamb_jax import _platform
+from slamb_jax._codes import _RECIPROCALS, quantizer_of
+from slamb_jax._leaves import Leaf
+from slamb_jax._mean import mean_over_workers
+from tests.close import assert_close, assert_same_bits
+from tests.compiled import PLATFORMS, on_platform
+from tests.optimizers import plain, random_tree
+from tests.workers import AXIS, stack
+
+on_each = pytest.mark.parametrize("platform", PLATFORMS)
+
+
+def there(platform, fun, *args):
+    """What the jitted function returns with the branches of a platform."""
+
+    def run(*args):
+        with on_platform(platform):
+            return fun(*args)
+
+    return jax.tree.map(np.asarray, jax.jit(run)(*args))
+
+
+@on_each
+def test_barriers_change_nothing(platform):
+    x = random_tree({"a": (3, 5), "b": ()}, 0)
+    for barrier in (
+        _platform.computed_again,
+        _platform.materialized,
+        lambda x: jax.tree.map(_platform.computed_once_on_tpu, x),
+        lambda x: jax.tree.map(
+            lambda y: _platform.kept_per_block(y, of_elements=False), x
+        ),
+    ):
+        assert_same_bits(there(platform, barrier, x), x)
+
+
+@on_each
+@pytest.mark.parametrize(
+    "shape", [(16, 256), (3, 8, 128), (12, 128), (2, 9, 256), (7, 128), (8,), ()]
+)
+def test_a_flat_array_has_all_elements_and_zeros(platform, shape):
+    x = 1 + jnp.arange(np.prod(shape), dtype=jnp.float32).reshape(shape)
+    size = _platform.flat_size(shape) + 5
+    flat = there(platform, lambda x: _platform.flatten(x, size), x)
+    assert flat.shape == (size,)
+    in_order, by_tiles = x.reshape(-1), platform == "tpu"
+    np.testing.assert_array_equal(np.sort(flat)[size - x.size :], in_order)
+    if by_tiles and shape == (16, 256):  # a tile after the other
+        np.testing.assert_array_equal(flat[:1024].reshape(8, 128), x[:8, :128])
+    elif not by_tiles:
+        np.testing.assert_array_equal(flat[: x.size], in_order)
+    back = there(platform, lambda x: _platform.unflatten(x, shape), flat)
+    assert_same_bits(back, x)
+
+
+@on_each
+@pytest.mark.parametrize("width", [1, 24, 33, 128])
+def test_blocks_are_reduced(platform, width):
+    planes = list(random_tree({str(i): (2, 3, width) for i in range(5)}, 0).values())
+    for two, many in ((jnp.add, jnp.sum), (jnp.maximum, jnp.max)):
+        got = there(platform, lambda *x: _platform.reduce_blocks(x, two, many), *planes)
+        want = many(jnp.stack(planes), (0, -1))[..., None]
+        assert_close(got, want, units=8, floor=10.0)
+
+
+@on_each
+@pytest.mark.parametrize("payload", ["ternary", "uniform4"])
+def test_a_byte_gives_back_its_digits(platform, payload):
+    """All bytes there are."""
+    values = quantizer_of(payload).values
+    base, count = values.base, values.digits
+    places = np.indices((base,) * count).reshape(count, -1)
+    packed = (places * base ** np.arange(count)[:, None]).sum(0).astype(np.uint8)
+    assert len(np.unique(packed)) == base**count
+
+    def split(packed):
+        return _platform.split_digits(packed, base, count, _RECIPROCALS[base])
+
+    digits = there(platform, split, packed.reshape(1, -1, 1))
+    np.testing.assert_array_equal(digits[0, :, :, 0], places)
+
+
+@on_each
+def test_rows_are_decoded_and_summed(platform):
+    rows = random_tree({"x": (7, 40)}, 0)["x"]
+    got = there(platform, lambda x: _platform.sum_of_rows(jnp.square, x), rows)
+    assert_close(got, jnp.square(rows).sum(0), units=8)
+
+
+@on_each
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("size", [100, 2**16])
+@pytest.mark.parametrize("of_elements", [False, True])
+def test_directions_are_those_of_the_moments(platform, in_parts, size, of_elements):
+    """Before the norms and after them, whatever is kept or computed once more."""
+
+    def direction(scalars, m, v):
+        return scalars[0] * m / (jnp.sqrt(v) + scalars[1])
+
+    def both(m, v, factor):
+        scalars = jnp.float32(3), jnp.float32(1)
+        fun, arrays = _platform.direction_for_norms(
+            direction, scalars, (m, v), in_parts=in_parts
+        )
+        after, same = _platform.direction_for_update(
+            direction, scalars, (m, v), arrays, factor, in_parts=in_parts
+        )
+        return fun(*arrays), after, same
+
+    m, v = random_tree({"m": (size,), "v": (size,)}, 0).values()
+    v, factor = jnp.square(v), jnp.arange(size if of_elements else 4.0)
+    want = 3 * m / (jnp.sqrt(v) + 1)
+    assert_close(there(platform, both, m, v, factor), (want, want, factor), units=4)
+
+
+@on_each
+def test_codes_are_those_of_the_flat_array(platform):
+    """On a TPU in the order of tiles, and else in that of rows."""
+    exchange, shape = slamb_jax.Exchange(AXIS), (512, 256)
+    x = random_tree({"w": shape}, 0, 2)["w"]
+
+    def mean(x):
+        leaf, step = Leaf(0, x.shape), jnp.int32(1)
+        return mean_over_workers([x], [leaf], exchange, "ternary", step).means[0]
+
+    def of_flat(x):
+        flat = _platform.flatten(x, x.size)
+        return _platform.unflatten(mean(flat), shape)
+
+    got, want = (
+        there(platform, jax.vmap(run, axis_name=AXIS), x) for run in (mean, of_flat)
+    )
+    assert_close(got, want, units=8)
+
+
+SLAMB = slamb_jax.slamb(
+    0.1, plain(AXIS, min_size=0, sync_every=2), form="product", weight_decay=0.1
+)
+
+
+def test_a_step_of_slamb_is_the_same_on_every_platform():
+    shapes = {"w": (64, 1280), "b": (64,), "odd": (30, 21)}
+    params = stack(random_tree(shapes, 9), 2)
+
+    def steps(grads, params):
+        state = SLAMB.init(params)
+        for _ in range(2):
+            updates, state = SLAMB.update(grads, state, params)
+        return updates, state
+
+    run, grads = jax.vmap(steps, axis_name=AXIS), random_tree(shapes, 1, 2)
+    of_cpu, *others = (there(platform, run, grads, params) for platform in PLATFORMS)
+    for got in others:
+        assert_close(got, of_cpu, units=512)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [SLAMB, slamb_jax.adamw(0.1, slamb_jax.Exchange(AXIS))],
+    ids=["slamb", "adamw"],
+)
+def test_a_step_lowers_for_every_platform(tx):
+    """With the branches of the platform, as jax chooses them."""
+    like = stack({"w": np.zeros((64, 1280), np.float32)}, 2)
+    state = jax.eval_shape(jax.vmap(tx.init), like)
+    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS)).trace(like, state, like)
+    texts = {
+        update.lower(lowering_platforms=(platform,)).as_text() for platform in PLATFORMS
+    }
+    assert len(texts) == len(PLATFORMS)
