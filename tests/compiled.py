@@ -29,7 +29,7 @@ def compile_optimized(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
 
 def report_of(
     tx: optax.GradientTransformation, params: Any, n: int
-) -> slamb_jax.WireReport:
+) -> slamb_jax.wire.WireReport:
     """What a step of n workers sends, of parameters of these shapes."""
     like = jax.eval_shape(lambda p: (p, tx.init(p), p), params)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), like)

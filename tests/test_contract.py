@@ -72,8 +72,10 @@ TABLE = {  # the public function, and what distinguishes the variant
     "train_in_bfloat16": slamb_jax.train_in_bfloat16(SLAMB, "master"),
     "train_in_bfloat16 stochastic": slamb_jax.train_in_bfloat16(SLAMB, "stochastic"),
     "on_shards": slamb_jax.on_shards(SLAMB, PAPER),
-    "jointspar": jointspar.jointspar(0.01, "all", 0.6),
-    "jointspar_lars": jointspar.jointspar_lars(RATE, "all", 0.6, weight_decay=0.1),
+    "jointspar": jointspar.jointspar(0.01, MEAN, "all", 0.6),
+    "jointspar_lars": jointspar.jointspar_lars(
+        RATE, MEAN, "all", 0.6, weight_decay=0.1
+    ),
 }
 OF_GRADIENTS = {"average_gradients", "average_parameters_every"}  # keep their dtype
 IN_FLOAT32 = {"average_momentum", "layerwise_trust_ratio", "directions.adam",

@@ -1,5 +1,6 @@
 """Laying replicas out, stepping them, averaging them into one."""
 
+import dataclasses
 import functools
 
 import jax
@@ -101,8 +102,11 @@ def beside(other):
     return optax.multi_transform(both, label)
 
 
+IN_FLOAT32 = dataclasses.replace(EXCHANGE, payload=None)
+
+
 def averaging(tx):
-    return optax.chain(tx, slamb_jax.average_parameters_every(EXCHANGE))
+    return optax.chain(tx, slamb_jax.average_parameters_every(IN_FLOAT32))
 
 
 WARM_UP = optax.linear_schedule(0.0, 0.1, 3)

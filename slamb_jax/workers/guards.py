@@ -167,8 +167,8 @@ def check_together(state: chex.ArrayTree) -> None:
                 "them, beside one of this library in optax.multi_transform or "
                 "optax.masked. Average the parameters after all of them: optax.chain("
                 "optax.multi_transform(...), slamb_jax.average_parameters_every("
-                "exchange)). Parameters that are to differ belong into a tree of "
-                "their own"
+                "slamb_jax.Exchange(axis, payload=None))). Parameters that are to "
+                "differ belong into a tree of their own"
             )
 
 

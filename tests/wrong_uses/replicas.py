@@ -86,7 +86,7 @@ SIMULATED = slamb_jax.simulated_step(moving, 2, DATA)
 
 def forgotten(link, workers, **settings):
     """A step whose optimizer does not know the axis of its workers."""
-    tx = link(slamb_jax.Exchange())
+    tx = link()
 
     def step(p, x):
         return tx.update(jax.tree.map(lambda p: x.sum() * p, p), tx.init(p), p)[0], x
@@ -100,10 +100,14 @@ def on_mesh(step, check_vma):
 
 
 FORGOTTEN = r"axis_name=None .*'data'.* slamb_jax.Exchange\('data'\)"
-BLIND = [partial(slamb_jax.adamw, 0.1), slamb_jax.scale_by_slamb]
-BLIND += [slamb_jax.average_parameters_every]
+ALONE = slamb_jax.Exchange.paper()
+BLIND = [
+    partial(slamb_jax.adamw, 0.1, slamb_jax.Exchange()),
+    partial(slamb_jax.scale_by_slamb, ALONE),
+    partial(slamb_jax.average_parameters_every, ALONE),
+]
 ALONE_FINITE = optax.apply_if_finite(slamb_jax.adamw(0.1, DATA), 3).init(PARAMS)
-SKIPS = partial(slamb_jax.skip_not_finite, optax.sgd(0.1))
+SKIPS = partial(slamb_jax.skip_not_finite, optax.sgd(0.1), slamb_jax.Exchange())
 
 
 def summed_in_the_group():
