@@ -126,7 +126,8 @@ def test_a_16_bit_second_moment_follows_the_32_bit_one():
     grads = jnp.asarray(rng.choice([-1.0, 1.0], (4000, 1)) * size[:, None], jnp.float32)
     ends = {}
     for nu_dtype in (None, "bfloat16"):
-        tx = slamb_jax.directions.adam(b2, nu_of="momentum", nu_dtype=nu_dtype)
+        alone = {"exchange": ALONE, "b1": 0.0, "b2": b2, "nu_dtype": nu_dtype}
+        tx = slamb_jax.average_momentum(**alone)
 
         def one(state, g, tx=tx):
             return tx.update(jnp.broadcast_to(g, p.shape), state, p)[1], None

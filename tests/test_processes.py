@@ -38,13 +38,12 @@ def run_on(mesh, exchange):
         state, _ = run(state, batch, jax.random.key(t))
     return state
 
-settings = {"min_size": 4, "sync_every": 3}
-exchange = slamb_jax.Exchange.paper("data", **settings)
+exchange = slamb_jax.Exchange.paper("data", sync_every=3)
 state = run_on(jax.make_mesh((4,), ("data",)), exchange)
 found["workers"] = slamb_jax.consolidate(state[0]).tolist()
 
 mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2).T, ("data", "device"))
-groups = slamb_jax.Exchange.paper("data", local_axis_name="device", **settings)
+groups = slamb_jax.Exchange.paper("data", local_axis_name="device", sync_every=3)
 state = run_on(mesh, groups)
 found["groups"] = slamb_jax.consolidate(state[0]).tolist()
 slamb_jax.assert_replicas_agree(state[0], rtol=1e-5)
@@ -88,7 +87,7 @@ def attempt(name, params, exchange, rate):
 
 Exchange = slamb_jax.Exchange
 attempt("values", params + index, Exchange("data"), 0.1)
-attempt("exchange", params, Exchange("data", seed=index, sync_every=2), 0.1)
+attempt("exchange", params, Exchange("data", overlap=bool(index)), 0.1)
 attempt("program", params, Exchange("data"), 0.1 * (1 + index))
 attempt("nothing", params, Exchange("data"), 0.1)
 print("result", json.dumps([jax.process_count(), found]))

@@ -138,9 +138,7 @@ def on_one_mesh(leaves: Any) -> tuple[Mesh | None, Any]:
 
 
 def computed(
-    fun: Callable[[Any], jax.Array],
-    leaves: Any,
-    spec: PartitionSpec = PartitionSpec(),  # noqa: B008
+    fun: Callable[[Any], jax.Array], leaves: Any, spec: PartitionSpec
 ) -> jax.Array:
     """``fun`` of the leaves, on the devices that hold them, sharded as in ``spec``.
 
@@ -159,7 +157,7 @@ def replicated(fun: Callable[[Any], jax.Array], leaves: Any) -> jax.Array:
     All devices are waited for: on CPU more than 32 programs in flight, as a tree has
     leaves, end in a deadlock of those that communicate.
     """
-    found = jax.block_until_ready(computed(fun, leaves))
+    found = jax.block_until_ready(computed(fun, leaves, PartitionSpec()))
     return found.addressable_data(0) if mesh_sharding(found) else found
 
 

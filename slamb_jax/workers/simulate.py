@@ -1,6 +1,5 @@
 """Many workers on one device: the same step, batched by ``jax.vmap``."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -88,20 +87,41 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
     """
     check_callable("step", step)
     check_integer("workers", workers, 1)
-    program = functools.partial(_all_workers, step, workers, _simulated_axis(exchange))
-    jitted = jax.jit(program, donate_argnums=0, static_argnums=3)
+    axis_name = _simulated_axis(exchange)
+
+    def all_workers(
+        state: Any, batch: Any, key: Any, common: frozenset[int]
+    ) -> tuple[Any, Any]:
+        treedef: Any
+        leaves, treedef = jax.tree.flatten(state)
+        first = [x[0] if i in common else x for i, x in enumerate(leaves)]
+        of_state = [None if i in common else 0 for i in range(len(leaves))]
+
+        def share(x: jax.Array) -> jax.Array:
+            return x.reshape(workers, x.shape[0] // workers, *x.shape[1:])
+
+        def one_worker(leaves: list[Any], batch: Any) -> tuple[Any, Any]:
+            own = treedef.unflatten(leaves)
+            with step_of_workers(axis_name):
+                return check_result(step(own, batch, *own_keys(key, axis_name)), own)
+
+        return jax.vmap(
+            one_worker,
+            (of_state, jax.tree.map(lambda x: 0 if x.ndim else None, batch)),
+            axis_name=axis_name,
+            axis_size=workers,
+        )(first, jax.tree.map(lambda x: share(x) if x.ndim else x, batch))
+
+    jitted = jax.jit(all_workers, donate_argnums=0, static_argnums=3)
 
     def checked(state: Any, batch: Any, key: Any) -> tuple[Any, ...]:
         check_arguments(state, batch, workers, workers)
         return state, batch, key, _common_counts(state)
 
-    def run(*args: Any) -> tuple[Any, Any]:
-        return jitted(*checked(*args))
-
-    def lower(*args: Any) -> jax.stages.Lowered:
-        return jitted.lower(*checked(*args))
-
-    return WorkersStep(run, lower)
+    return WorkersStep(
+        lambda *args: jitted(*checked(*args)),
+        lambda *args: jitted.lower(*checked(*args)),
+    )
 
 
 def _simulated_axis(exchange: Exchange) -> AxisName:
@@ -125,53 +145,16 @@ def _simulated_axis(exchange: Exchange) -> AxisName:
 def _common_counts(state: Any) -> frozenset[int]:
     """The numbers of the leaves that are one integer, the same for all workers.
 
-    They are waited for. Where only shapes are known, integers count as the same.
+    Their values are waited for. Where there are none, they count as the same.
     """
 
     def is_common(x: Any) -> bool:
         if len(x.shape) != 1 or not jnp.issubdtype(x.dtype, jnp.integer):
             return False
-        known = not isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct)
-        return not (known and np.ptp(np.asarray(x)))
+        unknown = isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct)
+        return unknown or not np.ptp(np.asarray(x))
 
     return frozenset(i for i, x in enumerate(jax.tree.leaves(state)) if is_common(x))
-
-
-def _all_workers(
-    step: Step,
-    n: int,
-    axis_name: AxisName,
-    state: Any,
-    batch: Any,
-    key: Any,
-    common: frozenset[int],
-) -> tuple[Any, Any]:
-    """One step of all workers; of the leaves ``common``, all get the first one's."""
-    treedef: Any
-    leaves, treedef = jax.tree.flatten(state)
-
-    def share(x: jax.Array) -> jax.Array:  # a scalar goes to all workers
-        return x.reshape(n, x.shape[0] // n, *x.shape[1:]) if x.ndim else x
-
-    def one_worker(leaves: list[Any], batch: Any, key: Any) -> tuple[Any, Any]:
-        state = treedef.unflatten(leaves)
-        with step_of_workers(axis_name):
-            return check_result(step(state, batch, *own_keys(key, axis_name)), state)
-
-    return jax.vmap(
-        one_worker,
-        in_axes=(
-            [None if i in common else 0 for i in range(len(leaves))],
-            jax.tree.map(lambda x: 0 if x.ndim else None, batch),
-            None,
-        ),
-        axis_name=axis_name,
-        axis_size=n,
-    )(
-        [x[0] if i in common else x for i, x in enumerate(leaves)],
-        jax.tree.map(share, batch),
-        key,
-    )
 
 
 def in_chunks(fun: Callable[..., Any], size: int) -> Callable[..., Any]:
