@@ -57,7 +57,8 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
     stays one: parameters are averaged only at the steps that are due.
 
     Memory holds n states at once, and the activations of n gradients unless ``step``
-    takes its gradient through :func:`in_chunks`.
+    takes its gradient through :func:`in_chunks`. Call it outside of ``jax.set_mesh``
+    with Explicit axes, where jax 0.12 cannot compile a sum over workers of a ``vmap``.
 
     Args:
       step: as for :func:`per_worker_step`.
