@@ -9,7 +9,7 @@ import optax
 from slamb_jax import _axes, _collectives
 from slamb_jax._checks import check_params
 from slamb_jax._layout import mesh_axes
-from slamb_jax._leaves import arrays_of, keep_absent, present
+from slamb_jax._leaves import arrays_of, keep_absent, map_present, present
 from slamb_jax._mean import mean_over_workers
 from slamb_jax._rounding import next_step, upcast_f32
 from slamb_jax._skip import Skip, chosen, unless
@@ -138,11 +138,21 @@ def average_parameters_every(
             del params
             return updates, state
 
-        due = exchange.averages_at(step)
-        if due is True:  # at every step
-            u, state = average(updates, params, state)
+        def at_this_step(updates: Any, params: Any, state: Any) -> Any:
+            due = exchange.averages_at(step)
+            if due is True:  # at every step
+                return average(updates, params, state)
+            return _axes.cond(due, average, wait, updates, params, state)
+
+        if not exchange.overlap:
+            u, state = at_this_step(updates, params, state)
         else:
-            u, state = _axes.cond(due, average, wait, updates, params, state)
+            # A conditional that got the updates would wait for the gradient.
+            none = map_present(_nothing, updates, params)
+            moves, state = at_this_step(none, params, state)
+            u = map_present(
+                lambda m, u: (m + u.astype(m.dtype)).astype(u.dtype), moves, updates
+            )
         return u, chosen(skip, state)
 
     tx = optax.GradientTransformationExtraArgs(init, update)
@@ -199,6 +209,13 @@ def _moved(exchange: Exchange, to: jax.Array, u: jax.Array, p: jax.Array) -> jax
     if exchange.overlap:
         moved = moved + u.astype(wide)
     return moved.astype(u.dtype)
+
+
+def _nothing(u: jax.Array, p: jax.Array) -> jax.Array:
+    """No update, which takes nothing from any number it is added to."""
+    del u
+    wide = jnp.float32 if p.dtype.itemsize < 4 else p.dtype
+    return jnp.full(p.shape, -0.0, wide)
 
 
 def _copy_f32(p: Any) -> jax.Array:

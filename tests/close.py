@@ -28,18 +28,6 @@ def assert_close(got: Any, want: Any, units: float = 64, floor: float = 0.0) -> 
         np.testing.assert_allclose(a, b, rtol=0, atol=room, err_msg=name)
 
 
-def assert_one_unit(got: Any, want: Any) -> None:
-    """Each entry to one unit in its last place, and float32 rounding before it."""
-    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
-        a, b = np.asarray(a), np.asarray(b)
-        unit = float(jnp.finfo(a.dtype).eps)
-        a, b = a.astype(np.float64), b.astype(np.float64)
-        entry = np.maximum(np.abs(a), np.abs(b))
-        last = unit * 2.0 ** np.floor(np.log2(np.where(entry > 0, entry, 1.0)))
-        before = 64 * 2.0**-23 * entry.max(initial=0.0)
-        assert (np.abs(a - b) <= last + before).all()
-
-
 def assert_same_bits(got: Any, want: Any) -> None:
     for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
         a, b = (

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 import slamb_jax
-from tests.workers import AXIS
+from tests.workers import AXIS, over_workers, stack
 
 OF_EXCHANGE, OF_STRIDED = (
     {field.name for field in dataclasses.fields(x)}
@@ -70,6 +70,32 @@ def step_on_gradients(tx: optax.GradientTransformation) -> Callable[..., Any]:
         return (optax.apply_updates(params, updates), opt_state), jnp.float32(0)
 
     return step
+
+
+def descend(
+    tx: optax.GradientTransformation,
+    gradient: Callable[..., Any],
+    params: Any,
+    data: Any,
+    steps: int,
+    mapping: str = "vmap",
+) -> Any:
+    """Every worker's parameters after steps of one scan.
+
+    ``gradient`` is of the parameters, the worker's own ``data`` and the step from 0.
+    """
+
+    def run(params: Any, own: Any) -> Any:
+        def step(carry: Any, t: jax.Array) -> tuple[Any, None]:
+            updates, state = tx.update(gradient(carry[0], own, t), carry[1], carry[0])
+            return (optax.apply_updates(carry[0], updates), state), None
+
+        start = params, tx.init(params)
+        return jax.lax.scan(step, start, jnp.arange(steps))[0][0]
+
+    n = len(jax.tree.leaves(data)[0])
+    with standard_promotion():
+        return over_workers(run, mapping, n)(stack(params, n), data)
 
 
 def random_tree(

@@ -43,7 +43,7 @@ def adamw(
         + \lambda p\right)
 
     Parameters and v are equal on all workers, to the bit; m alone is a worker's own.
-    With ``average_payload=None``, float32, these are the steps of dense AdamW with v of
+    With ``payload=None``, float32, these are the steps of dense AdamW with v of
     the momentum, whichever worker has which data.
 
     With an ``outer`` optimizer or a ``sync_every`` above 1 in the exchange each worker
