@@ -143,7 +143,7 @@ def test_no_more_is_hidden_than_there_is_compute(step_seconds):
 
 @pytest.mark.parametrize("from_settings", [False, True])
 def test_only_the_shard_of_one_device_counts(from_settings):
-    """Beside test_sharded_transformer, which asserts the traffic."""
+    """Beside test_sharded, which asserts the traffic."""
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), (AXIS, "model"))
     spec = P(None, "model")
     placed = NamedSharding(mesh, P() if from_settings else spec)

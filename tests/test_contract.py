@@ -17,6 +17,7 @@ from slamb_jax.selections import Strided
 from tests.close import assert_close
 from tests.workers import P
 
+FLOAT32 = slamb_jax.Exchange(payload=None)
 MEAN, CODED = slamb_jax.Exchange(), slamb_jax.Exchange(payload="uniform4", overlap=True)
 PAPER = slamb_jax.Exchange.paper(selection=Strided(0.25, min_size=4), sync_every=3)
 LOCAL = slamb_jax.Exchange(
@@ -72,9 +73,9 @@ TABLE = {  # the public function, and what distinguishes the variant
     "train_in_bfloat16": slamb_jax.train_in_bfloat16(SLAMB, "master"),
     "train_in_bfloat16 stochastic": slamb_jax.train_in_bfloat16(SLAMB, "stochastic"),
     "on_shards": slamb_jax.on_shards(SLAMB, PAPER),
-    "jointspar": jointspar.jointspar(0.01, MEAN, "all", 0.6),
+    "jointspar": jointspar.jointspar(0.01, FLOAT32, "all", 0.6),
     "jointspar_lars": jointspar.jointspar_lars(
-        RATE, MEAN, "all", 0.6, weight_decay=0.1
+        RATE, FLOAT32, "all", 0.6, weight_decay=0.1
     ),
 }
 OF_GRADIENTS = {"average_gradients", "average_parameters_every"}  # keep their dtype

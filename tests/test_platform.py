@@ -1,5 +1,7 @@
 """Each function of ``_platform`` equals a plain reference, on every platform."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,7 +68,8 @@ def test_a_flat_array_has_all_elements_and_zeros(platform, shape):
 def test_blocks_are_reduced(platform, width):
     planes = list(random_tree({str(i): (2, 3, width) for i in range(5)}, 0).values())
     for two, many in ((jnp.add, jnp.sum), (jnp.maximum, jnp.max)):
-        got = there(platform, lambda *x: _platform.reduce_blocks(x, two, many), *planes)
+        reduce = functools.partial(_platform.reduce_blocks, two=two, many=many)
+        got = there(platform, lambda *x, reduce=reduce: reduce(x), *planes)
         want = many(jnp.stack(planes), (0, -1))[..., None]
         assert_close(got, want, units=8, floor=10.0)
 

@@ -161,10 +161,10 @@ def test_the_smallest_size_follows_from_the_parameters(shapes, min_size):
     """Small matrices hold at most 1 % of the parameters, and stay dense."""
     params = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     own = OddThenEven()
-    for given, want in (
+    for chosen, want in (
         (Strided(0.1, seed=3), Strided(0.1, min_size, 3)),
         (Strided(0.1, 7), Strided(0.1, 7)),
         (own, own),
     ):
-        found = selection_at(plain(selection=given), params, jnp.int32(1))
+        found = selection_at(plain(selection=chosen), params, jnp.int32(1))
         assert found.selection == want

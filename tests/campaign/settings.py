@@ -44,9 +44,12 @@ FACTORS: dict[str, tuple[Any, ...]] = {  # of each the default first
 DEFAULT: Row = {name: values[0] for name, values in FACTORS.items()}
 SPECS = {
     "stack": P(None, None, "model"), "layers": P("model"), "w": P("model", None),
-    "b": P(), "s": None,
+    "b": P(), "s": None, "empty": P(),
 }  # fmt: skip
-SHAPES = {"stack": (3, 8, 16), "layers": (2, 3, 8), "w": (16, 8), "b": (8,), "s": ()}
+SHAPES = {
+    "stack": (3, 8, 16), "layers": (2, 3, 8), "w": (16, 8), "b": (8,), "s": (),
+    "empty": (0, 3),
+}  # fmt: skip
 SIZES = {  # workers, devices of each, shards
     "workers": (4, 1, 1),
     "one": (1, 1, 1),

@@ -1,5 +1,6 @@
 """A run in which anything may happen, against a model of what is on the disk."""
 
+import dataclasses
 import functools
 import tempfile
 import warnings
@@ -58,11 +59,14 @@ def bits(state: Any) -> Any:
     return jax.tree.map(np.array, state)
 
 
+@dataclasses.dataclass
 class Saved:
     """A checkpoint as it should be on the disk."""
 
-    def __init__(self, n: int, state: Any, which: int) -> None:
-        self.n, self.state, self.which, self.sound = n, state, which, True
+    n: int
+    state: Any
+    which: int
+    sound: bool = True
 
 
 @contextmanager
@@ -72,8 +76,8 @@ def told() -> Iterator[list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield messages
-    messages += [str(w.message) for w in caught if "checkpoint" in str(w.message)
-                 or "cut short" in str(w.message)]  # fmt: skip
+    texts = [str(w.message) for w in caught]
+    messages += [x for x in texts if "checkpoint" in x or "cut short" in x]
 
 
 class Run(RuleBasedStateMachine):
@@ -160,8 +164,7 @@ class Run(RuleBasedStateMachine):
     def damage(self, data: Any, how: str) -> None:
         """What a process wrote it may remember: it is another that reads it."""
         self.close()
-        sound = [step for step, x in self.disk.items() if x.sound]
-        step = data.draw(st.sampled_from(sound))
+        step = data.draw(st.sampled_from([t for t, x in self.disk.items() if x.sound]))
         DAMAGE[how](self.directory / str(step))
         self.disk[step].sound = False
 
@@ -181,12 +184,11 @@ class Run(RuleBasedStateMachine):
         skipped = {s for s in steps if s > max(sound, default=-1)}
         latest = self.disk[sound[0]] if sound else None
         with told() as messages:
+            refusal = "all are kept" if latest is None and len(skipped) > 1 else ""
             if latest is not None and latest.n != self.n:
-                with pytest.raises(ValueError, match=f"{latest.n} workers"):
-                    checkpoints.restore(self.state)
-                return None, set()
-            if latest is None and len(skipped) > 1:
-                with pytest.raises(ValueError, match="all are kept"):
+                refusal = f"{latest.n} workers"
+            if refusal:
+                with pytest.raises(ValueError, match=refusal):
                     checkpoints.restore(self.state)
                 return None, set()
             found = checkpoints.restore(self.state)
@@ -224,17 +226,14 @@ class Run(RuleBasedStateMachine):
     def resize_on_disk(self, m: int) -> None:
         """Into another directory, in which the run goes on."""
         latest = max(self.disk)
-        if not self.disk[latest].sound:
+        saved, here = self.disk[latest], self.directory
+        other = here.with_name(f"{here.name}-{m}-{latest}")
+        if not saved.sound or other.exists():
             return
         self.close()
-        self.t, saved = latest, self.disk[latest]
-        other = self.directory.with_name(f"{self.directory.name}-{m}-{self.t}")
-        if other.exists():
-            return
+        self.t = latest
         with told():
-            command_line.main(
-                ["resize", str(self.directory), str(other), "--workers", str(m)]
-            )
+            command_line.main(["resize", str(here), str(other), "--workers", str(m)])
         resized = slamb_jax.checkpoint.resize(saved.state, m)
         self.directory, self.cut_short = other, set()
         self.disk = {latest: Saved(m, bits(resized), saved.which)}

@@ -123,7 +123,8 @@ def is_comparable(row: Row) -> bool:
 def assert_as_simulated(row: Row, state: Any) -> None:
     want = simulated(row)
     # Newton-Schulz multiplies the rounding of small directions by up to 3.4**5.
-    units = 4096 if row["optimizer"] == "muon" else 256
+    whole = row["layout"] in ("workers", "one")  # sums of a group have another order
+    units = 4096 if row["optimizer"] == "muon" else 64 if whole else 256
     in_float32 = {row[k] for k in ("payload", "mu_dtype", "nu_dtype")} == {None}
     if in_float32 and row["wrapped"] not in ("master", "stochastic"):
         assert_close(state, want, units=units)
@@ -135,7 +136,7 @@ def assert_as_simulated(row: Row, state: Any) -> None:
         room = units * 2.0**-23 * max(0.1, np.abs(b).max(initial=0))
         off += int((np.abs(a - b) > room).sum())
         total += a.size
-    assert off <= 0.03 * total
+    assert off <= (0.01 if whole else 0.03) * total
 
 
 def assert_conserved(row: Row, state: Any) -> None:
