@@ -34,27 +34,15 @@ class Replay(Selection):
         return jnp.minimum(step, age)[:, None]
 
 
-def masks_of(selection, shapes):
-    """A function of the step: the masks as the naive version takes them."""
-    leaves = [Leaf(j, s) for j, s in enumerate(shapes)]
-    dense = [selection.dense(leaf) for leaf in leaves]
+def masks_at(selection, shapes, t):
+    """Which elements of each leaf are exchanged at a step."""
 
-    @jax.jit
-    def ages(t):
-        pairs = zip(leaves, dense, strict=True)
-        return [None if whole else selection.age(t, leaf) for leaf, whole in pairs]
+    def mask(leaf):
+        if selection.dense(leaf):
+            return np.ones(leaf.shape, bool)
+        age = jax.jit(selection.age, static_argnums=1)(jnp.int32(t), leaf)
+        return np.repeat(np.asarray(age) == 0, leaf.size // len(age)).reshape(
+            leaf.shape
+        )
 
-    def masks(t):
-        return [
-            np.ones(shape, bool) if age is None else of_elements(age, shape)
-            for age, shape in zip(ages(jnp.int32(t)), shapes, strict=True)
-        ]
-
-    return masks
-
-
-def of_elements(age, shape):
-    """Which elements are exchanged, from the ages of blocks."""
-    blocks = np.asarray(age) == 0
-    size = int(np.prod(shape))
-    return np.broadcast_to(blocks, (len(blocks), size // len(blocks))).reshape(shape)
+    return [mask(Leaf(j, shape)) for j, shape in enumerate(shapes)]

@@ -11,7 +11,7 @@ import slamb_jax
 from slamb_jax import momentum
 from slamb_jax._mean import Means
 from tests.close import assert_close, assert_same_bits
-from tests.optimizers import descend, random_tree
+from tests.optimizers import descend, random_tree, standard_promotion
 from tests.workers import AXIS, over_workers, stack, train
 
 N = 4
@@ -142,3 +142,7 @@ def test_the_state_of_adamw_is_two_moments_and_counts(payload, rate, of_rate):
     unit = None if payload is None else dict.fromkeys(SHAPES, ())  # codes have one
     assert shapes == ((), SHAPES, SHAPES, unit)
     assert getattr(scaled, "_fields", ()) == of_rate
+    given = stack(random_tree(SHAPES, 0), N)
+    with standard_promotion():
+        step = over_workers(lambda p: tx.update(p, tx.init(p), p), "vmap", N)
+        assert "scatter" not in step.lower(given).as_text()  # as SLAMB's has

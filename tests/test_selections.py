@@ -13,7 +13,7 @@ from slamb_jax.selections import Leaf, Selection, Strided
 from tests.close import assert_close
 from tests.compiled import PLATFORMS, on_platform
 from tests.optimizers import plain, random_tree
-from tests.replay import Replay, of_elements
+from tests.replay import Replay
 from tests.workers import AXIS, train
 
 SHAPE = st.sampled_from(
@@ -56,16 +56,15 @@ def check_ages_and_packing(selection, leaf):
             packed = blocks.pack(x)
             return packed, blocks.used, blocks.unpack(-packed, x)
 
-    at = [jax.jit(lambda t, p=p: packed_at(t, p)) for p in PLATFORMS]
-    age = 0
+    run, age = jax.jit(packed_at, static_argnums=1), 0
     for t, got in enumerate(ages_at(selection, leaf, np.arange(1, 15)), 1):
         chosen = got == 0
         age = np.where(chosen, 0, age + 1)
         np.testing.assert_array_equal(got, age)
         blocks = np.asarray(x).reshape(len(got), -1)
         want = np.where(chosen[:, None], -blocks, blocks).reshape(leaf.shape)
-        for run in at:
-            packed, used, put_back = jax.tree.map(np.asarray, run(jnp.int32(t)))
+        for platform in PLATFORMS:
+            packed, used, put_back = map(np.asarray, run(jnp.int32(t), platform))
             np.testing.assert_array_equal(put_back, want)
             sent = np.sort(packed[used].reshape(-1))
             np.testing.assert_array_equal(sent, blocks[chosen].reshape(-1))
@@ -82,19 +81,16 @@ def test_ages_follow_the_recurrence_and_packing_the_ages(shape, ratio, seed, ind
 
 def test_recorded_masks_replay_round_and_round():
     masks = np.random.default_rng(0).random((3, 6)) < 0.4
-    check_ages_and_packing(Replay([masks]), Leaf(0, (2, 3)))
-    ages = ages_at(Replay([masks]), Leaf(0, (2, 3)), np.arange(1, 10))
-    np.testing.assert_array_equal(ages == 0, np.concatenate([masks] * 3))
+    selection, leaf = Replay([masks]), Leaf(0, (2, 3))
+    check_ages_and_packing(selection, leaf)
+    fresh = ages_at(selection, leaf, np.arange(1, 10)) == 0
+    np.testing.assert_array_equal(fresh, np.concatenate([masks] * 3))
 
 
-def test_blocks_of_neighbours_only_in_large_leaves():
+def test_large_leaves_have_blocks_of_neighbours_and_no_constants():
     strided = Strided(0.1, 0)
     assert [strided.block_size(Leaf(0, s)) for s in [(6, 4), (768, 768)]] == [1, 128]
-
-
-def test_a_large_leaf_of_single_elements_puts_no_constants_into_the_program():
-    """An odd last dimension, as of GPT-2's embedding: 38 million blocks."""
-    strided, leaf = Strided(0.1), Leaf(0, (768, 50257))
+    leaf = Leaf(0, (768, 50257))  # GPT-2's embedding: 38 million blocks of an element
 
     def both(t):
         return strided.blocks(t, leaf), strided.age(t, leaf)
@@ -103,15 +99,12 @@ def test_a_large_leaf_of_single_elements_puts_no_constants_into_the_program():
 
 
 def test_leaves_and_seeds_differ():
-    masks = [
-        of_elements(
-            Strided(0.1, 0, seed).age(jnp.int32(5), Leaf(i, (80, 64))), (80, 64)
-        )
+    a, b, c = (
+        ages_at(Strided(0.1, 0, seed), Leaf(i, (80, 64)), [5])[0] == 0
         for seed, i in [(0, 0), (0, 1), (1, 0)]
-    ]
-    for a, b in [(0, 1), (0, 2), (1, 2)]:
-        both = np.mean(masks[a] & masks[b])
-        assert 0.003 < both < 0.02  # 0.01 if they are independent
+    )
+    for both in (a & b, a & c, b & c):
+        assert 0.003 < np.mean(both) < 0.02  # 0.01 if they are independent
 
 
 class OddThenEven(Selection):
