@@ -11,7 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from slamb_jax._axes import AxisName, axis_size, vary_over, varying_axes
+from slamb_jax._axes import (
+    AxisName,
+    axis_size,
+    tracked_axes,
+    vary_over,
+    varying_axes,
+)
 from slamb_jax._rounding import upcast_f32
 
 _LARGE = 2**20  # elements: an array of that many gains nothing from concatenation
@@ -37,6 +43,12 @@ def pmean(
     out = list(arrays)
     if n == 1 and not typed_same:
         return out
+    if typed_same:  # nothing is sent of an empty array, but its type is that of a mean
+        over = tracked_axes(axis_name) if axis_name is not None else frozenset()
+        for i, x in enumerate(arrays):
+            if not x.size:
+                none = jnp.zeros(x.shape, x.dtype)
+                out[i] = vary_over(none, varying_axes(x) - over)
     # Concatenated only with what varies over the same axes: parts keep their types.
     kinds = [(x.dtype.name, *sorted(map(str, varying_axes(x)))) for x in arrays]
     for kind in sorted(set(kinds)):

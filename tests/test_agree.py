@@ -132,7 +132,7 @@ def test_only_checksums_are_communicated():
 
 
 def momenta(grads):
-    exact = slamb_jax.Exchange(AXIS, average_payload=None)
+    exact = slamb_jax.Exchange(AXIS, payload=None)
     tx = slamb_jax.sgd(0.1, exact, momentum=0.9)
     return train(tx, jax.tree.map(lambda g: g[0], grads), [grads], "vmap")[-1]
 
