@@ -203,7 +203,8 @@ def simulated(row: Row) -> Any:
 
 def mean_of_groups(x: jax.Array, groups: int) -> jax.Array:
     """In float32: what is averaged over a group is not rounded before it is used."""
-    return x.astype(jnp.float32).reshape(groups, -1, *x.shape[1:]).mean(1)
+    shape = (groups, len(x) // groups, *x.shape[1:])
+    return x.astype(jnp.float32).reshape(shape).mean(1)
 
 
 def _mesh(row: Row) -> Mesh:
