@@ -48,7 +48,9 @@ def check_decay(weight_decay: Any, mask: Any) -> None:
 
 def decays(b1: Decays, params: optax.Params) -> chex.ArrayTree:
     """The decay rate of each parameter's momentum."""
-    return broadcast_prefix("b1", b1(params) if callable(b1) else b1, params)
+    tree = b1(params) if callable(b1) else b1
+    jax.tree.map(lambda b: check_range("b1", b, 0.0, 1.0, open_high=True), tree)
+    return broadcast_prefix("b1", tree, params)
 
 
 def init_moment(

@@ -138,6 +138,7 @@ LINKS = [
     *bad(momentum, "bias_correction", None),
     *bad(momentum, "nu_dtype", "float16"),
     (updating(of(momentum, b1={"w": 0.9})), "b1 must have the structure"),
+    (updating(of(momentum, b1=lambda params: 1.5)), "b1 must be in .*got 1.5"),
     (of(slamb_jax.scale_by_slamb, ALONE), r"must have a selection, got Exchange\(\)"),
     *bad(trust_ratio, "form", "product "),
     *bad(trust_ratio, "c_max", -1),
