@@ -34,6 +34,10 @@ def not_vectors(params):
     return jax.tree.map(lambda x: x.ndim > 1, params)
 
 
+def of_leaves(value):
+    return lambda params: jax.tree.map(lambda _: value, params)
+
+
 MASKED = {"weight_decay": RATE, "mask": not_vectors}
 SLAMB = slamb_jax.slamb(0.01, PAPER)
 TABLE = {  # the public function, and what distinguishes the variant
@@ -55,7 +59,7 @@ TABLE = {  # the public function, and what distinguishes the variant
     "average_momentum": slamb_jax.average_momentum(MEAN),
     "average_momentum 16 bits": slamb_jax.average_momentum(CODED, b2=0.9, **NARROW),
     "average_momentum no v": slamb_jax.average_momentum(
-        MEAN, optax.scale_by_sign(), not_vectors, None, bias_correction=False
+        MEAN, optax.scale_by_sign(), of_leaves(0.5), None, bias_correction=False
     ),
     "directions.adam": slamb_jax.average_momentum(MEAN, directions.adam()),
     "directions.muon": directions.muon(consistent_rms=0.2),
@@ -244,40 +248,39 @@ def test_the_state_is_sharded_like_the_parameters(name, kind):
 def test_sixteen_bit_parameters_stay_finite(name):
     for dtype in ("bfloat16", "float16"):
         params = tree(dtype)
-        state = TABLE[name].init(params)
-        out = compiled(name)(tree(dtype, 1), state, params)
+        out = compiled(name)(tree(dtype, 1), TABLE[name].init(params), params)
         for x in jax.tree.leaves(out):
             assert np.isfinite(np.asarray(x, np.float32)).all()
 
 
-@pytest.mark.parametrize("exchange", [MEAN, PAPER])
-@pytest.mark.parametrize("form", ["sum", "product"])
-def test_injected_hyperparameters_give_the_same_numbers(exchange, form):
-    numbers = {
-        "b1": 0.8, "b2": 0.99, "b3": 0.7, "eps": 1e-5, "weight_decay": 0.1,
-        "c_min": 0.1, "c_max": 5.0,
-    }  # fmt: skip
-    make = optax.inject_hyperparams(slamb_jax.slamb, static_args="exchange")
+NUMBERS = {"b1": 0.8, "b2": 0.99, "b3": 0.7, "eps": 1e-5, "weight_decay": 0.1,
+           "c_min": 0.1, "c_max": 5.0}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("form", "exchange", "numbers", "dtype", "units"),
+    [  # 1 - b**t, of a b that was rounded to float32: 6e-8 / (1 - 0.99) off
+        ("sum", MEAN, NUMBERS, "float32", 512),
+        ("product", MEAN, NUMBERS, "float32", 512),
+        ("sum", PAPER, NUMBERS, "float32", 512),
+        ("product", PAPER, NUMBERS, "float32", 512),
+        ("sum", PAPER, {}, "bfloat16", 2),
+    ],
+)
+def test_injected_hyperparameters_give_the_same_numbers(
+    form, exchange, numbers, dtype, units
+):
+    """In float32, beside narrow parameters too."""
+    static = {"static_args": "exchange", "hyperparam_dtype": jnp.float32}
+    make = optax.inject_hyperparams(slamb_jax.slamb, **static)
     injected = make(learning_rate=RATE, exchange=exchange, form=form, **numbers)
     plain = slamb_jax.slamb(0.01, exchange, form=form, **numbers)
-    params = tree()
+    params = tree(dtype)
     state, expected = injected.init(params), plain.init(params)
-    assert set(state.hyperparams) == {"learning_rate", *numbers}
+    assert set(state.hyperparams) == {"learning_rate", *NUMBERS}
     update, want = jax.jit(injected.update), jax.jit(plain.update)
     for t in range(3):
-        updates, state = update(tree(seed=t), state, params)
-        wanted, expected = want(tree(seed=t), expected, params)
-        # 1 - b**t, of a b that was rounded to float32: 6e-8 / (1 - 0.99) off.
-        assert_close(updates, wanted, units=512)
+        updates, state = update(tree(dtype, t), state, params)
+        wanted, expected = want(tree(dtype, t), expected, params)
+        assert_close(updates, wanted, units=units)
     assert update._cache_size() == 1
-
-
-def test_injected_hyperparameters_in_float32_beside_narrow_parameters():
-    make = optax.inject_hyperparams(
-        slamb_jax.slamb, static_args="exchange", hyperparam_dtype=jnp.float32
-    )
-    tx = make(learning_rate=0.01, exchange=PAPER)
-    params, grads = tree("bfloat16"), tree("bfloat16", 1)
-    updates, _ = jax.jit(tx.update)(grads, tx.init(params), params)
-    want, _ = compiled("slamb")(grads, SLAMB.init(params), params)
-    assert_close(updates, want, units=2)
