@@ -12,20 +12,16 @@ import hypothesis
 
 SEED = int(os.environ.get("CAMPAIGN_SEED", "0"))
 TIMES = int(os.environ.get("CAMPAIGN", "0"))
-
-
-def examples(few: int, many: int) -> int:
-    """How many examples: ``few`` by default, ``many`` under the profile of CI."""
-    in_ci = os.environ.get("HYPOTHESIS_PROFILE", "default") != "default"
-    return many * max(1, TIMES) if TIMES or in_ci else few
+IN_CI = os.environ.get("HYPOTHESIS_PROFILE", "default") != "default"
 
 
 def chosen(few: int, many: int) -> hypothesis.settings:
-    """Hypothesis' settings for so many examples."""
+    """Hypothesis' settings: ``few`` examples, ``many`` under the profile of CI."""
     phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
     if TIMES:
         phases += [hypothesis.Phase.target, hypothesis.Phase.shrink]
-    return hypothesis.settings(max_examples=examples(few, many), phases=phases)
+    examples = many * max(1, TIMES) if TIMES or IN_CI else few
+    return hypothesis.settings(max_examples=examples, phases=phases)
 
 
 def drawn(few: int, many: int) -> Callable[[Any], Any]:

@@ -113,7 +113,7 @@ class Workers:
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where((above > 0) & (below > 0), above / below, 1.0)
         if not product or p.ndim > 2:
-            ratio = np.clip(ratio, 0.01, 1000.0)
+            ratio = np.clip(ratio, self.given["c_min"], self.given["c_max"])
         return ratio * decayed
 
     def average(self, j: int, before: np.ndarray) -> None:
@@ -146,8 +146,7 @@ class Selecting:
     """As :class:`Workers`, where a selection says what is exchanged."""
 
     def __init__(self, params: Tree, n: int, given: dict[str, Any]) -> None:
-        bounds = {"c_min": 0.01, "c_max": 1000.0, "bias_correction": True}
-        self.naive = NaiveSlamb(params, n, **given | bounds)
+        self.naive = NaiveSlamb(params, n, bias_correction=True, **given)
         self.given, self.undecided = given, [False] * len(params)
 
     def step(self, grads: Tree, rate: float) -> None:

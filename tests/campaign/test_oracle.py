@@ -86,6 +86,8 @@ def settings_of(draw: Any) -> dict[str, Any]:
         "eps_root": one_of(0.0, 1e-3),
         "nesterov": optimizer not in ("lion", "slamb") and one_of(False, True),
         "form": one_of("sum", "product"),
+        "c_min": one_of(0.01, 0.5),
+        "c_max": one_of(1000.0, 1.0),
         "weight_decay": 0.0 if optimizer in ("sgd", "momentum") else one_of(0.0, 0.1),
         "codes": one_of(None, "bfloat16", 1.0, 0.5) if coded else None,
         "overlap": one_of(False, True),
@@ -118,7 +120,7 @@ def optimizer_of(given: dict[str, Any], mask: Any) -> Any:
         case "sgd":
             return slamb_jax.sgd(rate, exchange, momentum=b1, **some("nesterov"))
         case "slamb":
-            names = ("b1", "b2", "b3", "eps", "form")
+            names = ("b1", "b2", "b3", "eps", "form", "c_min", "c_max")
             return slamb_jax.slamb(rate, exchange, **some(*names), **decay)
     momentum = slamb_jax.average_momentum(exchange, None, b1, None, **some("nesterov"))
     return chain_between(exchange, momentum, optax.scale_by_learning_rate(rate))
