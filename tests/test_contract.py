@@ -234,7 +234,7 @@ def test_the_state_is_sharded_like_the_parameters(name, kind):
     mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,), devices=jax.devices()[:4])
     there = NamedSharding(mesh, P("data"))
     tx = TABLE[name]
-    with jax.set_mesh(mesh):
+    with (getattr(jax, "set_mesh", None) or jax.sharding.use_mesh)(mesh):
         params = {"w": jax.device_put(jnp.ones((8, 64)), there)}
         state = tx.init(params)
         like = [x for x in jax.tree.leaves(state) if x.shape == (8, 64)]
