@@ -167,9 +167,7 @@ def _to_the_mean(
     leaves = [leaf for leaf, _, _ in rows]
     ahead = [p if exchange.overlap else p + u.astype(p.dtype) for _, u, p in rows]
     means = mean_over_workers(ahead, leaves, exchange, None, step).means
-    return rebuild(
-        [_moved(exchange, x, u, p) for x, (_, u, p) in zip(means, rows, strict=True)]
-    )
+    return rebuild([_moved(x, u, p) for x, (_, u, p) in zip(means, rows, strict=True)])
 
 
 def _to_the_anchor(
@@ -197,18 +195,15 @@ def _to_the_anchor(
     moves = arrays_of(updates, steps, params)
     anchors = [a + x for x, (*_, a) in zip(moves, rows, strict=True)]
     pairs = zip(anchors, rows, strict=True)
-    u = rebuild([_moved(exchange, x, u, p) for x, (_, u, p, _) in pairs])
+    u = rebuild([_moved(x, u, p) for x, (_, u, p, _) in pairs])
     anchor = keep_absent(rebuild(anchors), state.anchor)
     return u, state._replace(anchor=anchor, outer=outer)
 
 
-def _moved(exchange: Exchange, to: jax.Array, u: jax.Array, p: jax.Array) -> jax.Array:
-    """From p to there, and with ``overlap`` this step's update, in u's dtype."""
+def _moved(to: jax.Array, u: jax.Array, p: jax.Array) -> jax.Array:
+    """From p to there, in u's dtype."""
     wide = jnp.float32 if p.dtype.itemsize < 4 else p.dtype
-    moved = to.astype(wide) - p.astype(wide)
-    if exchange.overlap:
-        moved = moved + u.astype(wide)
-    return moved.astype(u.dtype)
+    return (to.astype(wide) - p.astype(wide)).astype(u.dtype)
 
 
 def _nothing(u: jax.Array, p: jax.Array) -> jax.Array:

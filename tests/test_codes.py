@@ -146,6 +146,9 @@ def test_zeros_stay_and_extremes_are_finite(payload):
 )
 def test_bytes_are_those_announced(payload, bits):
     quantizer = quantizer_of(payload)
+    sizes = (quantizer.group_of(size).size for size in (2**11 - 1, 2**16 - 1, 2**16))
+    small, middling, large = sizes  # so that little of small arrays is padding
+    assert 8 * 4 * small == 8 * 2 * middling == large
     for size in (1, 639, 641, 10_000, 100_003, 3 * 2**22):
         group = quantizer.group_of(size)
         shape = group._replace(groups=-(-size // group.size))
