@@ -118,11 +118,14 @@ def test_arrays_of_all_sizes_are_sent_in_one_exchange(payload):
 
 
 @pytest.mark.parametrize("payload", BITS)
-def test_workers_and_steps_round_otherwise(payload):
-    same = jnp.broadcast_to(random_tree({"x": (500,)}, 0)["x"], (N, 500))
+def test_workers_steps_and_arrays_round_otherwise(payload):
+    half = np.where(np.arange(5000) % 32, 0.5, 1.0).astype(np.float32)
+    same = {"few": np.stack([half[:500]] * N), "more": np.stack([half] * N)}
     one, again, later = (on_workers(payload, same, step=t).sent for t in (7, 7, 8))
     assert_same_bits(one, again)
-    assert min((one != later).mean(), (one[0] != one[1]).mean()) > 0.2
+    first, other = one["few"][:2]
+    for x in (other, later["few"][0], one["more"][0, :500]):
+        assert (first != x).mean() > 0.2
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)

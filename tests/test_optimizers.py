@@ -26,9 +26,9 @@ DECAY: Any = {
 LAMB: Any = {"form": "product", "weight_decay": 0.1, "c_min": 0, "c_max": math.inf}
 
 
-def of_momentum(*links, eps=1e-8):
+def of_momentum(*links, eps, in_sqrt=False):
     """Adam whose second moment is that of the momentum, and what follows."""
-    v = optax.scale_by_rms(0.999, eps, eps_in_sqrt=False, bias_correction=True)
+    v = optax.scale_by_rms(0.999, eps, eps_in_sqrt=in_sqrt, bias_correction=True)
     rate = optax.scale_by_learning_rate(RATE)
     return optax.chain(optax.ema(0.9), v, *links, rate)
 
@@ -46,13 +46,16 @@ NESTEROV: Any = {"b1": 0.8, "eps_root": 1e-6, "nesterov": True}
 MUON: Any = {"weight_decay": 0.1, "adam_weight_decay": 0.2}
 PLAIN: Any = {"beta": 0.9, "nesterov": False, "ns_steps": 3}
 DENSE = {  # ours, and what it is in dense training; None: ours of a single worker
-    "adamw": ("adamw", RATE, DECAY, of_momentum(optax.add_decayed_weights(**DECAY))),
+    "adamw": (
+        "adamw", RATE, {"eps": 1e-20, "eps_root": 0.1, **DECAY},
+        of_momentum(optax.add_decayed_weights(**DECAY), eps=0.1, in_sqrt=True),
+    ),
     "adamw, nesterov": ("adamw", 0.1, NESTEROV, None),
     "slamb": ("slamb", RATE, {"weight_decay": 0.1}, None),
     "slamb, product": (
-        "slamb", RATE, LAMB,
+        "slamb", RATE, {"eps": 0.1, **LAMB},
         of_momentum(
-            optax.add_decayed_weights(0.1), optax.scale_by_trust_ratio(), eps=1e-6
+            optax.add_decayed_weights(0.1), optax.scale_by_trust_ratio(), eps=0.1
         ),
     ),
     "lion": ("lion", RATE, DECAY, optax.lion(RATE, **DECAY)),
@@ -206,10 +209,14 @@ def test_each_layer_of_a_stack_has_its_own_trust_ratio(form):
     found = []
     for stacked, trees in ((True, (u, p)), (None, (list(u), list(p)))):
         tx = slamb_jax.layerwise_trust_ratio(
-            slamb_jax.Exchange(stacked=stacked), form=form, weight_decay=0.1, c_max=20.0
+            slamb_jax.Exchange(stacked=stacked), form=form, weight_decay=0.1, c_max=5.0
         )
         found.append(list(tx.update(trees[0], tx.init(trees[1]), trees[1])[0]))
     assert_close(*found)
+    p, u = p[0, 0], 1e-3 * u[0, 0]  # of a vector: clipped in the sum form alone
+    decayed = u + 0.1 * p
+    ratio = 5.0 if form == "sum" else jnp.linalg.norm(p) / jnp.linalg.norm(decayed)
+    assert_close(tx.update(u, tx.init(p), p)[0], ratio * decayed)
 
 
 def test_schedules_count_steps_from_zero():
