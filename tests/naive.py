@@ -1,4 +1,4 @@
-"""SLAMB in float64 NumPy, written from its description, one coordinate at a time."""
+"""SLAMB in float64 NumPy, written from its description, one worker at a time."""
 
 from typing import Any
 
@@ -15,71 +15,54 @@ def ratio(p: np.ndarray, u: np.ndarray, otherwise: float) -> float:
 
 
 class NaiveSlamb:
-    """n workers, each a list of leaves; masks are given, ages follow a recurrence."""
+    """n workers, the first axis of every leaf; masks are given, ages are counted."""
 
     overlap = False  # exchange m before the gradient is added, p before its update
 
     def __init__(self, params: list[np.ndarray], n: int, **settings: Any):
-        self.p = [[x.astype(np.float64) for x in params] for _ in range(n)]
-        self.m = [[np.zeros(x.shape) for x in params] for _ in range(n)]
-        self.v = [[np.zeros(x.shape) for x in params] for _ in range(n)]
+        self.p = [np.stack([x.astype(np.float64)] * n) for x in params]
+        self.m, self.v = ([np.zeros(x.shape) for x in self.p] for _ in range(2))
         self.age = [np.zeros(x.shape, int) for x in params]
-        self.t = 0
-        self.n = n
+        self.n, self.t = n, 0
         for name, value in settings.items():
             setattr(self, name, value)
 
-    def step(self, grads: list[list[np.ndarray]], masks: list[np.ndarray]) -> None:
+    def step(self, grads: list[np.ndarray], masks: list[np.ndarray]) -> None:
         self.t += 1
-        before = [[x.copy() for x in p] for p in self.p]
-        for j, mask in enumerate(masks):
+        due = self.sync_every and self.t % self.sync_every == 1 % self.sync_every
+        for j, (g, mask) in enumerate(zip(grads, masks, strict=True)):
+            g, before = g.astype(np.float64), self.p[j]
             if self.overlap:
                 self.exchange(j, mask)
-            for i in range(self.n):
-                g = grads[i][j].astype(np.float64)
-                self.m[i][j] = self.b1 * self.m[i][j] + (1 - self.b1) * g
+            self.m[j] = self.b1 * self.m[j] + (1 - self.b1) * g
             if not self.overlap:
                 self.exchange(j, mask)
-            for i in range(self.n):
-                g = grads[i][j].astype(np.float64)
-                self.v[i][j] = self.b2 * self.v[i][j] + (1 - self.b2) * g**2
+            self.v[j] = self.b2 * self.v[j] + (1 - self.b2) * g**2
             self.age[j] = np.where(mask, 0, self.age[j] + 1)
-            r = self.b3 ** self.age[j]
-            for i in range(self.n):
-                update = getattr(self, self.form)
-                update(self.p[i], self.m[i][j], self.v[i][j], j, mask, r)
-        if self.sync_every and (self.t % self.sync_every) == (1 % self.sync_every):
-            for j in range(len(masks)):
-                averaged = before if self.overlap else self.p
-                mean = np.mean([averaged[i][j] for i in range(self.n)], axis=0)
-                for i in range(self.n):
-                    late = self.p[i][j] - before[i][j] if self.overlap else 0.0
-                    self.p[i][j] = mean + late
+            rest = self.weight_decay * self.decays[j], mask, self.b3 ** self.age[j]
+            workers = zip(before, self.m[j], self.v[j], strict=True)
+            u = np.stack([getattr(self, self.form)(*own, *rest) for own in workers])
+            self.p[j] = before - self.lr * u
+            if due:
+                averaged = before if self.overlap else self.p[j]
+                self.p[j] = self.p[j] + averaged.mean(0) - averaged
 
     def exchange(self, j: int, mask: np.ndarray) -> None:
-        mean = np.mean([self.m[i][j] for i in range(self.n)], axis=0)
-        for i in range(self.n):
-            self.m[i][j] = np.where(mask, mean, self.m[i][j])
+        self.m[j] = np.where(mask, self.m[j].mean(0), self.m[j])
 
-    def product(self, params, m, v, j, mask, r):
-        p, decay = params[j], self.weight_decay * self.decays[j]
+    def product(self, p, m, v, decay, mask, r):
         if self.bias_correction:
             m, v = m / (1 - self.b1**self.t), v / (1 - self.b2**self.t)
         u = m / (np.sqrt(v) + self.eps) + decay * p
         if p.ndim <= 1:
-            params[j] = p - self.lr * ratio(p, u, 1.0) * u
-            return
+            return ratio(p, u, 1.0) * u
         high, low = ratio(p[mask], u[mask], 1.0), ratio(p[~mask], u[~mask], 1.0)
         phi = np.clip(r * high + (1 - r) * low, self.c_min, self.c_max)
-        eta = r * self.lr + (1 - r) * self.lr / np.sqrt(self.n)
-        params[j] = p - phi * eta * u
+        return phi * (r + (1 - r) / np.sqrt(self.n)) * u
 
-    def sum(self, params, m, v, j, mask, r):
-        p, decay = params[j], self.weight_decay * self.decays[j]
+    def sum(self, p, m, v, decay, mask, r):
         correction = np.sqrt(1 - self.b2**self.t) / (1 - self.b1**self.t)
         u0 = m / (np.sqrt(v) + self.eps) * correction
         high = np.clip(ratio(p[mask], u0[mask], 1.0), self.c_min, self.c_max)
         low = np.clip(ratio(p[~mask], u0[~mask], 0.0), 0.0, self.c_max)
-        u = u0 + decay * p
-        small = self.lr / np.sqrt(self.n)
-        params[j] = p - self.lr * high * r * u - small * low * (1 - r) * u
+        return (high * r + low * (1 - r) / np.sqrt(self.n)) * (u0 + decay * p)

@@ -154,16 +154,6 @@ def test_a_direction_may_also_be_the_next_link(direction):
     assert_close(*runs, units=4096)
 
 
-def test_a_constant_gradient_steps_by_the_rate():
-    """From the first step on, so that nobody needs a warm-up for it."""
-    tx = slamb_jax.adamw(0.5, slamb_jax.Exchange(), weight_decay=0.0)
-    g = {"w": jnp.array([1e-3, -2.0, 30.0])}
-    state = tx.init(g)
-    for _ in range(5):
-        u, state = jax.jit(tx.update)(g, state, g)
-        np.testing.assert_allclose(u["w"], [-0.5, 0.5, -0.5], rtol=1e-4)
-
-
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_what_codes_round_to_nothing_does_not_step_far(nesterov):
     """v of the momentum holds the step where m is coded as 0, and the gradient not."""

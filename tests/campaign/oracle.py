@@ -9,11 +9,10 @@ effect that can be computed.
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax.selections import Leaf
 from tests.naive import NaiveSlamb
+from tests.replay import masks_at
 
 Tree = list[np.ndarray]
 
@@ -150,13 +149,7 @@ class Selecting:
         self.given, self.undecided = given, [False] * len(params)
 
     def step(self, grads: Tree, rate: float) -> None:
-        self.naive.lr = rate
-        masks = [self.mask(Leaf(j, g.shape[1:])) for j, g in enumerate(grads)]
-        self.naive.step([list(own) for own in zip(*grads, strict=True)], masks)
-        self.p = [np.stack(x) for x in zip(*self.naive.p, strict=True)]
-
-    def mask(self, leaf: Leaf) -> np.ndarray:
-        if self.given["selection"].dense(leaf):
-            return np.ones(leaf.shape, bool)
-        age = np.asarray(self.given["selection"].age(jnp.int32(self.naive.t + 1), leaf))
-        return np.repeat(age == 0, leaf.size // len(age)).reshape(leaf.shape)
+        self.naive.lr, shapes = rate, [g.shape[1:] for g in grads]
+        masks = masks_at(self.given["selection"], shapes, self.naive.t + 1)
+        self.naive.step(grads, masks)
+        self.p = self.naive.p
