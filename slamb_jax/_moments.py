@@ -13,7 +13,7 @@ from jax.typing import ArrayLike, DTypeLike
 from slamb_jax._checks import check_bools, check_choice, check_dtype, check_range
 from slamb_jax._layout import broadcast_prefix
 from slamb_jax._leaves import Leaf
-from slamb_jax._rounding import step_seed, stochastic_round
+from slamb_jax._rounding import next_step, step_seed, stochastic_round
 
 Form = Literal["sum", "product"]
 Decays: TypeAlias = ArrayLike | chex.ArrayTree | Callable[[optax.Params], Any]
@@ -105,6 +105,26 @@ def decay_at(
         return None
     decay = weight_decay(count) if callable(weight_decay) else weight_decay
     return jnp.asarray(decay, jnp.float32)
+
+
+def init_decay(weight_decay: optax.ScalarOrSchedule, state: Any) -> optax.OptState:
+    """A state with a count of steps if the decay follows a schedule, else an empty one.
+
+    ``state`` is a named tuple whose only field is ``count``.
+    """
+    if not callable(weight_decay):
+        return optax.EmptyState()
+    return state(jnp.zeros([], jnp.int32))
+
+
+def step_decay(
+    weight_decay: optax.ScalarOrSchedule, state: Any
+) -> tuple[jax.Array | None, optax.OptState]:
+    """The decay at this step, and the state of :func:`init_decay` for the next."""
+    if not callable(weight_decay):
+        return decay_at(weight_decay, jnp.int32(0)), state
+    count = next_step(state.count)
+    return decay_at(weight_decay, state.count), state._replace(count=count)
 
 
 def add_decay(p: jax.Array, u: jax.Array, decay: jax.Array | None) -> jax.Array:

@@ -8,8 +8,7 @@ import optax
 
 from slamb_jax._checks import check_params
 from slamb_jax._leaves import map_present, mask_tree
-from slamb_jax._moments import add_decay, check_decay, decay_at
-from slamb_jax._rounding import next_step
+from slamb_jax._moments import add_decay, check_decay, init_decay, step_decay
 
 
 class AddDecayedWeightsState(NamedTuple):
@@ -47,13 +46,10 @@ def add_decayed_weights(
       [1.]
     """
     check_decay(weight_decay, mask)
-    follows_schedule = callable(weight_decay)
 
     def init(params: optax.Params) -> optax.OptState:
         del params
-        if not follows_schedule:
-            return optax.EmptyState()
-        return AddDecayedWeightsState(jnp.zeros([], jnp.int32))
+        return init_decay(weight_decay, AddDecayedWeightsState)
 
     def update(
         updates: optax.Updates,
@@ -63,15 +59,13 @@ def add_decayed_weights(
     ) -> tuple[optax.Updates, optax.OptState]:
         del extra_args
         check_params(params)
-        count = state.count if follows_schedule else jnp.int32(0)
-        rate = decay_at(weight_decay, count)
+        rate, state = step_decay(weight_decay, state)
 
         def add(u: jax.Array, p: jax.Array, decays: bool) -> jax.Array:
             wide = p.astype(jnp.float32), u.astype(jnp.float32)
             return add_decay(*wide, rate if decays else None).astype(p.dtype)
 
         decayed = map_present(add, updates, params, mask_tree(mask, params))
-        new = AddDecayedWeightsState(next_step(count)) if follows_schedule else state
-        return decayed, new
+        return decayed, state
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -11,8 +11,7 @@ from jax.typing import ArrayLike
 from slamb_jax import _collectives
 from slamb_jax._checks import check_params
 from slamb_jax._leaves import Leaf, mask_tree, present
-from slamb_jax._moments import Form, add_decay, check_ratio, decay_at
-from slamb_jax._rounding import next_step
+from slamb_jax._moments import Form, add_decay, check_ratio, init_decay, step_decay
 from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.sharded import on_shards
 
@@ -83,14 +82,11 @@ def layerwise_trust_ratio(
     """
     check_exchange(exchange)
     check_ratio(weight_decay, mask, form, c_min, c_max)
-    follows_schedule = callable(weight_decay)
     bounds = jnp.asarray(c_min, jnp.float32), jnp.asarray(c_max, jnp.float32)
 
     def init(params: optax.Params) -> optax.OptState:
         del params
-        if not follows_schedule:
-            return optax.EmptyState()
-        return LayerwiseTrustRatioState(jnp.zeros([], jnp.int32))
+        return init_decay(weight_decay, LayerwiseTrustRatioState)
 
     def update(
         updates: optax.Updates,
@@ -100,8 +96,7 @@ def layerwise_trust_ratio(
     ) -> tuple[optax.Updates, optax.OptState]:
         del extra_args
         check_params(params)
-        count = state.count if follows_schedule else jnp.int32(0)
-        decay = decay_at(weight_decay, count)
+        decay, state = step_decay(weight_decay, state)
         rows, rebuild = present(
             updates, params, mask_tree(mask, params),
             like=params, layout=exchange.layout,
@@ -120,8 +115,7 @@ def layerwise_trust_ratio(
             if form == "sum" or len(leaf.layer_shape) > 1:
                 ratio = jnp.clip(ratio, *bounds)
             out.append(per_layer(ratio, leaf) * u)
-        new = LayerwiseTrustRatioState(next_step(count)) if follows_schedule else state
-        return rebuild(out), new
+        return rebuild(out), state
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return tx if exchange.param_specs is None else on_shards(tx, exchange)
