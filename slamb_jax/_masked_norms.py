@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from slamb_jax import _axes, _collectives
+from slamb_jax import _axes
 from slamb_jax._blocks import AtStep, Blocks
 from slamb_jax._leaves import Leaf
 from slamb_jax._moments import Form
-from slamb_jax.lamb import Squares, ratio_of, squares_of
+from slamb_jax.lamb import Squares, over_shards, ratio_of, squares_of
 
 # From this share on, the rest as a difference would lose too many digits.
 _NEARLY_ALL = 0.9
@@ -136,17 +136,16 @@ def trust_ratios(
 def _squares(terms: Sequence[LeafTerms], at_step: AtStep) -> list[Any]:
     """Squares of each leaf, or of its two parts, summed over all shards."""
     out: dict[int, Any] = {}
-    # By how they are sharded, so that neither a type nor a branch that is taken varies
-    # over axes over which the leaf does not.
+    # By how they are sharded, so that no branch that is taken varies over axes over
+    # which the leaf does not.
     kinds = [(x.leaf.axes, x.leaf.sharded) for x in terms]
-    for axes, sharded in dict.fromkeys(kinds):
-        group = [(i, x) for i, x in enumerate(terms) if kinds[i] == (axes, sharded)]
+    for kind in dict.fromkeys(kinds):
+        group = [(i, x) for i, x in enumerate(terms) if kinds[i] == kind]
         in_parts = iter(
             _squares_of_parts([x for _, x in group if x.age is not None], at_step)
         )
-        found = {i: x.squares() if x.age is None else next(in_parts) for i, x in group}
-        out |= _collectives.psum(found, axes)
-    return [out[i] for i in range(len(terms))]
+        out |= {i: x.squares() if x.age is None else next(in_parts) for i, x in group}
+    return over_shards([x.leaf for x in terms], [out[i] for i in range(len(terms))])
 
 
 def _squares_of_parts(
