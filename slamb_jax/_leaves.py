@@ -145,6 +145,18 @@ def keep_absent(new: chex.ArrayTree, old: chex.ArrayTree) -> chex.ArrayTree:
     return jax.tree.map(lambda n, o: o if n is None else n, new, old, is_leaf=is_none)
 
 
+def arrays_among(
+    extra_args: dict[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The extra arguments that are trees of arrays, and the others."""
+
+    def are_arrays(tree: Any) -> bool:
+        return all(isinstance(x, jax.Array) for x in jax.tree.leaves(tree))
+
+    arrays = {name: x for name, x in extra_args.items() if are_arrays(x)}
+    return arrays, {k: x for k, x in extra_args.items() if k not in arrays}
+
+
 def is_none(x: Any) -> bool:
     """Whether a leaf is missing."""
     return x is None

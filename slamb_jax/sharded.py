@@ -15,7 +15,7 @@ from slamb_jax._layout import (
     spec_axes,
     state_specs,
 )
-from slamb_jax._leaves import map_present
+from slamb_jax._leaves import arrays_among, map_present
 from slamb_jax.exchange import Exchange, check_exchange
 
 
@@ -99,8 +99,7 @@ def on_shards(
             specs,
         )
         tracked = any(_axes.varying_axes(x) for x in jax.tree.leaves(updates))
-        arrays = {k: x for k, x in extra_args.items() if _are_arrays(x)}
-        others = {k: x for k, x in extra_args.items() if k not in arrays}
+        arrays, others = arrays_among(extra_args)
 
         def own(
             updates: Any, state: Any, params: Any, arrays: dict[str, Any]
@@ -141,7 +140,3 @@ def _check_mesh(axes: list[Any]) -> None:
             f"{', '.join(map(repr, present)) or 'none'}: update inside "
             "slamb_jax.per_worker_step, jax.shard_map or jax.set_mesh"
         )
-
-
-def _are_arrays(tree: Any) -> bool:
-    return all(isinstance(x, jax.Array) for x in jax.tree.leaves(tree))

@@ -8,6 +8,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from slamb_jax._axes import worker_index
 from slamb_jax._checks import check_params, check_transformation
+from slamb_jax._leaves import arrays_among
 from slamb_jax.exchange import Exchange
 from slamb_jax.workers.mesh import check_replicas, state_shardings, using, workers_on
 from slamb_jax.workers.replicas import are_alike, keys_of_workers
@@ -101,8 +102,7 @@ def on_workers(
         check_params(params)
         for name, tree in (("updates", updates), ("state", state), ("params", params)):
             check_replicas(name, tree, n)
-        arrays = {k: x for k, x in extra_args.items() if _are_arrays(x)}
-        others = {k: x for k, x in extra_args.items() if k not in arrays}
+        arrays, others = arrays_among(extra_args)
 
         def of_one(own: tuple[Any, ...], arrays: dict[str, Any]) -> Any:
             return tx.update(*own, **arrays, **others)
@@ -112,7 +112,3 @@ def on_workers(
             return of_all((updates, state, params), arrays)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _are_arrays(tree: Any) -> bool:
-    return all(isinstance(x, jax.Array) for x in jax.tree.leaves(tree))
