@@ -208,16 +208,18 @@ def average_momentum(
             sent = [m.sent / unit.size for m, unit in zip(own, units, strict=True)]
             return own, units, sent
 
-        found = Means(in_units()[2], None, None)
+        own, units, sent = in_units()
+        found = Means(sent, None, None)
         if exchange.averages_momentum:
             found = mean_over_workers(
                 found.means, leaves, exchange, exchange.payload, step, with_errors=True
             )
-        # What was sent is computed once more: to keep it takes a GPU another copy.
-        gs, ms = computed_again(gs), computed_again(ms)
-        if second is not None:
-            second = second._replace(nus=computed_again(second.nus))
-        own, units, sent = in_units()
+        if in_codes:
+            # What was sent is computed once more: to keep it takes a GPU another copy.
+            gs, ms = computed_again(gs), computed_again(ms)
+            if second is not None:
+                second = second._replace(nus=computed_again(second.nus))
+            own, units, sent = in_units()
         means = [unit.size * x for unit, x in zip(units, found.means, strict=True)]
         mus = []
         for i, (momentum, unit) in enumerate(zip(own, units, strict=True)):
