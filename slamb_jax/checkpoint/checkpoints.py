@@ -90,7 +90,7 @@ class Checkpoints:
         self._selects: dict[str, str] = {}
         if exchange is not None:
             check_exchange(exchange)
-            found = {k: repr(getattr(exchange, k, None)) for k in _SELECTS}
+            found = {k: repr(getattr(exchange, k)) for k in _SELECTS}
             self._selects = {
                 k: re.sub(" at 0x[0-9a-f]+", "", x) for k, x in found.items()
             }
