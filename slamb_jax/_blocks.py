@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from slamb_jax._leaves import Leaf, leaves_of, present
+from slamb_jax._leaves import Leaf, Skip, leaves_of, present, unless
 from slamb_jax._mean import mean_over_workers
 from slamb_jax._platform import gather_or_sum, materialized, scatter_or_choose
-from slamb_jax._skip import Skip, unless
 from slamb_jax.exchange import Exchange
 from slamb_jax.selections import Selection, Strided, divided
 

@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import chex
 import jax
@@ -18,7 +19,6 @@ from slamb_jax._axes import (
     vary_over,
     varying_axes,
 )
-from slamb_jax._rounding import upcast_f32
 
 _LARGE = 2**20  # elements: an array of that many gains nothing from concatenation
 
@@ -133,31 +133,26 @@ def _as_integers(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(x, width)
 
 
-def pmean_f32(tree: chex.ArrayTree, axis_name: AxisName | None) -> chex.ArrayTree:
-    """Means over the workers, bit-identical on all; only floating-point leaves change.
+def psum_each(
+    trees: Sequence[chex.ArrayTree], axes: Sequence[tuple[Hashable, ...]]
+) -> list[Any]:
+    """Sums each tree of small float32 arrays over mesh axes of its own.
 
-    Sums in float32 at least. Under ``check_vma=True`` the types of the means do not
-    vary over the axis, even if it has one worker.
+    Trees with the same axes share an all-reduce, if their types vary over the same axes
+    too: so no type comes to vary over more axes than those of its tree.
     """
-    if axis_name is None:
-        return tree
-    axis_size(axis_name)  # raises for an unbound axis
-
-    def mean(x: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(x.dtype, jnp.floating) or not x.size:
-            return x
-        return lax.pmean(upcast_f32(x), axis_name).astype(x.dtype)
-
-    return jax.tree.map(mean, tree)
-
-
-def psum(tree: chex.ArrayTree, axes: tuple[Hashable, ...]) -> chex.ArrayTree:
-    """Sums of small float32 arrays over mesh axes, in one all-reduce."""
-    if not axes:
-        return tree
-    arrays, treedef = jax.tree.flatten(tree)
-    sums = unravel(lax.psum(ravel(arrays), axes), arrays)
-    return jax.tree.unflatten(treedef, sums)
+    out = list(trees)
+    flat = [jax.tree.leaves(tree) for tree in trees]
+    types = [frozenset().union(*map(varying_axes, arrays)) for arrays in flat]
+    kinds = list(zip(axes, types, strict=True))
+    for kind in dict.fromkeys(kinds):
+        places = [i for i, x in enumerate(kinds) if x == kind and kind[0]]
+        if places:
+            arrays, treedef = jax.tree.flatten([trees[i] for i in places])
+            sums = unravel(lax.psum(ravel(arrays), kind[0]), arrays)
+            for i, tree in zip(places, jax.tree.unflatten(treedef, sums), strict=True):
+                out[i] = tree
+    return out
 
 
 def pany(flag: jax.Array, axis_name: AxisName | None) -> jax.Array:

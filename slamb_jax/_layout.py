@@ -1,7 +1,7 @@
 """Which leaves are stacks of layers, and over which mesh axes leaves are sharded."""
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from slamb_jax import _axes
 from slamb_jax._checks import check_bools
+from slamb_jax._leaves import broadcast_prefix
 
 Names = tuple[Hashable, ...]
 
@@ -163,27 +164,6 @@ def broadcast_stacked(stacked: Any, params: chex.ArrayTree) -> chex.ArrayTree:
         return bool(is_stack)
 
     return jax.tree_util.tree_map_with_path(check, stacks, params)
-
-
-def broadcast_prefix(
-    name: str,
-    tree: Any,
-    params: chex.ArrayTree,
-    is_leaf: Callable[[Any], bool] | None = None,
-) -> chex.ArrayTree:
-    """A tree like the parameters from a prefix of one; ``name`` is for the error."""
-    try:
-        return jax.tree.map(
-            lambda x, below: jax.tree.map(lambda _: x, below),
-            tree,
-            params,
-            is_leaf=is_leaf,
-        )
-    except ValueError as error:
-        raise ValueError(
-            f"{name} must have the structure of the parameters or a prefix of it: "
-            f"{error}"
-        ) from error
 
 
 def _leaf_layout(p: Any, stacked: bool, spec: PartitionSpec) -> LeafLayout:

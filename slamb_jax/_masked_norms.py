@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from slamb_jax import _axes
+from slamb_jax import _axes, _collectives
 from slamb_jax._blocks import AtStep, Blocks
 from slamb_jax._leaves import Leaf
 from slamb_jax._moments import Form
-from slamb_jax.lamb import Squares, over_shards, ratio_of, squares_of
+from slamb_jax.lamb import Squares, ratio_of, squares_of
 
 # From this share on, the rest as a difference would lose too many digits.
 _NEARLY_ALL = 0.9
@@ -145,7 +145,8 @@ def _squares(terms: Sequence[LeafTerms], at_step: AtStep) -> list[Any]:
             _squares_of_parts([x for _, x in group if x.age is not None], at_step)
         )
         out |= {i: x.squares() if x.age is None else next(in_parts) for i, x in group}
-    return over_shards([x.leaf for x in terms], [out[i] for i in range(len(terms))])
+    squares = [out[i] for i in range(len(terms))]
+    return _collectives.psum_each(squares, [x.leaf.axes for x in terms])
 
 
 def _squares_of_parts(

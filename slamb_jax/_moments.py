@@ -11,8 +11,7 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax._checks import check_bools, check_choice, check_dtype, check_range
-from slamb_jax._layout import broadcast_prefix
-from slamb_jax._leaves import Leaf
+from slamb_jax._leaves import Leaf, broadcast_prefix
 from slamb_jax._rounding import next_step, step_seed, stochastic_round
 
 Form = Literal["sum", "product"]

@@ -8,11 +8,17 @@ import optax
 
 from slamb_jax import _axes, _collectives
 from slamb_jax._checks import check_params
-from slamb_jax._layout import mesh_axes
-from slamb_jax._leaves import arrays_of, keep_absent, map_present, present
+from slamb_jax._leaves import (
+    Skip,
+    arrays_of,
+    chosen,
+    keep_absent,
+    map_present,
+    present,
+    unless,
+)
 from slamb_jax._mean import mean_over_workers
 from slamb_jax._rounding import next_step, upcast_f32
-from slamb_jax._skip import Skip, chosen, unless
 from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.sharded import on_shards
 
@@ -119,7 +125,7 @@ def average_parameters_every(
         check_params(params)
         _axes.check_workers(exchange.axis_name)
         if exchange.axis_name is None:
-            _axes.check_local(updates, None, mesh_axes(exchange.param_specs))
+            _axes.check_local(updates, None, exchange.shard_axes)
         step = next_step(state.count)
         state = state._replace(count=unless(skip, state.count, step))
         if exchange.sync_every is None:
@@ -297,7 +303,15 @@ def average_parameters(
       >>> print(jax.vmap(mean, axis_name="data")(jnp.array([1.0, 2.0, 6.0])))
       [3. 3. 3.]
     """
-    return _collectives.pmean_f32(params, axis_name)
+    if axis_name is None:
+        return params
+    leaves, treedef = jax.tree.flatten(params)
+    places = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
+    wide = [upcast_f32(leaves[i]) for i in places]
+    means = _collectives.pmean(wide, axis_name, typed_same=True)
+    for i, mean in zip(places, means, strict=True):
+        leaves[i] = mean.astype(leaves[i].dtype)
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def mean_gradients(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import chex
@@ -128,6 +128,11 @@ class Exchange:
         if self.param_specs is None and self.stacked is None:
             return None
         return Layout(self.param_specs, self.stacked)
+
+    @functools.cached_property
+    def shard_axes(self) -> tuple[Hashable, ...]:
+        """The mesh axes over which parameters are sharded, sorted."""
+        return () if self.param_specs is None else mesh_axes(self.param_specs)
 
     @property
     def averages_momentum(self) -> bool:
@@ -320,9 +325,9 @@ def _check_axes(exchange: Exchange) -> None:
             f"between the workers, got {exchange.local_axis_name!r} and "
             f"{exchange.axis_name!r}"
         )
-    if exchange.layout is None or exchange.param_specs is None:  # layout checks both
+    if exchange.layout is None:  # which checks param_specs and stacked
         return
-    if shared := between & set(mesh_axes(exchange.param_specs)):
+    if shared := between & set(exchange.shard_axes):
         raise ValueError(
             "param_specs must not name the axis of the workers, "
             f"{min(map(str, shared))!r}: every worker has parameters of its own, "

@@ -108,7 +108,7 @@ def layerwise_trust_ratio(
         decayed = list(map(add_decay, ps, us, rates))
         normed = decayed if form == "product" else us
         squares = list(map(squares_of, leaves, ps, normed))
-        sums = over_shards(leaves, squares)
+        sums = _collectives.psum_each(squares, [leaf.axes for leaf in leaves])
         out = []
         for leaf, u, of_leaf in zip(leaves, decayed, sums, strict=True):
             ratio = ratio_of(*of_leaf, otherwise=1.0)
@@ -125,17 +125,6 @@ def squares_of(leaf: Leaf, p: jax.Array, u: jax.Array) -> Squares:
     """Squared norms of the parameters and the direction, of each layer of a stack."""
     over = tuple(range(1, p.ndim)) if leaf.stacked else None
     return jnp.sum(jnp.square(p), over), jnp.sum(jnp.square(u), over)
-
-
-def over_shards(leaves: list[Leaf], squares: list[Any]) -> list[Any]:
-    """The squares of each leaf, summed over all of its shards."""
-    out: dict[int, Any] = {}
-    # By how leaves are sharded, so that no type varies over more axes than its leaf.
-    kinds = [(x.axes, x.sharded) for x in leaves]
-    for axes, sharded in dict.fromkeys(kinds):
-        group = [i for i, kind in enumerate(kinds) if kind == (axes, sharded)]
-        out |= _collectives.psum({i: squares[i] for i in group}, axes)
-    return [out[i] for i in range(len(leaves))]
 
 
 def ratio_of(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:

@@ -19,8 +19,15 @@ from slamb_jax._checks import (
     check_range,
     check_transformation,
 )
-from slamb_jax._layout import mesh_axes
-from slamb_jax._leaves import Leaf, arrays_of, keep_absent, present
+from slamb_jax._leaves import (
+    Leaf,
+    Skip,
+    arrays_of,
+    chosen,
+    keep_absent,
+    present,
+    unless,
+)
 from slamb_jax._mean import Means, mean_over_workers
 from slamb_jax._moments import (
     Decays,
@@ -34,7 +41,6 @@ from slamb_jax._moments import (
 )
 from slamb_jax._platform import computed_again
 from slamb_jax._rounding import next_step
-from slamb_jax._skip import Skip, chosen, unless
 from slamb_jax.average import average_gradients, average_parameters_every
 from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.sharded import on_shards
@@ -173,7 +179,7 @@ def average_momentum(
         if b2 is not None:
             nu = init_moment(params, "nu_dtype", nu_dtype)
         if b2 is not None and in_codes:
-            shards = frozenset(mesh_axes(exchange.param_specs))
+            shards = frozenset(exchange.shard_axes)
             nu_mean = jax.tree.map(lambda p: _axes.zero_of_sum(p, shards), params)
         count = jnp.zeros([], jnp.int32)
         return AverageMomentumState(count, mu, nu, nu_mean, then.init(params))
@@ -281,7 +287,7 @@ def _check_update(
     """Raises for gradients that do not fit the momentum or were averaged already."""
     axis_name = exchange.axis_name
     _axes.check_workers(axis_name)
-    _axes.check_local(updates, axis_name, mesh_axes(exchange.param_specs))
+    _axes.check_local(updates, axis_name, exchange.shard_axes)
     check_gradients(updates, mu)
 
 
@@ -392,11 +398,6 @@ class SecondMoment(NamedTuple):
 
 def _means_of(arrays: Sequence[jax.Array], leaves: Sequence[Leaf]) -> list[jax.Array]:
     """The mean of each leaf, over all of its shards."""
-    sums: dict[int, tuple[jax.Array, jax.Array]] = {}
-    for axes in dict.fromkeys(leaf.sharded for leaf in leaves):
-        # By axes, so that no type varies over more of them than its leaf does.
-        group = [i for i, leaf in enumerate(leaves) if leaf.sharded == axes]
-        pairs = {i: (jnp.sum(arrays[i]), jnp.float32(arrays[i].size)) for i in group}
-        sums |= _collectives.psum(pairs, axes)
-    found = (sums[i] for i in range(len(leaves)))
-    return [lax.div(total, jnp.maximum(count, np.float32(1))) for total, count in found]
+    pairs = [(jnp.sum(x), jnp.float32(x.size)) for x in arrays]
+    sums = _collectives.psum_each(pairs, [leaf.sharded for leaf in leaves])
+    return [lax.div(total, jnp.maximum(count, np.float32(1))) for total, count in sums]

@@ -18,15 +18,17 @@ from slamb_jax._checks import (
     check_range,
     check_static,
 )
-from slamb_jax._layout import mesh_axes
 from slamb_jax._leaves import (
     Leaf,
+    Skip,
     broadcast_blocks,
+    chosen,
     keep_absent,
     map_numbered,
     map_present,
     mask_tree,
     present,
+    unless,
 )
 from slamb_jax._masked_norms import LeafTerms, Ratios, trust_ratios
 from slamb_jax._moments import (
@@ -47,7 +49,6 @@ from slamb_jax._platform import (
     kept_per_block,
 )
 from slamb_jax._rounding import next_step
-from slamb_jax._skip import Skip, chosen, unless
 from slamb_jax.average import mean_gradients
 from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.sharded import on_shards
@@ -192,7 +193,7 @@ def scale_by_slamb(
         if exchange.local_axis_name is not None:
             updates = mean_gradients(updates, params, exchange.local_axis_name)
         check_workers(exchange.axis_name)
-        check_local(updates, exchange.axis_name, mesh_axes(exchange.param_specs))
+        check_local(updates, exchange.axis_name, exchange.shard_axes)
         check_gradients(updates, state.mu)
         step = next_step(state.count)
         at_step = selection_at(exchange, params, step)

@@ -11,7 +11,6 @@ from slamb_jax._checks import check_params, check_transformation
 from slamb_jax._layout import (
     broadcast_specs,
     is_spec,
-    mesh_axes,
     spec_axes,
     state_specs,
 )
@@ -84,7 +83,7 @@ def on_shards(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        auto = [a for a in mesh_axes(param_specs) if not _axes.is_bound(a)]
+        auto = [a for a in exchange.shard_axes if not _axes.is_bound(a)]
         if not auto:
             return tx.update(updates, state, params, **extra_args)
         check_params(params)

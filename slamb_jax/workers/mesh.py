@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from slamb_jax._axes import as_tuple
-from slamb_jax._layout import mesh_axes, state_specs
+from slamb_jax._layout import state_specs
 from slamb_jax.exchange import Exchange, check_exchange
 
 
@@ -38,7 +38,7 @@ def workers_on(mesh: Mesh, exchange: Exchange) -> tuple[int, Mesh]:
     for argument, axes in (
         ("axis_name", as_tuple(exchange.axis_name)),
         ("local_axis_name", as_tuple(exchange.local_axis_name)),
-        ("param_specs", mesh_axes(exchange.param_specs)),
+        ("param_specs", exchange.shard_axes),
     ):
         if missing := [a for a in axes if a not in mesh.shape]:
             raise ValueError(

@@ -12,7 +12,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from slamb_jax._axes import as_tuple, step_of_workers, tracked_axes, vary_over
 from slamb_jax._checks import check_callable
-from slamb_jax._layout import mesh_axes
 from slamb_jax.exchange import Exchange
 from slamb_jax.workers.guards import (
     check_arguments,
@@ -129,7 +128,7 @@ def per_worker_step(
     devices = n * math.prod(mesh.shape[a] for a in local)
     split = NamedSharding(mesh, PartitionSpec(between + local))
     everywhere = NamedSharding(mesh, PartitionSpec())
-    within = local + mesh_axes(exchange.param_specs)
+    within = local + exchange.shard_axes
     trains: list[bool] = []  # of each traced step, whether it changes its state
     program = _program(step, mesh, exchange, check_vma, trains)
     jitted = jax.jit(program, donate_argnums=0)

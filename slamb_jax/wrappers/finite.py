@@ -12,9 +12,8 @@ import optax
 from slamb_jax import _axes
 from slamb_jax._checks import check_integer, check_transformation
 from slamb_jax._collectives import pany
-from slamb_jax._layout import mesh_axes
+from slamb_jax._leaves import Skip, unless
 from slamb_jax._platform import materialized
-from slamb_jax._skip import Skip, unless
 from slamb_jax.exchange import Exchange, check_exchange
 
 
@@ -122,7 +121,7 @@ def _any_device(flag: jax.Array, exchange: Exchange) -> jax.Array:
     axes: tuple[Hashable, ...] = (
         *_axes.as_tuple(exchange.axis_name),
         *_axes.as_tuple(exchange.local_axis_name),
-        *(a for a in mesh_axes(exchange.param_specs) if _axes.is_bound(a)),
+        *(a for a in exchange.shard_axes if _axes.is_bound(a)),
     )
     agreed = pany(flag, axes or None)
     for axis in _axes.missed_axes(agreed, axes):
