@@ -25,7 +25,9 @@ from slamb_jax._platform import flat_size, flatten, sum_of_rows, unflatten
 from slamb_jax._rounding import hash_u32, hash_words, round_to, step_seed
 from slamb_jax.exchange import Exchange
 
-_LONG, _LANES = 2**16, 2**10  # bytes: a TPU's all-gather sends other rows twice
+# Bytes of a long row, and of what its length must be a multiple of: a TPU's all-gather
+# sends rows of other lengths twice.
+_LONG, _LANES = 2**16, 2**10
 
 
 class Means(NamedTuple):
@@ -75,7 +77,7 @@ def mean_over_workers(
     quantizer = quantizer_of(payload)
     if axis_size(exchange.axis_name) == 1:
         return Means(list(arrays), None, None)
-    with_errors = with_errors and payload is not None
+    with_errors = with_errors and payload is not None  # else nothing is rounded
     wide = [x.astype(jnp.float32) for x in arrays]
     out = Means(list(arrays), None, None)
     if with_errors:
@@ -121,6 +123,7 @@ def _dense_mean(arrays: list[jax.Array], exchange: Exchange) -> list[jax.Array]:
     group = exchange.local_axis_name
     if group is None:
         return _collectives.pmean(arrays, exchange.axis_name)
+    # Each device of a group sends a part: the slow links carry the arrays once.
     flat = _collectives.ravel(arrays)
     slices = jnp.pad(flat, (0, -flat.size % axis_size(group)))
     mine, device = _own_slice(slices.reshape(axis_size(group), -1), group)
@@ -179,6 +182,8 @@ def _mean_in_codes(
     sent = lost = None
     if with_errors:
         sent = in_order([part.sent() for part in parts])
+        # The owner alone knows what the second rounding took. It counts n times, since
+        # the owner is one of the n workers whose momenta are averaged next time.
         errors = []
         for part, mean, code in zip(parts, means, codes, strict=True):
             error = np.float32(n) * (mean - part.decode_slice(code))
@@ -221,6 +226,8 @@ class _Part:
         group = cut.group
         counts = [-(-flat_size(x.shape) // group.size) for x in arrays]
         self._ends = [0, *np.cumsum(counts)]
+        # Groups of one row are of small arrays: one encoding for all of them. A large
+        # array is encoded in its place, since to concatenate would be to copy it.
         self._together = group.rows == 1
         groups = [
             flatten(x, count * group.size).reshape(group._replace(groups=count))

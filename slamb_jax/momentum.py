@@ -215,7 +215,7 @@ def average_momentum(
             return own, units, sent
 
         own, units, sent = in_units()
-        found = Means(sent, None, None)
+        found = Means(sent, None, None)  # where workers step by themselves
         if exchange.averages_momentum:
             found = mean_over_workers(
                 found.means, leaves, exchange, exchange.payload, step, with_errors=True
@@ -237,6 +237,7 @@ def average_momentum(
         new = state._replace(count=step, mu=keep_absent(rebuild(mus), state.mu))
         if second is not None:
             second = second.after(means, leaves, step, skip)
+            # With overlap M is of the momenta that the last step left.
             of_means = step - 1 if overlap else step
             corrected = rebuild(second.corrected(of_means))
             extra_args = extra_args | {"second_moment": corrected}
@@ -321,6 +322,7 @@ class _Momentum:
             self._c = self._b1 * self._b1
 
         def fix(t: jax.Array) -> jax.Array:
+            # At t = 0, the first step with overlap, it would divide 0 by 0.
             one = jnp.float32(1)
             return jnp.maximum(bias(b1, t), 1e-7) if rule.bias_correction else one
 
@@ -340,6 +342,8 @@ class _Momentum:
         weight = self._new if self._rule.overlap else self._c * self._new
         kept = self._b1 * self._m + weight * self._g
         if error is not None:
+            # The recurrence adds (1 - b1) / b1 of the error to m, and b1 m is stored.
+            # ``fix`` undoes the bias correction of what was sent.
             kept = kept + self._new * self._fix * error
         return kept.astype(self._dtype)
 
@@ -364,6 +368,7 @@ class SecondMoment(NamedTuple):
 
         def unit(nu: jax.Array, mean: jax.Array) -> Unit:
             root = jnp.sqrt(nu.astype(jnp.float32) / fix)
+            # Of a coordinate whose v is 0 the unit is the floor: x / r stays finite.
             floor = _FLOOR * jnp.sqrt(mean / fix)
             size = jnp.where(floor > 0, root + floor, jnp.float32(1))
             return Unit(size, 1 - _FORGOTTEN * (root / size))
