@@ -7,6 +7,11 @@ import json
 import os
 import pathlib
 
+import chex
+import jax
+import optax
+from sphinx.util.typing import stringify_annotation
+
 import slamb_jax
 import slamb_jax.command_line
 
@@ -28,20 +33,45 @@ nb_execution_mode = "off"  # the notebooks are stored with what they printed
 templates_path = ["templates"]
 exclude_patterns = ["templates"]
 html_static_path = ["static"]
-html_css_files = ["narrow.css"]
+html_css_files = ["pages.css"]
 html_theme = "furo"
 html_title = f"slamb_jax {release}"
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the signature has them; the text has shapes and ranges
+autodoc_typehints = "signature"  # the text has shapes and ranges
 autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 80  # longer: one argument a line
+html_show_search_summary = False  # it needs a server; pages may be read from disk
 nitpicky = True
 nitpick_ignore_regex = [("py:class", ".*")]  # optax's and jax's are not here
 
 
+# Unions by their names in the code; those that contain others come first.
+ALIASES = {
+    stringify_annotation(union, "smart"): name
+    for union, name in (
+        (optax.ScalarOrSchedule, "optax.ScalarOrSchedule"),
+        (chex.ArrayTree, "chex.ArrayTree"),
+        (jax.typing.DTypeLike, "DTypeLike"),
+        (jax.typing.ArrayLike, "ArrayLike"),
+        (slamb_jax._axes.AxisName, "AxisName"),
+    )
+}
+
+
 def setup(app):
+    app.connect("autodoc-process-signature", name_aliases)
     app.connect("builder-inited", write_gallery)
     app.connect("builder-inited", write_commands)
     app.connect("missing-reference", find_by_last_name)
+
+
+def name_aliases(app, what, name, thing, options, signature, returns):
+    """The signature and the return type, in which unions have their names."""
+    texts = [signature or "", returns or ""]
+    for union, alias in ALIASES.items():
+        texts = [text.replace(union, alias) for text in texts]
+    return tuple(text or None for text in texts)
 
 
 def write_gallery(app):
