@@ -1,8 +1,9 @@
 """The same small sweep of rates for every method, and the runs that follow from it."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 
-from benchmarks.frontier.grid import SEEDS, Setting
+from benchmarks.frontier.grid import SEEDS, TUNED_ON, Setting
 from benchmarks.frontier.methods import METHODS
 from benchmarks.frontier.results import Result, Results, last_loss
 from benchmarks.frontier.run import Run
@@ -12,11 +13,11 @@ FURTHER = 6  # more on a side, while the best stands at that end
 
 
 def rates(setting: Setting, method: str, results: Results) -> Iterator[Run]:
-    """The runs of the sweep that are still missing, one seed each."""
+    """The runs of the sweep that are still missing."""
     powers = list(POWERS)
     while True:
-        runs = {p: _run(setting, method, p) for p in powers}
-        yield from (run for run in runs.values() if results.get(run.key()) is None)
+        runs = {p: _runs(setting, method, p) for p in powers}
+        yield from _absent(itertools.chain(*runs.values()), results)
         # Where all diverged the lowest counts as the best, and lower ones follow.
         best = min(powers, key=lambda p: (_loss(runs[p], results), p))
         if best == max(powers) < max(POWERS) + FURTHER:
@@ -31,15 +32,14 @@ def best_rate(setting: Setting, method: str, results: Results) -> float | None:
     """The rate whose sweep ended lowest; None if the sweep is not done."""
     if next(rates(setting, method, results), None) is not None:
         return None
-    runs = swept(setting, method, results)
-    return min(runs, key=lambda run: _loss(run, results)).rate
+    done = _done(setting, method, results)
+    return min(done, key=lambda runs: _loss(runs, results))[0].rate
 
 
 def swept(setting: Setting, method: str, results: Results) -> Iterator[Run]:
     """The runs that its rate was chosen from."""
-    span = range(min(POWERS) - FURTHER, max(POWERS) + FURTHER + 1)
-    runs = (_run(setting, method, p) for p in span)
-    return (run for run in runs if results.get(run.key()) is not None)
+    for runs in _done(setting, method, results):
+        yield from runs
 
 
 def missing(setting: Setting, method: str, results: Results) -> Iterator[Run]:
@@ -47,8 +47,7 @@ def missing(setting: Setting, method: str, results: Results) -> Iterator[Run]:
     yield from rates(setting, method, results)
     rate = best_rate(setting, method, results)
     assert rate is not None  # all of its runs were yielded, and are there by now
-    runs = (Run(setting, method, rate, seed) for seed in SEEDS)
-    yield from (run for run in runs if results.get(run.key()) is None)
+    yield from _absent((Run(setting, method, rate, seed) for seed in SEEDS), results)
 
 
 def finished(setting: Setting, method: str, results: Results) -> list[Result]:
@@ -60,11 +59,27 @@ def finished(setting: Setting, method: str, results: Results) -> list[Result]:
     return [found for run in runs if (found := results.get(run.key())) is not None]
 
 
-def _run(setting: Setting, method: str, power: int) -> Run:
+def _runs(setting: Setting, method: str, power: int) -> list[Run]:
+    """The runs at one rate that its worth is the mean of."""
     rate = setting.middle(METHODS[method].rate) * 2 ** (power / 2)
-    return Run(setting, method, float(f"{rate:.3g}"), SEEDS[0])
+    seeds = TUNED_ON.get(setting, SEEDS[:1])
+    return [Run(setting, method, float(f"{rate:.3g}"), seed) for seed in seeds]
 
 
-def _loss(run: Run, results: Results) -> float:
-    found = results.get(run.key())
-    return float("inf") if found is None else last_loss(found)
+def _done(setting: Setting, method: str, results: Results) -> Iterator[list[Run]]:
+    """The runs of each rate whose runs are all there."""
+    for power in range(min(POWERS) - FURTHER, max(POWERS) + FURTHER + 1):
+        runs = _runs(setting, method, power)
+        if not any(_absent(runs, results)):
+            yield runs
+
+
+def _absent(runs: Iterable[Run], results: Results) -> Iterator[Run]:
+    return (run for run in runs if results.get(run.key()) is None)
+
+
+def _loss(runs: list[Run], results: Results) -> float:
+    found = [results.get(run.key()) for run in runs]
+    if None in found:
+        return float("inf")
+    return sum(last_loss(x) for x in found if x is not None) / len(runs)
