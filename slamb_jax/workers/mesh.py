@@ -47,7 +47,7 @@ def workers_on(mesh: Mesh, exchange: Exchange) -> tuple[int, Mesh]:
             )
     is_set = jax.sharding.get_abstract_mesh().axis_names
     if exchange.param_specs is not None or not is_set:
-        mesh = auto_mesh(mesh)
+        mesh = Mesh(mesh.devices, mesh.axis_names)
     return math.prod(mesh.shape[a] for a in as_tuple(exchange.axis_name)), mesh
 
 
@@ -91,11 +91,6 @@ def state_shardings(
     )
 
 
-def auto_mesh(mesh: Any) -> Mesh:
-    """The mesh without sharding in types, where the replica axis may be dropped."""
-    return Mesh(mesh.devices, mesh.axis_names)
-
-
 def using(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
     """Computes on this mesh even where ``jax.set_mesh`` has set one of other types."""
     if not jax.sharding.get_abstract_mesh().axis_names:
@@ -121,7 +116,7 @@ def computed(
     meshes = [own.mesh for own in map(mesh_sharding, jax.tree.leaves(leaves)) if own]
     if not meshes:
         return jax.jit(fun)(leaves)
-    mesh = auto_mesh(meshes[0])
+    mesh = Mesh(meshes[0].devices, meshes[0].axis_names)  # of Auto axes: see workers_on
 
     def moved(x: Any) -> Any:
         own = mesh_sharding(x)

@@ -147,7 +147,7 @@ def per_worker_step(
         nonlocal calls
         args = placed(state, batch, key)
         with using(mesh):
-            if any(map(_is_traced, jax.tree.leaves(args))):
+            if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
                 return jitted(*args)
             if not calls:
                 traced = jitted.trace(*args)  # once: jax keeps it for the call
@@ -250,15 +250,11 @@ def over_workers(
     )
 
 
-def _is_traced(x: object) -> bool:
-    return isinstance(x, jax.core.Tracer)
-
-
 def _place(x: Any, there: NamedSharding) -> Any:
     """``x`` where the step expects it, if it is not there yet."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)
-    own = None if _is_traced(x) else mesh_sharding(x)
+    own = None if isinstance(x, jax.core.Tracer) else mesh_sharding(x)
     if own and own.mesh == there.mesh and own.is_equivalent_to(there, x.ndim):
         return x
     return device_put_global(x, there)
