@@ -49,25 +49,23 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
     check_range("rtol", rtol, 0.0, open_high=True)
     check_replicas("tree", tree)
     flat = jax.tree_util.tree_leaves_with_path(tree)
-    leaves = [x for _, x in flat]
+    leaves = {jax.tree_util.keystr(path) or "the tree": x for path, x in flat}
     if not leaves:
         return
 
-    def check(what: str, found: list[str]) -> None:
-        names = [jax.tree_util.keystr(path) or "the tree" for path, _ in flat]
-        bad = [f"{name} (of {x})" for name, x in zip(names, found, strict=True) if x]
-        if bad:
+    def refuse(what: str, found: dict[str, str]) -> None:
+        if found:
+            bad = ", ".join(f"{name} (of {of})" for name, of in found.items())
             raise AssertionError(
-                f"{what} in {len(bad)} of {len(flat)} leaves: {', '.join(bad)}"
+                f"{what} in {len(found)} of {len(leaves)} leaves: {bad}"
             )
 
-    copies = [str(differing_copies(x))[1:-1] for x in leaves]
-    check(
-        "the devices of a replica hold different copies",
-        [f"replica {x}" if x else "" for x in copies],
-    )
-    counts = differing(leaves, checksums(leaves), rtol)
-    check("replicas differ", [f"{k} from the first" if k else "" for k in counts])
+    copies = {name: str(differing_copies(x))[1:-1] for name, x in leaves.items()}
+    unlike = {name: f"replica {which}" for name, which in copies.items() if which}
+    refuse("the devices of a replica hold different copies", unlike)
+    values = list(leaves.values())
+    counts = zip(leaves, differing(values, checksums(values), rtol), strict=True)
+    refuse("replicas differ", {name: f"{k} from the first" for name, k in counts if k})
 
 
 def differing(leaves: list[Any], sums: np.ndarray, rtol: float) -> np.ndarray:

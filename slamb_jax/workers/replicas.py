@@ -70,8 +70,9 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
 
     def copies(there: NamedSharding, x: Any) -> jax.Array:
         if _is_sharded(x) or isinstance(x, jax.core.Tracer):  # no host has its values
+            copy = jax.jit(jnp.broadcast_to, static_argnums=1, out_shardings=there)
             with using(mesh):
-                return jax.jit(_copies, static_argnums=0, out_shardings=there)(n, x)
+                return copy(x, (n, *x.shape))
         one = np.asarray(x, dtype=jnp.result_type(x))
         return device_put_global(np.broadcast_to(one, (n, *one.shape)), there)
 
@@ -86,10 +87,6 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
     out = jax.tree.map(replicas, tree, alike, state_shardings(tree, mesh, exchange))
     check_same_values(jax.tree.map(lambda x, same: x if same else None, out, alike))
     return out
-
-
-def _copies(n: int, x: jax.Array) -> jax.Array:
-    return jnp.broadcast_to(x[None], (n, *x.shape))
 
 
 def _check_steps_are_skipped_together(tree: chex.ArrayTree) -> None:
