@@ -153,8 +153,7 @@ def per_worker_step(
                 traced = jitted.trace(*args)  # once: jax keeps it for the call
                 if any(trains) and n > 1:
                     warn_if_alone(traced.jaxpr, between)
-                if mesh.is_multi_process:
-                    check_same_step(exchange, traced.lower())
+                check_same_step(exchange, traced, mesh)
             state, report = jitted(*args)
         if within and not calls:
             check_copies(state, within)
