@@ -184,10 +184,10 @@ def mesh_with(kind, n=N):
 
 
 @functools.cache
-def trained(kind, check_vma, n=N):
+def trained(kind, check_vma):
     tx = slamb_jax.slamb(0.05, EXCHANGE)
     params = random_tree({"w": (4, 3)}, 0)
-    mesh = mesh_with(kind, n)
+    mesh = mesh_with(kind)
     state = slamb_jax.replicate((params, tx.init(params)), mesh, EXCHANGE)
     run = slamb_jax.per_worker_step(noisy_step(tx), mesh, EXCHANGE, check_vma=check_vma)
     reports = []
