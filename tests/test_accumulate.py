@@ -52,11 +52,3 @@ def test_nothing_is_communicated_outside_the_conditional():
     assert all(c.conditional for c in accumulated.collectives)
     assert accumulated.bytes_sent() == 0
     assert report(SLAMB).bytes_sent() > 0
-
-
-def test_every_one_is_the_optimizer_itself():
-    params, g = random_tree(SHAPES, 0), random_tree(SHAPES, 1)
-    alone = slamb_jax.slamb(0.01, slamb_jax.Exchange())
-    tx = slamb_jax.accumulate(alone, 1)
-    got, want = (jax.jit(x.update)(g, x.init(params), params)[0] for x in (tx, alone))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), got, want)

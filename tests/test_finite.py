@@ -243,10 +243,3 @@ def test_shards_of_a_worker_agree_where_their_axis_is_bound(check_vma):
     updates, skipped = jax.jit(run)({"w": jnp.ones(8).at[3].set(jnp.nan)})
     assert (updates["w"] == 0).all()
     assert skipped == 1
-
-
-def test_types_tell_of_an_axis_that_was_left_out():
-    tx = slamb_jax.skip_not_finite(optax.sgd(0.1), ALONE)
-    run = over_workers(lambda g: tx.update(g, tx.init(g))[0], "shard_map", N)
-    with pytest.raises(ValueError, match=r"'data', over which skip_not_finite .*Exch"):
-        jax.eval_shape(run, jnp.ones((N, 3)))

@@ -71,16 +71,3 @@ def test_a_sharded_model_stays_sharded():
         assert c.dtype == "u8" or c.elements < 9, report
     params, state = step(params, state, grads)
     assert params["w"].sharding.spec == P(AXIS, None, "model")
-
-
-def test_a_wrong_use_is_an_error():
-    mesh, settings = mesh_of(N), EXCHANGES["default"]
-    tx = slamb_jax.on_workers(slamb_jax.sgd(0.1, settings), mesh, settings)
-    with pytest.raises(ValueError, match="leading axis of 4 replicas"):
-        tx.init(jnp.ones((3, 2)))
-    state = tx.init(jnp.ones((N, 2)))
-    with pytest.raises(ValueError, match="leading axis of 4 replicas"):
-        tx.update(jnp.ones(2), state, jnp.ones((N, 2)))
-    groups = slamb_jax.Exchange("node", local_axis_name="device")
-    with pytest.raises(ValueError, match="per_worker_step"):
-        slamb_jax.on_workers(tx, mesh_of(N, ("node", "device")), groups)

@@ -14,11 +14,16 @@ import slamb_jax
 from slamb_jax.workers.mesh import replicated
 from slamb_jax.workers.replicas import mean_replica
 from tests.close import assert_close
-from tests.optimizers import random_tree, standard_promotion, train_step
+from tests.optimizers import (
+    random_tree,
+    standard_promotion,
+    step_on_gradients,
+    train_step,
+)
 from tests.workers import AXIS, P, mesh_of
 
 N = 8
-EXCHANGE = slamb_jax.Exchange(AXIS)
+EXCHANGE, ALONE = slamb_jax.Exchange(AXIS), slamb_jax.Exchange()
 EXPLICIT, AUTO = jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto
 
 
@@ -148,8 +153,7 @@ def test_parameters_that_no_average_gets_may_not_drift_apart(tx, refused):
             state, _ = run(state, batch)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_a_rate_that_follows_the_mean_loss_is_the_same_for_all(check_vma):
+def test_a_rate_that_follows_the_mean_loss_is_the_same_for_all():
     """As the guide says; optax's conditionals do not pass the check of types."""
     plateau = optax.contrib.reduce_on_plateau(patience=1, accumulation_size=1)
     tx = optax.chain(slamb_jax.slamb(0.05, EXCHANGE), plateau)
@@ -163,14 +167,12 @@ def test_a_rate_that_follows_the_mean_loss_is_the_same_for_all(check_vma):
 
     mesh, params = mesh_of(N), jnp.ones((4, 3))
     state = slamb_jax.replicate((params, tx.init(params)), mesh, EXCHANGE)
-    run = slamb_jax.per_worker_step(step, mesh, EXCHANGE, check_vma=check_vma)
+    run = slamb_jax.per_worker_step(step, mesh, EXCHANGE, check_vma=False)
     batches = np.random.default_rng(0).normal(size=(8, 16, 4)).astype(np.float32)
     with standard_promotion():
-        if check_vma:
-            with pytest.raises(TypeError) as caught:
-                run(state, batches[0])
-            assert "check_vma=False" in "".join(caught.value.__notes__)
-            return
+        with pytest.raises(TypeError) as caught:
+            slamb_jax.per_worker_step(step, mesh, EXCHANGE)(state, batches[0])
+        assert "check_vma=False" in "".join(caught.value.__notes__)
         for t, batch in enumerate(batches):
             state, _ = run(state, batch * (1 + t))
     slamb_jax.assert_replicas_agree(state[1][1])
@@ -182,10 +184,10 @@ def mesh_with(kind, n=N):
 
 
 @functools.cache
-def trained(kind, check_vma, n=N):
+def trained(kind, check_vma):
     tx = slamb_jax.slamb(0.05, EXCHANGE)
     params = random_tree({"w": (4, 3)}, 0)
-    mesh = mesh_with(kind, n)
+    mesh = mesh_with(kind)
     state = slamb_jax.replicate((params, tx.init(params)), mesh, EXCHANGE)
     run = slamb_jax.per_worker_step(noisy_step(tx), mesh, EXCHANGE, check_vma=check_vma)
     reports = []
@@ -252,6 +254,26 @@ def test_it_can_be_traced_like_any_jitted_function(kind):
     assert jax.tree.map(jnp.shape, jax.jit(two_steps)(state)[0]) == shapes
 
 
+@pytest.mark.usefixtures("standard_promotion")
+def test_a_step_under_nnx_jit_is_the_step():
+    """On parameters as nnx has them; whole loops, in linen too, are in the guide."""
+    graph, params = nnx.split(nnx.Linear(6, 1, rngs=nnx.Rngs(0)))
+    tx, mesh = slamb_jax.adamw(0.03, EXCHANGE), mesh_of(4)
+
+    def loss_of(params, batch):
+        return jnp.mean((nnx.merge(graph, params)(batch["x"]) - batch["y"]) ** 2)
+
+    step = slamb_jax.per_worker_step(train_step(tx, loss_of), mesh, EXCHANGE)
+    batch = {"x": jnp.arange(48.0).reshape(8, 6) / 48, "y": jnp.ones((8, 1))}
+    ends = []
+    for run in (step, nnx.jit(step)):
+        state = slamb_jax.replicate((params, tx.init(params)), mesh, EXCHANGE)
+        ends.append(jax.tree.map(np.asarray, run(state, batch)))
+    assert_close(*ends)
+    net = nnx.merge(graph, slamb_jax.consolidate(ends[0][0])[0])
+    assert net(jnp.ones((2, 6))).shape == (2, 1)
+
+
 def whole_surface(mesh):
     """Each function of the library that takes a mesh, or arrays that lie on one."""
     tx = slamb_jax.skip_not_finite(slamb_jax.adamw(0.1, EXCHANGE), EXCHANGE)
@@ -309,54 +331,32 @@ def test_consolidating_leaves_no_program_in_flight():
     assert all(replicated(mean_replica, x + i).is_ready() for i in range(5))
 
 
-@pytest.mark.parametrize("on_mesh", [True, False])
-def test_gradients_averaged_by_hand_need_no_exchange(on_mesh):
+BY_HAND = optax.stateless(
+    lambda grads, params: jax.tree.map(lambda g: jax.lax.pmean(g, AXIS), grads)
+)
+
+
+def test_gradients_averaged_by_hand_need_no_exchange():
     """As a dense run has it, where no types tell that they were averaged."""
-    shared = slamb_jax.Exchange("data")
-    tx = slamb_jax.adamw(0.1, slamb_jax.Exchange())
-
-    def step(state, batch):
-        params, opt_state = state
-        grads = jax.tree.map(lambda p: batch.mean() * p, params)
-        grads = jax.lax.pmean(grads, "data")
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), ()
-
-    state = {"w": jnp.ones((8, 4))}
-    state = state, tx.init(state)
-    batch = jnp.arange(4.0)
-    if on_mesh:
-        mesh = mesh_of(2)
-        run = slamb_jax.per_worker_step(step, mesh, shared, check_vma=False)
-        state = slamb_jax.replicate(state, mesh, shared)
-    else:
-        run = slamb_jax.simulated_step(step, 2, shared)
-        state = slamb_jax.simulated_replicas(state, 2)
-    state, _ = run(state, batch)
+    tx, mesh = optax.chain(BY_HAND, slamb_jax.adamw(0.1, ALONE)), mesh_of(N)
+    step, params = step_on_gradients(tx), random_tree({"w": (8, 4)}, 0)
+    run = slamb_jax.per_worker_step(step, mesh, EXCHANGE, check_vma=False)
+    state = slamb_jax.replicate((params, tx.init(params)), mesh, EXCHANGE)
+    state, _ = run(state, random_tree({"w": (8, 4)}, 1, N))
     slamb_jax.assert_replicas_agree(state)
 
 
-def averaged_by_hand(grads):
-    return jax.tree.map(lambda g: jax.lax.pmean(g, AXIS), grads)
-
-
 SELDOM = slamb_jax.Exchange(AXIS, sync_every=2, outer=optax.sgd(1.0))
-ALONE = {
+LONE = {
     "optax's optimizer": (optax.adamw(0.1), N, True),
     "one worker": (optax.adamw(0.1), 1, False),
-    "averaged by hand": (
-        optax.chain(
-            optax.stateless(lambda g, p: averaged_by_hand(g)), optax.adamw(0.1)
-        ),
-        N,
-        False,
-    ),
+    "averaged by hand": (optax.chain(BY_HAND, optax.adamw(0.1)), N, False),
     "averaged at times": (slamb_jax.adamw(0.1, SELDOM), N, False),
 }
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize(("tx", "n", "warns"), ALONE.values(), ids=ALONE)
+@pytest.mark.parametrize(("tx", "n", "warns"), LONE.values(), ids=LONE)
 def test_workers_that_train_by_themselves_are_told(tx, n, warns, check_vma):
     def loss(params, batch):
         return jnp.mean((batch @ params["w"]) ** 2)

@@ -4,62 +4,13 @@ import json
 import random
 import re
 import time
-import types
 
-import jax
 import pytest
 
-from slamb_jax.workers.watchdog import Watchdog, _from_exchange
 from tests.launcher import Launch
 
 N = 4
 TIMEOUT = 15.0  # seconds without a sign of life; a busy machine may pause for several
-
-
-def test_a_watch_that_fails_once_goes_on(capsys):
-    watchdog, calls = Watchdog(timeout=0.05), []
-
-    def work():
-        calls.append(1)
-        if len(calls) == 1:
-            raise KeyError("surprise")
-        watchdog._stop.set()
-
-    watchdog._repeat(work)
-    assert len(calls) == 2
-    assert "KeyError: 'surprise'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("error", "broken"),
-    [
-        (ValueError("UNKNOWN: Gloo all-reduce failed: connection reset"), True),
-        (jax.errors.JaxRuntimeError("INTERNAL: the other end is gone"), True),
-        (ValueError("b1 must be in [0, 1), got 2"), False),
-        (RuntimeError("UNKNOWN: a user's own"), False),
-    ],
-)
-def test_a_broken_exchange_is_told_from_a_failure(error, broken):
-    assert _from_exchange(error) is broken
-
-
-@pytest.mark.parametrize(
-    ("error", "state"),
-    [
-        (SystemExit(0), "is done"),
-        (SystemExit(), "is done"),
-        (SystemExit(3), "failed: SystemExit(3)"),
-        (KeyboardInterrupt(), "failed: KeyboardInterrupt()"),
-    ],
-)
-def test_to_exit_with_0_is_no_failure(error, state):
-    written = {}
-    watchdog = Watchdog(timeout=15)
-    watchdog._client = types.SimpleNamespace(
-        key_value_set=lambda key, value, **_: written.update({key: json.loads(value)})
-    )
-    watchdog.__exit__(type(error), error, None)
-    assert [sign["state"] for sign in written.values()] == [state]
 
 
 def ends(directory):

@@ -1,13 +1,16 @@
 """Watchdogs: what they need of jax, and what they do alone. (Kills: test_resume.)"""
 
+import json
+import sys
 import threading
 import types
 
 import jax
 import pytest
+from jax._src import distributed
 
 import slamb_jax
-from slamb_jax.workers import watchdog
+from slamb_jax.workers.watchdog import _from_exchange
 
 
 def test_alone_it_starts_nothing():
@@ -17,25 +20,48 @@ def test_alone_it_starts_nothing():
         assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("client", [None, types.SimpleNamespace(key_value_set=print)])
-def test_it_says_what_broke_when_jax_has_changed(client, monkeypatch):
+@pytest.mark.parametrize("missing", ["client", "key_value_dir_get", "module"])
+def test_it_says_what_broke_when_jax_has_changed(missing, monkeypatch):
     """With several processes the private client is looked for, and checked."""
-    from jax._src import distributed
-
-    state = types.SimpleNamespace(client=client)
+    client = types.SimpleNamespace(key_value_set=print)
+    state = types.SimpleNamespace(client=None if missing == "client" else client)
     monkeypatch.setattr(distributed, "global_state", state)
+    if missing == "module":
+        monkeypatch.setitem(sys.modules, "jax._src.distributed", None)
+        monkeypatch.delattr(jax._src, "distributed", raising=False)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(
-        RuntimeError, match=r"no coordination client in jax .*key_value"
-    ):
+    said = r"no coordination client in jax .*jax\._src\.distributed"
+    with pytest.raises(RuntimeError, match=said):
         slamb_jax.Watchdog(timeout=30)
 
 
-def test_a_missing_module_is_named(monkeypatch):
-    import jax._src
+@pytest.mark.parametrize(
+    ("error", "broken"),
+    [
+        (ValueError("UNKNOWN: Gloo all-reduce failed: connection reset"), True),
+        (jax.errors.JaxRuntimeError("INTERNAL: the other end is gone"), True),
+        (ValueError("b1 must be in [0, 1), got 2"), False),
+        (RuntimeError("UNKNOWN: a user's own"), False),
+    ],
+)
+def test_a_broken_exchange_is_told_from_a_failure(error, broken):
+    assert _from_exchange(error) is broken
 
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setitem(__import__("sys").modules, "jax._src.distributed", None)
-    monkeypatch.delattr(jax._src, "distributed", raising=False)
-    with pytest.raises(RuntimeError, match=r"jax\._src\.distributed"):
-        watchdog._coordination_client()
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (SystemExit(0), "is done"),
+        (SystemExit(), "is done"),
+        (SystemExit(3), "failed: SystemExit(3)"),
+        (KeyboardInterrupt(), "failed: KeyboardInterrupt()"),
+    ],
+)
+def test_to_exit_with_0_is_no_failure(error, state):
+    written = {}
+    watchdog = slamb_jax.Watchdog(timeout=15)
+    watchdog._client = types.SimpleNamespace(
+        key_value_set=lambda key, value, **_: written.update({key: json.loads(value)})
+    )
+    watchdog.__exit__(type(error), error, None)
+    assert [sign["state"] for sign in written.values()] == [state]

@@ -1,26 +1,17 @@
 """Whether replicas agree, to the bit or to a tolerance, and how far momenta do."""
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from slamb_jax._checks import check_range
 from slamb_jax._rounding import hash_u32, upcast_f32
-from slamb_jax.workers.mesh import (
-    check_replicas,
-    mesh_sharding,
-    on_one_mesh,
-    raw,
-    replicated,
-    using,
-)
+from slamb_jax.workers.mesh import check_replicas, mesh_sharding, raw, replicated
 
 
 def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
@@ -58,24 +49,23 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
     check_range("rtol", rtol, 0.0, open_high=True)
     check_replicas("tree", tree)
     flat = jax.tree_util.tree_leaves_with_path(tree)
-    leaves = [x for _, x in flat]
+    leaves = {jax.tree_util.keystr(path) or "the tree": x for path, x in flat}
     if not leaves:
         return
 
-    def check(what: str, found: list[str]) -> None:
-        names = [jax.tree_util.keystr(path) or "the tree" for path, _ in flat]
-        bad = [f"{name} (of {x})" for name, x in zip(names, found, strict=True) if x]
-        if bad:
+    def refuse(what: str, found: dict[str, str]) -> None:
+        if found:
+            bad = ", ".join(f"{name} (of {of})" for name, of in found.items())
             raise AssertionError(
-                f"{what} in {len(bad)} of {len(flat)} leaves: {', '.join(bad)}"
+                f"{what} in {len(found)} of {len(leaves)} leaves: {bad}"
             )
 
-    check(
-        "the devices of a replica hold different copies",
-        [f"replica {str(x)[1:-1]}" if x else "" for x in differing_copies(leaves)],
-    )
-    counts = differing(leaves, checksums(leaves), rtol)
-    check("replicas differ", [f"{k} from the first" if k else "" for k in counts])
+    copies = {name: str(differing_copies(x))[1:-1] for name, x in leaves.items()}
+    unlike = {name: f"replica {which}" for name, which in copies.items() if which}
+    refuse("the devices of a replica hold different copies", unlike)
+    values = list(leaves.values())
+    counts = zip(leaves, differing(values, checksums(values), rtol), strict=True)
+    refuse("replicas differ", {name: f"{k} from the first" for name, k in counts if k})
 
 
 def differing(leaves: list[Any], sums: np.ndarray, rtol: float) -> np.ndarray:
@@ -106,61 +96,43 @@ def checksums(leaves: list[Any]) -> np.ndarray:
 
 
 def _checksums(leaves: list[jax.Array]) -> jax.Array:
-    return jnp.stack([_checksum(x) for x in leaves])
-
-
-def _checksum(x: jax.Array) -> jax.Array:
     """Two sums of a hash of each element's bits and place, for each replica."""
-    unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
-    words = x.view(unsigned).astype(jnp.uint32).reshape(x.shape[0], -1)
-    place = jnp.arange(words.shape[1], dtype=jnp.uint32) * np.uint32(0x9E3779B1)
-    hashed = [hash_u32(words ^ np.uint32(s), place[None]) for s in (0, 0x9E3779B9)]
-    return jnp.stack([jnp.sum(x, axis=1, dtype=jnp.uint32) for x in hashed], axis=1)
+
+    def of_leaf(x: jax.Array) -> jax.Array:
+        unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
+        words = x.view(unsigned).astype(jnp.uint32).reshape(x.shape[0], -1)
+        place = jnp.arange(words.shape[1], dtype=jnp.uint32) * np.uint32(0x9E3779B1)
+        hashed = [hash_u32(words ^ np.uint32(s), place[None]) for s in (0, 0x9E3779B9)]
+        return jnp.stack([jnp.sum(x, axis=1, dtype=jnp.uint32) for x in hashed], axis=1)
+
+    return jnp.stack([of_leaf(x) for x in leaves])
 
 
-def differing_copies(leaves: list[Any]) -> list[list[int]]:
-    """For each leaf, the replicas whose devices hold copies that differ.
+def differing_copies(x: Any) -> list[int]:
+    """The replicas of a leaf whose devices hold copies that differ.
 
     jax takes the copies of an array that is not sharded to be the same, and never
     compares them: under ``check_vma=False`` the program has to make them so. Where a
     device holds several replicas, the first of them stands for all.
     """
-    unlike: list[set[int]] = [set() for _ in leaves]
-
-    def has_copies(x: Any) -> bool:
-        own = mesh_sharding(x)
-        held = own.num_devices * math.prod(own.shard_shape(x.shape)) if own else 0
-        return held > x.size
-
-    places = [i for i, x in enumerate(leaves) if has_copies(x)]
-    mesh, arrays = on_one_mesh([raw(leaves[i]) for i in places])
-    if mesh is None:
-        return [[] for _ in leaves]
-    compute = _on_each_device(mesh, tuple(x.sharding.spec for x in arrays))
-    with using(mesh):
-        sums = np.asarray(compute(arrays).addressable_data(0))
-    for k, (i, x) in enumerate(zip(places, arrays, strict=True)):
-        first: dict[str, np.ndarray] = {}  # by part of the array
-        indices = x.sharding.devices_indices_map(x.shape)
-        for device, found in zip(mesh.devices.flat, sums[:, k], strict=True):
-            if (found != first.setdefault(str(indices[device]), found)).any():
-                unlike[i].add(indices[device][0].start or 0)
-    return [sorted(replicas) for replicas in unlike]
-
-
-@functools.lru_cache(maxsize=64)
-def _on_each_device(
-    mesh: Mesh, specs: tuple[PartitionSpec, ...]
-) -> Callable[[list[jax.Array]], jax.Array]:
-    """A checksum of each leaf that a device holds, for each: (devices, leaves, 2)."""
-    own = jax.shard_map(
-        lambda leaves: _checksums([x[None] for x in leaves])[None, :, 0],
-        mesh=mesh,
-        in_specs=(list(specs),),
-        out_specs=PartitionSpec(mesh.axis_names),
-        check_vma=False,
+    x = raw(x)
+    own = mesh_sharding(x)
+    if own is None or own.num_devices * math.prod(own.shard_shape(x.shape)) == x.size:
+        return []
+    held = [shard.data for shard in x.addressable_shards]
+    all_held = jax.make_array_from_single_device_arrays(
+        (own.num_devices * len(held[0]), *held[0].shape[1:]),
+        NamedSharding(own.mesh, PartitionSpec(own.mesh.axis_names)),
+        held,
     )
-    return jax.jit(own, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    sums = checksums([all_held])[0].reshape(own.num_devices, -1)
+    unlike: set[int] = set()
+    first: dict[str, np.ndarray] = {}  # by part of the array
+    indices = own.devices_indices_map(x.shape)
+    for device, found in zip(own.mesh.devices.flat, sums, strict=True):
+        if (found != first.setdefault(str(indices[device]), found)).any():
+            unlike.add(indices[device][0].start or 0)
+    return sorted(unlike)
 
 
 def momentum_agreement(state: chex.ArrayTree) -> dict[str, float]:
@@ -176,9 +148,8 @@ def momentum_agreement(state: chex.ArrayTree) -> dict[str, float]:
     a is :math:`\sqrt n` where all momenta are equal, and about 1 where they are
     independent noise. Workers that draw from the same data are in between. Clearly
     below 1 the momenta oppose each other: the workers see different data. Look at the
-    median of the leaves in the first steps, which ``python -m
-    benchmarks.different_data`` prints. Below 0.7 the default exchange is right, and
-    exchanges whose workers step by themselves are not. A call averages the momenta
+    median of the leaves in the first steps. Below 0.7 the default exchange is right,
+    and exchanges whose workers step by themselves are not. A call averages the momenta
     once.
 
     Args:
@@ -208,7 +179,7 @@ def momentum_agreement(state: chex.ArrayTree) -> dict[str, float]:
     leaves = {
         jax.tree_util.keystr(path): m
         for path, m in jax.tree_util.tree_leaves_with_path(state)
-        if m.size and any(map(_is_momentum, path))
+        if m.size and any(_is_momentum(key) for key in path)
     }
     if not leaves:
         raise ValueError(
@@ -225,15 +196,14 @@ def _is_momentum(key: Any) -> bool:
 
 
 def _agreements(leaves: list[jax.Array]) -> jax.Array:
-    return jnp.stack([_agreement(x) for x in leaves])
+    def of_leaf(m: jax.Array) -> jax.Array:
+        n = m.shape[0]
+        wide = m.astype(jnp.float32).reshape(n, -1)
+        largest = jnp.max(jnp.abs(wide))
+        wide = wide / jnp.where(largest > 0, largest, np.float32(1))
+        of_mean = jnp.linalg.norm(jnp.mean(wide, 0))
+        of_all = jnp.linalg.norm(wide)
+        ratio = of_mean / jnp.where(of_all > 0, of_all, np.float32(1))
+        return np.float32(n) * ratio
 
-
-def _agreement(m: jax.Array) -> jax.Array:
-    n = m.shape[0]
-    wide = m.astype(jnp.float32).reshape(n, -1)
-    largest = jnp.max(jnp.abs(wide))
-    wide = wide / jnp.where(largest > 0, largest, np.float32(1))
-    of_mean = jnp.sum(jnp.square(jnp.mean(wide, 0)))
-    of_each = jnp.sum(jnp.square(wide)) / np.float32(n)
-    ratio = of_mean / jnp.where(of_each > 0, of_each, np.float32(1))
-    return jnp.sqrt(np.float32(n) * ratio)
+    return jnp.stack([of_leaf(x) for x in leaves])

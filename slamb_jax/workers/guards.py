@@ -3,7 +3,7 @@
 import hashlib
 import re
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 import chex
@@ -11,15 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 
-from slamb_jax._axes import AxisName, as_tuple, worker_index
+from slamb_jax._axes import as_tuple
 from slamb_jax._checks import shown
 from slamb_jax.average import AverageParametersState
 from slamb_jax.exchange import Exchange
 from slamb_jax.momentum import AverageMomentumState
 from slamb_jax.workers.agreement import checksums, differing_copies
-from slamb_jax.workers.mesh import check_replicas, replicated
+from slamb_jax.workers.mesh import check_replicas
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # Primitives that name an axis, but send nothing over it.
@@ -45,19 +46,6 @@ def check_arguments(state: Any, batch: Any, n: int, devices: int) -> None:
                 f"batch{jax.tree_util.keystr(path)} must have a leading axis of a "
                 f"multiple of {devices}, got shape {shape}"
             )
-
-
-def own_keys(key: jax.Array | None, axis_name: AxisName) -> tuple[jax.Array, ...]:
-    """The arguments of a step after the batch: the worker's key, if there is a key."""
-    if key is None:
-        return ()
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if key.ndim != (0 if typed else 1) or not (typed or key.dtype == jnp.uint32):
-        raise ValueError(
-            "key must be one random key, as jax.random.key(0) makes it, got "
-            f"{key.dtype} of shape {key.shape}"
-        )
-    return (jax.random.fold_in(key, worker_index(axis_name)),)
 
 
 def check_result(out: Any, state: Any) -> tuple[Any, Any]:
@@ -102,10 +90,8 @@ def _has_collective(program: Any, axes: set[Hashable]) -> bool:
 
 def check_copies(state: Any, axes: tuple[Any, ...]) -> None:
     """Raises if the devices of a worker hold different copies of its state."""
-    flat = jax.tree_util.tree_leaves_with_path(state)
-    copies = differing_copies([x for _, x in flat])
-    for (path, _), replicas in zip(flat, copies, strict=True):
-        if replicas:
+    for path, x in jax.tree_util.tree_leaves_with_path(state):
+        if differing_copies(x):
             raise ValueError(
                 f"state{jax.tree_util.keystr(path)} that step returned differs between "
                 f"the devices of a worker, along {', '.join(map(repr, axes))}, where "
@@ -172,16 +158,13 @@ def check_together(state: chex.ArrayTree) -> None:
             )
 
 
-def check_same_values(tree: Any, alike: Sequence[bool]) -> None:
-    """Raises if processes gave :func:`replicate` other values of the leaves alike."""
-    if jax.process_count() == 1:
-        return
+def check_same_values(tree: chex.ArrayTree) -> None:
+    """Raises if processes gave :func:`replicate` different values."""
     flat = jax.tree_util.tree_leaves_with_path(tree)
-    rows = [row for row, same in zip(flat, alike, strict=True) if same]
-    if not rows or any(isinstance(x, jax.core.Tracer) for _, x in rows):
+    traced = any(isinstance(x, jax.core.Tracer) for _, x in flat)
+    if jax.process_count() == 1 or not flat or traced:
         return
-    sums = checksums([x for _, x in rows])
-    for (path, _), own in zip(rows, sums, strict=True):
+    for (path, _), own in zip(flat, checksums([x for _, x in flat]), strict=True):
         if (own != own[:1]).any():
             raise ValueError(
                 f"tree{jax.tree_util.keystr(path)} must be the same in all processes, "
@@ -189,23 +172,20 @@ def check_same_values(tree: Any, alike: Sequence[bool]) -> None:
             )
 
 
-def check_same_step(
-    exchange: Exchange, lowered: jax.stages.Lowered, mesh: Mesh
-) -> None:
+def check_same_step(exchange: Exchange, traced: jax.stages.Traced, mesh: Mesh) -> None:
     """Raises if processes are about to run steps that are not the same.
 
     They would wait for each other for ever, or add up what does not belong together.
+    A step that some of the processes run is not compared.
     """
-    texts = _ADDRESS.sub("", repr(exchange)), lowered.as_text()
-    words = [hashlib.sha256(text.encode()).digest()[:16] for text in texts]
-    row = np.frombuffer(b"".join(words), np.uint32)
-    rows = jax.make_array_from_callback(
-        (mesh.size, len(row)),
-        NamedSharding(mesh, PartitionSpec(mesh.axis_names)),
-        lambda index: np.broadcast_to(row, (mesh.size, len(row)))[index],
-    )
-    found = np.asarray(replicated(_rows, rows))
-    exchanges_agree, steps_agree = (found == found[:1]).all(0).reshape(2, -1).all(1)
+    processes = {device.process_index for device in mesh.devices.flat}
+    if len(processes) == 1 or len(processes) < jax.process_count():
+        return
+    texts = _ADDRESS.sub("", repr(exchange)), traced.lower().as_text()
+    digests = [hashlib.sha256(text.encode()).digest() for text in texts]
+    own = np.stack([np.frombuffer(digest, np.uint32) for digest in digests])
+    found = np.asarray(multihost_utils.process_allgather(own))
+    exchanges_agree, steps_agree = (found == found[:1]).all((0, 2))
     if not exchanges_agree:
         raise ValueError(
             "exchange must be the same in all processes, and differs; here it is "
@@ -216,7 +196,3 @@ def check_same_step(
             "step must be the same program in all processes, and differs, though the "
             "exchange is the same: a rate, a seed, a size or a version is not"
         )
-
-
-def _rows(x: jax.Array) -> jax.Array:
-    return x

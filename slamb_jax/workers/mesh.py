@@ -47,37 +47,28 @@ def workers_on(mesh: Mesh, exchange: Exchange) -> tuple[int, Mesh]:
             )
     is_set = jax.sharding.get_abstract_mesh().axis_names
     if exchange.param_specs is not None or not is_set:
-        mesh = auto_mesh(mesh)
+        mesh = Mesh(mesh.devices, mesh.axis_names)
     return math.prod(mesh.shape[a] for a in as_tuple(exchange.axis_name)), mesh
 
 
 def check_replicas(name: str, tree: chex.ArrayTree, workers: int | None = None) -> int:
     """The number of replicas of ``tree``; raises unless all leaves have as many.
 
-    ``workers``: the number that they must have, if it is known.
+    ``workers``: the number that they must have; None for that of the first leaf.
     """
-    first = None
+    n, like = workers or 0, ""
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
         shape, leaf = jnp.shape(x), name + jax.tree_util.keystr(path)
-        if not shape or not shape[0] or shape[0] != (workers or shape[0]):
+        if not n and shape:
+            n, like = shape[0], f", as {leaf} has them"
+        if not shape or not n or shape[0] != n:
             raise ValueError(
-                f"{leaf} must have a leading axis of {workers or 'its'} replicas, one "
-                f"for each worker, got shape {shape}: {_ADDS_REPLICAS}"
+                f"{leaf} must have a leading axis of {n or 'its'} replicas, one for "
+                f"each worker{like}, got shape {shape}: slamb_jax.replicate(tree, "
+                "mesh, exchange) adds that axis, and slamb_jax.checkpoint.resize(tree, "
+                "n) takes the state of other workers to n"
             )
-        first = first or (shape[0], leaf)
-        if shape[0] != first[0]:
-            raise ValueError(
-                f"{name} must have one replica for each worker in every leaf, got a "
-                f"leading axis of {first[0]} at {first[1]} and of {shape[0]} at "
-                f"{leaf}: {_ADDS_REPLICAS}"
-            )
-    return first[0] if first else 0
-
-
-_ADDS_REPLICAS = (
-    "slamb_jax.replicate(tree, mesh, exchange) adds that axis, and "
-    "slamb_jax.resize(tree, n) takes the state of other workers to n"
-)
+    return n
 
 
 def state_shardings(
@@ -100,11 +91,6 @@ def state_shardings(
     )
 
 
-def auto_mesh(mesh: Any) -> Mesh:
-    """The mesh without sharding in types, where the replica axis may be dropped."""
-    return Mesh(mesh.devices, mesh.axis_names)
-
-
 def using(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
     """Computes on this mesh even where ``jax.set_mesh`` has set one of other types."""
     if not jax.sharding.get_abstract_mesh().axis_names:
@@ -120,23 +106,6 @@ def mesh_sharding(x: Any) -> NamedSharding | None:
     return sharding if isinstance(sharding, NamedSharding) else None
 
 
-def on_one_mesh(leaves: Any) -> tuple[Mesh | None, Any]:
-    """The mesh of the leaves that lie on one, with Auto axes, and all leaves on it."""
-    meshes = {s.mesh for s in map(mesh_sharding, jax.tree.leaves(leaves)) if s}
-    if not meshes:
-        return None, leaves
-    if len(meshes) > 1:
-        one, other, *_ = meshes
-        raise ValueError(f"all leaves must lie on one mesh, got {one} and {other}")
-    mesh = auto_mesh(meshes.pop())
-
-    def moved(x: Any) -> Any:
-        own = mesh_sharding(x)
-        return jax.device_put(x, NamedSharding(mesh, own.spec)) if own else x
-
-    return mesh, jax.tree.map(moved, leaves)
-
-
 def computed(
     fun: Callable[[Any], jax.Array], leaves: Any, spec: PartitionSpec
 ) -> jax.Array:
@@ -144,11 +113,18 @@ def computed(
 
     ``fun`` is jitted, and must be a function of a module, so that it is traced once.
     """
-    mesh, leaves = on_one_mesh(leaves)
-    if mesh is None:
+    meshes = [own.mesh for own in map(mesh_sharding, jax.tree.leaves(leaves)) if own]
+    if not meshes:
         return jax.jit(fun)(leaves)
+    mesh = Mesh(meshes[0].devices, meshes[0].axis_names)  # of Auto axes: see workers_on
+
+    def moved(x: Any) -> Any:
+        own = mesh_sharding(x)
+        return jax.device_put(x, NamedSharding(mesh, own.spec)) if own else x
+
     with using(mesh):
-        return jax.jit(fun, out_shardings=NamedSharding(mesh, spec))(leaves)
+        there = NamedSharding(mesh, spec)
+        return jax.jit(fun, out_shardings=there)(jax.tree.map(moved, leaves))
 
 
 def replicated(fun: Callable[[Any], jax.Array], leaves: Any) -> jax.Array:

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from slamb_jax._axes import AxisName, worker_index
 from slamb_jax._checks import check_arrays
 from slamb_jax._layout import spec_axes
 from slamb_jax._rounding import upcast_f32
@@ -69,8 +70,9 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
 
     def copies(there: NamedSharding, x: Any) -> jax.Array:
         if _is_sharded(x) or isinstance(x, jax.core.Tracer):  # no host has its values
+            copy = jax.jit(jnp.broadcast_to, static_argnums=1, out_shardings=there)
             with using(mesh):
-                return jax.jit(_copies, static_argnums=0, out_shardings=there)(n, x)
+                return copy(x, (n, *x.shape))
         one = np.asarray(x, dtype=jnp.result_type(x))
         return device_put_global(np.broadcast_to(one, (n, *one.shape)), there)
 
@@ -83,12 +85,8 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
     _check_steps_are_skipped_together(tree)
     alike = are_alike(tree)
     out = jax.tree.map(replicas, tree, alike, state_shardings(tree, mesh, exchange))
-    check_same_values(out, jax.tree.leaves(alike))
+    check_same_values(jax.tree.map(lambda x, same: x if same else None, out, alike))
     return out
-
-
-def _copies(n: int, x: jax.Array) -> jax.Array:
-    return jnp.broadcast_to(x[None], (n, *x.shape))
 
 
 def _check_steps_are_skipped_together(tree: chex.ArrayTree) -> None:
@@ -98,10 +96,10 @@ def _check_steps_are_skipped_together(tree: chex.ArrayTree) -> None:
         return isinstance(x, optax.ApplyIfFiniteState)
 
     def is_own(x: object) -> bool:
-        return type(x).__module__.partition(".")[0] == __name__.partition(".")[0]
+        return type(x).__module__.startswith("slamb_jax.")
 
-    for x in filter(skips, jax.tree.leaves(tree, is_leaf=skips)):
-        if any(map(is_own, jax.tree.leaves(x.inner_state, is_leaf=is_own))):
+    for x in jax.tree.leaves(tree, is_leaf=skips):
+        if skips(x) and any(map(is_own, jax.tree.leaves(x, is_leaf=is_own))):
             raise ValueError(
                 "tree has the state of optax.apply_if_finite around an exchange: a "
                 "worker that skips a step would leave the others waiting for ever. "
@@ -129,6 +127,11 @@ def keys_of_workers(keys: jax.Array, numbers: jax.Array) -> jax.Array:
     fold = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))
     own = fold(keys.reshape(-1), numbers.astype(jnp.uint32))
     return own.reshape(len(numbers), *keys.shape)
+
+
+def own_key(key: jax.Array | None, axis_name: AxisName) -> tuple[jax.Array, ...]:
+    """The arguments of a step after the batch: the worker's key, if there is a key."""
+    return () if key is None else (jax.random.fold_in(key, worker_index(axis_name)),)
 
 
 def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:

@@ -11,8 +11,8 @@ import numpy as np
 from slamb_jax._axes import AxisName, as_tuple, step_of_workers
 from slamb_jax._checks import check_callable, check_integer
 from slamb_jax.exchange import Exchange, check_exchange
-from slamb_jax.workers.guards import check_arguments, check_result, own_keys
-from slamb_jax.workers.replicas import are_alike, keys_of_workers
+from slamb_jax.workers.guards import check_arguments, check_result
+from slamb_jax.workers.replicas import are_alike, keys_of_workers, own_key
 from slamb_jax.workers.step import Step, WorkersStep
 
 
@@ -104,7 +104,7 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
         def one_worker(leaves: list[Any], batch: Any) -> tuple[Any, Any]:
             own = treedef.unflatten(leaves)
             with step_of_workers(axis_name):
-                return check_result(step(own, batch, *own_keys(key, axis_name)), own)
+                return check_result(step(own, batch, *own_key(key, axis_name)), own)
 
         return jax.vmap(
             one_worker,
@@ -198,14 +198,12 @@ def in_chunks(fun: Callable[..., Any], size: int) -> Callable[..., Any]:
 
         @call.def_vmap
         def rule(n: int, batched: Any, values: list[Any]) -> tuple[Any, list[bool]]:
-            del n
             pairs = list(zip(values, batched[0], strict=True))
 
-            def of_one(mine: list[Any]) -> list[Any]:
-                rest = iter(mine)
-                return flat([next(rest) if own else x for x, own in pairs])
+            def of_worker(i: jax.Array) -> list[Any]:
+                return flat([x[i] if own else x for x, own in pairs])
 
-            out = jax.lax.map(of_one, [x for x, own in pairs if own], batch_size=size)
+            out = jax.lax.map(of_worker, jnp.arange(n), batch_size=size)
             return out, [True] * len(out)
 
         out = call([*jaxpr.consts, *jax.tree.leaves(args)])

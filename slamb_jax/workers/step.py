@@ -19,7 +19,6 @@ from slamb_jax.workers.guards import (
     check_result,
     check_same_step,
     check_together,
-    own_keys,
     warn_if_alone,
 )
 from slamb_jax.workers.mesh import (
@@ -30,6 +29,7 @@ from slamb_jax.workers.mesh import (
     using,
     workers_on,
 )
+from slamb_jax.workers.replicas import own_key
 
 Step = Callable[..., tuple[Any, Any]]
 
@@ -90,9 +90,9 @@ def per_worker_step(
         ``step`` returns something else than such a state and a report, or if an
         exchange in it is between other axes; before the first step, on all processes,
         if their programs or exchanges differ; after the first call, if the devices of a
-        worker hold different copies of its state; after calls 1, 2, 4, 8, ..., if
-        workers step alike, except for parameters that ``optax.multi_transform`` or
-        ``optax.masked`` gives to another optimizer, and these differ.
+        worker hold different copies of its state; after calls 1, 2, 4, 8, ..., if only
+        those parameters differ between workers that ``optax.multi_transform`` or
+        ``optax.masked`` gives to another optimizer.
 
     Warns:
       UserWarning: at the first call, if ``step`` changes most of the state and
@@ -147,14 +147,13 @@ def per_worker_step(
         nonlocal calls
         args = placed(state, batch, key)
         with using(mesh):
-            if any(map(_is_traced, jax.tree.leaves(args))):
+            if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
                 return jitted(*args)
             if not calls:
                 traced = jitted.trace(*args)  # once: jax keeps it for the call
                 if any(trains) and n > 1:
                     warn_if_alone(traced.jaxpr, between)
-                if jax.process_count() > 1:
-                    check_same_step(exchange, traced.lower(), mesh)
+                check_same_step(exchange, traced, mesh)
             state, report = jitted(*args)
         if within and not calls:
             check_copies(state, within)
@@ -179,7 +178,7 @@ def _program(
 
     def one_worker(own: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         try:
-            new, report = check_result(step(own, batch, *own_keys(key, both)), own)
+            new, report = check_result(step(own, batch, *own_key(key, both)), own)
         except (TypeError, ValueError) as error:
             if check_vma:
                 error.add_note(_TYPE_NOTE)
@@ -250,15 +249,11 @@ def over_workers(
     )
 
 
-def _is_traced(x: object) -> bool:
-    return isinstance(x, jax.core.Tracer)
-
-
 def _place(x: Any, there: NamedSharding) -> Any:
     """``x`` where the step expects it, if it is not there yet."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)
-    own = None if _is_traced(x) else mesh_sharding(x)
+    own = None if isinstance(x, jax.core.Tracer) else mesh_sharding(x)
     if own and own.mesh == there.mesh and own.is_equivalent_to(there, x.ndim):
         return x
     return device_put_global(x, there)

@@ -79,7 +79,7 @@ class Watchdog:
         self._me, self._all = jax.process_index(), jax.process_count()
         self._client: Any = _coordination_client() if self._all > 1 else None
         self._step, self._beats, self._written = -1, 0, 0
-        self._others: dict[int, tuple[dict[str, Any], float]] = {}
+        self._seen: dict[int, tuple[dict[str, Any], float]] = {}  # signs, and when
         self._state = "runs"
         self._stop, self._last_words = threading.Event(), threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -121,23 +121,17 @@ class Watchdog:
 
     def _repeat(self, work: Callable[[], None]) -> None:
         while not self._stop.wait(self._timeout / 5):
-            try:
-                work()
-            except Exception:  # a watchdog that has stopped guards nobody
-                traceback.print_exc()
-
-    def _heartbeat(self) -> dict[str, Any]:
-        # The first step, which compiles, is not timed.
-        idle = time.monotonic() - self._beaten if self._beats > 1 else 0.0
-        return {"step": self._step, "idle": idle, "state": self._state}
+            work()
 
     def _set(self, key: str, value: str) -> None:
         self._client.key_value_set(_PREFIX + key, value, allow_overwrite=True)
 
     def _write(self) -> None:
         self._written += 1  # the others look for a change
-        sign = {"sign": self._written, **self._heartbeat()}
-        self._set(str(self._me), json.dumps(sign))
+        # The first step, which compiles, is not timed.
+        idle = time.monotonic() - self._beaten if self._beats > 1 else 0.0
+        sign = {"sign": self._written, "step": self._step, "idle": idle}
+        self._set(str(self._me), json.dumps(sign | {"state": self._state}))
 
     def _write_and_read(self) -> None:
         try:
@@ -151,8 +145,8 @@ class Watchdog:
         if reason := signs.pop("verdict", None):
             self._give_up(reason)
         for index, sign in ((int(k), json.loads(v)) for k, v in signs.items()):
-            if index not in self._others or self._others[index][0] != sign:
-                self._others[index] = sign, now
+            if index not in self._seen or self._seen[index][0] != sign:
+                self._seen[index] = sign, now
         self._answered = now
 
     def _judge(self) -> None:
@@ -163,7 +157,7 @@ class Watchdog:
                 f"{silent:.1f} s: it died or was stopped"
             )
         for index in set(range(self._all)) - {self._me}:
-            sign, seen = self._others.get(index, ({}, self._started))
+            sign, seen = self._seen.get(index, ({}, self._started))
             silent = self._answered - seen  # as of the last answer, not as of now
             state = sign.get("state", "")
             if state.startswith("failed"):
@@ -179,12 +173,11 @@ class Watchdog:
 
     def _hung(self) -> str:
         """The reason to end because a process takes too long for a step, if any."""
-        signs = {index: sign for index, (sign, _) in self._others.copy().items()}
-        signs[self._me] = self._heartbeat()
+        signs = {index: sign for index, (sign, _) in self._seen.copy().items()}
         running = {i: sign for i, sign in signs.items() if sign["state"] == "runs"}
-        first = min(sign["step"] for sign in running.values())
+        first = min((sign["step"] for sign in running.values()), default=0)
         behind = sorted(i for i, sign in running.items() if sign["step"] == first)
-        idle = min(running[i]["idle"] for i in behind)
+        idle = min((running[i]["idle"] for i in behind), default=0.0)
         all_are = len(behind) == self._all
         if idle <= self._step_timeout or (self._me in behind and not all_are):
             return ""  # of those that hang, the processes ahead of them tell
@@ -193,8 +186,7 @@ class Watchdog:
         return f"{who} been at step {first} for {idle:.1f} s{rest}"
 
     def _give_up(self, reason: str) -> NoReturn:
-        while not self._last_words.acquire(timeout=1):
-            pass  # the other thread has it, and will end both
+        self._last_words.acquire()  # if the other thread has it, that ends both
         print(
             f"slamb_jax.Watchdog: {reason}. Process {self._me}, at step {self._step}, "
             f"ends with exit status {EXIT_STATUS}: start all again from the last "

@@ -80,9 +80,7 @@ def accumulate(
             return u, jax.tree.map(jnp.zeros_like, state.mean), inner
 
         def wait(mean: optax.Updates, inner: optax.OptState) -> tuple[Any, ...]:
-            zeros = map_present(
-                lambda g, u: jnp.zeros_like(g, u.dtype), updates, shapes
-            )
+            zeros = jax.tree.map(jnp.zeros_like, shapes)
             return zeros, keep_absent(mean, state.mean), inner
 
         # Of the gradients themselves, whose types tx may have to check.
