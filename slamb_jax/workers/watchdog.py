@@ -121,7 +121,10 @@ class Watchdog:
 
     def _repeat(self, work: Callable[[], None]) -> None:
         while not self._stop.wait(self._timeout / 5):
-            work()
+            try:
+                work()
+            except Exception:  # a watchdog that has stopped guards nobody
+                traceback.print_exc()
 
     def _set(self, key: str, value: str) -> None:
         self._client.key_value_set(_PREFIX + key, value, allow_overwrite=True)
