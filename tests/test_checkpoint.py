@@ -134,7 +134,7 @@ def test_several_damaged_ones_are_kept(states, copy):
     with slamb_jax.Checkpoints(copy) as checkpoints:
         with (
             pytest.warns(UserWarning, match="damaged"),
-            pytest.raises(ValueError, match=r"no checkpoint in .* \(2: the checksum"),
+            pytest.raises(ValueError, match=r"2 is damaged \(the checksum .* kept"),
         ):
             checkpoints.restore(states[1])
         checkpoints.save(3, states[1])
@@ -196,8 +196,8 @@ def test_another_exchange_is_told(tmp_path, recwarn):
             assert checkpoints.restore(state).step == 1
 
 
-def test_a_save_is_left_alone_while_it_lasts_and_told_when_cut_short(
-    states, copy, tmp_path, recwarn
+def test_a_save_is_left_alone_while_it_lasts_and_removed_when_cut_short(
+    states, copy, tmp_path
 ):
     with slamb_jax.Checkpoints(copy) as writer:
         writer.save(3, states[1])
@@ -209,10 +209,7 @@ def test_a_save_is_left_alone_while_it_lasts_and_told_when_cut_short(
         command = ["resize", str(copy), str(tmp_path / "out"), "--workers", "2"]
         command_line.main(command)
         assert begun.is_dir()
-    assert not recwarn.list
-    with pytest.warns(UserWarning, match="4.orbax.* was cut short"):
-        checkpoints = slamb_jax.Checkpoints(copy)
-    with checkpoints:  # that run is over
+    with slamb_jax.Checkpoints(copy) as checkpoints:  # that run is over
         assert checkpoints.restore(states[1]).step == 3
         assert begun.is_dir()
         checkpoints.save(4, states[2])
@@ -232,14 +229,6 @@ def test_a_directory_that_can_only_be_read_is_restored_from(states, copy, monkey
             assert checkpoints.restore(states[1]).step == 2
             with pytest.raises(ValueError, match=r"be written to, got .*denied"):
                 checkpoints.save(3, states[1])
-
-
-def test_the_metadata_of_orbax_are_not_needed(states, copy, recwarn):
-    """Checksums judge the files that are there."""
-    (copy / "2" / "_CHECKPOINT_METADATA").unlink()
-    with slamb_jax.Checkpoints(copy) as checkpoints:
-        assert checkpoints.restore(states[1]).step == 2
-    assert not recwarn.list
 
 
 def test_what_is_saved_in_the_background_is_what_was_there(tmp_path):
@@ -281,34 +270,10 @@ def test_a_full_disk_is_told_and_loses_nothing(small_disk, asynchronous):
     with pytest.raises(OSError, match=r"could not be written into .*space.* one is 2"):
         save(3)
     checkpoints.close()
-    with (
-        pytest.warns(UserWarning, match="3.* was cut short"),
-        slamb_jax.Checkpoints(directory) as checkpoints,
-    ):
+    with slamb_jax.Checkpoints(directory) as checkpoints:
         found = checkpoints.restore(state(0))
     assert found.step == 2
     assert_same_bits(found.state, state(2))
-
-
-def test_the_compact_form_and_what_it_loses(tmp_path):
-    """At an averaging step p is the same on all workers, but for rounding."""
-    shape = {"w": (300, 400)}
-    params = random_tree(shape, 0, 1)["w"]
-    state = {
-        "p": params + 1e-7 * random_tree(shape, 1, N)["w"],
-        "m": random_tree(shape, 2, N)["w"],
-        "v": random_tree(shape, 3, N)["w"],
-    }
-    with slamb_jax.Checkpoints(tmp_path) as checkpoints:
-        exact = checkpoints.save(1, state)
-        compact = checkpoints.save(2, state, rtol=1e-5)
-        found = checkpoints.restore(state)
-    assert exact == 3 * N * params.nbytes
-    assert compact == (2 * N + 1) * params.nbytes
-    assert_same_bits([found.state["m"], found.state["v"]], [state["m"], state["v"]])
-    slamb_jax.assert_replicas_agree(found.state["p"])
-    off = np.linalg.norm(found.state["p"] - state["p"])
-    assert 0 < off <= 1e-5 * np.linalg.norm(state["p"])
 
 
 @given(n=st.integers(1, 9), m=st.integers(1, 9), seed=st.integers(0, 99))

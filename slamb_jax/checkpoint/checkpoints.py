@@ -10,20 +10,20 @@ import chex
 import jax
 import numpy as np
 
-from slamb_jax._checks import check_integer, check_range, shown
+from slamb_jax._checks import check_integer, shown
 from slamb_jax.checkpoint.format import (
     FORMAT,
+    holds_keys,
     leaves_by_name,
     pack,
     read_checkpoint,
     with_checksum,
 )
+from slamb_jax.checkpoint.resizing import resize_leaf
 from slamb_jax.checkpoint.store import DamagedCheckpointError, Store
 from slamb_jax.exchange import Exchange, check_exchange
+from slamb_jax.workers.agreement import checksums
 from slamb_jax.workers.mesh import check_replicas
-
-# The settings of an Exchange that say which coordinates are exchanged when.
-_SELECTS = ("selection", "sync_every")
 
 
 class Restored(NamedTuple):
@@ -39,9 +39,9 @@ class Checkpoints:
 
     A leaf whose replicas are equal to the bit (a count, a second moment, parameters
     under the default exchange) is stored once, any other leaf n times, with a 64-bit
-    checksum of every stored replica. Where a killed process left a checkpoint
-    incomplete, or files were damaged later, :meth:`restore` warns and reads the
-    checkpoint before it.
+    checksum of every stored replica. Where files are damaged, :meth:`restore` warns and
+    reads the checkpoint before it. What a killed process left incomplete is no
+    checkpoint: the next save removes it.
 
     All processes must call each method, and see the same directory; each process
     writes the arrays that it holds, through Orbax. Needs ``slamb-jax[checkpoint]``.
@@ -53,9 +53,9 @@ class Checkpoints:
         save into it.
       keep: how many checkpoints to keep, the latest ones; at least 2, so that there is
         one before the last.
-      asynchronous: whether :meth:`save` copies the state on its devices and returns,
-        and threads write the copy; the next save, :meth:`wait` and :meth:`close` wait
-        for them and raise their errors.
+      asynchronous: whether :meth:`save` copies the state to the host and returns, and
+        threads write the copy; the next save, :meth:`wait` and :meth:`close` wait for
+        them and raise their errors.
       exchange: the exchange of the state. Its settings that say which coordinates are
         exchanged when are saved too, and :meth:`restore` warns if they were others:
         the ages of coordinates, and with them rates, then begin wrong. None: they are
@@ -90,24 +90,14 @@ class Checkpoints:
         self._selects: dict[str, str] = {}
         if exchange is not None:
             check_exchange(exchange)
-            found = {k: repr(getattr(exchange, k)) for k in _SELECTS}
             self._selects = {
-                k: re.sub(" at 0x[0-9a-f]+", "", x) for k, x in found.items()
+                name: re.sub(" at 0x[0-9a-f]+", "", repr(getattr(exchange, name)))
+                for name in ("selection", "sync_every")
             }
         self._store = Store(directory, keep=keep, asynchronous=asynchronous)
-        self._asynchronous = asynchronous
-        for path in self._store.cut_short():
-            warnings.warn(
-                f"a save into {path} was cut short and is ignored", stacklevel=2
-            )
 
     def save(
-        self,
-        step: int,
-        state: chex.ArrayTree,
-        extra: dict[str, Any] | None = None,
-        *,
-        rtol: float = 0.0,
+        self, step: int, state: chex.ArrayTree, extra: dict[str, Any] | None = None
     ) -> int:
         """Writes a checkpoint.
 
@@ -115,21 +105,15 @@ class Checkpoints:
           step: its number, larger than those before it.
           state: parameters, optimizer state, random keys: with a leading replica axis.
           extra: a dict that JSON can hold, with the position in the data for example.
-          rtol: floating-point leaves whose replicas agree to this tolerance (see
-            :func:`assert_replicas_agree`) are stored once, as the first replica. 0 is
-            exact; 1e-5 is compact after a step that averaged the parameters (see
-            ``Exchange.averages_at``).
 
         Returns:
           The bytes of its arrays, before Orbax compresses them.
 
         Raises:
-          ValueError: for ``step``, ``extra`` or ``rtol`` out of range, a ``state``
-            without a common replica axis, or counts of steps that differ between
-            workers.
+          ValueError: for ``step`` or ``extra`` out of range, or a ``state`` without a
+            common replica axis.
         """
         check_integer("step", step, 0)
-        check_range("rtol", rtol, 0.0, open_high=True)
         extra = {} if extra is None else extra
         try:
             json.dumps({**extra})
@@ -138,10 +122,9 @@ class Checkpoints:
                 f"extra must be a dict that JSON can hold, got {shown(extra)}: {error}"
             ) from error
         n = check_replicas("state", state)
-        leaves = leaves_by_name(state)
-        if not leaves:
+        if not n:
             raise ValueError(f"state must have leaves, got {state!r}")
-        arrays, stored = pack(leaves, n, rtol, copy=self._asynchronous)
+        arrays, stored = pack(leaves_by_name(state))
         metadata = {"format": FORMAT, "workers": n, "leaves": stored, "extra": extra}
         metadata = with_checksum(metadata | {"selects": self._selects})
         return self._store.write(step, arrays, metadata)
@@ -183,56 +166,48 @@ class Checkpoints:
         if step is not None and step not in steps:
             raise ValueError(f"step must be one of {sorted(steps)}, got {step!r}")
         skipped: dict[int, str] = {}
+        found = None
         for at in steps if step is None else [step]:
-            path = self._store.directory / str(at)
             try:
-                metadata, leaves = read_checkpoint(
-                    self._store, at, like, resized=workers is not None
-                )
+                metadata, leaves = read_checkpoint(self._store, at, like, workers)
             except DamagedCheckpointError as error:
-                told = f"checkpoint {path} is damaged ({error})"
                 if step is not None:
-                    raise ValueError(told) from error
+                    raise
                 skipped[at] = str(error)
-                told += " and is ignored: going back to the one before it"
+                told = f"{error} and is ignored: going back to the one before it"
                 warnings.warn(told, stacklevel=2)
                 continue
-            self._store.damaged |= skipped.keys()
             own, saved = self._selects, metadata["selects"]
             if changed := [k for k in own if saved.get(k, own[k]) != own[k]]:
                 values = [f"{k}={own[k]} where it was {saved[k]}" for k in changed]
                 warnings.warn(
-                    f"checkpoint {path} is of another exchange: {', '.join(values)}. "
+                    f"checkpoint {at} is of another exchange: {', '.join(values)}. "
                     "The ages of coordinates are wrong until each has had its turn",
                     stacklevel=2,
                 )
             state = jax.tree.unflatten(jax.tree.structure(like), leaves.values())
-            return Restored(at, state, metadata["extra"])
-        if len(skipped) > 1:
-            problems = "; ".join(f"{step}: {why}" for step, why in skipped.items())
+            found = Restored(at, state, metadata["extra"])
+            break
+        if found is None and len(skipped) > 1:
             raise ValueError(
-                f"no checkpoint in {self._store.directory} can be read ({problems}): "
-                "all are kept; to start anew, move them away"
+                f"no checkpoint can be read: {'; '.join(skipped.values())}. All are "
+                "kept; to start anew, move them away"
             )
         self._store.damaged |= skipped.keys()
-        return None
+        return found
 
     def load(self, step: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Reads a checkpoint to the host as it is stored, without a state to fit.
 
         Returns:
-          Its metadata (``workers``, ``leaves``, ``extra``), and its arrays by name: of
-          one replica where ``leaves`` says that it is stored ``once``, else of all.
+          Its metadata (``workers``, ``leaves``, ``extra``), and all replicas of its
+          arrays by name.
         """
         try:
-            metadata, leaves = read_checkpoint(self._store, step)
+            return read_checkpoint(self._store, step)
         except DamagedCheckpointError as error:
-            raise ValueError(
-                f"checkpoint {self._store.directory / str(step)} is damaged ({error}): "
-                "remove it, and the one before it is the latest"
-            ) from error
-        once = {name for name, leaf in metadata["leaves"].items() if leaf["once"]}
-        return metadata, {k: x[0, ...] if k in once else x for k, x in leaves.items()}
+            hint = "remove it, and the one before it is the latest"
+            raise ValueError(f"{error}: {hint}") from error
 
     def latest(self) -> int | None:
         """The step of the latest checkpoint, sound or damaged; None without any."""
@@ -247,3 +222,33 @@ class Checkpoints:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def resize_checkpoint(source: pathlib.Path, out: pathlib.Path, workers: int) -> str:
+    """Resizes the latest checkpoint of a directory into another; returns a summary."""
+    check_integer("workers", workers, 1)
+    if not source.is_dir():
+        raise ValueError(f"CHECKPOINT must be a directory of checkpoints, got {source}")
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        raise ValueError(f"OUT must be a directory that is empty or new, got {out}")
+    with Checkpoints(source) as checkpoints:
+        step = checkpoints.latest()
+        if step is None:
+            hint = f": did you mean {source.parent}?" if source.name.isdigit() else ""
+            raise ValueError(f"CHECKPOINT must hold a checkpoint, got {source}{hint}")
+        metadata, arrays = checkpoints.load(step)
+    leaves = metadata["leaves"]
+    for name, leaf in leaves.items():
+        if leaf["once"]:
+            arrays[name] = arrays[name][0, ...]
+        else:
+            keys = holds_keys(leaf)
+            arrays[name] = resize_leaf(name, arrays[name], workers, keys=keys)
+            leaf["checksums"] = checksums([arrays[name]])[0].tolist()
+    with Checkpoints(out) as checkpoints:
+        new = with_checksum(metadata | {"workers": workers})
+        size = checkpoints._store.write(step, arrays, new)
+    return (
+        f"{out / str(step)}: step {step}, {metadata['workers']} workers to {workers}, "
+        f"{len(leaves)} leaves, {size} bytes"
+    )

@@ -1,16 +1,15 @@
 """Turns the state of n workers into the state of m."""
 
-import pathlib
 from functools import partial
 from typing import Any
 
 import chex
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from slamb_jax._checks import check_integer
-from slamb_jax.checkpoint.checkpoints import Checkpoints
-from slamb_jax.checkpoint.format import holds_keys, resize_leaf, with_checksum
-from slamb_jax.workers.agreement import checksums
+from slamb_jax._rounding import hash_u32, hash_words
 from slamb_jax.workers.mesh import check_replicas, is_key, on_raw
 
 
@@ -69,29 +68,44 @@ def resize(state: chex.ArrayTree, workers: int) -> chex.ArrayTree:
     return jax.tree_util.tree_map_with_path(resized, state)
 
 
-def resize_checkpoint(source: pathlib.Path, out: pathlib.Path, workers: int) -> str:
-    """Resizes the latest checkpoint of a directory into another; returns a summary."""
-    check_integer("workers", workers, 1)
-    if not source.is_dir():
-        raise ValueError(f"CHECKPOINT must be a directory of checkpoints, got {source}")
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise ValueError(f"OUT must be a directory that is empty or new, got {out}")
-    with Checkpoints(source) as checkpoints:
-        step = checkpoints.latest()
-        if step is None:
-            hint = f": did you mean {source.parent}?" if source.name.isdigit() else ""
-            raise ValueError(f"CHECKPOINT must hold a checkpoint, got {source}{hint}")
-        metadata, arrays = checkpoints.load(step)
-    leaves = metadata["leaves"]
-    for name, leaf in leaves.items():
-        if not leaf["once"]:
-            keys = holds_keys(leaf)
-            arrays[name] = resize_leaf(name, arrays[name], workers, keys=keys)
-            leaf["checksums"] = checksums([arrays[name]])[0].tolist()
-    with Checkpoints(out) as checkpoints:
-        new = with_checksum(metadata | {"workers": workers})
-        size = checkpoints._store.write(step, arrays, new)
-    return (
-        f"{out / str(step)}: step {step}, {metadata['workers']} workers to {workers}, "
-        f"{len(leaves)} leaves, {size} bytes"
+def resize_leaf(name: str, x: Any, m: int, *, keys: bool) -> np.ndarray:
+    """Turns the n replicas of a leaf, or the words of n keys, into m.
+
+    Raises:
+      ValueError: for a leaf that is not floating point and differs between workers.
+    """
+    x = np.asarray(x)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return np.stack([_mean_of_overlap(x, j, m) for j in range(m)])
+    if (x == x[:1]).all():
+        return np.broadcast_to(x[:1], (m, *x.shape[1:])).copy()
+    if keys:
+        return _resized_words(x, m)
+    if x.ndim == 1 and (x == np.arange(len(x))).all():
+        return np.arange(m, dtype=x.dtype)
+    raise ValueError(
+        f"state{name} must be the same on all workers, or floating point, to "
+        f"be resized, got {x.dtype} {x.tolist()!r:.60}"
     )
+
+
+def _mean_of_overlap(x: np.ndarray, j: int, m: int) -> np.ndarray:
+    """The mean of the old workers that new worker j overlaps, in units of 1/(n m)."""
+    n = len(x)
+    old = range(j * n // m, -(-(j + 1) * n // m))
+    if len(old) == 1:
+        return x[old[0]]
+    overlap = [min((i + 1) * m, (j + 1) * n) - max(i * m, j * n) for i in old]
+    wide = x[old[0] : old[-1] + 1].astype(np.float64)
+    return np.average(wide, axis=0, weights=overlap).astype(x.dtype)
+
+
+def _resized_words(words: np.ndarray, m: int) -> np.ndarray:
+    """The words of n keys that differ, for m workers, no two of which share a key."""
+    n, new = len(words), []
+    for j in range(m):
+        old = j * n // m
+        shared = j > 0 and (j - 1) * n // m == old  # with the worker before
+        own = words[old].astype(np.uint32)
+        new.append(hash_u32(own, hash_words(j)) if shared else own)
+    return np.stack(new)

@@ -27,7 +27,7 @@ with contextlib.suppress(ImportError):
 
 T = TypeVar("T")
 _METADATA = "about"  # the folder of the metadata in a checkpoint
-_UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of an incomplete save
+_UNFINISHED = "[0-9]*.orbax-checkpoint-tmp*"  # the name of an incomplete save
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _NO_DAMAGE = (OSError, MemoryError, jax.errors.JaxRuntimeError)  # _MISSING excepted
 _MESSAGE = 1024  # bytes of an error that one process tells the others
@@ -35,6 +35,11 @@ _MESSAGE = 1024  # bytes of an error that one process tells the others
 
 class DamagedCheckpointError(ValueError):
     """Files of a checkpoint are missing, or are not those that were saved."""
+
+    @classmethod
+    def at(cls, path: pathlib.Path, problem: str) -> "DamagedCheckpointError":
+        """The error of one checkpoint."""
+        return cls(f"checkpoint {path} is damaged ({problem})")
 
 
 _ERRORS = (DamagedCheckpointError, ValueError, OSError)  # the gravest last
@@ -86,15 +91,6 @@ class Store:
     def latest(self) -> int | None:
         """The latest step."""
         return self._manager.latest_step()
-
-    def cut_short(self) -> list[pathlib.Path]:
-        """The saves that a run left incomplete; none while another process saves."""
-        paths = self._unfinished()
-        fd = _lock(self.directory, exclusive=False) if paths else None
-        if fd is None:
-            return []
-        os.close(fd)
-        return paths
 
     def write(
         self, step: int, arrays: Mapping[str, Any], metadata: Mapping[str, Any]
@@ -159,9 +155,13 @@ class Store:
             with _together():
                 if first:
                     self._lock_and_clear(probe)
-            with _together():  # a network file system may show a file late
-                if _wait_for(lambda: os.path.exists(probe) or None, 10.0) is None:
-                    raise self._not_shared("does not see a file that process 0 wrote")
+            with _together():
+                end = time.monotonic() + 10.0  # a network file system may be late
+                while not os.path.exists(probe):
+                    if time.monotonic() > end:
+                        problem = "does not see a file that process 0 wrote"
+                        raise self._not_shared(problem)
+                    time.sleep(0.05)
         except (ValueError, OSError):
             self._unlock()
             raise
@@ -175,11 +175,10 @@ class Store:
     def _lock_and_clear(self, probe: pathlib.Path) -> None:
         try:
             probe.touch()
-            # A reader holds the lock for an instant, to look for incomplete saves.
-            fd = _wait_for(lambda: _lock(self.directory, exclusive=True), 1.0)
+            fd = _lock(self.directory)
             if fd is not None:
                 self._unlock = weakref.finalize(self, os.close, fd)
-                for path in self._unfinished():
+                for path in [*self.directory.glob(_UNFINISHED)]:
                     shutil.rmtree(path)
         except OSError as error:
             raise ValueError(
@@ -191,10 +190,6 @@ class Store:
                 f"another run is saving into {self.directory}: end it, or give this "
                 "one a directory of its own"
             )
-
-    def _unfinished(self) -> list[pathlib.Path]:
-        paths = sorted(self.directory.iterdir())
-        return [x for x in paths if x.name[0].isdecimal() and _UNFINISHED in x.name]
 
     def _not_shared(self, problem: str) -> ValueError:
         return ValueError(
@@ -226,7 +221,7 @@ def try_read(path: pathlib.Path, read: Callable[[], T]) -> T:
         except Exception as error:  # a damaged file may make a reader raise anything
             problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             if isinstance(error, _MISSING) or not isinstance(error, _NO_DAMAGE):
-                raise DamagedCheckpointError(problem) from error
+                raise DamagedCheckpointError.at(path, problem) from error
             message = f"checkpoint {path} could not be read ({problem}); it is kept"
             raise OSError(message) from error
 
@@ -250,21 +245,12 @@ def _together() -> Iterator[None]:
         raise _ERRORS[worst - 1](text) from own
 
 
-def _wait_for(attempt: Callable[[], T | None], seconds: float) -> T | None:
-    """Repeats ``attempt`` while it returns None, for at most so many seconds."""
-    end = time.monotonic() + seconds
-    while (found := attempt()) is None and time.monotonic() < end:
-        time.sleep(0.05)
-    return found
-
-
-def _lock(directory: pathlib.Path, *, exclusive: bool) -> int | None:
+def _lock(directory: pathlib.Path) -> int | None:
     """A descriptor that holds the lock of the directory; None while another does."""
     fd = os.open(directory, os.O_RDONLY)
     try:
         if locks is not None:
-            kind = locks.LOCK_EX if exclusive else locks.LOCK_SH
-            locks.flock(fd, kind | locks.LOCK_NB)
+            locks.flock(fd, locks.LOCK_EX | locks.LOCK_NB)
     except (BlockingIOError, PermissionError):
         os.close(fd)
         return None
