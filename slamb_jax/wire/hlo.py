@@ -17,7 +17,8 @@ RING_SHARES: dict[str, Callable[[int], float]] = {
 COLLECTIVES = (*RING_SHARES, "collective-broadcast", "ragged-all-to-all")
 
 _COMPUTATION = re.compile(r"^\s*(ENTRY\s+)?%?([\w.\-]+)\s*\(.*->.*\{\s*$")
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT\s+)?%?([\w.\-]+) = (.*)$")
+# ``%name = shape opcode(operands), attributes``; the shape may be a nested tuple.
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT\s+)?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _NAMES = re.compile(r"%?([\w.\-]+)\s*(?:,|$)")
 _SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
@@ -77,14 +78,9 @@ class Instruction:
     def collective(self) -> str | None:
         """The kind of collective that the instruction is or starts, or None."""
         kind = self.opcode.removesuffix("-start")
-        if self.between_slices and (found := _BETWEEN_SLICES.search(self.attributes)):
+        if kind == "send" and (found := _BETWEEN_SLICES.search(self.attributes)):
             kind = found[1].lower().replace("_", "-")
         return kind if kind in COLLECTIVES else None
-
-    @property
-    def between_slices(self) -> bool:
-        """Whether it hands an array to the runtime that joins TPU slices."""
-        return self.opcode == "send" and bool(_BETWEEN_SLICES.search(self.attributes))
 
 
 Body = Mapping[str, Instruction]
@@ -163,28 +159,21 @@ def parse_hlo(text: str) -> Module:
         if header := _COMPUTATION.match(line):
             current = computations.setdefault(header[2], {})
             entry = header[2] if header[1] else entry
-        elif match := _INSTRUCTION.match(line):
-            current[match[1]] = _instruction(_COMMENT.sub("", match[2]))
+        elif match := _INSTRUCTION.match(_COMMENT.sub("", line)):
+            name, shape, opcode, rest = match.groups()
+            end = _closing(rest)
+            given, attributes = rest[:end], rest[end + 1 :]
+            literal = given if opcode == "constant" else ""
+            operands = () if literal else tuple(_NAMES.findall(given))
+            current[name] = Instruction(shape, opcode, operands, attributes, literal)
     return Module(computations, entry)
 
 
-def _instruction(text: str) -> Instruction:
-    """``shape opcode(operands), attributes``; the shape may be a nested tuple."""
-    end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
-    shape, rest = text[:end], text[end:].lstrip()
-    opening = rest.find("(")
-    closing = _closing(rest, opening)
-    given, opcode = rest[opening + 1 : closing], rest[:opening]
-    literal = given if opcode == "constant" else ""
-    operands = () if literal else tuple(_NAMES.findall(given))
-    return Instruction(shape, opcode, operands, rest[closing + 1 :], literal)
-
-
-def _closing(text: str, opening: int) -> int:
-    """The position of the parenthesis that closes the one at ``opening``."""
-    depth = 0
-    for i in range(max(opening, 0), len(text)):
-        depth += (text[i] == "(") - (text[i] == ")")
+def _closing(text: str) -> int:
+    """The position of the parenthesis that closes one before the text."""
+    depth = 1
+    for i, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
         if depth == 0:
             return i
-    return len(text) - 1
+    return len(text)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -37,8 +37,7 @@ class Groups(NamedTuple):
         for name in names:
             if not isinstance(mesh, Mesh) or name not in mesh.axis_names:
                 raise ValueError(f"mesh must have the axis {name!r}, got {mesh!r}")
-        sizes = {str(name): size for name, size in mesh.shape.items()}
-        return cls._over(sizes, [str(name) for name in names])
+        return cls._over(mesh.shape, names)
 
     @classmethod
     def parse(cls, attributes: str) -> "Groups":
@@ -47,8 +46,8 @@ class Groups(NamedTuple):
             return cls._of(map(_integers, re.findall(r"\{[\d,]*\}", found[1])))
         if found := _IOTA.search(attributes):
             shape = _integers(found[2])
-            ids = np.arange(math.prod(shape)).reshape(shape)
-            ids = ids.transpose(_integers(found[3])) if found[3] else ids
+            order = _integers(found[3]) if found[3] else range(len(shape))
+            ids = np.arange(math.prod(shape)).reshape(shape).transpose(order)
             return cls._of(ids.reshape(-1, int(found[1])).tolist())
         if found := _MESH.search(attributes):
             sizes = {k: int(n) for k, n in re.findall(r"'([^']*)'=(\d+)", found[1])}
@@ -60,14 +59,13 @@ class Groups(NamedTuple):
         return cls(None)
 
     @classmethod
-    def _over(cls, sizes: dict[str, int], names: Sequence[str]) -> "Groups":
+    def _over(cls, sizes: Mapping[Any, int], names: Sequence[Any]) -> "Groups":
         """The groups over these axes of a mesh whose axes have these sizes."""
-        ids = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
-        axes = [list(sizes).index(name) for name in names]
+        ids = np.arange(math.prod(sizes.values())).reshape([*sizes.values()])
+        axes = [[*sizes].index(name) for name in names]
         ids = np.moveaxis(ids, axes, range(-len(axes), 0))
-        return cls._of(
-            ids.reshape(-1, math.prod(sizes[name] for name in names)).tolist()
-        )
+        size = math.prod(sizes[name] for name in names)
+        return cls._of(ids.reshape(-1, size).tolist())
 
     @classmethod
     def _of(cls, rows: Iterable[Sequence[int]]) -> "Groups":
@@ -256,7 +254,7 @@ def _walk(
                 groups=Groups.parse(x.attributes),
                 conditional=conditional,
                 times=times,
-                between_slices=x.between_slices,
+                between_slices=x.opcode == "send",
             )
             continue  # the computation that it calls is the reduction
         inside, runs = conditional or x.opcode == "conditional", times
