@@ -30,11 +30,11 @@ GROUPS = {"local_axis_name": "x"}
 TENTH = {"selection": Strided(0.1, 9000), "payload": None, "sync_every": 10}
 
 
-def advise(params=340e6, network=NETWORK, mu_dtype=None, **exchange):
+def advise(params=340e6, network=NETWORK, **exchange):
     settings = {"step_seconds": 0.5, "update_seconds": (0.010, 0.012)}
     settings |= {name: exchange.pop(name) for name in settings if name in exchange}
     exchange = slamb_jax.Exchange(AXIS, **exchange)
-    return slamb_jax.advise(params, network, exchange, mu_dtype=mu_dtype, **settings)
+    return slamb_jax.advise(params, network, exchange, **settings)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -63,7 +63,7 @@ EXCHANGES = {
     "groups, outer, codes": {"sync_every": 10, "outer": OUTER, **GROUPS},
     "a part": TENTH,
     "groups, a part": TENTH | GROUPS,
-    "a part, stacks, 16 bits": TENTH | {
+    "a part, stacks": TENTH | {
         "selection": Strided(0.3, 0), "stacked": {x: x == "kernel" for x in SHAPES}
     },
 }  # fmt: skip
@@ -73,8 +73,7 @@ EXCHANGES = {
 def test_traffic_is_that_of_the_compiled_program(name):
     settings = EXCHANGES[name]
     exchange = slamb_jax.Exchange(AXIS, **settings)
-    mu_dtype = "bfloat16" if name.endswith("stacks, 16 bits") else None
-    tx = slamb_jax.slamb(0.01, exchange, mu_dtype=mu_dtype)
+    tx = slamb_jax.slamb(0.01, exchange)
     per_node = 1 if exchange.local_axis_name is None else 2
     mesh = Mesh(np.array(jax.devices()).reshape(N // per_node, per_node), (AXIS, "x"))
 
@@ -91,7 +90,7 @@ def test_traffic_is_that_of_the_compiled_program(name):
 
     network = slamb_jax.Network(N, 1e9, workers_per_node=per_node, latency=0.0)
     rare = settings | {"sync_every": 10**12 if every > 1 else 1}
-    advice, without = (advise(PARAMS, network, mu_dtype, **x) for x in (settings, rare))
+    advice, without = (advise(PARAMS, network, **x) for x in (settings, rare))
     read = {"bytes_per_step": report.bytes_sent}
     if per_node > 1:
         read["local_bytes_per_step"] = functools.partial(report.bytes_over, mesh, "x")
@@ -105,7 +104,7 @@ def test_traffic_is_that_of_the_compiled_program(name):
         assert at_every_step == pytest.approx(count(), **room)
         average = every * (all_of_it - at_every_step)
         assert average == pytest.approx(count(conditional=True), **room)
-    if mu_dtype is None and per_node == 1:  # a worker's slice is of whole blocks
+    if per_node == 1:  # a worker's slice is of whole blocks
         assert exchange.share(PARAMS) == advice.share
         share = advice.exchanging.bytes_per_step / advice.dense.bytes_per_step
         assert advice.share == pytest.approx(share, rel=0.02)
@@ -203,8 +202,6 @@ def test_the_verdict_weighs_the_loss_to_expect(payload):
     will, side = ("will", "below") if loss <= 0 else ("may not", "above")
     assert advice.verdict.startswith(f"{will} pay: ")
     assert f"In {payload} expect a loss {abs(loss)} % {side} " in advice.verdict
-    smallest = min(ABOVE_DENSE, key=lambda x: advise(payload=x).share)
-    assert ("need an outer step" in advice.verdict) == (payload == smallest)
 
 
 @pytest.mark.parametrize(
@@ -233,8 +230,8 @@ def test_steps_are_equal_on_the_link_that_breaks_even(local_link):
 def test_there_may_be_no_link_that_breaks_even():
     as_quick = advise(update_seconds=(0.01, 0.01))
     assert as_quick.break_even_link == math.inf
-    assert "no link is too fast" in str(as_quick)
+    assert "none is too fast against float32" in str(as_quick)
     as_much = advise(payload=None)
     assert as_much.break_even_link == 0
     assert not as_much.pays
-    assert "no link is slow enough" in str(as_much)
+    assert "none is slow enough against float32" in str(as_much)

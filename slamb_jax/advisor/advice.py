@@ -110,33 +110,22 @@ class Advice:
 
         It is ``"may not pay: ..."`` for a step that is faster at a higher loss.
         """
-        return " ".join(self._said())
-
-    def _said(self) -> tuple[str, str]:
         will = "will" if self.pays else "may not" if self.faster else "will not"
         share = self.dense_bfloat16.exchange_seconds / self.dense_bfloat16.step_seconds
-        speed = (
+        loss = "No loss is recorded for this exchange: train a dense run beside it."
+        if self.expected_loss is not None:
+            loss = (
+                f"In {self.payload} expect a loss {abs(self.expected_loss):.1f} % "
+                f"{'below' if self.expected_loss < 0 else 'above'} dense AdamW's after "
+                "as many steps, as recorded with AdamW on a small language model, 8 "
+                "workers of 8 sequences (benchmarks/results/frontier.md)."
+            )
+        return (
             f"{will} pay: a step is {self.speedup:.2f} times as fast as a dense one in "
             f"float32 and {self.speedup_bfloat16:.2f} times as fast as one in "
             f"bfloat16, whose exchange is {share:.0%} of its step; to pay, both must "
-            f"be {self.THRESHOLD} or more, without a higher loss."
+            f"be {self.THRESHOLD} or more, without a higher loss. {loss}"
         )
-        if self.expected_loss is None:
-            loss = "No loss is recorded for this exchange: train a dense run beside it."
-            return speed, loss
-        side = "below" if self.expected_loss < 0 else "above"
-        loss = (
-            f"In {self.payload} expect a loss {abs(self.expected_loss):.1f} % {side} "
-            "dense AdamW's after as many steps, as recorded with AdamW on a small "
-            "language model, 8 workers of 8 sequences "
-            "(benchmarks/results/frontier.md)."
-        )
-        if self.payload == FORMATS[-1]:
-            loss += (
-                " It is the smallest wire format: fewer bytes need an outer step, "
-                "Exchange(outer=..., sync_every=30)."
-            )
-        return speed, loss
 
     def to_json(self) -> dict[str, Any]:
         """The numbers and the verdict as JSON can hold them; None is infinity."""
@@ -145,9 +134,7 @@ class Advice:
         return {k: None if x == math.inf else x for k, x in found.items()}
 
     def __str__(self) -> str:
-        times = ["compute", "exchange", "hidden", "update", "step"]
-        if not self.exchanging.hidden_seconds:
-            times.remove("hidden")
+        times = ("compute", "exchange", "hidden", "update", "step")
         rows = [["", "MB sent", *times, "vs f32", "vs bf16"]]
         costs = (self.dense, self.dense_bfloat16, self.exchanging)
         names = ("dense, float32", "dense, bfloat16", "exchanging")
@@ -161,25 +148,19 @@ class Advice:
             "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
             for row in rows
         ]
-        notes = (
-            f"Break-even link: {_link(self.break_even_link)} float32, "
-            f"{_link(self.break_even_link_bfloat16)} bfloat16."
+        links = (
+            f"Break-even link: {_link(self.break_even_link)} against float32, "
+            f"{_link(self.break_even_link_bfloat16)} against bfloat16."
         )
         if not (self.dense.update_seconds or self.exchanging.update_seconds):
-            notes += (
-                " Both updates are taken to be free: python -m benchmarks.step, in the "
-                "repository, measures their seconds; give both."
-            )
-        said = [textwrap.fill(x, 88) for x in (*self._said(), notes)]
+            links += " Both updates are taken to be free."
+        said = [textwrap.fill(x, 88) for x in (self.verdict, links)]
         return "\n".join([self.title, *table, *said])
 
 
 def _link(rate: float) -> str:
-    if rate == 0:
-        return "no link is slow enough against"
-    if math.isinf(rate):
-        return "no link is too fast against"
-    return f"{scaled(rate, 'bit/s')} against"
+    unusual = {0.0: "none is slow enough", math.inf: "none is too fast"}
+    return unusual.get(rate) or scaled(rate, "bit/s")
 
 
 def scaled(value: float, unit: str) -> str:

@@ -11,10 +11,9 @@ import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-from jax.typing import DTypeLike
 
 from slamb_jax._bytes import Transfer, means_of, share, transfers_of
-from slamb_jax._checks import check_dtype, check_floating, check_range
+from slamb_jax._checks import check_floating, check_range
 from slamb_jax._layout import broadcast_specs
 from slamb_jax.advisor.advice import ABOVE_DENSE, Advice, StepCost, duration, scaled
 from slamb_jax.advisor.network import Network
@@ -31,7 +30,6 @@ def advise(
     exchange: Exchange,
     *,
     step_seconds: float,
-    mu_dtype: DTypeLike | None = None,
     update_seconds: tuple[float, float] = (0.0, 0.0),
 ) -> Advice:
     r"""Predicts a step's seconds with an exchange and without, and whether it pays.
@@ -55,11 +53,11 @@ def advise(
         Of a leaf with a ``NamedSharding`` only the shard of one device counts, so d and
         the links are those of one device if the model is sharded.
       network: the workers and their links.
-      exchange: its settings. With ``local_axis_name`` each node is one worker. With
+      exchange: its settings. What a ``selection`` sends of the momentum is taken to be
+        of float32. With ``local_axis_name`` each node is one worker. With
         ``param_specs`` the leaves need a ``NamedSharding``, whose mesh gives the sizes
         of the axes. Whether an ``overlap`` comes true depends on the compiler.
       step_seconds: compute of one forward and backward pass on one worker; positive.
-      mu_dtype: dtype of the momentum that a ``selection`` sends; None is float32.
       update_seconds: ``(dense, exchanging)``, the seconds of update and application
         that are not in ``step_seconds``.
 
@@ -82,13 +80,12 @@ def advise(
         raise ValueError(f"network must be a slamb_jax.Network, got {network!r}")
     devices = _devices(network, check_exchange(exchange))
     workers = network.workers // devices
-    mu = check_dtype("mu_dtype", mu_dtype).name
     if isinstance(params, numbers.Real):
         check_range("params", params, 1.0, open_high=True)
-        d, (size, of_one) = int(float(params)), means_of(exchange, TYPICAL, mu_dtype=mu)
+        d, (size, of_one) = int(float(params)), means_of(exchange, TYPICAL)
         means = [x._replace(sizes=(-(-d * sum(x.sizes) // size),)) for x in of_one]
     else:
-        d, means = means_of(exchange, params, _shards(params, exchange), mu)
+        d, means = means_of(exchange, params, _shards(params, exchange))
     check_range("step_seconds", step_seconds, 0.0, open_low=True, open_high=True)
     if not isinstance(update_seconds, Sequence) or len(update_seconds) != 2:
         raise ValueError(
@@ -213,18 +210,11 @@ def _title(d: int, network: Network, exchange: Exchange, share: float) -> str:
     inside = ""
     if math.isfinite(network.local_link):
         inside = f" ({scaled(network.local_link, 'bit/s')} within it)"
-    every = exchange.sync_every
-    sends = "the momentum at every step"
-    if not exchange.averages_momentum:
-        often = {None: "never", 1: "at every step"}.get(every, f"every {every} steps")
-        sends = f"the parameters {often}"
-        if exchange.selection is not None:
-            sends = f"a part of the momentum at every step, {sends}"
     shown = dataclasses.replace(exchange, param_specs=None, stacked=None)
     lines = (
         f"{scaled(d, 'parameters')}; {network.workers} workers, "
         f"{network.workers_per_node} per node{inside}; {scaled(network.link, 'bit/s')},"
         f" latency {duration(network.latency)}",
-        f"{shown}: {sends}, {100 * share:.3g}% of the bytes of dense float32",
+        f"{shown}: {100 * share:.3g}% of the bytes of dense float32",
     )
     return "\n".join(textwrap.fill(line, 88) for line in lines)

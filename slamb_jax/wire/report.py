@@ -118,9 +118,10 @@ class Collective:
 
     def _row(self) -> tuple[str, ...]:
         runs = "in a branch" if self.conditional else "every call"
-        if self.times != 1:
-            most = "at most " if self.conditional else ""
-            runs += f", {most}{self.times} times" if self.times else ", times not known"
+        if self.times is None:
+            runs += ", times not known"
+        elif self.times != 1:
+            runs += f", {'at most ' if self.conditional else ''}{self.times} times"
         sent = "not counted" if self.wire_bytes is None else f"{self.wire_bytes:.0f}"
         devices = f"{self.group_size or '?'}{' slices' if self.between_slices else ''}"
         return (self.kind, self.dtype, str(self.elements), sent, devices, runs)

@@ -48,7 +48,6 @@ ADVICE = [
     (of(advise, {}), "params must have elements"),
     (of(advise, {"n": jnp.arange(3)}), r"params .*int32 at params\['n'\]"),
     *bad(advise, "step_seconds", 0.0, None),
-    *bad(advise, "mu_dtype", "int8"),
     (of(advise, update_seconds=(0.1, -1)), r"update_seconds \(exchanging\) .*-1"),
     *bad(advise, "update_seconds", 3, wanted=r"\(dense, exchanging\)"),
     (of(WireReport(()).bytes_over, mesh_of(2), "model"), "mesh .* the axis 'model'"),

@@ -76,11 +76,8 @@ COMMANDS = [
     (command(ADVISE + "--lin 10Gbit"), "unrecognized arguments: --lin 10Gbit"),
     (command(ADVISE + "--step 5"), "--step: .*'5'"),
     (command(ADVISE + "--budget 0.05%"), "--budget: .* must be at least 0.00.*outer"),
-    (command(ADVISE + "--budget five"), "a share such as 5% or 0.05, .* got 'five'"),
-    *(
-        (command(f"{ADVISE} --budget {x}"), f"--budget: must .*got '{x}'")
-        for x in ("0", "5", "101%")
-    ),
+    (command(ADVISE + "--budget five"), "a share such as 5% or 0.05, got 'five'"),
+    (command(ADVISE + "--budget 101%"), r"--budget: share must be .*got 1\.01"),
     (command(ADVISE + "--budget 5% --payload null"), "chooses the payload.*None"),
     (command(ADVISE + "--payload int8"), "payload .*'int8'"),
     (command(ADVISE + "--sync-every 1.5"), "sync_every .*'1.5'"),
