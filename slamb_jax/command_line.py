@@ -45,6 +45,14 @@ parse_share = functools.partial(
 )
 
 
+def parse_exchange(path: str) -> Exchange:
+    """The exchange of a file that :meth:`Exchange.to_json` made."""
+    try:
+        return Exchange.from_json(json.loads(pathlib.Path(path).read_text()))
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error}") from error
+
+
 def parse_setting(text: str) -> int | str | None:
     """A number, None for ``null`` or ``never``, or any other text as it is."""
     if text in ("null", "never"):
@@ -69,7 +77,7 @@ _NETWORK = {
     "--exchanging-update": (parse_duration, "10ms", "the same with the exchange"),
 }  # fmt: skip
 _EXCHANGE = {
-    "--exchange": (pathlib.Path, "FILE", "JSON that Exchange.to_json made, with any "
+    "--exchange": (parse_exchange, "FILE", "JSON that Exchange.to_json made, with any "
                    "settings; the options below override it"),
     "--budget": (parse_share, "5%", "choose the payload for so much of the bytes of "
                  "averaging gradients in float32"),
@@ -126,7 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = vars(parser.parse_args(arguments))
     try:
         print(given["run"](given))
-    except (ValueError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         commands.choices[given["command"]].error(str(error))
 
 
@@ -142,13 +150,7 @@ def _report(given: Mapping[str, Any]) -> str:
     PROGRAM has its text: that of compiled.as_text(), or *after_optimizations.txt, which
     XLA writes with XLA_FLAGS=--xla_dump_to=DIR.
     """
-    try:
-        report = slamb_jax.wire_report(given["program"].read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            "PROGRAM must be a file with the text of a compiled program, got "
-            f"{given['program']}: {error}"
-        ) from error
+    report = slamb_jax.wire_report(given["program"].read_text())
     return json.dumps(report.to_json(), indent=2) if "json" in given else str(report)
 
 
@@ -195,28 +197,17 @@ def _advise(given: Mapping[str, Any]) -> str:
 
 def _exchange(given: Mapping[str, Any]) -> Exchange:
     """The exchange of ``--exchange FILE``, with the options given beside it."""
-    settings = {}
-    if path := given.get("exchange"):
-        try:
-            settings = dict(json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError) as error:
-            raise ValueError(
-                f"--exchange must be a file with a JSON object, got {path}: {error}"
-            ) from error
-    settings = {"axis_name": "data"} | settings | _settings_of(Exchange, given)
-    exchange = Exchange.from_json(settings)
+    settings = _settings_of(Exchange, given)
+    exchange = dataclasses.replace(given.get("exchange", Exchange("data")), **settings)
     if "budget" not in given:
         return exchange
     if "payload" in settings:
         raise ValueError(
-            f"--budget chooses the payload, which is given: {settings['payload']!r}"
+            f"--budget chooses the payload, which is given: {exchange.payload!r}"
         )
-    found = {name: getattr(exchange, name) for name in settings}
-    axis_name = found.pop("axis_name")
-    try:
-        return Exchange.for_budget(axis_name, given["budget"], TYPICAL, **found)
-    except ValueError as error:
-        raise ValueError(f"--budget: {error}") from error
+    found = {x.name: getattr(exchange, x.name) for x in dataclasses.fields(Exchange)}
+    del found["payload"]
+    return Exchange.for_budget(share=given["budget"], params=TYPICAL, **found)
 
 
 def _settings_of(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:

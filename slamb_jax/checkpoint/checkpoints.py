@@ -197,11 +197,10 @@ class Checkpoints:
         return found
 
     def load(self, step: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Reads a checkpoint to the host as it is stored, without a state to fit.
+        """Reads a checkpoint to the host, without a state to fit.
 
         Returns:
-          Its metadata (``workers``, ``leaves``, ``extra``), and all replicas of its
-          arrays by name.
+          Its metadata (``workers``, ``leaves``, ``extra``), and all replicas by name.
         """
         try:
             return read_checkpoint(self._store, step)
