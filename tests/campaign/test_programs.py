@@ -6,14 +6,24 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from jax.sharding import Mesh
 
 import slamb_jax
 from benchmarks.chips import targets
 from slamb_jax.wire import RING_SHARES, Groups
 from tests.campaign.draws import drawn
-from tests.campaign.programs import Part, Sent, lowered, programs, totals
+from tests.campaign.programs import (
+    XLA_KIND,
+    Branch,
+    Loop,
+    Part,
+    Send,
+    Sent,
+    lowered,
+    programs,
+    totals,
+)
 from tests.compiled import compile_optimized
 from tests.test_chips import needs
 
@@ -66,8 +76,18 @@ def assert_known(part: Part, mesh: Mesh, program: Any) -> None:
         assert whole == pytest.approx(sum(of_axis.values()))
 
 
+MEANS = [Send("psum", "node", 16 * i, "int32", i) for i in range(1, 6)]
+EACH = [
+    *(Send(kind, "device", 80, "float32", i) for i, kind in enumerate(XLA_KIND, 1)),
+    Loop(5, [Send("all_gather", "node", 24, "uint8", 7), MEANS[0]]),
+    Branch(([MEANS[1]], [MEANS[2]])),
+    Loop(6, [Branch(([MEANS[3]], [MEANS[4]]))]),
+]
+
+
 @drawn(4, 120)
 @given(part=programs(AXES))
+@example(part=EACH)
 def test_known_traffic_on_cpu(part: Part) -> None:
     mesh = mesh_of_both()
     assert_known(part, mesh, compile_optimized(lowered(part, mesh)))
