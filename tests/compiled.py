@@ -6,11 +6,8 @@ from typing import Any
 from unittest import mock
 
 import jax
-import optax
 
-import slamb_jax
 from slamb_jax import _platform
-from tests.workers import stepper
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -25,16 +22,6 @@ _XLA_DEFAULTS = {
 def compile_optimized(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """Compiles with all optimizations, which conftest.py disables elsewhere."""
     return lowered.compile(compiler_options=_XLA_DEFAULTS)
-
-
-def report_of(
-    tx: optax.GradientTransformation, params: Any, n: int
-) -> slamb_jax.wire.WireReport:
-    """What a step of n workers sends, of parameters of these shapes."""
-    like = jax.eval_shape(lambda p: (p, tx.init(p), p), params)
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), like)
-    lowered = stepper(tx, "shard_map", n).lower(*like)
-    return slamb_jax.wire_report(compile_optimized(lowered))
 
 
 @contextlib.contextmanager
