@@ -128,10 +128,7 @@ class Store:
         """The metadata of a checkpoint; empty if they are missing."""
         if not (self.directory / str(step) / _METADATA).is_dir():
             return {}
-        found = self._restore(step, _METADATA, self._orbax.args.JsonRestore())
-        if not isinstance(found, dict):
-            raise ValueError(f"its metadata are {found!r}")
-        return found
+        return dict(self._restore(step, _METADATA, self._orbax.args.JsonRestore()))
 
     def read(self, step: int, like: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays of a checkpoint, placed like those of ``like``."""
@@ -175,21 +172,14 @@ class Store:
     def _lock_and_clear(self, probe: pathlib.Path) -> None:
         try:
             probe.touch()
-            fd = _lock(self.directory)
-            if fd is not None:
-                self._unlock = weakref.finalize(self, os.close, fd)
-                for path in [*self.directory.glob(_UNFINISHED)]:
-                    shutil.rmtree(path)
         except OSError as error:
             raise ValueError(
                 f"directory must be one that can be written to, got {self.directory}: "
                 f"{error}"
             ) from error
-        if fd is None:
-            raise OSError(
-                f"another run is saving into {self.directory}: end it, or give this "
-                "one a directory of its own"
-            )
+        self._unlock = weakref.finalize(self, os.close, _lock(self.directory))
+        for path in [*self.directory.glob(_UNFINISHED)]:
+            shutil.rmtree(path)
 
     def _not_shared(self, problem: str) -> ValueError:
         return ValueError(
@@ -245,15 +235,22 @@ def _together() -> Iterator[None]:
         raise _ERRORS[worst - 1](text) from own
 
 
-def _lock(directory: pathlib.Path) -> int | None:
-    """A descriptor that holds the lock of the directory; None while another does."""
+def _lock(directory: pathlib.Path) -> int:
+    """A descriptor that holds the lock of the directory.
+
+    Raises:
+      OSError: while another run holds it.
+    """
     fd = os.open(directory, os.O_RDONLY)
     try:
         if locks is not None:
             locks.flock(fd, locks.LOCK_EX | locks.LOCK_NB)
-    except (BlockingIOError, PermissionError):
+    except (BlockingIOError, PermissionError) as error:
         os.close(fd)
-        return None
+        raise OSError(
+            f"another run is saving into {directory}: end it, or give this one a "
+            "directory of its own"
+        ) from error
     except OSError:  # the file system has no locks
         pass
     return fd

@@ -1,16 +1,14 @@
 """Wrong command lines, and wrong runs of the example."""
 
-import json
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 
 from examples.byte_lm import data
 from examples.byte_lm.main import Config
 from examples.byte_lm.main import main as byte_lm
 from slamb_jax import command_line
-from slamb_jax.checkpoint.format import with_checksum
+from tests.damage import DAMAGE
 from tests.wrong_uses.checkpoints import saved
 from tests.wrong_uses.common import NAN
 
@@ -38,10 +36,7 @@ def unlike(directory):
 
 
 def damaged(directory):
-    about = saved(directory) / "3" / "about" / "metadata"
-    found = json.loads(about.read_text())
-    found["leaves"]["['w']"]["checksums"][0][0] ^= 1
-    about.write_text(json.dumps(with_checksum(found)))
+    DAMAGE["lie"](saved(directory) / "3")
     return directory / "c"
 
 
@@ -53,14 +48,6 @@ def advising(contents):
         path = directory / "exchange.json"
         path.write_text(contents)
         command_line.main([*ADVISE.split(), "--exchange", str(path)])
-
-    return call
-
-
-def reporting(text):
-    def call(directory):
-        (directory / "program").write_text(text())
-        command_line.main(["report", str(directory / "program")])
 
     return call
 
@@ -85,10 +72,6 @@ COMMANDS = [
     (advising('{"ratio": 0.1}'), "'ratio' is not a setting of an Exchange"),
     (command("report /nowhere"), "No such file .*'/nowhere'"),
     (command("report pyproject.toml"), "program must be compiled, or its HLO text"),
-    (
-        reporting(jax.jit(jnp.sin).lower(1.0).as_text),
-        r"got a lowered one, .*\.compile\(\)",
-    ),
     (resizing("{d}/out --workers 0"), "workers .*0"),
     (resizing("{d}/out"), "required: --workers"),
     (resizing("--workers 2"), "required: OUT"),
