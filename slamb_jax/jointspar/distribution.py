@@ -18,14 +18,14 @@ _HALVINGS = 60  # bisect an interval of logarithms to the last bit of a float32
 
 
 class JointSparState(NamedTuple):
-    """State of :func:`jointspar` and :func:`jointspar_lars`."""
+    """State of :func:`jointspar`."""
 
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
     seed: jax.Array  # int32, shape []
     worker: jax.Array  # int32, shape []; 0 unless each worker draws for itself
     log_p: dict[str, jax.Array]  # of each layer, float32, shape []
     max_norm: jax.Array  # L, float32, shape []
-    trace: optax.Updates  # momentum, as params
+    inner: optax.OptState
 
 
 def active_layers(state: optax.OptState) -> dict[str, jax.Array]:
@@ -35,7 +35,7 @@ def active_layers(state: optax.OptState) -> dict[str, jax.Array]:
     gradient is computed: ``update`` draws the same layers from the same state.
 
     Args:
-      state: a state that contains one of :func:`jointspar` or :func:`jointspar_lars`.
+      state: a state that contains one of :func:`jointspar`.
 
     Returns:
       For each label a bool array of shape ().
@@ -44,11 +44,11 @@ def active_layers(state: optax.OptState) -> dict[str, jax.Array]:
       ValueError: if ``state`` contains none, or several.
 
     Examples:
-      >>> import jax.numpy as jnp
+      >>> import jax.numpy as jnp, optax
       >>> from slamb_jax import Exchange, jointspar
       >>> params = {"a": jnp.ones(3), "b": jnp.ones(3), "c": jnp.ones(3)}
       >>> labels = {"a": "a", "b": "b", "c": None}
-      >>> tx = jointspar.jointspar(0.1, Exchange(), labels, budget=2)
+      >>> tx = jointspar.jointspar(optax.sgd(0.1), Exchange(), labels, budget=2)
       >>> active = jointspar.active_layers(tx.init(params))
       >>> sorted(active), bool(active["a"])  # s = D: all layers at every step
       (['a', 'b'], True)
@@ -76,10 +76,11 @@ def layer_probabilities(state: optax.OptState) -> dict[str, jax.Array]:
       For each label a float32 array of shape (); their sum is the budget.
 
     Examples:
-      >>> import jax.numpy as jnp
+      >>> import jax.numpy as jnp, optax
       >>> from slamb_jax import Exchange, jointspar
       >>> params = {"a": jnp.ones(3), "b": jnp.ones(3)}
-      >>> tx = jointspar.jointspar(0.1, Exchange(), {"a": "a", "b": "b"}, budget=1)
+      >>> layers = {"a": "a", "b": "b"}
+      >>> tx = jointspar.jointspar(optax.sgd(0.1), Exchange(), layers, budget=1)
       >>> print(jointspar.layer_probabilities(tx.init(params))["a"])
       0.5
     """
@@ -91,8 +92,8 @@ def _find(state: optax.OptState) -> JointSparState:
     found = [x for x in leaves if isinstance(x, JointSparState)]
     if len(found) != 1:
         raise ValueError(
-            "state must contain one state of jointspar or jointspar_lars, got "
-            f"{len(found)} in {jax.tree.structure(state)}"
+            f"state must contain one state of jointspar, got {len(found)} in "
+            f"{jax.tree.structure(state)}"
         )
     return found[0]
 
