@@ -13,7 +13,6 @@ import optax
 
 from slamb_jax._checks import check_range
 
-_ROUNDING = 1e-6  # relative, of an s / D that a caller computed in float32
 _HALVINGS = 60  # bisect an interval of logarithms to the last bit of a float32
 
 
@@ -103,13 +102,13 @@ def least_probability(p_min: float | None, budget: float, layers: int) -> float:
     check_range("budget", budget, 0.0, layers, open_low=True)
     if p_min is None:
         return budget / layers / 2
-    if p_min > budget / layers * (1 + _ROUNDING):
+    if p_min > budget / layers:
         raise ValueError(
             f"p_min must not exceed budget / D = {budget!r} / {layers} = "
             f"{budget / layers:g}, got {p_min!r}: D layers of that probability are "
             "more than the budget"
         )
-    return min(p_min, budget / layers)
+    return p_min
 
 
 def project_distribution(log_w: jax.Array, budget: float, p_min: float) -> jax.Array:
