@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import string
 import sys
 from pathlib import Path
 
@@ -20,75 +21,44 @@ from tests.close import assert_close
 from tests.optimizers import standard_promotion
 
 SHAPES = {"w": (40, 300), "b": (300,)}
-PART = """HloModule m
+FUSION = string.Template("""HloModule m
 
-%sliced (a: f32[1000], b: f32[10]) -> f32[10] {
+%fused (a: f32[1000], b: f32[10]) -> $result {
   %a = f32[1000]{0} parameter(0)
   %b = f32[10]{0} parameter(1)
-  %s = f32[10]{0} slice(%a), slice={[0:10]}
-  ROOT %r = f32[10]{0} add(%s, %b)
+  %c = s32[] constant(0)
+  $body
 }
 
-ENTRY %main (x: f32[1000], y: f32[10]) -> f32[10] {
+ENTRY %main (x: f32[1000], y: f32[10]) -> $result {
   %x = f32[1000]{0} parameter(0)
   %y = f32[10]{0} parameter(1)
-  ROOT %f = f32[10]{0:T(128)} fusion(%x, %y), kind=kLoop, calls=%sliced
+  ROOT %f = $result{0:T(128)} fusion(%x, %y), kind=kLoop, calls=%fused
 }
-"""
-IN_PLACE = """HloModule m
+""")
+PART = """%s = f32[10]{0} slice(%a), slice={[0:10]}
+  ROOT %r = f32[10]{0} add(%s, %b)"""
+IN_PLACE = "ROOT %r = f32[1000]{0} dynamic-update-slice(%a, %b, %c)"
+CALLING = """HloModule m
 
-%updated (a: f32[1000], b: f32[10], i: s32[]) -> f32[1000] {
-  %a = f32[1000]{0} parameter(0)
-  %b = f32[10]{0} parameter(1)
-  %i = s32[] parameter(2)
-  ROOT %r = f32[1000]{0} dynamic-update-slice(%a, %b, %i)
-}
-
-ENTRY %main (x: f32[1000], y: f32[10], i: s32[]) -> f32[1000] {
-  %x = f32[1000]{0} parameter(0)
-  %y = f32[10]{0} parameter(1)
-  %i = s32[] parameter(2)
-  ROOT %f = f32[1000]{0} fusion(%x, %y, %i), kind=kLoop, calls=%updated
-}
-"""
-BRANCHES = """HloModule m
-
-%due (p: (f32[1000])) -> (f32[1000]) {
-  %p = (f32[1000]{0}) parameter(0)
-  %x = f32[1000]{0} get-tuple-element(%p), index=0
-  %n = f32[1000]{0} negate(%x)
-  ROOT %t = (f32[1000]{0}) tuple(%n)
-}
-
-%not_due (p: (f32[1000])) -> (f32[1000]) {
-  ROOT %p = (f32[1000]{0}) parameter(0)
-}
-
-ENTRY %main (c: pred[], x: f32[1000]) -> (f32[1000]) {
-  %c = pred[] parameter(0)
-  %x = f32[1000]{0} parameter(1)
-  %t = (f32[1000]{0}) tuple(%x)
-  ROOT %r = (f32[1000]{0}) conditional(%c, %t, %t), branch_computations={%due, %not_due}
-}
-"""
-LOOP = """HloModule m
-
-%body (p: (f32[10])) -> (f32[10]) {
+%negated (p: (f32[10])) -> (f32[10]) {
   %p = (f32[10]{0}) parameter(0)
   %x = f32[10]{0} get-tuple-element(%p), index=0
   %n = f32[10]{0} negate(%x)
   ROOT %t = (f32[10]{0}) tuple(%n)
 }
 
-%more (p: (f32[10])) -> pred[] {
-  %p = (f32[10]{0}) parameter(0)
-  ROOT %c = pred[] constant(true)
+%other (p: (f32[10])) -> (f32[10]) {
+  ROOT %p = (f32[10]{0}) parameter(0)
 }
 
-ENTRY %main (x: f32[10]) -> (f32[10]) {
-  %x = f32[10]{0} parameter(0)
+ENTRY %main (c: pred[], x: f32[10]) -> (f32[10]) {
+  %c = pred[] parameter(0)
+  %x = f32[10]{0} parameter(1)
   %t = (f32[10]{0}) tuple(%x)
-  ROOT %r = (f32[10]{0}) while(%t), condition=%more, body=%body, \
+  ROOT %r = (f32[10]{0}) """
+BRANCHES = "conditional(%c, %t, %t), branch_computations={%negated, %other}\n}\n"
+LOOP = """while(%t), condition=%other, body=%negated, \
 backend_config={"known_trip_count":{"n":"7"}}
 }
 """
@@ -97,10 +67,11 @@ backend_config={"known_trip_count":{"n":"7"}}
 @pytest.mark.parametrize(
     ("text", "elements", "kernels", "conditionals"),
     [
-        (PART, 30, 1, 0),  # of 1000 elements ten are read
-        (IN_PLACE, 21, 1, 0),  # ten read and written, and the place
-        (BRANCHES, 0, 0, 1),  # the branch that moves least runs
-        (LOOP, 7 * 20, 7, 0),
+        # Of 1000 elements ten are read; ten are read and written in place.
+        (FUSION.substitute(result="f32[10]", body=PART), 30, 1, 0),
+        (FUSION.substitute(result="f32[1000]", body=IN_PLACE), 20, 1, 0),
+        (CALLING + BRANCHES, 0, 0, 1),  # the branch that moves least runs
+        (CALLING + LOOP, 7 * 20, 7, 0),
     ],
 )
 def test_the_kernels_of_a_program_and_their_traffic_are_counted(

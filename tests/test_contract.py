@@ -77,16 +77,15 @@ TABLE = {  # the public function, and what distinguishes the variant
     "train_in_bfloat16": slamb_jax.train_in_bfloat16(SLAMB, "master"),
     "train_in_bfloat16 stochastic": slamb_jax.train_in_bfloat16(SLAMB, "stochastic"),
     "on_shards": slamb_jax.on_shards(SLAMB, PAPER),
-    "jointspar": jointspar.jointspar(0.01, FLOAT32, "all", 0.6),
-    "jointspar_lars": jointspar.jointspar_lars(
-        RATE, FLOAT32, "all", 0.6, weight_decay=0.1
+    "jointspar": jointspar.jointspar(
+        optax.lars(RATE, weight_decay=0.1), FLOAT32, "all", 0.6
     ),
 }
 OF_GRADIENTS = {"average_gradients", "average_parameters_every"}  # keep their dtype
 IN_FLOAT32 = {"average_momentum", "layerwise_trust_ratio", "directions.adam",
               "directions.muon"}  # fmt: skip
-TAKES_ANY_PARAMS = {"average_momentum", "average_gradients", "jointspar",
-                    "directions.adam", "directions.muon"}  # fmt: skip
+TAKES_ANY_PARAMS = {"average_momentum", "average_gradients", "directions.adam",
+                    "directions.muon"}  # fmt: skip
 # Under explicit axes jax neither gathers blocks nor multiplies such matrices.
 NEEDS_AUTO = {
     "slamb", "slamb product", "slamb 16 bits", "scale_by_slamb", "muon", "muon local",

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import io
+import os
 import signal
 import tarfile
 
@@ -13,9 +14,10 @@ import pytest
 import slamb_jax
 from examples.cifar10 import data, train
 from examples.cifar10.models import ResNet
-from examples.common import images, options, processes
+from examples.common import images, loop, options, processes, records
 from examples.common.optimizers import KINDS
 from tests import programs
+from tests.close import assert_same_bits
 
 TINY = {"width": 4, "batch_size": 2, "workers": 2, "learning_rate": 0.01}
 TINY |= {"log_every": 1, "eval_every": 3, "checkpoint_every": 100}
@@ -29,24 +31,11 @@ def tiny(out, **changes):
     return train.Config(**{**TINY, **epochs, "out": out, "exchange": LOCAL, **changes})
 
 
-def check_records(out, result):
-    assert result.step == 4
-    assert 0 < result.bytes_sent < result.dense_bytes
-    assert 0 <= result.metrics["eval_accuracy"] <= 100
-    assert len(losses := programs.series(out, "loss")) == 4
-    assert np.isfinite(losses).all()
-    rates = programs.series(out, "learning_rate")
-    np.testing.assert_allclose(rates, [0.01, 0.01, 0.001, 0.001], rtol=1e-6)
-    assert len(programs.series(out, "eval_loss")) == 2
-    assert programs.series(out, "replica_spread")[0] > 1e-4
-    assert list((out / "tensorboard").glob("events*"))
-
-
 def run(config):
     return programs.train(train.task(config, programs.digits()), config)
 
 
-def archive_in(folder, records=20, **changes):
+def archive_in(folder, records=20):
     rng = np.random.default_rng(0)
     written = {}
     path = folder / "cifar-10-binary.tar.gz"
@@ -59,7 +48,7 @@ def archive_in(folder, records=20, **changes):
             packed.addfile(entry, io.BytesIO(content.tobytes()))
     md5 = hashlib.md5(path.read_bytes()).hexdigest()
     known = data.Archive(size=path.stat().st_size, md5=md5, records=records)
-    return dataclasses.replace(known, **changes), written
+    return known, written
 
 
 def test_archive_is_read(tmp_path):
@@ -115,29 +104,64 @@ def test_each_optimizer_trains(name, dense, tmp_path):
     assert bool(programs.series(tmp_path, "trust_ratio")[0]) == (name == "slamb")
 
 
+def stop_at(step, monkeypatch, number):
+    """The signal reaches this process while that step is made."""
+    one_step = loop._Loop.one_step
+
+    def and_stop(self, state, stream, t):
+        if t == step:
+            os.kill(os.getpid(), number)
+        return one_step(self, state, stream, t)
+
+    monkeypatch.setattr(loop._Loop, "one_step", and_stop)
+
+
+def checkpoint(out):
+    """The newest checkpoint's arrays, and where its data stood."""
+    with slamb_jax.Checkpoints(out / "checkpoints") as checkpoints:
+        metadata, arrays = checkpoints.load(checkpoints.latest())
+    return arrays, metadata["extra"]
+
+
+def numbers(out):
+    """Its records without what depends on the clock."""
+    found = records.read(out / "metrics.jsonl")
+    return [{k: v for k, v in r.items() if k != "steps_per_second"} for r in found]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_run_resumes_to_the_last_bit(number, tmp_path, monkeypatch):
-    before = signal.getsignal(signal.SIGINT)
-    result = run(tiny(tmp_path / "one"))
+    before, out = signal.getsignal(signal.SIGINT), tmp_path / "parts"
+    whole = run(tiny(tmp_path / "one"))
     with monkeypatch.context() as patched:
-        programs.stopping_at(2, patched, number)
+        stop_at(2, patched, number)
         with pytest.raises(SystemExit) as stopped:
-            run(tiny(tmp_path / "parts"))
+            run(tiny(out))
     assert stopped.value.code == 128 + number
     assert signal.getsignal(signal.SIGINT) is before
-    assert not (tmp_path / "parts" / "result.json").exists()
+    assert not (out / "result.json").exists()
     with pytest.raises(SystemExit, match="other options"):
-        run(tiny(tmp_path / "parts", b2=0.5))
-    parts = run(tiny(tmp_path / "parts"))
-    assert parts.metrics == result.metrics
-    programs.assert_same_run(tmp_path / "one", tmp_path / "parts")
-    arrays, position = programs.checkpoint(tmp_path / "parts")
+        run(tiny(out, b2=0.5))
+    result = run(tiny(out))
+    (arrays, position), (want, _) = map(checkpoint, (out, tmp_path / "one"))
+    assert_same_bits(arrays, want)
     assert position == {"next_index": 4}
+    assert (result.metrics, numbers(out)) == (whole.metrics, numbers(tmp_path / "one"))
     mean = arrays[".kept['BatchNorm_0']['mean']"]
     assert not np.allclose(mean[0], mean[1])  # each worker has its own statistics
-    assert run(tiny(tmp_path / "parts")) == parts  # finished: not made again
-    check_records(tmp_path / "parts", parts)
+    assert run(tiny(out)) == result  # finished: not made again
+
+    assert result.step == 4
+    assert 0 < result.bytes_sent < result.dense_bytes
+    assert 0 <= result.metrics["eval_accuracy"] <= 100
+    assert len(losses := programs.series(out, "loss")) == 4
+    assert np.isfinite(losses).all()
+    rates = programs.series(out, "learning_rate")
+    np.testing.assert_allclose(rates, [0.01, 0.01, 0.001, 0.001], rtol=1e-6)
+    assert len(programs.series(out, "eval_loss")) == 2
+    assert programs.series(out, "replica_spread")[0] > 1e-4
+    assert list((out / "tensorboard").glob("events*"))
 
 
 def test_runs_that_cannot_be_made_are_refused(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from examples import sweep
-from examples.common import loop, processes
+from examples.common import loop, options, processes
 from tests import programs
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -57,18 +57,22 @@ RATES = {  # steps, and the learning rate at some of them, as published
     ("bert", "large"): (7038, {0: 0, 1000: 3e-3, 2000: 6e-3, 4519: 4.2426e-3, 7038: 0}),
     ("swin", "base"): (23_459, {782: 2.828e-3, 1564: 5.656e-3}),
 }
-full_size = pytest.mark.parametrize("case", SIZES, ids=map("-".join, SIZES))
+full_size = pytest.mark.parametrize(("program", "name"), SIZES)
+
+
+def config_file(program, name):
+    return programs.EXAMPLES / program / "configs" / f"{name}.yaml"
 
 
 @full_size
-def test_a_configuration_has_its_published_size(case):
-    program, name = case
+def test_a_configuration_has_its_published_size(program, name):
     train = importlib.import_module(f"examples.{program}.train")
-    config = programs.config_of(train, name)
+    args = "--config", str(config_file(program, name))
+    config = options.parse(train.Config, "", args)
     task = train.task(config, train.blank(config))
     params, kept = jax.eval_shape(task.init, jax.random.key(0))
     leaves = jax.tree.leaves(params)
-    assert sum(x.size for x in leaves) == SIZES[case]
+    assert sum(x.size for x in leaves) == SIZES[program, name]
     assert {str(x.dtype) for x in leaves} == {"float32"}
     batch = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((config.batch_size, *x.shape), x.dtype),
@@ -76,7 +80,7 @@ def test_a_configuration_has_its_published_size(case):
     )
     loss, _ = jax.eval_shape(task.loss, params, kept, batch, jax.random.key(0))
     assert (loss.shape, str(loss.dtype)) == ((), "float32")
-    steps, rates = RATES.get(case, (task.steps, {}))
+    steps, rates = RATES.get((program, name), (task.steps, {}))
     assert task.steps == steps
     found = [float(task.schedule(t)) for t in rates]
     assert found == pytest.approx([*rates.values()], rel=1e-3, abs=1e-9)
@@ -84,11 +88,8 @@ def test_a_configuration_has_its_published_size(case):
 
 @pytest.mark.long
 @full_size
-def test_full_size_compiles(case):
-    program, name = case
-    file = programs.EXAMPLES / program / "configs" / f"{name}.yaml"
-    printed = programs.ended(
-        "-m", "examples.shapes", program, "--config", file, "--compile", timeout=900
-    )
-    assert f"parameters: {SIZES[case]:,}" in printed
+def test_full_size_compiles(program, name):
+    words = program, "--config", config_file(program, name), "--compile"
+    printed = programs.ended("-m", "examples.shapes", *words, timeout=900)
+    assert f"parameters: {SIZES[program, name]:,}" in printed
     assert "GiB of temporaries" in printed

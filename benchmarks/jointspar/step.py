@@ -97,10 +97,10 @@ def compiled(
 
 def measure(model: Model, budgets: Sequence[float], rounds: int) -> list[Row]:
     """Times dense LARS, LARS with the layers frozen, and each budget, in turns."""
-    dense = compiled(model, optax.lars(RATE))
-    frozen = compiled(model, optax.lars(RATE), frozen=True)
+    lars = optax.lars(RATE)
+    dense, frozen = compiled(model, lars), compiled(model, lars, frozen=True)
     sparse = [
-        compiled(model, jointspar.jointspar_lars(RATE, ONE, blocks, s, horizon=rounds))
+        compiled(model, jointspar.jointspar(lars, ONE, blocks, s, horizon=rounds))
         for s in budgets
     ]
     for _ in range(WARM_UP + rounds):

@@ -68,9 +68,9 @@ def methods(name: str, steps: int) -> list[tuple[Method, float]]:
         own = ", own draws" if sampling == "per_worker" else ""
         return Method(
             f"JointSpar-LARS, {share:g} D{own}",
-            lambda rate, exchange: jointspar.jointspar_lars(
-                rate, exchange, JOBS[name].layers, share * layers,
-                horizon=steps, sampling=sampling, **LARS,
+            lambda rate, exchange: jointspar.jointspar(
+                optax.lars(rate, **LARS), exchange, JOBS[name].layers, share * layers,
+                horizon=steps, sampling=sampling,
             ),
         )  # fmt: skip
 

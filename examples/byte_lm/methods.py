@@ -67,7 +67,8 @@ def _dense(title: str, rate: float, make: Callable[..., Any], **settings: Any) -
 
 
 def _jointspar(rate: optax.ScalarOrSchedule, **run: Any) -> Any:
-    return jointspar.jointspar_lars(rate, EXCHANGE, blocks, BUDGET, **run, **LARS)
+    lars = optax.lars(rate, **LARS)
+    return jointspar.jointspar(lars, EXCHANGE, blocks, BUDGET, **run)
 
 
 PAPER = "SLAMB, as published", 0.0141, slamb_jax.slamb, Exchange.paper(AXIS)

@@ -13,19 +13,18 @@ import optax
 
 from slamb_jax._checks import check_range
 
-_ROUNDING = 1e-6  # relative, of an s / D that a caller computed in float32
 _HALVINGS = 60  # bisect an interval of logarithms to the last bit of a float32
 
 
 class JointSparState(NamedTuple):
-    """State of :func:`jointspar` and :func:`jointspar_lars`."""
+    """State of :func:`jointspar`."""
 
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
     seed: jax.Array  # int32, shape []
     worker: jax.Array  # int32, shape []; 0 unless each worker draws for itself
     log_p: dict[str, jax.Array]  # of each layer, float32, shape []
     max_norm: jax.Array  # L, float32, shape []
-    trace: optax.Updates  # momentum, as params
+    inner: optax.OptState
 
 
 def active_layers(state: optax.OptState) -> dict[str, jax.Array]:
@@ -35,7 +34,7 @@ def active_layers(state: optax.OptState) -> dict[str, jax.Array]:
     gradient is computed: ``update`` draws the same layers from the same state.
 
     Args:
-      state: a state that contains one of :func:`jointspar` or :func:`jointspar_lars`.
+      state: a state that contains one of :func:`jointspar`.
 
     Returns:
       For each label a bool array of shape ().
@@ -44,11 +43,11 @@ def active_layers(state: optax.OptState) -> dict[str, jax.Array]:
       ValueError: if ``state`` contains none, or several.
 
     Examples:
-      >>> import jax.numpy as jnp
+      >>> import jax.numpy as jnp, optax
       >>> from slamb_jax import Exchange, jointspar
       >>> params = {"a": jnp.ones(3), "b": jnp.ones(3), "c": jnp.ones(3)}
       >>> labels = {"a": "a", "b": "b", "c": None}
-      >>> tx = jointspar.jointspar(0.1, Exchange(), labels, budget=2)
+      >>> tx = jointspar.jointspar(optax.sgd(0.1), Exchange(), labels, budget=2)
       >>> active = jointspar.active_layers(tx.init(params))
       >>> sorted(active), bool(active["a"])  # s = D: all layers at every step
       (['a', 'b'], True)
@@ -76,10 +75,11 @@ def layer_probabilities(state: optax.OptState) -> dict[str, jax.Array]:
       For each label a float32 array of shape (); their sum is the budget.
 
     Examples:
-      >>> import jax.numpy as jnp
+      >>> import jax.numpy as jnp, optax
       >>> from slamb_jax import Exchange, jointspar
       >>> params = {"a": jnp.ones(3), "b": jnp.ones(3)}
-      >>> tx = jointspar.jointspar(0.1, Exchange(), {"a": "a", "b": "b"}, budget=1)
+      >>> layers = {"a": "a", "b": "b"}
+      >>> tx = jointspar.jointspar(optax.sgd(0.1), Exchange(), layers, budget=1)
       >>> print(jointspar.layer_probabilities(tx.init(params))["a"])
       0.5
     """
@@ -91,8 +91,8 @@ def _find(state: optax.OptState) -> JointSparState:
     found = [x for x in leaves if isinstance(x, JointSparState)]
     if len(found) != 1:
         raise ValueError(
-            "state must contain one state of jointspar or jointspar_lars, got "
-            f"{len(found)} in {jax.tree.structure(state)}"
+            f"state must contain one state of jointspar, got {len(found)} in "
+            f"{jax.tree.structure(state)}"
         )
     return found[0]
 
@@ -102,13 +102,13 @@ def least_probability(p_min: float | None, budget: float, layers: int) -> float:
     check_range("budget", budget, 0.0, layers, open_low=True)
     if p_min is None:
         return budget / layers / 2
-    if p_min > budget / layers * (1 + _ROUNDING):
+    if p_min > budget / layers:
         raise ValueError(
             f"p_min must not exceed budget / D = {budget!r} / {layers} = "
             f"{budget / layers:g}, got {p_min!r}: D layers of that probability are "
             "more than the budget"
         )
-    return min(p_min, budget / layers)
+    return p_min
 
 
 def project_distribution(log_w: jax.Array, budget: float, p_min: float) -> jax.Array:

@@ -1,7 +1,6 @@
-"""One step in which only the layers drawn are exchanged and updated."""
+"""JointSpar: an optimizer of which only the layers drawn are exchanged and updated."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Literal
 
 import chex
@@ -13,27 +12,103 @@ import optax
 from slamb_jax import _axes as axes
 from slamb_jax import _checks as checks
 from slamb_jax._collectives import pany, pmean
+from slamb_jax._layout import broadcast_prefix
+from slamb_jax._leaves import is_none, map_present
 from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.jointspar import distribution
 from slamb_jax.jointspar.distribution import JointSparState, active_layers
 
-Layers = Any  # a tree of labels, or a function of the parameters that returns one
-Sampling = Literal["shared", "per_worker"]
-# (mean gradients, trace, parameters, count) -> (updates, next trace)
-Rule = Callable[[Any, Any, Any, jax.Array], tuple[optax.Updates, optax.Updates]]
 
-
-def sample_layers(
-    rule: Rule,
+def jointspar(
+    tx: optax.GradientTransformation,
     exchange: Exchange,
-    layers: Layers,
+    layers: Any,
     budget: float,
-    p_min: float | None,
-    horizon: int,
-    sampling: Sampling,
-    seed: int,
+    *,
+    p_min: float | None = None,
+    horizon: int = 1000,
+    sampling: Literal["shared", "per_worker"] = "shared",
+    seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Applies ``rule`` to the layers drawn; other layers and traces stand still."""
+    r"""JointSpar: computes, communicates and steps only layers drawn at each step.
+
+    Each of n workers passes its own gradient g, which is **not** averaged. For every
+    layer d of D,
+
+    .. math::
+
+      Z_d &\sim \operatorname{Bernoulli}(p_d), \quad S = \{d : Z_d = 1\} \\
+      \hat g_d &= \text{mean over the workers of } Z_d\, g_d / p_d \\
+      x_d &\leftarrow x_d + tx(\hat g)_d \quad \text{for } d \in S
+
+    so that :math:`\hat g` is an unbiased estimate of the mean gradient, and
+    :math:`\sum_d p_d = s`, the budget, is the expected number of layers computed per
+    step. The probabilities follow the norms of the layers' gradients: with L the
+    largest norm so far, T the horizon and :math:`w_d = p_d` for a layer not drawn,
+
+    .. math::
+
+      w_d &= p_d \exp\Big(-\frac{\alpha}{p_d} \Big(\frac{L^2}{p_{min}^2} -
+        \frac{\|g_d\|^2}{p_d^2}\Big)\Big), \quad
+        \alpha = \frac{p_{min}^2}{L^2} \sqrt{\frac{2 s \log(D/s)}{T D}} \\
+      p &\leftarrow \operatorname{argmin}_q \{ \operatorname{KL}(q \| w) :
+        \textstyle\sum_d q_d = s,\ p_{min} \le q_d \le 1 \}.
+
+    A layer that no worker drew keeps its parameters and its part of the state of
+    ``tx``, such as a momentum; counts go on. With s = D this is ``tx`` of the mean
+    gradient. The paper's JointSpar has ``optax.sgd`` for ``tx``, its JointSpar-LARS
+    ``optax.lars``. It has neither ``"shared"`` sampling, nor layers that keep their
+    momentum, nor this :math:`\alpha`.
+
+    Call :func:`active_layers` for S before the gradient is computed, and let
+    :func:`train_if` skip the rest of the backward pass. Each worker holds a copy of the
+    parameters and of this state (:func:`slamb_jax.replicate`).
+
+    Args:
+      tx: an optimizer that does not exchange, such as ``optax.lars(0.1)``.
+      exchange: an :class:`slamb_jax.Exchange` with the axis of the workers. Its other
+        settings must be the default: gradients are averaged densely at every step.
+      layers: the label of each parameter's layer, a string; None for parameters that
+        are trained and exchanged at every step. A tree of the parameters' structure, a
+        prefix of it, or a function of the parameters that returns one.
+      budget: s in (0, D], the expected number of layers per step.
+      p_min: the least probability of a layer, in (0, s/D]. None: half of s/D; with much
+        less, the offset :math:`L^2/p_{min}^2` makes p a random walk.
+      horizon: T, about the number of steps of the run.
+      sampling: ``"shared"``: all workers draw the same layers, from a distribution that
+        follows the mean of their norms. ``"per_worker"``, as in the paper: each draws
+        its own (from the second step on), and a layer is exchanged if any worker drew
+        it.
+      seed: of the draws; must be the same on all workers.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs`; it needs ``params``.
+
+    Raises:
+      ValueError: for an argument out of range, and for settings of the exchange other
+        than its axis; in ``init``, if ``budget`` or ``p_min`` does not suit the number
+        of layers, or ``layers`` the parameters; in ``update``, without ``params``, for
+        an unbound axis, and for gradients that were averaged already, if types show it
+        (``shard_map`` with ``check_vma=True``).
+
+    Examples:
+      >>> import jax.numpy as jnp, optax
+      >>> from slamb_jax import Exchange, jointspar
+      >>> params = {"a": jnp.ones(2), "b": jnp.ones(2)}
+      >>> layers = {"a": "a", "b": "b"}
+      >>> tx = jointspar.jointspar(optax.lars(0.1), Exchange(), layers, budget=1)
+      >>> state = tx.init(params)
+      >>> active = jointspar.active_layers(state)
+      >>> grads = {name: jnp.where(active[name], jnp.ones(2), 0) for name in params}
+      >>> updates, state = tx.update(grads, state, params)
+      >>> all(bool(updates[name].any()) == bool(active[name]) for name in params)
+      True
+
+    References:
+      Liu & Mozafari, `Communication-efficient Distributed Learning for Large Batch
+      Optimization <https://proceedings.mlr.press/v162/liu22n.html>`_, ICML 2022.
+    """
+    checks.check_transformation("tx", tx)
     axis_name = _axis_of(exchange)
     checks.check_range("budget", budget, 0.0, open_low=True)
     if p_min is not None:
@@ -42,6 +117,7 @@ def sample_layers(
     checks.check_choice("sampling", sampling, ("shared", "per_worker"))
     checks.check_integer("seed", seed)
     draws_alone = sampling == "per_worker" and axis_name is not None
+    tx = optax.with_extra_args_support(tx)
 
     def init(params: optax.Params) -> JointSparState:
         checks.check_floating(params, "params")
@@ -58,7 +134,7 @@ def sample_layers(
             worker=jnp.zeros([], jnp.int32),
             log_p={name: jnp.asarray(log_p) for name in names},
             max_norm=jnp.zeros([], jnp.float32),
-            trace=optax.tree.zeros_like(params),
+            inner=tx.init(params),
         )
 
     def update(
@@ -67,22 +143,20 @@ def sample_layers(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, JointSparState]:
+        checks.check_params(params)
         axes.check_local(updates, axis_name)
-        names, labels = _labels(layers, updates if params is None else params)
-        tree: Any = jax.tree.structure(state.trace)
-        labels, grads, traces = map(tree.flatten_up_to, (labels, updates, state.trace))
+        names, labels = _labels(layers, params)
+        tree: Any = jax.tree.structure(params)
+        labels, grads, means = map(tree.flatten_up_to, (labels, updates, params))
+        means = [*map(jnp.zeros_like, means)]  # and remain so where there is no g
         active = active_layers(state)
         moves: dict[Any, Any] = {None: True} | active
         if draws_alone:  # a layer moves if at least one worker drew it
             flags = pany(jnp.stack([*active.values()]), axis_name)
             moves |= dict(zip(names, flags, strict=True))
-        means = optax.tree.zeros_like(
-            traces
-        )  # and remain so where a gradient is missing
-        norms = {}
+        rows, norms = [*zip(labels, grads, strict=True)], {}
         for name in (None, *names):
-            rows = enumerate(zip(labels, grads, strict=True))
-            here = [i for i, (label, g) in rows if label == name and g is not None]
+            here = [i for i, (x, g) in enumerate(rows) if x == name and g is not None]
             own = [grads[i] for i in here]
             if name is None:
                 own = pmean(own, axis_name)
@@ -90,21 +164,20 @@ def sample_layers(
                 own = [jnp.where(active[name], g, jnp.zeros_like(g)) for g in own]
                 own, norms[name] = exchange_layer(own, state.log_p[name], moves[name])
             for i, mean in zip(here, own, strict=True):
-                means[i] = mean.astype(traces[i].dtype)
+                means[i] = mean.astype(means[i].dtype)
 
         # Not in the branches of the exchange: the results of a branch take memory of
         # their own, which costs more than this arithmetic.
-        stepped = rule(tree.unflatten(means), state.trace, params, state.count)
-
-        def keep(label: str | None, g: Any, old: Any, u: Any, new: Any) -> Any:
-            if g is None:
-                return None, old
-            u, new = u.astype(old.dtype), new.astype(old.dtype)
-            u = jnp.where(moves[label], u, jnp.zeros_like(u))
-            return u, jnp.where(moves[label], new, old)
-
-        flat = map(tree.flatten_up_to, stepped)
-        kept = [*map(keep, labels, grads, traces, *flat)]
+        steps, inner = tx.update(
+            tree.unflatten(means), state.inner, params, **extra_args
+        )
+        moving = tree.unflatten(g is not None and moves[label] for label, g in rows)
+        updates = map_present(
+            lambda _, moves, u: jnp.where(moves, u, jnp.zeros_like(u)),
+            updates,
+            moving,
+            steps,
+        )
         log_p, norm, drawn = (
             jnp.stack(jax.tree.leaves(x)) for x in (state.log_p, norms, active)
         )
@@ -113,13 +186,13 @@ def sample_layers(
         )
         # A count that stood still at the largest int32 would repeat its draws for ever.
         is_last = state.count == np.int32(2**31 - 1)
-        return tree.unflatten(u for u, _ in kept), JointSparState(
+        return updates, JointSparState(
             count=jnp.where(is_last, np.int32(2**30), state.count + np.int32(1)),
             seed=state.seed,
             worker=axes.worker_index(axis_name) if draws_alone else state.worker,
             log_p=dict(zip(names, log_p, strict=True)),
             max_norm=max_norm,
-            trace=tree.unflatten(trace for _, trace in kept),
+            inner=kept(moving, state.inner, inner),
         )
 
     def exchange_layer(
@@ -140,6 +213,22 @@ def sample_layers(
         )
         return (means, norm) if draws_alone else (means[:-1], means[-1])
 
+    def kept(moving: chex.ArrayTree, old: optax.OptState, new: optax.OptState) -> Any:
+        """``new``, with the parts of layers that stand still from ``old``."""
+
+        def is_masked(x: object) -> bool:  # a parameter that a part of tx does not get
+            return isinstance(x, optax.MaskedNode)
+
+        moving = optax.tree.map_params(
+            tx,
+            lambda x, moves: x if is_masked(x) else moves,
+            new,
+            moving,
+            transform_non_params=lambda _: True,
+            is_leaf=is_masked,
+        )
+        return jax.tree.map(jnp.where, moving, new, old)
+
     return optax.GradientTransformationExtraArgs(init, update)
 
 
@@ -154,7 +243,7 @@ def _axis_of(exchange: Exchange) -> axes.AxisName | None:
     return exchange.axis_name
 
 
-def _labels(layers: Layers, params: chex.ArrayTree) -> tuple[list[str], chex.ArrayTree]:
+def _labels(layers: Any, params: chex.ArrayTree) -> tuple[list[str], chex.ArrayTree]:
     """The distinct labels, sorted, and a tree of the label of each parameter."""
     tree = layers(params) if callable(layers) else layers
     for path, label in jax.tree_util.tree_leaves_with_path(tree):
@@ -163,19 +252,7 @@ def _labels(layers: Layers, params: chex.ArrayTree) -> tuple[list[str], chex.Arr
                 "layers must have strings or None for labels, got "
                 f"{label!r} at layers{jax.tree_util.keystr(path)}"
             )
-    try:
-        labels = jax.tree.map(
-            lambda label, below: jax.tree.map(lambda _: label, below),
-            tree,
-            params,
-            is_leaf=lambda x: x is None,
-        )
-    except ValueError as error:
-        raise ValueError(
-            "layers must have the structure of the parameters or a prefix of it: "
-            f"{error}"
-        ) from error
     names = sorted(set(jax.tree.leaves(tree)))
     if not names:
         raise ValueError(f"layers must label at least one layer, got {tree!r}")
-    return names, labels
+    return names, broadcast_prefix("layers", tree, params, is_leaf=is_none)

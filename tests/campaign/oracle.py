@@ -1,18 +1,14 @@
 """Workers in float64 NumPy, from the recurrences of the documentation alone.
 
 ``slamb_jax.adamw``, ``lion``, ``sgd``, ``slamb`` and ``average_momentum`` by itself,
-where workers agree on the mean momentum, and where they average parameters; SLAMB with
-a selection is ``tests.naive`` with a schedule of the rate. Codes are those of bfloat16,
-or keep a share of each number: so rounding makes no choices, and what it takes has an
-effect that can be computed.
+where workers agree on the mean momentum, and where they average parameters. Codes are
+those of bfloat16, or keep a share of each number: so rounding makes no choices, and
+what it takes has an effect that can be computed.
 """
 
 from typing import Any
 
 import numpy as np
-
-from tests.naive import NaiveSlamb
-from tests.replay import masks_at
 
 Tree = list[np.ndarray]
 
@@ -139,17 +135,3 @@ class Workers:
         words = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)
         half = (words + 0x7FFF + ((words >> np.uint64(16)) & np.uint64(1))) >> 16
         return (half << 16).astype(np.uint32).view(np.float32).astype(np.float64)
-
-
-class Selecting:
-    """As :class:`Workers`, where a selection says what is exchanged."""
-
-    def __init__(self, params: Tree, n: int, given: dict[str, Any]) -> None:
-        self.naive = NaiveSlamb(params, n, bias_correction=True, **given)
-        self.given, self.undecided = given, [False] * len(params)
-
-    def step(self, grads: Tree, rate: float) -> None:
-        self.naive.lr, shapes = rate, [g.shape[1:] for g in grads]
-        masks = masks_at(self.given["selection"], shapes, self.naive.t + 1)
-        self.naive.step(grads, masks)
-        self.p = self.naive.p

@@ -1,7 +1,6 @@
 """Random programs whose traffic is known, since it is what was drawn."""
 
 import collections
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -78,32 +77,25 @@ def programs(
     return st.lists(st.recursive(sends, around, max_leaves=6), min_size=1, max_size=4)
 
 
-def expected(
+def totals(
     part: Part, times: int | None = 1, conditional: bool = False
-) -> Iterator[tuple[Sent, int]]:
-    """What is sent, and how many elements; where that is not known, of one turn."""
+) -> collections.Counter[Sent]:
+    """The elements of all that is sent; where turns are not known, of one turn."""
     match part:
-        case Loop(turns, body):
-            inside = None if turns is None or times is None else times * turns
-            if turns != 0 and times != 0:
-                yield from expected(body, inside, conditional)
-        case Branch(ways):
-            for way in ways:
-                yield from expected(way, times, True)
         case Send(kind, axis, count, dtype, _):
             known = XLA_KIND[kind], XLA_DTYPE[dtype]
             sent = Sent(*known, axis, conditional, times is not None)
-            yield sent, count * (1 if times is None else times)
-        case _:
-            for one in part:
-                yield from expected(one, times, conditional)
-
-
-def totals(part: Part) -> dict[Sent, int]:
-    found: collections.Counter[Sent] = collections.Counter()
-    for sent, elements in expected(part):
-        found[sent] += elements
-    return dict(found)
+            return collections.Counter({sent: count * (1 if times is None else times)})
+        case Loop(turns, body):
+            part = body
+            if turns is None or times is None:
+                times = 0 if 0 in (turns, times) else None
+            else:
+                times *= turns
+        case Branch(ways):
+            part, conditional = ways, True
+    found = (totals(one, times, conditional) for one in part)
+    return sum(found, collections.Counter())  # which leaves out what is 0
 
 
 def lowered(part: Part, mesh: Mesh) -> jax.stages.Lowered:

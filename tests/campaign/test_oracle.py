@@ -15,9 +15,8 @@ import slamb_jax
 from slamb_jax import _mean
 from slamb_jax._codes import Group
 from slamb_jax.momentum import chain_between
-from slamb_jax.selections import Strided
 from tests.campaign.draws import drawn
-from tests.campaign.oracle import Selecting, Workers
+from tests.campaign.oracle import Workers
 from tests.close import assert_near
 from tests.optimizers import standard_promotion
 from tests.workers import AXIS, train
@@ -72,15 +71,12 @@ def settings_of(draw: Any) -> dict[str, Any]:
         return draw(st.sampled_from(values))
 
     optimizer = one_of("adamw", "lion", "sgd", "slamb", "slamb", "momentum")
-    ratio = one_of(None, 0.5, 0.2, 1.0) if optimizer == "slamb" else None
-    outer = one_of(None, None, (0.7, 0.5)) if ratio is None else None
-    every = one_of(1, 1, 2, 3)
-    coded = ratio is None and (outer is not None or every == 1)
+    outer, every = one_of(None, None, (0.7, 0.5)), one_of(1, 1, 2, 3)
+    coded = outer is not None or every == 1
     return {
         "optimizer": optimizer,
         "b1": one_of(0.5 if optimizer == "lion" else 0.0, 0.5, 0.9),
         "b2": one_of(0.9, 0.999),
-        "b3": one_of(1.0, 0.7, 0.0),
         "share": one_of(0.0, 0.8),
         "eps": 1e-4,
         "eps_root": one_of(0.0, 1e-3),
@@ -93,7 +89,6 @@ def settings_of(draw: Any) -> dict[str, Any]:
         "overlap": one_of(False, True),
         "sync_every": every,
         "outer": outer,
-        "selection": ratio and Strided(ratio, one_of(0, 20), one_of(0, 1, 2)),
         "rate": one_of(*RATES),
     }
 
@@ -104,7 +99,7 @@ def optimizer_of(given: dict[str, Any], mask: Any) -> Any:
         AXIS,
         payload="ternary" if isinstance(codes, float) else codes,
         outer=outer and optax.sgd(outer[0], momentum=outer[1], nesterov=True),
-        **{name: given[name] for name in ("overlap", "sync_every", "selection")},
+        **{name: given[name] for name in ("overlap", "sync_every")},
     )
 
     def some(*names: str) -> dict[str, Any]:
@@ -120,7 +115,7 @@ def optimizer_of(given: dict[str, Any], mask: Any) -> Any:
         case "sgd":
             return slamb_jax.sgd(rate, exchange, momentum=b1, **some("nesterov"))
         case "slamb":
-            names = ("b1", "b2", "b3", "eps", "form", "c_min", "c_max")
+            names = ("b1", "b2", "eps", "form", "c_min", "c_max")
             return slamb_jax.slamb(rate, exchange, **some(*names), **decay)
     momentum = slamb_jax.average_momentum(exchange, None, b1, None, **some("nesterov"))
     return chain_between(exchange, momentum, optax.scale_by_learning_rate(rate))
@@ -143,8 +138,7 @@ def test_follows_the_oracle(
         for _ in range(STEPS)
     ]  # fmt: skip
     decays = [i % 2 == 0 for i in range(len(shapes))]
-    make = Workers if settings["selection"] is None else Selecting
-    oracle = make(params, n, settings | {"decays": decays})
+    oracle = Workers(params, n, settings | {"decays": decays})
     codes, rate = settings["codes"], RATES[settings["rate"]]
     replaced = (lambda _: Keeping(codes)) if isinstance(codes, float) else None
     with (

@@ -16,7 +16,6 @@ from tests.campaign.settings import (
     FACTORS,
     RANDOM,
     SIZES,
-    gradients,
     run_in_place,
     settled,
     simulated,
@@ -66,8 +65,6 @@ def test_any_two_settings_together(row: Row, monkeypatch: Any) -> None:
     assert_what_agrees(row, state)
     if is_comparable(row):
         assert_as_simulated(row, state)
-    if row["selection"]:
-        assert_conserved(row, state)
 
 
 def test_nothing_else_is_refused() -> None:
@@ -137,25 +134,3 @@ def assert_as_simulated(row: Row, state: Any) -> None:
         off += int((np.abs(a - b) > room).sum())
         total += a.size
     assert off <= (0.01 if whole else 0.03) * total
-
-
-def assert_conserved(row: Row, state: Any) -> None:
-    """The mean of what workers send and keep is the momentum of the mean gradient."""
-    grads = [jax.tree.map(lambda g: np.asarray(g, np.float64).mean(0), g)
-             for g in gradients(row)]  # fmt: skip
-    if row["wrapped"] == "skip":
-        del grads[2]
-    if row["wrapped"] == "accumulate":
-        grads = [jax.tree.map(lambda a, b: (a + b) / 2, *grads[i : i + 2])
-                 for i in (0, 2)]  # fmt: skip
-    narrow = row["mu_dtype"] or row["wrapped"] in ("master", "stochastic")
-    for path, x in jax.tree_util.tree_leaves_with_path(state):
-        names = [getattr(key, "name", getattr(key, "key", None)) for key in path]
-        if "mu" not in names:
-            continue
-        want = np.zeros(x.shape[1:])
-        for g in grads:
-            want = 0.9 * want + 0.1 * g[names[-1]]
-        room = (2.0**-6 if narrow else 2.0**-17) * np.abs(want).max(initial=1e-3)
-        got = np.asarray(x, np.float64).mean(0)
-        np.testing.assert_allclose(got, want, rtol=0, atol=room)

@@ -21,7 +21,7 @@ def test_what_is_timed_is_training():
     model = models.resnet(2, 0, models.ResNet(channels=(4,), depth=2))
     dense = step.compiled(model, optax.lars(step.RATE))
     frozen = step.compiled(model, optax.lars(step.RATE), frozen=True)
-    tx = jointspar.jointspar_lars(step.RATE, step.ONE, blocks, model.layers)
+    tx = jointspar.jointspar(optax.lars(step.RATE), step.ONE, blocks, model.layers)
     full = step.compiled(model, tx)
     assert frozen.flops < dense.flops
     for contestant in (dense, frozen, full):

@@ -9,7 +9,6 @@ import pytest
 from scipy.optimize import minimize
 
 from slamb_jax.jointspar.distribution import (
-    least_probability,
     project_distribution,
     update_distribution,
 )
@@ -30,14 +29,6 @@ def problem(seed):
 def projected(*problem):
     log_q = project(*(jnp.asarray(x, jnp.float32) for x in problem))
     return np.asarray(jnp.exp(log_q), np.float64)
-
-
-def test_the_largest_p_min_may_be_rounded():
-    for budget in (0.1, 0.7, 3.0, 6.3):
-        for rounded in (budget / 7, float(np.float32(budget / 7)), 0.1 * budget / 0.7):
-            p_min = least_probability(rounded, budget, 7)
-            assert 7 * p_min <= budget * (1 + 1e-15)
-            assert p_min == pytest.approx(rounded, rel=1e-6)
 
 
 def divergence(q, log_w):

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import re
 
 import flax.linen as nn
 import jax
@@ -13,6 +12,7 @@ from flax import nnx
 from jax import lax
 
 from slamb_jax import jointspar
+from slamb_jax.wire.hlo import parse_hlo
 from tests.close import assert_close
 from tests.compiled import compile_optimized
 from tests.workers import MAPPINGS, over_workers, stack
@@ -131,28 +131,24 @@ def test_every_mapping(mapping, layer):
 
 def products(compiled):
     """How many matrix products a program runs always, and in each of its branches."""
-    text = compiled.as_text()
-    bodies = re.findall(r"^(?:ENTRY )?%([\w.-]+) \(.*?\{\n(.*?)^\}", text, re.M | re.S)
-    bodies, entry = dict(bodies), re.search(r"^ENTRY %([\w.-]+)", text, re.M)[1]
+    module = parse_hlo(compiled.as_text())
+    bodies = {name: body.values() for name, body in module.computations.items()}
 
     def plain(name):
-        called = re.findall(
-            r" (?:fusion|call)\(.*(?:calls|to_apply)=%([\w.-]+)", bodies[name]
-        )
-        return bodies[name].count(" dot(") + sum(map(plain, called))
+        called = [x.called for x in bodies[name] if x.opcode in ("fusion", "call")]
+        inside = sum(map(plain, itertools.chain(*called)))
+        return inside + sum(x.opcode == "dot" for x in bodies[name])
 
     def conditionals(name):
         """For each conditional of a computation, the products of each way through."""
-        for line in re.findall(r" conditional\(.*", bodies[name]):
-            branches = re.findall(r"_computations?=\{?(%[\w.-]+(?:, %[\w.-]+)*)", line)
-            branches = re.findall(r"%([\w.-]+)", ",".join(branches))
-            yield sorted(n for branch in branches for n in paths(branch))
+        found = [x.called for x in bodies[name] if x.opcode == "conditional"]
+        return sorted(sorted(itertools.chain(*map(paths, x))) for x in found)
 
     def paths(name):
         ways = itertools.product(*conditionals(name))
         return [plain(name) + sum(way) for way in ways]
 
-    return plain(entry), sorted(conditionals(entry))
+    return plain(module.entry), conditionals(module.entry)
 
 
 def test_the_compiled_program_skips_inactive_layers():

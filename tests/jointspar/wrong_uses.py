@@ -15,19 +15,18 @@ ONE = Exchange()
 FLAGS = {name: jnp.bool_(False) for name in "abc"}
 
 
-def made(make, **settings):
-    plain = {"learning_rate": 0.1, "exchange": ONE, "layers": LABELS, "budget": 1.5}
-    return make(**plain | settings).init(PARAMS)
+def made(**settings):
+    plain = {"tx": optax.lars(0.1), "exchange": ONE, "layers": LABELS, "budget": 1.5}
+    return jointspar.jointspar(**plain | settings)
+
+
+def init(params=PARAMS, **settings):
+    return made(**settings).init(params)
 
 
 def updated(params=PARAMS, exchange=ONE):
-    tx = jointspar.jointspar_lars(0.1, exchange, LABELS, 1.5)
+    tx = made(exchange=exchange)
     tx.update(PARAMS, tx.init(PARAMS), params)
-
-
-def empty_layer():
-    tx = jointspar.jointspar(0.1, ONE, lambda p: {"a": {"w": "one"}, "b": "two"}, 1)
-    tx.init({"a": {"w": jnp.ones(3)}, "b": ()})
 
 
 ALONE = [  # the argument, what it must be, values that it must not have
@@ -38,10 +37,9 @@ ALONE = [  # the argument, what it must be, values that it must not have
     ("p_min", "not exceed budget / D = 1.5 / 3 = 0.5", 0.6),
     ("horizon", "", 0),
     ("sampling", "shared, per_worker", "private"),
-    ("momentum", "", 1.0),
     ("seed", "", 0.5),
     ("exchange", "slamb_jax.Exchange", "data"),
-    ("learning_rate", "", "fast"),
+    ("tx", "optax.GradientTransformation", optax.lars),
 ]
 UNUSED = {  # settings of an exchange that JointSpar does not use
     "outer": {"outer": optax.sgd(0.7), "sync_every": 30},
@@ -53,34 +51,36 @@ UNUSED = {  # settings of an exchange that JointSpar does not use
     "selection": {"payload": None, "selection": selections.Strided(0.1)},
     "sync_every": {"payload": None, "sync_every": 4},
 }
-lars = partial(made, jointspar.jointspar_lars)
 train_if = jointspar.train_if
 
 JOINTSPAR = [
     *(
         row
-        for make in (jointspar.jointspar, jointspar.jointspar_lars)
         for name, wanted, *values in ALONE
-        for row in bad(partial(made, make), name, *values, wanted=wanted)
+        for row in bad(init, name, *values, wanted=wanted)
     ),
     *(
-        (of(lars, exchange=Exchange("x", **settings)), rf"Exchange\('x'\), .*{name}=")
+        (
+            of(init, exchange=Exchange("x", **settings)),
+            rf"Exchange\('x'\), .*{name}=",
+        )
         for name, settings in UNUSED.items()
     ),
-    *bad(lars, "weight_decay", -0.1),
-    *bad(lars, "trust_coefficient", 0.0),
-    *bad(lars, "eps", -1.0),
-    *bad(lars, "weight_decay_mask", 3, wanted="bools"),
-    *bad(lars, "trust_ratio_mask", 1.0, wanted="bools"),
-    (of(lars, layers=dict.fromkeys(PARAMS)), "layers must label at least one layer"),
-    (of(lars, layers=LABELS | {"a": 3}), r"layers .* strings .* 3 at layers\['a'\]"),
-    (of(lars, layers={"a": "one"}), "layers must have the structure of the parameters"),
-    (of(lars, layers=LABELS | {"e": "four"}), "layers must have the structure"),
-    (empty_layer, "layers names 'two', of which there are no"),
+    (of(init, layers=dict.fromkeys(PARAMS)), "layers must label at least one layer"),
+    (of(init, layers=LABELS | {"a": 3}), r"layers .* strings .* 3 at layers\['a'\]"),
+    (
+        of(init, layers={"a": "one"}),
+        "layers must have the structure of the parameters",
+    ),
+    (of(init, layers=LABELS | {"e": "four"}), "layers must have the structure"),
+    (
+        of(init, {"a": jnp.ones(3), "b": ()}, layers={"a": "one", "b": "two"}),
+        "layers names 'two', of which there are no",
+    ),
     (of(updated, None), "params must be passed"),
     (of(updated, exchange=Exchange("data")), "axis_name='data' is not bound here"),
     (of(jointspar.active_layers, ()), "state must contain one state .* got 0"),
-    (lambda: jointspar.layer_probabilities([lars()] * 2), "got 2"),
+    (lambda: jointspar.layer_probabilities([init()] * 2), "got 2"),
     (of(train_if, FLAGS, "d", abs), "no layer 'd' .*'a', 'b', 'c'"),
     (of(train_if, FLAGS, "a", abs, below=["d"]), "no layer 'd'"),
     *bad(partial(train_if, name="a", layer=abs), "active", ["a"]),

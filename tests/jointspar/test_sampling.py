@@ -1,4 +1,4 @@
-"""JointSpar against dense optimizers and NumPy, and the bytes of its compiled step."""
+"""JointSpar against dense optimizers and NumPy; the bytes of its compiled step."""
 
 import functools
 
@@ -14,7 +14,7 @@ from slamb_jax.jointspar.distribution import update_distribution
 from tests.close import assert_close, assert_same_bits
 from tests.compiled import compile_optimized
 from tests.optimizers import random_tree
-from tests.workers import AXIS, over_workers, stack, train
+from tests.workers import AXIS, over_workers, stack
 
 SHAPES = {"a": (6, 5), "b": (5, 7), "c": (7,), "d": (3, 3), "norm": (4,)}
 LABELS = {"a": "one", "b": "two", "c": "two", "d": "three", "norm": None}
@@ -22,11 +22,12 @@ UNEVEN = {"one": 0.8, "three": 0.2, "two": 0.4}
 UNEVEN = {name: np.float32(np.log(p)) for name, p in UNEVEN.items()}
 N = 4
 PARAMS = random_tree(SHAPES, 0)
+SGD = optax.sgd(0.1, momentum=0.9)
 ONE, MANY = slamb_jax.Exchange(payload=None), slamb_jax.Exchange(AXIS)
 
 
-def spar(budget, exchange=ONE, **settings):
-    return jointspar.jointspar(0.1, exchange, LABELS, budget, **settings)
+def spar(budget, exchange=ONE, tx=SGD, **settings):
+    return jointspar.jointspar(tx, exchange, LABELS, budget, **settings)
 
 
 def gradients(steps, *lead):
@@ -45,30 +46,20 @@ LARS = {
     "weight_decay_mask": lambda p: jax.tree.map(lambda x: x.ndim > 1, p),
     "trust_ratio_mask": {name: name != "d" for name in SHAPES}, "nesterov": True,
 }  # fmt: skip
-DENSE = {  # the rate, and settings that both have
-    "sgd": (RATE, {"momentum": 0.9}),
-    "nesterov": (0.1, {"momentum": 0.9, "nesterov": True}),
-    "plain": (0.1, {"momentum": 0.0}),
-    "lars": (0.1, {}),
-    "lars, all": (RATE, LARS),
+PARTS = {name: "sgd" if name in ("b", "norm") else "adam" for name in SHAPES}
+DENSE = {
+    "sgd": optax.sgd(RATE, momentum=0.9),
+    "lars": optax.lars(RATE, **LARS),
+    "parts": optax.partition({"adam": optax.adam(0.1), "sgd": SGD}, PARTS),
+    "injected": optax.inject_hyperparams(optax.adam)(learning_rate=RATE),
 }
-
-
-def both(name, exchange=ONE, **sparse):
-    """JointSpar with the whole budget, and the optimizer that it is then."""
-    rate, settings = DENSE[name]
-    make, dense = jointspar.jointspar, optax.sgd
-    if "lars" in name:
-        make, dense = jointspar.jointspar_lars, optax.lars
-    tx = make(rate, exchange, LABELS, 3, **settings, **sparse)
-    return tx, dense(rate, **settings)
 
 
 @pytest.mark.parametrize("name", DENSE)
 @jax.numpy_dtype_promotion("standard")  # optax's schedules need it
 def test_the_full_budget_is_the_dense_optimizer(name):
     """To the last bit operation by operation; compiled, XLA may fuse differently."""
-    sparse, dense = both(name)
+    dense, sparse = DENSE[name], spar(3, tx=DENSE[name])
     for jit in (False, True):
         p, q = PARAMS, PARAMS
         s, d = sparse.init(p), dense.init(q)
@@ -78,23 +69,26 @@ def test_the_full_budget_is_the_dense_optimizer(name):
                 u, s = updates[0](g, s, p)
                 v, d = updates[1](g, d, q)
             p, q = optax.apply_updates(p, u), optax.apply_updates(q, v)
-            (assert_close if jit else assert_same_bits)(p, q)
+            (assert_close if jit else assert_same_bits)((p, s.inner), (q, d))
     assert all(x == 0 for x in s.log_p.values())
 
 
-@pytest.mark.parametrize(
-    ("mapping", "sampling"), [("shard_map", "per_worker"), ("pmap", "shared")]
-)
+@pytest.mark.parametrize("name", ["lars", "parts"])
 @jax.numpy_dtype_promotion("standard")
-def test_the_full_budget_on_many_workers(mapping, sampling):
-    sparse, dense = both("lars, all", MANY, sampling=sampling)
-    grads = gradients(3, N)
-    got = train(sparse, PARAMS, grads, mapping)
-    q, state = PARAMS, dense.init(PARAMS)
-    for g, (p, _) in zip(grads, got, strict=True):
-        u, state = jax.jit(dense.update)(jax.tree.map(lambda x: x.mean(0), g), state, q)
-        q = optax.apply_updates(q, u)
-        assert_close(p, stack(q, N))
+def test_a_layer_that_stands_still_keeps_its_parts_of_the_state(name):
+    """So does a parameter without a gradient: one of a layer's two, the only one."""
+    tx = spar(1.5, tx=DENSE[name])
+    _, state = jax.jit(tx.update)(PARAMS, tx.init(PARAMS), PARAMS)
+    chances = {"one": 1e-6, "two": 1.0, "three": 1.0}
+    state = state._replace(log_p={k: jnp.log(p) for k, p in chances.items()})
+    grads = gradients(1)[0] | {"b": None, "d": None}
+    u, after = jax.jit(tx.update)(grads, state, PARAMS)
+    still = {k for k in SHAPES if u[k] is None or not u[k].any()}
+    assert still == {"a", "b", "d"}
+    rows = jax.tree_util.tree_leaves_with_path(state.inner)
+    for (path, old), new in zip(rows, jax.tree.leaves(after.inner), strict=True):
+        at = {getattr(key, "key", None) for key in path}
+        assert (old != new).any() == (not at & still), path
 
 
 BUDGET, HORIZON = 1.5, 20
@@ -111,7 +105,7 @@ def naive(params, grads, state, draws, sampling):
     new, trace = {}, {}
     for k, x in params.items():
         weights = share[LABELS[k]].reshape(N, *[1] * x.ndim)
-        old, moves = state.trace[k][0], weights.any()
+        old, moves = state.inner[0].trace[k][0], weights.any()
         trace[k] = 0.9 * old + np.mean(grads[k] * weights, 0) if moves else old
         new[k] = x - 0.1 * trace[k] if moves else x
     squares = {k: np.square(g).reshape(N, -1).sum(1) for k, g in grads.items()}
@@ -157,7 +151,7 @@ def test_every_mapping_follows_the_formulas(mapping, sampling):
         start = {k: x[0] for k, x in start.items()}
         want, trace, log_p = naive(start, g, host, draws, sampling)
         params, state = run(g, state, params)
-        got = jax.device_get((params, state.trace))
+        got = jax.device_get((params, state.inner[0].trace))
         assert_close(got, stack((want, trace), N))
         assert_close(state.log_p, log_p, floor=1.0)
         same = (got, jax.device_get(state)) if sampling == "shared" else got
@@ -171,13 +165,13 @@ def test_every_mapping_follows_the_formulas(mapping, sampling):
 def test_the_estimator_is_unbiased(sampling):
     """Over many draws, from an uneven distribution, the mean is the gradient's."""
     draws = 4000
-    tx = jointspar.jointspar(1.0, MANY, LABELS, 1.4, momentum=0.0, sampling=sampling)
+    tx = spar(1.4, MANY, optax.sgd(1.0), sampling=sampling)
     grads = random_tree(SHAPES, 1, N)
     state = tx.init(PARAMS)._replace(log_p=UNEVEN)
 
     def one(count, worker, g):
         mine = state._replace(count=count, worker=worker)
-        return tx.update(masked(g, jointspar.active_layers(mine)), mine)[0]
+        return tx.update(masked(g, jointspar.active_layers(mine)), mine, PARAMS)[0]
 
     workers = jnp.arange(N) if sampling == "per_worker" else jnp.zeros(N, int)
     over = jax.vmap(one, in_axes=(None, 0, 0), axis_name=AXIS)
@@ -225,52 +219,10 @@ def test_the_draw_is_that_of_the_distribution():
     assert any((first[k] != other[k]).any() for k in first)
 
 
-def test_a_run_does_not_recompile_and_keeps_the_budget():
-    lars = jointspar.jointspar_lars(0.1, ONE, LABELS, 2.0, p_min=0.3)
-    tx = slamb_jax.accumulate(optax.chain(optax.clip(1.0), lars), 1)
-    params, state = PARAMS, tx.init(PARAMS)
-
-    @jax.jit
-    def step(g, state, params):
-        grads = masked(g, jointspar.active_layers(state))  # found inside the chain
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
-    for g in gradients(20):
-        params, state = step(g, state, params)
-        p = jax.device_get(jointspar.layer_probabilities(state))
-        assert sum(p.values()) == pytest.approx(2.0, rel=1e-5)
-        assert all(0.3 - 1e-6 <= x <= 1 for x in p.values())
-    assert step._cache_size() == 1
-    assert max(p.values()) - min(p.values()) > 0.05
-
-
-def test_a_missing_gradient_leaves_its_parameter_alone():
-    """One of a layer's two, and the only one of another layer."""
-    tx = spar(3)
-    state = jax.jit(tx.update)(PARAMS, tx.init(PARAMS), PARAMS)[1]
-    for params in (PARAMS, None):
-        u, new = jax.jit(tx.update)(PARAMS | {"b": None, "d": None}, state, params)
-        for name in ("b", "d"):
-            assert u[name] is None
-            assert_same_bits(new.trace[name], state.trace[name])
-        assert (u["c"] != 0).all()
-
-
-def test_injected_hyperparameters():
-    settings = {"exchange": ONE, "layers": LABELS, "budget": 2, "weight_decay": 0.1}
-    inject = functools.partial(optax.inject_hyperparams, jointspar.jointspar_lars)
-    static = (
-        "budget", "horizon", "nesterov", "seed", "weight_decay_mask", "trust_ratio_mask"
-    )  # fmt: skip
-    with pytest.raises(ValueError, match=r"budget.* must be static.*static_args=\('bu"):
-        inject(static_args=static[1:])(learning_rate=RATE, **settings).init(PARAMS)
-    tx = inject(static_args=static)(learning_rate=RATE, **settings)
-    plain = jointspar.jointspar_lars(RATE, **settings)
-    with jax.numpy_dtype_promotion("standard"):
-        state, other = tx.init(PARAMS), plain.init(PARAMS)
-        assert "weight_decay" in state.hyperparams
-        for g in gradients(3):
-            u, state = jax.jit(tx.update)(g, state, PARAMS)
-            v, other = jax.jit(plain.update)(g, other, PARAMS)
-            assert_close(u, v)
+def test_the_state_is_found_inside_of_others():
+    tx = spar(1.5)
+    around = slamb_jax.accumulate(optax.chain(optax.clip(1.0), tx), 1)
+    for find in (jointspar.active_layers, jointspar.layer_probabilities):
+        assert find(around.init(PARAMS)) == find(tx.init(PARAMS))
+    found = jointspar.layer_probabilities(tx.init(PARAMS))
+    assert found == dict.fromkeys(UNEVEN, pytest.approx(0.5))
