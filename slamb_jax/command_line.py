@@ -27,10 +27,16 @@ _RATES = {
 _NUMBER = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(\S*)")
 
 
-def _parse(units: Mapping[str, float], kind: str, text: str) -> float:
+def _parse(
+    units: Mapping[str, float],
+    kind: str,
+    text: str,
+    low: float = 0.0,
+    high: float = 1e300,
+) -> float:
     match = _NUMBER.fullmatch(text.strip())
     value = float(match[1]) * units.get(match[2], math.nan) if match else math.nan
-    if not math.isfinite(value):
+    if not low <= value <= high:  # a NaN is not
         raise argparse.ArgumentTypeError(f"must be {kind}, got {text!r}")
     return value
 
@@ -40,8 +46,9 @@ parse_rate = functools.partial(  # as bits per second
     _parse, _RATES, "a rate such as 10Gbit, 200Mbit/s or 25GB/s"
 )
 parse_duration = functools.partial(_parse, TIMES, "a time such as 0.5s, 300ms or 50us")
+_SHARE = "a share such as 5% or 0.05, above 0 and at most 100%"
 parse_share = functools.partial(
-    _parse, {"": 1.0, "%": 0.01}, "a share such as 5% or 0.05"
+    _parse, {"": 1.0, "%": 0.01}, _SHARE, low=1e-300, high=1.0
 )
 
 
@@ -81,6 +88,7 @@ _EXCHANGE = {
                    "settings; the options below override it"),
     "--budget": (parse_share, "5%", "choose the payload for so much of the bytes of "
                  "averaging gradients in float32"),
+    "--axis-name": (str, "data", "mesh axis of the workers; default: data"),
     "--local-axis-name": (str, "device", "mesh axis of the devices of a node, which is "
                           "then one worker; default: a worker is one device"),
     "--payload": (parse_setting, "uniform8", "wire format: bfloat16, uniform8, "

@@ -38,7 +38,17 @@ def test_a_readable_table(capsys):
     assert "will not pay: " in advise(capsys, step="20s", link="400Gbit")
     free = {"dense-update": None, "exchanging-update": None}
     assert "Both updates are taken to be free" not in said
-    assert "Both updates are taken to be free" in advise(capsys, **free)
+    assert "free: python -m benchmarks.step" in " ".join(advise(capsys, **free).split())
+
+
+def test_a_budget_chooses_the_exchange_and_says_what_to_expect(capsys):
+    out = " ".join(advise(capsys, "--budget", "5%", "--axis-name", "x").split())
+    assert "Exchange('x', payload='largest_of_7'): " in out
+    assert "will pay: " in out
+    assert "In largest_of_7 expect a loss 1.6 % below dense AdamW's" in out
+    out = " ".join(advise(capsys, "--budget", "0.003").split())
+    assert "may not pay: " in out
+    assert "In largest_of_127 expect a loss 18.5 % above dense AdamW's" in out
 
 
 def test_workers_that_share_a_link_are_told_of_groups(capsys):

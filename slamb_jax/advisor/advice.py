@@ -153,7 +153,10 @@ class Advice:
             f"{_link(self.break_even_link_bfloat16)} against bfloat16."
         )
         if not (self.dense.update_seconds or self.exchanging.update_seconds):
-            links += " Both updates are taken to be free."
+            links += (
+                " Both updates are taken to be free: python -m benchmarks.step, in the "
+                "repository, measures their seconds; give both."
+            )
         said = [textwrap.fill(x, 88) for x in (self.verdict, links)]
         return "\n".join([self.title, *table, *said])
 
