@@ -104,7 +104,7 @@ def write_commands(app):
     """A page of what the command line says of itself."""
     os.environ["COLUMNS"] = "88"  # as wide as argparse writes
     page = ["# slamb-jax, on the command line\n"]
-    for command in ("advise", "report", "resize"):
+    for command in ("advise", "report"):
         said = io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
             slamb_jax.command_line.main([command, "--help"])

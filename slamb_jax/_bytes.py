@@ -44,7 +44,6 @@ def means_of(
     exchange: "Exchange",
     params: chex.ArrayTree,
     shards: chex.ArrayTree | None = None,
-    mu_dtype: str = "float32",
 ) -> tuple[int, list[Mean]]:
     """The elements of these parameters, and the means that an exchange takes of them.
 
@@ -68,7 +67,7 @@ def means_of(
     if exchange.selection is not None:
         selection = exchange.selection.for_leaves(leaves)
         sent = tuple(elements_sent(selection, leaf) for leaf in leaves)
-        means.append(Mean(sent, mu_dtype))
+        means.append(Mean(sent, "float32"))
     if exchange.sync_every is not None:
         # Differences to the last average are of float32.
         own = exchange.payload or ("float32" if exchange.outer is not None else None)

@@ -15,7 +15,6 @@ import slamb_jax
 from slamb_jax.advisor import Network, advise
 from slamb_jax.advisor.advice import PREFIXES, TIMES, duration
 from slamb_jax.advisor.advise import TYPICAL
-from slamb_jax.checkpoint import resize_checkpoint
 from slamb_jax.exchange import Exchange
 
 _COUNTS = PREFIXES | {"K": 1e3, "B": 1e9}
@@ -98,11 +97,6 @@ _EXCHANGE = {
                      "parameters, or never; default: 1, the momentum at every step"),
 }  # fmt: skip
 _REPORT = {"program": (pathlib.Path, "PROGRAM", "file with the text")}
-_RESIZE = {
-    "checkpoint": (pathlib.Path, "CHECKPOINT", "directory that Checkpoints wrote"),
-    "out": (pathlib.Path, "OUT", "directory for the new one; must be empty or new"),
-    "--workers": (int, "8", "number of workers"),
-}
 
 
 class _OneLine(argparse.ArgumentParser):
@@ -121,7 +115,6 @@ def main(arguments: list[str] | None = None) -> None:
     for run, text, needed in (
         (_advise, "predict whether an exchange pays", _ADVISE),
         (_report, "list what a compiled program sends", _REPORT),
-        (_resize, "turn a checkpoint of n workers into one of m", _RESIZE),
     ):
         command = commands.add_parser(
             run.__name__[1:], help=text, description=run.__doc__, allow_abbrev=False,
@@ -129,8 +122,7 @@ def main(arguments: list[str] | None = None) -> None:
         )  # fmt: skip
         command.set_defaults(run=run)
         _add(command, needed, required=True)
-        if run is not _resize:
-            command.add_argument("--json", action="store_true", help="print JSON")
+        command.add_argument("--json", action="store_true", help="print JSON")
         if run is _advise:
             _add(command, _NETWORK)
             about = "exchange", "Settings of slamb_jax.Exchange."
@@ -160,14 +152,6 @@ def _report(given: Mapping[str, Any]) -> str:
     """
     report = slamb_jax.wire_report(given["program"].read_text())
     return json.dumps(report.to_json(), indent=2) if "json" in given else str(report)
-
-
-def _resize(given: Mapping[str, Any]) -> str:
-    """Writes the latest checkpoint of a directory for another number of workers.
-
-    Its rule is that of slamb_jax.checkpoint.resize.
-    """
-    return str(resize_checkpoint(given["checkpoint"], given["out"], given["workers"]))
 
 
 def _advise(given: Mapping[str, Any]) -> str:

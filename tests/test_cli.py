@@ -102,7 +102,6 @@ def test_options_override_a_file_as_settings_of_an_exchange(capsys, tmp_path):
         ("advise --help", "--latency 20us        of one message; default: 20us"),
         ("advise --help", f"default: {slamb_jax.Exchange().sync_every}, the momentum"),
         ("advise --help", f"float32; default: {slamb_jax.Exchange().payload}\n"),
-        ("resize --help", "usage: slamb-jax resize [-h] --workers 8 CHECKPOINT OUT\n"),
         ("--version", f"slamb-jax {slamb_jax.__version__}\n"),
     ],
 )

@@ -120,6 +120,7 @@ BESIDE = {
     "drifts later": (beside(optax.sgd(WARM_UP)), 2),
     "frozen": (beside(optax.set_to_zero()), None),
     "is ours too": (beside(slamb_jax.sgd(0.1, EXCHANGE)), None),
+    "is of another kind": (slamb_jax.muon(0.05, EXCHANGE), None),
     "is averaged after all": (averaging(beside(optax.adam(0.1))), None),
 }
 

@@ -13,16 +13,13 @@ import numpy as np
 from slamb_jax._checks import check_integer, shown
 from slamb_jax.checkpoint.format import (
     FORMAT,
-    holds_keys,
     leaves_by_name,
     pack,
     read_checkpoint,
     with_checksum,
 )
-from slamb_jax.checkpoint.resizing import resize_leaf
 from slamb_jax.checkpoint.store import DamagedCheckpointError, Store
 from slamb_jax.exchange import Exchange, check_exchange
-from slamb_jax.workers.agreement import checksums
 from slamb_jax.workers.mesh import check_replicas
 
 
@@ -221,33 +218,3 @@ class Checkpoints:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def resize_checkpoint(source: pathlib.Path, out: pathlib.Path, workers: int) -> str:
-    """Resizes the latest checkpoint of a directory into another; returns a summary."""
-    check_integer("workers", workers, 1)
-    if not source.is_dir():
-        raise ValueError(f"CHECKPOINT must be a directory of checkpoints, got {source}")
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise ValueError(f"OUT must be a directory that is empty or new, got {out}")
-    with Checkpoints(source) as checkpoints:
-        step = checkpoints.latest()
-        if step is None:
-            hint = f": did you mean {source.parent}?" if source.name.isdigit() else ""
-            raise ValueError(f"CHECKPOINT must hold a checkpoint, got {source}{hint}")
-        metadata, arrays = checkpoints.load(step)
-    leaves = metadata["leaves"]
-    for name, leaf in leaves.items():
-        if leaf["once"]:
-            arrays[name] = arrays[name][0, ...]
-        else:
-            keys = holds_keys(leaf)
-            arrays[name] = resize_leaf(name, arrays[name], workers, keys=keys)
-            leaf["checksums"] = checksums([arrays[name]])[0].tolist()
-    with Checkpoints(out) as checkpoints:
-        new = with_checksum(metadata | {"workers": workers})
-        size = checkpoints._store.write(step, arrays, new)
-    return (
-        f"{out / str(step)}: step {step}, {metadata['workers']} workers to {workers}, "
-        f"{len(leaves)} leaves, {size} bytes"
-    )

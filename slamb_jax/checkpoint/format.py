@@ -163,8 +163,7 @@ def _check_fits(
     if n != workers:
         raise ValueError(
             f"checkpoint {path} is of {workers} workers, expected {n}, to which "
-            f"restore(like, workers={n}) resizes it; or on disk: "
-            f"slamb-jax resize {path.parent} OUT --workers {n}"
+            f"restore(like, workers={n}) resizes it"
         )
     expected = {k: _shape_and_dtype(x) for k, x in leaves_by_name(like).items()}
     wrong = [f"{name} is missing" for name in expected if name not in found]

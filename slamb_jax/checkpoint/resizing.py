@@ -35,7 +35,7 @@ def resize(state: chex.ArrayTree, workers: int) -> chex.ArrayTree:
 
     Args:
       state: a tree of arrays of shape ``(n, ...)``, all of them on this process; with
-        several processes, resize the checkpoint instead (``slamb-jax resize``).
+        several processes, save it and restore it with ``workers=m``.
       workers: m, at least 1.
 
     Returns:
@@ -60,8 +60,8 @@ def resize(state: chex.ArrayTree, workers: int) -> chex.ArrayTree:
         name = jax.tree_util.keystr(path)
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
             raise ValueError(
-                f"state{name} is on several processes: save a checkpoint and resize "
-                f"that (slamb-jax resize CHECKPOINT OUT --workers {workers})"
+                f"state{name} is on several processes: save a checkpoint, and "
+                f"restore(like, workers={workers}) resizes it"
             )
         return on_raw(partial(resize_leaf, name, m=workers, keys=is_key(x)), x)
 

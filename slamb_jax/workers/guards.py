@@ -107,17 +107,17 @@ def check_together(state: chex.ArrayTree) -> None:
     """Raises for parameters that differ between workers, and that no average gets.
 
     In a momentum ``optax.multi_transform`` and ``optax.masked`` put a ``MaskedNode`` in
-    place of parameters that its optimizer does not get. A part of the state that has
-    leaves there, and elsewhere is like the momentum, may be the parameters: it is, if
-    workers agree on the rest of it. Nothing is told where parameters are averaged,
-    since workers may then differ between two averages.
+    place of parameters that its optimizer does not get, and ``muon`` puts None. A part
+    of the state that has leaves there, and elsewhere is like the momentum, may be the
+    parameters: it is, if workers agree on the rest of it. Nothing is told where
+    parameters are averaged, since workers may then differ between two averages.
     """
 
     def is_link(x: object) -> bool:
         return isinstance(x, AverageMomentumState | AverageParametersState)
 
     def is_masked(x: object) -> bool:
-        return isinstance(x, optax.MaskedNode)
+        return x is None or isinstance(x, optax.MaskedNode)
 
     links = list(filter(is_link, jax.tree.leaves(state, is_leaf=is_link)))
     momenta = [x.mu for x in links if isinstance(x, AverageMomentumState)]

@@ -25,7 +25,6 @@ from hypothesis.stateful import (
 )
 
 import slamb_jax
-from slamb_jax import command_line
 from slamb_jax.selections import Strided
 from tests.campaign.draws import SEED, chosen
 from tests.close import assert_same_bits
@@ -214,24 +213,6 @@ class Run(RuleBasedStateMachine):
         for x, y in zip(*map(jax.tree.leaves, (before, self.state[0])), strict=True):
             got, want = (np.asarray(z, np.float64).mean(0) for z in (y, x))
             np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
-
-    @precondition(lambda self: any(x.sound for x in self.disk.values()))
-    @rule(m=WORKERS)
-    def resize_on_disk(self, m: int) -> None:
-        """Into another directory, in which the run goes on."""
-        latest = max(self.disk)
-        saved, here = self.disk[latest], self.directory
-        other = here.with_name(f"{here.name}-{m}-{latest}")
-        if not saved.sound or other.exists():
-            return
-        self.close()
-        self.t = latest
-        with told():
-            command_line.main(["resize", str(here), str(other), "--workers", str(m)])
-        resized = slamb_jax.checkpoint.resize(saved.state, m)
-        self.directory = other
-        self.disk = {latest: Saved(m, bits(resized), saved.which)}
-        self.state, self.n = jax.tree.map(jnp.asarray, resized), m
 
     @rule(which=WHICH)
     def change_the_exchange(self, which: int) -> None:

@@ -72,7 +72,7 @@ CHECKPOINTS = [
     (saving(1, STATE, [1]), r"extra .*\[1\]"),
     *bad(partial(slamb_jax.Checkpoints, "nowhere"), "exchange", "data"),
     (saving_twice, "step .*larger than the last, 3, got 3"),
-    (restoring({"w": jnp.ones((2, 3))}), "is of 4 workers, expected 2, .* --workers 2"),
+    (restoring({"w": jnp.ones((2, 3))}), "is of 4 workers, expected 2, .*workers=2"),
     (restoring({"v": jnp.ones((4, 3))}), r"\['v'\] is missing; \['w'\] is not expec"),
     (restoring({"w": jnp.ones((4, 2))}), r"\['w'\] has shape \[3\], expected \[2\]"),
     (restoring({"w": jnp.ones((4, 3), jnp.bfloat16)}), "float32, expected bfloat16"),
