@@ -216,7 +216,7 @@ def direction_for_norms(
     large = moments[0].size >= _LARGE
     if in_parts:
         if large:
-            # Behind a barrier of this leaf's the scalars do not become arrays that
+            # After a barrier of the leaf's own, scalars do not become arrays that
             # leaves of one shape share.
             scalars, moments = lax.optimization_barrier((scalars, moments))
         return lambda m, v: direction(scalars, m, v), moments
