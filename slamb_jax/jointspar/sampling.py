@@ -14,6 +14,7 @@ from slamb_jax import _checks as checks
 from slamb_jax._collectives import pany, pmean
 from slamb_jax._layout import broadcast_prefix
 from slamb_jax._leaves import is_none, map_present
+from slamb_jax._rounding import next_step
 from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.jointspar import distribution
 from slamb_jax.jointspar.distribution import JointSparState, active_layers
@@ -184,10 +185,8 @@ def jointspar(
         log_p, max_norm = distribution.update_distribution(
             log_p, norm, drawn, state.max_norm, budget, p_min, horizon
         )
-        # A count that stood still at the largest int32 would repeat its draws for ever.
-        is_last = state.count == np.int32(2**31 - 1)
         return updates, JointSparState(
-            count=jnp.where(is_last, np.int32(2**30), state.count + np.int32(1)),
+            count=next_step(state.count),
             seed=state.seed,
             worker=axes.worker_index(axis_name) if draws_alone else state.worker,
             log_p=dict(zip(names, log_p, strict=True)),
