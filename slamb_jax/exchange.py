@@ -105,6 +105,16 @@ class Exchange:
     param_specs: Any = dataclasses.field(default=None, hash=False)
     stacked: Any = dataclasses.field(default=None, hash=False)
 
+    def __new__(cls, *args: Any, **settings: Any) -> "Exchange":
+        """Refuses settings by position, which could be taken for each other."""
+        if len(args) > 1:
+            raise ValueError(
+                f"axis_name alone is given by position, got {args[1]!r} too: write the "
+                "name of the setting, such as payload=. The mesh has the number of "
+                "workers"
+            )
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         check_bool("overlap", self.overlap)
         known = isinstance(self.payload, str) and self.payload in _PAYLOADS
@@ -177,7 +187,8 @@ class Exchange:
         """The default settings in the payload that keeps to a share of the bytes.
 
         The ``payload`` is ``"ternary"``, ``"largest_of_7"``, ``"largest_of_31"`` or
-        ``"largest_of_127"``: the first that is small enough. The losses that were
+        ``"largest_of_127"``: the first that is small enough; with an ``outer``
+        optimizer ``"ternary"``, the only one that suits it. The losses that were
         recorded are in ``benchmarks/results/frontier.md``; ``slamb-jax advise --budget
         5%`` prints what to expect.
 
@@ -203,13 +214,15 @@ class Exchange:
             if isinstance(share, int | float) and 1 < share <= 100:
                 error.add_note(f"{share} % is {share / 100}")
             raise
-        for payload in FORMATS:
+        formats = FORMATS if settings.get("outer") is None else FORMATS[:1]
+        for payload in formats:
             exchange = cls(axis_name, **{"payload": payload} | settings)
             if (least := exchange.share(params)) <= share:
                 return exchange
         raise ValueError(
             f"share must be at least {least:.2g} for these parameters, got {share!r}: "
-            "give an outer optimizer and a sync_every of 30, say, to send less"
+            "to send less give an outer optimizer and a sync_every of 30, say, with "
+            "which all workers must draw from the same data"
         )
 
     def share(self, params: chex.ArrayTree) -> float:

@@ -108,9 +108,12 @@ class Advice:
     def verdict(self) -> str:
         """``"will pay: ..."``, or ``"will not pay: ..."``, and the reason.
 
-        It is ``"may not pay: ..."`` for a step that is faster at a higher loss.
+        It is ``"may not pay: ..."`` for a step that is faster at a higher loss, and
+        ``"may pay: ..."`` for one that is faster and whose loss is not recorded.
         """
         will = "will" if self.pays else "may not" if self.faster else "will not"
+        if self.pays and self.expected_loss is None:
+            will = "may"
         share = self.dense_bfloat16.exchange_seconds / self.dense_bfloat16.step_seconds
         loss = "No loss is recorded for this exchange: train a dense run beside it."
         if self.expected_loss is not None:

@@ -33,7 +33,8 @@ def lion(
       p &\leftarrow p - lr\,(\operatorname{sign}(C) + \lambda p)
 
     In codes of three values C may be 0, where nothing is stepped, so that Lion is
-    slower where workers' data differ: see ``python -m benchmarks.different_data``.
+    slower where workers' data differ: give ``payload="uniform8"`` there. See ``python
+    -m benchmarks.different_data``.
 
     A single worker's steps are those of ``optax.lion``. Where workers step by
     themselves, as with an ``outer`` optimizer, C is of the worker's own momentum; see

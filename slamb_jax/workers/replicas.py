@@ -143,11 +143,12 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
 
     Args:
       tree: a tree of arrays of shape ``(n, ...)``, as :func:`replicate` returns them.
+        One that has a single copy is refused only where its leaves show it.
 
     Returns:
-      A tree of arrays without that axis, on one local device and not committed to it.
-      If any leaf is sharded over further axes of the mesh, all stay on the mesh, and
-      sharded as before.
+      A tree of arrays without that axis, on one local device and not committed to it;
+      on the mesh that ``jax.set_mesh`` has set, if there is one. If any leaf is sharded
+      over further axes of the mesh, all stay on the mesh, and sharded as before.
 
     Raises:
       ValueError: unless all leaves have a leading axis of the same length.
