@@ -105,16 +105,6 @@ class Exchange:
     param_specs: Any = dataclasses.field(default=None, hash=False)
     stacked: Any = dataclasses.field(default=None, hash=False)
 
-    def __new__(cls, *args: Any, **settings: Any) -> "Exchange":
-        """Refuses settings by position, which could be taken for each other."""
-        if len(args) > 1:
-            raise ValueError(
-                f"axis_name alone is given by position, got {args[1]!r} too: write the "
-                "name of the setting, such as payload=. The mesh has the number of "
-                "workers"
-            )
-        return super().__new__(cls)
-
     def __post_init__(self) -> None:
         check_bool("overlap", self.overlap)
         known = isinstance(self.payload, str) and self.payload in _PAYLOADS

@@ -103,6 +103,5 @@ MADE = [
     (slamb_jax.Exchange.paper(selection=EveryOther()).to_json, "selection .*JSON"),
     (of(budget, "data", 5, PARAMS), r"share must be in \(0.0, 1.0\], got 5"),
     (of(budget, "data", 1e-4, PARAMS), "share must be at least .*0.0001: to send less"),
-    (of(slamb_jax.Exchange, "data", 4), "axis_name alone is given by position, got 4"),
     (of(slamb_jax.Exchange().share, {}), "params must have elements, got {}"),
 ]
