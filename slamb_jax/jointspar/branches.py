@@ -110,8 +110,9 @@ def _call_with_fast_convolutions(vjp: Vjp, cotangent: Any) -> tuple[Any, ...]:
 
 def _reordered(program: Any) -> Any:
     """A jaxpr, open or closed, whose convolutions are calls of :func:`_convolve`."""
-    if hasattr(program, "jaxpr"):
-        return program.replace(jaxpr=_reordered(program.jaxpr))
+    open_one = getattr(program, "jaxpr", program)  # itself, from jax 0.12 on
+    if open_one is not program:
+        return program.replace(jaxpr=_reordered(open_one))
 
     def reorder(eqn: Any) -> Any:
         if eqn.primitive is lax.conv_general_dilated_p:
