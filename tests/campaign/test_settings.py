@@ -23,6 +23,7 @@ from tests.campaign.settings import (
 from tests.close import assert_close
 from tests.optimizers import standard_promotion
 from tests.pairwise import Row, name_of, pairwise
+from tests.shards import OLD
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -58,6 +59,8 @@ def case(i: int, row: Row) -> Any:
 
 @pytest.mark.parametrize("row", [case(i, row) for i, row in enumerate(ROWS)])
 def test_any_two_settings_together(row: Row, monkeypatch: Any) -> None:
+    if OLD and "shards" in row["layout"] and row["mapping"] == "per_worker_step":
+        pytest.skip("axes that are left to the compiler need a jax newer than 0.7")
     monkeypatch.setattr(_codes, "_LARGE", row["large"])
     state = one_of_each_group(row, run_in_place(row))
     for x in jax.tree.leaves(state):
