@@ -81,8 +81,10 @@ def picture(found: dict[Setting, report.Cells], path: Path) -> None:
             )  # fmt: skip
         panel.axhline(0, color="black", linewidth=0.8)
         panel.set(xscale="log", title=str(setting), xlabel="share of dense bytes")
-        panel.set_ylim(-2, 45)
         panel.grid(alpha=0.3)
+    lowest = min(panel.dataLim.y0 for panel in panels[0])
+    for panel in panels[0]:
+        panel.set_ylim(min(-2, lowest - 1), 45)  # above it a method is off the picture
     panels[0][0].set_ylabel("loss above the best dense run, %")
     lines: dict[str, Any] = {}
     for panel in panels[0]:
