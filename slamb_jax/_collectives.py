@@ -145,13 +145,12 @@ def psum_each(
     flat = [jax.tree.leaves(tree) for tree in trees]
     types = [frozenset().union(*map(varying_axes, arrays)) for arrays in flat]
     kinds = list(zip(axes, types, strict=True))
-    for kind in dict.fromkeys(kinds):
-        places = [i for i, x in enumerate(kinds) if x == kind and kind[0]]
-        if places:
-            arrays, treedef = jax.tree.flatten([trees[i] for i in places])
-            sums = unravel(lax.psum(ravel(arrays), kind[0]), arrays)
-            for i, tree in zip(places, jax.tree.unflatten(treedef, sums), strict=True):
-                out[i] = tree
+    for kind in dict.fromkeys(x for x in kinds if x[0]):
+        places = [i for i, x in enumerate(kinds) if x == kind]
+        arrays, treedef = jax.tree.flatten([trees[i] for i in places])
+        sums = unravel(lax.psum(ravel(arrays), kind[0]), arrays)
+        for i, tree in zip(places, jax.tree.unflatten(treedef, sums), strict=True):
+            out[i] = tree
     return out
 
 

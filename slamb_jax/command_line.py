@@ -189,8 +189,10 @@ def _advise(given: Mapping[str, Any]) -> str:
 
 def _exchange(given: Mapping[str, Any]) -> Exchange:
     """The exchange of ``--exchange FILE``, with the options given beside it."""
+    recorded = given.get("exchange", Exchange())
     settings = _settings_of(Exchange, given)
-    exchange = dataclasses.replace(given.get("exchange", Exchange("data")), **settings)
+    axis = {"axis_name": recorded.axis_name or "data"}
+    exchange = dataclasses.replace(recorded, **axis | settings)
     if "budget" not in given:
         return exchange
     if "payload" in settings:

@@ -85,6 +85,10 @@ def test_options_override_a_file_as_settings_of_an_exchange(capsys, tmp_path):
     path.write_text(json.dumps(recorded.to_json()))
     said = " ".join(advise(capsys, "--exchange", str(path)).split())
     assert f"{recorded!r}: 11% of the bytes" in said
+    path.write_text('{"payload": "uniform8"}')
+    said = advise(capsys, "--exchange", str(path))
+    assert "Exchange('data', payload='uniform8')" in said
+    path.write_text(json.dumps(recorded.to_json()))
     options = {"local_axis_name": "x", "sync_every": None}
     words = [f"--{k.replace('_', '-')}={v or 'never'}" for k, v in options.items()]
     more = ["--no-overlap", "--payload", "null", "--workers-per-node", "4"]
