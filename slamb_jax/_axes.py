@@ -8,7 +8,7 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import chex
 import jax
@@ -17,9 +17,27 @@ import jax.numpy as jnp
 Axes = frozenset[Hashable]
 AxisName = Hashable | tuple[Hashable, ...]
 
-_WORKERS: contextvars.ContextVar[tuple[tuple[Hashable, ...], ...]] = (
-    contextvars.ContextVar("axes of the step of workers being traced", default=((), ()))
+
+class _Exchange(Protocol):
+    @property
+    def axis_name(self) -> AxisName | None: ...
+
+
+class _Workers(NamedTuple):
+    """The workers whose step is traced, and the exchanges of its links."""
+
+    axes: tuple[Hashable, ...]
+    local: tuple[Hashable, ...]
+    exchanges: list[Any]
+
+
+_WORKERS: contextvars.ContextVar[_Workers | None] = contextvars.ContextVar(
+    "the workers whose step is traced", default=None
 )
+
+
+def _workers() -> _Workers:
+    return _WORKERS.get() or _Workers((), (), [])
 
 
 def as_tuple(axis_name: AxisName | None) -> tuple[Hashable, ...]:
@@ -121,20 +139,24 @@ def step_of_workers(
 
     Types tell too, but not with ``check_vma=False``.
     """
-    token = _WORKERS.set((as_tuple(axis_name), as_tuple(local_axis_name)))
+    token = _WORKERS.set(_Workers(as_tuple(axis_name), as_tuple(local_axis_name), []))
     try:
         yield
     finally:
         _WORKERS.reset(token)
 
 
-def check_workers(axis_name: AxisName | None) -> None:
+def check_workers(exchange: _Exchange) -> None:
     """Raises for an exchange between others than the workers whose step is traced.
 
-    None passes: the user may have averaged the gradients, which only types tell.
+    No axis passes: the user may have averaged the gradients, which only types tell.
     """
-    workers, _ = _WORKERS.get()
-    if workers and axis_name is not None and set(workers) != set(as_tuple(axis_name)):
+    axis_name = exchange.axis_name
+    workers, _, exchanges = _workers()
+    if not workers or axis_name is None:
+        return
+    exchanges.append(exchange)
+    if set(workers) != set(as_tuple(axis_name)):
         raise ValueError(
             f"axis_name={axis_name!r} of an exchange in step is not that of the "
             f"workers, {workers if len(workers) > 1 else workers[0]!r}: give the "
@@ -143,9 +165,14 @@ def check_workers(axis_name: AxisName | None) -> None:
         )
 
 
+def exchanges_in_step() -> list[Any]:
+    """The exchanges of the links that were updated in the step so far."""
+    return _workers().exchanges
+
+
 def missed_axes(tree: chex.ArrayTree, known: Sequence[Hashable]) -> list[Hashable]:
     """The axes over which the tree may differ between devices, but for those known."""
-    workers, local = _WORKERS.get()
+    workers, local, _ = _workers()
     return _unknown(frozenset(workers + local) | _varying(tree), known)
 
 

@@ -192,7 +192,7 @@ def scale_by_slamb(
         check_params(params)
         if exchange.local_axis_name is not None:
             updates = mean_gradients(updates, params, exchange.local_axis_name)
-        check_workers(exchange.axis_name)
+        check_workers(exchange)
         check_local(updates, exchange.axis_name, exchange.shard_axes)
         check_gradients(updates, state.mu)
         step = next_step(state.count)

@@ -354,16 +354,16 @@ def test_gradients_averaged_by_hand_need_no_exchange():
 
 SELDOM = slamb_jax.Exchange(AXIS, sync_every=2, outer=optax.sgd(1.0))
 LONE = {
-    "optax's optimizer": (optax.adamw(0.1), N, True),
-    "one worker": (optax.adamw(0.1), 1, False),
-    "averaged by hand": (optax.chain(BY_HAND, optax.adamw(0.1)), N, False),
-    "averaged at times": (slamb_jax.adamw(0.1, SELDOM), N, False),
+    "optax's optimizer": (optax.adamw(0.1), EXCHANGE, N, True),
+    "one worker": (optax.adamw(0.1), EXCHANGE, 1, False),
+    "by hand": (optax.chain(BY_HAND, optax.adamw(0.1)), EXCHANGE, N, False),
+    "at times": (slamb_jax.adamw(0.1, SELDOM), SELDOM, N, False),
 }
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize(("tx", "n", "warns"), LONE.values(), ids=LONE)
-def test_workers_that_train_by_themselves_are_told(tx, n, warns, check_vma):
+@pytest.mark.parametrize(("tx", "exchange", "n", "warns"), LONE.values(), ids=LONE)
+def test_workers_that_train_by_themselves_are_told(tx, exchange, n, warns, check_vma):
     def loss(params, batch):
         return jnp.mean((batch @ params["w"]) ** 2)
 
@@ -373,8 +373,8 @@ def test_workers_that_train_by_themselves_are_told(tx, n, warns, check_vma):
 
     mesh, params = mesh_of(n), {"w": jnp.ones((4, 3))}
     step = train_step(tx, loss)
-    run = slamb_jax.per_worker_step(step, mesh, EXCHANGE, check_vma=check_vma)
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, EXCHANGE)
+    run = slamb_jax.per_worker_step(step, mesh, exchange, check_vma=check_vma)
+    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
     batch = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
     with standard_promotion():
         if warns:
@@ -385,3 +385,27 @@ def test_workers_that_train_by_themselves_are_told(tx, n, warns, check_vma):
         state, _ = run(state, batch)  # it is told once
         run = slamb_jax.per_worker_step(evaluate, mesh, EXCHANGE)
         run(slamb_jax.replicate((params, jnp.float32(0)), mesh, EXCHANGE), batch)
+
+
+def test_an_optimizer_of_another_exchange_is_told():
+    """Once, with both; not where one of several optimizers has that of the workers."""
+    mesh, params, batch = mesh_of(2), {"w": jnp.ones((4, 3))}, np.ones((4, 4), "f4")
+    finer = dataclasses.replace(EXCHANGE, payload="uniform8")
+    one = slamb_jax.adamw(1e-2, finer)
+    both = optax.chain(one, slamb_jax.average_momentum(EXCHANGE))
+
+    def loss(params, batch):
+        return jnp.mean((batch @ params["w"]) ** 2)
+
+    def first_call(tx):
+        step = train_step(tx, loss)
+        run = slamb_jax.per_worker_step(step, mesh, EXCHANGE)
+        return run, slamb_jax.replicate((params, tx.init(params)), mesh, EXCHANGE)
+
+    run, state = first_call(one)
+    with pytest.warns(UserWarning, match="uniform8.*and not by") as caught:
+        state, _ = run(state, batch)
+    assert caught[0].filename == __file__
+    run(state, batch)  # warnings are errors
+    run, state = first_call(both)
+    run(state, batch)

@@ -77,6 +77,24 @@ def warn_if_alone(program: Any, axes: tuple[Hashable, ...]) -> None:
         )
 
 
+def warn_of_another(exchange: Exchange, in_step: list[Exchange]) -> None:
+    """Warns if no exchange in a traced step sends as that of its workers says.
+
+    Their axes need not be equal: ``average_gradients`` may come before, for a group.
+    """
+
+    def how(x: Exchange) -> tuple[Any, ...]:
+        return x.payload, x.sync_every, x.outer, x.overlap, x.selection
+
+    if in_step and how(exchange) not in map(how, in_step):
+        warnings.warn(
+            f"step exchanges by {in_step[0]!r}, that of its optimizer, and not by the "
+            f"exchange of slamb_jax.per_worker_step, {exchange!r}: give both the same",
+            UserWarning,
+            stacklevel=4,  # who called the step
+        )
+
+
 def _has_collective(program: Any, axes: set[Hashable]) -> bool:
     for eqn in program.eqns:
         names = eqn.params.get("axes", eqn.params.get("axis_name"))

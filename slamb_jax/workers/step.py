@@ -10,7 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slamb_jax._axes import as_tuple, step_of_workers, tracked_axes, vary_over
+from slamb_jax._axes import (
+    as_tuple,
+    exchanges_in_step,
+    step_of_workers,
+    tracked_axes,
+    vary_over,
+)
 from slamb_jax._checks import check_callable
 from slamb_jax.exchange import Exchange
 from slamb_jax.workers.guards import (
@@ -20,6 +26,7 @@ from slamb_jax.workers.guards import (
     check_same_step,
     check_together,
     warn_if_alone,
+    warn_of_another,
 )
 from slamb_jax.workers.mesh import (
     device_put_global,
@@ -96,7 +103,8 @@ def per_worker_step(
 
     Warns:
       UserWarning: at the first call, if ``step`` changes most of the state and
-        communicates nothing between the workers, as with ``optax.adamw``.
+        communicates nothing between the workers, as with ``optax.adamw``; or if no
+        optimizer in it has this exchange, but one has another.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
@@ -129,8 +137,8 @@ def per_worker_step(
     split = NamedSharding(mesh, PartitionSpec(between + local))
     everywhere = NamedSharding(mesh, PartitionSpec())
     within = local + exchange.shard_axes
-    trains: list[bool] = []  # of each traced step, whether it changes its state
-    program = _program(step, mesh, exchange, check_vma, trains)
+    found = _Found()
+    program = _program(step, mesh, exchange, check_vma, found)
     jitted = jax.jit(program, donate_argnums=0)
     calls = 0
 
@@ -151,8 +159,9 @@ def per_worker_step(
                 return jitted(*args)
             if not calls:
                 traced = jitted.trace(*args)  # once: jax keeps it for the call
-                if any(trains) and n > 1:
+                if found.trains and n > 1:
                     warn_if_alone(traced.jaxpr, between)
+                    warn_of_another(exchange, found.exchanges)
                 check_same_step(exchange, traced, mesh)
             state, report = jitted(*args)
         if within and not calls:
@@ -169,8 +178,16 @@ def per_worker_step(
     return WorkersStep(run, lower)
 
 
+@dataclasses.dataclass
+class _Found:
+    """What tracing the step found: if it changes its state, and its exchanges."""
+
+    trains: bool = False
+    exchanges: list[Exchange] = dataclasses.field(default_factory=list)
+
+
 def _program(
-    step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool, trains: list[bool]
+    step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool, found: _Found
 ) -> Step:
     """The step of all workers, made from the step of one; not jitted yet."""
     both = as_tuple(exchange.axis_name) + as_tuple(exchange.local_axis_name)
@@ -187,7 +204,8 @@ def _program(
         pairs = zip(*map(jax.tree.leaves, (own, new)), strict=True)
         floating = [(x, y) for x, y in pairs if jnp.issubdtype(x.dtype, jnp.floating)]
         changed = sum(x.size for x, y in floating if x is not y)
-        trains.append(2 * changed > sum(x.size for x, _ in floating))
+        found.trains |= 2 * changed > sum(x.size for x, _ in floating)
+        found.exchanges += exchanges_in_step()
         return new, report
 
     def program(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
