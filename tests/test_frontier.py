@@ -18,7 +18,8 @@ pytest.importorskip("sklearn")
 
 from benchmarks.frontier import __main__ as command
 from benchmarks.frontier import page, sweep
-from benchmarks.frontier.grid import CORE, GRIDS, NOISY, SEEDS, Setting
+from benchmarks.frontier.claims import paired
+from benchmarks.frontier.grid import CORE, GRIDS, MARGIN, NOISY, SEEDS, Setting
 from benchmarks.frontier.methods import DENSE, METHODS, exchanges, make
 from benchmarks.frontier.report import above_dense, cells, spread, variant_of
 from benchmarks.frontier.results import Results
@@ -164,6 +165,20 @@ def test_the_best_outer_step_counts_and_all_runs_are_counted(results: Results) -
     above = above_dense(found)
     assert above[DENSE] == [(1.0, 0.0)]
     assert above["DiLoCo"] == [(1.0, pytest.approx(10.0))]
+
+
+def test_a_claim_is_tried_on_pairs() -> None:
+    """Seeds that differ cancel; p is a half at the margin, and is small below it."""
+    dense = [1.0, 3.0, 2.0, 5.0]
+    noise = np.array([-0.001, 0.001, -0.002, 0.002])
+    at = paired(list(dense * np.exp(noise + math.log1p(MARGIN))), dense)
+    assert at.p == pytest.approx(0.5)
+    assert at.mean == pytest.approx(math.log1p(MARGIN))
+    half = 3.182446 * np.std(noise, ddof=1) / 2  # Student's t, three degrees of freedom
+    assert (at.low, at.high) == pytest.approx((at.mean - half, at.mean + half))
+    below = paired(list(dense * np.exp(noise)), dense)
+    assert below.seeds == 4
+    assert below.p < 0.005
 
 
 def test_the_losses_to_expect_are_those_recorded() -> None:

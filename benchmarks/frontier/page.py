@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.frontier import report
+from benchmarks.frontier.claims import claims_table
 from benchmarks.frontier.grid import GRIDS, Setting
 from benchmarks.frontier.methods import METHODS
 from benchmarks.frontier.results import Results
@@ -45,6 +46,7 @@ def write_page(settings: Iterable[Setting], results: Results, console: Console) 
             line(f"## {setting}")
             show(report.setting_table(setting, cells))
             show(report.rivals_table(setting, cells))
+            show(claims_table(setting, results))
     return path
 
 

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterable, Iterator
 
-from benchmarks.frontier.grid import SEEDS, TUNED_ON, Setting
+from benchmarks.frontier.grid import CLAIMED, SEEDS, TESTED_ON, TUNED_ON, Setting
 from benchmarks.frontier.methods import METHODS
 from benchmarks.frontier.results import Result, Results, last_loss
 from benchmarks.frontier.run import Run
@@ -47,15 +47,20 @@ def missing(setting: Setting, method: str, results: Results) -> Iterator[Run]:
     yield from rates(setting, method, results)
     rate = best_rate(setting, method, results)
     assert rate is not None  # all of its runs were yielded, and are there by now
-    yield from _absent((Run(setting, method, rate, seed) for seed in SEEDS), results)
+    claimed = CLAIMED.get(setting, {})
+    more = TESTED_ON if method in {*claimed, *claimed.values()} else ()
+    seeds = dict.fromkeys(SEEDS + more)
+    yield from _absent((Run(setting, method, rate, seed) for seed in seeds), results)
 
 
-def finished(setting: Setting, method: str, results: Results) -> list[Result]:
-    """The results of all seeds at the tuned rate, as far as there are any."""
+def finished(
+    setting: Setting, method: str, results: Results, seeds: Iterable[int] = SEEDS
+) -> list[Result]:
+    """The results of these seeds at the tuned rate, as far as there are any."""
     rate = best_rate(setting, method, results)
     if rate is None:
         return []
-    runs = [Run(setting, method, rate, seed) for seed in SEEDS]
+    runs = [Run(setting, method, rate, seed) for seed in seeds]
     return [found for run in runs if (found := results.get(run.key())) is not None]
 
 
