@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 
 import slamb_jax
 from slamb_jax.workers import agreement
-from tests.optimizers import random_tree
+from tests.optimizers import random_tree, step_on_gradients
 from tests.shards import mesh_4x2
 from tests.workers import AXIS, P, mesh_of, over_workers, stack, train
 
@@ -149,3 +149,24 @@ def test_momenta_that_oppose_each_other_are_told_from_those_that_do_not(place):
         assert low - 1e-3 <= of_matrix <= high + 1e-3, found
     with pytest.raises(ValueError, match="state must hold a momentum"):
         slamb_jax.momentum_agreement({"w": jnp.ones((N, 3))})
+
+
+def test_metrics_are_those_of_the_wire_report_and_of_the_state():
+    mesh, exchange = mesh_of(N), slamb_jax.Exchange(AXIS)
+    tx = slamb_jax.skip_not_finite(slamb_jax.adamw(1e-3, exchange), exchange)
+    shapes = {"w": (320, 80), "b": (2560,)}  # whole blocks in each of the slices
+    params = random_tree(shapes, 0)
+    run = slamb_jax.per_worker_step(step_on_gradients(tx), mesh, exchange)
+    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
+    grads = stack(random_tree(shapes, 1), N)
+    report = slamb_jax.wire_report(run.lower(state, grads))
+    state, _ = run(state, grads)
+    state, _ = run(state, grads | {"b": grads["b"].at[1].set(np.nan)})
+    found = slamb_jax.exchange_metrics(exchange, params)(state)
+    flag = 2 * 4 * (N - 1) / N  # an all-reduce of whether all gradients are finite
+    assert found["exchange/bytes_per_step"] == report.bytes_sent() - flag
+    share = exchange.share(params)
+    assert found["exchange/share_of_float32"] == share
+    assert found["exchange/share_of_bfloat16"] == 2 * share
+    assert found["exchange/agreement"] == pytest.approx(np.sqrt(N))  # equal gradients
+    assert found["exchange/skipped_steps"] == 1

@@ -1,0 +1,92 @@
+"""Numbers of an exchange for a log, while it trains."""
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from slamb_jax._bytes import means_of, share
+from slamb_jax.exchange import Exchange, check_exchange
+from slamb_jax.workers.agreement import momentum_agreement
+from slamb_jax.workers.mesh import check_replicas, replicated
+
+
+def exchange_metrics(
+    exchange: Exchange, params: chex.ArrayTree
+) -> Callable[[chex.ArrayTree], dict[str, float]]:
+    r"""Makes a function of the state that returns numbers of the exchange for a log.
+
+    Each device of n sends share B bytes a step, where averaging P float32 gradients by
+    a ring all-reduce sends :math:`B = 8 P (n - 1) / n`. All is computed when the
+    function is called; between calls nothing is counted, and nothing is sent.
+
+    Args:
+      exchange: the exchange of the optimizer.
+      params: the parameters, or their shapes and dtypes, without an axis of replicas.
+
+    Returns:
+      A function of the state of all workers, as a step returned it, to call before the
+      next step. With several processes, each must call it. It returns a dictionary:
+
+      * ``exchange/bytes_per_step``: bytes that each worker sends in a step, on average
+        over the steps; :func:`wire_report` counts them in the compiled program.
+      * ``exchange/share_of_float32`` and ``exchange/share_of_bfloat16``: these bytes
+        over those of averaging gradients in that dtype.
+      * ``exchange/agreement``: the median over the leaves of
+        :func:`momentum_agreement`, if the state has a momentum. It averages the momenta
+        once, so call the function seldom.
+      * ``exchange/skipped_steps``: all steps that :func:`skip_not_finite` skipped, if
+        the state has it.
+
+    Raises:
+      ValueError: if ``exchange`` is no exchange or ``params`` are empty or not floating
+        point; when called, for a state without a leading axis of replicas.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, slamb_jax
+      >>> exchange = slamb_jax.Exchange("data")
+      >>> tx = slamb_jax.skip_not_finite(slamb_jax.adamw(0.1, exchange), exchange)
+      >>> params = jnp.ones((64, 100))
+      >>> metrics = slamb_jax.exchange_metrics(exchange, params)
+      >>> def step(grads):
+      ...     return tx.update(grads, tx.init(params), params)[1]
+      >>> state = jax.vmap(step, axis_name="data")(jnp.ones((4, 64, 100)))
+      >>> for name, value in metrics(state).items():
+      ...     print(name, round(value, 3))
+      exchange/bytes_per_step 2040.0
+      exchange/share_of_float32 0.053
+      exchange/share_of_bfloat16 0.106
+      exchange/agreement 2.0
+      exchange/skipped_steps 0.0
+    """
+    elements, means = means_of(check_exchange(exchange), params)
+    of_float32 = share(elements, means)
+
+    def metrics(state: chex.ArrayTree) -> dict[str, float]:
+        n = check_replicas("state", state)
+        leaves = jax.tree_util.tree_leaves_with_path(state)
+        out = {
+            "exchange/bytes_per_step": of_float32 * 8 * elements * (n - 1) / n,
+            "exchange/share_of_float32": of_float32,
+            "exchange/share_of_bfloat16": 2 * of_float32,
+        }
+        if any(_is(path, "mu") for path, _ in leaves):
+            agreement = momentum_agreement(state).values()
+            out["exchange/agreement"] = statistics.median(agreement)
+        if skipped := [x for path, x in leaves if _is(path, "total_notfinite")]:
+            out["exchange/skipped_steps"] = float(replicated(_most, skipped))
+        return out
+
+    return metrics
+
+
+def _most(counts: list[jax.Array]) -> jax.Array:
+    return jnp.max(jnp.stack(counts))
+
+
+def _is(path: tuple[Any, ...], name: str) -> bool:
+    """Whether a leaf is of a field of this name."""
+    return any(getattr(key, "name", None) == name for key in path)
