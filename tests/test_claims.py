@@ -1,0 +1,125 @@
+"""CLAIMS.md: it has every figure of the README, and its data have every figure."""
+
+import functools
+import importlib.util
+import re
+from collections import Counter
+
+import jax
+import pytest
+
+pytest.importorskip("sklearn")
+
+import slamb_jax
+from benchmarks.frontier import report
+from benchmarks.frontier.grid import GRIDS
+from benchmarks.frontier.methods import DENSE
+from benchmarks.frontier.results import Results
+from tests.programs import ROOT
+
+WORDS = {"half": 2, "third": 3, "tenth": 10, "eighteenth": 18, "nineteenth": 19}
+NOT_PROSE = re.compile(r"^```.*?^```$|`[^`\n]*`|!?\[[^\]]*\]\([^)]*\)", re.M | re.S)
+NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)*(?: ?%)?"
+FIGURE = re.compile(rf"(?<![\w.])(?<!\w-){NUMBER}|\b(?:{'|'.join(WORDS)})\b")
+
+
+def figures(text):
+    """Numbers in digits, and fractions in words, without what is code or a link."""
+    return [x.replace(" ", "") for x in FIGURE.findall(NOT_PROSE.sub(" ", text))]
+
+
+def claims():
+    """The rows: the page, then the seven columns."""
+    page = None
+    for line in (ROOT / "CLAIMS.md").read_text().splitlines():
+        if line.startswith("## "):
+            page = line.strip("# `")
+        elif page and re.match(r"\| (?!claim \|)", line):
+            yield page, *(cell.strip() for cell in line.strip("|").split("|"))
+
+
+@functools.cache
+def cells(path, name):
+    (setting,) = {s for grid in GRIDS.values() for s in grid if str(s) == name}
+    return setting, report.cells(setting, Results(path))
+
+
+def of_runs(path, locator, seeds):
+    """Sizes, rates, losses and shares of methods, and the first beside the others."""
+    name, methods = locator.split(": ", 1)
+    setting, found = cells(path, name)
+    chosen = [found[method] for method in methods.split(" / ")]
+    parameters = found[DENSE].runs[0]["points"][-1]["exchanges"][0][1] / 4
+    yield from (setting.workers, setting.batch, setting.steps, parameters)
+    for cell in chosen:
+        assert ", ".join(str(run["key"]["seed"]) for run in cell.runs) == seeds
+        rates = [x.runs[0]["key"]["rate"] for x in (chosen[0], cell)]
+        share = cell.bytes / found[DENSE].bytes
+        yield from (share, 2 * share, 32 * share)  # also of bfloat16, and in bits
+        yield from (cell.loss, rates[1], rates[0] / rates[1])
+        yield chosen[0].bytes / cell.bytes
+        yield f"{100 * abs(chosen[0].loss / cell.loss - 1)}%"
+
+
+def of_text(path, locator):
+    """The numbers of the table row, or the paragraph, that has all parts of it."""
+    blocks = [" ".join(x.split()) for x in re.split(r"\n\n|\n(?=\|)", path.read_text())]
+    found = [x for x in blocks if all(part in x for part in locator.split(" & "))]
+    assert len(found) == 1, f"{locator!r} is in {len(found)} places of {path.name}"
+    return re.findall(NUMBER, found[0])
+
+
+def values(source, seeds):
+    """What the data say at one place of the column "data"."""
+    name, locator = re.fullmatch(r"`([^`]+)` (.+)", source).groups()
+    if name == "Exchange.share":  # of one large kernel
+        kernel = jax.ShapeDtypeStruct((4096, 1024), "float32")
+        return [slamb_jax.Exchange("data", payload=locator).share([kernel])]
+    if name.endswith(".jsonl"):
+        return list(of_runs(ROOT / name, locator, seeds))
+    return of_text(ROOT / name, locator)
+
+
+def has(found, figure):
+    """Whether one of the values is the figure, to the decimals that it is given in."""
+    texts = [re.sub("[, ]", "", str(x)) for x in found]
+    if figure.endswith("%"):
+        texts = [x for x in texts if x.endswith("%")]
+    numbers = [float(x.rstrip("%")) for x in texts if x.count(".") < 2]
+    if figure in WORDS:
+        return any(x > 0 and round(1 / x) == WORDS[figure] for x in numbers)
+    figure = figure.rstrip("%").replace(",", "")
+    decimals = figure.partition(".")[2]
+    if "." in decimals:  # a version
+        return figure in texts
+    off = 0.5001 * 10 ** -len(decimals) if decimals else 0
+    return any(abs(x - float(figure)) <= off for x in numbers)
+
+
+def test_every_figure_of_the_readme_has_a_row():
+    rows = [figures(row[2]) for row in claims() if row[0] == "README.md"]
+    of_rows = [figure for row in rows for figure in row]
+    assert Counter(figures((ROOT / "README.md").read_text())) == Counter(of_rows)
+    assert len(of_rows) > 50, "nothing was looked up"
+
+
+@pytest.mark.parametrize(
+    "row", list(claims()), ids=lambda row: f"{row[0]}: {row[1][:40]}"
+)
+def test_the_data_have_the_figures(row):
+    page, _, figure, command, data, seeds, against, falsifies = row
+    assert all((figures(figure), against, falsifies))
+    assert set(figures(figure)) <= set(figures((ROOT / page).read_text())), page
+    found = [value for source in data.split("; ") for value in values(source, seeds)]
+    assert [x for x in figures(figure) if not has(found, x)] == []
+    for module in re.findall(r"python -m ([\w.]+)", command):
+        assert importlib.util.find_spec(module), module
+
+
+def test_a_figure_that_the_data_do_not_have_is_refused():
+    source = (
+        "`benchmarks/results/frontier.jsonl` byte_lm-8x8-300: AdamW, b1 0.8 / AdamW"
+    )
+    found = values(source, "0, 1, 2")
+    assert all(has(found, x) for x in ("1.681", "7.8%", "300", "1"))
+    assert not any(has(found, x) for x in ("1.680", "7.7%", "301", "third", "0.7.0"))
