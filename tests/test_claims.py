@@ -103,9 +103,7 @@ def test_every_figure_of_the_readme_has_a_row():
     assert len(of_rows) > 50, "nothing was looked up"
 
 
-@pytest.mark.parametrize(
-    "row", list(claims()), ids=lambda row: f"{row[0]}: {row[1][:40]}"
-)
+@pytest.mark.parametrize("row", list(claims()), ids=lambda row: ": ".join(row[:2]))
 def test_the_data_have_the_figures(row):
     page, _, figure, command, data, seeds, against, falsifies = row
     assert all((figures(figure), against, falsifies))
@@ -117,9 +115,7 @@ def test_the_data_have_the_figures(row):
 
 
 def test_a_figure_that_the_data_do_not_have_is_refused():
-    source = (
-        "`benchmarks/results/frontier.jsonl` byte_lm-8x8-300: AdamW, b1 0.8 / AdamW"
-    )
-    found = values(source, "0, 1, 2")
+    dense = "`benchmarks/results/frontier.jsonl` byte_lm-8x8-300: AdamW, b1 0.8 / AdamW"
+    found = values(dense, "0, 1, 2")
     assert all(has(found, x) for x in ("1.681", "7.8%", "300", "1"))
     assert not any(has(found, x) for x in ("1.680", "7.7%", "301", "third", "0.7.0"))
