@@ -18,12 +18,15 @@ TINY |= {"width": 16, "heads": 2, "eval-batch": 8}
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
-def run(rate=0.1, *, workers=4, batch=4, sent=None):
+def program_of(workers=4, batch=4):
     method = simulated.Method("SGD", lambda rate, _: dense(optax.sgd(rate), "data"))
-    program = simulated.Program(
+    return simulated.Program(
         task("digits"), method, workers=workers, batch=batch, steps=8
     )
-    return simulated.train(program, rate, due=[3, 8], sent=sent)
+
+
+def run(rate=0.1, *, workers=4, batch=4, sent=None):
+    return simulated.train(program_of(workers, batch), rate, due=[3, 8], sent=sent)
 
 
 def test_dense_runs_are_those_of_one_worker_with_all_of_the_batch():
@@ -45,6 +48,28 @@ def test_a_run_that_diverges_has_nan_from_there_on():
     assert all(map(math.isnan, found.losses))
     assert found.sent == [15.0, 40.0]
     assert len(found.steps) == len(found.losses) == len(found.seconds) == 2
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(simulated, "SAVED_EVERY", 0.0)
+    program, kept = program_of(), {"due": [3, 8], "resume": tmp_path / "kept"}
+    step, calls = program.step, []
+
+    def stopped(state, batch):
+        calls.append(None)
+        if len(calls) == 6:  # in the sixth step
+            raise KeyboardInterrupt
+        return step(state, batch)
+
+    program.compile()
+    program.step = stopped
+    with pytest.raises(KeyboardInterrupt):
+        simulated.train(program, 0.1, **kept)
+    calls.clear()
+    found = simulated.train(program, 0.1, **kept)
+    assert found.losses == run().losses
+    assert len(calls) == 3
+    assert 0 < found.seconds[0] < found.seconds[1]
 
 
 @pytest.mark.long

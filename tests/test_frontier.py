@@ -211,8 +211,8 @@ def test_the_recorded_page_is_that_of_the_recorded_data(
 
 
 @pytest.mark.long
-def test_a_run_that_diverges_ends() -> None:
-    diverged = execute(Run(SETTING, "AdamW", 1e30, 0))
+def test_a_run_that_diverges_ends(tmp_path: Path) -> None:
+    diverged = execute(Run(SETTING, "AdamW", 1e30, 0), tmp_path)
     assert [point["loss"] for point in diverged["points"]] == [None]
 
 

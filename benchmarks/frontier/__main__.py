@@ -1,9 +1,9 @@
 """Loss against bytes: the exchange of this library beside its rivals.
 
 Run from the root of the repository: ``python -m benchmarks.frontier``. It does the runs
-of the grid that are missing, one line of the results for each, so that it may be
-stopped and started again; then it prints tables, and writes them, with a picture, to a
-page beside the results.
+of the grid that are missing, one line of the results for each, and keeps a checkpoint
+of a long run, so that it may be stopped and started again; then it prints tables, and
+writes them, with a picture, to a page beside the results.
 """
 
 import dataclasses
@@ -21,12 +21,14 @@ from benchmarks.frontier.results import Results, last_loss
 from benchmarks.frontier.run import execute
 from benchmarks.frontier.sweep import missing
 
+Grid = Literal["frontier", "unseen", "apart", "big", "scale", "huge", "smoke"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """The runs to make."""
 
-    grid: Literal["frontier", "unseen", "apart", "big", "huge", "smoke"] = "frontier"
+    grid: Grid = "frontier"
     only: tuple[str, ...] = ()
     """methods by name, or parts of "setting method", the name of a pair"""
     budget: float = float("inf")  # seconds after which no run is started
@@ -61,7 +63,7 @@ def run_all(config: Config, results: Results, console: Console) -> None:
             if time.monotonic() > stop:
                 console.print(f"The budget of {config.budget:g} s is spent.")
                 return
-            result = execute(run)
+            result = execute(run, results.path.parent / "unfinished")
             results.add(result)
             console.print(
                 f"{last_loss(result):.3f}  {run.setting}  {method}  rate {run.rate:g}  "

@@ -5,7 +5,14 @@ import dataclasses
 SEEDS = (0, 1, 2)
 # The middle of a method's rates is for a small model: larger ones want lower rates, and
 # post-norm encoders, which learn nothing above some rate.
-LOWER = {"byte_lm_3m": 8, "byte_lm_50m": 16, "masked": 8}
+LOWER = {
+    "byte_lm_23k": 0.5,
+    "byte_lm_427k": 2,
+    "byte_lm_1600k": 4,
+    "byte_lm_3m": 8,
+    "byte_lm_50m": 16,
+    "masked": 8,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +46,16 @@ UNSEEN = (  # no exchange was chosen on these
 )
 APART = (Setting("byte_lm_apart", 8, 8, 300),)  # each worker has files of its own
 BIG = (Setting("byte_lm_3m", 4, 8, 2000),)
+SCALE = tuple(  # 20 bytes of text for each parameter, in whole rounds
+    Setting(task, 8, 8, steps)
+    for task, steps in (
+        ("byte_lm_23k", 125),
+        ("byte_lm", 600),
+        ("byte_lm_427k", 2075),
+        ("byte_lm_1600k", 7575),
+        ("byte_lm_3m", 15825),
+    )
+)
 HUGE = (Setting("byte_lm_50m", 8, 8, 2000),)  # for a GPU
 # Where the loss differs more between seeds than between rates, the rate is chosen on
 # the mean of these seeds; elsewhere on the first.
@@ -57,6 +74,7 @@ GRIDS = {
     "unseen": UNSEEN,
     "apart": APART,
     "big": BIG,
+    "scale": SCALE,
     "huge": HUGE,
     "smoke": (Setting("digits", 4, 4, 50),),
 }

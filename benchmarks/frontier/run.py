@@ -2,8 +2,12 @@
 
 import dataclasses
 import functools
+import hashlib
+import json
 import math
+import shutil
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -51,13 +55,19 @@ def program(setting: Setting, method: str) -> simulated.Program:
     )
 
 
-def execute(run: Run) -> Result:
-    """Trains; the losses, the collectives up to then, and the time of a step."""
+def execute(run: Run, unfinished: Path) -> Result:
+    """Trains; the losses, the collectives up to then, and the time of a step.
+
+    A run that was stopped goes on from its last checkpoint below ``unfinished``.
+    """
     began = time.perf_counter()
     setting = run.setting
     compiled = program(setting, run.method)
     due = simulated.evaluation_steps(setting.steps, EVALUATIONS, ROUND)
-    found = simulated.train(compiled, run.rate, run.seed, due=due)
+    text = json.dumps(run.key(), sort_keys=True)
+    resume = unfinished / hashlib.sha256(text.encode()).hexdigest()[:16]
+    found = simulated.train(compiled, run.rate, run.seed, due=due, resume=resume)
+    shutil.rmtree(resume)
     params = jax.eval_shape(compiled.task.init, jax.random.key(0))
     rival = make(run.method, run.rate, setting)
     points: list[dict[str, Any]] = []

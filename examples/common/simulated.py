@@ -5,10 +5,13 @@ parameters and sees the same batches. A program that trains a model across devic
 :mod:`examples.common.loop` instead.
 """
 
+import contextlib
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
@@ -26,6 +29,8 @@ DEFAULT = slamb_jax.Exchange(AXIS)
 """For methods that communicate on their own, which use only its axis."""
 TOGETHER = 16
 """Examples whose gradients are computed at once: few are often faster on a CPU."""
+SAVED_EVERY = 600.0
+"""Seconds between checkpoints of a run that can resume."""
 
 Batch: TypeAlias = Any  # a tree of arrays with the examples along their first axis
 State: TypeAlias = Any  # of all workers: parameters, optimizer state, peak rate
@@ -184,6 +189,7 @@ def train(
     due: Sequence[int] | None = None,
     sent: Callable[[int], float] | None = None,
     show: bool = False,
+    resume: Path | None = None,
 ) -> Run:
     """Trains with one method from a seed, which fixes parameters and batches.
 
@@ -195,6 +201,8 @@ def train(
       sent: of a step t, the bytes that each worker has sent in the first t steps, such
         as ``examples.common.traffic.Traffic.until``. None: ``Run.sent`` is empty.
       show: a progress bar with the last loss.
+      resume: a directory, where a checkpoint is kept every ten minutes; a run that was
+        stopped goes on from there. None: nothing is kept.
 
     Returns:
       The losses, bytes and seconds. Training ends at the first evaluation whose loss is
@@ -208,9 +216,20 @@ def train(
     times: list[float] = []
     seconds: list[float] = []
     drawn: list[Any] = []
-    name = f"{program.method.name:28}"
-    with progress_bar(name, 0, program.steps, hidden=not show) as move:
-        for t, batch in enumerate(program.batches(seed), 1):
+    first = 0
+    with contextlib.ExitStack() as stack:
+        checkpoints = None
+        if resume is not None:
+            checkpoints = stack.enter_context(slamb_jax.Checkpoints(resume))
+            if found := checkpoints.restore(state):
+                first, state = found.step, found.state
+                losses, times, seconds = found.extra["kept"]
+        name = f"{program.method.name:28}"
+        bar = progress_bar(name, first, program.steps, hidden=not show)
+        move = stack.enter_context(bar)
+        saved = time.monotonic()
+        batches = itertools.islice(program.batches(seed), first, None)
+        for t, batch in enumerate(batches, first + 1):
             began = time.perf_counter()
             state, about = jax.block_until_ready(program.step(state, batch))
             times.append(time.perf_counter() - began)
@@ -223,6 +242,9 @@ def train(
             move(t, f"evaluation loss {losses[-1]:.3f}" if losses else "")
             if losses and math.isnan(losses[-1]):
                 break
+            if checkpoints is not None and time.monotonic() > saved + SAVED_EVERY:
+                checkpoints.save(t, state, {"kept": [losses, times, seconds]})
+                saved = time.monotonic()
     missing = len(due) - len(losses)
     return Run(
         name=program.method.name,
