@@ -163,8 +163,8 @@ def test_the_best_outer_step_counts_and_all_runs_are_counted(results: Results) -
     assert spread([1.0, 2.0]) == "1.500 ± 0.707"  # over seeds
     assert spread([float("inf"), 1.0]) == "diverged"
     above = above_dense(found)
-    assert above[DENSE] == [(1.0, 0.0)]
-    assert above["DiLoCo"] == [(1.0, pytest.approx(10.0))]
+    assert above[DENSE] == [(1.0, 0.0, 0.0)]
+    assert above["DiLoCo"] == [(1.0, pytest.approx(10.0), 0.0)]
 
 
 def test_a_claim_is_tried_on_pairs() -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.frontier import report
 from benchmarks.frontier.claims import claims_table
-from benchmarks.frontier.grid import GRIDS, Setting
+from benchmarks.frontier.grid import GRIDS, NOISY, Setting
 from benchmarks.frontier.methods import METHODS
 from benchmarks.frontier.results import Results
 
@@ -40,6 +40,8 @@ def write_page(settings: Iterable[Setting], results: Results, console: Console) 
         line(f"Printed by `python -m benchmarks.frontier{option} --report`.")
         image = path.with_suffix(".png")
         picture(found, image)
+        if NOISY in found:
+            picture({NOISY: found[NOISY]}, path.with_name("loss_against_bytes.png"))
         line(f"![Loss above the best dense run, against bytes]({image.name})")
         show(report.overview(found))
         for setting, cells in found.items():
@@ -62,13 +64,16 @@ def _markdown(table: Table) -> str:
 
 
 def picture(found: dict[Setting, report.Cells], path: Path) -> None:
-    """By how much each method ends above the best dense run, against its bytes."""
+    """By how much each method ends above the best dense run, against its bytes.
+
+    With intervals of 95 % over seeds.
+    """
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     figure, panels = plt.subplots(
-        1, len(found), figsize=(4.2 * len(found), 4.4), sharey=True, squeeze=False,
-        layout="constrained",
+        1, len(found), figsize=(max(7.0, 4.2 * len(found)), 4.6), sharey=True,
+        squeeze=False, layout="constrained",
     )  # fmt: skip
     colors = [plt.get_cmap("tab20")(i) for i in range(20)]
     groups = list(dict.fromkeys(map(report.group, METHODS)))
@@ -76,10 +81,11 @@ def picture(found: dict[Setting, report.Cells], path: Path) -> None:
     for panel, (setting, cells) in zip(panels[0], found.items(), strict=True):
         for name, points in report.above_dense(cells).items():
             ours = name in report.OUR_GROUPS
-            shares, losses = zip(*points, strict=True)
-            panel.plot(
-                shares, losses, "o-" if ours else "s--", color=color[name], label=name,
-                linewidth=2.2 if ours else 1, markersize=5 if ours else 4,
+            shares, losses, intervals = zip(*points, strict=True)
+            panel.errorbar(
+                shares, losses, intervals, fmt="o-" if ours else "s--",
+                color=color[name], label=name, linewidth=2.2 if ours else 1,
+                markersize=5 if ours else 4, capsize=2, elinewidth=1,
             )  # fmt: skip
         panel.axhline(0, color="black", linewidth=0.8)
         panel.set(xscale="log", title=str(setting), xlabel="share of dense bytes")
@@ -93,6 +99,9 @@ def picture(found: dict[Setting, report.Cells], path: Path) -> None:
         handles, labels = panel.get_legend_handles_labels()
         lines |= dict(zip(labels, handles, strict=True))
     names = [name for name in groups if name in lines]
-    figure.legend(handles=[lines[x] for x in names], loc="outside lower center", ncol=7)
+    figure.legend(
+        handles=[lines[x] for x in names], loc="outside lower center",
+        ncol=7 if len(found) > 1 else 5,
+    )  # fmt: skip
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -1,9 +1,11 @@
 """Tables with spreads, from the results as far as there are any."""
 
 import dataclasses
+import math
 import statistics
 
 from rich.table import Table
+from scipy import stats
 
 from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.methods import DENSE, METHODS, OURS
@@ -32,6 +34,14 @@ class Cell:
     def loss(self) -> float:
         """The last evaluation loss, over seeds."""
         return statistics.fmean(self.losses)
+
+    @property
+    def half_interval(self) -> float:
+        """Half the interval of 95 % of the mean, by Student's t; 0 for one run."""
+        if (n := len(self.losses)) == 1 or self.loss == float("inf"):
+            return 0.0
+        t = float(stats.t.ppf(0.975, n - 1))
+        return t * statistics.stdev(self.losses) / math.sqrt(n)
 
     @property
     def bytes(self) -> float:
@@ -74,8 +84,8 @@ def cells(setting: Setting, results: Results) -> Cells:
     return dict(best.values())
 
 
-def above_dense(found: Cells) -> dict[str, list[tuple[float, float]]]:
-    """Of each group the share of dense bytes and the loss above the best, in %.
+def above_dense(found: Cells) -> dict[str, list[tuple[float, float, float]]]:
+    """Of each group the share of dense bytes, and the loss above the best in % and ±.
 
     Settings that are no better than others of their group at fewer bytes are left out.
     """
@@ -83,14 +93,14 @@ def above_dense(found: Cells) -> dict[str, list[tuple[float, float]]]:
         return {}
     shares = {name: cell.bytes / found[DENSE].bytes for name, cell in found.items()}
     best = min(cell.loss for name, cell in found.items() if shares[name] > 0.9)
-    out: dict[str, list[tuple[float, float]]] = {}
+    out: dict[str, list[tuple[float, float, float]]] = {}
     for name in sorted(shares, key=shares.__getitem__):
         above = 100 * (found[name].loss / best - 1)
         points = out.setdefault(group(name), [])
         if points and above < points[-1][1] and shares[name] <= 1.001 * points[-1][0]:
             points.pop()
         if not points or above < points[-1][1]:
-            points.append((shares[name], above))
+            points.append((shares[name], above, 100 * found[name].half_interval / best))
     return out
 
 
