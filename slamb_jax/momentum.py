@@ -192,6 +192,12 @@ def average_momentum(
         **extra_args: Any,
     ) -> tuple[optax.Updates, AverageMomentumState]:
         _check_update(exchange, updates, state.mu)
+        if b2 is not None and in_codes and state.nu_mean is None:
+            raise ValueError(
+                f"payload={exchange.payload!r} needs units for its codes, got a state "
+                "without nu_mean, as of a single worker or of payload=None: set it to "
+                "jax.tree.map(jnp.mean, state.nu)"
+            )
         step = next_step(state.count)
         like = updates if params is None else params
         rows, rebuild = present(

@@ -15,7 +15,7 @@ from slamb_jax import directions
 from tests.close import assert_close
 from tests.compiled import compile_optimized
 from tests.optimizers import descend, plain, random_tree, standard_promotion
-from tests.workers import AXIS, MAPPINGS, train
+from tests.workers import AXIS, MAPPINGS, stack, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "tall": (20, 4), "conv": (2, 3, 4, 5), "scale": ()}
 RATE = optax.linear_schedule(0.1, 0.01, 6)
@@ -98,6 +98,109 @@ def test_in_float32_it_is_the_dense_optimizer_whatever_data_a_worker_has(
     units = 4096 if "muon" in name else 512
     for (p, _), (q, _) in zip(got, want, strict=True):
         assert_close(p, jax.tree.map(lambda x: np.concatenate([x] * n), q), units)
+
+
+def to_optax(state, params, tx, times, b1=0.9):
+    """As the guide converts a state of one copy; ``times``: of v."""
+    old = optax.tree.get(state, "AverageMomentumState")
+    mu = jax.tree.map(lambda m: m / b1, old.mu)
+    nu = jax.tree.map(lambda v: times * v, old.nu)
+    return optax.tree.set(tx.init(params), count=old.count, mu=mu, nu=nu)
+
+
+def from_optax(state, params, tx, times, b1=0.9):
+    old = optax.tree.get(state, "ScaleByAdamState")
+    mu = jax.tree.map(lambda m: b1 * m, old.mu)
+    nu = jax.tree.map(lambda v: times * v, old.nu)
+    new = {"mu": mu, "nu": nu, "nu_mean": jax.tree.map(jnp.mean, nu)}
+    return optax.tree.set(tx.init(params), count=old.count, **new)
+
+
+@pytest.mark.parametrize("payload", [None, "ternary"])
+def test_a_state_goes_on_densely(payload):
+    """Of one copy, on mean gradients: in float32 with the steps of the exchange.
+
+    Under optax and back with one step of the same size, if the rate changes by the root
+    of what v is multiplied by.
+    """
+    shapes, factor, rate, late = {"w": (12, 16)}, 3.0, 0.01, 40
+    grads = [random_tree(shapes, t, 4) for t in range(late + 4)]
+    between = slamb_jax.adamw(rate, slamb_jax.Exchange(AXIS, payload=payload))
+    twin = slamb_jax.adamw(rate, slamb_jax.Exchange())
+    history = train(between, random_tree(shapes, 99), grads, "vmap")
+    params, state = slamb_jax.consolidate(history[late - 1])
+    mean = jax.tree.map(lambda g: g.mean(0), grads)
+    step, carry = jax.jit(twin.update), (params, state)
+    for g, (want, _) in zip(mean[late:], history[late:], strict=True):
+        updates, new = step(g, carry[1], carry[0])
+        carry = optax.apply_updates(carry[0], updates), new
+        if payload is None:
+            assert_close(carry[0], jax.tree.map(lambda x: x[0], want), units=512)
+    dense = optax.adamw(factor * rate, weight_decay=1e-4 / factor)
+    there = to_optax(state, params, dense, factor**2)
+    back = from_optax(there, params, between, 1 / factor**2)
+    want, _ = step(mean[late], state, params)
+    with standard_promotion():
+        got, _ = jax.jit(dense.update)(mean[late], there, params)
+    # The square that is new in v has a weight of 1 / 41: ours of M, optax's of g.
+    m, v, g = (x["w"] for x in (state[0].mu, state[0].nu, mean[late]))
+    new = np.maximum(((m + 0.1 * g) / (1 - 0.9**late)) ** 2, g**2 / factor**2)
+    room = (2 + new / (v / (1 - 0.999**late))) / late
+    assert (np.abs(got["w"] / want["w"] - 1) < room).all()
+    old, new = (optax.tree.get(x, "AverageMomentumState") for x in (state, back))
+    assert_close(new._replace(nu_mean=None), old._replace(nu_mean=None), units=2)
+
+
+def noisy(tx, axis):
+    """50 steps of 8 workers on a noisy quadratic, and their mean loss."""
+    target = random_tree({"w": (12, 16)}, 0)["w"]
+    curved = jnp.asarray(np.logspace(0, -2, 12, dtype=np.float32))[:, None]
+
+    def gradient(p, key):
+        noise = 0.5 * jnp.sqrt(curved) * jax.random.normal(key, target.shape)
+        return {"w": curved * (p["w"] - target) + noise}
+
+    def step(carry, keys):
+        params, state = carry
+        if axis is None:
+            own = [gradient(params, key) for key in keys]
+            grads = {"w": sum(g["w"] for g in own) / np.float32(len(own))}
+        else:
+            grads = gradient(params, keys[jax.lax.axis_index(axis)])
+        updates, state = tx.update(grads, state, params)
+        loss = jnp.mean(curved * jnp.square(params["w"] - target))
+        return (optax.apply_updates(params, updates), state), loss
+
+    def run(carry, seed):
+        carry, losses = jax.lax.scan(
+            step, carry, jax.random.split(jax.random.key(seed), (50, 8))
+        )
+        return carry, losses.mean()
+
+    return jax.jit(jax.vmap(run, (0, None), axis_name=axis))
+
+
+def test_the_loss_does_not_jump_where_a_run_goes_on_under_optax_or_back():
+    """At twice the rate, as the guide has it; v as it is, or of noise alone, jumps."""
+    between = slamb_jax.adamw(0.005, slamb_jax.Exchange(AXIS), weight_decay=0.0)
+    dense, params = optax.adamw(0.01, weight_decay=0.0), {"w": jnp.zeros((12, 16))}
+    with standard_promotion():
+        ours, theirs = noisy(between, AXIS), noisy(dense, None)
+        for run, n, other, m, tx, convert, times in (
+            (ours, 8, theirs, 1, dense, to_optax, (19, 1)),
+            (theirs, 1, ours, 8, between, from_optax, (1 / 4, 1 / 19)),
+        ):
+            start = between if n == 8 else dense
+            carry = stack((params, start.init(params)), n)
+            for seed in range(40):
+                carry, _ = run(carry, seed)
+            one, state = slamb_jax.consolidate(carry)
+            found = [
+                other(stack((one, convert(state, one, tx, x)), m), 40)[1][0]
+                for x in times
+            ]
+            on = 1.2 * run(carry, 40)[1][0]  # goes on, on the same noise
+            assert found[0] < on < found[1]
 
 
 @pytest.mark.parametrize("name", DENSE)

@@ -38,6 +38,14 @@ def scalar_stack():
     return updating(slamb(stacked=True), params, params, params)
 
 
+def without_units():
+    """A state of a single worker, under an exchange in codes."""
+    tx, params = slamb_jax.adamw(0.01, slamb_jax.Exchange(AXIS)), jnp.ones(3)
+    state = slamb_jax.adamw(0.01, ALONE).init(params)
+    update = lambda g: tx.update(g, state, params)[0]  # noqa: E731
+    return lambda: jax.vmap(update, axis_name=AXIS)(jnp.ones((2, 3)))
+
+
 def on_a_mesh(specs):
     """Shards of parameters that do not vary over their axis."""
     tx = slamb_jax.layerwise_trust_ratio(slamb_jax.Exchange(param_specs=specs))
@@ -113,6 +121,7 @@ OPTIMIZERS += [
 ]
 OPTIMIZERS += [
     (of(slamb_jax.muon, 0.01, slamb_jax.Exchange(param_specs=SPECS)), "specs=.*muon"),
+    (without_units(), "payload='ternary' needs .* without nu_mean.*: set it to"),
 ]
 
 LINKS = [
