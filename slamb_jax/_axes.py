@@ -6,7 +6,6 @@
 
 import contextlib
 import contextvars
-import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -120,15 +119,16 @@ def cond(
     *operands: Any,
 ) -> Any:
     """``lax.cond`` whose branches may differ in the axes their results vary over."""
-    branches = [functools.partial(fun, *operands) for fun in (true_fun, false_fun)]
+    branches = true_fun, false_fun
     axes = jax.tree.map(
-        lambda x, y: varying_axes(x) | varying_axes(y), *map(jax.eval_shape, branches)
+        lambda x, y: varying_axes(x) | varying_axes(y),
+        *(jax.eval_shape(fun, *operands) for fun in branches),
     )
 
-    def widened(fun: Callable[[], Any]) -> Callable[[], Any]:
-        return lambda: jax.tree.map(vary_over, fun(), axes)
+    def widened(fun: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: jax.tree.map(vary_over, fun(*args), axes)
 
-    return jax.lax.cond(pred, *map(widened, branches))
+    return jax.lax.cond(pred, *map(widened, branches), *operands)
 
 
 @contextlib.contextmanager

@@ -68,6 +68,8 @@ def step_seed(step: jax.Array, *words: int) -> jax.Array:
 
 def stochastic_round(x: jax.Array, seed: jax.Array) -> jax.Array:
     """Float32 to bfloat16 at random, unbiased, by a hash of the element's index."""
+    if not x.size:  # whose type would forget the axes that it varies over
+        return x.astype(jnp.bfloat16)
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     random = hash_u32(_element_index(x.shape), seed) >> np.uint32(16)
     up = jnp.where(jnp.isfinite(x), bits + random, bits)

@@ -11,6 +11,7 @@ updates. So most optax transformations are one:
 ... )
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -177,6 +178,13 @@ def muon(
         m = m.astype(jnp.float32)
         if dimensions is None or not m.size:
             return m
+        there = jax.typeof(m).sharding
+        of = functools.partial(whole, dimensions=dimensions)
+        if any(there.spec):  # on a mesh with Explicit axes: left to the compiler
+            of = jax.sharding.auto_axes(of, out_sharding=there)
+        return of(m)
+
+    def whole(m: jax.Array, dimensions: DimensionNumbers) -> jax.Array:
         order, sizes = as_matrices(m.shape, dimensions)
         turned = m.transpose(order)
         x = jax.vmap(lambda x: orthogonalize(x, steps, eps))(turned.reshape(sizes))

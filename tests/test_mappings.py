@@ -3,10 +3,14 @@
 That every mapping gives the same numbers is in the campaign.
 """
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from jax.sharding import AxisType, NamedSharding
 
 import slamb_jax
 from slamb_jax.selections import Strided
@@ -81,3 +85,75 @@ def test_replicated_parameters_that_were_cast_are_taken():
         step, mesh=mesh_of(4), in_specs=(P(), P(AXIS)), out_specs=P(AXIS)
     )
     jax.eval_shape(split, {"w": jnp.ones((3, 2))}, jnp.ones((8, 3)))
+
+
+MEAN, FINE = (slamb_jax.Exchange(AXIS, payload=x) for x in ("ternary", "uniform8"))
+LATE = dataclasses.replace(FINE, overlap=True)
+DILOCO = slamb_jax.Exchange(AXIS, sync_every=2, outer=optax.sgd(0.7, 0.9))
+KINDS = {
+    "published": SLAMB,
+    "slamb": slamb_jax.slamb(0.1, MEAN, mu_dtype="bfloat16", nu_dtype="bfloat16"),
+    "lion": slamb_jax.lion(0.1, LATE),
+    "sgd": slamb_jax.sgd(0.1, DILOCO, momentum=0.9),
+    **{x.payload: slamb_jax.muon(0.1, x) for x in (MEAN, FINE)},
+    "muon": slamb_jax.muon(0.1, DILOCO),
+    "accumulate": slamb_jax.accumulate(slamb_jax.adamw(0.1, MEAN), 2),
+    "finite": slamb_jax.skip_not_finite(slamb_jax.adamw(0.1, LATE), LATE),
+    "bfloat16": slamb_jax.train_in_bfloat16(slamb_jax.adamw(0.1, MEAN), "stochastic"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_worker_scans_its_steps_on_a_mesh_of_explicit_axes(name, check_vma):
+    """The types of its state stay."""
+    tx, types = KINDS[name], (AxisType.Explicit,)
+    mesh = jax.make_mesh((4,), (AXIS,), axis_types=types, devices=jax.devices()[:4])
+
+    def worker(params):
+        own = jax.tree.map(lambda x: jnp.squeeze(x, 0), params)
+        step = lambda state, _: (tx.update(own, state, own)[1], None)  # noqa: E731
+        state, _ = jax.lax.scan(step, tx.init(own), length=2)
+        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), state)
+
+    with (getattr(jax, "set_mesh", None) or jax.sharding.use_mesh)(mesh):
+        split = {"in_specs": P(AXIS), "out_specs": P(AXIS), "check_vma": check_vma}
+        there = NamedSharding(mesh, P(AXIS))
+        params = jax.device_put(random_tree(SHAPES, 0, 4), there)
+        jax.eval_shape(jax.shard_map(worker, mesh=mesh, **split), params)
+
+
+@pytest.mark.skipif(
+    not hasattr(jax.sharding, "no_collectives"), reason="needs jax 0.12"
+)
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_jax_refuses_an_average_within_the_gradient(check_vma):
+    """Also with types that are not tracked; the exchange itself is outside."""
+    exchange = slamb_jax.Exchange(AXIS)
+    tx, mesh = slamb_jax.adamw(0.1, exchange), mesh_of(4)
+
+    def step(state, batch, average):
+        def loss(params):
+            x = jnp.mean((batch @ params["w"]) ** 2)
+            return jax.lax.pmean(x, AXIS) if average == "loss" else x
+
+        params, opt_state = state
+        with jax.sharding.no_collectives({AXIS}):
+            grads = jax.grad(loss)(params)
+            if average == "gradient":
+                grads = jax.lax.pmean(grads, AXIS)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), batch.sum()
+
+    params = {"w": jnp.ones((3, 2))}
+    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
+    for average in (None, "loss", "gradient"):
+        run = slamb_jax.per_worker_step(
+            functools.partial(step, average=average), mesh, exchange,
+            check_vma=check_vma,
+        )  # fmt: skip
+        if average is None:
+            run.lower(state, jnp.ones((8, 3)))
+        else:
+            with pytest.raises(Exception, match="forbidden by `no_collectives`"):
+                run.lower(state, jnp.ones((8, 3)))

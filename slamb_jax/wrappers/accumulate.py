@@ -77,7 +77,9 @@ def accumulate(
         def step(mean: optax.Updates, inner: optax.OptState) -> tuple[Any, ...]:
             gradients = map_present(lambda a, g: a.astype(g.dtype), mean, updates)
             u, inner = tx.update(gradients, inner, params, **extra_args)
-            return u, jax.tree.map(jnp.zeros_like, state.mean), inner
+            # Not of state.mean: of arrays from outside jax forgets the sharding here.
+            zeros = map_present(jnp.zeros_like, mean)
+            return u, keep_absent(zeros, state.mean), inner
 
         def wait(mean: optax.Updates, inner: optax.OptState) -> tuple[Any, ...]:
             zeros = jax.tree.map(jnp.zeros_like, shapes)
