@@ -4,6 +4,7 @@ Each function takes the parameters, gradients as ``grads[t][i]`` of worker i, an
 the parameters of every worker in the end. Float64 throughout.
 """
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 from scipy import fft
@@ -37,6 +38,27 @@ def dense(params, grads, *, optimizer):
         updates, state = optimizer.update(g, state, p)
         p = optax.apply_updates(p, updates)
     return [p] * len(grads[0])
+
+
+def dense_bfloat16(params, grads, *, optimizer, buckets):
+    """The same, with sums in bfloat16: of piece j from worker j on, one by one."""
+    p, state, n = params, optimizer.init(params), len(grads[0])
+    for gs in grads:
+        g = {}
+        for names in buckets:
+            some = {name: p[name] for name in names}
+            flats = [flat({x: g_[x] for x in names}).astype(jnp.bfloat16) for g_ in gs]
+            pieces = [np.array_split(np.pad(x, (0, -len(x) % n)), n) for x in flats]
+            sums = []
+            for j in range(n):
+                total = pieces[j][j]
+                for k in range(1, n):
+                    total = total + pieces[(j + k) % n][j]
+                sums.append(total.astype(np.float32) / n)
+            g |= unflat(np.concatenate(sums), some)
+        updates, state = optimizer.update(g, state, p)
+        p = optax.apply_updates(p, updates)
+    return [p] * n
 
 
 def powersgd_sgd(params, grads, *, rate, first_q, matrix):

@@ -46,6 +46,11 @@ METHODS = {
     "LAMB": rival(0.02, on_lamb(rivals.dense)),
     "LAMB, v of m": dense(of_one(slamb_jax.slamb), 0.02, key=MOMENTUM),
     "AdamW": dense(ADAMW, 0.016, **ADAM),
+    "AdamW, bfloat16": rival(
+        0.016,
+        lambda rate, axis, **how: rivals.dense_bfloat16(ADAMW(rate, **how), axis),
+        **ADAM,
+    ),
     "AdamW, b1 0.8": dense(ADAMW, 0.016, b1=0.8, **ADAM),
     "AdamW, v of m": dense(of_one(adamw), 0.0113, key=MOMENTUM, **ADAM),
     **{

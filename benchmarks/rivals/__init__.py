@@ -10,6 +10,7 @@ from benchmarks.rivals.dion2 import dion2 as dion2
 from benchmarks.rivals.exchange import Rival as Rival
 from benchmarks.rivals.exchange import Sends as Sends
 from benchmarks.rivals.exchange import dense as dense
+from benchmarks.rivals.exchange import dense_bfloat16 as dense_bfloat16
 from benchmarks.rivals.exchange import elements as elements
 from benchmarks.rivals.exchange import mean_sends as mean_sends
 from benchmarks.rivals.exchange import wire_bytes as wire_bytes

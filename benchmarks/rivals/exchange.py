@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
@@ -73,6 +74,60 @@ def dense(optimizer: optax.GradientTransformation, axis_name: str) -> Rival:
         optimizers.dense(optimizer, axis_name),
         lambda params, workers, _: mean_sends(elements(params), workers),
     )
+
+
+def dense_bfloat16(
+    optimizer: optax.GradientTransformation, axis_name: str, buckets: int = 1
+) -> Rival:
+    """What is usual: ``optimizer`` on mean gradients, summed in bfloat16 on a ring.
+
+    As NCCL does it, hop by hop; XLA's CPU backend would widen the all-reduce. Of
+    several ``buckets`` the first can be exchanged before the last gradient is known.
+    """
+
+    def parts(leaves: Sequence[Any]) -> list[list[int]]:
+        ends = np.cumsum([x.size for x in leaves])
+        bucket = (ends - 1) * buckets // ends[-1]
+        return [np.flatnonzero(bucket == i).tolist() for i in np.unique(bucket)]
+
+    def mean(grads: Any, _: Any) -> Any:
+        leaves, treedef = jax.tree.flatten(grads)
+        for chosen in parts(leaves):
+            flat, unravel = ravel_pytree([leaves[i] for i in chosen])
+            flat = ring_sum(flat.astype(jnp.bfloat16), axis_name).astype(flat.dtype)
+            means = unravel(flat / jax.lax.axis_size(axis_name))
+            for i, x in zip(chosen, means, strict=True):
+                leaves[i] = x
+        return jax.tree.unflatten(treedef, leaves)
+
+    def sends(params: Any, workers: int, _: int) -> Sends:
+        sizes = [x.size for x in jax.tree.leaves(params)]
+        hops = 2 * (workers - 1)
+        each = [sum(sizes[i] for i in chosen) for chosen in parts(jax.tree.leaves(params))]
+        return [("collective-permute", 2 * -(-d // workers)) for d in each] * hops
+
+    return Rival(optax.chain(optax.stateless(mean), optimizer), sends)
+
+
+def ring_sum(x: jax.Array, axis_name: str) -> jax.Array:
+    """The sum over the workers of a vector of 16-bit numbers, added hop by hop."""
+    n, me = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+    pieces = jnp.pad(x, (0, -x.size % n)).reshape(n, -1)
+    onward = [(i, (i + 1) % n) for i in range(n)]
+
+    def hop(part: jax.Array) -> jax.Array:  # as integers, which XLA does not widen
+        bits = jax.lax.bitcast_convert_type(part, jnp.uint16)
+        bits = jax.lax.ppermute(bits, axis_name, onward)
+        return jax.lax.bitcast_convert_type(bits, part.dtype)
+
+    part = pieces[me]
+    for k in range(1, n):
+        part = hop(part) + pieces[(me - k) % n]
+    pieces = pieces.at[(me + 1) % n].set(part)
+    for k in range(n - 1):
+        part = hop(part)
+        pieces = pieces.at[(me - k) % n].set(part)
+    return pieces.reshape(-1)[: x.size]
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
