@@ -1,7 +1,7 @@
 """Hosts on one machine: network namespaces on a bridge, every link shaped.
 
 Each host is a namespace with one interface, ``eth0``, whose other end is a port of a
-bridge. The bridge has a namespace of its own: the machine's own network, its firewall
+bridge, or of a switch that delays. The switch has a namespace of its own: the machine's own network, its firewall
 included, neither sees the traffic nor is changed, and everything is removed with the
 namespaces.
 """
@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,12 @@ HOSTS_FILES = Path("/etc/netns")  # ``ip netns exec`` mounts its files over /etc
 PACKET = 32 * 1024  # bytes
 BURST = 2 * PACKET
 QUEUE = 16 * 2**20  # bytes that wait at a link: all that can be on its way, none drops
+
+LONG = {  # of net.ipv4; least, first and most bytes that a connection has on its way
+    "tcp_slow_start_after_idle": "0",
+    "tcp_wmem": "4096 16384 33554432",
+    "tcp_rmem": "4096 131072 67108864",
+}
 
 
 def missing() -> str | None:
@@ -40,6 +47,7 @@ class Network:
     def __init__(self, name: str, hosts: int) -> None:
         self.switch = f"{name}-switch"
         self.hosts = [f"{name}-{i}" for i in range(hosts)]
+        self.delays: subprocess.Popen[str] | None = None
 
     def address(self, host: int) -> str:
         """The host's address, the same in every run: nothing else is on the bridge."""
@@ -49,8 +57,8 @@ class Network:
         """The words before a command that run it on that host."""
         return ["ip", "netns", "exec", self.hosts[host]]
 
-    def shape(self, mbit: float) -> None:
-        """Gives every link that many Mbit/s in each direction.
+    def shape(self, mbit: float, round_trip: float | None = None) -> None:
+        """Gives every link that many Mbit/s in each direction, and a delay in seconds.
 
         Both ends of each link send through a token bucket: the host's end
         for its traffic out, the bridge's end for its traffic in.
@@ -60,13 +68,16 @@ class Network:
             for namespace, device in ((host, "eth0"), (self.switch, f"port{i}")):
                 where = ("-n", namespace, "qdisc", "replace", "dev", device, "root")
                 _run("tc", *where, "tbf", *rate)
+        if self.delays is not None and round_trip is not None:
+            assert self.delays.stdin
+            print(round_trip / 2, file=self.delays.stdin, flush=True)
 
 
 @contextlib.contextmanager
-def network(hosts: int) -> Iterator[Network]:
+def network(hosts: int, *, delays: bool = False) -> Iterator[Network]:
     """Makes the hosts; removes all of them again, whatever ends the block.
 
-    Two runs at a time do not meet: the names carry the process id.
+    With ``delays`` a process is the switch, and :meth:`Network.shape` delays. Two runs at a time do not meet: the names carry the process id.
 
     Raises:
       RuntimeError: if ``ip`` refuses, with its message.
@@ -74,9 +85,14 @@ def network(hosts: int) -> Iterator[Network]:
     net = Network(f"slamb-{os.getpid()}", hosts)
     try:
         _make(net)
+        if delays:
+            _delay(net)
         yield net
     finally:
         with _signals_ignored():
+            if net.delays is not None:
+                net.delays.kill()
+                net.delays.wait()
             for name in [*net.hosts, net.switch]:
                 _run("ip", "netns", "delete", name, check=False)
                 shutil.rmtree(HOSTS_FILES / name, ignore_errors=True)
@@ -105,6 +121,23 @@ def _make(net: Network) -> None:
         (HOSTS_FILES / host).mkdir(parents=True)
         names = f"127.0.0.1 localhost\n{net.address(i)} {socket.gethostname()}\n"
         (HOSTS_FILES / host / "hosts").write_text(names)
+
+
+def _delay(net: Network) -> None:
+    """Takes the ports off the bridge, for a process that forwards between them."""
+    for i, host in enumerate(net.hosts):
+        _ip(net.switch, f"link set port{i} nomaster")
+        _ip(host, f"link set eth0 address 02:00:00:00:00:{i:02x}")
+        # As hosts are set up for long links: a sender fills them, also after a pause.
+        for name, value in LONG.items():
+            setting = f"echo {value} > /proc/sys/net/ipv4/{name}"
+            _run(*net.command(i), "sh", "-c", setting)
+    command = ["ip", "netns", "exec", net.switch, sys.executable, "-m"]
+    net.delays = subprocess.Popen(
+        [*command, "benchmarks.network.delay", str(len(net.hosts))],
+        cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
 
 
 def _ip(namespace: str, command: str) -> None:

@@ -39,12 +39,12 @@ class Workers:
                     self._tails[i].append(line.rstrip())
         self._heard.put((i, None))
 
-    def measure(self, timeout: float) -> list[dict[str, Any]]:
-        """Has all workers measure a round; one report from each."""
+    def measure(self, timeout: float, ask: str = "round") -> list[dict[str, Any]]:
+        """Has all workers do what a line asks for; one report from each."""
         for process in self.processes:
             with contextlib.suppress(BrokenPipeError):  # reports() will find out
                 assert process.stdin
-                print("round", file=process.stdin, flush=True)
+                print(ask, file=process.stdin, flush=True)
         return self.reports(timeout)
 
     def reports(self, timeout: float) -> list[dict[str, Any]]:
@@ -103,6 +103,7 @@ def workers(commands: Sequence[Sequence[str]]) -> Iterator[Workers]:
                 process.stdin.close()
 
 
-def worker_command(job: dict[str, Any], index: int) -> list[str]:
-    module = "benchmarks.network.worker"
+def worker_command(
+    job: dict[str, Any], index: int, module: str = "benchmarks.network.worker"
+) -> list[str]:
     return [sys.executable, "-m", module, json.dumps(job), str(index)]
