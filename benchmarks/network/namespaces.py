@@ -1,9 +1,9 @@
 """Hosts on one machine: network namespaces on a bridge, every link shaped.
 
 Each host is a namespace with one interface, ``eth0``, whose other end is a port of a
-bridge, or of a switch that delays. The switch has a namespace of its own: the machine's own network, its firewall
-included, neither sees the traffic nor is changed, and everything is removed with the
-namespaces.
+bridge, or of a switch that delays. The switch has a namespace of its own: the machine's
+own network, its firewall included, neither sees the traffic nor is changed, and
+everything is removed with the namespaces.
 """
 
 import contextlib
@@ -77,7 +77,8 @@ class Network:
 def network(hosts: int, *, delays: bool = False) -> Iterator[Network]:
     """Makes the hosts; removes all of them again, whatever ends the block.
 
-    With ``delays`` a process is the switch, and :meth:`Network.shape` delays. Two runs at a time do not meet: the names carry the process id.
+    With ``delays`` a process is the switch, and :meth:`Network.shape` delays. Two runs
+    at a time do not meet: the names carry the process id.
 
     Raises:
       RuntimeError: if ``ip`` refuses, with its message.

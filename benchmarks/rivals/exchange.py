@@ -101,10 +101,10 @@ def dense_bfloat16(
         return jax.tree.unflatten(treedef, leaves)
 
     def sends(params: Any, workers: int, _: int) -> Sends:
-        sizes = [x.size for x in jax.tree.leaves(params)]
-        hops = 2 * (workers - 1)
-        each = [sum(sizes[i] for i in chosen) for chosen in parts(jax.tree.leaves(params))]
-        return [("collective-permute", 2 * -(-d // workers)) for d in each] * hops
+        leaves = jax.tree.leaves(params)
+        each = [sum(leaves[i].size for i in chosen) for chosen in parts(leaves)]
+        hop = [("collective-permute", 2 * -(-d // workers)) for d in each]
+        return hop * 2 * (workers - 1)
 
     return Rival(optax.chain(optax.stateless(mean), optimizer), sends)
 
