@@ -32,7 +32,7 @@ def write_page(settings: Iterable[Setting], results: Results, console: Console) 
         def show(table: Table | None) -> None:
             if table is not None:
                 console.print(table)
-                line(_markdown(table))
+                line(markdown(table))
 
         line("# Loss against bytes")
         grid = next(name for name, of in GRIDS.items() if found.keys() <= set(of))
@@ -52,7 +52,7 @@ def write_page(settings: Iterable[Setting], results: Results, console: Console) 
     return path
 
 
-def _markdown(table: Table) -> str:
+def markdown(table: Table) -> str:
     title, caption = table.title, table.caption
     table.title = table.caption = None
     table.box = box.MARKDOWN

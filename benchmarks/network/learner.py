@@ -21,13 +21,13 @@ from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.methods import ADAM, ADAMW, METHODS
 from benchmarks.frontier.tasks import schedule, task
 from benchmarks.network import counters
+from benchmarks.network.losses import DENSE
 from benchmarks.network.model import alone
 from benchmarks.network.worker import make_barrier, report, use_own_cores
 from examples.common.simulated import AXIS, DEFAULT, Method, Program
 
 WARM = 3  # steps before those that count
 BARRIERS = 9  # to know the latency
-DENSE = "AdamW, bfloat16"
 BUCKETS = f"{DENSE}, 4 buckets"
 
 

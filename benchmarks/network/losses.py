@@ -1,0 +1,99 @@
+"""Loss against steps, which no link changes: the runs, and the steps to a loss.
+
+The workers are simulated, as in ``benchmarks.frontier``, with the same sweep of rates
+and the same seeds. The target is the last loss of dense training. Every other method
+has schedules from half to four times as long; the shortest that reaches it counts.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.frontier.grid import SEEDS, Setting
+from benchmarks.frontier.kinds import nesterov
+from benchmarks.frontier.results import Result, Results, last_loss
+from benchmarks.frontier.run import ROUND, Run
+from benchmarks.frontier.sweep import best_rate, finished, missing
+
+DENSE = "AdamW, bfloat16"
+DILOCO = {"payload": None, "outer": nesterov((0.7, 0.5))}
+EXCHANGES: dict[str, dict[str, Any]] = {  # of the methods that are not dense
+    "DiLoCo, H 30, outer 0.7 0.5": DILOCO | {"sync_every": 30},
+    "DiLoCo, H 100, outer 0.7 0.5": DILOCO | {"sync_every": 100},
+    "adamw, H 1": {},
+    "adamw, largest of 7": {"payload": "largest_of_7"},
+    "adamw, largest of 31": {"payload": "largest_of_31"},
+}
+METHODS = DENSE, *EXCHANGES
+LENGTHS = 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4  # of the dense run
+Curve = list[tuple[int, float]]  # steps, and the loss after them
+
+
+def absent(setting: Setting, results: Results) -> Iterator[Run]:
+    """The runs that are missing."""
+    for method in METHODS:
+        yield from missing(setting, method, results)
+    for method in METHODS[1:]:
+        for runs in lengths(setting, method, results):
+            yield from (run for run in runs if results.get(run.key()) is None)
+
+
+def target(setting: Setting, results: Results) -> float:
+    """The mean over seeds of the last loss of dense training."""
+    runs = finished(setting, DENSE, results)
+    return statistics.fmean(map(last_loss, runs))
+
+
+def lengths(setting: Setting, method: str, results: Results) -> Iterator[list[Run]]:
+    """The runs at each length up to the first that reaches the target.
+
+    All seeds of a length are run where the first of them reaches it.
+    """
+    rate, loss = best_rate(setting, method, results), target(setting, results)
+    assert rate is not None
+    for length in LENGTHS:
+        steps = round(length * setting.steps / ROUND) * ROUND
+        longer = dataclasses.replace(setting, steps=steps)
+        runs = [Run(longer, method, rate, seed) for seed in SEEDS]
+        yield runs[:1]
+        if reaches(runs[:1], loss, results):
+            yield runs
+            if reaches(runs, loss, results):
+                return
+
+
+def reaches(runs: list[Run], loss: float, results: Results) -> bool:
+    found = [results.get(run.key()) for run in runs]
+    return steps_to(curve([x for x in found if x is not None]), loss) is not None
+
+
+def best(setting: Setting, method: str, results: Results) -> list[Result]:
+    """The runs that reach the target, or else the longest; those of all seeds."""
+    if method == DENSE:
+        return finished(setting, method, results)
+    *_, runs = lengths(setting, method, results)
+    return [found for run in runs if (found := results.get(run.key())) is not None]
+
+
+def curve(runs: list[Result]) -> Curve:
+    """The mean over the runs, up to where one diverges."""
+    found: Curve = []
+    for points in zip(*(run["points"] for run in runs), strict=False):
+        losses = [point["loss"] for point in points]
+        if None in losses:
+            break
+        found.append((points[0]["step"], statistics.fmean(losses)))
+    return found
+
+
+def steps_to(found: Curve, loss: float) -> float | None:
+    """Steps until the loss, on straight lines between evaluations; None if never."""
+    last: tuple[int, float] | None = None
+    for step, here in found:
+        if here <= loss:
+            if last is None:
+                return step
+            return step - (step - last[0]) * (loss - here) / (last[1] - here)
+        last = step, here
+    return None

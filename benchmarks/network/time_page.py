@@ -1,0 +1,217 @@
+"""The tables and the picture of the time to loss, from the results, as one page."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+
+from benchmarks.frontier.grid import Setting
+from benchmarks.frontier.page import markdown
+from benchmarks.frontier.results import Results, last_loss
+from benchmarks.frontier.sweep import swept
+from benchmarks.frontier.tasks import task
+from benchmarks.network import losses, timings
+from benchmarks.network.learner import BUCKETS
+from benchmarks.network.losses import DENSE, EXCHANGES
+from benchmarks.network.timings import TIMED, Link, Pace
+from examples.common.tables import spread, table
+
+Rows = list[dict[str, str]]
+ABOUT = """\
+`python -m benchmarks.network.time_to_loss` trains until the last loss of dense AdamW,
+whose gradients are averaged in bfloat16 on a ring. No link changes the loss after a
+number of steps: loss against steps is of simulated workers, the mean over three seeds.
+The seconds of a step are medians over 40 steps or more, on each link, of jax processes
+in network namespaces that share the cores; compilation does not count. Their product is
+the time. The last table trains all methods to the end on one link, and says how far the
+product is off. Bytes are those of each worker, by the counters of its interface,
+without headers. "Advised" is what `slamb_jax.advise` says of the same steps, given the
+seconds of a step with nothing sent, the link without headers, and the latency of a
+message.
+"""
+
+
+def steps_of(setting: Setting, method: str, results: Results) -> float | None:
+    """Steps of a method to the target; None if it is not reached."""
+    trained = DENSE if method == BUCKETS else method
+    found = losses.curve(losses.best(setting, trained, results))
+    return losses.steps_to(found, losses.target(setting, results))
+
+
+def losses_table(setting: Setting, results: Results) -> Rows:
+    """The runs behind the curves."""
+    rows = []
+    for method in losses.METHODS:
+        runs = losses.best(setting, method, results)
+        steps = steps_of(setting, method, results)
+        rows.append(
+            {
+                "method": method,
+                "rate": f"{runs[0]['key']['rate']:g}",
+                "tuned in": f"{sum(1 for _ in swept(setting, method, results))} runs",
+                "schedule": f"{runs[0]['key']['steps']} steps",
+                "seeds": str(len(runs)),
+                "last loss": spread([last_loss(run) for run in runs]),
+                "steps to the target": f"{steps:.0f}" if steps else "not reached",
+            }
+        )
+    return rows
+
+
+def ratios(
+    setting: Setting, method: str, link: Link, results: Results
+) -> tuple[float, float] | None:
+    """How many times as fast as dense, measured and advised; None: not reached."""
+    steps, dense_steps = (steps_of(setting, x, results) for x in (method, DENSE))
+    own, dense = (timings.pace(setting, x, link, results) for x in (method, DENSE))
+    if not (steps and dense_steps and own and dense):
+        return None
+    if method not in EXCHANGES:
+        dense_advised = own_advised = 1.0
+    else:
+        dense_advised, own_advised = timings.advised(setting, method, link, results)
+    measured = dense.seconds(dense_steps) / own.seconds(steps)
+    return measured, dense_steps * dense_advised / (steps * own_advised)
+
+
+def link_table(setting: Setting, link: Link, results: Results) -> Rows:
+    """All methods on one link."""
+    rows = []
+    dense = timings.pace(setting, DENSE, link, results)
+    dense_steps = steps_of(setting, DENSE, results)
+    for method in TIMED:
+        own = timings.pace(setting, method, link, results)
+        if own is None or dense is None or dense_steps is None:
+            continue
+        steps = steps_of(setting, method, results)
+        row = {"method": method, "ms a step": f"{1e3 * own.step:.0f}"}
+        row |= dict.fromkeys(("steps", "seconds", "MB sent", "of bfloat16"), "-")
+        row |= dict.fromkeys(("of float32", "times as fast", "advised", "off"), "-")
+        if steps and (found := ratios(setting, method, link, results)):
+            sent = own.sent * own.exchanges(steps)
+            share = sent / (dense.sent * dense_steps)
+            row |= {
+                "steps": f"{steps:.0f}",
+                "seconds": f"{own.seconds(steps):.1f}",
+                "MB sent": f"{sent / 1e6:.1f}",
+                "of bfloat16": f"{share:.3f}",
+                "of float32": f"{share / 2:.3f}",
+                "times as fast": f"{found[0]:.2f}",
+            }
+            if method in EXCHANGES:
+                row["advised"] = f"{found[1]:.2f}"
+                row["off"] = f"{100 * (found[1] / found[0] - 1):+.0f} %"
+        rows.append(row)
+    return rows
+
+
+def overview(setting: Setting, links: Sequence[Link], results: Results) -> Rows:
+    """How many times as fast as dense, and advised, on all links."""
+    rows = []
+    for method in EXCHANGES:
+        row = {"method": method}
+        for link in links:
+            found = ratios(setting, method, link, results)
+            row[str(link)] = f"{found[0]:.2f} ({found[1]:.2f})" if found else "-"
+        rows.append(row)
+    return rows
+
+
+def checked_table(setting: Setting, link: Link, results: Results) -> Rows:
+    """Whole trainings on one link, beside the product of steps and seconds."""
+    rows = []
+    for method in losses.METHODS:
+        found = results.get(timings.key("training", setting, method, link))
+        pace = timings.pace(setting, method, link, results)
+        if found is None or pace is None:
+            continue
+        measured, predicted = sum(found["seconds"]), pace.seconds(setting.steps)
+        simulated = losses.finished(setting, method, results)[0]
+        rows.append(
+            {
+                "method": method,
+                "seconds": f"{measured:.1f}",
+                "steps x seconds": f"{predicted:.1f}",
+                "off": f"{100 * (predicted / measured - 1):+.1f} %",
+                "loss": f"{found['points'][-1][1]:.3f}",
+                "simulated": f"{last_loss(simulated):.3f}",
+                "compile, s": f"{found['compile_seconds']:.0f}",
+            }
+        )
+    return rows
+
+
+def picture(
+    setting: Setting, links: Sequence[Link], results: Results, path: Path
+) -> None:
+    """Loss against seconds on each link."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = len({link.mbit for link in links})
+    columns = -(-len(links) // rows)
+    figure, panels = plt.subplots(
+        rows, columns, figsize=(4.2 * columns, 3.2 * rows), sharey=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    loss = losses.target(setting, results)
+    for panel, link in zip(panels.flat, links, strict=False):
+        for i, method in enumerate(losses.METHODS):
+            pace: Pace | None = timings.pace(setting, method, link, results)
+            found = losses.curve(losses.best(setting, method, results))
+            if pace is None or not found:
+                continue
+            ours = method.startswith("adamw")
+            seconds = [pace.seconds(step) for step, _ in found]
+            panel.plot(
+                seconds, [y for _, y in found], "o-" if ours else "s--", color=f"C{i}",
+                linewidth=2.2 if ours else 1, markersize=5 if ours else 4, label=method,
+            )  # fmt: skip
+        panel.axhline(loss, color="black", linewidth=0.8)
+        panel.set(xscale="log", title=str(link), ylim=(0.97 * loss, 1.5 * loss))
+        panel.grid(alpha=0.3)
+    for panel in panels[-1]:
+        panel.set_xlabel("seconds")
+    for panel in panels[:, 0]:
+        panel.set_ylabel(f"loss, {task(setting.task).unit}")
+    handles = panels[0][0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncol=3)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def write_page(
+    setting: Setting, links: Sequence[Link], checked: Link, results: Results
+) -> Path:
+    """Writes the page and its picture beside the results."""
+    path = results.path.with_suffix(".md")
+    image = path.with_suffix(".png")
+    picture(setting, links, results, image)
+    loss = losses.target(setting, results)
+    title = f"{setting.task}, {setting.workers} workers x {setting.batch}"
+    sections: list[tuple[str, Rows]] = [
+        (
+            "How many times as fast as dense AdamW in bfloat16 (as advised)",
+            overview(setting, links, results),
+        ),
+        (
+            f"{title}: loss in {task(setting.task).unit}; the target is {loss:.3f}",
+            losses_table(setting, results),
+        ),
+        *((str(link), link_table(setting, link, results)) for link in links),
+        (
+            f"To the end, {setting.steps} steps from seed 0 on {checked}",
+            checked_table(setting, checked, results),
+        ),
+    ]
+    machines = {
+        found["hardware"]
+        for link in links
+        for method in TIMED
+        if (found := results.get(timings.key("steps", setting, method, link)))
+    }
+    parts = ["# Time to loss", ABOUT, f"![Loss against seconds]({image.name})"]
+    parts += [markdown(table(name, rows)) for name, rows in sections if rows]
+    parts.append(f"{'; '.join(sorted(machines))}.")
+    path.write_text("\n\n".join(parts) + "\n")
+    return path

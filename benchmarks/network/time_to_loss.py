@@ -1,0 +1,146 @@
+"""Seconds until the loss that dense training reaches, on slow links.
+
+Run from the root of the repository, as root: ``python -m
+benchmarks.network.time_to_loss``. No link changes the loss after a number of steps. So
+every method is trained once, on simulated workers; the seconds of its steps are
+measured on each link, between jax processes in network namespaces; and their product is
+the time. On one link all methods are trained to the end as well, which shows how far
+the product is off.
+
+Each run is a line of the results; one that is there is not made again. Then the page is
+written, which ``--report`` does alone.
+"""
+
+import contextlib
+import dataclasses
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import tyro
+from rich.console import Console
+
+from benchmarks.frontier.grid import Setting
+from benchmarks.frontier.results import Results, last_loss
+from benchmarks.frontier.run import execute
+from benchmarks.frontier.sweep import best_rate
+from benchmarks.network import losses, timings
+from benchmarks.network.learner import Ask, Job
+from benchmarks.network.namespaces import Network, missing, network
+from benchmarks.network.processes import Workers, worker_command, workers
+from benchmarks.network.time_page import write_page
+from benchmarks.network.timings import TIMED, Link
+
+START, PATIENCE = 300, 3600  # seconds for a start, and for a run
+RESULTS = Path("benchmarks", "network", "time_to_loss.jsonl")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The job and the links."""
+
+    task: str = "byte_lm_1m"
+    workers: int = 4
+    batch: int = 4  # sequences of each worker, per step
+    steps: int = 300  # of the dense run
+    rates: tuple[float, ...] = (50, 200, 1000)  # Mbit/s of every link, each way
+    round_trips: tuple[float, ...] = (1, 20, 80)  # ms
+    results: Path = RESULTS
+    report: bool = False  # run nothing: the page only
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.task, self.workers, self.batch, self.steps)
+
+    @property
+    def links(self) -> list[Link]:
+        return [Link(x, delay) for x in self.rates for delay in self.round_trips]
+
+    @property
+    def checked(self) -> Link:
+        """The link on which all methods are trained to the end: the middle one."""
+        return self.links[len(self.links) // 2]
+
+
+Wanted = tuple[dict[str, Any], Ask, Link | None]
+
+
+def wanted(config: Config, results: Results) -> Iterator[Wanted]:
+    """What is missing of the processes: steps alone and on links, and trainings."""
+    setting = config.setting
+    for link in [None, *config.links]:
+        for method in TIMED if link else losses.METHODS:
+            key = timings.key("steps", setting, method, link)
+            if results.get(key) is None:
+                yield key, timings.ask_steps(setting, method, link), link
+    for method in losses.METHODS:
+        key = timings.key("training", setting, method, config.checked)
+        rate = best_rate(setting, method, results)
+        if results.get(key) is None and rate is not None:
+            yield key, timings.ask_training(setting, method, rate), config.checked
+
+
+def answer(running: Workers, net: Network, ask: Ask, link: Link | None) -> list[Any]:
+    if link is not None:
+        net.shape(link.mbit, link.round_trip / 1e3)
+    return running.measure(PATIENCE, json.dumps(dataclasses.asdict(ask)))
+
+
+def on_links(config: Config, results: Results, console: Console) -> None:
+    """The runs between processes, on hosts that exist as long."""
+    if next(wanted(config, results), None) is None:
+        return
+    if lacking := missing():
+        raise SystemExit(f"Links need Linux, root and iproute2; missing: {lacking}.")
+    with contextlib.ExitStack() as stack:
+        net = stack.enter_context(network(config.workers, delays=True))
+        job = dataclasses.asdict(Job(config.workers, f"{net.address(0)}:4711", "eth0"))
+        module = "benchmarks.network.learner"
+        commands = [
+            net.command(i) + worker_command(job, i, module)
+            for i in range(config.workers)
+        ]
+        running = stack.enter_context(workers(commands))
+        running.reports(START)
+        for key, ask, link in wanted(config, results):
+            found = timings.result(key, ask, answer(running, net, ask, link))
+            results.add(found)
+            console.print(
+                f"{key['kind']}: {link or 'nothing sent'}, {ask.method}: "
+                f"{sum(found['seconds']) / len(found['seconds']):.3f} s a step; "
+                f"compiled in {found['compile_seconds']:.0f} s",
+                highlight=False,
+            )
+
+
+def simulated(config: Config, results: Results, console: Console) -> None:
+    """The runs whose workers are simulated."""
+    for run in losses.absent(config.setting, results):
+        found = execute(run)
+        results.add(found)
+        console.print(
+            f"loss: {last_loss(found):.3f}  {run.setting}  {run.method}  rate "
+            f"{run.rate:g}  seed {run.seed}  {found['run_seconds']:.0f} s",
+            highlight=False,
+        )
+
+
+def main(config: Config) -> None:
+    console = Console()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # end as an interrupt does
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    jax.config.update("jax_platforms", "cpu")
+    results = Results(config.results)
+    if not config.report:
+        simulated(config, results, console)
+        on_links(config, results, console)
+    path = write_page(config.setting, config.links, config.checked, results)
+    console.print(f"Wrote {path}", highlight=False)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
