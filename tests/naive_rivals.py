@@ -40,25 +40,16 @@ def dense(params, grads, *, optimizer):
     return [p] * len(grads[0])
 
 
-def dense_bfloat16(params, grads, *, optimizer, buckets):
-    """The same, with sums in bfloat16: of piece j from worker j on, one by one."""
-    p, state, n = params, optimizer.init(params), len(grads[0])
-    for gs in grads:
-        g = {}
-        for names in buckets:
-            some = {name: p[name] for name in names}
-            flats = [flat({x: g_[x] for x in names}).astype(jnp.bfloat16) for g_ in gs]
-            pieces = [np.array_split(np.pad(x, (0, -len(x) % n)), n) for x in flats]
-            sums = []
-            for j in range(n):
-                total = pieces[j][j]
-                for k in range(1, n):
-                    total = total + pieces[(j + k) % n][j]
-                sums.append(total.astype(np.float32) / n)
-            g |= unflat(np.concatenate(sums), some)
-        updates, state = optimizer.update(g, state, p)
-        p = optax.apply_updates(p, updates)
-    return [p] * n
+def dense_bfloat16(params, grads, *, optimizer):
+    """The same, of gradients that are rounded to bfloat16."""
+    wide = [
+        [
+            {k: x.astype(jnp.bfloat16).astype(np.float32) for k, x in g.items()}
+            for g in gs
+        ]
+        for gs in grads
+    ]
+    return dense(params, wide, optimizer=optimizer)
 
 
 def powersgd_sgd(params, grads, *, rate, first_q, matrix):

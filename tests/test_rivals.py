@@ -57,12 +57,10 @@ CASES = {
         rivals.dense(optax.lamb(0.02), AXIS),
         lambda p, g: naive_rivals.dense(p, g, optimizer=optax.lamb(0.02)),
     ),
-    "dense, bfloat16": Case(
-        rivals.dense_bfloat16(optax.sgd(0.1), AXIS, buckets=2),
-        lambda p, g: naive_rivals.dense_bfloat16(
-            p, g, optimizer=optax.sgd(0.1), buckets=[("b", "conv"), ("w",)]
-        ),
-        kinds=("collective-permute u16",),
+    "dense, bfloat16": Case(  # sums of four lose 2**-11 at most three times
+        rivals.dense_bfloat16(optax.sgd(0.003), AXIS, buckets=2),
+        lambda p, g: naive_rivals.dense_bfloat16(p, g, optimizer=optax.sgd(0.003)),
+        kinds=("all-reduce f16",),
     ),
     "PowerSGD": Case(
         POWERSGD,

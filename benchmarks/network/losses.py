@@ -17,7 +17,8 @@ from benchmarks.frontier.run import ROUND, Run
 from benchmarks.frontier.sweep import best_rate, finished, missing
 
 DENSE = "AdamW, bfloat16"
-DILOCO = {"payload": None, "outer": nesterov((0.7, 0.5))}
+OUTER = 0.7, 0.5  # the rate and the Nesterov momentum of an outer step
+DILOCO = {"payload": None, "outer": nesterov(OUTER)}
 EXCHANGES: dict[str, dict[str, Any]] = {  # of the methods that are not dense
     "DiLoCo, H 30, outer 0.7 0.5": DILOCO | {"sync_every": 30},
     "DiLoCo, H 100, outer 0.7 0.5": DILOCO | {"sync_every": 100},

@@ -102,9 +102,8 @@ def alone(method: Method) -> Method:
         @functools.wraps(tx.update)
         def update(*args: Any) -> Any:
             with mock.patch.multiple(
-                jax.lax, pmean=opaque, all_to_all=opaque, all_gather=gather,
-                ppermute=opaque,
-            ):  # fmt: skip
+                jax.lax, pmean=opaque, all_to_all=opaque, all_gather=gather
+            ):
                 return tx.update(*args)
 
         return optax.GradientTransformation(tx.init, update)
