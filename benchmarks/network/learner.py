@@ -66,21 +66,24 @@ def rival(method: str, rate: Any, setting: Setting) -> rivals.Rival:
 
 
 @functools.cache
-def program(setting: Setting, method: str, mesh: Mesh, is_alone: bool) -> Program:
+def program(
+    setting: Setting, method: str, mesh: Mesh, is_alone: bool
+) -> tuple[Program, float]:
+    """A compiled program, and the seconds that took."""
     way = Method(method, lambda rate, _: rival(method, rate, setting).optimizer)
-    return Program(
+    made = Program(
         task(setting.task), alone(way) if is_alone else way, workers=setting.workers,
         batch=setting.batch, steps=setting.steps, mesh=mesh,
         schedule=schedule(setting.task, setting.steps),
     )  # fmt: skip
+    return made, made.compile()
 
 
 def run(
     ask: Ask, mesh: Mesh, barrier: Callable[[], float], interface: str
 ) -> dict[str, Any]:
     """Steps that follow one another; the clock stands while the loss is evaluated."""
-    made = program(ask.setting, ask.method, mesh, ask.alone)
-    compile_seconds = 0.0 if made.compiled else made.compile()
+    made, compile_seconds = program(ask.setting, ask.method, mesh, ask.alone)
     state, warm = made.start(ask.rate, ask.seed), 0 if ask.due else WARM
     seconds: list[float] = []
     losses: list[float] = []

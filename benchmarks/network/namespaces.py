@@ -93,7 +93,7 @@ def network(hosts: int, *, delays: bool = False) -> Iterator[Network]:
         with _signals_ignored():
             if net.delays is not None:
                 net.delays.kill()
-                net.delays.wait()
+                net.delays.communicate()
             for name in [*net.hosts, net.switch]:
                 _run("ip", "netns", "delete", name, check=False)
                 shutil.rmtree(HOSTS_FILES / name, ignore_errors=True)

@@ -13,7 +13,7 @@ from benchmarks.frontier.tasks import task
 from benchmarks.network import losses, timings
 from benchmarks.network.learner import BUCKETS
 from benchmarks.network.losses import DENSE, EXCHANGES
-from benchmarks.network.timings import TIMED, Link, Pace
+from benchmarks.network.timings import HIDDEN, TIMED, Link, Pace
 from examples.common.tables import spread, table
 
 Rows = list[dict[str, str]]
@@ -33,7 +33,7 @@ of a message.
 
 def steps_of(setting: Setting, method: str, results: Results) -> float | None:
     """Steps of a method to the target; None if it is not reached."""
-    trained = DENSE if method == BUCKETS else method
+    trained = method if method in EXCHANGES else DENSE
     found = losses.curve(losses.best(setting, trained, results))
     return losses.steps_to(found, losses.target(setting, results))
 
@@ -79,7 +79,7 @@ def link_table(setting: Setting, link: Link, results: Results) -> Rows:
     rows = []
     dense = timings.pace(setting, DENSE, link, results)
     dense_steps = steps_of(setting, DENSE, results)
-    for method in TIMED:
+    for method in (DENSE, BUCKETS, HIDDEN, *EXCHANGES):
         own = timings.pace(setting, method, link, results)
         if own is None or dense is None or dense_steps is None:
             continue

@@ -21,6 +21,7 @@ from examples.hardware import hardware
 STEPS = 40  # that are measured, at least, and two exchanges
 EVALUATIONS = 8
 TIMED = DENSE, BUCKETS, *EXCHANGES
+HIDDEN = f"{DENSE}, hidden"  # a bound: the exchange hides all compute, or is hidden
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +104,13 @@ def pace(
     setting: Setting, method: str, link: Link | None, results: Results
 ) -> Pace | None:
     """The pace that was measured; None if it was not."""
+    if method == HIDDEN:
+        both = [pace(setting, DENSE, x, results) for x in (None, link)]
+        if None in both:
+            return None
+        alone, whole = (x for x in both if x)
+        longer = max(alone.step, whole.step - alone.step)
+        return dataclasses.replace(whole, exchange=longer)
     found = results.get(key("steps", setting, method, link))
     if found is None:
         return None
