@@ -43,7 +43,7 @@ RESULTS = Path("benchmarks", "network", "time_to_loss.jsonl")
 class Config:
     """The job and the links."""
 
-    task: str = "byte_lm_1m"
+    task: str = "byte_lm_427k"
     workers: int = 4
     batch: int = 4  # sequences of each worker, per step
     steps: int = 300  # of the dense run
@@ -120,7 +120,7 @@ def on_links(config: Config, results: Results, console: Console) -> None:
 def simulated(config: Config, results: Results, console: Console) -> None:
     """The runs whose workers are simulated."""
     for run in losses.absent(config.setting, results):
-        found = execute(run)
+        found = execute(run, config.results.parent / "unfinished")
         results.add(found)
         console.print(
             f"loss: {last_loss(found):.3f}  {run.setting}  {run.method}  rate "
