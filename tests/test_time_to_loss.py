@@ -21,12 +21,11 @@ from benchmarks.frontier.tasks import task
 from benchmarks.network import delay, losses, namespaces, time_page, time_to_loss
 from benchmarks.network.counters import HEADERS, SHARE
 from benchmarks.network.learner import BUCKETS, WARM, Ask, program
-from benchmarks.network.losses import DENSE, EXCHANGES
+from benchmarks.network.losses import DENSE, EXCHANGES, exchange_of
 from benchmarks.network.timings import (
     HIDDEN,
     Link,
     Pace,
-    exchange_of,
     key,
     pace,
     result,

@@ -21,7 +21,7 @@ from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.methods import ADAM, ADAMW, METHODS
 from benchmarks.frontier.tasks import schedule, task
 from benchmarks.network import counters
-from benchmarks.network.losses import DENSE
+from benchmarks.network.losses import DENSE, exchange_of
 from benchmarks.network.model import alone
 from benchmarks.network.worker import make_barrier, report, use_own_cores
 from examples.common.simulated import AXIS, DEFAULT, Method, Program
@@ -70,7 +70,11 @@ def program(
     setting: Setting, method: str, mesh: Mesh, is_alone: bool
 ) -> tuple[Program, float]:
     """A compiled program, and the seconds that took."""
-    way = Method(method, lambda rate, _: rival(method, rate, setting).optimizer)
+    way = Method(
+        method,
+        lambda rate, _: rival(method, rate, setting).optimizer,
+        exchange_of(method),
+    )
     made = Program(
         task(setting.task), alone(way) if is_alone else way, workers=setting.workers,
         batch=setting.batch, steps=setting.steps, mesh=mesh,

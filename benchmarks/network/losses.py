@@ -10,11 +10,13 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
+import slamb_jax
 from benchmarks.frontier.grid import SEEDS, Setting
 from benchmarks.frontier.kinds import nesterov
 from benchmarks.frontier.results import Result, Results, last_loss
 from benchmarks.frontier.run import ROUND, Run
 from benchmarks.frontier.sweep import best_rate, finished, missing
+from examples.common.simulated import AXIS
 
 DENSE = "AdamW, bfloat16"
 OUTER = 0.7, 0.5  # the rate and the Nesterov momentum of an outer step
@@ -29,6 +31,10 @@ EXCHANGES: dict[str, dict[str, Any]] = {  # of the methods that are not dense
 METHODS = DENSE, *EXCHANGES
 LENGTHS = 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4  # of the dense run
 Curve = list[tuple[int, float]]  # steps, and the loss after them
+
+
+def exchange_of(method: str) -> slamb_jax.Exchange:
+    return slamb_jax.Exchange(AXIS, **EXCHANGES.get(method, {}))
 
 
 def absent(setting: Setting, results: Results) -> Iterator[Run]:

@@ -14,8 +14,8 @@ from benchmarks.frontier.results import Result, Results
 from benchmarks.frontier.tasks import task
 from benchmarks.network.counters import SHARE, Counters
 from benchmarks.network.learner import BUCKETS, WARM, Ask
-from benchmarks.network.losses import DENSE, EXCHANGES
-from examples.common.simulated import AXIS, evaluation_steps
+from benchmarks.network.losses import DENSE, EXCHANGES, exchange_of
+from examples.common.simulated import evaluation_steps
 from examples.hardware import hardware
 
 STEPS = 40  # that are measured, at least, and two exchanges
@@ -56,10 +56,6 @@ class Pace:
     def step(self) -> float:
         """Seconds of a step, the mean from one exchange to the next."""
         return self.seconds(self.every) / self.every
-
-
-def exchange_of(method: str) -> slamb_jax.Exchange:
-    return slamb_jax.Exchange(AXIS, **EXCHANGES.get(method, {}))
 
 
 def key(kind: str, setting: Setting, method: str, link: Link | None) -> dict[str, Any]:
