@@ -135,6 +135,7 @@ def main(config: Config) -> None:
             "evaluation loss": f"{r['losses'][-1]:.3f}",
             "KiB sent per step": f"{r['sent'][-1] / config.steps / 1024:.1f}",
             "share": f"{r['sent'][-1] / runs[0]['sent'][-1]:.3f}",
+            "of bfloat16": f"{2 * r['sent'][-1] / runs[0]['sent'][-1]:.3f}",
             "ms per step": f"{r['step_seconds'] * 1000:.0f}",
         }
         for r in runs

@@ -86,7 +86,7 @@ _EXCHANGE = {
     "--exchange": (parse_exchange, "FILE", "JSON that Exchange.to_json made, with any "
                    "settings; the options below override it"),
     "--budget": (parse_share, "5%", "choose the payload for so much of the bytes of "
-                 "averaging gradients in float32"),
+                 "averaging gradients in float32, half of their share in bfloat16"),
     "--axis-name": (str, "data", "mesh axis of the workers; default: data"),
     "--local-axis-name": (str, "device", "mesh axis of the devices of a node, which is "
                           "then one worker; default: a worker is one device"),

@@ -88,7 +88,9 @@ def picture(found: dict[Setting, report.Cells], path: Path) -> None:
                 markersize=5 if ours else 4, capsize=2, elinewidth=1,
             )  # fmt: skip
         panel.axhline(0, color="black", linewidth=0.8)
-        panel.set(xscale="log", title=str(setting), xlabel="share of dense bytes")
+        panel.set(xscale="log", title=str(setting), xlabel="share of dense float32")
+        twice = (lambda x: 2 * x), (lambda x: x / 2)
+        panel.secondary_xaxis("top", functions=twice).set_xlabel("of dense bfloat16")
         panel.grid(alpha=0.3)
     lowest = min(panel.dataLim.y0 for panel in panels[0])
     for panel in panels[0]:

@@ -125,6 +125,7 @@ def setting_table(setting: Setting, found: Cells) -> Table:
             f"above {DENSE}, %": above(cell, dense) if dense else "",
             "MiB sent": f"{cell.bytes / 2**20:.2f}",
             "share": f"{cell.bytes / dense.bytes:.4f}" if dense else "",
+            "of bfloat16": f"{2 * cell.bytes / dense.bytes:.4f}" if dense else "",
         }
         rows.append(row)
     title = (
@@ -133,7 +134,7 @@ def setting_table(setting: Setting, found: Cells) -> Table:
     )
     caption = (
         f"{'; '.join(machines)}; ± is the deviation over seeds; of all outer steps the "
-        "best is shown"
+        "best is shown; share: of the bytes of dense float32"
     )
     return table(title, rows, caption)
 
@@ -145,7 +146,8 @@ def rivals_table(setting: Setting, found: Cells) -> Table | None:
         return None
     shares = {name: cell.bytes / found[DENSE].bytes for name, cell in found.items()}
     out = Table(
-        title=f"{setting}: each rival, and our best at no more bytes or else our fewest"
+        title=f"{setting}: each rival, and our best at no more bytes or else our fewest "
+        "(shares of dense float32, half of those of bfloat16)"
     )
     for words, *numbers in (
         ("rival", "share", "loss"),
@@ -180,19 +182,24 @@ def overview(every: dict[Setting, Cells]) -> Table | None:
     for name in METHODS:
         here = [found for found in shown.values() if name in found]
         shares = [  # a run that diverged stopped early
-            f"{found[name].bytes / found[DENSE].bytes:.3f}"
+            found[name].bytes / found[DENSE].bytes
             for found in here
             if found[name].loss < float("inf")
         ]
-        share = " to ".join(dict.fromkeys((min(shares), max(shares)))) if shares else ""
+        ends = (min(shares), max(shares)) if shares else ()
+        share, of_bfloat16 = (
+            " to ".join(dict.fromkeys(f"{times * x:.3f}" for x in ends))
+            for times in (1, 2)
+        )
         losses = {
             str(setting): above(found[name], found[DENSE]) if name in found else ""
             for setting, found in shown.items()
         }
         if here:
-            rows.append({"method": name, "share": share, **losses})
+            of = {"share": share, "of bfloat16": of_bfloat16}
+            rows.append({"method": name, **of, **losses})
     return table(
         f"Loss above dense {DENSE}'s, %, and the range of the shares of its bytes",
         rows,
-        "A setting is task-workers x batch-steps; means over seeds",
+        "A setting is task-workers x batch-steps; means over seeds; share: of float32",
     )

@@ -110,6 +110,7 @@ def results_table(runs: list[Run], config: Config, machine: str) -> Table:
             "optimizer": r.name,
             "KiB sent per step": f"{r.sent[-1] / config.steps / 1024:.1f}",
             "share": f"{r.sent[-1] / runs[0].sent[-1]:.3f}",
+            "of bfloat16": f"{2 * r.sent[-1] / runs[0].sent[-1]:.3f}",
             "evaluation loss": f"{r.losses[-1]:.3f}",
             "rate": f"{r.rate:g}",
             "ms per step": f"{r.step_seconds * 1000:.0f}",

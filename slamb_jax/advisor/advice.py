@@ -64,7 +64,7 @@ class Advice:
       break_even_link_bfloat16: the same against ``dense_bfloat16``.
       title: the question, in words.
       share: bytes of a step over those of averaging gradients in float32, as
-        :meth:`Exchange.share` counts them.
+        :meth:`Exchange.share` counts them; over those in bfloat16 it is twice as much.
       payload: the wire format of the exchange.
       expected_loss: per cent by which the loss of :func:`adamw` in this wire format
         was above dense AdamW's after as many steps; negative if below. None: no loss is
@@ -83,6 +83,11 @@ class Advice:
     expected_loss: float | None
 
     THRESHOLD: ClassVar[float] = 1.05
+
+    @property
+    def share_bfloat16(self) -> float:
+        """Bytes of a step over those of averaging gradients in bfloat16."""
+        return 2 * self.share
 
     @property
     def speedup(self) -> float:
@@ -132,8 +137,9 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """The numbers and the verdict as JSON can hold them; None is infinity."""
-        names = ("speedup", "speedup_bfloat16", "faster", "pays", "verdict")
+        names = ("share_bfloat16", "speedup", "speedup_bfloat16", "faster", "pays")
         found = dataclasses.asdict(self) | {x: getattr(self, x) for x in names}
+        found["verdict"] = self.verdict
         return {k: None if x == math.inf else x for k, x in found.items()}
 
     def __str__(self) -> str:

@@ -215,6 +215,7 @@ def _title(d: int, network: Network, exchange: Exchange, share: float) -> str:
         f"{scaled(d, 'parameters')}; {network.workers} workers, "
         f"{network.workers_per_node} per node{inside}; {scaled(network.link, 'bit/s')},"
         f" latency {duration(network.latency)}",
-        f"{shown}: {100 * share:.3g}% of the bytes of dense float32",
+        f"{shown}: {100 * share:.3g}% of the bytes of dense float32, "
+        f"{200 * share:.3g}% of bfloat16",
     )
     return "\n".join(textwrap.fill(line, 88) for line in lines)
