@@ -90,7 +90,9 @@ def picture(found: dict[Setting, report.Cells], path: Path) -> None:
         panel.axhline(0, color="black", linewidth=0.8)
         panel.set(xscale="log", title=str(setting), xlabel="share of dense float32")
         twice = (lambda x: 2 * x), (lambda x: x / 2)
-        panel.secondary_xaxis("top", functions=twice).set_xlabel("of dense bfloat16")
+        top = panel.secondary_xaxis("top", functions=twice)
+        top.set_xlabel("of dense bfloat16")
+        top.xaxis.set_minor_formatter("")  # labels would overlap
         panel.grid(alpha=0.3)
     lowest = min(panel.dataLim.y0 for panel in panels[0])
     for panel in panels[0]:

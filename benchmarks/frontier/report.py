@@ -146,8 +146,8 @@ def rivals_table(setting: Setting, found: Cells) -> Table | None:
         return None
     shares = {name: cell.bytes / found[DENSE].bytes for name, cell in found.items()}
     out = Table(
-        title=f"{setting}: each rival, and our best at no more bytes or else our fewest "
-        "(shares of dense float32, half of those of bfloat16)"
+        title=f"{setting}: each rival, and our best at no more bytes or else our "
+        "fewest (shares of dense float32, half of those of bfloat16)"
     )
     for words, *numbers in (
         ("rival", "share", "loss"),
