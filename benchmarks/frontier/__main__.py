@@ -21,7 +21,7 @@ from benchmarks.frontier.results import Results, last_loss
 from benchmarks.frontier.run import execute
 from benchmarks.frontier.sweep import missing
 
-Grid = Literal["frontier", "unseen", "apart", "big", "scale", "huge", "smoke"]
+Grid = Literal["frontier", "unseen", "big", "scale", "huge", "smoke"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,9 +33,10 @@ class Setting:
 
 
 NOISY = Setting("byte_lm", 8, 8, 300)  # short, and little data per worker and step
+APART = Setting("byte_lm_apart", 8, 8, 300)  # each worker has files of its own
 LARGE = Setting("byte_lm", 4, 48, 900)  # long, and much
 MANY = Setting("byte_lm", 64, 2, 200)
-CORE = (NOISY, LARGE, MANY)
+CORE = (NOISY, APART, LARGE, MANY)
 UNSEEN = (  # no exchange was chosen on these
     Setting("prose", 4, 16, 400),
     Setting("wide", 16, 4, 300),
@@ -44,7 +45,6 @@ UNSEEN = (  # no exchange was chosen on these
     Setting("digits", 4, 32, 400),
     Setting("autoencoder", 8, 16, 500),
 )
-APART = (Setting("byte_lm_apart", 8, 8, 300),)  # each worker has files of its own
 BIG = (Setting("byte_lm_3m", 4, 8, 2000),)
 SCALE = tuple(  # 20 bytes of text for each parameter, in whole rounds
     Setting(task, 8, 8, steps)
@@ -67,12 +67,11 @@ TESTED_ON = tuple(range(1, 9))
 CLAIMED = {
     NOISY: {"adamw, b1 0.8, H 1": "AdamW, b1 0.8", "adamw, H 1": "AdamW"},
     MANY: {"adamw, b1 0.8, H 1": "AdamW, b1 0.8"},
-    APART[0]: {"adamw, H 1": "AdamW"},
+    APART: {"adamw, H 1": "AdamW"},
 }
 GRIDS = {
     "frontier": CORE,
     "unseen": UNSEEN,
-    "apart": APART,
     "big": BIG,
     "scale": SCALE,
     "huge": HUGE,

@@ -78,10 +78,12 @@ def picture(found: dict[Setting, report.Cells], path: Path) -> None:
     colors = [plt.get_cmap("tab20")(i) for i in range(20)]
     groups = list(dict.fromkeys(map(report.group, METHODS)))
     color = {name: colors[(2 * i + i // 10) % 20] for i, name in enumerate(groups)}
+    lowest = 0.0
     for panel, (setting, cells) in zip(panels[0], found.items(), strict=True):
         for name, points in report.above_dense(cells).items():
             ours = name in report.OUR_GROUPS
             shares, losses, intervals = zip(*points, strict=True)
+            lowest = min(lowest, *losses)
             panel.errorbar(
                 shares, losses, intervals, fmt="o-" if ours else "s--",
                 color=color[name], label=name, linewidth=2.2 if ours else 1,
@@ -94,9 +96,7 @@ def picture(found: dict[Setting, report.Cells], path: Path) -> None:
         top.set_xlabel("of dense bfloat16")
         top.xaxis.set_minor_formatter("")  # labels would overlap
         panel.grid(alpha=0.3)
-    lowest = min(panel.dataLim.y0 for panel in panels[0])
-    for panel in panels[0]:
-        panel.set_ylim(min(-2, lowest - 1), 45)  # above it a method is off the picture
+    panels[0][0].set_ylim(lowest - 2, 45)  # above it a method is off the picture
     panels[0][0].set_ylabel("loss above the best dense run, %")
     lines: dict[str, Any] = {}
     for panel in panels[0]:
