@@ -2,8 +2,10 @@
 
 import functools
 import importlib.util
+import math
 import re
 from collections import Counter
+from statistics import fmean
 
 import jax
 import pytest
@@ -12,12 +14,14 @@ pytest.importorskip("sklearn")
 
 import slamb_jax
 from benchmarks.frontier import report
-from benchmarks.frontier.grid import GRIDS
+from benchmarks.frontier.claims import paired, tested
+from benchmarks.frontier.grid import GRIDS, TESTED_ON
 from benchmarks.frontier.methods import DENSE
 from benchmarks.frontier.results import Results
 from tests.programs import ROOT
 
 WORDS = {"half": 2, "third": 3, "tenth": 10, "eighteenth": 18, "nineteenth": 19}
+TESTED = f"{TESTED_ON[0]} to {TESTED_ON[-1]}"
 NOT_PROSE = re.compile(r"^```.*?^```$|`[^`\n]*`|!?\[[^\]]*\]\([^)]*\)", re.M | re.S)
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)*(?: ?%)?"
 FIGURE = re.compile(rf"(?<![\w.])(?<!\w-){NUMBER}|\b(?:{'|'.join(WORDS)})\b")
@@ -61,6 +65,18 @@ def of_runs(path, locator, seeds):
         yield f"{100 * abs(chosen[0].loss / cell.loss - 1)}%"
 
 
+def of_pairs(path, locator):
+    """Sizes, mean losses over the seeds of the tests, and their difference in %."""
+    name, methods = locator.split(": ", 1)
+    (setting,) = {s for grid in GRIDS.values() for s in grid if str(s) == name}
+    both = [tested(setting, x, Results(path)) for x in methods.split(" / ")]
+    yield from (setting.workers, setting.batch, setting.steps, *map(fmean, both))
+    test = paired(*both)
+    yield test.seeds
+    for x in (test.mean, test.low, test.high):
+        yield f"{100 * abs(math.expm1(x))}%"
+
+
 def of_text(path, locator):
     """The numbers of the table row, or the paragraph, that has all parts of it."""
     blocks = [" ".join(x.split()) for x in re.split(r"\n\n|\n(?=\|)", path.read_text())]
@@ -75,6 +91,8 @@ def values(source, seeds):
     if name == "Exchange.share":  # of one large kernel
         kernel = jax.ShapeDtypeStruct((4096, 1024), "float32")
         return [slamb_jax.Exchange("data", payload=locator).share([kernel])]
+    if name.endswith(".jsonl") and seeds == TESTED:
+        return list(of_pairs(ROOT / name, locator))
     if name.endswith(".jsonl"):
         return list(of_runs(ROOT / name, locator, seeds))
     return of_text(ROOT / name, locator)
