@@ -128,6 +128,22 @@ def all_gather_invariant(
     return lax.bitcast_convert_type(bits, x.dtype)
 
 
+def gather_shards(x: jax.Array, axes: Sequence[tuple[Hashable, ...]]) -> jax.Array:
+    """The whole of ``x``, whose leading dimensions are sharded over these axes."""
+    for i, names in enumerate(axes):
+        x = lax.all_gather(x, names, axis=i, tiled=True) if names else x
+    return x
+
+
+def own_shard(x: jax.Array, axes: Sequence[tuple[Hashable, ...]]) -> jax.Array:
+    """Undoes :func:`gather_shards`; nothing is sent."""
+    for i, names in enumerate(axes):
+        if names:
+            size = x.shape[i] // axis_size(names)
+            x = lax.dynamic_slice_in_dim(x, lax.axis_index(names) * size, size, i)
+    return x
+
+
 def _as_integers(x: jax.Array) -> jax.Array:
     width = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
     return lax.bitcast_convert_type(x, width)

@@ -100,6 +100,12 @@ def broadcast_specs(param_specs: Any, params: chex.ArrayTree) -> chex.ArrayTree:
     return jax.tree_util.tree_map_with_path(check, specs, params, is_leaf=is_spec)
 
 
+def bound_axes(spec: PartitionSpec) -> list[Names]:
+    """For each entry of a spec, the mesh axes that are bound (manual) here."""
+    entries = (spec_axes((entry,)) for entry in spec)
+    return [tuple(filter(_axes.is_bound, names)) for names in entries]
+
+
 def state_specs(
     state: chex.ArrayTree,
     param_specs: chex.ArrayTree,

@@ -20,9 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
 from slamb_jax._checks import check_integer, check_params, check_range
+from slamb_jax._collectives import gather_shards, own_shard
+from slamb_jax._layout import bound_axes, broadcast_specs, is_spec
 from slamb_jax._leaves import is_none, map_present, present
 from slamb_jax._moments import adam_direction
 
@@ -115,6 +118,7 @@ def muon(
     *,
     weight_dimension_numbers: Matrices = None,
     consistent_rms: ArrayLike | None = None,
+    param_specs: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Orthogonalizes the momentum of every matrix by Newton-Schulz iteration.
 
@@ -138,6 +142,9 @@ def muon(
         a prefix of it, or a function of them that returns one; None in it for a leaf
         that passes unchanged. None: leaves of two dimensions.
       consistent_rms: scale by :math:`\sqrt{\max(r_{in}, c_{out})}` times this instead.
+      param_specs: how leaves are sharded over mesh axes, as in :class:`Exchange`. Each
+        device gathers the rows and columns of its matrices, orthogonalizes the whole
+        matrices and keeps its own shards. None: every shard counts as a matrix.
 
     Returns:
       A direction without state, for :func:`slamb_jax.average_momentum`.
@@ -174,15 +181,20 @@ def muon(
         )
     steps = coeffs[-ns_steps:]
 
-    def direction(m: jax.Array, dimensions: DimensionNumbers | None) -> jax.Array:
+    def direction(
+        m: jax.Array, dimensions: DimensionNumbers | None, spec: PartitionSpec
+    ) -> jax.Array:
         m = m.astype(jnp.float32)
         if dimensions is None or not m.size:
             return m
+        of_matrix = sum(_rows_and_columns(m.shape, dimensions), ())
+        axes = [x if i in of_matrix else () for i, x in enumerate(bound_axes(spec))]
+        m = gather_shards(m, axes)
         there = jax.typeof(m).sharding
         of = functools.partial(whole, dimensions=dimensions)
         if any(there.spec):  # on a mesh with Explicit axes: left to the compiler
             of = jax.sharding.auto_axes(of, out_sharding=there)
-        return of(m)
+        return own_shard(of(m), axes)
 
     def whole(m: jax.Array, dimensions: DimensionNumbers) -> jax.Array:
         order, sizes = as_matrices(m.shape, dimensions)
@@ -202,17 +214,25 @@ def muon(
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.EmptyState]:
         del params, extra_args
-        rows, rebuild = present(updates)
-        numbers = matrices(weight_dimension_numbers, updates)
-        return rebuild([direction(m, numbers[x.index]) for x, m in rows]), state
+        rows, rebuild = present(updates, broadcast_specs(param_specs, updates))
+        numbers = matrices(weight_dimension_numbers, updates, param_specs)
+        return rebuild([direction(m, numbers[x.index], at) for x, m, at in rows]), state
 
     return optax.GradientTransformationExtraArgs(_no_state, update)
 
 
-def matrices(numbers: Matrices, params: optax.Params) -> list[DimensionNumbers | None]:
-    """The dimension numbers of each leaf; None for those that are no matrices."""
+def matrices(
+    numbers: Matrices, params: optax.Params, param_specs: Any = None
+) -> list[DimensionNumbers | None]:
+    """The dimension numbers of each leaf; None for those that are no matrices.
+
+    A function that chooses them sees the shapes of whole leaves, also among shards.
+    """
     if callable(numbers):
-        numbers = numbers(params)
+        specs = broadcast_specs(param_specs, params)
+        axes = jax.tree.map(bound_axes, specs, is_leaf=is_spec)
+        whole = functools.partial(map_present, gather_shards)
+        numbers = numbers(jax.eval_shape(lambda x: whole(x, axes), params))
     if numbers is None:
         return [
             DimensionNumbers() if x.ndim == 2 else None for x in jax.tree.leaves(params)
@@ -238,6 +258,17 @@ def as_matrices(
     shape: tuple[int, ...], dimensions: DimensionNumbers
 ) -> tuple[tuple[int, ...], tuple[int, int, int]]:
     """The order of dimensions that makes a batch of matrices, and its shape."""
+    rows, columns = _rows_and_columns(shape, dimensions)
+    batch = tuple(i for i in range(len(shape)) if i not in (*rows, *columns))
+    parts = (batch, rows, columns)
+    b, r, c = (math.prod(shape[i] for i in part) for part in parts)
+    return (*batch, *rows, *columns), (b, r, c)
+
+
+def _rows_and_columns(
+    shape: tuple[int, ...], dimensions: DimensionNumbers
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which dimensions are a matrix's rows, and which its columns."""
     ndim = len(shape)
     rows, columns = (
         tuple(axis % ndim for axis in ((x,) if isinstance(x, int) else x))
@@ -248,10 +279,7 @@ def as_matrices(
             "weight_dimension_numbers must name each dimension once, got "
             f"{dimensions!r} for shape {shape}"
         )
-    batch = tuple(i for i in range(ndim) if i not in (*rows, *columns))
-    parts = (batch, rows, columns)
-    b, r, c = (math.prod(shape[i] for i in part) for part in parts)
-    return (*batch, *rows, *columns), (b, r, c)
+    return rows, columns
 
 
 def orthogonalize(x: jax.Array, steps: np.ndarray, eps: ArrayLike) -> jax.Array:

@@ -1,6 +1,7 @@
 """Parameters sharded over a second mesh axis: traffic, copies, and what is refused.
 
-That their numbers are those of unsharded ones is in the campaign.
+That their numbers are those of unsharded ones is in the campaign; Muon's, which
+gathers its matrices, are here.
 """
 
 import functools
@@ -14,6 +15,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 import slamb_jax
+from slamb_jax.directions import DimensionNumbers
 from slamb_jax.selections import Leaf, Strided, elements_sent
 from tests.close import assert_close, assert_same_bits
 from tests.compiled import compile_optimized
@@ -95,6 +97,75 @@ def test_nothing_is_gathered(style, check_vma, settings):
     assert {c.kind for c in among} == {"all-reduce"}
     assert sum(c.elements for c in among if not c.conditional) == packed
     assert sum(c.elements for c in among if c.conditional) == total  # once in H steps
+
+
+MATRICES = {
+    "rows": (24, 16), "columns": (16, 24), "heads": (16, 4, 6), "layers": (4, 8, 12),
+    "bias": (24,),
+}  # fmt: skip
+OF_MATRICES = {
+    "rows": P("model"), "columns": P(None, "model"), "heads": P(None, "model"),
+    "layers": P("model"), "bias": P("model"),
+}  # fmt: skip
+
+
+def numbers_of(params):
+    """Of matrices as they are on one device: a shard of ``rows`` has other sizes."""
+    rows = DimensionNumbers() if params["rows"].shape == (24, 16) else None
+    return {"rows": rows, "columns": DimensionNumbers(), "bias": None,
+            "heads": DimensionNumbers(0, (1, 2)),
+            "layers": DimensionNumbers(1, 2)}  # fmt: skip
+
+
+def in_shard_map(step, mesh, state, check_vma):
+    """The step under a ``jax.shard_map`` of one's own, over all axes."""
+    of_state = jax.tree.map(lambda x: x.sharding.spec, state)
+    of_batch = {name: P(AXIS, *spec) for name, spec in OF_MATRICES.items()}
+
+    def one_of_many(state, g):
+        new, _ = step(jax.tree.map(lambda x: jnp.squeeze(x, 0), state), g)
+        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), new), ()
+
+    return jax.jit(jax.shard_map(
+        one_of_many, mesh=mesh, in_specs=(of_state, of_batch),
+        out_specs=(of_state, ()), check_vma=check_vma,
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("payload", [None, SLOW("uniform8")])
+@pytest.mark.parametrize("check_vma", [True, SLOW(False)])
+@pytest.mark.parametrize("place", [pytest.param("auto", marks=auto), "manual"])
+def test_muon_orthogonalizes_whole_matrices(place, check_vma, payload):
+    """And gathers those that are sharded, but no layers."""
+    between = exchange(OF_MATRICES, payload=payload, selection=None, sync_every=1)
+    make = functools.partial(
+        slamb_jax.muon, 0.1, muon_weight_dimension_numbers=numbers_of, weight_decay=0.1
+    )
+    params, mesh, tx = random_tree(MATRICES, 0), mesh_4x2(), make(between)
+    state = slamb_jax.replicate((params, tx.init(params)), mesh, between)
+    step = step_on_gradients(tx)
+    if place == "auto":
+        run = slamb_jax.per_worker_step(step, mesh, between, check_vma=check_vma)
+    else:
+        run = in_shard_map(step, mesh, state, check_vma)
+    lowered = run.lower(state, random_tree(MATRICES, 1, N))
+    report = slamb_jax.wire_report(compile_optimized(lowered))
+    inner = [c for c in report.collectives if c.group_size == SHARDS]
+    gathered = [c.elements for c in inner if c.kind != "all-reduce"]
+    assert gathered == 3 * [24 * 16 // SHARDS]
+    dense = make(slamb_jax.Exchange())
+    alone, want = jax.jit(step_on_gradients(dense)), (params, dense.init(params))
+    for t in range(3):
+        grads = random_tree(MATRICES, 1 + t, N)
+        state, _ = run(state, grads)
+        want, _ = alone(want, jax.tree.map(lambda g: g.mean(0, keepdims=True), grads))
+        slamb_jax.assert_replicas_agree(state[0])
+        got = jax.tree.map(lambda x: x[0], state[0])
+        if payload is None:  # the tolerance of dense Muon in test_optimizers
+            assert_close(got, want[0], units=4096)
+    for name, x in want[0].items():  # halves orthogonalized apart are twice as far off
+        moved = np.linalg.norm(x - params[name])
+        assert np.linalg.norm(got[name] - x) < 0.25 * moved
 
 
 @auto

@@ -64,8 +64,10 @@ def muon(
 
     Args:
       learning_rate: a number, or a schedule of the step from 0.
-      exchange: between whom, in what wire format and how often: an :class:`Exchange`,
-        without ``param_specs``: a matrix must be on one device to be orthogonalized.
+      exchange: between whom, in what wire format and how often: an :class:`Exchange`.
+        With ``param_specs`` the ``payload`` must be ``"uniform8"``, ``"bfloat16"`` or
+        None; each device gathers the shards of its matrices, in float32, and
+        orthogonalizes whole matrices. Stacks sharded by layers are not gathered.
       ns_coeffs: coefficients of the Newton-Schulz iteration.
       ns_steps: its steps.
       beta: decay rate of the matrices' momentum, in [0, 1).
@@ -88,7 +90,8 @@ def muon(
       own direction, decay and rate.
 
     Raises:
-      ValueError: as :func:`adamw`, and for an exchange with ``param_specs``.
+      ValueError: as :func:`adamw`, and for ``param_specs`` where each worker
+        orthogonalizes its own momentum.
 
     Examples:
       >>> import slamb_jax
@@ -102,15 +105,11 @@ def muon(
     for name, value in (("beta", beta), ("adam_b1", adam_b1), ("adam_b2", adam_b2)):
         check_range(name, value, 0.0, 1.0, open_high=True)
     check_range("adam_eps_root", adam_eps_root, 0.0)
-    if check_exchange(exchange).param_specs is not None:
-        raise ValueError(
-            f"param_specs={exchange.param_specs!r} and muon cannot go together: a "
-            "matrix must be on one device to be orthogonalized"
-        )
+    check_exchange(exchange)
 
     def each(params: optax.Params, of_matrix: Any, of_other: Any) -> Any:
         treedef: Any = jax.tree.structure(params)
-        numbers = matrices(muon_weight_dimension_numbers, params)
+        numbers = matrices(muon_weight_dimension_numbers, params, exchange.param_specs)
         kinds = [of_other if x is None else of_matrix for x in numbers]
         return treedef.unflatten(kinds)
 
@@ -123,12 +122,20 @@ def muon(
         eps,
         weight_dimension_numbers=muon_weight_dimension_numbers,
         consistent_rms=consistent_rms,
+        param_specs=exchange.param_specs,
     )
     adam = directions.adam(eps, adam_eps_root)
     how: dict[str, Any] = {"nesterov": nesterov, "mu_dtype": mu_dtype}
 
     def of_own_momentum(exchange: Exchange) -> optax.GradientTransformation:
         """Each worker's own direction; matrices keep no second moment."""
+        if exchange.param_specs is not None:  # the specs of no part fit all parameters
+            raise ValueError(
+                "muon takes param_specs only where all workers orthogonalize the mean "
+                f"momentum, got payload={exchange.payload!r}, sync_every="
+                f"{exchange.sync_every} and outer={exchange.outer!r}: give payload="
+                "'uniform8', 'bfloat16' or None, sync_every=1 and no outer optimizer"
+            )
         alone = dataclasses.replace(exchange, payload=None, sync_every=2)
         return by_kind(
             kinds,

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")
 REFUSED = """
 axes-layout axes-mapping b3-large b3-nesterov b3-optimizer b3-outer b3-payload
 b3-selection check_vma-mapping form-nesterov form-optimizer large-payload
-large-selection large-sync_every layout-mapping layout-optimizer nesterov-optimizer
+large-selection large-sync_every layout-mapping nesterov-optimizer
 nesterov-selection nesterov-sync_every nu_dtype-optimizer optimizer-selection
 optimizer-sync_every optimizer-weight_decay outer-payload outer-selection
 outer-sync_every payload-selection payload-sync_every selection-sync_every

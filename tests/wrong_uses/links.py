@@ -120,7 +120,13 @@ OPTIMIZERS += [
     )
 ]
 OPTIMIZERS += [
-    (of(slamb_jax.muon, 0.01, slamb_jax.Exchange(param_specs=SPECS)), "specs=.*muon"),
+    *(
+        (
+            of(slamb_jax.muon, 0.01, slamb_jax.Exchange(AXIS, param_specs=SPECS, **x)),
+            "muon takes param_specs only .*payload='ternary', .*: give payload='uni",
+        )
+        for x in ({}, {"outer": optax.sgd(1.0)})
+    ),
     (without_units(), "payload='ternary' needs .* without nu_mean.*: set it to"),
 ]
 
