@@ -12,7 +12,7 @@ from slamb_jax.average import (
     average_parameters,
     average_parameters_every,
 )
-from slamb_jax.checkpoint import Checkpoints
+from slamb_jax.checkpoint import Checkpoints, Snapshots
 from slamb_jax.exchange import Exchange
 from slamb_jax.lamb import layerwise_trust_ratio
 from slamb_jax.momentum import average_momentum
@@ -75,6 +75,7 @@ __all__ = [
     "exchange_metrics",
     "Watchdog",
     "Checkpoints",
+    "Snapshots",
     "wire_report",
     "Network",
     "advise",

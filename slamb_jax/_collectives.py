@@ -144,6 +144,14 @@ def own_shard(x: jax.Array, axes: Sequence[tuple[Hashable, ...]]) -> jax.Array:
     return x
 
 
+def send(x: jax.Array, axis_name: AxisName, pairs: list[tuple[int, int]]) -> jax.Array:
+    """``x`` of the first worker of each pair to the second; zeros to all others."""
+    if x.dtype.itemsize != 2:
+        return lax.ppermute(x, axis_name, pairs)
+    bits = lax.ppermute(_as_integers(x), axis_name, pairs)
+    return lax.bitcast_convert_type(bits, x.dtype)
+
+
 def _as_integers(x: jax.Array) -> jax.Array:
     width = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
     return lax.bitcast_convert_type(x, width)

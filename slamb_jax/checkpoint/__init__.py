@@ -2,5 +2,6 @@
 
 from slamb_jax.checkpoint.checkpoints import Checkpoints, Restored
 from slamb_jax.checkpoint.resizing import resize
+from slamb_jax.checkpoint.snapshots import Recovered, Snapshots
 
-__all__ = ["Checkpoints", "Restored", "resize"]
+__all__ = ["Checkpoints", "Recovered", "Restored", "Snapshots", "resize"]

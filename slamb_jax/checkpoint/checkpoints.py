@@ -1,6 +1,5 @@
 """Checkpoints of all replicas, with checksums."""
 
-import json
 import pathlib
 import re
 import warnings
@@ -10,9 +9,10 @@ import chex
 import jax
 import numpy as np
 
-from slamb_jax._checks import check_integer, shown
+from slamb_jax._checks import check_integer
 from slamb_jax.checkpoint.format import (
     FORMAT,
+    check_extra,
     leaves_by_name,
     pack,
     read_checkpoint,
@@ -111,13 +111,7 @@ class Checkpoints:
             common replica axis.
         """
         check_integer("step", step, 0)
-        extra = {} if extra is None else extra
-        try:
-            json.dumps({**extra})
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"extra must be a dict that JSON can hold, got {shown(extra)}: {error}"
-            ) from error
+        extra = check_extra(extra)
         n = check_replicas("state", state)
         if not n:
             raise ValueError(f"state must have leaves, got {state!r}")

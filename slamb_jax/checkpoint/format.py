@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from slamb_jax._checks import shown
 from slamb_jax.checkpoint.resizing import resize_leaf
 from slamb_jax.checkpoint.store import DamagedCheckpointError, Store, try_read
 from slamb_jax.workers.agreement import checksums
@@ -67,7 +68,7 @@ def pack(
             arrays[name], own = np.asarray(replicated(_first, raw(x))), own[:1]
         else:
             arrays[name] = raw(x)
-        stored[name] = {"once": once, "checksums": own.tolist()} | _shape_and_dtype(x)
+        stored[name] = {"once": once, "checksums": own.tolist()} | shape_and_dtype(x)
     return arrays, stored
 
 
@@ -159,13 +160,17 @@ def _check_fits(
     path: pathlib.Path, metadata: dict[str, Any], like: chex.ArrayTree, workers: int
 ) -> None:
     """Raises unless ``like`` has so many workers, and the leaves of the checkpoint."""
-    n, found = check_replicas("like", like), metadata["leaves"]
-    if n != workers:
+    if (n := check_replicas("like", like)) != workers:
         raise ValueError(
             f"checkpoint {path} is of {workers} workers, expected {n}, to which "
             f"restore(like, workers={n}) resizes it"
         )
-    expected = {k: _shape_and_dtype(x) for k, x in leaves_by_name(like).items()}
+    check_leaves(f"checkpoint {path}", metadata["leaves"], like)
+
+
+def check_leaves(what: str, found: dict[str, Any], like: chex.ArrayTree) -> None:
+    """Raises unless the leaves that were saved are those of ``like``."""
+    expected = {k: shape_and_dtype(x) for k, x in leaves_by_name(like).items()}
     wrong = [f"{name} is missing" for name in expected if name not in found]
     wrong += [f"{name} is not expected" for name in found if name not in expected]
     wrong += [
@@ -177,9 +182,20 @@ def _check_fits(
     if wrong:
         text = "; ".join(wrong[:5])
         text += f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise ValueError(f"checkpoint {path} does not fit: {text}")
+        raise ValueError(f"{what} does not fit: {text}")
 
 
-def _shape_and_dtype(x: Any) -> dict[str, Any]:
+def check_extra(extra: dict[str, Any] | None) -> dict[str, Any]:
+    """``extra``, or an empty one; raises unless JSON can hold it."""
+    try:
+        json.dumps({**(extra or {})})
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"extra must be a dict that JSON can hold, got {shown(extra)}: {error}"
+        ) from error
+    return extra or {}
+
+
+def shape_and_dtype(x: Any) -> dict[str, Any]:
     """The metadata of a leaf that a state must share with the checkpoint."""
     return {"shape": list(jnp.shape(raw(x))[1:]), "dtype": str(jnp.result_type(x))}

@@ -83,7 +83,7 @@ class Store:
         """The steps of all checkpoints, the latest first, alike for all processes."""
         steps = sorted(self._manager.all_steps(), reverse=True)
         seen = np.uint32(zlib.crc32(repr(steps).encode()))
-        with _together():
+        with together():
             if seen != multihost_utils.broadcast_one_to_all(seen):
                 raise self._not_shared(f"sees the checkpoints {steps}")
         return steps
@@ -149,10 +149,10 @@ class Store:
         probe = self.directory / f".probe-{int(token):08x}"
         first = jax.process_index() == 0
         try:
-            with _together():
+            with together():
                 if first:
                     self._lock_and_clear(probe)
-            with _together():
+            with together():
                 end = time.monotonic() + 10.0  # a network file system may be late
                 while not os.path.exists(probe):
                     if time.monotonic() > end:
@@ -177,7 +177,7 @@ class Store:
                 f"directory must be one that can be written to, got {self.directory}: "
                 f"{error}"
             ) from error
-        self._unlock = weakref.finalize(self, os.close, _lock(self.directory))
+        self._unlock = weakref.finalize(self, os.close, lock(self.directory))
         for path in [*self.directory.glob(_UNFINISHED)]:
             shutil.rmtree(path)
 
@@ -205,7 +205,7 @@ def try_read(path: pathlib.Path, read: Callable[[], T]) -> T:
       DamagedCheckpointError: where the files are to blame.
       OSError: where reading failed for another reason: memory, rights.
     """
-    with _together():
+    with together():
         try:
             return read()
         except Exception as error:  # a damaged file may make a reader raise anything
@@ -217,7 +217,7 @@ def try_read(path: pathlib.Path, read: Callable[[], T]) -> T:
 
 
 @contextlib.contextmanager
-def _together() -> Iterator[None]:
+def together() -> Iterator[None]:
     """Raises on all processes the gravest error that the body raises on one of them."""
     own, grade = None, 0
     try:
@@ -235,7 +235,7 @@ def _together() -> Iterator[None]:
         raise _ERRORS[worst - 1](text) from own
 
 
-def _lock(directory: pathlib.Path) -> int:
+def lock(directory: pathlib.Path) -> int:
     """A descriptor that holds the lock of the directory.
 
     Raises:

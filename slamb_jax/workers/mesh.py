@@ -150,6 +150,39 @@ def device_put_global(x: Any, sharding: NamedSharding) -> jax.Array:
     return on_raw(put, x)
 
 
+def processes_of_workers(state: chex.ArrayTree) -> list[int]:
+    """The process of each worker; raises for a worker of several."""
+    n = check_replicas("like", state)
+    own = mesh_sharding(raw(jax.tree.leaves(state)[0])) if n else None
+    if own is None:
+        return [jax.process_index()] * n
+    of_devices = NamedSharding(own.mesh, PartitionSpec(own.spec[0]))
+    found: list[set[int]] = [set() for _ in range(n)]
+    device: Any
+    for device, (rows,) in of_devices.devices_indices_map((n,)).items():
+        for r in range(*rows.indices(n)):
+            found[r].add(device.process_index)
+    for r, owners in enumerate(found):
+        if len(owners) > 1:
+            raise ValueError(
+                f"the devices of a worker must be of one process, got those of worker "
+                f"{r} in processes {sorted(owners)}: use slamb_jax.Checkpoints"
+            )
+    return [min(owners) for owners in found]
+
+
+def own_replicas(x: Any) -> np.ndarray:
+    """The replicas of this process's workers, on the host."""
+    if getattr(x, "is_fully_addressable", True):
+        return np.asarray(x)
+    rows: dict[int, np.ndarray] = {}
+    for shard in x.addressable_shards:
+        part = np.asarray(shard.data)
+        empty = np.empty((len(part), *x.shape[1:]), x.dtype)
+        rows.setdefault(shard.index[0].start or 0, empty)[:, *shard.index[1:]] = part
+    return np.concatenate([rows[r] for r in sorted(rows)])
+
+
 def is_key(x: object) -> bool:
     """Whether a leaf is an array of typed random keys."""
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

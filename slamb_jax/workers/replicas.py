@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from slamb_jax._axes import AxisName, worker_index
 from slamb_jax._checks import check_arrays
+from slamb_jax._collectives import send
 from slamb_jax._layout import spec_axes
 from slamb_jax._rounding import upcast_f32
 from slamb_jax.average import AverageParametersState
@@ -176,6 +177,25 @@ def mean_replica(x: jax.Array) -> jax.Array:
     wide = upcast_f32(x)
     # From the first, so that the mean of equal replicas is exact.
     return (wide[0] + jnp.mean(wide - wide[:1], axis=0)).astype(x.dtype)
+
+
+def copied_replicas(
+    arrays: list[Any], full: list[int], empty: list[int]
+) -> list[jax.Array]:
+    """The arrays on a mesh, with the empty replicas copied from full ones, in turn."""
+    mesh, specs = arrays[0].sharding.mesh, [x.sharding.spec for x in arrays]
+    axis = specs[0][0]
+
+    def copy(own: list[jax.Array]) -> list[jax.Array]:
+        for i in range(0, len(empty), len(full)):  # a worker sends one at a time
+            pairs = list(zip(full, empty[i:], strict=False))
+            gets = jnp.isin(worker_index(axis), jnp.array([r for _, r in pairs]))
+            own = [jnp.where(gets, send(x, axis, pairs), x) for x in own]
+        return own
+
+    run = jax.shard_map(copy, mesh=mesh, in_specs=(specs,), out_specs=specs)
+    with using(mesh):
+        return jax.block_until_ready(jax.jit(run, donate_argnums=0)(arrays))
 
 
 def _is_sharded(x: Any, lead: int = 0) -> bool:

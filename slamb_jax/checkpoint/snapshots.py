@@ -1,0 +1,291 @@
+"""Snapshots of each process's own workers, with which the others go on without it."""
+
+import json
+import math
+import os
+import pathlib
+import secrets
+import warnings
+import weakref
+import zlib
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from slamb_jax._checks import check_integer
+from slamb_jax.checkpoint.format import (
+    check_extra,
+    check_leaves,
+    holds_keys,
+    leaves_by_name,
+    shape_and_dtype,
+    with_checksum,
+)
+from slamb_jax.checkpoint.store import lock, together
+from slamb_jax.workers.mesh import (
+    check_replicas,
+    on_raw,
+    own_replicas,
+    processes_of_workers,
+    raw,
+)
+from slamb_jax.workers.replicas import are_alike, copied_replicas, keys_of_workers
+
+_KEPT = 2  # processes are at most one save apart, so that all have one in common
+
+
+class Recovered(NamedTuple):
+    """The snapshot from which all processes go on."""
+
+    step: int
+    state: chex.ArrayTree  # with a leading replica axis, placed like ``like``
+    extra: dict[str, Any]
+    newcomers: list[int]  # the workers that begin with a copy of another's replica
+
+
+class Snapshots:
+    r"""Keeps this process's own workers on its own host, to go on when one is lost.
+
+    :class:`Checkpoints` are shared, and written now and then. A snapshot is local, on a
+    RAM disk such as ``/dev/shm``, and written every few steps, and no process waits for
+    another. If a process is lost, the others start again, without it or with another in
+    its place. They agree on the latest step that all who are left have. Each worker
+    gets its own replica, and newcomer j a copy of survivor j mod s, of s survivors. All
+    that is equal on all workers stays equal, to the bit: under the default exchange all
+    but the momentum. The momentum of the lost worker is gone, and where workers step by
+    themselves all that it did since the last average. A newcomer's typed random keys
+    are new.
+
+    Args:
+      directory: this process's own, and the same when it starts again under another
+        number; made if it is missing. It holds two snapshots, and a third while that is
+        written.
+
+    Examples:
+      >>> import tempfile, jax.numpy as jnp, slamb_jax
+      >>> state = {"w": jnp.array([[1.0, 2.0], [3.0, 4.0]]), "count": jnp.full(2, 7)}
+      >>> snapshots = slamb_jax.Snapshots(tempfile.mkdtemp())
+      >>> assert snapshots.restore(state) is None  # nothing is saved yet
+      >>> size = snapshots.save(7, state, extra={"position": 112})
+      >>> found = snapshots.restore(state)
+      >>> print(found.step, found.extra, found.state["w"][1], found.newcomers)
+      7 {'position': 112} [3. 4.] []
+    """
+
+    def __init__(self, directory: str | pathlib.Path) -> None:
+        self._directory = pathlib.Path(directory).absolute()
+        self._job = [0, 0]  # the number of this job, from 1, and its random token
+        self._unlock: Any = None  # until this process has the directory
+
+    def save(
+        self, step: int, state: chex.ArrayTree, extra: dict[str, Any] | None = None
+    ) -> int:
+        """Writes the replicas of this process's workers, and asks no other process.
+
+        Args:
+          step: its number. All snapshots but this one and the one before are removed.
+          state: parameters, optimizer state, random keys: with a leading replica axis.
+          extra: a dict that JSON can hold, with the position in the data for example.
+
+        Returns:
+          The bytes of its arrays; replicas of one process that are equal count once.
+
+        Raises:
+          ValueError: for ``step`` or ``extra`` out of range, for a ``state`` without a
+            common replica axis, and before :meth:`restore`.
+          OSError: where the directory is full, or cannot be written to.
+        """
+        check_integer("step", step, 0)
+        if not self._job[0]:
+            raise ValueError(
+                "restore(like) must come before save: the processes agree there on the "
+                "snapshots that they have"
+            )
+        check_replicas("state", state)
+        leaves, stored = leaves_by_name(state), {}
+        parts: list[Any] = []
+        for x in leaves.values():  # all are on their way while the first is written
+            for shard in getattr(raw(x), "addressable_shards", ()):
+                shard.data.copy_to_host_async()
+        for name, x in leaves.items():
+            own = np.ascontiguousarray(own_replicas(raw(x)))
+            own = own.reshape(workers := len(own), -1).view(np.uint8)
+            rows = 1 if (own == own[:1]).all() else workers
+            parts.append(own[:rows].reshape(-1))
+            stored[name] = {"rows": rows} | shape_and_dtype(x)
+        about: dict[str, Any] = {"job": self._job, "step": step, "workers": workers}
+        about |= {"leaves": stored, "extra": check_extra(extra)} | _sums(parts)
+        text = json.dumps(with_checksum(about)).encode()
+        try:
+            _write(self._path(step), text, b"\n", *parts)
+            older = [at for at in self._steps() if at < step]
+            for at in {*self._steps()} - {*older[1 - _KEPT :], step}:
+                self._path(at).unlink()
+        except OSError as error:
+            raise OSError(
+                f"snapshot {step} of {about['bytes']} bytes could not be written into "
+                f"{self._directory}: {error}"
+            ) from error
+        return int(about["bytes"])
+
+    def restore(self, like: chex.ArrayTree) -> Recovered | None:
+        """Goes on from the latest snapshot of all processes; None if there is none.
+
+        All processes of a job must call it, before the first save.
+
+        Args:
+          like: a state as :func:`replicate` returned it, for the workers of this job.
+            Its structure, shapes, dtypes and shardings count; of its values only the
+            typed random keys, of which those of newcomers are made.
+
+        Raises:
+          ValueError: for a snapshot of another model or optimizer, and for a worker
+            whose devices belong to several processes.
+          OSError: for a ``directory`` that another process uses, or that cannot be
+            read or written to. Either is raised on all processes.
+        """
+        owners = processes_of_workers(like)
+        with together():
+            held = self._held(like)
+        agreed = _agreed(self._begin(held))
+        if agreed is None:
+            return None
+        step, saved, extras = agreed
+        me = jax.process_index()
+        mine = _arrays_in(*held[step]) if saved[me] else {}
+        leaves, alike = map(leaves_by_name, (like, are_alike(like)))
+        arrays: dict[str, Any] = {}
+        for name, x in leaves.items():
+            one = raw(jnp.asarray(x))
+            rows = mine.get(name, np.zeros((1, *one.shape[1:]), one.dtype))
+            rows = rows[np.arange(owners.count(me)) % len(rows)]
+            if not alike[name]:  # random keys, each worker's own
+                keys = on_raw(own_replicas, x)
+                fresh = keys_of_workers(keys, jnp.array(self._job[:1]))[0]
+                rows[saved[me] :] = jax.random.key_data(fresh)[saved[me] :]
+            arrays[name] = jax.make_array_from_process_local_data(
+                one.sharding, rows, one.shape
+            )
+        if 0 in saved:  # processes that have nothing
+            names = [name for name in arrays if alike[name]]
+            full = [r for r, owner in enumerate(owners) if saved[owner]]
+            empty = [r for r, owner in enumerate(owners) if not saved[owner]]
+            copied = copied_replicas([arrays[name] for name in names], full, empty)
+            arrays |= zip(names, copied, strict=True)
+        typed = [_typed(arrays[name], x) for name, x in leaves.items()]
+        state = jax.tree.unflatten(jax.tree.structure(like), typed)
+        new = [r for r, i in enumerate(owners) if owners[:r].count(i) >= saved[i]]
+        extra = extras[me] or next(filter(None, extras), {})
+        return Recovered(step, state, extra, new)
+
+    def _path(self, step: int) -> pathlib.Path:
+        return self._directory / f"{step}.snapshot"
+
+    def _steps(self) -> list[int]:
+        return sorted(int(path.stem) for path in self._directory.glob("*.snapshot"))
+
+    def _held(self, like: chex.ArrayTree) -> dict[int, tuple[dict[str, Any], Any]]:
+        """The sound snapshots of this process, whose directory is now locked."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        if self._unlock is None:
+            self._unlock = weakref.finalize(self, os.close, lock(self._directory))
+        held = {}
+        for step in self._steps():
+            try:
+                held[step] = _read(self._path(step))
+            except (ValueError, KeyError, TypeError) as error:
+                warnings.warn(
+                    f"snapshot {self._path(step)} is damaged ({error}) and is ignored",
+                    stacklevel=3,
+                )
+                continue
+            leaves = held[step][0]["leaves"]
+            check_leaves(f"snapshot {self._path(step)}", leaves, like)
+        return held
+
+    def _begin(self, held: dict[int, tuple[dict[str, Any], Any]]) -> list[Any]:
+        """Begins a job; of each process its last one, a token, and its snapshots."""
+        path = self._directory / "job"
+        last = json.loads(path.read_text()) if path.exists() else self._job
+        names = "job", "step", "workers", "extra"
+        own = [[about[name] for name in names] for about, _ in held.values()]
+        told = _told([last, secrets.randbits(31), own])
+        self._job = [max(job for job, _, _ in told)[0] + 1, told[0][1]]
+        with together():
+            _write(path, json.dumps(self._job).encode())
+        return told
+
+
+def _typed(words: Any, like: Any) -> Any:
+    return on_raw(lambda _: words, like)
+
+
+def _agreed(told: list[Any]) -> tuple[int, list[int], list[dict[str, Any]]] | None:
+    """The step to go on from; of each process how many workers it saved, and extra.
+
+    It is the latest step that all have who were in the last job. A process that was
+    lost before has other ones: older, or of another job, which took other steps.
+    """
+    has = [{(*job, step): rest for job, step, *rest in own} for *_, own in told]
+    jobs = [job for (job, *_), own in zip(told, has, strict=True) if own]
+    of_last = [
+        set(own)
+        for (job, *_), own in zip(told, has, strict=True)
+        if own and job == max(jobs)
+    ]
+    if not of_last:
+        return None
+    key = max(set.intersection(*of_last) or set.union(*of_last))
+    found = [own.get(key, [0, {}]) for own in has]
+    return key[-1], [workers for workers, _ in found], [extra for _, extra in found]
+
+
+def _told(value: Any) -> list[Any]:
+    """``value`` of each process, as JSON holds it."""
+    text = json.dumps(value).encode()
+    longest = int(multihost_utils.process_allgather(np.uint32(len(text))).max())
+    padded = np.frombuffer(text.ljust(longest), np.uint8)
+    found = multihost_utils.process_allgather(padded)
+    return [json.loads(x.tobytes()) for x in found]
+
+
+def _write(path: pathlib.Path, *parts: Any) -> None:
+    """Writes a file that no process sees before it is complete."""
+    partial = path.with_name("partial")
+    with partial.open("wb") as file:
+        file.writelines(parts)
+    partial.rename(path)
+
+
+def _sums(parts: list[Any]) -> dict[str, int]:
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return {"bytes": sum(part.nbytes for part in parts), "crc32": crc}
+
+
+def _read(path: pathlib.Path) -> tuple[dict[str, Any], np.ndarray]:
+    """The metadata of a snapshot and its bytes; raises a ValueError if damaged."""
+    with path.open("rb") as file:
+        about = json.loads(file.readline())
+        body = np.memmap(path, np.uint8, "r", file.tell())
+    if about != with_checksum(about | _sums([body])):
+        raise ValueError("it is not what was saved")
+    return about, body
+
+
+def _arrays_in(about: dict[str, Any], body: np.ndarray) -> dict[str, np.ndarray]:
+    """The replicas of each leaf, or the words of their keys."""
+    arrays, start = {}, 0
+    for name, leaf in about["leaves"].items():
+        dtype = jnp.dtype("uint32" if holds_keys(leaf) else leaf["dtype"])
+        shape = [leaf["rows"], *leaf["shape"]]
+        part = body[start : start + math.prod(shape) * dtype.itemsize]
+        start += part.size
+        rows = part.view(dtype).reshape(shape)
+        arrays[name] = np.broadcast_to(rows, (about["workers"], *leaf["shape"]))
+    return arrays

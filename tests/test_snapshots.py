@@ -1,0 +1,307 @@
+"""Snapshots: each process goes on with its own workers, and a newcomer with a copy."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import slamb_jax
+from slamb_jax.checkpoint.snapshots import _agreed
+from tests.close import assert_same_bits
+from tests.launcher import ROOT, free_port
+from tests.test_checkpoint import a_state
+from tests.workers import mesh_of
+
+N = 4
+
+
+def flip(raw):
+    return raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:]
+
+
+DAMAGE = {
+    "flip": flip,
+    "torn": lambda raw: raw[: len(raw) // 2],
+    "empty": lambda raw: b"",
+    "null": lambda raw: b"null\n",
+    "mislead": lambda raw: raw.replace(b'"position": 1120', b'"position": 9120'),
+}
+
+
+def saved(directory, state, *steps):
+    snapshots = slamb_jax.Snapshots(directory)
+    assert snapshots.restore(state) is None
+    for step in steps:
+        snapshots.save(step, state, {"position": 1120})
+
+
+@pytest.mark.parametrize("mesh", [False, True, "explicit"])
+def test_what_comes_back_is_what_was_saved(mesh, tmp_path):
+    """Of every dtype; the latest two are kept."""
+    state = a_state(mesh=mesh_of(N) if mesh else None)
+    if mesh == "explicit":
+        kinds = (jax.sharding.AxisType.Explicit,)
+        explicit = jax.make_mesh((N,), ("data",), kinds, devices=jax.devices()[:N])
+        sharding = jax.sharding.NamedSharding(explicit, jax.P("data"))
+        state = jax.device_put(state, sharding)
+    saved(tmp_path, state, 3, 6, 9)
+    found = slamb_jax.Snapshots(tmp_path).restore(state)
+    assert (found.step, found.extra, found.newcomers) == (9, {"position": 1120}, [])
+    assert_same_bits(found.state, state)
+    for x, like in zip(*map(jax.tree.leaves, (found.state, state)), strict=True):
+        assert x.sharding.is_equivalent_to(like.sharding, x.ndim)
+    kept = {path.name for path in tmp_path.glob("*.snapshot")}
+    assert kept == {"6.snapshot", "9.snapshot"}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_never_read(damage, tmp_path):
+    state = a_state()
+    saved(tmp_path, state, 3, 6)
+    last = tmp_path / "6.snapshot"
+    last.write_bytes(DAMAGE[damage](last.read_bytes()))
+    (tmp_path / "partial").write_bytes(b"of a process that was killed")
+    with pytest.warns(UserWarning, match=r"6\.snapshot is damaged .* and is ignored"):
+        found = slamb_jax.Snapshots(tmp_path).restore(state)
+    assert found.step == 3
+    assert_same_bits(found.state, state)
+
+
+def test_steps_of_a_history_that_was_left_are_removed(tmp_path):
+    state = {"w": jnp.ones((N, 3))}
+    saved(tmp_path, state, 3, 6, 9)
+    snapshots = slamb_jax.Snapshots(tmp_path)
+    assert snapshots.restore(state).step == 9
+    snapshots.save(7, state)
+    assert sorted(p.stem for p in tmp_path.glob("*.snapshot")) == ["6", "7"]
+
+
+def test_new_workers_copy_replicas_and_draw_numbers_of_their_own(tmp_path):
+    two = a_state(n=2)
+    saved(tmp_path, two, 5)
+    like = a_state(n=N, seed=1)
+    found = slamb_jax.Snapshots(tmp_path).restore(like)
+    assert found.newcomers == [2, 3]
+    state, was = dict(found.state), dict(two)
+    for name in ("key", "own"):
+        words = np.asarray(jax.random.key_data(state.pop(name)))
+        np.testing.assert_array_equal(
+            words[:2], jax.random.key_data(was.pop(name)), strict=True
+        )
+        assert len({x.tobytes() for x in words[2:]} | {words[0].tobytes()}) >= 2
+    own = np.asarray(jax.random.key_data(found.state["own"]))
+    assert len({x.tobytes() for x in own}) == N
+    for half in (slice(0, 2), slice(2, 4)):
+        assert_same_bits(jax.tree.map(lambda x, half=half: x[half], state), was)
+
+
+def test_wrong_uses_are_refused(tmp_path):
+    state = {"w": jnp.ones((N, 3))}
+    snapshots = slamb_jax.Snapshots(tmp_path / "own")
+    with pytest.raises(ValueError, match=r"restore\(like\) must come before save"):
+        snapshots.save(1, state)
+    assert snapshots.restore(state) is None
+    with pytest.raises(ValueError, match="extra must be a dict that JSON can hold"):
+        snapshots.save(1, state, {"x": jnp.ones(2)})
+    with pytest.raises(ValueError, match="step must be an integer of at least 0"):
+        snapshots.save(-1, state)
+    snapshots.save(1, state)
+    with pytest.raises(OSError, match="give this one a directory of its own"):
+        slamb_jax.Snapshots(tmp_path / "own").restore(state)
+    other = {"w": jnp.ones((N, 4)), "b": jnp.ones(N)}
+    said = r"1\.snapshot does not fit: .*b.* is missing; .*shape \[3\], expected \[4\]"
+    with pytest.raises(ValueError, match=said):
+        snapshots.restore(other)
+    (tmp_path / "own" / "partial").mkdir()
+    with pytest.raises(OSError, match="snapshot 2 of 12 bytes could not be written"):
+        snapshots.save(2, state)
+
+
+A, B, C = [1, 11], [2, 22], [3, 33]  # jobs: their numbers and tokens
+
+
+@pytest.mark.parametrize(
+    ("told", "step", "holders"),
+    [
+        ([], None, []),
+        ([(A, []), (A, [])], None, []),
+        # Killed between two saves.
+        ([(A, [(A, 4), (A, 5)]), (A, [(A, 5), (A, 6)])], 5, [1, 1]),
+        ([(A, [(A, 4), (A, 5)]), ([0, 0], [])], 5, [1, 0]),
+        # The second was lost before, and has the same step of another history.
+        ([(B, [(B, 5), (B, 6)]), (A, [(A, 4), (A, 5)])], 6, [1, 0]),
+        # It was lost one save ago: what the others did since is not given up.
+        ([(B, [(A, 5), (B, 6)]), (A, [(A, 4), (A, 5)])], 6, [1, 0]),
+        # They died before the next save: it has the step that they have.
+        ([(B, [(A, 4), (A, 5)]), (A, [(A, 4), (A, 5)])], 5, [1, 1]),
+        # Two of the last job, one of them ahead, and one that was lost before.
+        (
+            [(C, [(B, 8), (C, 9)]), (C, [(B, 7), (B, 8)]), (A, [(A, 7), (A, 8)])],
+            8,
+            [1, 1, 0],
+        ),
+        # A later file of a history that was left.
+        ([(B, [(A, 9), (B, 7)]), (B, [(B, 7)])], 7, [1, 1]),
+        # Files of the last job were damaged.
+        ([(A, [(A, 5)]), (A, [(A, 6)])], 6, [0, 1]),
+    ],
+)
+def test_the_step_to_go_on_from(told, step, holders):
+    rows = [[job, 0, [[of, at, 1, {"at": at}] for of, at in own]] for job, own in told]
+    found = _agreed(rows)
+    if step is None:
+        assert found is None
+    else:
+        extras = [{"at": step} if holds else {} for holds in holders]
+        assert found == (step, holders, extras)
+
+
+WORKER = """
+import hashlib, json, os, signal, sys
+import jax, jax.numpy as jnp, numpy as np, optax
+import slamb_jax
+
+index, count, port, directory, last, victim, at = sys.argv[1:]
+index, count, last = int(index), int(count), int(last)
+jax.distributed.initialize(f"localhost:{port}", count, index)
+mesh = jax.make_mesh((jax.device_count(),), ("data",))
+exchange = slamb_jax.Exchange("data")
+tx = slamb_jax.adamw(0.05, exchange, mu_dtype=jnp.bfloat16)
+
+def step(state, batch):
+    params, opt_state, key = state
+    key, own = jax.random.split(key)
+    noisy = batch + 0.1 * jax.random.normal(own, batch.shape)
+    grads = jax.grad(lambda p: jnp.mean((noisy @ p) ** 2))(params)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return (optax.apply_updates(params, updates), opt_state, key), None
+
+def bits(state):
+    own = {}
+    for path, x in jax.tree_util.tree_leaves_with_path(state):
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        words = jax.random.key_data(x) if is_key else x
+        own[jax.tree_util.keystr(path)] = [
+            np.asarray(shard.data).tobytes().hex() for shard in words.addressable_shards
+        ]
+    return own
+
+params = jnp.ones((6, 5)).at[0, 0].set(-0.0)
+state = slamb_jax.replicate(
+    (params, tx.init(params), jax.random.key(2)), mesh, exchange
+)
+run = slamb_jax.per_worker_step(step, mesh, exchange)
+snapshots, first, newcomers = slamb_jax.Snapshots(directory), 0, []
+with slamb_jax.Watchdog(10):
+    try:
+        found = snapshots.restore(state)
+    except Exception as error:
+        print("result", json.dumps(str(error)), flush=True)
+        raise
+    if found:
+        first, state, extra, newcomers = found
+        assert extra == {"position": 8 * first}, extra
+    began = bits(state)
+    for t in range(first + 1, last + 1):
+        batch = np.random.default_rng(t).normal(size=(8 * mesh.size, 6))
+        state, _ = jax.block_until_ready(run(state, batch.astype(np.float32)))
+        if t == int(at) and index == int(victim):
+            os.kill(os.getpid(), signal.SIGKILL)
+        snapshots.save(t, state, {"position": 8 * t})
+    slamb_jax.assert_replicas_agree(state[0])
+print("result", json.dumps([first, newcomers, began, bits(state)]), flush=True)
+"""
+
+
+def launched(directories, last, victim=-1, at=-1, devices=1):
+    """What each process said: its step, newcomers, bits at the start and the end."""
+    port = free_port()
+    env = os.environ | {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(ROOT),
+    }
+    words = [str(last), str(victim), str(at)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(i), str(len(directories)), str(port),
+             str(directory), *words],
+            env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for i, directory in enumerate(directories)
+    ]  # fmt: skip
+    try:
+        told = [process.communicate(timeout=240) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    statuses = [process.returncode for process in processes]
+    lines = [out.partition("result ")[2].partition("\n")[0] for out, _ in told]
+    found = [json.loads(line) if line else None for line in lines]
+    return statuses, found, [error for _, error in told]
+
+
+def same_on_all(found, *, when):
+    """Leaves of which all workers have the same bits, by name."""
+    of_all = [result[when] for result in found]
+    return {
+        name: of_all[0][name][0]
+        for name in of_all[0]
+        if len({x for own in of_all for x in own[name]}) == 1
+    }
+
+
+@pytest.mark.long
+def test_workers_are_lost_and_come_back(tmp_path):
+    slots = [tmp_path / str(i) for i in range(3)]
+    statuses, found, told = launched(slots, last=9, victim=1, at=6)
+    assert statuses[1] == -signal.SIGKILL
+    assert {statuses[0], statuses[2]} <= {75, -signal.SIGABRT}, told
+    kept = {p.stem for slot in (0, 2) for p in slots[slot].glob("*.snapshot")}
+    step = 5  # of which all have a snapshot; 6 too, if both that are left saved it
+    if all((slots[slot] / "6.snapshot").exists() for slot in (0, 2)):
+        step = 6
+    assert kept <= {"4", "5", "6"}
+
+    statuses, found, told = launched([slots[0], slots[2]], last=9)
+    assert statuses == [0, 0], told
+    assert [(first, new) for first, new, *_ in found] == [(step, [])] * 2
+    equal = same_on_all(found, when=2)
+    momenta = {name for name in found[0][2] if ".mu" in name or name == "[2]"}
+    assert set(found[0][2]) - set(equal) == momenta  # of p and v all bits are equal
+    assert set(same_on_all(found, when=3)) == set(equal)
+    ends = [result[3] for result in found]
+
+    # The one that was lost comes back, with snapshots of its own of older steps.
+    order = [slots[2], slots[1], slots[0]]
+    statuses, found, told = launched(order, last=11)
+    assert statuses == [0, 0, 0], told
+    assert [(first, new) for first, new, *_ in found] == [(9, [1])] * 3
+    assert [found[2][2], found[0][2]] == ends
+    new = {k: x for k, x in found[1][2].items() if k != "[2]"}
+    assert new == {k: x for k, x in ends[1].items() if k != "[2]"}  # of slot 2
+    assert len({result[2]["[2]"][0] for result in found}) == 3  # keys
+    assert set(same_on_all(found, when=3)) == set(equal)
+
+    # One is left, and now has two workers, as its two new neighbours have.
+    order = [tmp_path / "3", slots[2], tmp_path / "4"]
+    left = found[0][3]
+    statuses, found, told = launched(order, last=11, devices=2)
+    assert statuses == [0, 0, 0], told
+    assert [(first, new) for first, new, *_ in found] == [(11, [0, 1, 3, 4, 5])] * 3
+    for name, x in left.items():
+        began = [word for result in found for word in result[2][name]]
+        assert len(set(began)) == (6 if name == "[2]" else 1)
+        assert began[2] == x[0]
+
+
+@pytest.mark.long
+def test_a_directory_of_two_processes_is_refused_by_all(tmp_path):
+    _, found, _ = launched([tmp_path / "one", tmp_path / "one"], last=2)
+    assert all("give this one a directory of its own" in error for error in found)
