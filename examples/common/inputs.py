@@ -87,6 +87,14 @@ class _Padded:
         return {**self.source[min(index, last)], "weight": weight}
 
 
-def position(stream: grain.DatasetIterator) -> dict[str, Any]:
+def position(stream: grain.DatasetIterator, workers: int) -> dict[str, Any]:
     """Where a stream stands, as JSON holds it: the same on all processes."""
-    return dict(stream.get_state())
+    return {**stream.get_state(), "workers": workers}
+
+
+def resume(
+    stream: grain.DatasetIterator, position: dict[str, Any], workers: int
+) -> None:
+    """Goes on at a position, of another number of workers at the next full batch."""
+    batches = position["next_index"] * position.get("workers", workers)
+    stream.set_state({"next_index": -(-batches // workers)})

@@ -131,9 +131,10 @@ def run(task: Task, o: Options, mesh: Mesh) -> Result:
         kept_in, asynchronous=True, exchange=o.exchange
     ) as checkpoints:
         start = 0
-        if found := checkpoints.restore(state):
+        snapshots = slamb_jax.Snapshots(o.snapshots) if o.snapshots else None
+        if found := _latest(snapshots, checkpoints, state, o.workers):
             start, state, position = found
-            stream.set_state(position)
+            inputs.resume(stream, position, o.workers)
         with (
             records.Records(o.out, start) as log,
             processes.Stop() as stop,
@@ -141,7 +142,9 @@ def run(task: Task, o: Options, mesh: Mesh) -> Result:
         ):
             if jax.process_index() == 0:
                 started.write_text(options.as_text(o))
-            loop = _Loop(task, o, mesh, params, checkpoints, log, stop, watchdog)
+            loop = _Loop(
+                task, o, mesh, params, checkpoints, snapshots, log, stop, watchdog
+            )
             result = loop.train(state, stream, start)
     if result is None:
         raise SystemExit(stop.status)
@@ -151,6 +154,21 @@ def run(task: Task, o: Options, mesh: Mesh) -> Result:
     return result
 
 
+def _latest(
+    snapshots: slamb_jax.Snapshots | None,
+    checkpoints: slamb_jax.Checkpoints,
+    state: State,
+    workers: int,
+) -> tuple[int, State, dict[str, Any]] | None:
+    """Step, state and position in the data, of snapshots or else of a checkpoint."""
+    found = snapshots.restore(state) if snapshots else None
+    if found is None or found.step < (checkpoints.latest() or 0):
+        return checkpoints.restore(state, workers=workers)
+    told = f"step {found.step} from snapshots, new workers: {found.newcomers or 'none'}"
+    Console(quiet=jax.process_index() > 0).print(told)
+    return found.step, found.state, found.extra
+
+
 @dataclasses.dataclass
 class _Loop:
     task: Task
@@ -158,6 +176,7 @@ class _Loop:
     mesh: Mesh
     params: optax.Params  # of one worker
     checkpoints: slamb_jax.Checkpoints
+    snapshots: slamb_jax.Snapshots | None
     log: records.Records
     stop: processes.Stop
     watchdog: slamb_jax.Watchdog
@@ -190,8 +209,11 @@ class _Loop:
                 if step % o.eval_every == 0 or step == last:
                     scores = self.evaluate(state, step)
                 stopped = self.stop.at(step) and step < last
+                position = inputs.position(stream, o.workers)
+                if self.snapshots and (stopped or step % o.snapshot_every == 0):
+                    self.snapshots.save(step, state, position)
                 if stopped or step % o.checkpoint_every == 0 or step == last:
-                    self.checkpoints.save(step, state, inputs.position(stream))
+                    self.checkpoints.save(step, state, position)
                 if stopped:
                     self.checkpoints.wait()
                     Console(quiet=jax.process_index() > 0).print(

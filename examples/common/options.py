@@ -88,6 +88,10 @@ class Options:
 
     out: Path = Path("runs/program")
     """Checkpoints and logs; a run that was stopped resumes from there."""
+    snapshots: Path | None = None
+    """This process's own folder, on a RAM disk of its host. A run that lost a process
+    then goes on without it, or with another: --workers may change."""
+    snapshot_every: int = 10
     log_every: int = 10
     eval_every: int = 100
     checkpoint_every: int = 100
@@ -100,9 +104,10 @@ class Options:
 
 # Options that may change when a run resumes: its processes, and its output.
 FREE = {"coordinator", "process_id", "num_processes", "distributed", "timeout", "out"}
-FREE |= {"log_every", "eval_every", "checkpoint_every"}
+EVERY = "log_every", "eval_every", "checkpoint_every", "snapshot_every"
+FREE |= {"snapshots", *EVERY}
 LEAST = dict.fromkeys(("batch_size", "accumulate_steps", "workers", "steps"), 1)
-LEAST |= dict.fromkeys(("log_every", "eval_every", "checkpoint_every"), 1)
+LEAST |= dict.fromkeys(EVERY, 1)
 LEAST |= {"warmup_steps": 0, "warmup_epochs": 0, "vocabulary": 6, "length": 3}
 
 T = TypeVar("T", bound=Options)
@@ -210,7 +215,8 @@ def check_same_run(options: Options, path: Path) -> None:
     """Raises if the run in the folder of ``path`` was started with other options."""
     before = yaml.safe_load(path.read_text())
     now = yaml.safe_load(as_text(options))
+    free = FREE | {"workers"} if options.snapshots else FREE
     names = [n for n in {**before, **now} if before.get(n) != now.get(n)]
-    if changed := [n for n in names if n not in FREE]:
+    if changed := [n for n in names if n not in free]:
         text = ", ".join(f"{n} was {before.get(n)}, is {now.get(n)}" for n in changed)
         raise SystemExit(f"--out: {path.parent} holds a run with other options: {text}")
