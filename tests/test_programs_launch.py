@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -128,6 +129,34 @@ def test_ctrl_c_stops_both_at_one_step(tmp_path):
     at = records.read(metrics)[-1]["step"]
     assert told.count(f"Stopped and saved at step {at}") == 1
     assert (tmp_path / "two" / "checkpoints" / str(at)).is_dir()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("pkill") is None, reason="no pkill")
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_run_goes_on_without_a_process_and_takes_it_in_again(victim, tmp_path):
+    text_in(tmp_path / "text")
+    snapshots, out = tmp_path / "snapshots", tmp_path / "three"
+    process = started(
+        tmp_path, "three", sys.executable, LAUNCH / "elastic.py", "--processes", "3",
+        "--snapshots", snapshots, "--back", "1", "bert", "--snapshot-every", "1",
+        "--timeout", "20", "--checkpoint-every", "1000",
+    )  # fmt: skip
+    wait_for_steps(process, out / "metrics.jsonl", 12)
+    group, slot = str(process.pid), f"{snapshots}/{victim}"
+    subprocess.run(["pkill", "-KILL", "-g", group, "-f", slot], check=True)
+    code, told = ended(process)
+    assert code == 0, told
+    others = [slot for slot in range(3) if slot != victim]
+    assert f"lost [{victim}], {others} go on" in told
+    assert "[0, 1, 2] go on, all of them" in told
+    found = re.findall(r"step (\d+) from snapshots, new workers: (.*)", told)
+    assert [new for _, new in found] == ["none", f"[{victim}]"]
+    steps = [r["step"] for r in records.read(out / "metrics.jsonl") if "loss" in r]
+    at = int(found[0][0])  # if process 0 was killed, perhaps before it wrote this step
+    assert at >= 11
+    assert {*range(1, STEPS + 1)} - {*steps} <= {at}
+    assert len(steps) == len({*steps})
 
 
 def test_recipes_name_options_that_exist():

@@ -37,7 +37,7 @@ def main() -> int:
     while True:
         asked.discard(signal.SIGUSR1)
         running = start(here, options, program)
-        watch(running, math.inf if here == every else options.back)
+        watch(running, options.snapshots, math.inf if here == every else options.back)
         lost, status = ended(running)
         stopped = bool(asked & {signal.SIGTERM, signal.SIGINT})
         if status in LOST and losses < options.losses and not stopped:
@@ -85,12 +85,20 @@ def start(slots: list[int], options: argparse.Namespace, program: list[str]) -> 
     return running
 
 
-def watch(running: Running, back: float) -> None:
-    """Returns when all have ended, or one has failed; stops them where that is due."""
-    due, told = time.monotonic() + back, False
+def watch(running: Running, snapshots: Path, back: float) -> None:
+    """Returns when all have ended, or one has failed; stops them where that is due.
+
+    That is ``back`` seconds after a first snapshot: a job is not stopped that has not
+    yet taken a step.
+    """
+    began, due, told = time.time(), math.inf, False
     while any(process.poll() is None for process in running.values()):
         if any(p.poll() not in {None, 0, *SAVED} for p in running.values()):
             return
+        if due == math.inf:
+            files = snapshots.glob("*/*.snapshot")
+            if any(file.stat().st_mtime > began for file in files):
+                due = time.monotonic() + back
         if not told and (asked or time.monotonic() > due):
             told = True
             for process in running.values():
