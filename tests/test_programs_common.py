@@ -93,6 +93,9 @@ def test_a_run_does_not_resume_with_other_options(tmp_path):
         options.check_same_run(Options(b2=0.5), path)
     with pytest.raises(SystemExit, match=r"exchange was .*, is .*'sync_every': 3"):
         options.check_same_run(Options(exchange=PAPER), path)
+    with pytest.raises(SystemExit, match=r"workers was 4, is 3"):
+        options.check_same_run(Options(workers=3), path)
+    options.check_same_run(Options(workers=3, snapshots=Path("here")), path)
     assert yaml.safe_load(path.read_text())["exchange"] == {"axis_name": AXIS}
 
 
@@ -120,6 +123,16 @@ def test_batches_do_not_depend_on_the_number_of_processes(monkeypatch):
     seen = np.concatenate([batch["x"] for batch in alone])[: 37 * 2]
     assert sorted(seen) == sorted([*range(37)] * 2)  # two epochs, each example twice
     assert not np.array_equal(seen[:37], seen[37:])
+
+
+def test_with_other_workers_no_example_is_seen_twice():
+    four, three = (inputs.training(numbered(37), 3, n, 1) for n in (4, 3))
+    whole = inputs.training(numbered(37), 3, 1, 1)
+    seen = [next(whole)["x"] for _ in range(18)]
+    for _ in range(2):
+        next(four)  # 8 batches of a worker
+    inputs.resume(three, inputs.position(four, 4), 3)
+    np.testing.assert_array_equal(next(three)["x"], np.concatenate(seen[9:12]))
 
 
 def test_each_held_out_example_counts_once():
