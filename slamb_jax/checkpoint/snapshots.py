@@ -114,7 +114,7 @@ class Snapshots:
         for name, x in leaves.items():
             own = np.ascontiguousarray(own_replicas(raw(x)))
             own = own.reshape(workers := len(own), -1).view(np.uint8)
-            rows = 1 if (own == own[:1]).all() else workers
+            rows = 1 if (own[1:] == own[:1]).all() else workers
             parts.append(own[:rows].reshape(-1))
             stored[name] = {"rows": rows} | shape_and_dtype(x)
         about: dict[str, Any] = {"job": self._job, "step": step, "workers": workers}
@@ -150,8 +150,8 @@ class Snapshots:
         """
         owners = processes_of_workers(like)
         with together():
-            held = self._held(like)
-        agreed = _agreed(self._begin(held))
+            held, last = self._held(like), self._last_job()
+        agreed = _agreed(self._begin(held, last))
         if agreed is None:
             return None
         step, saved, extras = agreed
@@ -207,16 +207,20 @@ class Snapshots:
             check_leaves(f"snapshot {self._path(step)}", leaves, like)
         return held
 
-    def _begin(self, held: dict[int, tuple[dict[str, Any], Any]]) -> list[Any]:
-        """Begins a job; of each process its last one, a token, and its snapshots."""
+    def _last_job(self) -> list[int]:
         path = self._directory / "job"
-        last = json.loads(path.read_text()) if path.exists() else self._job
+        return list(json.loads(path.read_text())) if path.exists() else [0, 0]
+
+    def _begin(
+        self, held: dict[int, tuple[dict[str, Any], Any]], last: list[int]
+    ) -> list[Any]:
+        """Begins a job; of each process its last one, a token, and its snapshots."""
         names = "job", "step", "workers", "extra"
         own = [[about[name] for name in names] for about, _ in held.values()]
         told = _told([last, secrets.randbits(31), own])
         self._job = [max(job for job, _, _ in told)[0] + 1, told[0][1]]
         with together():
-            _write(path, json.dumps(self._job).encode())
+            _write(self._directory / "job", json.dumps(self._job).encode())
         return told
 
 
