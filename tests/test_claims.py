@@ -14,8 +14,8 @@ pytest.importorskip("sklearn")
 
 import slamb_jax
 from benchmarks.frontier import report
-from benchmarks.frontier.claims import paired, tested
-from benchmarks.frontier.grid import GRIDS, TESTED_ON
+from benchmarks.frontier.claims import losses_on_seeds, paired
+from benchmarks.frontier.grid import GRIDS, MARGIN, TESTED_ON
 from benchmarks.frontier.methods import DENSE
 from benchmarks.frontier.results import Results
 from tests.programs import ROOT
@@ -69,12 +69,13 @@ def of_pairs(path, locator):
     """Sizes, mean losses over the seeds of the tests, and their difference in %."""
     name, methods = locator.split(": ", 1)
     (setting,) = {s for grid in GRIDS.values() for s in grid if str(s) == name}
-    both = [tested(setting, x, Results(path)) for x in methods.split(" / ")]
+    both = [losses_on_seeds(setting, x, Results(path)) for x in methods.split(" / ")]
     yield from (setting.workers, setting.batch, setting.steps, *map(fmean, both))
     test = paired(*both)
-    yield test.seeds
-    for x in (test.mean, test.low, test.high):
+    yield from (test.seeds, methods.split("b1 ")[-1] if "b1 " in methods else 0.9)
+    for x in (test.mean, test.low, test.high, math.log1p(MARGIN)):
         yield f"{100 * abs(math.expm1(x))}%"
+    yield "95%"
 
 
 def of_text(path, locator):

@@ -31,7 +31,7 @@ def paired(ours: list[float], dense: list[float], margin: float = MARGIN) -> Pai
     return Paired(len(found), mean, low, high, test.pvalue)
 
 
-def tested(setting: Setting, method: str, results: Results) -> list[float]:
+def losses_on_seeds(setting: Setting, method: str, results: Results) -> list[float]:
     """The losses of a method on the seeds of the tests, if all are there."""
     runs = finished(setting, method, results, TESTED_ON)
     return [last_loss(run) for run in runs] if len(runs) == len(TESTED_ON) else []
@@ -41,7 +41,7 @@ def claims_table(setting: Setting, results: Results) -> Table | None:
     """Each claim of a setting whose runs are all there."""
     rows = []
     for method, dense in CLAIMED.get(setting, {}).items():
-        ours, other = (tested(setting, x, results) for x in (method, dense))
+        ours, other = (losses_on_seeds(setting, x, results) for x in (method, dense))
         if not (ours and other):
             continue
         test = paired(ours, other)
