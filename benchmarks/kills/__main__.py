@@ -49,7 +49,7 @@ class Config:
     seeds: int = 8
     """Of the simulated runs."""
     memory: Path = Path("/dev/shm")
-    out: Path = Path("benchmarks/results/kills.jsonl")
+    out: Path = Path("benchmarks/kills/kills.jsonl")
 
 
 class Job:
