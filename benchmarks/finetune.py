@@ -2,7 +2,7 @@
 
 Run from the root of the repository: ``python -m benchmarks.finetune``. A byte-level
 decoder learns Python's source, a network five of the ten digits, with each method; then
-dense AdamW goes on with the headers of C, or with the other digits, at the best of four
+dense AdamW goes on with the headers of C, or with the other digits, at the best of six
 rates. Where a method ends at a higher loss, dense AdamW with fewer steps stands beside
 it, so that models of about equal loss are compared.
 """
@@ -31,7 +31,7 @@ from examples.common.simulated import Task
 from examples.common.tables import spread, table
 from examples.hardware import hardware
 
-RATES = (0.001, 0.002, 0.004, 0.008)
+RATES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032)
 DUE = (10, 100)  # steps after which the new loss is taken
 
 
