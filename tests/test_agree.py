@@ -170,3 +170,5 @@ def test_metrics_are_those_of_the_wire_report_and_of_the_state():
     assert found["exchange/share_of_bfloat16"] == 2 * share
     assert found["exchange/agreement"] == pytest.approx(np.sqrt(N))  # equal gradients
     assert found["exchange/skipped_steps"] == 1
+    in_a_dict = slamb_jax.exchange_metrics(exchange, params)({"mu": grads})
+    assert in_a_dict["exchange/agreement"] == pytest.approx(np.sqrt(N))

@@ -179,7 +179,7 @@ def momentum_agreement(state: chex.ArrayTree) -> dict[str, float]:
     leaves = {
         jax.tree_util.keystr(path): m
         for path, m in jax.tree_util.tree_leaves_with_path(state)
-        if m.size and any(_is_momentum(key) for key in path)
+        if m.size and is_in(path, "mu")
     }
     if not leaves:
         raise ValueError(
@@ -190,9 +190,11 @@ def momentum_agreement(state: chex.ArrayTree) -> dict[str, float]:
     return dict(zip(leaves, map(float, found), strict=True))
 
 
-def _is_momentum(key: Any) -> bool:
-    """Whether a part of a path is ``mu``, of a named tuple or of a dictionary."""
-    return "mu" in (getattr(key, "name", None), getattr(key, "key", None))
+def is_in(path: tuple[Any, ...], name: str) -> bool:
+    """Whether a leaf is in a field of this name, of a named tuple or a dictionary."""
+    return any(
+        name in (getattr(key, "name", None), getattr(key, "key", None)) for key in path
+    )
 
 
 def _agreements(leaves: list[jax.Array]) -> jax.Array:

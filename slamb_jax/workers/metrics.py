@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Callable
-from typing import Any
 
 import chex
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 
 from slamb_jax._bytes import means_of, share
 from slamb_jax.exchange import Exchange, check_exchange
-from slamb_jax.workers.agreement import momentum_agreement
+from slamb_jax.workers.agreement import is_in, momentum_agreement
 from slamb_jax.workers.mesh import check_replicas, replicated
 
 
@@ -73,10 +72,10 @@ def exchange_metrics(
             "exchange/share_of_float32": of_float32,
             "exchange/share_of_bfloat16": 2 * of_float32,
         }
-        if any(_is(path, "mu") for path, _ in leaves):
+        if any(is_in(path, "mu") for path, _ in leaves):
             agreement = momentum_agreement(state).values()
             out["exchange/agreement"] = statistics.median(agreement)
-        if skipped := [x for path, x in leaves if _is(path, "total_notfinite")]:
+        if skipped := [x for path, x in leaves if is_in(path, "total_notfinite")]:
             out["exchange/skipped_steps"] = float(replicated(_most, skipped))
         return out
 
@@ -85,8 +84,3 @@ def exchange_metrics(
 
 def _most(counts: list[jax.Array]) -> jax.Array:
     return jnp.max(jnp.stack(counts))
-
-
-def _is(path: tuple[Any, ...], name: str) -> bool:
-    """Whether a leaf is of a field of this name."""
-    return any(getattr(key, "name", None) == name for key in path)
