@@ -17,8 +17,8 @@ from rich.console import Console
 from benchmarks.frontier.grid import GRIDS, Setting
 from benchmarks.frontier.methods import METHODS
 from benchmarks.frontier.page import write_page
-from benchmarks.frontier.results import Results, last_loss
-from benchmarks.frontier.run import execute
+from benchmarks.frontier.results import Results
+from benchmarks.frontier.run import record
 from benchmarks.frontier.sweep import missing
 
 Grid = Literal["frontier", "unseen", "big", "scale", "huge", "smoke"]
@@ -63,13 +63,7 @@ def run_all(config: Config, results: Results, console: Console) -> None:
             if time.monotonic() > stop:
                 console.print(f"The budget of {config.budget:g} s is spent.")
                 return
-            result = execute(run, results.path.parent / "unfinished")
-            results.add(result)
-            console.print(
-                f"{last_loss(result):.3f}  {run.setting}  {method}  rate {run.rate:g}  "
-                f"seed {run.seed}  {result['run_seconds']:.1f} s",
-                highlight=False,
-            )
+            record(run, results, console)
 
 
 def main(config: Config) -> None:

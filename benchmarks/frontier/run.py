@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from rich.console import Console
 
 from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.methods import METHODS, exchanges, make
-from benchmarks.frontier.results import Result
+from benchmarks.frontier.results import Result, Results, last_loss
 from benchmarks.frontier.tasks import schedule, task
 from examples.common import simulated
 from examples.hardware import hardware
@@ -85,3 +86,14 @@ def execute(run: Run, unfinished: Path) -> Result:
         "run_seconds": time.perf_counter() - began,
         "hardware": hardware(jax.devices()[0]),
     }
+
+
+def record(run: Run, results: Results, console: Console) -> None:
+    """Trains, adds the result, and prints a line of it."""
+    result = execute(run, results.path.parent / "unfinished")
+    results.add(result)
+    console.print(
+        f"{last_loss(result):.3f}  {run.setting}  {run.method}  rate {run.rate:g}  "
+        f"seed {run.seed}  {result['run_seconds']:.1f} s",
+        highlight=False,
+    )

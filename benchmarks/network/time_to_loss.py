@@ -25,8 +25,8 @@ import tyro
 from rich.console import Console
 
 from benchmarks.frontier.grid import Setting
-from benchmarks.frontier.results import Results, last_loss
-from benchmarks.frontier.run import execute
+from benchmarks.frontier.results import Results
+from benchmarks.frontier.run import record
 from benchmarks.frontier.sweep import best_rate
 from benchmarks.network import losses, timings
 from benchmarks.network.learner import Ask, Job
@@ -120,13 +120,7 @@ def on_links(config: Config, results: Results, console: Console) -> None:
 def simulated(config: Config, results: Results, console: Console) -> None:
     """The runs whose workers are simulated."""
     for run in losses.absent(config.setting, results):
-        found = execute(run, config.results.parent / "unfinished")
-        results.add(found)
-        console.print(
-            f"loss: {last_loss(found):.3f}  {run.setting}  {run.method}  rate "
-            f"{run.rate:g}  seed {run.seed}  {found['run_seconds']:.0f} s",
-            highlight=False,
-        )
+        record(run, results, console)
 
 
 def main(config: Config) -> None:
