@@ -35,6 +35,13 @@ def test_it_says_what_broke_when_jax_has_changed(missing, monkeypatch):
         slamb_jax.Watchdog(timeout=30)
 
 
+def _save_that_broke_off():
+    """The error of a save during which another process was killed."""
+    error = OSError("checkpoint 15 could not be written")
+    error.__cause__ = jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed")
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "broken"),
     [
@@ -42,6 +49,8 @@ def test_it_says_what_broke_when_jax_has_changed(missing, monkeypatch):
         (jax.errors.JaxRuntimeError("INTERNAL: the other end is gone"), True),
         (ValueError("b1 must be in [0, 1), got 2"), False),
         (RuntimeError("UNKNOWN: a user's own"), False),
+        (OSError("checkpoint 15 could not be written"), False),
+        (_save_that_broke_off(), True),
     ],
 )
 def test_a_broken_exchange_is_told_from_a_failure(error, broken):

@@ -211,7 +211,12 @@ class Watchdog:
         os._exit(EXIT_STATUS)
 
 
-def _from_exchange(error: BaseException) -> bool:
-    """Whether jax's runtime raised it: some links' errors are plain ValueErrors."""
-    status = isinstance(error, ValueError) and re.match(r"[A-Z_]+: ", str(error))
-    return isinstance(error, jax.errors.JaxRuntimeError) or bool(status)
+def _from_exchange(error: BaseException | None) -> bool:
+    """Whether jax's runtime raised it, or what it came of, as a save that broke off."""
+    while error is not None:
+        # Some links' errors are plain ValueErrors.
+        status = isinstance(error, ValueError) and re.match(r"[A-Z_]+: ", str(error))
+        if isinstance(error, jax.errors.JaxRuntimeError) or status:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
