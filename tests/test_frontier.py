@@ -17,9 +17,17 @@ from rich.console import Console
 pytest.importorskip("sklearn")
 
 from benchmarks.frontier import __main__ as command
-from benchmarks.frontier import page, sweep
+from benchmarks.frontier import page, scale, sweep
 from benchmarks.frontier.claims import paired
-from benchmarks.frontier.grid import CORE, GRIDS, MARGIN, NOISY, SEEDS, Setting
+from benchmarks.frontier.grid import (
+    CORE,
+    GRIDS,
+    MARGIN,
+    NOISY,
+    SCALE,
+    SEEDS,
+    Setting,
+)
 from benchmarks.frontier.methods import DENSE, METHODS, exchanges, make
 from benchmarks.frontier.report import above_dense, cells, spread, variant_of
 from benchmarks.frontier.results import Results
@@ -46,11 +54,14 @@ def result(run: Run, loss: float | None) -> Any:
 
 
 def do_all(
-    results: Results, method: str, loss: Callable[[Run], float | None]
+    results: Results,
+    method: str,
+    loss: Callable[[Run], float | None],
+    setting: Setting = SETTING,
 ) -> list[Run]:
     """Adds a result for every run that is missing."""
     runs = []
-    for run in sweep.missing(SETTING, method, results):
+    for run in sweep.missing(setting, method, results):
         runs.append(run)
         results.add(result(run, loss(run)))
     return runs
@@ -179,6 +190,28 @@ def test_a_claim_is_tried_on_pairs() -> None:
     below = paired(list(dense * np.exp(noise)), dense)
     assert below.seeds == 4
     assert below.p < 0.005
+
+
+def test_a_gap_that_grows_with_the_size_is_found(results: Results) -> None:
+    """Planted: 3 % at a million parameters, 2 points more for ten times as many."""
+    noise = dict(zip(SEEDS, (-0.001, 0.002, -0.001), strict=True))
+    for setting in SCALE[:3]:
+        more = math.log10(scale.parameters(setting.task) / 1e6)
+        for method, above in (
+            ("AdamW", 0.1),
+            ("AdamW, b1 0.8", 0.0),  # the better dense one
+            ("adamw, H 1", 0.03 + 0.02 * more),
+            ("adamw, b1 0.8, H 1", 0.2),
+        ):
+            loss = {seed: math.exp(above + noise[seed]) for seed in SEEDS}
+            do_all(results, method, lambda run, loss=loss: loss[run.seed], setting)
+    found = scale.gaps("adamw, 1/19", results)
+    assert [gap.parameters for gap in found] == [23_008, 120_576, 426_920]
+    assert found[0].half_interval == pytest.approx(0, abs=1e-12)  # the noise is paired
+    line = scale.line(found)
+    assert line == pytest.approx((0.03, 0.02, 0.0), abs=1e-9)
+    assert scale.line(found[:2]) is None
+    assert scale.gaps("muon, 1/18", results) == []
 
 
 def test_the_losses_to_expect_are_those_recorded() -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 import tyro
 from rich.console import Console
 
-from benchmarks.frontier.grid import GRIDS, Setting
+from benchmarks.frontier.grid import GRIDS, METHODS_OF, Setting
 from benchmarks.frontier.methods import METHODS
 from benchmarks.frontier.page import write_page
 from benchmarks.frontier.results import Results
@@ -41,7 +41,7 @@ def pairs(config: Config) -> list[tuple[Setting, str]]:
     chosen = [
         (setting, method)
         for setting in GRIDS[config.grid]
-        for method in METHODS
+        for method in METHODS_OF.get(config.grid, METHODS)
         if not config.only or any(is_meant(o, setting, method) for o in config.only)
     ]
     if not chosen:

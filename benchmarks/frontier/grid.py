@@ -56,6 +56,16 @@ SCALE = tuple(  # 20 bytes of text for each parameter, in whole rounds
         ("byte_lm_3m", 15825),
     )
 )
+SCALED = (  # the methods there, at about 1, 1/19, 1/50 and 1/200 of the bytes
+    "AdamW",
+    "AdamW, b1 0.8",
+    "adamw, H 1",
+    "adamw, b1 0.8, H 1",
+    "adamw, largest of 7",
+    "adamw, outer, H 10, outer 1 0.5",
+    "Muon",
+    "muon, H 1",
+)
 HUGE = (Setting("byte_lm_50m", 8, 8, 2000),)  # for a GPU
 # Where the loss differs more between seeds than between rates, the rate is chosen on
 # the mean of these seeds; elsewhere on the first.
@@ -69,6 +79,7 @@ CLAIMED = {
     MANY: {"adamw, b1 0.8, H 1": "AdamW, b1 0.8"},
     APART: {"adamw, H 1": "AdamW"},
 }
+METHODS_OF = {"scale": SCALED}  # all methods in the other grids
 GRIDS = {
     "frontier": CORE,
     "unseen": UNSEEN,

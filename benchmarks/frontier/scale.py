@@ -1,0 +1,154 @@
+"""Does the gap to dense training grow with the model? Gaps at each size, and a line."""
+
+import functools
+import math
+import statistics
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import matplotlib
+from rich.table import Table
+from scipy import stats
+
+from benchmarks.frontier.grid import SCALE, SEEDS, Setting
+from benchmarks.frontier.results import Result, Results, last_loss
+from benchmarks.frontier.sweep import finished
+from benchmarks.frontier.tasks import task
+from examples.common.tables import table
+
+ADAMW = "AdamW", "AdamW, b1 0.8"  # of several names the best at each size counts
+COMPARED = {  # a name, its methods, and the dense ones that they are compared with
+    "adamw, 1/19": (("adamw, H 1", "adamw, b1 0.8, H 1"), ADAMW),
+    "adamw, 1/45": (("adamw, largest of 7",), ADAMW),
+    "adamw, 1/180": (("adamw, outer, H 10, outer 1 0.5",), ADAMW),
+    "muon, 1/18": (("muon, H 1",), ("Muon",)),
+}
+
+
+class Gap(NamedTuple):
+    """Differences of the logarithms of two losses at one size, seed by seed."""
+
+    parameters: int
+    pairs: list[float]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.pairs)
+
+    @property
+    def half_interval(self) -> float:
+        """Half the interval of 95 % of the mean, by Student's t."""
+        n = len(self.pairs)
+        t = float(stats.t.ppf(0.975, n - 1))
+        return t * statistics.stdev(self.pairs) / math.sqrt(n)
+
+
+class Line(NamedTuple):
+    """gap = at_million + slope log10(parameters / 1e6), least squares of all pairs."""
+
+    at_million: float
+    slope: float
+    half_interval: float  # of the slope, 95 %
+
+
+@functools.cache
+def parameters(name: str) -> int:
+    shapes = jax.eval_shape(task(name).init, jax.random.key(0))
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+
+
+def best(
+    setting: Setting, methods: tuple[str, ...], results: Results
+) -> list[Result] | None:
+    """The runs of the best of these methods; None until all are there."""
+    found = [finished(setting, method, results) for method in methods]
+    if any(len(runs) < len(SEEDS) for runs in found):
+        return None
+    return min(found, key=lambda runs: statistics.fmean(map(last_loss, runs)))
+
+
+def gaps(name: str, results: Results) -> list[Gap]:
+    """At each size whose runs are all there, and converged."""
+    found = []
+    for setting in SCALE:
+        ours, dense = (best(setting, x, results) for x in COMPARED[name])
+        if ours is None or dense is None:
+            continue
+        pairs = [
+            math.log(last_loss(x) / last_loss(y))
+            for x, y in zip(ours, dense, strict=True)
+        ]
+        if all(map(math.isfinite, pairs)):
+            found.append(Gap(parameters(setting.task), pairs))
+    return found
+
+
+def line(found: list[Gap]) -> Line | None:
+    """The line through the gaps; None for fewer than three sizes."""
+    if len(found) < 3:
+        return None
+    points = [(math.log10(x.parameters / 1e6), y) for x in found for y in x.pairs]
+    fit: Any = stats.linregress(*zip(*points, strict=True))
+    t = float(stats.t.ppf(0.975, len(points) - 2))
+    return Line(fit.intercept, fit.slope, t * fit.stderr)
+
+
+def scale_table(results: Results) -> Table | None:
+    """Each method's gap at each size, and how much it grows with the size."""
+    rows = []
+    every = {name: gaps(name, results) for name in COMPARED}
+    sizes = sorted({gap.parameters for found in every.values() for gap in found})
+    for name, found in every.items():
+        at = {gap.parameters: gap for gap in found}
+        row = {"method": name}
+        for size in sizes:
+            row[f"{size:,}"] = percent(at[size]) if size in at else "-"
+        fit = line(found)
+        row["for ten times the size"] = (
+            f"{100 * fit.slope:+.1f} ± {100 * fit.half_interval:.1f}" if fit else "-"
+        )
+        rows.append(row)
+    if not sizes:
+        return None
+    return table(
+        "Loss above the dense optimizer's, %, by parameters, and the slope of a line",
+        rows,
+        "20 bytes of text for each parameter; every rate is chosen at every size, and "
+        "of b1 0.9 and 0.8 the better one counts where both were run; paired over "
+        "seeds, ± is half an interval of 95 %",
+    )
+
+
+def percent(gap: Gap) -> str:
+    mean, half = 100 * math.expm1(gap.mean), 100 * gap.half_interval
+    return f"{mean:+.1f} ± {half:.1f}"
+
+
+def scale_picture(results: Results, path: Path) -> None:
+    """The gaps against the size, with intervals, and the lines."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, panel = plt.subplots(figsize=(7, 4.4), layout="constrained")
+    for i, name in enumerate(COMPARED):
+        found = gaps(name, results)
+        if not found:
+            continue
+        sizes = [gap.parameters * 1.03**i for gap in found]  # beside each other
+        panel.errorbar(
+            sizes, [100 * gap.mean for gap in found],
+            [100 * gap.half_interval for gap in found],
+            fmt="o", color=f"C{i}", capsize=3, label=name,
+        )  # fmt: skip
+        if fit := line(found):
+            ends = found[0].parameters, found[-1].parameters
+            gap_at = [fit.at_million + fit.slope * math.log10(x / 1e6) for x in ends]
+            panel.plot(ends, [100 * y for y in gap_at], color=f"C{i}", linewidth=1)
+    panel.axhline(0, color="black", linewidth=0.8)
+    panel.set(xscale="log", xlabel="parameters")
+    panel.set_ylabel("loss above the dense optimizer's, %")
+    panel.grid(alpha=0.3)
+    panel.legend()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
