@@ -38,3 +38,8 @@ part main-job 180 python -m examples.byte_lm.main --out "$out/byte_lm"
 # 50 M parameters, 2,000 steps: one line for each run, and the next call goes on.
 part huge 600 python -m benchmarks.frontier --grid huge --only AdamW "adamw, H 1" \
   --budget 420 --results "$out/huge.jsonl"
+# The optimization track, where its tokens are: hours for a run, which goes on likewise.
+if [ -d data/fineweb10B ]; then
+  part track "${TRACK_SECONDS:-600}" python -m benchmarks.frontier --grid track \
+    --results "$out/track.jsonl"
+fi

@@ -1,5 +1,6 @@
 """Frontier: sweeps that resume, bytes that are counted, a report from the data."""
 
+import functools
 import io
 import json
 import math
@@ -17,7 +18,7 @@ from rich.console import Console
 pytest.importorskip("sklearn")
 
 from benchmarks.frontier import __main__ as command
-from benchmarks.frontier import page, scale, sweep
+from benchmarks.frontier import fineweb, page, scale, sweep
 from benchmarks.frontier.claims import paired
 from benchmarks.frontier.grid import (
     CORE,
@@ -26,10 +27,17 @@ from benchmarks.frontier.grid import (
     NOISY,
     SCALE,
     SEEDS,
+    TRACK,
     Setting,
 )
 from benchmarks.frontier.methods import DENSE, METHODS, exchanges, make
-from benchmarks.frontier.report import above_dense, cells, spread, variant_of
+from benchmarks.frontier.report import (
+    above_dense,
+    cells,
+    spread,
+    track_table,
+    variant_of,
+)
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.run import Run, execute
 from benchmarks.frontier.tasks import TASKS, task
@@ -67,7 +75,7 @@ def do_all(
     return runs
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", sorted(TASKS.keys() - {"fineweb"}))
 def test_a_task_starts_from_guessing_and_repeats_its_batches(name: str) -> None:
     job = task(name)
     loss = float(jax.jit(job.loss)(job.init(jax.random.key(0)), job.held_out))
@@ -80,6 +88,85 @@ def test_a_task_starts_from_guessing_and_repeats_its_batches(name: str) -> None:
     assert {len(x) for x in jax.tree.leaves(once)} == {16}
     pairs = zip(*map(jax.tree.leaves, (once[0], other[0])), strict=True)
     assert any((a != b).any() for a, b in pairs)
+
+
+def tokens_in(path: Path, tokens: np.ndarray, said: int | None = None) -> None:
+    head = np.zeros(fineweb.HEADER, np.int32)
+    head[:3] = fineweb.MAGIC, 1, len(tokens) if said is None else said
+    path.write_bytes(head.tobytes() + tokens.astype(np.uint16).tobytes())
+
+
+def test_fineweb_is_read_in_the_order_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fineweb, "FILES", tmp_path)
+    with pytest.raises(SystemExit, match=r"no fineweb_train_\*\.bin"):
+        fineweb.fineweb()
+    first = tmp_path / "fineweb_train_000001.bin"
+    tokens_in(first, np.arange(35))
+    tokens_in(tmp_path / "fineweb_train_000002.bin", np.arange(100, 118))
+    tokens_in(tmp_path / "fineweb_val_000000.bin", np.arange(90))
+    small = {"layers": 1, "width": 32, "heads": 2, "context": 4, "vocabulary": 128}
+    job = fineweb.fineweb(**small, validated=16)
+    assert job.held_out.shape == (16, 5)
+    read = list(job.batches(4, 3, 0))
+    rows = [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8]]  # of a row the first token was predicted
+    np.testing.assert_array_equal(read[0][:2], rows)
+    assert [x[0, 0] for x in read] == [0, 16, 100]  # the end of a file is left
+    with pytest.raises(SystemExit, match="2 files have tokens for 3 of 4 steps"):
+        list(job.batches(4, 4, 0))
+    params = job.init(jax.random.key(0))
+    loss, grads = jax.jit(jax.value_and_grad(job.loss))(params, read[0])
+    assert float(loss) == pytest.approx(math.log(128))  # its head begins at zero
+    parts = [jax.grad(job.loss)(params, row[None]) for row in read[0]]
+    mean = jax.tree.map(lambda *x: sum(x) / len(x), *parts)
+    for got, want in zip(*map(jax.tree.leaves, (grads, mean)), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-2 * float(jnp.abs(want).max()))
+    tokens_in(first, np.arange(35), said=36)
+    with pytest.raises(SystemExit, match="has 35 tokens, and says 36"):
+        list(job.batches(4, 1, 0))
+    first.write_bytes(b"no tokens at all")
+    with pytest.raises(SystemExit, match="is not a file of tokens"):
+        list(job.batches(4, 1, 0))
+
+
+def test_no_token_sees_a_later_one_and_places_are_relative() -> None:
+    model = fineweb.GPT(layers=2, width=32, heads=2, vocabulary=64)
+    key = jax.random.key(0)
+    params = model.init(key, jnp.zeros((1, 8), jnp.int32))["params"]
+    leaves, tree = jax.tree.flatten(params)
+    drawn = [x + 0.1 * jax.random.normal(key, x.shape, x.dtype) for x in leaves]
+    logits = functools.partial(model.apply, {"params": tree.unflatten(drawn)})
+    tokens = jnp.arange(8)[None]
+    one, other = logits(tokens), logits(tokens.at[0, 5].set(60))
+    np.testing.assert_array_equal(one[:, :5], other[:, :5])
+    assert all((one[0, i] != other[0, i]).any() for i in (5, 6, 7))
+    q, k = jax.random.normal(key, (2, 1, 1, 1, 16))
+    q, k = (fineweb.rotated(jnp.broadcast_to(x, (1, 9, 1, 16))) for x in (q, k))
+    scores = jnp.einsum("bqhd,bkhd->qk", q, k)
+    np.testing.assert_allclose(scores[5, 2], scores[8, 5], rtol=1e-4)
+    assert abs(scores[5, 2] - scores[5, 3]) > 0.01
+
+
+def test_the_track_has_its_model_and_its_rule(results: Results) -> None:
+    model = fineweb.GPT(12, 768, 6, fineweb.VOCABULARY)
+    tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    layer = 12 * 768**2 + 9 * 768 + 2 * 768  # matrices, their biases, two norms
+    ends = 2 * 768 + 2 * 768 * fineweb.VOCABULARY + fineweb.VOCABULARY
+    assert elements(shapes) == 12 * layer + ends
+    for setting, methods in TRACK.items():
+        assert setting.workers * setting.batch == fineweb.SEQUENCES
+        rates = [setting.middle(METHODS[method].rate) for method in methods]
+        assert min(rates) > 0
+    setting = next(iter(TRACK))
+    for method, loss in (("AdamW", 3.2777), ("adamw, H 1", 3.2776)):
+        do_all(results, method, lambda run, x=loss: x, setting)
+    text = page.markdown(track_table(setting, cells(setting, results)))
+    assert [line.split("|")[4].strip() for line in text.splitlines()[4:6]] == [
+        "no",  # 0.0023 sqrt(3) is below 0.004
+        "yes",
+    ]
 
 
 @pytest.mark.parametrize(

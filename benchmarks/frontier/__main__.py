@@ -21,7 +21,7 @@ from benchmarks.frontier.results import Results
 from benchmarks.frontier.run import record
 from benchmarks.frontier.sweep import missing
 
-Grid = Literal["frontier", "unseen", "big", "scale", "huge", "smoke"]
+Grid = Literal["frontier", "unseen", "big", "scale", "huge", "track", "smoke"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ def pairs(config: Config) -> list[tuple[Setting, str]]:
     chosen = [
         (setting, method)
         for setting in GRIDS[config.grid]
-        for method in METHODS_OF.get(config.grid, METHODS)
+        for method in METHODS_OF.get(setting, METHODS)
         if not config.only or any(is_meant(o, setting, method) for o in config.only)
     ]
     if not chosen:

@@ -11,6 +11,7 @@ LOWER = {
     "byte_lm_1600k": 4,
     "byte_lm_3m": 8,
     "byte_lm_50m": 16,
+    "fineweb": 8,
     "masked": 8,
 }
 
@@ -66,7 +67,16 @@ SCALED = (  # the methods there, at about 1, 1/19, 1/50 and 1/200 of the bytes
     "Muon",
     "muon, H 1",
 )
-HUGE = (Setting("byte_lm_50m", 8, 8, 2000),)  # for a GPU
+# For GPUs: the track of fineweb.py, in as many steps as its AdamW and its Muon took.
+TRACK = {
+    Setting("fineweb", workers, 512 // workers, steps): methods
+    for steps, methods in (
+        (5625, ("AdamW", "adamw, H 1", "adamw, largest of 7")),
+        (3250, ("Muon", "muon, H 1")),
+    )
+    for workers in (8, 16)
+}
+HUGE = (Setting("byte_lm_50m", 8, 8, 2000),)
 # Where the loss differs more between seeds than between rates, the rate is chosen on
 # the mean of these seeds; elsewhere on the first.
 TUNED_ON = {Setting("digits", 4, 32, 400): SEEDS}
@@ -79,12 +89,13 @@ CLAIMED = {
     MANY: {"adamw, b1 0.8, H 1": "AdamW, b1 0.8"},
     APART: {"adamw, H 1": "AdamW"},
 }
-METHODS_OF = {"scale": SCALED}  # all methods in the other grids
+METHODS_OF = dict.fromkeys(SCALE, SCALED) | TRACK  # in other settings all
 GRIDS = {
     "frontier": CORE,
     "unseen": UNSEEN,
     "big": BIG,
     "scale": SCALE,
     "huge": HUGE,
+    "track": tuple(TRACK),
     "smoke": (Setting("digits", 4, 4, 50),),
 }

@@ -52,6 +52,7 @@ def write_page(settings: Iterable[Setting], results: Results, console: Console) 
         for setting, cells in found.items():
             line(f"## {setting}")
             show(report.setting_table(setting, cells))
+            show(report.track_table(setting, cells))
             show(report.rivals_table(setting, cells))
             show(claims_table(setting, results))
     return path

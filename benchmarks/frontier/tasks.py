@@ -13,6 +13,7 @@ import optax
 from sklearn.datasets import load_digits
 
 from benchmarks.frontier import unseen
+from benchmarks.frontier.fineweb import fineweb
 from benchmarks.frontier.unseen import CONTEXT, EVALUATED
 from examples.byte_lm import data, model
 from examples.byte_lm.model import Active, ByteLM
@@ -103,6 +104,7 @@ TASKS: dict[str, Callable[[], Task]] = {
     "gru": unseen.gru,
     "masked": unseen.masked,
     "autoencoder": unseen.autoencoder,
+    "fineweb": fineweb,
 }
 
 
@@ -115,6 +117,10 @@ def schedule(name: str, steps: int) -> optax.Schedule | None:
     """The learning rate over its peak; None: warm-up, then a cosine."""
     if name == "wide":
         return optax.linear_schedule(1.0, 0.0, steps)
+    if name == "fineweb":  # up, constant, and down over the last 0.7
+        up, start = optax.linear_schedule(0.0, 1.0, steps // 20), 3 * steps // 10
+        down = optax.linear_schedule(1.0, 0.0, steps - start)
+        return optax.join_schedules([up, down], [start])
     if name == "autoencoder":
         return optax.linear_schedule(0.0, 1.0, steps // 10)  # and constant from there
     return None
