@@ -100,11 +100,15 @@ def test_in_float32_it_is_the_dense_optimizer_whatever_data_a_worker_has(
         assert_close(p, jax.tree.map(lambda x: np.concatenate([x] * n), q), units)
 
 
-def to_optax(state, params, tx, times, b1=0.9):
+def to_optax(state, params, tx, times, b1=0.9, floor=0.05):
     """As the guide converts a state of one copy; ``times``: of v."""
     old = optax.tree.get(state, "AverageMomentumState")
     mu = jax.tree.map(lambda m: m / b1, old.mu)
-    nu = jax.tree.map(lambda v: times * v, old.nu)
+    means = old.nu_mean or jax.tree.map(jnp.zeros_like, old.nu)
+    nu = jax.tree.map(
+        lambda v, mean: times * (jnp.sqrt(v) + floor * jnp.sqrt(mean)) ** 2,
+        old.nu, means,
+    )  # fmt: skip
     return optax.tree.set(tx.init(params), count=old.count, mu=mu, nu=nu)
 
 
@@ -121,7 +125,7 @@ def test_a_state_goes_on_densely(payload):
     """Of one copy, on mean gradients: in float32 with the steps of the exchange.
 
     Under optax and back with one step of the same size, if the rate changes by the root
-    of what v is multiplied by.
+    of what v is multiplied by; in codes as much shorter as the root of v is than a unit.
     """
     shapes, factor, rate, late = {"w": (12, 16)}, 3.0, 0.01, 40
     grads = [random_tree(shapes, t, 4) for t in range(late + 4)]
@@ -144,11 +148,39 @@ def test_a_state_goes_on_densely(payload):
         got, _ = jax.jit(dense.update)(mean[late], there, params)
     # The square that is new in v has a weight of 1 / 41: ours of M, optax's of g.
     m, v, g = (x["w"] for x in (state[0].mu, state[0].nu, mean[late]))
+    unit = np.sqrt(there[0].nu["w"]) / factor
+    want = {"w": want["w"] * np.sqrt(v) / unit}
+    if payload is None:
+        np.testing.assert_allclose(unit, np.sqrt(v), rtol=1e-6)
     new = np.maximum(((m + 0.1 * g) / (1 - 0.9**late)) ** 2, g**2 / factor**2)
     room = (2 + new / (v / (1 - 0.999**late))) / late
     assert (np.abs(got["w"] / want["w"] - 1) < room).all()
     old, new = (optax.tree.get(x, "AverageMomentumState") for x in (state, back))
-    assert_close(new._replace(nu_mean=None), old._replace(nu_mean=None), units=2)
+    old = old._replace(nu_mean=None, nu={"w": unit**2})
+    assert_close(new._replace(nu_mean=None), old, units=4)
+
+
+def test_what_was_not_sent_yet_takes_no_long_step_under_optax():
+    """It has a momentum and no v, by which Adam divides."""
+    scale = np.logspace(0, -4, 12, dtype=np.float32)[:, None]
+    noise = [np.asarray(random_tree({"w": (12, 16)}, t, 4)["w"]) for t in range(20)]
+    grads = [{"w": scale * x} for x in noise]
+    between = slamb_jax.adamw(0.01, slamb_jax.Exchange(AXIS), weight_decay=0.0)
+    history = train(between, random_tree({"w": (12, 16)}, 99), grads, "vmap")
+    params, state = slamb_jax.consolidate(history[-1])
+    old = optax.tree.get(state, "AverageMomentumState")
+    unsent = (np.asarray(old.nu["w"]) == 0) & (np.asarray(old.mu["w"]) != 0)
+    assert unsent.any()
+    dense = optax.adamw(0.02, weight_decay=0.0)
+    longest = []
+    for floor in (0.05, 0.0):
+        there = to_optax(state, params, dense, 19, floor=floor)
+        mean = jax.tree.map(lambda g: g.mean(0), grads[-1])
+        with standard_promotion():
+            updates, _ = dense.update(mean, there, params)
+        longest.append(np.abs(updates["w"][unsent]).max() / 0.02)
+    assert longest[0] < 2  # rates
+    assert longest[1] > 100
 
 
 def noisy(tx, axis):
