@@ -170,5 +170,7 @@ def test_metrics_are_those_of_the_wire_report_and_of_the_state():
     assert found["exchange/share_of_bfloat16"] == 2 * share
     assert found["exchange/agreement"] == pytest.approx(np.sqrt(N))  # equal gradients
     assert found["exchange/skipped_steps"] == 1
+    with pytest.raises(ValueError, match=r"params must be one copy, got 112640 el"):
+        slamb_jax.exchange_metrics(exchange, state[0])(state)
     in_a_dict = slamb_jax.exchange_metrics(exchange, params)({"mu": grads})
     assert in_a_dict["exchange/agreement"] == pytest.approx(np.sqrt(N))

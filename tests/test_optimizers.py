@@ -125,7 +125,7 @@ def test_a_state_goes_on_densely(payload):
     """Of one copy, on mean gradients: in float32 with the steps of the exchange.
 
     Under optax and back with one step of the same size, if the rate changes by the root
-    of what v is multiplied by; in codes as much shorter as the root of v is than a unit.
+    of what v is multiplied by; in codes shorter by the root of v over the unit.
     """
     shapes, factor, rate, late = {"w": (12, 16)}, 3.0, 0.01, 40
     grads = [random_tree(shapes, t, 4) for t in range(late + 4)]

@@ -125,10 +125,11 @@ def check_together(state: chex.ArrayTree) -> None:
     """Raises for parameters that differ between workers, and that no average gets.
 
     In a momentum ``optax.multi_transform`` and ``optax.masked`` put a ``MaskedNode`` in
-    place of parameters that its optimizer does not get, and ``muon`` puts None. A part
-    of the state that has leaves there, and elsewhere is like the momentum, may be the
-    parameters: it is, if workers agree on the rest of it. Nothing is told where
-    parameters are averaged, since workers may then differ between two averages.
+    place of parameters, or of trees of them, that its optimizer does not get, and
+    ``muon`` puts None. A part of the state that has leaves there, and elsewhere is like
+    the momenta, may be the parameters: it is, if workers agree on the rest of it.
+    Nothing is told where parameters are averaged, since workers may then differ between
+    two averages.
     """
 
     def is_link(x: object) -> bool:
@@ -137,24 +138,31 @@ def check_together(state: chex.ArrayTree) -> None:
     def is_masked(x: object) -> bool:
         return x is None or isinstance(x, optax.MaskedNode)
 
+    def with_paths(x: Any) -> list[tuple[Any, Any]]:
+        return jax.tree_util.tree_leaves_with_path(x, is_leaf=is_masked)
+
     links = list(filter(is_link, jax.tree.leaves(state, is_leaf=is_link)))
     momenta = [x.mu for x in links if isinstance(x, AverageMomentumState)]
-    if not momenta or len(momenta) < len(links):
+    if len(momenta) < len(links):
         return
-    treedef: Any
-    rows, treedef = jax.tree_util.tree_flatten_with_path(momenta[0], is_leaf=is_masked)
-    columns = zip(*map(treedef.flatten_up_to, momenta), strict=True)
-    left_out = [all(map(is_masked, column)) for column in columns]
+    rows = [row for mu in momenta for row in with_paths(mu)]
+    averaged = {path for path, x in rows if not is_masked(x)}
+    above = {path[:k] for path in averaged for k in range(len(path) + 1)}
+    left_out = {path: None for path, x in rows if is_masked(x) and path not in above}
+    if not left_out:
+        return
 
     def split(x: Any) -> tuple[list[Any], list[Any]]:
-        """The leaves of a tree like the momentum that ours steps, and the others."""
-        try:
-            parts = list(zip(treedef.flatten_up_to(x), left_out, strict=True))
-        except ValueError:  # it is another tree
-            return [], []
-        ours, others = ([y for y, out in parts if out is k] for k in (False, True))
-        alike = all(isinstance(y, jax.Array) for y in ours)
-        return ours, jax.tree.leaves(others) if alike else []
+        """The leaves of a tree like the momenta that ours step, and the others."""
+        ours, others = {}, []
+        for path, y in jax.tree_util.tree_leaves_with_path(x):
+            if any(path[:k] in left_out for k in range(len(path) + 1)):
+                others.append(y)
+            else:
+                ours[path] = y
+        arrays = all(isinstance(y, jax.Array) for y in ours.values())
+        alike = arrays and ours.keys() == averaged
+        return (list(ours.values()), others) if alike else ([], [])
 
     def has_others(x: Any) -> bool:
         return bool(split(x)[1])
@@ -164,15 +172,17 @@ def check_together(state: chex.ArrayTree) -> None:
         sums = checksums(ours + others)
         unlike = (sums != sums[:, :1]).any((1, 2))
         if unlike.any() and not unlike[: len(ours)].any():
-            paths = [path for (path, _), out in zip(rows, left_out, strict=True) if out]
             raise ValueError(
-                f"parameters {', '.join(map(jax.tree_util.keystr, paths))} differ "
+                f"parameters {', '.join(map(jax.tree_util.keystr, left_out))} differ "
                 "between workers, and no average gets them: another optimizer steps "
                 "them, beside one of this library in optax.multi_transform or "
-                "optax.masked. Average the parameters after all of them: optax.chain("
-                "optax.multi_transform(...), slamb_jax.average_parameters_every("
-                "slamb_jax.Exchange(axis, payload=None))). Parameters that are to "
-                "differ belong into a tree of their own"
+                "optax.masked. Give the whole as a direction, so that the mean of the "
+                "momentum comes first: slamb_jax.average_momentum(exchange, "
+                "optax.multi_transform(...)). Or average the parameters after all, in "
+                "float32: optax.chain(optax.multi_transform(...), "
+                "slamb_jax.average_parameters_every(slamb_jax.Exchange(axis, "
+                "payload=None))). Parameters that are to differ belong into a tree of "
+                "their own"
             )
 
 

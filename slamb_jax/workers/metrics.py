@@ -42,7 +42,8 @@ def exchange_metrics(
 
     Raises:
       ValueError: if ``exchange`` is no exchange or ``params`` are empty or not floating
-        point; when called, for a state without a leading axis of replicas.
+        point; when called, for a state without a leading axis of replicas, and if
+        ``params`` had that axis.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
@@ -67,12 +68,19 @@ def exchange_metrics(
     def metrics(state: chex.ArrayTree) -> dict[str, float]:
         n = check_replicas("state", state)
         leaves = jax.tree_util.tree_leaves_with_path(state)
+        momenta = [x for path, x in leaves if is_in(path, "mu")]
+        if n > 1 and elements == sum(x.size for x in momenta):
+            raise ValueError(
+                f"params must be one copy, got {elements} elements, as many as the "
+                f"momenta of all {n} workers: take those before slamb_jax.replicate, "
+                "or slamb_jax.consolidate(params)"
+            )
         out = {
             "exchange/bytes_per_step": of_float32 * 8 * elements * (n - 1) / n,
             "exchange/share_of_float32": of_float32,
             "exchange/share_of_bfloat16": 2 * of_float32,
         }
-        if any(is_in(path, "mu") for path, _ in leaves):
+        if momenta:
             agreement = momentum_agreement(state).values()
             out["exchange/agreement"] = statistics.median(agreement)
         if skipped := [x for path, x in leaves if is_in(path, "total_notfinite")]:

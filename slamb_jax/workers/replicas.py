@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slamb_jax._axes import AxisName, worker_index
+from slamb_jax._axes import AxisName, as_tuple, worker_index
 from slamb_jax._checks import check_arrays
 from slamb_jax._collectives import send
 from slamb_jax._layout import spec_axes
@@ -56,9 +56,9 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
 
     Raises:
       ValueError: if the mesh lacks an axis of the exchange, for a leaf that is neither
-        an array nor a number, for specs that do not fit, for
-        ``optax.apply_if_finite`` around an optimizer that exchanges, and on all
-        processes if their values differ.
+        an array nor a number, for specs that do not fit, for a tree that is replicated
+        already, for ``optax.apply_if_finite`` around an optimizer that exchanges, and
+        on all processes if their values differ.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
@@ -83,11 +83,29 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
         return device_put_global(keys_of_workers(x, jnp.arange(n)), there)
 
     check_arrays("tree", tree)
+    _check_is_one_copy(tree, exchange)
     _check_steps_are_skipped_together(tree)
     alike = are_alike(tree)
     out = jax.tree.map(replicas, tree, alike, state_shardings(tree, mesh, exchange))
     check_same_values(jax.tree.map(lambda x, same: x if same else None, out, alike))
     return out
+
+
+def _check_is_one_copy(tree: chex.ArrayTree, exchange: Exchange) -> None:
+    """Raises if every leaf has a leading axis over the workers."""
+
+    def has_replicas(x: Any) -> bool:
+        own = mesh_sharding(x)
+        first = own.spec[0] if own and own.spec else None
+        return first is not None and as_tuple(first) == as_tuple(exchange.axis_name)
+
+    leaves = jax.tree.leaves(tree)
+    if leaves and all(map(has_replicas, leaves)):
+        raise ValueError(
+            "tree must be one copy, got one whose leaves all have an axis of replicas "
+            f"over {exchange.axis_name!r}, as slamb_jax.replicate returns them: go on "
+            "with it as it is, or take slamb_jax.consolidate(tree) first"
+        )
 
 
 def _check_steps_are_skipped_together(tree: chex.ArrayTree) -> None:

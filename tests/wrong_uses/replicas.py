@@ -135,6 +135,10 @@ REPLICAS = [
         r"updates .* 4 replicas.*\(2,\)",
     ),
     (replicating(ALONE_FINITE), "apply_if_finite around .*skip_not_finite"),
+    (
+        lambda: replicating(replicating()())(),
+        "tree must be one copy, .* axis of replicas over 'data'.*consolidate",
+    ),
     (replicating({"w": "a"}), r"tree\['w'\].*'a'"),
     (replicating(exchange=SHARDED), "param_specs .*'device', which is not an axis"),
     (replicating(STATE, SHARDED, MESH), "param_specs must have one spec for each"),
