@@ -2,6 +2,11 @@
 
     python examples/launch/elastic.py --processes 3 bert --files DIR
 
+The program is an example's name, or a module: ``my.train`` is run as ``python -m
+my.train`` with the options after it and ``--workers``, ``--coordinator``,
+``--num-processes``, ``--process-id`` and ``--snapshots DIR``. On SIGTERM it must save
+and end with status 143, as the guide's loop does.
+
 If a process is killed or hangs, the others start again at once without it, from the
 snapshots that each keeps of its own workers in memory. The one that was lost is taken
 in again after ``--back`` seconds, on SIGUSR1 to this script ("a worker is back"), or at
@@ -66,7 +71,7 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("program", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     if not options.program:
-        parser.error("name a program: cifar10, bert or swin")
+        parser.error("name a program: cifar10, bert, swin or a module")
     return options, options.program
 
 
@@ -75,7 +80,9 @@ def start(slots: list[int], options: argparse.Namespace, program: list[str]) -> 
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    words = [sys.executable, "-m", f"examples.{program[0]}.main", *program[1:]]
+    name, *rest = program
+    module = name if "." in name else f"examples.{name}.main"
+    words = [sys.executable, "-m", module, *rest]
     words += ["--workers", str(len(slots) * options.workers_each)]
     words += ["--coordinator", f"localhost:{port}", "--num-processes", str(len(slots))]
     running = {}
@@ -91,18 +98,22 @@ def watch(running: Running, snapshots: Path, back: float) -> None:
     That is ``back`` seconds after a first snapshot: a job is not stopped that has not
     yet taken a step.
     """
-    began, due, told = time.time(), math.inf, False
+    began, due, told = time.time(), math.inf, False  # due: the signal, then its effect
     while any(process.poll() is None for process in running.values()):
         if any(p.poll() not in {None, 0, *SAVED} for p in running.values()):
             return
-        if due == math.inf:
+        if due == math.inf and not told:
             files = snapshots.glob("*/*.snapshot")
             if any(file.stat().st_mtime > began for file in files):
                 due = time.monotonic() + back
         if not told and (asked or time.monotonic() > due):
-            told = True
+            told, due = True, time.monotonic() + HANGS
             for process in running.values():
                 process.send_signal(signal.SIGTERM)
+        elif told and time.monotonic() > due:
+            due = math.inf
+            line = f"SIGTERM was sent {HANGS:g} s ago, and no process has ended"
+            print(line, file=sys.stderr, flush=True)
         time.sleep(0.05)
 
 

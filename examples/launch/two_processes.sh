@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Two processes of one run by hand, here on one machine, two workers each. On two machines
-# start one line on each, with the first one's address in place of localhost.
+# start one line on each, with the first one's address in place of localhost. From the
+# root of the repository:
 #
 #   examples/launch/two_processes.sh PROGRAM [OPTIONS]
 #
@@ -9,6 +10,7 @@
 # ends within twice --timeout, and both are started again from the last checkpoint, up to
 # three times (restart.sh has the rule). --out must be on a disk that both see.
 set -euo pipefail
+[ -d examples/launch ] || { echo "start it from the root of the repository" >&2; exit 2; }
 . examples/launch/restart.sh
 program=${1:?the program: cifar10, bert or swin}
 shift
