@@ -1,12 +1,14 @@
 """Two real processes of one run: stopped by SIGTERM, resumed, equal to one process."""
 
 import contextlib
+import importlib.util
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -136,10 +138,11 @@ def test_ctrl_c_stops_both_at_one_step(tmp_path):
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_run_goes_on_without_a_process_and_takes_it_in_again(victim, tmp_path):
     text_in(tmp_path / "text")
+    program = "bert" if victim else "examples.bert.main"  # a name, or any module
     snapshots, out = tmp_path / "snapshots", tmp_path / "three"
     process = started(
         tmp_path, "three", sys.executable, LAUNCH / "elastic.py", "--processes", "3",
-        "--snapshots", snapshots, "--back", "1", "bert", "--snapshot-every", "1",
+        "--snapshots", snapshots, "--back", "1", program, "--snapshot-every", "1",
         "--timeout", "20", "--checkpoint-every", "1000",
     )  # fmt: skip
     wait_for_steps(process, out / "metrics.jsonl", 12)
@@ -157,6 +160,27 @@ def test_a_run_goes_on_without_a_process_and_takes_it_in_again(victim, tmp_path)
     assert at >= 11
     assert {*range(1, STEPS + 1)} - {*steps} <= {at}
     assert len(steps) == len({*steps})
+
+
+def test_a_program_that_ignores_sigterm_is_told_of(tmp_path, monkeypatch, capfd):
+    spec = importlib.util.spec_from_file_location("elastic", LAUNCH / "elastic.py")
+    elastic = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(elastic)
+    monkeypatch.setattr(elastic, "HANGS", 0.2)
+    until = tmp_path / "0" / "end"
+    line = f"""
+import pathlib, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path({str(until.with_name("1.snapshot"))!r}).touch()
+while not pathlib.Path({str(until)!r}).exists():
+    time.sleep(0.05)
+"""
+    until.parent.mkdir()
+    running = {0: subprocess.Popen([sys.executable, "-c", line])}
+    threading.Timer(3.0, until.touch).start()
+    elastic.watch(running, tmp_path, 0.1)
+    assert running[0].wait(60) == 0
+    assert "SIGTERM was sent 0.2 s ago, and no process has" in capfd.readouterr().err
 
 
 def test_recipes_name_options_that_exist():
