@@ -7,6 +7,7 @@ SEEDS = (0, 1, 2)
 # post-norm encoders, which learn nothing above some rate.
 LOWER = {
     "byte_lm_23k": 0.5,
+    "byte_lm_52k": 0.7,
     "byte_lm_427k": 2,
     "byte_lm_1600k": 4,
     "byte_lm_3m": 8,
@@ -51,6 +52,7 @@ SCALE = tuple(  # 20 bytes of text for each parameter, in whole rounds
     Setting(task, 8, 8, steps)
     for task, steps in (
         ("byte_lm_23k", 125),
+        ("byte_lm_52k", 250),
         ("byte_lm", 600),
         ("byte_lm_427k", 2075),
         ("byte_lm_1600k", 7575),

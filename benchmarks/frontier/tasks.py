@@ -94,6 +94,7 @@ TASKS: dict[str, Callable[[], Task]] = {
     "byte_lm": byte_lm,
     "byte_lm_apart": byte_lm_apart,
     "byte_lm_23k": lambda: byte_lm(layers=1, width=32),
+    "byte_lm_52k": lambda: byte_lm(layers=2, width=40),
     "byte_lm_427k": lambda: byte_lm(layers=3, width=104, heads=8),
     "byte_lm_1600k": lambda: byte_lm(layers=4, width=176, heads=8),
     "byte_lm_3m": lambda: byte_lm(layers=4, width=256, heads=8),
