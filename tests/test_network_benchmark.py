@@ -68,7 +68,7 @@ def test_a_step_ends_with_the_last_worker_and_counts_its_cycle(tmp_path: Path) -
     assert {r.latency for r in rows} == {0.003}  # two messages between two workers
     d = elements(jax.eval_shape(model.init, jax.random.key(0)))
     ring = 2 * 1 / 2 * 4 * d
-    predicted = 2.5 + 8 * ring / (200e6 * SHARE) + 2 * 0.003
+    predicted = 2.5 + 8 * ring / (200e6 * SHARE) + 0.003  # the last message
     assert rows[0].predicted_seconds == pytest.approx(predicted)
     assert rows[0].link_seconds == pytest.approx(8e6 / 200e6)
     dense, *_ = results.rows(None, cycles, wires, exchange)

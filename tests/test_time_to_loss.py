@@ -41,11 +41,15 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 def loss_of(run: Run, step: int) -> float:
-    """Falls as 1 / steps; dense is twice as fast as others, "largest of 31" never."""
+    """Falls as 1 / steps; dense is twice as fast as others, "largest of 31" never.
+
+    "adamw, H 1" is as fast where its schedule is three times as long as dense.
+    """
     above = abs(math.log(run.rate / METHODS[run.method].rate))
     if run.method == "adamw, largest of 31":
         return 3.0 + above
-    return (50 if run.method == DENSE else 100) / step + above
+    long = run.method == "adamw, H 1" and run.setting.steps == 600
+    return (50 if long or run.method == DENSE else 100) / step + above
 
 
 @pytest.fixture
@@ -60,11 +64,11 @@ def results(tmp_path: Path) -> Results:
 
 
 def add_steps(results: Results, method: str, link: Link | None) -> None:
-    """Steps as the advisor has them: 20 ms alone, 1 ms a message."""
+    """Steps as the advisor has them: 20 ms alone, and 1 ms for the last message."""
     ask = next(a for k, a, _ in time_to_loss.wanted(CONFIG, results)
                if k == key("steps", SETTING, method, link))  # fmt: skip
     d, every = elements(jax.eval_shape(task("digits").init, jax.random.key(0))), 1
-    sent, late = 2 * 0.75 * 2 * d, 6e-3  # bfloat16, on a ring of 4
+    sent, late = 2 * 0.75 * 2 * d, 1e-3  # bfloat16, on a ring of 4
     if method in EXCHANGES:
         every = exchange_of(method).sync_every or 1
         sent *= 2 * exchange_of(method).share({"w": jax.ShapeDtypeStruct((d,), "f4")})
@@ -81,7 +85,7 @@ def add_steps(results: Results, method: str, link: Link | None) -> None:
             "interface_bytes": sent * sum(t % every == 0 for t in times) + HEADERS,
             "interface_packets": 1, "queue_bytes": 0, "queue_packets": 0, "dropped": 0,
         },
-        "barrier": 6e-3,
+        "barrier": 3e-3,  # of six messages, each a half of what the advisor is given
     }  # fmt: skip
     results.add(result(key("steps", SETTING, method, link), ask, [each] * 4))
 
@@ -96,13 +100,13 @@ def test_a_loss_is_reached_on_the_line_between_two_evaluations() -> None:
     assert losses.curve(runs) == [(5, 3.0)]
 
 
-def test_the_shortest_schedule_that_reaches_dense_counts(results: Results) -> None:
+def test_the_schedule_that_reaches_dense_soonest_counts(results: Results) -> None:
     assert losses.target(SETTING, results) == pytest.approx(0.25)
     for method in losses.METHODS:
         found = losses.best(SETTING, method, results)
         steps = {run["key"]["steps"] for run in found}
         never = method == "adamw, largest of 31"
-        want = 800 if never else 200 if method == DENSE else 400
+        want = {DENSE: 200, "adamw, H 1": 600}.get(method, 800 if never else 400)
         assert steps == {want}
         assert len(found) == (1 if never else len(SEEDS))
         assert {run["key"]["rate"] for run in found} == {METHODS[method].rate}

@@ -1,11 +1,13 @@
 """Loss against steps, which no link changes: the runs, and the steps to a loss.
 
 The workers are simulated, as in ``benchmarks.frontier``, with the same sweep of rates
-and the same seeds. The target is the last loss of dense training. Every other method
-has schedules from half to four times as long; the shortest that reaches it counts.
+and the same seeds. The target is the last loss of dense training. Every method, dense
+too, has schedules from half to four times as long, up to the one after the first that
+reaches it; the one that takes the fewest steps counts.
 """
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterator
 from typing import Any
@@ -41,7 +43,7 @@ def absent(setting: Setting, results: Results) -> Iterator[Run]:
     """The runs that are missing."""
     for method in METHODS:
         yield from missing(setting, method, results)
-    for method in METHODS[1:]:
+    for method in METHODS:
         for runs in lengths(setting, method, results):
             yield from (run for run in runs if results.get(run.key()) is None)
 
@@ -53,21 +55,24 @@ def target(setting: Setting, results: Results) -> float:
 
 
 def lengths(setting: Setting, method: str, results: Results) -> Iterator[list[Run]]:
-    """The runs at each length up to the first that reaches the target.
+    """The runs at each length, up to the one after the first that reaches the target.
 
     All seeds of a length are run where the first of them reaches it.
     """
     rate, loss = best_rate(setting, method, results), target(setting, results)
     assert rate is not None
+    reached = False
     for length in LENGTHS:
         steps = round(length * setting.steps / ROUND) * ROUND
         longer = dataclasses.replace(setting, steps=steps)
         runs = [Run(longer, method, rate, seed) for seed in SEEDS]
-        yield runs[:1]
-        if reaches(runs[:1], loss, results):
+        last, one = reached, runs[:1]
+        yield one
+        if reaches(one, loss, results):
             yield runs
-            if reaches(runs, loss, results):
-                return
+            reached = reaches(runs, loss, results)
+        if last:
+            return
 
 
 def reaches(runs: list[Run], loss: float, results: Results) -> bool:
@@ -76,11 +81,19 @@ def reaches(runs: list[Run], loss: float, results: Results) -> bool:
 
 
 def best(setting: Setting, method: str, results: Results) -> list[Result]:
-    """The runs that reach the target, or else the longest; those of all seeds."""
-    if method == DENSE:
-        return finished(setting, method, results)
-    *_, runs = lengths(setting, method, results)
-    return [found for run in runs if (found := results.get(run.key())) is not None]
+    """The runs that take the fewest steps to the target, or else the longest."""
+    loss = target(setting, results)
+
+    def steps(runs: list[Result]) -> float:
+        return steps_to(curve(runs), loss) or math.inf
+
+    tried = [
+        [found for run in runs if (found := results.get(run.key())) is not None]
+        for runs in lengths(setting, method, results)
+    ]
+    complete = [runs for runs in tried if len(runs) == len(SEEDS)]
+    fewest = min(complete, key=steps, default=tried[-1])
+    return fewest if steps(fewest) < math.inf else tried[-1]
 
 
 def curve(runs: list[Result]) -> Curve:

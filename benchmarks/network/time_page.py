@@ -21,13 +21,14 @@ ABOUT = """\
 `python -m benchmarks.network.time_to_loss` measures the seconds until the last loss of
 dense AdamW, whose gradients are averaged in bfloat16 by one all-reduce. No link changes
 the loss after a number of steps: loss against steps is of simulated workers, the mean
-over three seeds. The seconds of a step are medians over 40 steps or more, on each link,
-of jax processes in network namespaces that share the cores; compilation does not count.
-Their product is the time. The last table trains all methods to the end on one link, and
-says how far the product is off. Bytes are those of each worker, by the counters of its
-interface, without headers. "Advised" is what `slamb_jax.advise` says of the same steps,
-given the seconds of a step with nothing sent, the link without headers, and the latency
-of a message.
+over three seeds, on the schedule that reaches the target soonest. The seconds of a step
+are medians over 40 steps or more, on each link, of jax processes in network namespaces
+that share the cores; compilation does not count. Their product is the time. The last
+table trains all methods to the end on one link, and says how far the product is off.
+Bytes are those of each worker, by the counters of its interface, without headers.
+"Advised" is what `slamb_jax.advise` says of the same steps, given the seconds of a step
+with nothing sent, the link without headers, and twice the latency of a small message,
+since Gloo asks the receiver before it sends a large one.
 """
 
 

@@ -22,20 +22,23 @@ class Network:
 
     .. math::
 
-      2\,(n-1)\,\max\left(b,\ \frac{b + latency}{w}\right)
+      (2n-3)\,\max\left(b,\ \frac{b/2 + latency}{w}\right) + b + latency
 
-    and an all-gather or a reduce-scatter half of that. In an all-to-all each worker
-    sends a piece to each other worker, all at once, so the link carries
-    :math:`w\,\frac{n-w}{n}\,B`, and the latency counts once: with many workers per
-    node it costs far more than a ring. Between nodes its flows cross, and it takes 1.6
-    times as long as those bytes alone. A permute is taken to leave the node with the
-    bytes of all its workers. There is no congestion, no time for sums, and no overlap
-    with anything else; libraries that use trees for many workers have a lower latency.
+    since a piece goes in two halves, of which one is sent while the other is on its
+    way, as Gloo does. An all-gather or a reduce-scatter has n - 2 such steps. In an
+    all-to-all each worker sends a piece to each other worker, all at once, so the link
+    carries :math:`w\,\frac{n-w}{n}\,B`, and the latency counts once: with many workers
+    per node it costs far more than a ring. Between nodes its flows cross, and it takes
+    1.6 times as long as those bytes alone. A permute is taken to leave the node with
+    the bytes of all its workers. There is no congestion, no time for sums, and no
+    overlap with anything else; libraries that use trees for many workers have a lower
+    latency.
 
     Args:
       workers: n, at least 2.
       link: bits per second from a node to the others, in each direction; positive.
-      latency: seconds that one message takes beyond its bytes; not negative.
+      latency: seconds that one message takes beyond its bytes; not negative. Gloo,
+        between CPUs, asks before it sends: there it is the whole round trip.
       workers_per_node: w, at least 1; divides n.
       local_link: bits per second between two workers of a node; positive. With a
         single node it is the only link.
@@ -102,8 +105,8 @@ class Network:
             return max(leaving / link, bits / local) + self.latency
         hops = 2 * (n - 1) if kind == "all-reduce" else n - 1
         slow, fast = bits / hops / link, bits / hops / local
-        around = (slow + self.latency + (w - 1) * fast) / w
-        return hops * max(slow, fast, around)
+        around = (slow / 2 + self.latency + (w - 1) * fast / 2) / w
+        return (hops - 1) * max(slow, fast, around) + slow + self.latency
 
     def report_seconds(self, report: WireReport, *, conditional: bool = False) -> float:
         """Seconds of the collectives of a compiled program, in sequence.
