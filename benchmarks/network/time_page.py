@@ -17,6 +17,7 @@ from benchmarks.network.timings import HIDDEN, TIMED, Link, Pace
 from examples.common.tables import spread, table
 
 Rows = list[dict[str, str]]
+TICKS = 5, 10, 20, 50, 100, 200  # seconds
 ABOUT = """\
 `python -m benchmarks.network.time_to_loss` measures the seconds until the last loss of
 dense AdamW, whose gradients are averaged in bfloat16 by one all-reduce. No link changes
@@ -152,8 +153,8 @@ def picture(
     rows = len({link.mbit for link in links})
     columns = -(-len(links) // rows)
     figure, panels = plt.subplots(
-        rows, columns, figsize=(4.2 * columns, 3.2 * rows), sharey=True, squeeze=False,
-        layout="constrained",
+        rows, columns, figsize=(4.2 * columns, 2.9 * rows), sharex=True, sharey=True,
+        squeeze=False, layout="constrained",
     )  # fmt: skip
     loss = losses.target(setting, results)
     for panel, link in zip(panels.flat, links, strict=False):
@@ -169,7 +170,9 @@ def picture(
                 linewidth=2.2 if ours else 1, markersize=5 if ours else 4, label=method,
             )  # fmt: skip
         panel.axhline(loss, color="black", linewidth=0.8)
-        panel.set(xscale="log", title=str(link), ylim=(0.97 * loss, 1.5 * loss))
+        panel.set(xscale="log", title=str(link), ylim=(0.97 * loss, 1.35 * loss))
+        panel.set_xticks(TICKS, map(str, TICKS))
+        panel.minorticks_off()
         panel.grid(alpha=0.3)
     for panel in panels[-1]:
         panel.set_xlabel("seconds")
