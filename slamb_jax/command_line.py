@@ -76,7 +76,8 @@ _ADVISE = {
 _NETWORK = {
     "--workers-per-node": (int, "8", "default: 1"),
     "--local-link": (parse_rate, "200Gbit", "rate within a node; default: unlimited"),
-    "--latency": (parse_duration, "20us", "of one message; default: 20us"),
+    "--latency": (parse_duration, "20us", "of one message, with Gloo (between CPUs) a "
+                  "round trip; default: 20us"),
     "--dense-update": (parse_duration, "10ms", "update of a dense step, where --step "
                        "does not include it: python -m benchmarks.step, in the "
                        "repository, measures both updates; default: 0s"),

@@ -104,7 +104,7 @@ def test_options_override_a_file_as_settings_of_an_exchange(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        ("advise --help", "--latency 20us        of one message; default: 20us"),
+        ("advise --help", "--latency 20us        of one message, with Gloo"),
         ("advise --help", f"default: {slamb_jax.Exchange().sync_every}, the momentum"),
         ("advise --help", f"float32; default: {slamb_jax.Exchange().payload}\n"),
         ("--version", f"slamb-jax {slamb_jax.__version__}\n"),

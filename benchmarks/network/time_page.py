@@ -7,6 +7,7 @@ import matplotlib
 
 from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.page import markdown
+from benchmarks.frontier.report import variant_of
 from benchmarks.frontier.results import Results, last_loss
 from benchmarks.frontier.sweep import swept
 from benchmarks.frontier.tasks import task
@@ -107,16 +108,25 @@ def link_table(setting: Setting, link: Link, results: Results) -> Rows:
     return rows
 
 
-def overview(setting: Setting, links: Sequence[Link], results: Results) -> Rows:
-    """How many times as fast as dense, and advised, on all links."""
-    rows = []
-    for method in EXCHANGES:
-        row = {"method": method}
-        for link in links:
-            found = ratios(setting, method, link, results)
-            row[str(link)] = f"{found[0]:.2f} ({found[1]:.2f})" if found else "-"
-        rows.append(row)
-    return rows
+def overview(
+    setting: Setting, links: Sequence[Link], results: Results
+) -> tuple[Rows, Rows]:
+    """Of each link the seconds to the target; how many times as fast, as advised."""
+    seconds: Rows = []
+    ratio: Rows = []
+    for link in links:
+        seconds.append({"link": str(link)})
+        ratio.append({"link": str(link)})
+        for method in losses.METHODS:
+            pace = timings.pace(setting, method, link, results)
+            steps = steps_of(setting, method, results)
+            known = f"{pace.seconds(steps):.1f}" if pace and steps else "-"
+            seconds[-1][variant_of(method)] = known
+            if method in EXCHANGES:
+                found = ratios(setting, method, link, results)
+                both = f"{found[0]:.2f} ({found[1]:.2f})" if found else "-"
+                ratio[-1][variant_of(method)] = both
+    return seconds, ratio
 
 
 def checked_table(setting: Setting, link: Link, results: Results) -> Rows:
@@ -193,11 +203,10 @@ def write_page(
     picture(setting, links, results, image)
     loss = losses.target(setting, results)
     title = f"{setting.task}, {setting.workers} workers x {setting.batch}"
+    seconds, ratio = overview(setting, links, results)
     sections: list[tuple[str, Rows]] = [
-        (
-            "How many times as fast as dense AdamW in bfloat16 (as advised)",
-            overview(setting, links, results),
-        ),
+        (f"Seconds to a loss of {loss:.3f}", seconds),
+        ("How many times as fast as dense AdamW in bfloat16 (as advised)", ratio),
         (
             f"{title}: loss in {task(setting.task).unit}; the target is {loss:.3f}",
             losses_table(setting, results),
