@@ -9,6 +9,7 @@ from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.page import markdown
 from benchmarks.frontier.report import variant_of
 from benchmarks.frontier.results import Results, last_loss
+from benchmarks.frontier.scale import parameters
 from benchmarks.frontier.sweep import swept
 from benchmarks.frontier.tasks import task
 from benchmarks.network import losses, timings
@@ -202,7 +203,8 @@ def write_page(
     image = path.with_suffix(".png")
     picture(setting, links, results, image)
     loss = losses.target(setting, results)
-    title = f"{setting.task}, {setting.workers} workers x {setting.batch}"
+    model = f"{setting.task}, {parameters(setting.task):,} parameters"
+    title = f"{model}, {setting.workers} workers x {setting.batch}"
     seconds, ratio = overview(setting, links, results)
     sections: list[tuple[str, Rows]] = [
         (f"Seconds to a loss of {loss:.3f}", seconds),
