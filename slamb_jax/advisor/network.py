@@ -49,9 +49,9 @@ class Network:
 
     Examples:
       >>> import slamb_jax
-      >>> network = slamb_jax.Network(workers=4, link=200e6, latency=1e-4)
+      >>> network = slamb_jax.Network(workers=4, link=200e6, latency=0.02)
       >>> round(network.seconds("all-reduce", 16e6), 3)
-      0.961
+      0.98
     """
 
     workers: int
