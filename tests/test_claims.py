@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import json
 import math
 import re
 from collections import Counter
@@ -78,6 +79,15 @@ def of_pairs(path, locator):
     yield "95%"
 
 
+def of_example(path, name):
+    """Rate, last loss, KiB per step and their shares of a run of the example."""
+    runs = {run["name"]: run for run in json.loads(path.read_text())}
+    run, first = runs[name], next(iter(runs.values()))
+    share = run["sent"][-1] / first["sent"][-1]
+    yield from (run["rate"], run["losses"][-1], share, 2 * share)
+    yield run["sent"][-1] / run["steps"][-1] / 1024
+
+
 def of_text(path, locator):
     """The numbers of the table row, or the paragraph, that has all parts of it."""
     blocks = [" ".join(x.split()) for x in re.split(r"\n\n|\n(?=\|)", path.read_text())]
@@ -96,6 +106,8 @@ def values(source, seeds):
         return list(of_pairs(ROOT / name, locator))
     if name.endswith(".jsonl"):
         return list(of_runs(ROOT / name, locator, seeds))
+    if name.endswith(".json"):
+        return list(of_example(ROOT / name, locator))
     return of_text(ROOT / name, locator)
 
 
