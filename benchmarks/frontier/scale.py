@@ -114,9 +114,9 @@ def scale_table(results: Results) -> Table | None:
     return table(
         "Loss above the dense optimizer's, %, by parameters, and the slope of a line",
         rows,
-        "20 bytes of text for each parameter; every rate is chosen at every size; of b1 "
-        "0.9 and 0.8 the better one counts for AdamW, dense and at 1/19, and 0.9 for "
-        "the others; paired over seeds, ± is half an interval of 95 %",
+        "20 bytes of text for each parameter; every rate is chosen at every size; the "
+        "better of b1 0.9 and 0.8 counts for AdamW, dense and at 1/19, and 0.9 for the "
+        "others; paired over seeds, ± is half an interval of 95 %",
     )
 
 
