@@ -39,10 +39,9 @@ class Cell:
     @property
     def half_interval(self) -> float:
         """Half the interval of 95 % of the mean, by Student's t; 0 for one run."""
-        if (n := len(self.losses)) == 1 or self.loss == float("inf"):
+        if len(self.losses) == 1 or self.loss == float("inf"):
             return 0.0
-        t = float(stats.t.ppf(0.975, n - 1))
-        return t * statistics.stdev(self.losses) / math.sqrt(n)
+        return half_interval(self.losses)
 
     @property
     def bytes(self) -> float:
@@ -55,6 +54,13 @@ class Cell:
 
 Cells = dict[str, Cell]
 OUR_GROUPS = {name.rstrip(",") for name in OURS}
+
+
+def half_interval(values: list[float]) -> float:
+    """Half the interval of 95 % of the mean of two or more, by Student's t."""
+    n = len(values)
+    t = float(stats.t.ppf(0.975, n - 1))
+    return t * statistics.stdev(values) / math.sqrt(n)
 
 
 def group(method: str) -> str:

@@ -12,6 +12,7 @@ from rich.table import Table
 from scipy import stats
 
 from benchmarks.frontier.grid import SCALE, SEEDS, Setting
+from benchmarks.frontier.report import half_interval
 from benchmarks.frontier.results import Result, Results, last_loss
 from benchmarks.frontier.sweep import finished
 from benchmarks.frontier.tasks import task
@@ -38,10 +39,7 @@ class Gap(NamedTuple):
 
     @property
     def half_interval(self) -> float:
-        """Half the interval of 95 % of the mean, by Student's t."""
-        n = len(self.pairs)
-        t = float(stats.t.ppf(0.975, n - 1))
-        return t * statistics.stdev(self.pairs) / math.sqrt(n)
+        return half_interval(self.pairs)
 
 
 class Line(NamedTuple):

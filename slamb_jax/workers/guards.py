@@ -138,14 +138,15 @@ def check_together(state: chex.ArrayTree) -> None:
     def is_masked(x: object) -> bool:
         return x is None or isinstance(x, optax.MaskedNode)
 
-    def with_paths(x: Any) -> list[tuple[Any, Any]]:
-        return jax.tree_util.tree_leaves_with_path(x, is_leaf=is_masked)
-
     links = list(filter(is_link, jax.tree.leaves(state, is_leaf=is_link)))
     momenta = [x.mu for x in links if isinstance(x, AverageMomentumState)]
     if len(momenta) < len(links):
         return
-    rows = [row for mu in momenta for row in with_paths(mu)]
+    rows = [
+        row
+        for mu in momenta
+        for row in jax.tree_util.tree_leaves_with_path(mu, is_leaf=is_masked)
+    ]
     averaged = {path for path, x in rows if not is_masked(x)}
     above = {path[:k] for path in averaged for k in range(len(path) + 1)}
     left_out = {path: None for path, x in rows if is_masked(x) and path not in above}
