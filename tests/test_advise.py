@@ -211,6 +211,21 @@ def test_no_loss_is_expected_of_what_was_not_recorded(exchange):
     assert advice.verdict.startswith("may pay: ")
 
 
+@pytest.mark.parametrize(
+    ("exchange", "said"), [({}, True), ({"outer": OUTER, "sync_every": 30}, False)]
+)
+def test_latency_is_what_fewer_bytes_do_not_shorten(exchange, said):
+    """Of an all-to-all one message, of a ring n - 1; on an endless link that is all."""
+    endless = functools.partial(slamb_jax.Network, 16, 1e15)
+    near, far = (advise(network=endless(latency=x), **exchange) for x in (0.0, 0.02))
+    assert near.exchanging.latency_seconds == 0.0
+    assert "fewer exchanges do" not in str(near)
+    cost = far.exchanging
+    assert cost.latency_seconds == pytest.approx(16 * 0.02 / (1 if said else 30))
+    assert cost.exchange_seconds == pytest.approx(cost.latency_seconds, rel=1e-3)
+    assert ("fewer exchanges do" in " ".join(str(far).split())) == said
+
+
 @pytest.mark.parametrize("local_link", [math.inf, 50e9])
 def test_steps_are_equal_on_the_link_that_breaks_even(local_link):
     network = slamb_jax.Network(16, 1e9, workers_per_node=4, local_link=local_link)

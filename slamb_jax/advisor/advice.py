@@ -26,6 +26,7 @@ class StepCost:
       update_seconds: update of the optimizer, and its application.
       local_bytes_per_step: the part of ``bytes_per_step`` that stays within a node.
       hidden_seconds: the part of ``exchange_seconds`` that runs during the compute.
+      latency_seconds: the part of ``exchange_seconds`` that fewer bytes do not shorten.
     """
 
     bytes_per_step: float
@@ -34,6 +35,7 @@ class StepCost:
     update_seconds: float
     local_bytes_per_step: float = 0.0
     hidden_seconds: float = 0.0
+    latency_seconds: float = 0.0
 
     @property
     def step_seconds(self) -> float:
@@ -70,6 +72,7 @@ class Advice:
         was above dense AdamW's after as many steps; negative if below. None: no loss is
         recorded for this exchange.
       THRESHOLD: the least speed-up that pays; less is within the model's error.
+      LATE: from this share of a step on, latency has a line of its own in the print.
     """
 
     dense: StepCost
@@ -83,6 +86,7 @@ class Advice:
     expected_loss: float | None
 
     THRESHOLD: ClassVar[float] = 1.05
+    LATE: ClassVar[float] = 0.25
 
     @property
     def share_bfloat16(self) -> float:
@@ -167,7 +171,14 @@ class Advice:
                 " Both updates are taken to be free: python -m benchmarks.step, in the "
                 "repository, measures their seconds; give both."
             )
-        said = [textwrap.fill(x, 88) for x in (self.verdict, links)]
+        waits = min(self.exchanging.latency_seconds, self.exchanging.exposed_seconds)
+        late = waits / self.exchanging.step_seconds
+        rare = (
+            f"Latency is {late:.0%} of the exchanging step. Fewer bytes do not shorten "
+            "it; fewer exchanges do: sync_every=30 with an outer optimizer."
+        )
+        said = [self.verdict, links, *([rare] if late >= self.LATE else [])]
+        said = [textwrap.fill(x, 88) for x in said]
         return "\n".join([self.title, *table, *said])
 
 

@@ -107,7 +107,9 @@ def advise(
         within, _ = _total(network, devices, [x for x in plan if x.within])
         _, hidden = _total(network, devices, exchanged if exchange.overlap else [])
         hidden = min(step_seconds, hidden)
-        return StepCost(sent, step_seconds, seconds, update_seconds[1], within, hidden)
+        _, late = _total(network, devices, [x._replace(nbytes=0) for x in plan])
+        update = update_seconds[1]
+        return StepCost(sent, step_seconds, seconds, update, within, hidden, late)
 
     def break_even(itemsize: int) -> float:
         def gain(link: float) -> float:
