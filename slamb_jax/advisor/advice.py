@@ -175,7 +175,7 @@ class Advice:
         late = waits / self.exchanging.step_seconds
         rare = (
             f"Latency is {late:.0%} of the exchanging step. Fewer bytes do not shorten "
-            "it; fewer exchanges do: sync_every=30 with an outer optimizer."
+            "it; fewer exchanges do: sync_every=10 or more and an outer optimizer."
         )
         said = [self.verdict, links, *([rare] if late >= self.LATE else [])]
         said = [textwrap.fill(x, 88) for x in said]
