@@ -107,6 +107,9 @@ METHODS = {
         for h in (30, 100)
         for o in OUTER
     },
+    "DiLoCo, H 10, outer 0.7 0.5": local(
+        averaged(ADAMW), 0.008, 10, OUTER[1], None, GRADIENT, **ADAM
+    ),
     "SparseLoCo, H 25": rival(
         0.016, rivals.sparseloco, sync_every=25, chosen=64, **ADAM
     ),

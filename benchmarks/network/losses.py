@@ -21,14 +21,18 @@ from benchmarks.frontier.sweep import best_rate, finished, missing
 from examples.common.simulated import AXIS
 
 DENSE = "AdamW, bfloat16"
-OUTER = 0.7, 0.5  # the rate and the Nesterov momentum of an outer step
-DILOCO = {"payload": None, "outer": nesterov(OUTER)}
+# The outer step's rate and Nesterov momentum: in float32, and in codes.
+DILOCO = {"payload": None, "outer": nesterov((0.7, 0.5))}
+CODED = {"outer": nesterov((1.0, 0.5))}
 EXCHANGES: dict[str, dict[str, Any]] = {  # of the methods that are not dense
+    "DiLoCo, H 10, outer 0.7 0.5": DILOCO | {"sync_every": 10},
     "DiLoCo, H 30, outer 0.7 0.5": DILOCO | {"sync_every": 30},
     "DiLoCo, H 100, outer 0.7 0.5": DILOCO | {"sync_every": 100},
     "adamw, H 1": {},
     "adamw, largest of 7": {"payload": "largest_of_7"},
     "adamw, largest of 31": {"payload": "largest_of_31"},
+    "adamw, outer, H 10, outer 1 0.5": CODED | {"sync_every": 10},
+    "adamw, outer, H 30, outer 1 0.5": CODED | {"sync_every": 30},
 }
 METHODS = DENSE, *EXCHANGES
 LENGTHS = 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4  # of the dense run
