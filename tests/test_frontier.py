@@ -23,6 +23,7 @@ from benchmarks.frontier.claims import paired
 from benchmarks.frontier.grid import (
     CORE,
     GRIDS,
+    LONGER,
     MARGIN,
     NOISY,
     SCALE,
@@ -299,6 +300,14 @@ def test_a_gap_that_grows_with_the_size_is_found(results: Results) -> None:
     assert line == pytest.approx((0.03, 0.02, 0.0), abs=1e-9)
     assert scale.line(found[:2]) is None
     assert scale.gaps("muon, 1/18", results) == []
+    assert scale.length_table(results) is None
+    for method, loss in (("AdamW", 1.0), ("AdamW, b1 0.8", 2.0)):
+        do_all(results, method, lambda _, loss=loss: loss, LONGER[0])
+        do_all(results, method.lower() + ", H 1", lambda _: 1.05, LONGER[0])
+    shown = scale.length_table(results)
+    assert shown is not None
+    assert [column.header for column in shown.columns][1:] == ["125 steps", "500 steps"]
+    assert list(shown.columns[2].cells) == ["+5.0 ± 0.0"]
 
 
 def test_the_losses_to_expect_are_those_recorded() -> None:

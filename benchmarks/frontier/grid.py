@@ -59,7 +59,8 @@ SCALE = tuple(  # 20 bytes of text for each parameter, in whole rounds
         ("byte_lm_3m", 15825),
     )
 )
-SCALED = (  # the methods there, at about 1, 1/19, 1/50 and 1/200 of the bytes
+LONGER = tuple(Setting("byte_lm_23k", 8, 8, steps) for steps in (500, 2000))
+SCALED = (  # the methods of SCALE, at about 1, 1/19, 1/50 and 1/200 of the bytes
     "AdamW",
     "AdamW, b1 0.8",
     "adamw, H 1",
@@ -91,12 +92,16 @@ CLAIMED = {
     MANY: {"adamw, b1 0.8, H 1": "AdamW, b1 0.8"},
     APART: {"adamw, H 1": "AdamW"},
 }
-METHODS_OF = dict.fromkeys(SCALE, SCALED) | TRACK  # in other settings all
+METHODS_OF = {  # in other settings all
+    **dict.fromkeys(SCALE, SCALED),
+    **dict.fromkeys(LONGER, SCALED[:4]),
+    **TRACK,
+}
 GRIDS = {
     "frontier": CORE,
     "unseen": UNSEEN,
     "big": BIG,
-    "scale": SCALE,
+    "scale": SCALE + LONGER,
     "huge": HUGE,
     "track": tuple(TRACK),
     "smoke": (Setting("digits", 4, 4, 50),),

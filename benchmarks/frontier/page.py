@@ -14,7 +14,7 @@ from benchmarks.frontier.claims import claims_table
 from benchmarks.frontier.grid import GRIDS, NOISY, Setting
 from benchmarks.frontier.methods import METHODS
 from benchmarks.frontier.results import Results
-from benchmarks.frontier.scale import scale_picture, scale_table
+from benchmarks.frontier.scale import length_table, scale_picture, scale_table
 
 WIDTH = 200  # characters: no row of a table is broken
 
@@ -47,6 +47,7 @@ def write_page(settings: Iterable[Setting], results: Results, console: Console) 
         show(report.overview(found))
         if grid == "scale" and (gaps := scale_table(results)):
             show(gaps)
+            show(length_table(results))
             scale_picture(results, path.with_name("gap_against_size.png"))
             line("![Loss above the dense optimizer's, by size](gap_against_size.png)")
         for setting, cells in found.items():

@@ -1,8 +1,9 @@
-"""Does the gap to dense training grow with the model? Gaps at each size, and a line."""
+"""Does the gap to dense training grow with the model, or with the steps?"""
 
 import functools
 import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import matplotlib
 from rich.table import Table
 from scipy import stats
 
-from benchmarks.frontier.grid import SCALE, SEEDS, Setting
+from benchmarks.frontier.grid import LONGER, SCALE, SEEDS, Setting
 from benchmarks.frontier.report import half_interval
 from benchmarks.frontier.results import Result, Results, last_loss
 from benchmarks.frontier.sweep import finished
@@ -28,10 +29,14 @@ COMPARED = {  # a name, its methods, and the dense ones that they are compared w
 
 
 class Gap(NamedTuple):
-    """Differences of the logarithms of two losses at one size, seed by seed."""
+    """Differences of the logarithms of two losses in a setting, seed by seed."""
 
-    parameters: int
+    setting: Setting
     pairs: list[float]
+
+    @property
+    def parameters(self) -> int:
+        return parameters(self.setting.task)
 
     @property
     def mean(self) -> float:
@@ -59,17 +64,18 @@ def parameters(name: str) -> int:
 def best(
     setting: Setting, methods: tuple[str, ...], results: Results
 ) -> list[Result] | None:
-    """The runs of the best of these methods; None until all are there."""
+    """The runs of the best of the methods that are done there; None if none is."""
     found = [finished(setting, method, results) for method in methods]
-    if any(len(runs) < len(SEEDS) for runs in found):
+    found = [runs for runs in found if len(runs) == len(SEEDS)]
+    if not found:
         return None
     return min(found, key=lambda runs: statistics.fmean(map(last_loss, runs)))
 
 
-def gaps(name: str, results: Results) -> list[Gap]:
-    """At each size whose runs are all there, and converged."""
+def gaps(name: str, results: Results, settings: Sequence[Setting] = SCALE) -> list[Gap]:
+    """In each setting whose runs are all there, and converged."""
     found = []
-    for setting in SCALE:
+    for setting in settings:
         ours, dense = (best(setting, x, results) for x in COMPARED[name])
         if ours is None or dense is None:
             continue
@@ -78,7 +84,7 @@ def gaps(name: str, results: Results) -> list[Gap]:
             for x, y in zip(ours, dense, strict=True)
         ]
         if all(map(math.isfinite, pairs)):
-            found.append(Gap(parameters(setting.task), pairs))
+            found.append(Gap(setting, pairs))
     return found
 
 
@@ -113,8 +119,22 @@ def scale_table(results: Results) -> Table | None:
         "Loss above the dense optimizer's, %, by parameters, and the slope of a line",
         rows,
         "20 bytes of text for each parameter; every rate is chosen at every size; the "
-        "better of b1 0.9 and 0.8 counts for AdamW, dense and at 1/19, and 0.9 for the "
-        "others; paired over seeds, ± is half an interval of 95 %",
+        "better of b1 0.9 and 0.8, of those that were run, counts for AdamW, dense and "
+        "at 1/19, and 0.9 for the others; paired over seeds, ± is half an interval of "
+        "95 %",
+    )
+
+
+def length_table(results: Results) -> Table | None:
+    """The gaps of the smallest model in more and more steps."""
+    found = gaps("adamw, 1/19", results, (SCALE[0], *LONGER))
+    if len(found) < 2:
+        return None
+    row = {f"{gap.setting.steps:,} steps": percent(gap) for gap in found}
+    return table(
+        f"{found[0].parameters:,} parameters in more steps: loss above, %",
+        [{"method": "adamw, 1/19", **row}],
+        "As above",
     )
 
 
