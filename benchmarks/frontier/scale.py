@@ -155,14 +155,15 @@ def scale_picture(results: Results, path: Path) -> None:
             continue
         sizes = [gap.parameters * 1.03**i for gap in found]  # beside each other
         panel.errorbar(
-            sizes, [100 * gap.mean for gap in found],
+            sizes, [100 * math.expm1(gap.mean) for gap in found],
             [100 * gap.half_interval for gap in found],
             fmt="o", color=f"C{i}", capsize=3, label=name,
         )  # fmt: skip
         if fit := line(found):
             ends = found[0].parameters, found[-1].parameters
             gap_at = [fit.at_million + fit.slope * math.log10(x / 1e6) for x in ends]
-            panel.plot(ends, [100 * y for y in gap_at], color=f"C{i}", linewidth=1)
+            shown = [100 * math.expm1(y) for y in gap_at]
+            panel.plot(ends, shown, color=f"C{i}", linewidth=1)
     panel.axhline(0, color="black", linewidth=0.8)
     panel.set(xscale="log", xlabel="parameters")
     panel.set_ylabel("loss above the dense optimizer's, %")
