@@ -220,6 +220,8 @@ def test_latency_is_what_fewer_bytes_do_not_shorten(exchange, said):
     near, far = (advise(network=endless(latency=x), **exchange) for x in (0.0, 0.02))
     assert near.exchanging.latency_seconds == 0.0
     assert "fewer exchanges do" not in str(near)
+    dense = far.dense_bfloat16  # an all-reduce goes round twice
+    assert far.dense.latency_seconds == dense.latency_seconds == pytest.approx(0.6)
     cost = far.exchanging
     assert cost.latency_seconds == pytest.approx(16 * 0.02 / (1 if said else 30))
     assert cost.exchange_seconds == pytest.approx(cost.latency_seconds, rel=1e-3)

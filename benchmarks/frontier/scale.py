@@ -43,6 +43,11 @@ class Gap(NamedTuple):
         return statistics.fmean(self.pairs)
 
     @property
+    def above(self) -> float:
+        """Of the mean, in %."""
+        return 100 * math.expm1(self.mean)
+
+    @property
     def half_interval(self) -> float:
         return half_interval(self.pairs)
 
@@ -73,7 +78,7 @@ def best(
 
 
 def gaps(name: str, results: Results, settings: Sequence[Setting] = SCALE) -> list[Gap]:
-    """In each setting whose runs are all there, and converged."""
+    """In each setting where a method of both sides is done, and converged."""
     found = []
     for setting in settings:
         ours, dense = (best(setting, x, results) for x in COMPARED[name])
@@ -139,8 +144,7 @@ def length_table(results: Results) -> Table | None:
 
 
 def percent(gap: Gap) -> str:
-    mean, half = 100 * math.expm1(gap.mean), 100 * gap.half_interval
-    return f"{mean:+.1f} ± {half:.1f}"
+    return f"{gap.above:+.1f} ± {100 * gap.half_interval:.1f}"
 
 
 def scale_picture(results: Results, path: Path) -> None:
@@ -155,7 +159,7 @@ def scale_picture(results: Results, path: Path) -> None:
             continue
         sizes = [gap.parameters * 1.03**i for gap in found]  # beside each other
         panel.errorbar(
-            sizes, [100 * math.expm1(gap.mean) for gap in found],
+            sizes, [gap.above for gap in found],
             [100 * gap.half_interval for gap in found],
             fmt="o", color=f"C{i}", capsize=3, label=name,
         )  # fmt: skip

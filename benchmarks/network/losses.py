@@ -10,9 +10,9 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Iterator
-from typing import Any
 
 import slamb_jax
+from benchmarks.frontier import methods
 from benchmarks.frontier.grid import SEEDS, Setting
 from benchmarks.frontier.kinds import nesterov
 from benchmarks.frontier.results import Result, Results, last_loss
@@ -21,26 +21,32 @@ from benchmarks.frontier.sweep import best_rate, finished, missing
 from examples.common.simulated import AXIS
 
 DENSE = "AdamW, bfloat16"
-# The outer step's rate and Nesterov momentum: in float32, and in codes.
-DILOCO = {"payload": None, "outer": nesterov((0.7, 0.5))}
-CODED = {"outer": nesterov((1.0, 0.5))}
-EXCHANGES: dict[str, dict[str, Any]] = {  # of the methods that are not dense
-    "DiLoCo, H 10, outer 0.7 0.5": DILOCO | {"sync_every": 10},
-    "DiLoCo, H 30, outer 0.7 0.5": DILOCO | {"sync_every": 30},
-    "DiLoCo, H 100, outer 0.7 0.5": DILOCO | {"sync_every": 100},
-    "adamw, H 1": {},
-    "adamw, largest of 7": {"payload": "largest_of_7"},
-    "adamw, largest of 31": {"payload": "largest_of_31"},
-    "adamw, outer, H 10, outer 1 0.5": CODED | {"sync_every": 10},
-    "adamw, outer, H 30, outer 1 0.5": CODED | {"sync_every": 30},
-}
+EXCHANGES = (  # the methods that are not dense
+    "DiLoCo, H 10, outer 0.7 0.5",
+    "DiLoCo, H 30, outer 0.7 0.5",
+    "DiLoCo, H 100, outer 0.7 0.5",
+    "adamw, H 1",
+    "adamw, largest of 7",
+    "adamw, largest of 31",
+    "adamw, outer, H 10, outer 1 0.5",
+    "adamw, outer, H 30, outer 1 0.5",
+)
 METHODS = DENSE, *EXCHANGES
 LENGTHS = 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4  # of the dense run
 Curve = list[tuple[int, float]]  # steps, and the loss after them
 
 
 def exchange_of(method: str) -> slamb_jax.Exchange:
-    return slamb_jax.Exchange(AXIS, **EXCHANGES.get(method, {}))
+    """The exchange to advise on, by the key of its method's results."""
+    if method not in EXCHANGES:
+        return slamb_jax.Exchange(AXIS)
+    key = methods.METHODS[method].key
+    return slamb_jax.Exchange(
+        AXIS,
+        payload=key["average_payload"],
+        sync_every=key["sync_every"],
+        outer=nesterov(key["outer"]) if "outer" in key else None,
+    )
 
 
 def absent(setting: Setting, results: Results) -> Iterator[Run]:

@@ -171,13 +171,15 @@ class Advice:
                 " Both updates are taken to be free: python -m benchmarks.step, in the "
                 "repository, measures their seconds; give both."
             )
+        said = [self.verdict, links]
         waits = min(self.exchanging.latency_seconds, self.exchanging.exposed_seconds)
         late = waits / self.exchanging.step_seconds
-        rare = (
-            f"Latency is {late:.0%} of the exchanging step. Fewer bytes do not shorten "
-            "it; fewer exchanges do: sync_every=10 or more and an outer optimizer."
-        )
-        said = [self.verdict, links, *([rare] if late >= self.LATE else [])]
+        if late >= self.LATE:
+            said.append(
+                f"Latency is {late:.0%} of the exchanging step. Fewer bytes do not "
+                "shorten it; fewer exchanges do: sync_every=10 or more and an outer "
+                "optimizer."
+            )
         said = [textwrap.fill(x, 88) for x in said]
         return "\n".join([self.title, *table, *said])
 

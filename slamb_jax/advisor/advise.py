@@ -99,15 +99,17 @@ def advise(
     plan = [gradients, *exchanged] if devices > 1 else exchanged
 
     def dense(network: Network, itemsize: int) -> StepCost:
-        sent, seconds = _total(network, 1, [Transfer("all-reduce", itemsize * d)])
-        return StepCost(sent, step_seconds, seconds, update_seconds[0])
+        plan = [Transfer("all-reduce", itemsize * d)]
+        sent, seconds, late = _total(network, 1, plan)
+        return StepCost(
+            sent, step_seconds, seconds, update_seconds[0], latency_seconds=late
+        )
 
     def exchanging(network: Network) -> StepCost:
-        sent, seconds = _total(network, devices, plan)
-        within, _ = _total(network, devices, [x for x in plan if x.within])
-        _, hidden = _total(network, devices, exchanged if exchange.overlap else [])
+        sent, seconds, late = _total(network, devices, plan)
+        within, *_ = _total(network, devices, [x for x in plan if x.within])
+        _, hidden, _ = _total(network, devices, exchanged if exchange.overlap else [])
         hidden = min(step_seconds, hidden)
-        _, late = _total(network, devices, [x._replace(nbytes=0) for x in plan])
         update = update_seconds[1]
         return StepCost(sent, step_seconds, seconds, update, within, hidden, late)
 
@@ -174,8 +176,8 @@ def _shards(params: chex.ArrayTree, exchange: Exchange) -> chex.ArrayTree:
 
 def _total(
     network: Network, devices: int, plan: Sequence[Transfer]
-) -> tuple[float, float]:
-    """Bytes that each device sends per step for these collectives, and their seconds.
+) -> tuple[float, float, float]:
+    """Per step: the bytes that each device sends, their seconds, and those of latency.
 
     With several devices in a worker, device i of each node takes part in one mean, and
     the means share the link of the node.
@@ -186,12 +188,13 @@ def _total(
         within = Network(devices, link, latency=network.latency)
         nodes = network.workers // devices
         between = Network(nodes, network.link, latency=network.latency)
-    sent, seconds = [0.0], [0.0]
+    sent, seconds, late = [0.0], [0.0], [0.0]
     for kind, nbytes, per_step, inside in plan:
         among, together = (within, 1) if inside else (between, devices)
         sent.append(per_step * RING_SHARES[kind](among.workers) * nbytes)
         seconds.append(per_step * among.seconds(kind, nbytes * together))
-    return math.fsum(sent), math.fsum(seconds)
+        late.append(per_step * among.seconds(kind, 0))
+    return math.fsum(sent), math.fsum(seconds), math.fsum(late)
 
 
 def _fastest_link(gain: Callable[[float], float]) -> float:
