@@ -7,15 +7,20 @@ planes.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from slamb_jax._platform import materialized, reduce_blocks, split_digits
+from slamb_jax._platform import (
+    block_sizes,
+    materialized,
+    reduce_blocks,
+    split_digits,
+)
 from slamb_jax._rounding import hash_u32
 
 _WIDTH = 128  # of a row
@@ -25,6 +30,9 @@ _SCALE_BYTES = 4
 _MANY_ROWS = 512  # of a slice: from so many on, filling groups costs under 1 %
 _TINY = float(np.finfo(np.float32).tiny)
 _ZERO, _NAN = np.float32(0), np.float32(np.nan)
+Norm: TypeAlias = tuple[Callable[..., jax.Array], Callable[..., jax.Array]]
+_SUM: Norm = (jnp.add, jnp.sum)  # of two arrays, and of an axis of one
+_LARGEST: Norm = (jnp.maximum, jnp.max)
 # The factor and the shift that divide a byte by each power of a base, in 16 bits.
 _RECIPROCALS = {
     16: ((1, 0), (1, 4)),
@@ -59,6 +67,7 @@ class Values(Protocol):
       digits: how many digits share a byte.
       planes: how many elements, of as many planes, one digit stands for.
       block_size: about how many elements share a scale.
+      norm: of the magnitudes of a block, what ``encode`` needs: their sum or largest.
     """
 
     @property
@@ -69,15 +78,17 @@ class Values(Protocol):
     def planes(self) -> int: ...
     @property
     def block_size(self) -> int: ...
+    @property
+    def norm(self) -> Norm: ...
 
     def encode(
-        self, planes: list[jax.Array], seed: jax.Array
+        self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
     ) -> tuple[list[jax.Array], jax.Array]:
         """Float32 planes (..., groups, rows, width) to digits and scales.
 
-        The digits are uint8 arrays of the shape of a plane, the scales float32 of shape
-        (..., groups, rows, 1). A block with a value that is not finite gets a scale of
-        NaN.
+        ``size`` is the norm of each block, (..., groups, rows, 1). The digits are uint8
+        arrays of the shape of a plane, the scales float32 of that of ``size``. A block
+        with a value that is not finite gets a scale of NaN.
         """
 
     def decode(self, digits: jax.Array, scales: jax.Array) -> jax.Array:
@@ -96,15 +107,16 @@ class Ternary:
     digits: int = 5
     planes: int = 1
     block_size: int = 640
+    norm: Norm = _SUM
 
     def encode(
-        self, planes: list[jax.Array], seed: jax.Array
+        self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
     ) -> tuple[list[jax.Array], jax.Array]:
         del seed
+        mean, least = _least_sent(size, planes)
         sizes = [jnp.abs(x) for x in planes]
-        mean, least = _least_sent(sizes)
         # Ones and zeros: a GPU would keep comparisons in memory for all that use them.
-        large = [jnp.sign(jnp.maximum(size - least, _ZERO)) for size in sizes]
+        large = [jnp.sign(jnp.maximum(x - least, _ZERO)) for x in sizes]
         chosen = [is_large * x for is_large, x in zip(large, sizes, strict=True)]
         codes = [
             jnp.where(
@@ -128,6 +140,7 @@ class LargestOf:
     """
 
     planes: int
+    norm: Norm = _SUM
 
     @property
     def base(self) -> int:
@@ -142,11 +155,11 @@ class LargestOf:
         return _WIDTH * self.planes * self.digits
 
     def encode(
-        self, planes: list[jax.Array], seed: jax.Array
+        self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
     ) -> tuple[list[jax.Array], jax.Array]:
         del seed
         count = self.planes
-        mean, least = _least_sent([jnp.abs(x) for x in planes])
+        mean, least = _least_sent(size, planes)
         codes, chosen = [], []
         for i in range(0, len(planes), count):
             x = jnp.stack(planes[i : i + count], -3)
@@ -187,6 +200,7 @@ class Uniform:
     bits: int
     planes: int = 1
     block_size: int = 256
+    norm: Norm = _LARGEST
 
     @property
     def base(self) -> int:
@@ -201,21 +215,20 @@ class Uniform:
         return 2 ** (self.bits - 1) - 1
 
     def encode(
-        self, planes: list[jax.Array], seed: jax.Array
+        self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
     ) -> tuple[list[jax.Array], jax.Array]:
         levels = np.float32(self._levels)
-        top = reduce_blocks([jnp.abs(x) for x in planes], jnp.maximum, jnp.max)
-        small = top < levels * np.float32(_TINY)
-        usable = ~small & jnp.isfinite(top)  # the scale tells NaN and infinity
+        small = size < levels * np.float32(_TINY)
+        usable = ~small & jnp.isfinite(size)  # the scale tells NaN and infinity
         codes = []
         for x, bits in zip(planes, _random_bits(planes, seed), strict=True):
-            y = jnp.where(usable, x * (levels / top), _ZERO)
+            y = jnp.where(usable, x * (levels / size), _ZERO)
             low = jnp.floor(y)
             u = bits >> np.uint32(8)
             up = u.astype(jnp.float32) * np.float32(2**-24) < y - low
             code = jnp.clip(low + up.astype(jnp.float32), -levels, levels)
             codes.append((code + levels).astype(jnp.uint8))
-        return codes, jnp.where(small, _ZERO, top / levels)
+        return codes, jnp.where(small, _ZERO, size / levels)
 
     def decode(self, digits: jax.Array, scales: jax.Array) -> jax.Array:
         return (digits.astype(jnp.float32) - np.float32(self._levels)) * scales
@@ -244,11 +257,17 @@ class Quantizer:
         per_byte = self.values.planes * self.values.digits
         return shape.size // per_byte + shape.blocks * _SCALE_BYTES
 
-    def encode(self, x: jax.Array, seed: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Float32 (..., groups, planes, rows, width) to digits and scales, in bytes."""
+    def encode(
+        self, x: jax.Array, seed: jax.Array, flat: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Float32 (..., groups, planes, rows, width) to digits and scales, in bytes.
+
+        ``flat`` is the array that was padded to ``x``, if it was.
+        """
+        size = block_sizes(x, x if flat is None else flat, *self.values.norm)
         base, count = np.uint8(self.values.base % 256), self.values.digits
         planes = [x[..., i, :, :] for i in range(x.shape[-3])]
-        codes, scales = self.values.encode(planes, seed)
+        codes, scales = self.values.encode(planes, size, seed)
         packed = []
         for i in range(0, len(codes), count):
             byte = codes[i + count - 1]
@@ -331,13 +350,15 @@ def cut_among(sizes: Sequence[int], quantizer: Quantizer, owners: int) -> list[C
     return cuts
 
 
-def _least_sent(sizes: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+def _least_sent(
+    size: jax.Array, planes: Sequence[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
     """Each block's mean magnitude, and the least magnitude that counts as large.
 
     The bound is slightly below the mean, whose sum may be rounded upwards: where all
     magnitudes are equal, all are large.
     """
-    mean = _total(sizes) / np.float32(len(sizes) * sizes[0].shape[-1])
+    mean = size / np.float32(len(planes) * planes[0].shape[-1])
     return mean, np.float32(1 - 2**-16) * mean
 
 
@@ -353,7 +374,7 @@ def _scale_of(
 
 
 def _total(planes: Sequence[jax.Array]) -> jax.Array:
-    return reduce_blocks(planes, jnp.add, jnp.sum)
+    return reduce_blocks(planes, *_SUM)
 
 
 def _random_bits(planes: Sequence[jax.Array], seed: jax.Array) -> list[jax.Array]:

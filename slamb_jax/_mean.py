@@ -21,7 +21,13 @@ from slamb_jax import _axes, _collectives
 from slamb_jax._axes import AxisName, axis_size
 from slamb_jax._codes import Cut, Quantizer, cut_among, quantizer_of
 from slamb_jax._leaves import Leaf
-from slamb_jax._platform import flat_size, flatten, sum_of_rows, unflatten
+from slamb_jax._platform import (
+    flat_size,
+    flatten,
+    materialized,
+    sum_of_rows,
+    unflatten,
+)
 from slamb_jax._rounding import hash_u32, hash_words, round_to, step_seed
 from slamb_jax.exchange import Exchange
 
@@ -233,11 +239,12 @@ class _Part:
             flatten(x, count * group.size).reshape(group._replace(groups=count))
             for x, count in zip(arrays, counts, strict=True)
         ]
+        flat: Sequence[jax.Array | None] = arrays
         if self._together:
-            groups = [jnp.concatenate(groups)]
+            groups, flat = [jnp.concatenate(groups)], [None]
         self._coded = [
-            quantizer.encode(x, here.seed(seed, jnp.int32(0), 3 + i))
-            for i, x in enumerate(groups)
+            quantizer.encode(x, here.seed(seed, jnp.int32(0), 3 + i), y)
+            for i, (x, y) in enumerate(zip(groups, flat, strict=True))
         ]
         digits, scales = map(jnp.concatenate, zip(*self._coded, strict=True))
         slices = [self._cut_up(digits), self._cut_up(scales[:, None])]
@@ -267,7 +274,10 @@ class _Part:
     def decode_means(self, codes: jax.Array) -> list[jax.Array]:
         """The arrays of all slices, from codes (devices, workers, bytes)."""
         digits, scales = self._quantizer.parted(codes, self._cut.slice)
-        columns = self._joined(digits), self._joined(scales[..., None, :, :])
+        # In bytes: a GPU would split all digits first, and keep them.
+        columns = materialized(
+            (self._joined(digits), self._joined(scales[..., None, :, :]))
+        )
         pairs = zip(*columns, strict=True)
         return self._as_arrays([self._quantizer.decode(x, y[:, 0]) for x, y in pairs])
 

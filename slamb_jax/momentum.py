@@ -1,16 +1,13 @@
 """The mean of the workers' momentum, in codes whose units all workers share."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax import _axes, _collectives
+from slamb_jax import _axes
 from slamb_jax._checks import (
     check_bool,
     check_dtype,
@@ -20,7 +17,6 @@ from slamb_jax._checks import (
     check_transformation,
 )
 from slamb_jax._leaves import (
-    Leaf,
     Skip,
     arrays_of,
     chosen,
@@ -31,14 +27,13 @@ from slamb_jax._leaves import (
 from slamb_jax._mean import Means, mean_over_workers
 from slamb_jax._moments import (
     Decays,
-    bias,
+    SecondMoment,
     check_first_moment,
     decays,
     init_moment,
-    moved,
-    stored,
-    weights,
+    units_of_codes,
 )
+from slamb_jax._own_momentum import OwnMomentum, Rule
 from slamb_jax._platform import computed_again
 from slamb_jax._rounding import next_step
 from slamb_jax.average import average_gradients, average_parameters_every
@@ -47,10 +42,6 @@ from slamb_jax.sharded import on_shards
 
 UNIT_DECAY = 0.98
 """Decay rate of v where it is the unit of the codes and nothing else."""
-
-_FLOOR = np.float32(0.05)  # of a unit, in roots of the leaf's mean second moment
-_TINY = np.finfo(np.float32).tiny
-_FORGOTTEN = np.float32(0.5)  # of what rounding took, where v is far above that floor
 
 
 class AverageMomentumState(NamedTuple):
@@ -170,7 +161,7 @@ def average_momentum(
         )
     in_codes = _in_codes(exchange)
     overlap = exchange.overlap and exchange.averages_momentum
-    rule = _Rule(share, nesterov, bias_correction, overlap)
+    rule = Rule(share, nesterov, bias_correction, overlap)
 
     def init(params: optax.Params) -> AverageMomentumState:
         check_floating(params, "params")
@@ -212,33 +203,31 @@ def average_momentum(
             )
             second = SecondMoment(nus or [], nu_means, b2)
 
-        def in_units() -> tuple[list[_Momentum], list[Unit], list[jax.Array]]:
-            own = [_Momentum(*row, step, rule) for row in zip(gs, ms, bs, strict=True)]
-            units = [Unit(jnp.float32(1), jnp.float32(1))] * len(own)
-            if second is not None and second.means is not None:
-                units = second.units(step)
-            sent = [m.sent / unit.size for m, unit in zip(own, units, strict=True)]
-            return own, units, sent
-
-        own, units, sent = in_units()
+        units = units_of_codes(second, step, len(leaves))
+        own = [OwnMomentum(*row, step, rule) for row in zip(gs, ms, bs, strict=True)]
+        sent = [m.sent / unit.size for m, unit in zip(own, units, strict=True)]
+        kept = [m.kept() for m in own]
         found = Means(sent, None, None)  # where workers step by themselves
         if exchange.averages_momentum:
             found = mean_over_workers(
                 found.means, leaves, exchange, exchange.payload, step, with_errors=True
             )
         if in_codes:
-            # What was sent is computed once more: to keep it takes a GPU another copy.
-            gs, ms = computed_again(gs), computed_again(ms)
             if second is not None:
                 second = second._replace(nus=computed_again(second.nus))
-            own, units, sent = in_units()
+            units = units_of_codes(second, step, len(leaves))
+            of_each = zip(own, units, sent, strict=True)
+            again = [
+                m.again(unit.size, x, skips=skip is not None) for m, unit, x in of_each
+            ]
+            sent, kept = [x for x, _ in again], [x for _, x in again]
         means = [unit.size * x for unit, x in zip(units, found.means, strict=True)]
         mus = []
         for i, (momentum, unit) in enumerate(zip(own, units, strict=True)):
-            error = None
+            mu = kept[i]
             if (taken := found.taken(i, with_lost=second is None)) is not None:
-                error = unit.size * unit.waits * (sent[i] - taken)
-            mus.append(momentum.kept(error))
+                mu += momentum.of_error(unit.size * unit.waits * (sent[i] - taken))
+            mus.append(mu.astype(ms[i].dtype))
         mus = unless(skip, ms, mus)
         new = state._replace(count=step, mu=keep_absent(rebuild(mus), state.mu))
         if second is not None:
@@ -296,119 +285,3 @@ def _check_update(
     _axes.check_workers(exchange)
     _axes.check_local(updates, axis_name, exchange.shard_axes)
     check_gradients(updates, mu)
-
-
-class _Rule(NamedTuple):
-    """How the momentum is exchanged; see :func:`average_momentum`."""
-
-    share: ArrayLike | None
-    nesterov: bool
-    bias_correction: bool
-    overlap: bool
-
-
-class _Momentum:
-    r"""The momentum of one leaf: what a worker sends of it, and what it keeps.
-
-    It keeps c m, where c is the share of m in what is sent, so that errors have a place
-    where c is 0. With ``overlap``, which sends what the last step left, it keeps m.
-
-    Attributes:
-      sent: :math:`x_i / (1-\beta_1^t)`, float32.
-    """
-
-    def __init__(
-        self, g: jax.Array, m: jax.Array, b1: ArrayLike, step: jax.Array, rule: _Rule
-    ) -> None:
-        self._g, self._m = g.astype(jnp.float32), m.astype(jnp.float32)
-        self._dtype, self._rule = m.dtype, rule
-        self._b1, self._new = weights(b1)
-        self._c = weights(b1 if rule.share is None else rule.share)[0]
-        if rule.nesterov and not rule.overlap:
-            self._c = self._b1 * self._b1
-
-        def fix(t: jax.Array) -> jax.Array:
-            # At t = 0, the first step with overlap, it would divide 0 by 0.
-            one = jnp.float32(1)
-            return jnp.maximum(bias(b1, t), 1e-7) if rule.bias_correction else one
-
-        if rule.overlap:
-            self._fix = fix(step - 1)
-            self.sent = self._m / self._fix
-        elif rule.nesterov:
-            self._fix = fix(next_step(step))
-            of_g = self._b1 * self._new / self._fix + self._new / fix(step)
-            self.sent = self._m / self._fix + of_g * self._g
-        else:
-            self._fix = fix(step)
-            self.sent = (self._m + (1 - self._c) * self._g) / self._fix
-
-    def kept(self, error: jax.Array | None) -> jax.Array:
-        """The momentum to keep; ``error`` is what rounding took of what was sent."""
-        weight = self._new if self._rule.overlap else self._c * self._new
-        kept = self._b1 * self._m + weight * self._g
-        if error is not None:
-            # The recurrence adds (1 - b1) / b1 of the error to m, and b1 m is stored.
-            # ``fix`` undoes the bias correction of what was sent.
-            kept = kept + self._new * self._fix * error
-        return kept.astype(self._dtype)
-
-
-class Unit(NamedTuple):
-    """The unit of each coordinate's codes, the same on all workers."""
-
-    size: jax.Array
-    waits: jax.Array  # the share of what rounding took that is kept for later
-
-
-class SecondMoment(NamedTuple):
-    """The second moment of the mean momentum, one array for each leaf."""
-
-    nus: list[jax.Array]
-    means: list[jax.Array] | None  # [], of each: no pass over v must end first
-    b2: ArrayLike
-
-    def units(self, step: jax.Array) -> list[Unit]:
-        """The units of each leaf; 1, and all waits, as long as v is unknown."""
-        fix = jnp.maximum(bias(self.b2, step - 1), _TINY)
-
-        def unit(nu: jax.Array, mean: jax.Array) -> Unit:
-            root = jnp.sqrt(nu.astype(jnp.float32) / fix)
-            # Of a coordinate whose v is 0 the unit is the floor: x / r stays finite.
-            floor = _FLOOR * jnp.sqrt(mean / fix)
-            size = jnp.where(floor > 0, root + floor, jnp.float32(1))
-            return Unit(size, 1 - _FORGOTTEN * (root / size))
-
-        return list(map(unit, self.nus, self.means or ()))
-
-    def after(
-        self,
-        means: Sequence[jax.Array],
-        leaves: Sequence[Leaf],
-        step: jax.Array,
-        skip: Skip | None,
-    ) -> "SecondMoment":
-        """After a step whose mean momentum is ``means``."""
-        squares = [jnp.square(x) for x in means]
-        nus = [
-            stored(moved(nu, square, self.b2), nu.dtype, step, leaf)
-            for leaf, square, nu in zip(leaves, squares, self.nus, strict=True)
-        ]
-        nus = unless(skip, self.nus, nus)
-        if self.means is None:
-            return self._replace(nus=nus)
-        of_leaves = zip(self.means, _means_of(squares, leaves), strict=True)
-        new = [moved(old, x, self.b2) for old, x in of_leaves]
-        return SecondMoment(nus, unless(skip, self.means, new), self.b2)
-
-    def corrected(self, step: jax.Array) -> list[jax.Array]:
-        """Divided by :math:`1 - b_2^t`."""
-        fix = 1 / jnp.maximum(bias(self.b2, step), _TINY)
-        return [fix * nu.astype(jnp.float32) for nu in self.nus]
-
-
-def _means_of(arrays: Sequence[jax.Array], leaves: Sequence[Leaf]) -> list[jax.Array]:
-    """The mean of each leaf, over all of its shards."""
-    pairs = [(jnp.sum(x), jnp.float32(x.size)) for x in arrays]
-    sums = _collectives.psum_each(pairs, [leaf.sharded for leaf in leaves])
-    return [lax.div(total, jnp.maximum(count, np.float32(1))) for total, count in sums]

@@ -12,6 +12,7 @@ from slamb_jax import _platform
 from slamb_jax._codes import _RECIPROCALS
 from slamb_jax._leaves import Leaf
 from slamb_jax._mean import mean_over_workers
+from slamb_jax._own_momentum import OwnMomentum, Rule
 from tests.close import assert_close, assert_same_bits
 from tests.compiled import PLATFORMS, on_platform
 from tests.optimizers import plain, random_tree
@@ -68,6 +69,43 @@ def test_blocks_are_reduced(platform, width, two, many):
     planes = random_tree({"x": (2, 3, width)}, 0, 5)["x"]
     got = there(platform, lambda x: _platform.reduce_blocks(list(x), two, many), planes)
     assert_close(got, many(planes, (0, -1))[..., None], units=8, floor=10.0)
+
+
+@on_each
+@pytest.mark.parametrize("size", [4 * 6 * 128, 3 * 6 * 128 + 256, 3 * 6 * 128 + 5])
+@pytest.mark.parametrize(
+    ("two", "many"), [(jnp.add, jnp.sum), (jnp.maximum, jnp.max)], ids=["sum", "max"]
+)
+def test_blocks_have_the_norm_of_their_magnitudes(platform, size, two, many):
+    """Whether the array fills its groups, its rows, or neither."""
+    flat = random_tree({"x": (size,)}, 0)["x"]
+    groups = jnp.pad(flat, (0, 4 * 6 * 128 - size)).reshape(4, 3, 2, 128)
+
+    def norms(groups, flat):
+        return _platform.block_sizes(groups, flat, two, many)
+
+    got = there(platform, norms, groups, flat)
+    assert_close(got, many(jnp.abs(groups), (1, 3))[..., None], units=8)
+
+
+@on_each
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("size", [40, 2**16])
+@pytest.mark.parametrize(
+    "rule", [{}, {"share": 0.5}, {"nesterov": True}, {"overlap": True}], ids=str
+)
+def test_the_momentum_is_the_same_after_the_exchange(platform, rule, size, skips):
+    """Whether it is computed of what was sent or anew."""
+    of = Rule(share=None, nesterov=False, bias_correction=True, overlap=False)
+    g, m, unit = random_tree(dict.fromkeys("gmu", (size,)), 0).values()
+
+    def both(g, m, unit):
+        own = OwnMomentum(g, m, 0.9, jnp.int32(3), of._replace(**rule))
+        sent = own.sent / unit
+        return (sent, own.kept()), own.again(unit, sent, skips=skips)
+
+    want, got = there(platform, both, g, m, 1 + jnp.square(unit))
+    assert_close(got, want, units=8, floor=0.1)
 
 
 @on_each
