@@ -12,9 +12,8 @@ updates. So most optax transformations are one:
 """
 
 import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +24,16 @@ from jax.typing import ArrayLike
 
 from slamb_jax._checks import check_integer, check_params, check_range
 from slamb_jax._collectives import gather_shards, own_shard
-from slamb_jax._layout import bound_axes, broadcast_specs, is_spec
+from slamb_jax._layout import bound_axes, broadcast_specs
 from slamb_jax._leaves import is_none, map_present, present
+from slamb_jax._matrices import (
+    DimensionNumbers,
+    Matrices,
+    as_matrices,
+    matrices,
+    orthogonalize,
+    rows_and_columns,
+)
 from slamb_jax._moments import adam_direction
 
 __all__ = ["DimensionNumbers", "adam", "muon"]
@@ -95,20 +102,6 @@ def adam(
         return map_present(direction, updates, second_moment), state
 
     return optax.GradientTransformationExtraArgs(_no_state, update)
-
-
-class DimensionNumbers(NamedTuple):
-    """Which dimensions of a parameter are a matrix's rows, and which its columns.
-
-    The others are a batch of matrices. ``optax.contrib.MuonDimensionNumbers`` has the
-    same fields and serves as well.
-    """
-
-    reduction_axis: int | Sequence[int] = 0
-    output_axis: int | Sequence[int] = 1
-
-
-Matrices = Any  # a tree of dimension numbers, None for others; or a function
 
 
 def muon(
@@ -187,7 +180,7 @@ def muon(
         m = m.astype(jnp.float32)
         if dimensions is None or not m.size:
             return m
-        of_matrix = sum(_rows_and_columns(m.shape, dimensions), ())
+        of_matrix = sum(rows_and_columns(m.shape, dimensions), ())
         axes = [x if i in of_matrix else () for i, x in enumerate(bound_axes(spec))]
         m = gather_shards(m, axes)
         there = jax.typeof(m).sharding
@@ -219,78 +212,6 @@ def muon(
         return rebuild([direction(m, numbers[x.index], at) for x, m, at in rows]), state
 
     return optax.GradientTransformationExtraArgs(_no_state, update)
-
-
-def matrices(
-    numbers: Matrices, params: optax.Params, param_specs: Any = None
-) -> list[DimensionNumbers | None]:
-    """The dimension numbers of each leaf; None for those that are no matrices.
-
-    A function that chooses them sees the shapes of whole leaves, also among shards.
-    """
-    if callable(numbers):
-        specs = broadcast_specs(param_specs, params)
-        axes = jax.tree.map(bound_axes, specs, is_leaf=is_spec)
-        whole = functools.partial(map_present, gather_shards)
-        numbers = numbers(jax.eval_shape(lambda x: whole(x, axes), params))
-    if numbers is None:
-        return [
-            DimensionNumbers() if x.ndim == 2 else None for x in jax.tree.leaves(params)
-        ]
-
-    prefix: Any
-    found, prefix = jax.tree.flatten(
-        numbers, is_leaf=lambda x: x is None or hasattr(x, "reduction_axis")
-    )
-    try:
-        below = prefix.flatten_up_to(params)
-    except ValueError as error:
-        raise ValueError(
-            "weight_dimension_numbers must have the structure of the parameters or a "
-            f"prefix of it: {error}"
-        ) from error
-    return [
-        x for x, part in zip(found, below, strict=True) for _ in jax.tree.leaves(part)
-    ]
-
-
-def as_matrices(
-    shape: tuple[int, ...], dimensions: DimensionNumbers
-) -> tuple[tuple[int, ...], tuple[int, int, int]]:
-    """The order of dimensions that makes a batch of matrices, and its shape."""
-    rows, columns = _rows_and_columns(shape, dimensions)
-    batch = tuple(i for i in range(len(shape)) if i not in (*rows, *columns))
-    parts = (batch, rows, columns)
-    b, r, c = (math.prod(shape[i] for i in part) for part in parts)
-    return (*batch, *rows, *columns), (b, r, c)
-
-
-def _rows_and_columns(
-    shape: tuple[int, ...], dimensions: DimensionNumbers
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Which dimensions are a matrix's rows, and which its columns."""
-    ndim = len(shape)
-    rows, columns = (
-        tuple(axis % ndim for axis in ((x,) if isinstance(x, int) else x))
-        for x in (dimensions.reduction_axis, dimensions.output_axis)
-    )
-    if len({*rows, *columns}) < len(rows) + len(columns):
-        raise ValueError(
-            "weight_dimension_numbers must name each dimension once, got "
-            f"{dimensions!r} for shape {shape}"
-        )
-    return rows, columns
-
-
-def orthogonalize(x: jax.Array, steps: np.ndarray, eps: ArrayLike) -> jax.Array:
-    """A matrix with the same singular vectors, whose singular values are near one."""
-    if x.shape[0] > x.shape[1]:
-        return orthogonalize(x.T, steps, eps).T
-    x = x / (jnp.sqrt(jnp.sum(jnp.square(x))) + jnp.asarray(eps, jnp.float32))
-    for a, b, c in steps:
-        square = x @ x.T
-        x = a * x + (b * square + c * (square @ square)) @ x
-    return x
 
 
 def by_kind(

@@ -12,8 +12,9 @@ from jax.typing import ArrayLike, DTypeLike
 from slamb_jax import directions
 from slamb_jax._checks import check_range
 from slamb_jax._leaves import map_present
+from slamb_jax._matrices import matrices
 from slamb_jax.decay import add_decayed_weights
-from slamb_jax.directions import NS_COEFFS, by_kind, matrices
+from slamb_jax.directions import NS_COEFFS, by_kind
 from slamb_jax.exchange import Exchange, check_exchange
 from slamb_jax.momentum import UNIT_DECAY, average_momentum, chain_between
 
