@@ -239,9 +239,9 @@ class _Part:
             flatten(x, count * group.size).reshape(group._replace(groups=count))
             for x, count in zip(arrays, counts, strict=True)
         ]
-        flat: Sequence[jax.Array | None] = arrays
+        flat = arrays
         if self._together:
-            groups, flat = [jnp.concatenate(groups)], [None]
+            flat = groups = [jnp.concatenate(groups)]
         self._coded = [
             quantizer.encode(x, here.seed(seed, jnp.int32(0), 3 + i), y)
             for i, (x, y) in enumerate(zip(groups, flat, strict=True))

@@ -206,7 +206,6 @@ def average_momentum(
         units = units_of_codes(second, step, len(leaves))
         own = [OwnMomentum(*row, step, rule) for row in zip(gs, ms, bs, strict=True)]
         sent = [m.sent / unit.size for m, unit in zip(own, units, strict=True)]
-        kept = [m.kept() for m in own]
         found = Means(sent, None, None)  # where workers step by themselves
         if exchange.averages_momentum:
             found = mean_over_workers(
@@ -221,6 +220,8 @@ def average_momentum(
                 m.again(unit.size, x, skips=skip is not None) for m, unit, x in of_each
             ]
             sent, kept = [x for x, _ in again], [x for _, x in again]
+        else:
+            kept = [m.kept() for m in own]
         means = [unit.size * x for unit, x in zip(units, found.means, strict=True)]
         mus = []
         for i, (momentum, unit) in enumerate(zip(own, units, strict=True)):
