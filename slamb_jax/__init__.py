@@ -5,20 +5,21 @@ An :class:`Exchange` says between whom, what, how much and how often; :func:`ada
 :func:`replicate` and :func:`per_worker_step` run them on a mesh.
 """
 
-from slamb_jax import directions, jointspar, selections
+from slamb_jax import jointspar
 from slamb_jax.advisor import Network, advise
-from slamb_jax.average import (
+from slamb_jax.checkpoint import Checkpoints, Snapshots
+from slamb_jax.exchange import Exchange, selections
+from slamb_jax.links import directions
+from slamb_jax.links.average_parameters import (
     average_gradients,
     average_parameters,
     average_parameters_every,
 )
-from slamb_jax.checkpoint import Checkpoints, Snapshots
-from slamb_jax.exchange import Exchange
-from slamb_jax.lamb import layerwise_trust_ratio
-from slamb_jax.momentum import average_momentum
+from slamb_jax.links.layerwise_trust_ratio import layerwise_trust_ratio
+from slamb_jax.links.mask_momentum import average_momentum
+from slamb_jax.links.on_shards import on_shards
+from slamb_jax.links.scale_by_slamb import scale_by_slamb
 from slamb_jax.optimizers import adamw, lion, muon, sgd, slamb
-from slamb_jax.scale_by_slamb import scale_by_slamb
-from slamb_jax.sharded import on_shards
 from slamb_jax.wire import wire_report
 from slamb_jax.workers import (
     Watchdog,

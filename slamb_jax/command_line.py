@@ -15,7 +15,7 @@ import slamb_jax
 from slamb_jax.advisor import Network, advise
 from slamb_jax.advisor.advice import PREFIXES, TIMES, duration
 from slamb_jax.advisor.advise import TYPICAL
-from slamb_jax.exchange import Exchange
+from slamb_jax.exchange.settings import Exchange
 
 _COUNTS = PREFIXES | {"K": 1e3, "B": 1e9}
 _RATES = {

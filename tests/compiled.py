@@ -7,7 +7,7 @@ from unittest import mock
 
 import jax
 
-from slamb_jax import _platform
+from slamb_jax._core import platform as _platform
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 

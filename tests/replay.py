@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax.selections import Leaf, Selection
+from slamb_jax.exchange.selections import Leaf, Selection
 
 
 class Replay(Selection):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from slamb_jax.selections import Leaf, Selection, Strided
+from slamb_jax.exchange.selections import Leaf, Selection, Strided
 from tests.workers import AXIS, P
 
 N, SHARDS = 4, 2

@@ -12,10 +12,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 import slamb_jax
-from slamb_jax import _collectives as collectives
 from slamb_jax.advisor import Advice, StepCost
 from slamb_jax.advisor.advice import ABOVE_DENSE
-from slamb_jax.selections import Strided
+from slamb_jax.exchange import collectives
+from slamb_jax.exchange.selections import Strided
 from tests.compiled import compile_optimized
 from tests.optimizers import train_step
 from tests.workers import AXIS, P, over_workers

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import slamb_jax
-from slamb_jax._rounding import step_seed, stochastic_round
+from slamb_jax._core.rounding import step_seed, stochastic_round
 from tests.close import assert_close
 from tests.optimizers import random_tree
 from tests.workers import AXIS, over_workers, stack, train

@@ -8,8 +8,8 @@ import optax
 import pytest
 
 import slamb_jax
-from slamb_jax.exchange import FORMATS
-from slamb_jax.selections import Strided
+from slamb_jax.exchange.selections import Strided
+from slamb_jax.exchange.settings import FORMATS
 from tests.workers import AXIS
 
 DEFAULT, PAPER = slamb_jax.Exchange(AXIS), slamb_jax.Exchange.paper(AXIS)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from slamb_jax._codes import cut_among, quantizer_of
-from slamb_jax._rounding import hash_u32
+from slamb_jax._core.rounding import hash_u32
+from slamb_jax.exchange.codes import cut_among, quantizer_of
 from tests.close import assert_close
 from tests.naive_codes import BITS, COUNTS, coded, grid, in_blocks
 

@@ -12,8 +12,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 
 import slamb_jax
-from slamb_jax import decay, directions, jointspar, wrappers
-from slamb_jax.selections import Strided
+from slamb_jax import jointspar, wrappers
+from slamb_jax.exchange.selections import Strided
+from slamb_jax.links import decay, directions
 from tests.close import assert_close
 from tests.workers import P
 

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 import slamb_jax
-from slamb_jax._axes import tracked_axes, vary_over
-from slamb_jax._leaves import Skip, unless
+from slamb_jax._core.axes import tracked_axes, vary_over
+from slamb_jax._core.leaves import Skip, unless
 from slamb_jax.wrappers import SkipNotFiniteState
 from tests.close import assert_same_bits
 from tests.optimizers import exchange, random_tree, slamb

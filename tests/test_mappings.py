@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 
 import slamb_jax
-from slamb_jax.selections import Strided
+from slamb_jax.exchange.selections import Strided
 from tests.close import assert_close, assert_same_bits
 from tests.optimizers import random_tree
 from tests.workers import AXIS, P, mesh_of, train

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import slamb_jax
-from slamb_jax._codes import quantizer_of
-from slamb_jax._collectives import pmean
-from slamb_jax._leaves import leaves_of
-from slamb_jax._mean import mean_over_workers
-from slamb_jax._rounding import round_to
+from slamb_jax._core.leaves import leaves_of
+from slamb_jax._core.rounding import round_to
+from slamb_jax.exchange.codes import quantizer_of
+from slamb_jax.exchange.collectives import pmean
+from slamb_jax.exchange.mean import mean_over_workers
 from tests.close import assert_close, assert_same_bits
 from tests.naive_codes import BITS, coded, grid
 from tests.optimizers import random_tree

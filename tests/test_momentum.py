@@ -8,8 +8,8 @@ import pytest
 from jax import lax
 
 import slamb_jax
-from slamb_jax import momentum
-from slamb_jax._mean import Means
+from slamb_jax.exchange.mean import Means
+from slamb_jax.links import mask_momentum as momentum
 from tests.close import assert_close, assert_same_bits
 from tests.optimizers import descend, random_tree, standard_promotion
 from tests.workers import AXIS, over_workers, stack, train

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import slamb_jax
-from slamb_jax import _platform
-from slamb_jax._codes import _RECIPROCALS
-from slamb_jax._leaves import Leaf
-from slamb_jax._mean import mean_over_workers
-from slamb_jax._own_momentum import OwnMomentum, Rule
+from slamb_jax._core import platform as _platform
+from slamb_jax._core.leaves import Leaf
+from slamb_jax.exchange.codes import _RECIPROCALS
+from slamb_jax.exchange.mean import mean_over_workers
+from slamb_jax.links._own_momentum import OwnMomentum, Rule
 from tests.close import assert_close, assert_same_bits
 from tests.compiled import PLATFORMS, on_platform
 from tests.optimizers import plain, random_tree

@@ -15,7 +15,7 @@ from examples.common import inputs, options, processes, records
 from examples.common.optimizers import KINDS, kernels, optimizer, traffic
 from examples.common.options import Options
 from slamb_jax import Exchange
-from slamb_jax.selections import Strided
+from slamb_jax.exchange.selections import Strided
 from tests.optimizers import random_tree, train_step
 from tests.workers import AXIS
 

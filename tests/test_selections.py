@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import slamb_jax
-from slamb_jax._blocks import AtStep, selection_at
-from slamb_jax.selections import Leaf, Selection, Strided
+from slamb_jax.exchange.blocks import AtStep, selection_at
+from slamb_jax.exchange.selections import Leaf, Selection, Strided
 from tests.close import assert_close
 from tests.compiled import PLATFORMS, on_platform
 from tests.optimizers import plain, random_tree

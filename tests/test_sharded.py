@@ -15,8 +15,8 @@ import pytest
 from jax.sharding import NamedSharding
 
 import slamb_jax
-from slamb_jax.directions import DimensionNumbers
-from slamb_jax.selections import Leaf, Strided, elements_sent
+from slamb_jax.exchange.selections import Leaf, Strided, elements_sent
+from slamb_jax.links.directions import DimensionNumbers
 from tests.close import assert_close, assert_same_bits
 from tests.compiled import compile_optimized
 from tests.optimizers import random_tree, step_on_gradients

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import slamb_jax
-from slamb_jax.selections import Strided
+from slamb_jax.exchange.selections import Strided
 from tests.close import assert_close, assert_same_bits
 from tests.compiled import compile_optimized
 from tests.naive import NaiveSlamb

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh
 
 import slamb_jax
-from slamb_jax._collectives import pmean
+from slamb_jax.exchange.collectives import pmean
 from slamb_jax.wire import Collective, Groups, WireReport, parse_hlo
 from tests.compiled import compile_optimized
 from tests.workers import AXIS, P, mesh_of

@@ -14,8 +14,8 @@ from benchmarks import rivals
 from benchmarks.frontier.grid import Setting
 from examples.common.simulated import AXIS
 from slamb_jax import Exchange
-from slamb_jax._bytes import Mean, means_of
-from slamb_jax.selections import Strided
+from slamb_jax.exchange.nbytes import Mean, means_of
+from slamb_jax.exchange.selections import Strided
 
 # Of some tasks, as in the recorded runs; the default of Strided is close to these.
 MIN_SIZE = {"byte_lm": 1000, "byte_lm_apart": 1000, "digits": 256}

@@ -12,8 +12,8 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from examples.common import optimizers
-from slamb_jax._bytes import Mean, transfers_of
-from slamb_jax._collectives import pmean
+from slamb_jax.exchange.collectives import pmean
+from slamb_jax.exchange.nbytes import Mean, transfers_of
 from slamb_jax.wire import RING_SHARES
 
 Sends = Sequence[tuple[str, float]]  # kinds of collectives, bytes that a worker puts in

@@ -8,7 +8,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from benchmarks.rivals.exchange import Rival, Sends, elements, mean, mean_sends
-from slamb_jax._axes import cond
+from slamb_jax._core.axes import cond
 
 
 class OneBitLambState(NamedTuple):

@@ -8,7 +8,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from benchmarks.rivals.exchange import Rival, Sends, elements, scatter
-from slamb_jax._axes import cond
+from slamb_jax._core.axes import cond
 
 CHUNK = 4096  # places in a chunk take 12 bits
 

@@ -5,7 +5,7 @@ import math
 import textwrap
 from typing import Any, ClassVar
 
-from slamb_jax.exchange import FORMATS
+from slamb_jax.exchange.settings import FORMATS
 
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from slamb_jax._bytes import Transfer, means_of, share, transfers_of
-from slamb_jax._checks import check_floating, check_range
-from slamb_jax._layout import broadcast_specs
+from slamb_jax._core.checks import check_floating, check_range
+from slamb_jax._core.layout import broadcast_specs
 from slamb_jax.advisor.advice import ABOVE_DENSE, Advice, StepCost, duration, scaled
 from slamb_jax.advisor.network import Network
-from slamb_jax.exchange import Exchange, check_exchange
+from slamb_jax.exchange.nbytes import Transfer, means_of, share, transfers_of
+from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.wire import RING_SHARES
 
 TYPICAL = jax.ShapeDtypeStruct((10_000, 1024), jnp.float32)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from slamb_jax._checks import check_choice, check_integer, check_range
+from slamb_jax._core.checks import check_choice, check_integer, check_range
 from slamb_jax.wire import RING_SHARES, WireReport
 
 # Measured by benchmarks/network over TCP: in an all-to-all, acknowledgements wait in a

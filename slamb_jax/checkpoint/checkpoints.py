@@ -9,7 +9,7 @@ import chex
 import jax
 import numpy as np
 
-from slamb_jax._checks import check_integer
+from slamb_jax._core.checks import check_integer
 from slamb_jax.checkpoint.format import (
     FORMAT,
     check_extra,
@@ -19,7 +19,7 @@ from slamb_jax.checkpoint.format import (
     with_checksum,
 )
 from slamb_jax.checkpoint.store import DamagedCheckpointError, Store
-from slamb_jax.exchange import Exchange, check_exchange
+from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.workers.mesh import check_replicas
 
 

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax._checks import shown
+from slamb_jax._core.checks import shown
 from slamb_jax.checkpoint.resizing import resize_leaf
 from slamb_jax.checkpoint.store import DamagedCheckpointError, Store, try_read
 from slamb_jax.workers.agreement import checksums

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from slamb_jax._checks import check_integer
+from slamb_jax._core.checks import check_integer
 from slamb_jax.checkpoint.format import (
     check_extra,
     check_leaves,

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from slamb_jax._checks import check_integer
+from slamb_jax._core.checks import check_integer
 
 locks: Any = None  # where there are none, two runs can save into one directory
 with contextlib.suppress(ImportError):

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import jaxpr_as_fun, primitives
 
-from slamb_jax import _axes as axes
+from slamb_jax._core import axes
 
 Vjp: TypeAlias = Callable[[Any], tuple[Any, ...]]
 # A gradient is computed always (None), never (()), or if a traced bool is set. None and

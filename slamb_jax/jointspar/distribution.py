@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from slamb_jax._checks import check_range
+from slamb_jax._core.checks import check_range
 
 _HALVINGS = 60  # bisect an interval of logarithms to the last bit of a float32
 

@@ -9,13 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from slamb_jax import _axes as axes
-from slamb_jax import _checks as checks
-from slamb_jax._collectives import pany, pmean
-from slamb_jax._layout import broadcast_prefix
-from slamb_jax._leaves import is_none, map_present
-from slamb_jax._rounding import next_step
-from slamb_jax.exchange import Exchange, check_exchange
+from slamb_jax._core import axes, checks
+from slamb_jax._core.layout import broadcast_prefix
+from slamb_jax._core.leaves import is_none, map_present
+from slamb_jax._core.rounding import next_step
+from slamb_jax.exchange.collectives import pany, pmean
+from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.jointspar import distribution
 from slamb_jax.jointspar.distribution import JointSparState, active_layers
 

@@ -5,11 +5,11 @@ from typing import Any
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax import directions
-from slamb_jax._checks import check_range
-from slamb_jax.decay import add_decayed_weights
-from slamb_jax.exchange import Exchange
-from slamb_jax.momentum import average_momentum, chain_between
+from slamb_jax._core.checks import check_range
+from slamb_jax.exchange.settings import Exchange
+from slamb_jax.links import directions
+from slamb_jax.links.decay import add_decayed_weights
+from slamb_jax.links.mask_momentum import average_momentum, chain_between
 
 
 def adamw(

@@ -5,10 +5,10 @@ from typing import Any
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._checks import check_range
-from slamb_jax.decay import add_decayed_weights
-from slamb_jax.exchange import Exchange
-from slamb_jax.momentum import average_momentum, chain_between, unit_decay
+from slamb_jax._core.checks import check_range
+from slamb_jax.exchange.settings import Exchange
+from slamb_jax.links.decay import add_decayed_weights
+from slamb_jax.links.mask_momentum import average_momentum, chain_between, unit_decay
 
 
 def lion(

@@ -9,14 +9,14 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax import directions
-from slamb_jax._checks import check_range
-from slamb_jax._leaves import map_present
-from slamb_jax._matrices import matrices
-from slamb_jax.decay import add_decayed_weights
-from slamb_jax.directions import NS_COEFFS, by_kind
-from slamb_jax.exchange import Exchange, check_exchange
-from slamb_jax.momentum import UNIT_DECAY, average_momentum, chain_between
+from slamb_jax._core.checks import check_range
+from slamb_jax._core.leaves import map_present
+from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.links import directions
+from slamb_jax.links._matrices import matrices
+from slamb_jax.links.decay import add_decayed_weights
+from slamb_jax.links.directions import NS_COEFFS, by_kind
+from slamb_jax.links.mask_momentum import UNIT_DECAY, average_momentum, chain_between
 
 _LEAST = np.float32(0.1)  # a root counts as so much of its leaf's, at least
 _TINY = np.finfo(np.float32).tiny

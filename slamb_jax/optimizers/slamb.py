@@ -6,15 +6,15 @@ import jax
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax import directions
-from slamb_jax._checks import check_range, check_static
-from slamb_jax._moments import Form
-from slamb_jax.average import average_parameters_every
-from slamb_jax.decay import add_decayed_weights
-from slamb_jax.exchange import Exchange, check_exchange
-from slamb_jax.lamb import layerwise_trust_ratio
-from slamb_jax.momentum import average_momentum, chain_between
-from slamb_jax.scale_by_slamb import scale_by_slamb
+from slamb_jax._core.checks import check_range, check_static
+from slamb_jax._core.moments import Form
+from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.links import directions
+from slamb_jax.links.average_parameters import average_parameters_every
+from slamb_jax.links.decay import add_decayed_weights
+from slamb_jax.links.layerwise_trust_ratio import layerwise_trust_ratio
+from slamb_jax.links.mask_momentum import average_momentum, chain_between
+from slamb_jax.links.scale_by_slamb import scale_by_slamb
 
 
 def slamb(

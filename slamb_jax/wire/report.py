@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from slamb_jax._axes import AxisName
-from slamb_jax._checks import check_integer, shown
+from slamb_jax._core.axes import AxisName
+from slamb_jax._core.checks import check_integer, shown
 from slamb_jax.wire.hlo import RING_SHARES, Module, parse_hlo
 
 _LISTS = re.compile(

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from slamb_jax._checks import check_range
-from slamb_jax._rounding import hash_u32, upcast_f32
+from slamb_jax._core.checks import check_range
+from slamb_jax._core.rounding import hash_u32, upcast_f32
 from slamb_jax.workers.mesh import check_replicas, mesh_sharding, raw, replicated
 
 

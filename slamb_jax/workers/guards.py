@@ -14,11 +14,11 @@ import optax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from slamb_jax._axes import as_tuple
-from slamb_jax._checks import shown
-from slamb_jax.average import AverageParametersState
-from slamb_jax.exchange import Exchange
-from slamb_jax.momentum import AverageMomentumState
+from slamb_jax._core.axes import as_tuple
+from slamb_jax._core.checks import shown
+from slamb_jax.exchange.settings import Exchange
+from slamb_jax.links.average_parameters import AverageParametersState
+from slamb_jax.links.mask_momentum import AverageMomentumState
 from slamb_jax.workers.agreement import checksums, differing_copies
 from slamb_jax.workers.mesh import check_replicas
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slamb_jax._axes import as_tuple
-from slamb_jax._layout import state_specs
-from slamb_jax.exchange import Exchange, check_exchange
+from slamb_jax._core.axes import as_tuple
+from slamb_jax._core.layout import state_specs
+from slamb_jax.exchange.settings import Exchange, check_exchange
 
 
 def workers_on(mesh: Mesh, exchange: Exchange) -> tuple[int, Mesh]:

@@ -7,8 +7,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from slamb_jax._bytes import means_of, share
-from slamb_jax.exchange import Exchange, check_exchange
+from slamb_jax.exchange.nbytes import means_of, share
+from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.workers.agreement import is_in, momentum_agreement
 from slamb_jax.workers.mesh import check_replicas, replicated
 

@@ -6,10 +6,10 @@ import jax
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from slamb_jax._axes import worker_index
-from slamb_jax._checks import check_params, check_transformation
-from slamb_jax._leaves import arrays_among
-from slamb_jax.exchange import Exchange
+from slamb_jax._core.axes import worker_index
+from slamb_jax._core.checks import check_params, check_transformation
+from slamb_jax._core.leaves import arrays_among
+from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers.mesh import check_replicas, state_shardings, using, workers_on
 from slamb_jax.workers.replicas import are_alike, keys_of_workers
 from slamb_jax.workers.step import over_workers

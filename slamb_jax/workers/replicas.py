@@ -10,13 +10,13 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slamb_jax._axes import AxisName, as_tuple, worker_index
-from slamb_jax._checks import check_arrays
-from slamb_jax._collectives import send
-from slamb_jax._layout import spec_axes
-from slamb_jax._rounding import upcast_f32
-from slamb_jax.average import AverageParametersState
-from slamb_jax.exchange import Exchange
+from slamb_jax._core.axes import AxisName, as_tuple, worker_index
+from slamb_jax._core.checks import check_arrays
+from slamb_jax._core.layout import spec_axes
+from slamb_jax._core.rounding import upcast_f32
+from slamb_jax.exchange.collectives import send
+from slamb_jax.exchange.settings import Exchange
+from slamb_jax.links.average_parameters import AverageParametersState
 from slamb_jax.workers.guards import check_same_values
 from slamb_jax.workers.mesh import (
     check_replicas,

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax._axes import AxisName, as_tuple, step_of_workers
-from slamb_jax._checks import check_callable, check_integer
-from slamb_jax.exchange import Exchange, check_exchange
+from slamb_jax._core.axes import AxisName, as_tuple, step_of_workers
+from slamb_jax._core.checks import check_callable, check_integer
+from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.workers.guards import check_arguments, check_result
 from slamb_jax.workers.replicas import are_alike, keys_of_workers, own_key
 from slamb_jax.workers.step import Step, WorkersStep

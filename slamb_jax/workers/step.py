@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slamb_jax._axes import (
+from slamb_jax._core.axes import (
     as_tuple,
     exchanges_in_step,
     step_of_workers,
     tracked_axes,
     vary_over,
 )
-from slamb_jax._checks import check_callable
-from slamb_jax.exchange import Exchange
+from slamb_jax._core.checks import check_callable
+from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers.guards import (
     check_arguments,
     check_copies,

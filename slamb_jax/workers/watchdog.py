@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Self
 
 import jax
 
-from slamb_jax._checks import check_integer, check_range
+from slamb_jax._core.checks import check_integer, check_range
 
 EXIT_STATUS = 75  # EX_TEMPFAIL: start again, from the last checkpoint
 _PREFIX = "slamb_jax/watchdog/"

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax import _axes as axes
-from slamb_jax._checks import check_integer, check_transformation
-from slamb_jax._leaves import keep_absent, map_present
+from slamb_jax._core import axes
+from slamb_jax._core.checks import check_integer, check_transformation
+from slamb_jax._core.leaves import keep_absent, map_present
 
 
 class AccumulateState(NamedTuple):

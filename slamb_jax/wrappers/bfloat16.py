@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax._checks import (
+from slamb_jax._core.checks import (
     check_choice,
     check_floating,
     check_integer,
     check_params,
     check_transformation,
 )
-from slamb_jax._leaves import Leaf, keep_absent, map_numbered, map_present
-from slamb_jax._rounding import (
+from slamb_jax._core.leaves import Leaf, keep_absent, map_numbered, map_present
+from slamb_jax._core.rounding import (
     hash_u32,
     next_step,
     round_to,

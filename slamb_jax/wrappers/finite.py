@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from slamb_jax import _axes
-from slamb_jax._checks import check_integer, check_transformation
-from slamb_jax._collectives import pany
-from slamb_jax._leaves import Skip, unless
-from slamb_jax._platform import materialized
-from slamb_jax.exchange import Exchange, check_exchange
+from slamb_jax._core import axes as _axes
+from slamb_jax._core.checks import check_integer, check_transformation
+from slamb_jax._core.leaves import Skip, unless
+from slamb_jax._core.platform import materialized
+from slamb_jax.exchange.collectives import pany
+from slamb_jax.exchange.settings import Exchange, check_exchange
 
 
 class SkipNotFiniteState(NamedTuple):

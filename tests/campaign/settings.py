@@ -11,7 +11,7 @@ import optax
 from jax.sharding import AxisType, Mesh
 
 import slamb_jax
-from slamb_jax.selections import Strided
+from slamb_jax.exchange.selections import Strided
 from tests.optimizers import random_tree, step_on_gradients
 from tests.pairwise import Row
 from tests.shards import Tiled

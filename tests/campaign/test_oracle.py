@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import slamb_jax
-from slamb_jax import _mean
-from slamb_jax._codes import Group
-from slamb_jax.momentum import chain_between
+from slamb_jax.exchange import mean as _mean
+from slamb_jax.exchange.codes import Group
+from slamb_jax.links.mask_momentum import chain_between
 from tests.campaign.draws import drawn
 from tests.campaign.oracle import Workers
 from tests.close import assert_near

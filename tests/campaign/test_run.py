@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 )
 
 import slamb_jax
-from slamb_jax.selections import Strided
+from slamb_jax.exchange.selections import Strided
 from tests.campaign.draws import SEED, chosen
 from tests.close import assert_same_bits
 from tests.damage import DAMAGE

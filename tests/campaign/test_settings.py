@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import slamb_jax
-from slamb_jax import _codes
+from slamb_jax.exchange import codes as _codes
 from tests.campaign.draws import SEED, TIMES
 from tests.campaign.settings import (
     CODES,

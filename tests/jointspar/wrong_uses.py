@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from slamb_jax import Exchange, jointspar, selections
+from slamb_jax import Exchange, jointspar
+from slamb_jax.exchange import selections
 from tests.wrong_uses.common import NAN, bad, of
 
 PARAMS = {name: jnp.ones((2, 3)) for name in "abcd"}

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 import slamb_jax
-from slamb_jax import decay, directions
+from slamb_jax.links import decay, directions
 from tests.workers import AXIS, P
 from tests.wrong_uses.common import NAN, PARAMS, bad, of, slamb, updating
 

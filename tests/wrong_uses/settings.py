@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 
 import slamb_jax
-from slamb_jax.selections import Selection, Strided
+from slamb_jax.exchange.selections import Selection, Strided
 from tests.workers import P
 from tests.wrong_uses.common import INF, NAN, PARAMS, bad, make_slamb, of, slamb
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 
 import slamb_jax
-from slamb_jax.selections import Strided
+from slamb_jax.exchange.selections import Strided
 from tests.workers import AXIS, P, mesh_of, over_workers, stack
 from tests.wrong_uses.common import PARAMS, initial, of, slamb, updating
 

@@ -11,9 +11,9 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from slamb_jax._collectives import gather_shards
-from slamb_jax._layout import bound_axes, broadcast_specs, is_spec
-from slamb_jax._leaves import map_present
+from slamb_jax._core.layout import bound_axes, broadcast_specs, is_spec
+from slamb_jax._core.leaves import map_present
+from slamb_jax.exchange.collectives import gather_shards
 
 
 class DimensionNumbers(NamedTuple):

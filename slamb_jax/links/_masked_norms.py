@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from slamb_jax import _axes, _collectives
-from slamb_jax._blocks import AtStep, Blocks
-from slamb_jax._leaves import Leaf
-from slamb_jax._moments import Form
-from slamb_jax.lamb import Squares, ratio_of, squares_of
+from slamb_jax._core import axes as _axes
+from slamb_jax._core.leaves import Leaf
+from slamb_jax._core.moments import Form
+from slamb_jax.exchange import collectives as _collectives
+from slamb_jax.exchange.blocks import AtStep, Blocks
+from slamb_jax.links.layerwise_trust_ratio import Squares, ratio_of, squares_of
 
 # From this share on, the rest as a difference would lose too many digits.
 _NEARLY_ALL = 0.9

@@ -8,12 +8,12 @@ import optax
 from jax import lax
 from jax.typing import ArrayLike
 
-from slamb_jax import _collectives
-from slamb_jax._checks import check_params
-from slamb_jax._leaves import Leaf, mask_tree, present
-from slamb_jax._moments import Form, add_decay, check_ratio, init_decay, step_decay
-from slamb_jax.exchange import Exchange, check_exchange
-from slamb_jax.sharded import on_shards
+from slamb_jax._core.checks import check_params
+from slamb_jax._core.leaves import Leaf, mask_tree, present
+from slamb_jax._core.moments import Form, add_decay, check_ratio, init_decay, step_decay
+from slamb_jax.exchange import collectives as _collectives
+from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.links.on_shards import on_shards
 
 Squares = tuple[jax.Array, jax.Array]  # squared norms of p and u, one per layer
 

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from slamb_jax._platform import (
+from slamb_jax._core.platform import (
     block_sizes,
     materialized,
     reduce_blocks,
     split_digits,
 )
-from slamb_jax._rounding import hash_u32
+from slamb_jax._core.rounding import hash_u32
 
 _WIDTH = 128  # of a row
 _ROWS = 8  # of a group of a large array

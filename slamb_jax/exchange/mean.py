@@ -17,19 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from slamb_jax import _axes, _collectives
-from slamb_jax._axes import AxisName, axis_size
-from slamb_jax._codes import Cut, Quantizer, cut_among, quantizer_of
-from slamb_jax._leaves import Leaf
-from slamb_jax._platform import (
+from slamb_jax._core import axes as _axes
+from slamb_jax._core.axes import AxisName, axis_size
+from slamb_jax._core.leaves import Leaf
+from slamb_jax._core.platform import (
     flat_size,
     flatten,
     materialized,
     sum_of_rows,
     unflatten,
 )
-from slamb_jax._rounding import hash_u32, hash_words, round_to, step_seed
-from slamb_jax.exchange import Exchange
+from slamb_jax._core.rounding import hash_u32, hash_words, round_to, step_seed
+from slamb_jax.exchange import collectives as _collectives
+from slamb_jax.exchange.codes import Cut, Quantizer, cut_among, quantizer_of
+from slamb_jax.exchange.settings import Exchange
 
 # Bytes of a long row, and of what its length must be a multiple of: a TPU's all-gather
 # sends rows of other lengths twice.

@@ -5,16 +5,16 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from slamb_jax._checks import check_bools
+from slamb_jax._core.checks import check_bools
 
-if TYPE_CHECKING:
-    from slamb_jax._layout import Layout
+LayoutOf: TypeAlias = Callable[[Any], Any]
+"""Of parameters, the tree of how each is stacked and sharded; see ``layout``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ def broadcast_blocks(x: jax.Array, leaf: Leaf) -> jax.Array:
     return jnp.broadcast_to(x, (len(x), block_size)).reshape(leaf.shape)
 
 
-def leaves_of(params: chex.ArrayTree, layout: "Layout | None" = None) -> list[Leaf]:
+def leaves_of(params: chex.ArrayTree, layout: LayoutOf | None = None) -> list[Leaf]:
     """The leaves of a tree, without those that are None."""
     return [leaf for leaf, _ in present(params, layout=layout)[0]]
 
@@ -75,7 +75,7 @@ def present(
     tree: chex.ArrayTree,
     *rest: chex.ArrayTree,
     like: chex.ArrayTree | None = None,
-    layout: "Layout | None" = None,
+    layout: LayoutOf | None = None,
 ) -> tuple[list[tuple[Any, ...]], Callable[[Sequence[Any]], chex.ArrayTree]]:
     """The leaves that are not None as rows ``(Leaf, x, *others)``, and a rebuilder.
 
@@ -88,7 +88,7 @@ def present(
     models = values if like is None else treedef.flatten_up_to(like)
     layouts = [()] * len(values)
     if layout is not None:
-        layouts = treedef.flatten_up_to(layout.of(tree if like is None else like))
+        layouts = treedef.flatten_up_to(layout(tree if like is None else like))
     columns = [treedef.flatten_up_to(x) for x in rest]
     below = [len(jax.tree.leaves(model)) for model in models]
     index = [0, *itertools.accumulate(below)]
@@ -115,7 +115,7 @@ def map_numbered(
     tree: chex.ArrayTree,
     *rest: chex.ArrayTree,
     like: chex.ArrayTree | None = None,
-    layout: "Layout | None" = None,
+    layout: LayoutOf | None = None,
 ) -> chex.ArrayTree:
     """``jax.tree.map`` whose function also gets the :class:`Leaf`; None stays None."""
     rows, rebuild = present(tree, *rest, like=like, layout=layout)

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax import _axes, _collectives
-from slamb_jax._checks import check_params
-from slamb_jax._leaves import (
+from slamb_jax._core import axes as _axes
+from slamb_jax._core.checks import check_params
+from slamb_jax._core.leaves import (
     Skip,
     arrays_of,
     chosen,
@@ -17,10 +17,11 @@ from slamb_jax._leaves import (
     present,
     unless,
 )
-from slamb_jax._mean import mean_over_workers
-from slamb_jax._rounding import next_step, upcast_f32
-from slamb_jax.exchange import Exchange, check_exchange
-from slamb_jax.sharded import on_shards
+from slamb_jax._core.rounding import next_step, upcast_f32
+from slamb_jax.exchange import collectives as _collectives
+from slamb_jax.exchange.mean import mean_over_workers
+from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.links.on_shards import on_shards
 
 
 class AverageParametersState(NamedTuple):

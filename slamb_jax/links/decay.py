@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax._checks import check_params
-from slamb_jax._leaves import map_present, mask_tree
-from slamb_jax._moments import add_decay, check_decay, init_decay, step_decay
+from slamb_jax._core.checks import check_params
+from slamb_jax._core.leaves import map_present, mask_tree
+from slamb_jax._core.moments import add_decay, check_decay, init_decay, step_decay
 
 
 class AddDecayedWeightsState(NamedTuple):
@@ -39,7 +39,7 @@ def add_decayed_weights(
 
     Examples:
       >>> import jax.numpy as jnp
-      >>> from slamb_jax.decay import add_decayed_weights
+      >>> from slamb_jax.links.decay import add_decayed_weights
       >>> tx = add_decayed_weights(0.5)
       >>> params = jnp.array([2.0])
       >>> print(tx.update(jnp.zeros(1), tx.init(params), params)[0])

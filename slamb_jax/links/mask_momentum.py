@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax import _axes
-from slamb_jax._checks import (
+from slamb_jax._core import axes as _axes
+from slamb_jax._core.checks import (
     check_bool,
     check_dtype,
     check_floating,
@@ -16,7 +16,7 @@ from slamb_jax._checks import (
     check_range,
     check_transformation,
 )
-from slamb_jax._leaves import (
+from slamb_jax._core.leaves import (
     Skip,
     arrays_of,
     chosen,
@@ -24,21 +24,18 @@ from slamb_jax._leaves import (
     present,
     unless,
 )
-from slamb_jax._mean import Means, mean_over_workers
-from slamb_jax._moments import (
-    Decays,
-    SecondMoment,
-    check_first_moment,
-    decays,
-    init_moment,
-    units_of_codes,
+from slamb_jax._core.moments import Decays, check_first_moment, decays, init_moment
+from slamb_jax._core.platform import computed_again
+from slamb_jax._core.rounding import next_step
+from slamb_jax.exchange.mean import Means, mean_over_workers
+from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.links._own_momentum import OwnMomentum, Rule
+from slamb_jax.links._second_moment import SecondMoment, units_of_codes
+from slamb_jax.links.average_parameters import (
+    average_gradients,
+    average_parameters_every,
 )
-from slamb_jax._own_momentum import OwnMomentum, Rule
-from slamb_jax._platform import computed_again
-from slamb_jax._rounding import next_step
-from slamb_jax.average import average_gradients, average_parameters_every
-from slamb_jax.exchange import Exchange, check_exchange
-from slamb_jax.sharded import on_shards
+from slamb_jax.links.on_shards import on_shards
 
 UNIT_DECAY = 0.98
 """Decay rate of v where it is the unit of the codes and nothing else."""

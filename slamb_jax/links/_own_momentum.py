@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from slamb_jax._moments import bias, weights
-from slamb_jax._platform import after_exchange
-from slamb_jax._rounding import next_step
+from slamb_jax._core.moments import bias, weights
+from slamb_jax._core.platform import after_exchange
+from slamb_jax._core.rounding import next_step
 
 
 class Rule(NamedTuple):

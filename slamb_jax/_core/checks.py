@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from slamb_jax._axes import as_tuple, check_varies, varying_axes
+from slamb_jax._core.axes import as_tuple, check_varies, varying_axes
 
 
 def shown(value: Any) -> str:

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from slamb_jax._leaves import Leaf, Skip, leaves_of, present, unless
-from slamb_jax._mean import mean_over_workers
-from slamb_jax._platform import gather_or_sum, materialized, scatter_or_choose
-from slamb_jax.exchange import Exchange
-from slamb_jax.selections import Selection, Strided, divided
+from slamb_jax._core.leaves import Leaf, Skip, leaves_of, present, unless
+from slamb_jax._core.platform import gather_or_sum, materialized, scatter_or_choose
+from slamb_jax.exchange.mean import mean_over_workers
+from slamb_jax.exchange.selections import Selection, Strided, divided
+from slamb_jax.exchange.settings import Exchange
 
 _MOST_BLOCKS = 2**31 - 2**20  # with room for the numbers of unused slots
 

@@ -22,11 +22,12 @@ import optax
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from slamb_jax._checks import check_integer, check_params, check_range
-from slamb_jax._collectives import gather_shards, own_shard
-from slamb_jax._layout import bound_axes, broadcast_specs
-from slamb_jax._leaves import is_none, map_present, present
-from slamb_jax._matrices import (
+from slamb_jax._core.checks import check_integer, check_params, check_range
+from slamb_jax._core.layout import bound_axes, broadcast_specs
+from slamb_jax._core.leaves import is_none, map_present, present
+from slamb_jax._core.moments import adam_direction
+from slamb_jax.exchange.collectives import gather_shards, own_shard
+from slamb_jax.links._matrices import (
     DimensionNumbers,
     Matrices,
     as_matrices,
@@ -34,7 +35,6 @@ from slamb_jax._matrices import (
     orthogonalize,
     rows_and_columns,
 )
-from slamb_jax._moments import adam_direction
 
 __all__ = ["DimensionNumbers", "adam", "muon"]
 

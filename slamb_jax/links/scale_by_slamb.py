@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._axes import axis_size, check_local, check_workers
-from slamb_jax._blocks import mean_of_selected, selection_at
-from slamb_jax._checks import (
+from slamb_jax._core.axes import axis_size, check_local, check_workers
+from slamb_jax._core.checks import (
     check_choice,
     check_dtype,
     check_floating,
@@ -18,7 +17,7 @@ from slamb_jax._checks import (
     check_range,
     check_static,
 )
-from slamb_jax._leaves import (
+from slamb_jax._core.leaves import (
     Leaf,
     Skip,
     broadcast_blocks,
@@ -30,8 +29,7 @@ from slamb_jax._leaves import (
     present,
     unless,
 )
-from slamb_jax._masked_norms import LeafTerms, Ratios, trust_ratios
-from slamb_jax._moments import (
+from slamb_jax._core.moments import (
     Form,
     add_decay,
     bias,
@@ -42,16 +40,18 @@ from slamb_jax._moments import (
     moved,
     stored,
 )
-from slamb_jax._platform import (
+from slamb_jax._core.platform import (
     computed_once_on_tpu,
     direction_for_norms,
     direction_for_update,
     kept_per_block,
 )
-from slamb_jax._rounding import next_step
-from slamb_jax.average import mean_gradients
-from slamb_jax.exchange import Exchange, check_exchange
-from slamb_jax.sharded import on_shards
+from slamb_jax._core.rounding import next_step
+from slamb_jax.exchange.blocks import mean_of_selected, selection_at
+from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.links._masked_norms import LeafTerms, Ratios, trust_ratios
+from slamb_jax.links.average_parameters import mean_gradients
+from slamb_jax.links.on_shards import on_shards
 
 
 class ScaleBySlambState(NamedTuple):

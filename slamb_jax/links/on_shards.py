@@ -6,16 +6,16 @@ import jax
 import optax
 from jax.sharding import PartitionSpec
 
-from slamb_jax import _axes
-from slamb_jax._checks import check_params, check_transformation
-from slamb_jax._layout import (
+from slamb_jax._core import axes as _axes
+from slamb_jax._core.checks import check_params, check_transformation
+from slamb_jax._core.layout import (
     broadcast_specs,
     is_spec,
     spec_axes,
     state_specs,
 )
-from slamb_jax._leaves import arrays_among, map_present
-from slamb_jax.exchange import Exchange, check_exchange
+from slamb_jax._core.leaves import arrays_among, map_present
+from slamb_jax.exchange.settings import Exchange, check_exchange
 
 
 def on_shards(

@@ -11,9 +11,9 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from slamb_jax._checks import check_integer, check_range
-from slamb_jax._leaves import Leaf
-from slamb_jax._rounding import hash_u32, hash_words
+from slamb_jax._core.checks import check_integer, check_range
+from slamb_jax._core.leaves import Leaf
+from slamb_jax._core.rounding import hash_u32, hash_words
 
 __all__ = ["Leaf", "Selection", "Strided"]
 
@@ -103,7 +103,7 @@ class Strided(Selection):
 
     Examples:
       >>> import jax.numpy as jnp
-      >>> from slamb_jax.selections import Leaf, Strided
+      >>> from slamb_jax.exchange.selections import Leaf, Strided
       >>> leaf, strided = Leaf(0, (2, 6)), Strided(compress_ratio=0.25, min_size=0)
       >>> fresh = [strided.age(jnp.int32(t), leaf) == 0 for t in (1, 2, 3, 4)]
       >>> print(sum(f.astype(int) for f in fresh).T)  # each once in 4 steps

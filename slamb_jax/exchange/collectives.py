@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from slamb_jax._axes import (
+from slamb_jax._core.axes import (
     AxisName,
     axis_size,
     tracked_axes,

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from slamb_jax import _axes
-from slamb_jax._checks import check_bools
-from slamb_jax._leaves import broadcast_prefix
+from slamb_jax._core import axes as _axes
+from slamb_jax._core.checks import check_bools
+from slamb_jax._core.leaves import broadcast_prefix
 
 Names = tuple[Hashable, ...]
 

@@ -9,17 +9,18 @@ import chex
 import optax
 from jax.sharding import PartitionSpec
 
-from slamb_jax._axes import AxisName, as_tuple
-from slamb_jax._bytes import share_of
-from slamb_jax._checks import (
+from slamb_jax._core.axes import AxisName, as_tuple
+from slamb_jax._core.checks import (
     check_axis_name,
     check_bool,
     check_integer,
     check_range,
     check_transformation,
 )
-from slamb_jax._layout import Layout, mesh_axes
-from slamb_jax.selections import Selection, Strided
+from slamb_jax._core.layout import Layout, mesh_axes
+from slamb_jax._core.leaves import LayoutOf
+from slamb_jax.exchange.nbytes import share_of
+from slamb_jax.exchange.selections import Selection, Strided
 
 FORMATS = ("ternary", "largest_of_7", "largest_of_31", "largest_of_127")
 """Payloads that :meth:`Exchange.for_budget` chooses from, the most bytes first."""
@@ -123,11 +124,11 @@ class Exchange:
         _check_axes(self)
 
     @functools.cached_property
-    def layout(self) -> Layout | None:
-        """How leaves are sharded and stacked; None if none is."""
+    def layout(self) -> LayoutOf | None:
+        """How leaves are sharded and stacked, of parameters; None if none is."""
         if self.param_specs is None and self.stacked is None:
             return None
-        return Layout(self.param_specs, self.stacked)
+        return Layout(self.param_specs, self.stacked).of
 
     @functools.cached_property
     def shard_axes(self) -> tuple[Hashable, ...]:

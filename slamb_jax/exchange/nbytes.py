@@ -7,20 +7,34 @@ returns the mean of it.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from slamb_jax._checks import check_floating
-from slamb_jax._codes import Quantizer, cut_among, quantizer_of
-from slamb_jax._layout import Layout
-from slamb_jax._leaves import leaves_of
-from slamb_jax.selections import elements_sent
+from slamb_jax._core.checks import check_floating
+from slamb_jax._core.layout import Layout
+from slamb_jax._core.leaves import leaves_of
+from slamb_jax.exchange.codes import Quantizer, cut_among, quantizer_of
+from slamb_jax.exchange.selections import Selection, elements_sent
 
-if TYPE_CHECKING:
-    from slamb_jax.exchange import Exchange
+
+class Settings(Protocol):
+    """What counts of an :class:`slamb_jax.Exchange`, which stands above this file."""
+
+    @property
+    def payload(self) -> str | None: ...
+    @property
+    def sync_every(self) -> int | None: ...
+    @property
+    def outer(self) -> Any: ...
+    @property
+    def selection(self) -> Selection | None: ...
+    @property
+    def stacked(self) -> Any: ...
+    @property
+    def averages_momentum(self) -> bool: ...
 
 
 class Mean(NamedTuple):
@@ -41,7 +55,7 @@ class Transfer(NamedTuple):
 
 
 def means_of(
-    exchange: "Exchange",
+    exchange: Settings,
     params: chex.ArrayTree,
     shards: chex.ArrayTree | None = None,
 ) -> tuple[int, list[Mean]]:
@@ -50,7 +64,10 @@ def means_of(
     ``shards`` are the shapes and dtypes that one device holds of a sharded model.
     """
     check_floating(params, "params")
-    layout, held = Layout(None, exchange.stacked), params if shards is None else shards
+    layout, held = (
+        Layout(None, exchange.stacked).of,
+        params if shards is None else shards,
+    )
     leaves = [
         dataclasses.replace(x, shards=whole.layer_size // max(x.layer_size, 1))
         for x, whole in zip(
@@ -108,7 +125,7 @@ def transfers_of(mean: Mean, workers: int, devices: int = 1) -> list[Transfer]:
     return [*found, gather] if devices > 1 else found
 
 
-def share_of(exchange: "Exchange", params: chex.ArrayTree) -> float:
+def share_of(exchange: Settings, params: chex.ArrayTree) -> float:
     """Bytes of a step of an exchange over those of averaging gradients in float32."""
     return share(*means_of(exchange, params))
 

@@ -1,0 +1,1 @@
+"""The links of optax chains, of which every optimizer is made."""
