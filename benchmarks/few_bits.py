@@ -32,7 +32,7 @@ WORKERS, BATCH, STEPS, SEEDS = 8, 8, 300, (0, 1, 2)
 LAMB = "LAMB, dense"
 FORMATS = {"float32": None, "8 bits": "uniform8", "4 bits": "uniform4"}
 B3S = (0.9, 0.93, 0.97, 0.99, 0.997, 0.999)
-MIDDLE = 0.0141  # of the rates, in powers of the root of two
+MIDDLE = 0.02  # of the rates, in powers of the root of two
 Point = tuple[float, int]  # b3, and the power of the rate
 
 
@@ -99,7 +99,7 @@ def tuned(name: str, config: Config, results: Results) -> Point:
             point = best
         return point
 
-    point = walk((0.99, 0))
+    point = walk((0.99, -1))
     while name != LAMB:
         i = B3S.index(point[0])
         beside = [b3 for b3 in B3S[max(i - 1, 0) : i + 2] if b3 != point[0]]
