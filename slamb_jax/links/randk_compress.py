@@ -168,7 +168,7 @@ def randk_compress_with_error_feedback(
         return rebuild(_like(means, gs)), chosen(skip, new)
 
     tx = optax.GradientTransformationExtraArgs(init, update)
-    tx = tx if exchange.param_specs is None else on_shards(tx, exchange)
+    tx = on_shards(tx, exchange)
     return RandkCompress(tx.init, tx.update, exchange)
 
 
