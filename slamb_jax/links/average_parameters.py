@@ -124,7 +124,6 @@ def average_parameters_every(
     ) -> tuple[optax.Updates, AverageParametersState]:
         del extra_args
         check_params(params)
-        _axes.check_workers(exchange)
         if exchange.axis_name is None:
             _axes.check_local(updates, None, exchange.shard_axes)
         step = next_step(state.count)

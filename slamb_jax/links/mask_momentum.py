@@ -280,6 +280,5 @@ def _check_update(
 ) -> None:
     """Raises for gradients that do not fit the momentum or were averaged already."""
     axis_name = exchange.axis_name
-    _axes.check_workers(exchange)
     _axes.check_local(updates, axis_name, exchange.shard_axes)
     check_gradients(updates, mu)

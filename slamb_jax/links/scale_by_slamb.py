@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._core.axes import axis_size, check_local, check_workers
+from slamb_jax._core.axes import axis_size, check_local
 from slamb_jax._core.checks import (
     check_choice,
     check_dtype,
@@ -192,7 +192,6 @@ def scale_by_slamb(
         check_params(params)
         if exchange.local_axis_name is not None:
             updates = mean_gradients(updates, params, exchange.local_axis_name)
-        check_workers(exchange)
         check_local(updates, exchange.axis_name, exchange.shard_axes)
         check_gradients(updates, state.mu)
         step = next_step(state.count)

@@ -27,6 +27,13 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
     bits with 1e-2. Counts pass; momenta differ between workers by design. The copies on
     the devices of one worker must be the same to the bit, whatever ``rtol`` is.
 
+    Call it on the parameters after the first steps if ``optax.multi_transform`` or
+    ``optax.masked`` stands around an exchange: parameters that another optimizer steps
+    follow each worker's own gradients, and nothing averages them. Then give the whole
+    as a direction, ``slamb_jax.mask_momentum(exchange, optax.multi_transform(...))``,
+    or average the parameters after all: chain ``slamb_jax.average_parameters_every``
+    behind it, with ``payload=None``.
+
     Args:
       tree: arrays with a leading replica axis. With several processes, each must call
         it.
@@ -39,12 +46,17 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
         ``rtol`` out of range.
 
     Examples:
-      >>> import jax.numpy as jnp, slamb_jax
-      >>> tree = {"w": jnp.array([[1.0, 2.0], [1.0, 2.5]]), "b": jnp.ones((2, 3))}
-      >>> slamb_jax.assert_replicas_agree(tree, rtol=0.5)
-      >>> slamb_jax.assert_replicas_agree(tree)
+      >>> import jax, jax.numpy as jnp, optax, slamb_jax
+      >>> ours, other = slamb_jax.sgd(0.1, slamb_jax.Exchange("data")), optax.sgd(0.1)
+      >>> tx = optax.multi_transform(
+      ...     {"ours": ours, "other": other}, {"w": "ours", "b": "other"}
+      ... )
+      >>> step = jax.vmap(lambda g: tx.update(g, tx.init(g), g)[0], axis_name="data")
+      >>> updates = step({"w": jnp.eye(2), "b": jnp.eye(2)})
+      >>> slamb_jax.assert_replicas_agree(updates["w"])
+      >>> slamb_jax.assert_replicas_agree(updates)
       Traceback (most recent call last):
-      AssertionError: replicas differ in 1 of 2 leaves: ['w'] (of 1 from the first)
+      AssertionError: replicas differ in 1 of 2 leaves: ['b'] (of 1 from the first)
     """
     check_range("rtol", rtol, 0.0, open_high=True)
     check_replicas("tree", tree)
@@ -63,13 +75,13 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
     copies = {name: str(differing_copies(x))[1:-1] for name, x in leaves.items()}
     unlike = {name: f"replica {which}" for name, which in copies.items() if which}
     refuse("the devices of a replica hold different copies", unlike)
-    values = list(leaves.values())
-    counts = zip(leaves, differing(values, checksums(values), rtol), strict=True)
+    counts = zip(leaves, _differing(list(leaves.values()), rtol), strict=True)
     refuse("replicas differ", {name: f"{k} from the first" for name, k in counts if k})
 
 
-def differing(leaves: list[Any], sums: np.ndarray, rtol: float) -> np.ndarray:
-    """How many replicas of each leaf differ from the first; ``sums``: checksums."""
+def _differing(leaves: list[Any], rtol: float) -> np.ndarray:
+    """How many replicas of each leaf differ from the first."""
+    sums = checksums(leaves)
     unlike = (sums != sums[:, :1]).any(-1).sum(1)
     floating = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
     if rtol > 0 and (near := np.flatnonzero(floating)).size:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax._core.axes import AxisName, as_tuple, step_of_workers
+from slamb_jax._core.axes import AxisName, as_tuple
 from slamb_jax._core.checks import check_callable, check_integer
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.workers.guards import check_arguments, check_result
@@ -103,8 +103,7 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
 
         def one_worker(leaves: list[Any], batch: Any) -> tuple[Any, Any]:
             own = treedef.unflatten(leaves)
-            with step_of_workers(axis_name):
-                return check_result(step(own, batch, *own_key(key, axis_name)), own)
+            return check_result(step(own, batch, *own_key(key, axis_name)), own)
 
         return jax.vmap(
             one_worker,

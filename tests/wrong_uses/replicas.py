@@ -15,7 +15,7 @@ STATE = {"w": jnp.ones((4, 3)), "t": jnp.array([0, 1, 1, 3])}
 DATA = slamb_jax.Exchange(AXIS)
 GROUPS = slamb_jax.Exchange(AXIS, local_axis_name="device")
 W, MESH, ONES = {"w": STATE["w"]}, mesh_of(4, (AXIS, "device")), jnp.ones(4)
-NODES, BOTH_AXES = mesh_of(4, ("node", AXIS)), slamb_jax.Exchange(("node", AXIS))
+NODES, PAIR = mesh_of(4, ("node", AXIS)), {"w": jnp.ones((2, 3))}
 BOTH = dataclasses.replace(GROUPS, param_specs=P("device"))
 SHARDED = slamb_jax.Exchange(AXIS, param_specs={"w": P(None, "device"), "b": P()})
 
@@ -157,19 +157,15 @@ REPLICAS = [
     (stepping(ONES, step=lambda s, b: (s["w"], b)), "pair, .* of the structure"),
     (
         stepping(
-            ONES,
-            step=over(slamb_jax.Exchange("node")),
-            state=W,
-            mesh=NODES,
-            exchange=BOTH_AXES,
+            ONES, 2, step=over(slamb_jax.Exchange("node")), state=PAIR, mesh=NODES
         ),
-        r"axis_name='node' .*not that of the workers, \('node', 'data'\)",
+        "not vary over .*'node'.*workers are along 'data', over which .* differ",
     ),
     (stepping(jnp.ones(())), r"batch .*multiple of 4.*\(\)"),
     (on_groups, r"batch .*multiple of 4.*\(6, 3\)"),
     (summed_in_the_group, r"updates\['w'\] .*'device'.*sums"),
     *((forgotten(link, on_mesh, check_vma=True), FORGOTTEN) for link in BLIND),
-    (forgotten(SKIPS, on_mesh, check_vma=False), "'data', over which skip_not_finite"),
+    (forgotten(SKIPS, on_mesh, check_vma=True), "'data', over which skip_not_finite"),
     (of(slamb_jax.consolidate, {"s": jnp.ones(())}), r"tree\['s'\] .*\(\)"),
     (of(slamb_jax.consolidate, {"s": jnp.ones((0, 2))}), r"tree\['s'\] .*\(0, 2\)"),
     (
@@ -187,7 +183,7 @@ REPLICAS = [
     (simulating(step, batch=jnp.ones(6)), r"batch .*multiple of 4.*\(6,\)"),
     (
         simulating(over(DATA), slamb_jax.Exchange("x"), state=W),
-        "axis_name='data' .*'x'",
+        "axis_name='data' is not bound here",
     ),
     *bad(partial(slamb_jax.in_chunks, abs), "size", 0),
     *bad(partial(slamb_jax.in_chunks, size=2), "fun", "abs"),
