@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 
 import slamb_jax
 from slamb_jax.workers import agreement
+from slamb_jax.workers import mesh as meshes
 from tests.optimizers import random_tree, step_on_gradients
 from tests.shards import mesh_4x2
 from tests.workers import AXIS, P, mesh_of, over_workers, stack, train
@@ -124,7 +125,8 @@ def test_exact_after_the_average_and_to_rounding_after_the_link(mapping):
 def test_only_checksums_are_communicated():
     tree = spread(stack(random_tree({"w": (200, 300), "b": (300,)}, 0), N))
     everywhere = NamedSharding(mesh_of(N), P())
-    compute = jax.jit(agreement._checksums, out_shardings=everywhere)
+    checksums = meshes.of_each(agreement._checksum)
+    compute = jax.jit(checksums, out_shardings=everywhere)
     report = slamb_jax.wire_report(compute.lower(jax.tree.leaves(tree)))
     (gather,) = report.collectives
     assert gather.kind == "all-gather"

@@ -106,8 +106,8 @@ def check_same_values(tree: chex.ArrayTree) -> None:
     traced = any(isinstance(x, jax.core.Tracer) for _, x in flat)
     if jax.process_count() == 1 or not flat or traced:
         return
-    for (path, _), own in zip(flat, checksums([x for _, x in flat]), strict=True):
-        if (own != own[:1]).any():
+    for (path, _), sums in zip(flat, checksums([x for _, x in flat]), strict=True):
+        if (sums != sums[:1]).any():
             raise ValueError(
                 f"tree{jax.tree_util.keystr(path)} must be the same in all processes, "
                 "and differs: begin with the same seed, or the same checkpoint, in each"
@@ -125,9 +125,9 @@ def check_same_step(exchange: Exchange, traced: jax.stages.Traced, mesh: Mesh) -
         return
     texts = _ADDRESS.sub("", repr(exchange)), traced.lower().as_text()
     digests = [hashlib.sha256(text.encode()).digest() for text in texts]
-    own = np.stack([np.frombuffer(digest, np.uint32) for digest in digests])
-    found = np.asarray(multihost_utils.process_allgather(own))
-    exchanges_agree, steps_agree = (found == found[:1]).all((0, 2))
+    here = np.stack([np.frombuffer(digest, np.uint32) for digest in digests])
+    everywhere = np.asarray(multihost_utils.process_allgather(here))
+    exchanges_agree, steps_agree = (everywhere == everywhere[:1]).all((0, 2))
     if not exchanges_agree:
         raise ValueError(
             "exchange must be the same in all processes, and differs; here it is "

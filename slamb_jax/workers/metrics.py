@@ -18,20 +18,17 @@ def exchange_metrics(
 ) -> Callable[[chex.ArrayTree], dict[str, float]]:
     r"""Makes a function of the state that returns numbers of the exchange for a log.
 
-    Each device of n sends share B bytes a step, where averaging P float32 gradients by
-    a ring all-reduce sends :math:`B = 8 P (n - 1) / n`. All is computed when the
-    function is called; between calls nothing is counted, and nothing is sent.
-
     Args:
       exchange: the exchange of the optimizer.
       params: the parameters, or their shapes and dtypes, without an axis of replicas.
 
     Returns:
       A function of the state of all workers, as a step returned it, to call before the
-      next step. With several processes, each must call it. It returns a dictionary:
+      next step, in each process. It returns a dictionary:
 
-      * ``exchange/bytes_per_step``: bytes that each worker sends in a step, on average
-        over the steps; :func:`wire_report` counts them in the compiled program.
+      * ``exchange/bytes_per_step``: bytes that each of n workers sends in a step, on
+        average: its share of :math:`8 P (n - 1) / n`, those of a ring all-reduce of P
+        float32 gradients. :func:`wire_report` counts them in the compiled program.
       * ``exchange/share_of_float32`` and ``exchange/share_of_bfloat16``: these bytes
         over those of averaging gradients in that dtype.
       * ``exchange/agreement``: the median over the leaves of

@@ -52,11 +52,11 @@ def per_worker_step(
         a report. It may use the exchange's axes in collectives, and must take its
         gradient as if the worker were alone.
       mesh: the device mesh.
-      exchange: the exchange of the optimizer in ``step``. With ``local_axis_name`` the
-        batch is split over the devices of a group too; each has a key and a gradient of
-        its own, and the state must come out the same on all of them, as :func:`slamb`
-        leaves it. With ``param_specs`` the state is sharded as :func:`replicate` shards
-        it; ``step`` is written as if it were not.
+      exchange: that of the optimizer in ``step``. With ``local_axis_name`` the batch is
+        split over the devices of a group too; each has a key and a gradient of its own,
+        and the state must come out the same on all, as :func:`slamb` leaves it. With
+        ``param_specs`` the state is sharded as :func:`replicate` shards it; ``step`` is
+        written as if it were not.
       check_vma: as in ``jax.shard_map``. With True, gradients that were averaged
         already are refused; False is for models whose kernels do not support it.
 
@@ -64,21 +64,18 @@ def per_worker_step(
       ``run(state, batch, key=None)``, jitted, with the ``lower`` of a jitted function.
       ``state`` is what :func:`replicate` returned, and is donated: use the state that
       comes back. The leaves of ``batch`` have the workers' shares joined along their
-      first axis; a scalar goes to all workers. ``key`` is one random key, from which
-      each worker gets its own. The report comes back with a leading axis of workers (of
-      devices, with groups).
+      first axis; a scalar goes to all workers. From ``key`` each worker gets its own.
+      The report has a leading axis of workers (of devices, with groups).
 
     Raises:
       ValueError: if the mesh lacks an axis of the exchange; when called, if ``state``
-        was not replicated over it, a leaf of ``batch`` does not split evenly, or
-        ``step`` does not return such a state and a report; before the first step, if
-        processes have other programs or exchanges; after it, if the devices of a worker
-        hold different copies of its state.
+        was not replicated, ``batch`` does not split evenly, or ``step`` does not return
+        such a state and a report; before the first step, if processes have other
+        programs; after it, if the devices of a group hold different states.
 
     Warns:
       UserWarning: at the first call, if ``step`` changes most of the state and
-        communicates nothing between the workers, as with ``optax.adamw``, or nothing
-        over one of their axes.
+        communicates nothing over an axis of the workers, as with ``optax.adamw``.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
@@ -121,7 +118,8 @@ def per_worker_step(
         of_state = meshes.state_shardings(state, mesh, exchange, lead=1)
         of_batch = jax.tree.map(lambda x: split if jnp.ndim(x) else everywhere, batch)
         of_key = jax.tree.map(lambda _: everywhere, key)
-        return jax.tree.map(_place, (state, batch, key), (of_state, of_batch, of_key))
+        there = of_state, of_batch, of_key
+        return jax.tree.map(meshes.device_put_global, (state, batch, key), there)
 
     def run(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         nonlocal is_first
@@ -157,7 +155,7 @@ def _program(
     evaluation may add up metrics there, and hands the rest on.
     """
     both = as_tuple(exchange.axis_name) + as_tuple(exchange.local_axis_name)
-    of_device = PartitionSpec(both)
+    of_device, of_all = PartitionSpec(both), PartitionSpec()
 
     def one_worker(old: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         try:
@@ -174,10 +172,8 @@ def _program(
         return new, report
 
     def program(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
-        of_batch = jax.tree.map(
-            lambda x: of_device if jnp.ndim(x) else PartitionSpec(), batch
-        )
-        specs = (of_batch, PartitionSpec())
+        of_batch = jax.tree.map(lambda x: of_device if jnp.ndim(x) else of_all, batch)
+        specs = of_batch, of_all
         workers = over_workers(one_worker, mesh, exchange, specs, check_vma)
         new, report = workers(state, batch, key)
         if exchange.local_axis_name is not None:  # equal in a group: keep one of each
@@ -205,12 +201,10 @@ def over_workers(
 ) -> Callable[..., Any]:
     """Makes a function of all workers' replicas from one of a worker's own.
 
-    ``fun(own, *args)`` gets replicas without their leading axis, and arguments that
-    are sharded by ``specs``. Its results get a leading axis of workers, or of devices
-    in groups.
+    The other arguments are sharded by ``specs``. Results get a leading axis of workers,
+    or of devices in groups.
     """
-    axis_name, local = exchange.axis_name, as_tuple(exchange.local_axis_name)
-    between = as_tuple(axis_name)
+    between, local = as_tuple(exchange.axis_name), as_tuple(exchange.local_axis_name)
 
     def one_worker(replicas: Any, *args: Any) -> Any:
         own = jax.tree.map(lambda x: jnp.squeeze(x, 0), replicas)
@@ -223,18 +217,8 @@ def over_workers(
     return jax.shard_map(
         one_worker,
         mesh=mesh,
-        in_specs=(PartitionSpec(axis_name), *specs),
+        in_specs=(PartitionSpec(between), *specs),
         out_specs=PartitionSpec(between + local),
         check_vma=check_vma,
         **({"axis_names": set(between)} if sharded else {}),
     )
-
-
-def _place(x: Any, there: NamedSharding) -> Any:
-    """``x`` where the step expects it, if it is not there yet."""
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)
-    here = None if isinstance(x, jax.core.Tracer) else meshes.mesh_sharding(x)
-    if here and here.mesh == there.mesh and here.is_equivalent_to(there, x.ndim):
-        return x
-    return meshes.device_put_global(x, there)
