@@ -20,27 +20,24 @@ def on_workers(
 ) -> optax.GradientTransformationExtraArgs:
     """Updates the replica of every worker, for a trainer that jits its own step.
 
-    Such a trainer calls ``tx.update(grads, state, params)`` in one ``jax.jit`` over
-    global arrays, where no axis of workers is bound and XLA averages gradients by
-    itself. Give it parameters with a leading axis of workers, as :func:`replicate`
-    makes them, and a loss that maps one worker's loss over that axis (``jax.vmap``,
-    ``nnx.vmap``): then gradients have that axis too, and XLA has nothing to average.
-    Where the step is yours, :func:`per_worker_step` needs no such loss.
-
-    The gradients must be those of the sum of the workers' losses, as if each were
-    alone. Those of the mean loss are n times smaller: put ``optax.scale(n)`` first.
+    Such a trainer updates in one ``jax.jit`` over global arrays, where no axis of
+    workers is bound and XLA averages gradients by itself. Give it parameters of
+    :func:`replicate`, and a loss that maps one worker's loss over their leading axis
+    (``jax.vmap``, ``nnx.vmap``): gradients have that axis too, and XLA has nothing to
+    average. They must be those of the sum of the workers' losses; those of the mean are
+    n times smaller: put ``optax.scale(n)`` first. Where the step is yours,
+    :func:`per_worker_step` needs no such loss.
 
     Args:
       tx: the transformation, of one worker.
       mesh: the device mesh.
-      exchange: the exchange of the optimizer in ``tx``; without ``local_axis_name``,
-        since each device of a group would have a gradient of its own.
+      exchange: that of the optimizer in ``tx``; without ``local_axis_name``, since each
+        device of a group would have a gradient of its own.
 
     Returns:
-      A :class:`optax.GradientTransformationExtraArgs` over trees whose leaves have a
-      leading axis of n workers. Its state has that axis too, and begins equal on all
-      workers if the parameters are. Arrays among the extra arguments are the same for
-      all workers.
+      A :class:`optax.GradientTransformationExtraArgs` over trees and a state whose
+      leaves have a leading axis of n workers. Arrays among the extra arguments are the
+      same for all workers.
 
     Raises:
       ValueError: if the mesh lacks an axis of the exchange, or the exchange has

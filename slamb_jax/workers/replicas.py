@@ -24,11 +24,10 @@ from slamb_jax.workers import mesh as meshes
 def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.ArrayTree:
     """Gives every worker on the mesh its own copy of ``tree``.
 
-    Each leaf gets a leading replica axis of length n, the number of workers, sharded
-    over their mesh axis: what workers keep for themselves, such as their momenta,
-    differs. A typed random key (``jax.random.key``, as ``flax.nnx.Rngs`` keep it) is
-    folded with the number of each worker, so that no two draw the same dropout masks;
-    its words, ``jax.random.key_data(key)``, would stay equal.
+    Each leaf gets a leading axis of n workers, sharded over their mesh axis. A typed
+    random key (``jax.random.key``, as ``flax.nnx.Rngs`` keep it) is folded with the
+    number of each worker, so that no two draw the same dropout masks; its words,
+    ``jax.random.key_data(key)``, would stay equal.
 
     Args:
       tree: parameters and optimizer state, arrays or numbers; the same values in each
@@ -141,8 +140,7 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
     """Takes one copy of the replicas, or their mean, for evaluation and export.
 
     Floating-point leaves become the mean over the leading replica axis: where all
-    replicas agree, as the parameters do under the default exchange, one of them to the
-    bit. Of other leaves (counts, keys) the first replica is taken.
+    replicas agree, one of them to the bit. Of other leaves the first replica is taken.
 
     Args:
       tree: arrays of shape ``(n, ...)``, as :func:`replicate` returns them. A single

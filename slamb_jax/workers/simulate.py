@@ -43,12 +43,11 @@ def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
 def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
     """Makes a jitted step of n workers, simulated on one device, from that of one.
 
-    It has the results of :func:`per_worker_step` to rounding, in one ``jax.vmap`` over
-    the exchange's ``axis_name``. Step counts (integers that agree on all workers) are
-    not batched, so that parameters are averaged only at the steps that are due. Memory
-    holds n states at once, and the activations of n gradients unless ``step`` takes its
-    gradient through :func:`in_chunks`. Call it outside of ``jax.set_mesh`` with
-    Explicit axes, where jax 0.12 cannot compile a sum over workers of a ``vmap``.
+    It has the results of :func:`per_worker_step` to rounding, in one ``jax.vmap``.
+    Memory holds n states, and the activations of n gradients unless ``step`` takes its
+    gradient through :func:`in_chunks`. Step counts that agree on all workers are waited
+    for and not batched, so that parameters are averaged only at the steps that are due.
+    Under ``jax.set_mesh`` with Explicit axes jax 0.12 does not compile it.
 
     Args:
       step: as for :func:`per_worker_step`.
@@ -56,8 +55,7 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
       exchange: that of the optimizer, without ``local_axis_name`` and ``param_specs``.
 
     Returns:
-      ``run(state, batch, key=None)``, as :func:`per_worker_step` returns it; ``state``
-      is what :func:`simulated_replicas` returned. It waits for the counts of ``state``.
+      What :func:`per_worker_step` does, for states of :func:`simulated_replicas`.
 
     Raises:
       ValueError: for ``workers`` or ``exchange`` out of range; when called, for a
@@ -131,16 +129,14 @@ def _simulated_axis(exchange: Exchange) -> AxisName:
 
 
 def _common_counts(state: Any) -> frozenset[int]:
-    """The numbers of the leaves that are one integer, the same for all workers.
-
-    Their values are waited for. Where there are none, they count as the same.
-    """
+    """The numbers of the leaves that are one integer, the same for all workers."""
 
     def is_common(x: Any) -> bool:
         if len(x.shape) != 1 or not jnp.issubdtype(x.dtype, jnp.integer):
             return False
-        unknown = isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct)
-        return unknown or not np.ptp(np.asarray(x))
+        if isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct):
+            return True  # of no value yet
+        return not np.ptp(np.asarray(x))
 
     return frozenset(i for i, x in enumerate(jax.tree.leaves(state)) if is_common(x))
 

@@ -41,15 +41,12 @@ class Watchdog:
     """Ends this process if another worker's dies, stops or hangs, and says which.
 
     Inside ``with Watchdog(timeout)`` each process writes a heartbeat to jax's
-    coordination service, five times in ``timeout`` seconds, and reads the others'. If
-    one is missing, it names the process on standard error and ends its own with exit
-    status 75, within twice ``timeout``: a launcher then starts all again from the last
-    checkpoint (:class:`Checkpoints`). If process 0 dies, which runs the service, jax
-    itself ends the others (SIGABRT). With one process nothing is started.
-
-    An error raised inside the ``with`` is reported to the others, which then end at
-    once. After one that jax raised from a collective (the link was cut), the process
-    first waits to learn who is gone.
+    coordination service and reads the others'. If one is missing, it names the process
+    on standard error and ends its own with exit status 75, within twice ``timeout``: a
+    launcher then starts all again from the last checkpoint (:class:`Checkpoints`). If
+    process 0 dies, which runs the service, jax itself ends the others (SIGABRT). After
+    an error inside the ``with`` the others end at once; after one that jax raised from
+    a collective, the process first waits to learn who is gone.
 
     Args:
       timeout: seconds without a heartbeat after which a process counts as gone;
