@@ -165,6 +165,7 @@ def processes_of_workers(state: chex.ArrayTree) -> list[int]:
     if first is None or sharding is None:
         return [jax.process_index()] * n
     processes: list[set[int]] = [set() for _ in range(n)]
+    device: Any
     for device, index in sharding.devices_indices_map(first.shape).items():
         for r in range(n)[index[0]]:
             processes[r].add(device.process_index)

@@ -94,8 +94,9 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
             out = step(old, batch, *replicas.own_key(key, axis_name))
             return guards.check_result(out, old)
 
-        names = {"axis_name": axis_name, "axis_size": workers}
-        mapped = jax.vmap(one_worker, (of_state, of_batch), **names)
+        mapped = jax.vmap(
+            one_worker, (of_state, of_batch), axis_name=axis_name, axis_size=workers
+        )
         return mapped(first, jax.tree.map(share, batch))
 
     jitted = jax.jit(all_workers, donate_argnums=0, static_argnums=3)
