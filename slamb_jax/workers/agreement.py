@@ -24,16 +24,15 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
 
     Parameters pass with 0 under the default exchange, and after
     :func:`average_parameters`; after :func:`average_parameters_every` with 1e-5, in 16
-    bits with 1e-2. Counts pass; momenta differ by design.
-
-    Call it on the parameters after the first steps if ``optax.multi_transform`` or
-    ``optax.masked`` stands around an exchange: parameters that another optimizer steps
-    follow each worker's own gradients, and nothing averages them. Then give the whole
-    as a direction, ``slamb_jax.mask_momentum(exchange, optax.multi_transform(...))``,
-    or chain ``slamb_jax.average_parameters_every`` behind it, with ``payload=None``.
+    bits with 1e-2. Momenta differ by design. Call it after the first steps if
+    ``optax.multi_transform`` or ``optax.masked`` stands around an exchange: parameters
+    that another optimizer steps follow each worker's own gradients, and nothing
+    averages them. Then give the whole as a direction,
+    ``slamb_jax.mask_momentum(exchange, optax.multi_transform(...))``, or chain
+    ``slamb_jax.average_parameters_every`` behind it, with ``payload=None``.
 
     Args:
-      tree: arrays with a leading replica axis. Each of several processes must call it.
+      tree: arrays with a leading replica axis. Each process must call it.
       rtol: largest norm of a difference, relative to the leaf's norm; not negative.
         Leaves that are not floating point, and the copies on the devices of one worker,
         must be the same to the bit.
@@ -113,9 +112,8 @@ def _checksum(x: jax.Array) -> jax.Array:
 def differing_copies(x: Any) -> list[int]:
     """The replicas of a leaf whose devices hold copies that differ.
 
-    jax takes the copies of an array that is not sharded to be the same, and never
-    compares them: under ``check_vma=False`` the program has to make them so. Where a
-    device holds several replicas, the first of them stands for all.
+    jax never compares them: under ``check_vma=False`` the program has to make them the
+    same. Where a device holds several replicas, the first stands for all.
     """
     x = raw(x)
     here = mesh_sharding(x)
@@ -148,15 +146,14 @@ def momentum_agreement(state: chex.ArrayTree) -> dict[str, float]:
       a = \sqrt n\,\frac{\|\text{mean over workers of } m_i\|}
         {\sqrt{\text{mean over workers of } \|m_i\|^2}}
 
-    a is :math:`\sqrt n` where all momenta are equal, and about 1 where they are
-    independent noise; workers that draw from the same data are in between. Clearly
-    below 1 they oppose each other: the workers see different data. Look at the median
+    a is :math:`\sqrt n` where all momenta are equal, about 1 where they are independent
+    noise, and clearly below 1 where the workers see different data. Look at the median
     of the leaves in the first steps. Below 0.7 the default exchange is right, and
     exchanges whose workers step by themselves are not.
 
     Args:
-      state: a state of all workers with a leading replica axis, as :func:`replicate`
-        or a step returns it. Each of several processes must call it.
+      state: a state of all workers with a leading replica axis. Each process must call
+        it.
 
     Returns:
       a for each leaf of each momentum, ``mu`` in the state, by its path; 0 for a

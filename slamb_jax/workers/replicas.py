@@ -33,19 +33,17 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
       tree: parameters and optimizer state, arrays or numbers; the same values in each
         process.
       mesh: the device mesh.
-      exchange: its ``axis_name`` is the mesh axis of the workers. With
-        ``param_specs`` every part of ``tree`` with the structure of the parameters (as
-        moments have it) is sharded like them.
+      exchange: that of the optimizer. With ``param_specs`` every part of ``tree`` with
+        the structure of the parameters (as moments have it) is sharded like them.
 
     Returns:
       A tree of arrays of shape ``(n, ...)``, on the mesh with Auto axes, so that they
       may be indexed. Under ``jax.set_mesh`` the axes stay as they are.
 
     Raises:
-      ValueError: if the mesh lacks an axis of the exchange, for a leaf that is neither
-        an array nor a number, for specs that do not fit, for a tree that is replicated
-        already, for ``optax.apply_if_finite`` around an optimizer that exchanges, and
-        on all processes if their values differ.
+      ValueError: if the mesh lacks an axis of the exchange, a leaf is neither an array
+        nor a number, specs do not fit, or the tree is replicated already; for
+        ``optax.apply_if_finite`` around an exchange; if processes' values differ.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
@@ -132,7 +130,7 @@ def keys_of_workers(keys: jax.Array, numbers: jax.Array) -> jax.Array:
 
 
 def own_key(key: jax.Array | None, axis_name: AxisName) -> tuple[jax.Array, ...]:
-    """The arguments of a step after the batch: the worker's key, if there is a key."""
+    """The arguments of a step after the batch: the worker's key, if there is one."""
     return () if key is None else (jax.random.fold_in(key, worker_index(axis_name)),)
 
 
@@ -143,8 +141,7 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
     replicas agree, one of them to the bit. Of other leaves the first replica is taken.
 
     Args:
-      tree: arrays of shape ``(n, ...)``, as :func:`replicate` returns them. A single
-        copy is refused only where its leaves show it.
+      tree: arrays of shape ``(n, ...)``; a single copy is refused where they show it.
 
     Returns:
       A tree of arrays without that axis, on one local device and not committed to it;

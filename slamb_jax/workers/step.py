@@ -47,25 +47,23 @@ def per_worker_step(
     """Makes a jitted step of all workers from the step of one worker.
 
     Args:
-      step: ``step(state, batch)`` or ``step(state, batch, key)``, a function of one
-        worker's state, share of the batch and random key. It returns the new state and
-        a report. It may use the exchange's axes in collectives, and must take its
-        gradient as if the worker were alone.
+      step: ``step(state, batch)`` or ``step(state, batch, key)`` of one worker's state,
+        share of the batch and random key, to the new state and a report. It may use the
+        exchange's axes in collectives; its gradient is that of a worker alone.
       mesh: the device mesh.
-      exchange: that of the optimizer in ``step``. With ``local_axis_name`` the batch is
-        split over the devices of a group too; each has a key and a gradient of its own,
-        and the state must come out the same on all, as :func:`slamb` leaves it. With
-        ``param_specs`` the state is sharded as :func:`replicate` shards it; ``step`` is
-        written as if it were not.
+      exchange: that of the optimizer in ``step``. With ``local_axis_name`` each device
+        of a group has its share of the batch, a key and a gradient, and the state must
+        come out the same on all, as :func:`slamb` leaves it. With ``param_specs`` the
+        state is sharded as :func:`replicate` shards it; ``step`` is written as if not.
       check_vma: as in ``jax.shard_map``. With True, gradients that were averaged
         already are refused; False is for models whose kernels do not support it.
 
     Returns:
-      ``run(state, batch, key=None)``, jitted, with the ``lower`` of a jitted function.
-      ``state`` is what :func:`replicate` returned, and is donated: use the state that
-      comes back. The leaves of ``batch`` have the workers' shares joined along their
-      first axis; a scalar goes to all workers. From ``key`` each worker gets its own.
-      The report has a leading axis of workers (of devices, with groups).
+      ``run(state, batch, key=None)``, with the ``lower`` of a jitted function. The
+      ``state``, of :func:`replicate`, is donated: use the one that comes back. The
+      leaves of ``batch`` have the workers' shares joined along their first axis; a
+      scalar goes to all. From ``key`` each worker gets its own. The report has a
+      leading axis of workers (of devices, with groups).
 
     Raises:
       ValueError: if the mesh lacks an axis of the exchange; when called, if ``state``
@@ -151,8 +149,8 @@ def _program(
 ) -> Step:
     """The step of all workers, made from the step of one; not jitted yet.
 
-    Tracing it appends to ``trains`` whether the step changes most of the state: an
-    evaluation may add up metrics there, and hands the rest on.
+    Tracing it appends to ``trains`` whether it changes most of the state, in which an
+    evaluation at most adds up metrics.
     """
     both = as_tuple(exchange.axis_name) + as_tuple(exchange.local_axis_name)
     of_device, of_all = PartitionSpec(both), PartitionSpec()
