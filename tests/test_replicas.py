@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 
 import chex
 import jax
@@ -42,10 +41,6 @@ def per_worker(step, mesh=None, exchange=EXCHANGE, **settings):
     return slamb_jax.per_worker_step(step, mesh or mesh_of(N), exchange, **settings)
 
 
-def shapes_of(tree):
-    return jax.tree.map(lambda x: x.shape, tree)
-
-
 def test_replicas_start_equal_on_their_own_devices():
     mesh = mesh_of(N)
     tree = {
@@ -68,41 +63,6 @@ def test_replicas_start_equal_on_their_own_devices():
     assert len(back["w"].devices()) == 1
     traced = jax.eval_shape(lambda: slamb_jax.replicate(tree, mesh, EXCHANGE))
     chex.assert_trees_all_equal_shapes_and_dtypes(traced, out)
-
-
-def dropped(key):
-    return jax.random.bernoulli(key, 0.5, (64,))
-
-
-def of_masks(graph):
-    """Dropout by a key of the state, by nnx, and by words, which stay equal."""
-
-    def step(state, batch):
-        layer = nnx.merge(graph, state["modules"])
-        own, equal = state["key"], jax.random.wrap_key_data(state["words"])
-        masks = jnp.stack([dropped(own), layer(batch) == 0, dropped(equal)])
-        new = {"key": jax.random.split(own)[0], "modules": nnx.state(layer)}
-        return state | new, masks
-
-    return step
-
-
-@pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("simulated", [True, False])
-def test_no_two_workers_draw_the_same_masks(simulated):
-    graph, modules = nnx.split(nnx.Dropout(0.5, rngs=nnx.Rngs(3)))
-    words = jax.random.key_data(jax.random.key(1))
-    state = {"key": jax.random.key(0), "modules": modules, "words": words}
-    if simulated:
-        run = slamb_jax.simulated_step(of_masks(graph), N, EXCHANGE)
-        state = slamb_jax.simulated_replicas(state, N)
-    else:
-        run = per_worker(of_masks(graph))
-        state = slamb_jax.replicate(state, mesh_of(N), EXCHANGE)
-    for _ in range(2):
-        state, masks = run(state, jnp.ones(64 * N))
-        distinct = [len(np.unique(masks[:, i], axis=0)) for i in range(3)]
-        assert distinct == [N, N, 1]
 
 
 EACH, ALL = {"x": "other", "y": "other"}, "other"
@@ -146,12 +106,9 @@ def test_parameters_that_no_average_gets_are_found_to_differ(tx, a, b):
         if agrees:
             slamb_jax.assert_replicas_agree(state[0], rtol=1e-5)
             continue
-        with pytest.raises(AssertionError, match="differ in 2 of 3 leaves") as caught:
+        said = r"differ in 2 of 3 leaves: \['b'\]\['x'\] .*, \['b'\]\['y'\]"
+        with pytest.raises(AssertionError, match=said):
             slamb_jax.assert_replicas_agree(state[0])
-        assert re.findall(r"\['b'\]\['.'\]", str(caught.value)) == [
-            "['b']['x']",
-            "['b']['y']",
-        ]
 
 
 @pytest.mark.usefixtures("standard_promotion")
@@ -246,8 +203,7 @@ def test_it_can_be_traced_like_any_jitted_function(kind):
     run = per_worker(noisy_step(tx), mesh)
     state = begun(tx, {"w": jnp.ones((4, 3))}, mesh)
     batch, key = jnp.ones((16, 4)), jax.random.key(0)
-    lowered = run.lower(state, batch, key).out_info[0]
-    assert shapes_of(lowered) == shapes_of(state)
+    chex.assert_trees_all_equal_shapes(run.lower(state, batch, key).out_info[0], state)
 
     def two_steps(state):
         return jax.lax.scan(lambda s, x: run(s, x, key), state, jnp.stack([batch] * 2))
@@ -266,12 +222,9 @@ def test_a_step_under_nnx_jit_is_the_step():
 
     step = per_worker(train_step(tx, loss), mesh)
     batch = {"x": jnp.arange(48.0).reshape(8, 6) / 48, "y": jnp.ones((8, 1))}
-    ends = [
-        jax.tree.map(np.asarray, run(begun(tx, params, mesh), batch))
-        for run in (step, nnx.jit(step))
-    ]
-    assert_close(*ends)
-    net = nnx.merge(graph, slamb_jax.consolidate(ends[0][0])[0])
+    got, want = (f(begun(tx, params, mesh), batch) for f in (nnx.jit(step), step))
+    assert_close(got, want)
+    net = nnx.merge(graph, slamb_jax.consolidate(got[0])[0])
     chex.assert_shape(net(jnp.ones((2, 6))), (2, 1))
 
 

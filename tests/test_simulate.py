@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import slamb_jax
 from tests.close import assert_near
@@ -20,16 +21,10 @@ PAPER = slamb_jax.Exchange.paper(AXIS, sync_every=3)
 def both_ways(step, state, exchange=PAPER):
     """The step and its state of N workers: simulated, and on a mesh."""
     mesh = mesh_of(N)
-    return (
-        (
-            slamb_jax.simulated_step(step, N, exchange),
-            slamb_jax.simulated_replicas(state, N),
-        ),
-        (
-            slamb_jax.per_worker_step(step, mesh, exchange),
-            slamb_jax.replicate(state, mesh, exchange),
-        ),
-    )
+    simulated = slamb_jax.simulated_step(step, N, exchange)
+    yield simulated, slamb_jax.simulated_replicas(state, N)
+    real = slamb_jax.per_worker_step(step, mesh, exchange)
+    yield real, slamb_jax.replicate(state, mesh, exchange)
 
 
 def loss_of(params, batch):
@@ -96,7 +91,7 @@ def test_the_average_is_computed_only_when_due():
     def conditionals(sync_every):
         between = slamb_jax.Exchange.paper(AXIS, sync_every=sync_every)
         tx = slamb_jax.slamb(0.02, between)
-        ((run, state), _) = both_ways(trainer(tx), begun(tx), between)
+        run, state = next(both_ways(trainer(tx), begun(tx), between))
         return run.lower(state, next(batches())).as_text().count("stablehlo.case")
 
     assert conditionals(3) == conditionals(None) + 1
@@ -133,6 +128,31 @@ def test_each_worker_has_the_key_it_would_have_on_a_mesh():
     chex.assert_shape(got[1], (N, 2))
     chex.assert_trees_all_equal(*jax.device_get([got[1], want[1]]))
     chex.assert_trees_all_equal_shapes_and_dtypes(got, want)
+
+
+def dropped(key):
+    return jax.random.bernoulli(key, 0.5, (64,))
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_no_two_workers_draw_the_same_masks():
+    """Dropout by a key of the state, by nnx, and by words, which stay equal."""
+    graph, modules = nnx.split(nnx.Dropout(0.5, rngs=nnx.Rngs(3)))
+
+    def step(state, batch):
+        layer = nnx.merge(graph, state["modules"])
+        own, equal = state["key"], jax.random.wrap_key_data(state["words"])
+        masks = jnp.stack([dropped(own), layer(batch) == 0, dropped(equal)])
+        new = {"key": jax.random.split(own)[0], "modules": nnx.state(layer)}
+        return state | new, masks
+
+    words = jax.random.key_data(jax.random.key(1))
+    state = {"key": jax.random.key(0), "modules": modules, "words": words}
+    for run, replicas in both_ways(step, state):
+        for _ in range(2):
+            replicas, masks = run(replicas, jnp.ones(64 * N))
+            distinct = [len(np.unique(masks[:, i], axis=0)) for i in range(3)]
+            assert distinct == [N, N, 1]
 
 
 def test_a_scalar_beside_the_batch_goes_to_all_workers():
