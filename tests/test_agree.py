@@ -65,8 +65,8 @@ def test_every_devices_copy_is_looked_at(rtol):
     of_copies = r"different copies .*\['b'\] \(of replica 2"
     check_differ({"a": sharded, "b": make(P(AXIS), 5)}, of_copies, rtol)
     check_differ({"a": parted}, r"\['a'\] \(of 1 from the first\)")
-    # All replicas on every device.
-    check_differ(make(P(), 5), r"the tree \(of replica 0", rtol)
+    everywhere = make(P(), 5)  # all replicas on every device
+    check_differ(everywhere, r"the tree \(of replica 0", rtol)
 
 
 def test_elements_that_change_places_are_seen():

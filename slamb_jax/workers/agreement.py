@@ -24,12 +24,13 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
 
     Parameters pass with 0 under the default exchange, and after
     :func:`average_parameters`; after :func:`average_parameters_every` with 1e-5, in 16
-    bits with 1e-2. Momenta differ by design. Call it after the first steps if
-    ``optax.multi_transform`` or ``optax.masked`` stands around an exchange: parameters
-    that another optimizer steps follow each worker's own gradients, and nothing
-    averages them. Then give the whole as a direction,
-    ``slamb_jax.mask_momentum(exchange, optax.multi_transform(...))``, or chain
-    ``slamb_jax.average_parameters_every`` behind it, with ``payload=None``.
+    bits with 1e-2. Momenta differ by design.
+
+    Call it on the parameters after the first steps if ``optax.multi_transform`` or
+    ``optax.masked`` stands around an exchange: what another optimizer steps follows
+    each worker's own gradients, and nothing averages it. Then give the whole as a
+    direction, ``slamb_jax.mask_momentum(exchange, optax.multi_transform(...))``, or
+    chain ``slamb_jax.average_parameters_every`` behind it, with ``payload=None``.
 
     Args:
       tree: arrays with a leading replica axis. Each process must call it.
