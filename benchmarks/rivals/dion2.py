@@ -9,8 +9,8 @@ import numpy as np
 import optax
 
 from benchmarks.rivals.exchange import Rival, Sends, elements, mean, mean_sends
-from slamb_jax.links._matrices import as_matrices, orthogonalize
-from slamb_jax.links._matrices import matrices as numbers_of
+from slamb_jax.links.directions._matrices import as_matrices, orthogonalize
+from slamb_jax.links.directions._matrices import matrices as numbers_of
 from slamb_jax.links.directions import NS_COEFFS
 
 STEPS = np.broadcast_to(np.asarray(NS_COEFFS, np.float32), (5, 3))

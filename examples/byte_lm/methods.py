@@ -15,7 +15,7 @@ from examples.common.optimizers import dense
 from examples.common.simulated import Method
 from examples.common.traffic import Traffic, report_of, traffic_of
 from slamb_jax import Exchange, jointspar
-from slamb_jax.links import directions
+from slamb_jax import directions
 
 BUDGET = 2.0  # blocks that JointSpar trains per step, on average
 EXCHANGE = Exchange(AXIS)
