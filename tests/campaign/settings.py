@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,7 @@ import slamb_jax
 from slamb_jax.exchange.selections import Strided
 from tests.optimizers import random_tree, step_on_gradients
 from tests.pairwise import Row
-from tests.shards import Tiled
+from tests.shards import Tiled, in_shard_map, mesh_with
 from tests.workers import P, stack
 
 STEPS, CHOICE = 5, Strided(0.25, min_size=0)
@@ -174,13 +175,12 @@ def run_in_place(row: Row) -> Any:
     """The state of all workers in the end, as its mapping leaves it."""
     between = exchange(row)
     tx = optimizer(row, between)
-    run, state = MAPPED[row["mapping"]](
-        step_on_gradients(tx), row, between, start(row, tx)
-    )
-    before = jax.tree.map(lambda x: (x.shape, x.dtype), state)
+    mapped = _mapped if row["mapping"] in ("vmap", "pmap") else _on_mesh
+    run, before = mapped(step_on_gradients(tx), row, between, start(row, tx))
+    state = before
     for g in gradients(row):
-        state = run(state, g)
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == before
+        state, _ = run(state, g)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, before)
     return jax.block_until_ready(state)
 
 
@@ -210,37 +210,18 @@ def mean_of_groups(x: jax.Array, groups: int) -> jax.Array:
 def _mesh(row: Row) -> Mesh:
     sizes = dict(zip(("data", "device", "model"), SIZES[row["layout"]], strict=True))
     sizes = {name: n for name, n in sizes.items() if name == "data" or n > 1}
-    shape = tuple(sizes.values())
     kind = AxisType.Explicit if row["axes"] == "explicit" else AxisType.Auto
-    devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
-    return Mesh(devices, tuple(sizes), axis_types=(kind,) * len(sizes))
+    return mesh_with(sizes, kind)
 
 
-def _per_worker_step(step: Any, row: Row, between: Any, state: Any) -> Any:
-    mesh = _mesh(row)
-    run = slamb_jax.per_worker_step(step, mesh, between, check_vma=row["check_vma"])
+def _on_mesh(step: Any, row: Row, between: Any, state: Any) -> Any:
+    mesh, check_vma = _mesh(row), row["check_vma"]
     state = slamb_jax.replicate(state, mesh, between)
-    return (lambda state, g: run(state, g)[0]), state
-
-
-def _shard_map(step: Any, row: Row, between: Any, state: Any) -> Any:
-    """Manual over all axes, as the documentation of sharded models has it."""
-    mesh = _mesh(row)
-    state = slamb_jax.replicate(state, mesh, between)
-    specs = jax.tree.map(lambda x: x.sharding.spec, state)
-    lead = ("data", "device") if "device" in mesh.axis_names else ("data",)
-    of_model = SPECS if "model" in mesh.axis_names else {}
-    of_batch = {k: P(lead, *(of_model.get(k) or ())) for k in SHAPES}
-
-    def one_of_many(state: Any, g: Any) -> Any:
-        own = jax.tree.map(lambda x: jnp.squeeze(x, 0), state)
-        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), step(own, g)[0])
-
-    run = jax.shard_map(
-        one_of_many, mesh=mesh, in_specs=(specs, of_batch), out_specs=specs,
-        check_vma=row["check_vma"],
-    )  # fmt: skip
-    return jax.jit(run), state
+    if row["mapping"] == "shard_map":  # as the documentation of sharded models has it
+        specs = SPECS if "model" in mesh.axis_names else dict.fromkeys(SHAPES)
+        return in_shard_map(step, mesh, state, specs, check_vma), state
+    run = slamb_jax.per_worker_step(step, mesh, between, check_vma=check_vma)
+    return run, state
 
 
 def _mapped(step: Any, row: Row, between: Any, state: Any) -> Any:
@@ -249,7 +230,7 @@ def _mapped(step: Any, row: Row, between: Any, state: Any) -> Any:
     workers, width, _ = SIZES[row["layout"]]
 
     def run(state: Any, g: Any) -> Any:
-        return step(state, jax.tree.map(lambda x: x[None], g))[0]
+        return step(state, jax.tree.map(lambda x: x[None], g))
 
     if width > 1:
         run, state = jax.vmap(run, axis_name="device"), stack(state, width)
@@ -260,15 +241,6 @@ def _mapped(step: Any, row: Row, between: Any, state: Any) -> Any:
     lead = (workers, width) if width > 1 else (workers,)
 
     def split(state: Any, g: Any) -> Any:
-        g = jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), g)
-        return mapped(state, g)
+        return mapped(state, jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), g))
 
     return split, stack(state, workers)
-
-
-MAPPED = {
-    "per_worker_step": _per_worker_step,
-    "shard_map": _shard_map,
-    "pmap": _mapped,
-    "vmap": _mapped,
-}
