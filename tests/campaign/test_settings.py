@@ -2,25 +2,17 @@
 
 from typing import Any
 
+import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import slamb_jax
 from slamb_jax.exchange import codes as _codes
+from tests.campaign import settings
 from tests.campaign.draws import SEED, TIMES
-from tests.campaign.settings import (
-    CODES,
-    DEFAULT,
-    FACTORS,
-    RANDOM,
-    SIZES,
-    run_in_place,
-    settled,
-    simulated,
-)
-from tests.close import assert_close
+from tests.campaign.settings import CODES, DEFAULT, FACTORS, RANDOM, SIZES
+from tests.close import assert_agree_but, assert_close, assert_same_bits
 from tests.optimizers import standard_promotion
 from tests.pairwise import Row, name_of, pairwise
 from tests.shards import OLD
@@ -46,7 +38,8 @@ QUICK: list[Row] = [
 ]  # fmt: skip
 with standard_promotion():
     COVERED = [
-        pairwise(FACTORS, settled, seed) for seed in range(SEED, SEED + max(1, TIMES))
+        pairwise(FACTORS, settings.settled, seed)
+        for seed in range(SEED, SEED + max(1, TIMES))
     ]
 ROWS = [DEFAULT | row for row in QUICK]
 ROWS += [row for rows, _ in COVERED for row in rows]
@@ -62,9 +55,8 @@ def test_any_two_settings_together(row: Row, monkeypatch: Any) -> None:
     if OLD and "shards" in row["layout"] and row["mapping"] == "per_worker_step":
         pytest.skip("axes that are left to the compiler need a jax newer than 0.7")
     monkeypatch.setattr(_codes, "_LARGE", row["large"])
-    state = one_of_each_group(row, run_in_place(row))
-    for x in jax.tree.leaves(state):
-        assert np.isfinite(np.asarray(x, np.float64)).all()
+    state = one_of_each_group(row, settings.run_in_place(row))
+    chex.assert_tree_all_finite(state)
     assert_what_agrees(row, state)
     if is_comparable(row):
         assert_as_simulated(row, state)
@@ -81,11 +73,11 @@ def one_of_each_group(row: Row, state: Any) -> Any:
     """The state of each worker, from devices that all hold the same bits."""
     workers, width, _ = SIZES[row["layout"]]
     if row["mapping"] in ("vmap", "pmap") and width > 1:
-        for x in map(np.asarray, jax.tree.leaves(state)):
-            np.testing.assert_array_equal(x[:, 0].tobytes(), x[:, 1].tobytes())
-        return jax.tree.map(lambda x: x[:, 0], state)
+        one, other = (jax.tree.map(lambda x, i=i: x[:, i], state) for i in (0, 1))
+        assert_same_bits(one, other)
+        return one
+    chex.assert_tree_shape_prefix(state, (workers,))
     for x in jax.tree.leaves(state):
-        assert x.shape[0] == workers
         copies: dict[str, bytes] = {}
         for shard in x.addressable_shards:
             bits = np.asarray(shard.data).tobytes()
@@ -96,14 +88,10 @@ def one_of_each_group(row: Row, state: Any) -> Any:
 def assert_what_agrees(row: Row, state: Any) -> None:
     """To the bit: all but momenta, or where workers drift apart counts and anchors."""
     mean_first = row["sync_every"] == 1 and not (row["outer"] or row["selection"])
-    own = ["mu", "mean"]  # momenta and what is accumulated
+    of_worker = ["mu", "mean"]  # momenta and what is accumulated
     if row["optimizer"] == "muon" and row["payload"] in set(CODES) - {"uniform8"}:
-        own += ["nu", "nu_mean"]  # directions of each worker's own
-    for path, x in jax.tree_util.tree_leaves_with_path(state):
-        names = {getattr(key, "name", None) for key in path}
-        agree = names & {"anchor", "outer"} or x.dtype == jnp.int32
-        if agree or (mean_first and not names & set(own)):
-            slamb_jax.assert_replicas_agree(x)
+        of_worker += ["nu", "nu_mean"]  # directions of each worker's own
+    assert_agree_but(state, of_worker, drifts=not mean_first)
     whole = row["wrapped"] in (None, "skip") and not row["overlap"]
     if row["sync_every"] == 1 and whole:  # just averaged
         slamb_jax.assert_replicas_agree(state[0], rtol=1e-5)
@@ -121,7 +109,7 @@ def is_comparable(row: Row) -> bool:
 
 
 def assert_as_simulated(row: Row, state: Any) -> None:
-    want = simulated(row)
+    want = settings.simulated(row)
     # Newton-Schulz multiplies the rounding of small directions by up to 3.4**5.
     whole = row["layout"] in ("workers", "one")  # sums of a group have another order
     units = 4096 if row["optimizer"] == "muon" else 64 if whole else 256
