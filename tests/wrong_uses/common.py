@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 import slamb_jax
 from tests.optimizers import OF_EXCHANGE
+from tests.workers import AXIS, P, mesh_of
 
 NAN, INF = float("nan"), float("inf")
 
@@ -50,3 +51,14 @@ def updating(make, grads=PARAMS, params=PARAMS, like=PARAMS):
 
 def initial(make, params):
     return lambda: make().init(params)
+
+
+def updates_of(tx):
+    """A function of parameters, which are their own gradients."""
+    return lambda params: tx.update(params, tx.init(params), params)[0]
+
+
+def trace_on_mesh(fun, *args, specs, axis=AXIS):
+    """On two devices; the result varies over no axis."""
+    split = jax.shard_map(fun, mesh=mesh_of(2, axis), in_specs=specs, out_specs=P())
+    jax.eval_shape(split, *args)

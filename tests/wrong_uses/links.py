@@ -1,23 +1,25 @@
 """Wrong settings of the links, of optimizers, and of the wrappers."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import slamb_jax
 from slamb_jax.links import decay, directions
 from tests.workers import AXIS, P
-from tests.wrong_uses.common import NAN, PARAMS, bad, of, slamb, updating
+from tests.wrong_uses.common import NAN, PARAMS, bad, of, slamb, updates_of, updating
+from tests.wrong_uses.common import trace_on_mesh as on_mesh
 
-NARROW = slamb_jax.train_in_bfloat16(optax.sgd(0.1))
 HALF = jnp.ones(2, jnp.float16)
 SPECS = {"w": P(None, "model"), "b": P()}
 ALONE, PAPER = slamb_jax.Exchange(), slamb_jax.Exchange.paper()
+CODED = slamb_jax.Exchange(AXIS)
 momentum = partial(slamb_jax.average_momentum, ALONE)
 trust_ratio = partial(slamb_jax.layerwise_trust_ratio, ALONE)
+narrowed = partial(slamb_jax.train_in_bfloat16, optax.sgd(0.1))
 skipping = partial(slamb_jax.skip_not_finite, optax.sgd(1.0))
 
 
@@ -26,11 +28,14 @@ def ratio(specs):
     return updating(of(slamb_jax.layerwise_trust_ratio, exchange))
 
 
+def muon(numbers):
+    return directions.muon(weight_dimension_numbers=numbers)
+
+
 def diagonal(rows, columns):
     """A matrix of which one dimension is named twice, or that lacks one."""
     numbers = directions.DimensionNumbers(rows, columns)
-    make = of(directions.muon, weight_dimension_numbers={"w": numbers, "b": None})
-    return updating(make)
+    return updating(of(muon, {"w": numbers, "b": None}))
 
 
 def scalar_stack():
@@ -40,24 +45,15 @@ def scalar_stack():
 
 def without_units():
     """A state of a single worker, under an exchange in codes."""
-    tx, params = slamb_jax.adamw(0.01, slamb_jax.Exchange(AXIS)), jnp.ones(3)
-    state = slamb_jax.adamw(0.01, ALONE).init(params)
-    update = lambda g: tx.update(g, state, params)[0]  # noqa: E731
-    return lambda: jax.vmap(update, axis_name=AXIS)(jnp.ones((2, 3)))
+    tx, state = slamb_jax.adamw(0.01, CODED), slamb_jax.adamw(0.01, ALONE).init(HALF)
+    jax.vmap(lambda g: tx.update(g, state, HALF)[0], axis_name=AXIS)(jnp.ones((2, 2)))
 
 
-def on_a_mesh(specs):
-    """Shards of parameters that do not vary over their axis."""
-    tx = slamb_jax.layerwise_trust_ratio(slamb_jax.Exchange(param_specs=specs))
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("model",))
-    update = lambda p: tx.update(p, tx.init(p), p)[0]  # noqa: E731
-    split = jax.shard_map(update, mesh=mesh, in_specs=P(), out_specs=P())
-    return lambda: jax.eval_shape(split, PARAMS)
-
-
+SHARDED = slamb_jax.layerwise_trust_ratio(slamb_jax.Exchange(param_specs=SPECS))
+WHOLE = of(on_mesh, updates_of(SHARDED), PARAMS, specs=P(), axis="model")
 SHARDS = [
     (ratio(SPECS), "'model', and the mesh here has none"),
-    (on_a_mesh(SPECS), r"'model'\) for a leaf that does not vary over .*'model'"),
+    (WHOLE, r"'model'\) for a leaf that does not vary over .*'model'"),
     (updating(slamb(stacked={"x": True})), "stacked must have the structure"),
     (scalar_stack(), r"stacked must be False .* params\['s'\]"),
     (ratio({"w": P(None, None, None), "b": None}), r"entry .*\(2, 3\) at .*\['w'\]"),
@@ -67,10 +63,13 @@ SHARDS = [
 
 WRAPPERS = [
     *bad(slamb_jax.train_in_bfloat16, "inner", optax.sgd),
-    *bad(partial(slamb_jax.train_in_bfloat16, optax.sgd(0.1)), "rounding", "up"),
-    *bad(partial(slamb_jax.train_in_bfloat16, optax.sgd(0.1)), "seed", 0.5),
-    (of(NARROW.init, {"w": HALF}), r"bfloat16 or float32, got float16 at .*\['w'\]"),
-    (updating(NARROW, params=None), "params must be passed"),
+    *bad(narrowed, "rounding", "up"),
+    *bad(narrowed, "seed", 0.5),
+    (
+        of(narrowed().init, {"w": HALF}),
+        r"bfloat16 or float32, got float16 at .*\['w'\]",
+    ),
+    (updating(narrowed, params=None), "params must be passed"),
     *bad(partial(slamb_jax.accumulate, optax.sgd(1.0)), "every", 0, 2.0),
     *bad(partial(slamb_jax.accumulate, every=2), "tx", "sgd", slamb_jax.slamb),
     *bad(partial(slamb_jax.skip_not_finite, exchange=ALONE), "tx", optax.sgd),
@@ -87,63 +86,54 @@ DIRECTIONS = [
     *bad(directions.muon, "consistent_rms", "0.2"),
     (diagonal(0, -2), r"weight_dimension_numbers .*once, got .*\(2, 3\)"),
     (diagonal(2, 0), r"weight_dimension_numbers .*got .*\(2, 3\)"),
-    (
-        updating(of(directions.muon, weight_dimension_numbers={"x": None})),
-        "weight_dimension_numbers must have the structure",
-    ),
+    (updating(of(muon, {"x": None})), "dimension_numbers must have the structure"),
 ]
 
+OF_OPTIMIZERS = {
+    slamb_jax.adamw: {"b1": [1.0], "b2": [None, 1.0], "eps_root": [-1.0]},
+    slamb_jax.lion: {"b2": [1.5, 0.0, None], "mu_dtype": ["int32"]},
+    slamb_jax.muon: {
+        "beta": [1.0], "adam_b1": [-1.0], "adam_b2": [1.0], "adam_eps_root": [-1.0]
+    },
+    slamb_jax.sgd: {"momentum": [1.0, "0.9"], "nesterov": [1]},
+}  # fmt: skip
 OPTIMIZERS = [
     row
-    for optimizer, name, *values in (
-        (slamb_jax.adamw, "b1", 1.0),
-        (slamb_jax.adamw, "b2", None, 1.0),
-        (slamb_jax.adamw, "eps_root", -1.0),
-        (slamb_jax.lion, "b2", 1.5, 0.0, None),
-        (slamb_jax.lion, "mu_dtype", "int32"),
-        (slamb_jax.muon, "beta", 1.0),
-        (slamb_jax.muon, "adam_b1", -1.0),
-        (slamb_jax.muon, "adam_b2", 1.0),
-        (slamb_jax.muon, "adam_eps_root", -1.0),
-        (slamb_jax.sgd, "momentum", 1.0, "0.9"),
-        (slamb_jax.sgd, "nesterov", 1),
-    )
+    for optimizer, arguments in OF_OPTIMIZERS.items()
+    for name, values in arguments.items()
     for row in bad(partial(optimizer, 0.01, ALONE), name, *values)
 ]
 OPTIMIZERS += [
     row
-    for optimizer in (slamb_jax.adamw, slamb_jax.lion, slamb_jax.muon, slamb_jax.sgd)
+    for optimizer in OF_OPTIMIZERS
     for row in (
         *bad(partial(optimizer, exchange=ALONE), "learning_rate", NAN, None),
         (of(optimizer, 0.01, "data"), r"exchange .*'data': .*Exchange\('data'\)"),
         (of(optimizer, 0.01, PAPER), "selection=Strided.*slamb.*without one"),
     )
 ]
+SHARDED_CODES = slamb_jax.Exchange(AXIS, param_specs=SPECS)
 OPTIMIZERS += [
     *(
         (
-            of(slamb_jax.muon, 0.01, slamb_jax.Exchange(AXIS, param_specs=SPECS, **x)),
+            of(slamb_jax.muon, 0.01, coded),
             "muon takes param_specs only .*payload='ternary', .*: give payload='uni",
         )
-        for x in ({}, {"outer": optax.sgd(1.0)})
+        for coded in (SHARDED_CODES, replace(SHARDED_CODES, outer=optax.sgd(1.0)))
     ),
-    (without_units(), "payload='ternary' needs .* without nu_mean.*: set it to"),
+    (without_units, "payload='ternary' needs .* without nu_mean.*: set it to"),
 ]
 
-LINKS = [
-    *WRAPPERS,
-    *DIRECTIONS,
-    *OPTIMIZERS,
-    *(
-        (of(link, "data"), r"exchange must be .*, got 'data': slamb_jax.Exchange\('da")
-        for link in (
-            slamb_jax.scale_by_slamb,
-            slamb_jax.average_momentum,
-            slamb_jax.layerwise_trust_ratio,
-            slamb_jax.average_parameters_every,
-            slamb_jax.average_gradients,
-        )
-    ),
+LINKS = WRAPPERS + DIRECTIONS + OPTIMIZERS
+LINKS += [
+    (of(link, "data"), r"exchange must be .*, got 'data': slamb_jax.Exchange\('data")
+    for link in (
+        slamb_jax.scale_by_slamb, slamb_jax.average_momentum,
+        slamb_jax.layerwise_trust_ratio, slamb_jax.average_parameters_every,
+        slamb_jax.average_gradients,
+    )
+]  # fmt: skip
+LINKS += [
     *bad(momentum, "b1", 1.5),
     (of(momentum, b1=(0.9, -0.1)), r"b1 must be in .*got -0.1"),
     *bad(momentum, "b2", 1.0),

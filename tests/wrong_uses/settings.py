@@ -80,15 +80,12 @@ TOGETHER = [
 ]
 
 MADE = [
-    *(
-        row
-        for make, table in (
-            (make_slamb, ALONE),
-            (partial(make_slamb, **PAPER), OF_SELECTION),
-        )
-        for name, wanted, *values in table
-        for row in bad(make, name, *values, wanted=wanted)
-    ),
+    row
+    for table, more in ((ALONE, {}), (OF_SELECTION, PAPER))
+    for name, wanted, *values in table
+    for row in bad(partial(make_slamb, **more), name, *values, wanted=wanted)
+]
+MADE += [
     *bad(Strided, "compress_ratio", 2.0, 0.0, -0.1, NAN, "0.1"),
     *bad(Strided, "min_size", "0", -1, 10.5),
     *bad(Strided, "seed", 0.5, "a"),
