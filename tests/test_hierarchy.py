@@ -20,13 +20,10 @@ ALONE = pytest.mark.filterwarnings("ignore:step changes most of the state")
 
 G, D = 4, 2  # groups, devices of each
 OUTER, INNER = "node", "device"
+MESH = mesh_with({OUTER: G, INNER: D})
 GROUPS = slamb_jax.Exchange(OUTER, local_axis_name=INNER)
 BETWEEN = slamb_jax.Exchange(OUTER)
 ADAMW, ALONG = (slamb_jax.adamw(0.01, x, eps=1e-3) for x in (GROUPS, BETWEEN))
-
-
-def mesh():
-    return mesh_with({OUTER: G, INNER: D})
 
 
 def loss(p, batch):
@@ -39,7 +36,7 @@ def batches(steps=4):
 
 
 def on_groups(state):
-    return slamb_jax.replicate(state, mesh(), GROUPS)
+    return slamb_jax.replicate(state, MESH, GROUPS)
 
 
 def fresh(tx, **more):
@@ -49,7 +46,7 @@ def fresh(tx, **more):
 
 def per_group(tx=None, step=None, check_vma=True):
     step = train_step(tx, loss) if step is None else step
-    return slamb_jax.per_worker_step(step, mesh(), GROUPS, check_vma=check_vma)
+    return slamb_jax.per_worker_step(step, MESH, GROUPS, check_vma=check_vma)
 
 
 def trained(tx, given):
@@ -64,11 +61,10 @@ def bits(x):
 
 
 def test_each_group_has_a_state_and_each_device_a_key_and_a_report():
+    there = NamedSharding(MESH, P(OUTER))
     for leaf in jax.tree.leaves(trained(ADAMW, batches(2))):
-        assert leaf.sharding.is_equivalent_to(
-            NamedSharding(mesh(), P(OUTER)), leaf.ndim
-        )
-        for devices in mesh().devices:
+        assert leaf.sharding.is_equivalent_to(there, leaf.ndim)
+        for devices in MESH.devices:
             assert len({bits(leaf)[d] for d in devices}) == 1
 
     def step(state, batch, key):
@@ -136,8 +132,8 @@ def test_skips_are_agreed_on_by_all_devices():
     with pytest.raises(ValueError, match=r"axis 'device', over which skip_not_finite"):
         jax.eval_shape(per_group(only_groups), fresh(only_groups), batches()[0])
     tx = slamb_jax.skip_not_finite(ADAMW, GROUPS)
-    given = list(batches())
-    given.insert(1, given[1].at[13, 0].set(jnp.nan))
+    first, *rest = batches()
+    given = [first, rest[0].at[13, 0].set(jnp.nan), *rest]
     with pytest.raises(FloatingPointError, match="1 steps in a row"):
         slamb_jax.check_finite(trained(tx, given[:2]), 0)
     state = trained(tx, given)

@@ -20,7 +20,7 @@ from tests.close import assert_agree_but, assert_close, assert_same_bits
 from tests.optimizers import random_tree, standard_promotion, step_on_gradients
 from tests.pairwise import Row, name_of, pairwise
 from tests.shards import OLD, Tiled, in_shard_map, mesh_with
-from tests.workers import P, stack
+from tests.workers import P, over_workers, stack
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -168,17 +168,18 @@ def dtype_of(row: Row) -> str:
     return "bfloat16" if row["wrapped"] in ("master", "stochastic") else "float32"
 
 
-def start(row: Row, tx: Any) -> Any:
+def start(row: Row, between: slamb_jax.Exchange) -> tuple[Any, Any]:
+    """The step of one worker, and its state."""
+    tx = optimizer(row, between)
     params = jax.tree.map(lambda x: x.astype(dtype_of(row)), random_tree(SHAPES, 0))
-    return params, jax.jit(tx.init)(params)
+    return step_on_gradients(tx), (params, jax.jit(tx.init)(params))
 
 
 def run_in_place(row: Row) -> Any:
     """The state of all workers in the end, as its mapping leaves it."""
     between = exchange(row)
-    tx = optimizer(row, between)
     mapped = _mapped if row["mapping"] in ("vmap", "pmap") else _on_mesh
-    run, before = mapped(step_on_gradients(tx), row, between, start(row, tx))
+    run, before = mapped(*start(row, between), row, between)
     state = before
     for g in gradients(row):
         state, _ = run(state, g)
@@ -193,23 +194,20 @@ def simulated(row: Row) -> Any:
     if row["selection"] and shards > 1:  # which chooses in each shard
         chosen = Tiled(CHOICE, tuple(SPECS[name] for name in sorted(SPECS)))
         between = dataclasses.replace(between, selection=chosen)
-    tx = optimizer(row, between)
-    state = slamb_jax.simulated_replicas(start(row, tx), workers)
-    run = slamb_jax.simulated_step(step_on_gradients(tx), workers, between)
+    step, state = start(row, between)
+    state = slamb_jax.simulated_replicas(state, workers)
+    run = slamb_jax.simulated_step(step, workers, between)
+
+    def mean_of_groups(x: jax.Array) -> jax.Array:
+        """In float32: what a group averages is not rounded before it is used."""
+        return x.astype(jnp.float32).reshape(workers, width, *x.shape[1:]).mean(1)
+
     for g in gradients(row):
-        if width > 1:
-            g = jax.tree.map(lambda x: mean_of_groups(x, workers), g)
-        state, _ = run(state, g)
+        state, _ = run(state, jax.tree.map(mean_of_groups, g) if width > 1 else g)
     return state
 
 
-def mean_of_groups(x: jax.Array, groups: int) -> jax.Array:
-    """In float32: what is averaged over a group is not rounded before it is used."""
-    shape = (groups, len(x) // groups, *x.shape[1:])
-    return x.astype(jnp.float32).reshape(shape).mean(1)
-
-
-def _on_mesh(step: Any, row: Row, between: Any, state: Any) -> Any:
+def _on_mesh(step: Any, state: Any, row: Row, between: Any) -> Any:
     sizes = dict(zip(("data", "device", "model"), SIZES[row["layout"]], strict=True))
     sizes = {name: n for name, n in sizes.items() if name == "data" or n > 1}
     kind = AxisType.Explicit if row["axes"] == "explicit" else AxisType.Auto
@@ -222,7 +220,7 @@ def _on_mesh(step: Any, row: Row, between: Any, state: Any) -> Any:
     return run, state
 
 
-def _mapped(step: Any, row: Row, _: Any, state: Any) -> Any:
+def _mapped(step: Any, state: Any, row: Row, _: Any) -> Any:
     """By ``vmap`` or ``pmap``; of groups, each device has its own copy of the state."""
     workers, width, _ = SIZES[row["layout"]]
 
@@ -231,10 +229,7 @@ def _mapped(step: Any, row: Row, _: Any, state: Any) -> Any:
 
     if width > 1:
         run, state = jax.vmap(run, axis_name="device"), stack(state, width)
-    if row["mapping"] == "vmap":
-        mapped = jax.jit(jax.vmap(run, axis_name="data"))
-    else:
-        mapped = jax.pmap(run, axis_name="data", devices=jax.devices()[:workers])
+    mapped = over_workers(run, row["mapping"], workers)
     lead = (workers, width) if width > 1 else (workers,)
 
     def split(state: Any, g: Any) -> Any:
