@@ -10,6 +10,7 @@ from typing import Any
 import chex
 import hypothesis
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -91,10 +92,10 @@ class Run(stateful.RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 99))
     def step(self, seed: int) -> None:
-        before = int(self.state[1].inner[0].count[0])
+        count = self.state[1].inner[0].count + 1
         self.advance(random_tree(SHAPES, seed, self.n))
-        assert self.state[1].inner[0].count.tolist() == [before + 1] * self.n
-        assert self.state[1].notfinite_count.tolist() == [0] * self.n
+        after = self.state[1].inner[0].count, self.state[1].notfinite_count
+        chex.assert_trees_all_equal(after, (count, jnp.zeros_like(count)))
 
     @rule(data=st.data(), value=st.sampled_from([np.nan, np.inf, 1e30]))
     def poison(self, data: Any, value: float) -> None:
@@ -105,25 +106,21 @@ class Run(stateful.RuleBasedStateMachine):
         self.advance(grads)
         assert_same_bits(self.state[0], params)
         assert_same_bits(self.state[1].inner, opt_state.inner)
-        counted = (opt_state.total_notfinite + 1).tolist()
-        assert self.state[1].total_notfinite.tolist() == counted
+        counted = self.state[1].total_notfinite
+        chex.assert_trees_all_equal(counted, opt_state.total_notfinite + 1)
 
     @rule()
     def save(self) -> None:
-        self.open_writer()
-        assert self.writer is not None
         self.t += 1
-        self.writer.save(self.t, self.state, EXTRA)
+        self.opened().save(self.t, self.state, EXTRA)
         self.saving = True
-        for step in self.seen_damaged:
-            self.disk.pop(step, None)
-        self.seen_damaged = set()
-        self.disk[self.t] = Saved(self.n, bits(self.state), self.which)
-        self.disk = dict(sorted(self.disk.items())[-2:])
+        kept = {t: x for t, x in self.disk.items() if t not in self.seen_damaged}
+        kept[self.t] = Saved(self.n, bits(self.state), self.which)
+        self.disk, self.seen_damaged = dict(sorted(kept.items())[-2:]), set()
 
-    def open_writer(self) -> None:
-        if self.writer is None:
-            self.writer = self.checkpoints()
+    def opened(self) -> slamb_jax.Checkpoints:
+        self.writer = self.writer or self.checkpoints()
+        return self.writer
 
     @rule(during_a_save=st.booleans())
     def kill(self, during_a_save: bool) -> None:
@@ -149,8 +146,7 @@ class Run(stateful.RuleBasedStateMachine):
 
     @rule()
     def restore(self) -> None:
-        self.open_writer()
-        state, skipped = self.restored(self.writer)
+        state, skipped = self.restored(self.opened())
         self.seen_damaged |= skipped
         self.state = self.state if state is None else state
 
