@@ -17,10 +17,9 @@ HALF = jnp.ones(2, jnp.float16)
 SPECS = {"w": P(None, "model"), "b": P()}
 ALONE, PAPER = slamb_jax.Exchange(), slamb_jax.Exchange.paper()
 CODED = slamb_jax.Exchange(AXIS)
+SHARDED_CODES = replace(CODED, param_specs=SPECS)
 momentum = partial(slamb_jax.average_momentum, ALONE)
-trust_ratio = partial(slamb_jax.layerwise_trust_ratio, ALONE)
 narrowed = partial(slamb_jax.train_in_bfloat16, optax.sgd(0.1))
-skipping = partial(slamb_jax.skip_not_finite, optax.sgd(1.0))
 
 
 def ratio(specs):
@@ -61,35 +60,7 @@ SHARDS = [
     (of(slamb_jax.on_shards, optax.sgd(0.1), {"w": 1}), "exchange must be .*'w': 1"),
 ]
 
-WRAPPERS = [
-    *bad(slamb_jax.train_in_bfloat16, "inner", optax.sgd),
-    *bad(narrowed, "rounding", "up"),
-    *bad(narrowed, "seed", 0.5),
-    (
-        of(narrowed().init, {"w": HALF}),
-        r"bfloat16 or float32, got float16 at .*\['w'\]",
-    ),
-    (updating(narrowed, params=None), "params must be passed"),
-    *bad(partial(slamb_jax.accumulate, optax.sgd(1.0)), "every", 0, 2.0),
-    *bad(partial(slamb_jax.accumulate, every=2), "tx", "sgd", slamb_jax.slamb),
-    *bad(partial(slamb_jax.skip_not_finite, exchange=ALONE), "tx", optax.sgd),
-    *bad(skipping, "exchange", 3, AXIS),
-]
-
-DIRECTIONS = [
-    *bad(directions.adam, "eps", 0, "1"),
-    *bad(directions.adam, "eps_root", -1e-8),
-    (updating(directions.adam), "second_moment, .*average_momentum with a b2"),
-    *bad(directions.muon, "ns_steps", 0, 2.5),
-    *bad(directions.muon, "eps", 0.0),
-    *bad(directions.muon, "ns_coeffs", (1.0, 2.0), ((1.0, 2.0, 3.0),)),
-    *bad(directions.muon, "consistent_rms", "0.2"),
-    (diagonal(0, -2), r"weight_dimension_numbers .*once, got .*\(2, 3\)"),
-    (diagonal(2, 0), r"weight_dimension_numbers .*got .*\(2, 3\)"),
-    (updating(of(muon, {"x": None})), "dimension_numbers must have the structure"),
-]
-
-OF_OPTIMIZERS = {
+OPTIMIZERS = {
     slamb_jax.adamw: {"b1": [1.0], "b2": [None, 1.0], "eps_root": [-1.0]},
     slamb_jax.lion: {"b2": [1.5, 0.0, None], "mu_dtype": ["int32"]},
     slamb_jax.muon: {
@@ -97,34 +68,45 @@ OF_OPTIMIZERS = {
     },
     slamb_jax.sgd: {"momentum": [1.0, "0.9"], "nesterov": [1]},
 }  # fmt: skip
-OPTIMIZERS = [
+ARGUMENTS = {partial(make, 0.01, ALONE): bad_of for make, bad_of in OPTIMIZERS.items()}
+ARGUMENTS |= {
+    slamb_jax.train_in_bfloat16: {"inner": [optax.sgd]},
+    narrowed: {"rounding": ["up"], "seed": [0.5]},
+    partial(slamb_jax.accumulate, optax.sgd(1.0)): {"every": [0, 2.0]},
+    partial(slamb_jax.accumulate, every=2): {"tx": ["sgd", slamb_jax.slamb]},
+    partial(slamb_jax.skip_not_finite, exchange=ALONE): {"tx": [optax.sgd]},
+    partial(slamb_jax.skip_not_finite, optax.sgd(1.0)): {"exchange": [3, AXIS]},
+    directions.adam: {"eps": [0, "1"], "eps_root": [-1e-8]},
+    directions.muon: {
+        "ns_steps": [0, 2.5], "ns_coeffs": [(1.0, 2.0), ((1.0, 2.0, 3.0),)],
+        "eps": [0.0], "consistent_rms": ["0.2"],
+    },
+    momentum: {
+        "b1": [1.5], "b2": [1.0], "share": [1.0], "nesterov": [1],
+        "direction": ["adam", directions.adam], "bias_correction": [None],
+        "nu_dtype": ["float16"],
+    },
+    partial(slamb_jax.layerwise_trust_ratio, ALONE): {
+        "form": ["product "], "c_max": [-1]
+    },
+    decay.add_decayed_weights: {"weight_decay": [-1.0]},
+}  # fmt: skip
+
+LINKS = [
     row
-    for optimizer, arguments in OF_OPTIMIZERS.items()
+    for make, arguments in ARGUMENTS.items()
     for name, values in arguments.items()
-    for row in bad(partial(optimizer, 0.01, ALONE), name, *values)
+    for row in bad(make, name, *values)
 ]
-OPTIMIZERS += [
+LINKS += [
     row
-    for optimizer in OF_OPTIMIZERS
+    for optimizer in OPTIMIZERS
     for row in (
         *bad(partial(optimizer, exchange=ALONE), "learning_rate", NAN, None),
         (of(optimizer, 0.01, "data"), r"exchange .*'data': .*Exchange\('data'\)"),
         (of(optimizer, 0.01, PAPER), "selection=Strided.*slamb.*without one"),
     )
 ]
-SHARDED_CODES = slamb_jax.Exchange(AXIS, param_specs=SPECS)
-OPTIMIZERS += [
-    *(
-        (
-            of(slamb_jax.muon, 0.01, coded),
-            "muon takes param_specs only .*payload='ternary', .*: give payload='uni",
-        )
-        for coded in (SHARDED_CODES, replace(SHARDED_CODES, outer=optax.sgd(1.0)))
-    ),
-    (without_units, "payload='ternary' needs .* without nu_mean.*: set it to"),
-]
-
-LINKS = WRAPPERS + DIRECTIONS + OPTIMIZERS
 LINKS += [
     (of(link, "data"), r"exchange must be .*, got 'data': slamb_jax.Exchange\('data")
     for link in (
@@ -134,20 +116,22 @@ LINKS += [
     )
 ]  # fmt: skip
 LINKS += [
-    *bad(momentum, "b1", 1.5),
+    (of(slamb_jax.muon, 0.01, coded), "muon takes param_specs only .*payload='ternary'"
+     ", .*: give payload='uni")
+    for coded in (SHARDED_CODES, replace(SHARDED_CODES, outer=optax.sgd(1.0)))
+]  # fmt: skip
+LINKS += [
+    (without_units, "payload='ternary' needs .* without nu_mean.*: set it to"),
+    (of(narrowed().init, {"w": HALF}), r"or float32, got float16 at .*\['w'\]"),
+    (updating(narrowed, params=None), "params must be passed"),
+    (updating(directions.adam), "second_moment, .*average_momentum with a b2"),
+    (diagonal(0, -2), r"weight_dimension_numbers .*once, got .*\(2, 3\)"),
+    (diagonal(2, 0), r"weight_dimension_numbers .*got .*\(2, 3\)"),
+    (updating(of(muon, {"x": None})), "weight_dimension_numbers must have the struct"),
     (of(momentum, b1=(0.9, -0.1)), r"b1 must be in .*got -0.1"),
-    *bad(momentum, "b2", 1.0),
-    *bad(momentum, "share", 1.0),
-    *bad(momentum, "direction", "adam", directions.adam),
-    *bad(momentum, "nesterov", 1),
-    *bad(momentum, "bias_correction", None),
-    *bad(momentum, "nu_dtype", "float16"),
     (updating(of(momentum, b1={"w": 0.9})), "b1 must have the structure"),
     (updating(of(momentum, b1=lambda params: 1.5)), "b1 must be in .*got 1.5"),
     (of(slamb_jax.scale_by_slamb, ALONE), r"must have a selection, got Exchange\(\)"),
-    *bad(trust_ratio, "form", "product "),
-    *bad(trust_ratio, "c_max", -1),
-    *bad(decay.add_decayed_weights, "weight_decay", -1.0),
     (of(slamb_jax.average_parameters_every, ALONE), "payload='ternary' would round"),
     (of(slamb_jax.average_parameters, PARAMS, "rows"), "axis_name='rows' is not bound"),
 ]
