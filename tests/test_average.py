@@ -8,10 +8,9 @@ import optax
 import pytest
 
 import slamb_jax
-from tests import naive_rivals
 from tests.close import assert_close, assert_same_bits, assert_workers_agree
 from tests.optimizers import descend, random_tree, standard_promotion
-from tests.workers import AXIS, MAPPINGS, over_workers, stack, stepper, train
+from tests.workers import AXIS, MAPPINGS, over_workers, stack, stepper
 
 N = 4
 SHAPES = {"w": (12, 16), "b": (16,), "stack": (3, 6, 20), "scale": ()}
@@ -87,21 +86,6 @@ def test_an_outer_rate_of_one_is_the_average_up_to_the_grid(payload, mapping):
             chex.assert_trees_all_close(anchor[name], x.mean(0), atol=room, rtol=0)
         assert_close(params, stack(anchor, N), units=2)
         before = anchor
-
-
-@pytest.mark.parametrize("mapping", ["vmap", "shard_map"])
-def test_local_adam_under_nesterov_is_diloco(mapping):
-    """Of optax's Adam; ours has v of the momentum."""
-    grads = [random_tree(SHAPES, 1 + t, N) for t in range(6)]
-    params = random_tree(SHAPES, 0)
-    tx = optax.chain(optax.adam(0.02), every(2, outer=NESTEROV))
-    with standard_promotion():
-        got = train(tx, params, grads, mapping)[-1][0]
-    own = [[jax.tree.map(lambda x, i=i: np.asarray(x[i]), g) for i in range(N)]
-           for g in grads]  # fmt: skip
-    rates = {"rate": 0.02, "every": 2, "outer_rate": 0.7, "momentum": 0.9}
-    want = naive_rivals.diloco(params, own, **rates)
-    assert_close(got, jax.tree.map(lambda *xs: np.stack(xs), *want), units=4096)
 
 
 def test_a_missing_gradient_moves_nothing():

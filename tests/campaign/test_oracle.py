@@ -119,6 +119,7 @@ def optimizer_of(given: dict[str, Any], mask: Any) -> Any:
     return getattr(slamb_jax, given["optimizer"])(rate, exchange, **arguments)
 
 
+DILOCO = {"optimizer": "adamw", "sync_every": 2, "outer": (0.7, 0.9), "codes": None}
 PLAIN = {  # settings of the mean alone
     "b1": 0.9, "b2": 0.95, "share": 0.0, "eps": 1e-4, "eps_root": 0.0,
     "nesterov": False, "form": "sum", "c_min": 0.01, "c_max": 1e3, "weight_decay": 0.0,
@@ -133,6 +134,7 @@ PLAIN = {  # settings of the mean alone
 )  # fmt: skip
 @example(PLAIN | {"optimizer": "adamw"}, [(40,)], 4, 0)
 @example(PLAIN | {"optimizer": "momentum", "b1": 0.5}, [(40,)], 4, 1)
+@example(PLAIN | DILOCO, [(12, 16), (16,), ()], 4, 2)
 def test_follows_the_oracle(
     settings: dict[str, Any], shapes: list[tuple[int, ...]], n: int, seed: int
 ) -> None:

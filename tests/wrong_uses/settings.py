@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import optax
 
 import slamb_jax
-from slamb_jax.exchange.selections import Selection, Strided
+from slamb_jax.exchange.selections import Strided
+from tests.replay import Replay
 from tests.workers import P
 from tests.wrong_uses.common import INF, NAN, PARAMS, bad, make_slamb, of, slamb
 
@@ -16,14 +17,6 @@ read, budget = slamb_jax.Exchange.from_json, slamb_jax.Exchange.for_budget
 
 def function(step):
     return 0.1
-
-
-class EveryOther(Selection):
-    def blocks(self, step, leaf):
-        return 2 * jnp.arange(leaf.size // 2) + step % 2
-
-    def age(self, step, leaf):
-        return jnp.minimum(step, (jnp.arange(leaf.size) + step) % 2)[:, None]
 
 
 ALONE = [  # the argument, what it must be, values that it must not have
@@ -97,7 +90,7 @@ MADE += [
     (of(read, {"selection": {"k": 1}}), "selection=.*'k'"),
     (of(read, {"payload": {"name": "int8"}}), "payload .*'int8'"),
     (slamb_jax.Exchange(stacked=function).to_json, "stacked .* JSON.* got <fun"),
-    (slamb_jax.Exchange.paper(selection=EveryOther()).to_json, "selection .*JSON"),
+    (slamb_jax.Exchange.paper(selection=Replay([])).to_json, "selection .*JSON"),
     (of(budget, "data", 5, PARAMS), r"share must be in \(0.0, 1.0\], got 5"),
     (of(budget, "data", 1e-4, PARAMS), "share must be at least .*0.0001: to send less"),
     (of(slamb_jax.Exchange().share, {}), "params must have elements, got {}"),
