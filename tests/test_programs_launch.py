@@ -152,15 +152,10 @@ def test_a_program_that_ignores_sigterm_is_told_of(tmp_path, monkeypatch, capfd)
     spec.loader.exec_module(elastic)
     monkeypatch.setattr(elastic, "HANGS", 0.2)
     until = tmp_path / "0" / "end"
-    line = f"""
-import pathlib, signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-pathlib.Path({str(until.with_name("1.snapshot"))!r}).touch()
-while not pathlib.Path({str(until)!r}).exists():
-    time.sleep(0.05)
-"""
+    line = 'trap "" TERM; touch "$1"; until [ -e "$2" ]; do sleep 0.05; done'
     until.parent.mkdir()
-    running = {0: subprocess.Popen([sys.executable, "-c", line])}
+    words = ["sh", "-c", line, "sh", until.with_name("1.snapshot"), until]
+    running = {0: subprocess.Popen(words)}
     threading.Timer(3.0, until.touch).start()
     elastic.watch(running, tmp_path, 0.1)
     assert running[0].wait(60) == 0

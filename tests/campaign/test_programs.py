@@ -1,8 +1,7 @@
 """The wire report of programs that were drawn at random, and so are known."""
 
-import collections
-import functools
-from typing import Any, NamedTuple
+from collections import Counter, namedtuple
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -24,35 +23,13 @@ from tests.workers import P
 AXES = ("node", "device")
 
 
-class Send(NamedTuple):
-    """One collective of each device's ``count`` elements."""
-
-    kind: str
-    axis: str
-    count: int
-    dtype: str
-    salt: int  # else two of them may become one
-
-
-class Loop(NamedTuple):
-    turns: int | None  # None: until a condition holds
-    body: Any  # a part: a Send, a Loop, a Branch, or a list of them
-
-
-class Branch(NamedTuple):
-    ways: tuple[Any, ...]
-
-
-class Sent(NamedTuple):
-    """What is expected of some collectives of a program."""
-
-    kind: str
-    dtype: str
-    axis: str
-    conditional: bool
-    known: bool
-
-
+# One collective of each device's ``count`` elements; the salt, else two of them may
+# become one. A part of a program is one of these three, or a list of parts.
+Send = namedtuple("Send", "kind axis count dtype salt")
+Loop = namedtuple("Loop", "turns body")  # turns None: until a condition holds
+Branch = namedtuple("Branch", "ways")
+# What is expected of some collectives of a program.
+Sent = namedtuple("Sent", "kind dtype axis conditional known")
 XLA_KIND = {
     "psum": "all-reduce",
     "psum_scatter": "reduce-scatter",
@@ -66,14 +43,9 @@ BYTES = {"f32": 4, "s32": 4, "u8": 1}
 
 def programs(kinds=tuple(XLA_KIND), dtypes=tuple(XLA_DTYPE)):
     """Up to three levels of loops and branches."""
-    sends = st.builds(
-        Send,
-        kind=st.sampled_from(kinds),
-        axis=st.sampled_from(AXES),
-        count=st.integers(1, 300).map(lambda k: 8 * k),  # so that it can be scattered
-        dtype=st.sampled_from(dtypes),
-        salt=st.integers(1, 2**20),
-    )
+    kind, axis, dtype = map(st.sampled_from, (kinds, AXES, dtypes))
+    count = st.integers(1, 300).map(lambda k: 8 * k)  # so that it can be scattered
+    sends = st.builds(Send, kind, axis, count, dtype, st.integers(1, 2**20))
 
     def around(part):
         several = st.lists(part, min_size=1, max_size=3)
@@ -88,9 +60,9 @@ def totals(part, times=1, conditional=False):
     """The elements of all that is sent; where turns are not known, of one turn."""
     match part:
         case Send(kind, axis, count, dtype, _):
-            known = XLA_KIND[kind], XLA_DTYPE[dtype]
-            sent = Sent(*known, axis, conditional, times is not None)
-            return collections.Counter({sent: count * (1 if times is None else times)})
+            what = XLA_KIND[kind], XLA_DTYPE[dtype], axis
+            sent = Sent(*what, conditional, times is not None)
+            return Counter({sent: count * (1 if times is None else times)})
         case Loop(turns, body):
             part = body
             if turns is None or times is None:
@@ -100,7 +72,7 @@ def totals(part, times=1, conditional=False):
         case Branch(ways):
             part, conditional = ways, True
     found = (totals(one, times, conditional) for one in part)
-    return sum(found, collections.Counter())  # which leaves out what is 0
+    return sum(found, Counter())  # which leaves out what is 0
 
 
 def lowered(part, mesh):
@@ -119,15 +91,13 @@ def run_part(part, x, sizes):
     """Every part depends on what the one before it left in ``x``, a single number."""
     match part:
         case Loop(None, body):
-            turn = functools.partial(run_part, body, sizes=sizes)
+            turn = partial(run_part, body, sizes=sizes)
             return lax.while_loop(lambda x: x[0] < 1e6, turn, x)
         case Loop(turns, body):
-            scanned = lax.scan(
-                lambda x, _: (run_part(body, x, sizes), None), x, length=turns
-            )
-            return scanned[0]
+            turn = lambda x, _: (run_part(body, x, sizes), None)  # noqa: E731
+            return lax.scan(turn, x, length=turns)[0]
         case Branch(ways):
-            runs = [functools.partial(run_part, way, sizes=sizes) for way in ways]
+            runs = [partial(run_part, way, sizes=sizes) for way in ways]
             return lax.switch(jnp.abs(x[0]).astype(jnp.int32) % len(runs), runs, x)
         case Send(kind, axis, count, dtype, salt):
             n = sizes[axis]
@@ -164,7 +134,7 @@ def axis_of(groups, kind, mesh):
 
 def assert_known(part, mesh, program):
     report, want = slamb_jax.wire_report(program), totals(part)
-    found = collections.Counter()
+    found = Counter()
     for c in report.collectives:
         axis = str(axis_of(c.groups, c.kind, mesh))
         sent = Sent(c.kind, c.dtype, axis, c.conditional, c.times is not None)
