@@ -213,8 +213,7 @@ def test_the_best_outer_step_counts_and_all_runs_are_counted(results):
     # Alike at all rates: the sweep goes on to the lowest.
     each = len(sweep.POWERS) + sweep.FURTHER
     assert [cell.tuned for cell in found.values()] == [each, 3 * each]
-    variant = report.variant_of("muon, outer, H 30, outer 1 0.5")
-    assert variant == "muon, outer, H 30"
+    assert report.variant_of("muon, outer, H 30, outer 1 0.5") == "muon, outer, H 30"
     assert report.spread([1.0, 2.0]) == "1.500 ± 0.707"  # over seeds
     assert report.spread([float("inf"), 1.0]) == "diverged"
     above = report.above_dense(found)
@@ -266,8 +265,8 @@ def test_a_gap_that_grows_with_the_size_is_found(results):
 def test_the_losses_to_expect_are_those_recorded():
     found = report.cells(grid.NOISY, Results(RESULTS / "frontier.jsonl"))
     for payload, loss in ABOVE_DENSE.items():
-        ours = "adamw, H 1" if payload == "ternary" else f"adamw, {payload}"
-        above = found[ours.replace("_", " ")].loss / found[DENSE].loss - 1
+        ours = "H 1" if payload == "ternary" else payload.replace("_", " ")
+        above = found[f"adamw, {ours}"].loss / found[DENSE].loss - 1
         assert 100 * above == pytest.approx(loss, abs=0.051)
 
 

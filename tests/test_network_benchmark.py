@@ -123,8 +123,9 @@ def test_a_shaped_run_counts_what_the_compiler_says(tmp_path):
     try:
         _, told = run.communicate(timeout=280)
     finally:
-        run.terminate()
+        run.terminate()  # it then removes its hosts
     assert run.returncode == 0, told
+    assert left_of(f"slamb-{run.pid}-") == []
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert [r["optimizer"] for r in rows] == list(results.ADVISED)
     for r in rows:
@@ -133,7 +134,6 @@ def test_a_shaped_run_counts_what_the_compiler_says(tmp_path):
         assert 0.04 < r["header_share"] < 0.08
         link = 8 * r["wire_bytes"] / 500e6
         assert r["step_seconds"] > 0.9 * link  # the links are as slow as they were made
-    assert left_of(f"slamb-{run.pid}-") == []
 
 
 def children(pid):

@@ -87,23 +87,8 @@ def test_each_optimizer_trains(name, dense, tmp_path):
     assert bool(programs.series(tmp_path, "trust_ratio")[0]) == (name == "slamb")
 
 
-def stop_at(step, monkeypatch, number):
-    """The signal reaches this process while that step is made."""
-    one_step = loop._Loop.one_step
-
-    def and_stop(self, state, stream, t):
-        if t == step:
-            os.kill(os.getpid(), number)
-        return one_step(self, state, stream, t)
-
-    monkeypatch.setattr(loop._Loop, "one_step", and_stop)
-
-
 def left_by(out):
-    """The newest checkpoint's arrays, where its data stood, and the records.
-
-    Of the records all that does not depend on the clock.
-    """
+    """The newest checkpoint's arrays, where its data stood, and records but seconds."""
     with slamb_jax.Checkpoints(out / "checkpoints") as checkpoints:
         metadata, arrays = checkpoints.load(checkpoints.latest())
     numbers = records.read(out / "metrics.jsonl")
@@ -116,11 +101,17 @@ def left_by(out):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_run_resumes_to_the_last_bit(number, tmp_path, monkeypatch):
     before, out = signal.getsignal(signal.SIGINT), tmp_path / "parts"
-    whole = run(tmp_path / "one")
-    with monkeypatch.context() as patched:
-        stop_at(2, patched, number)
-        with pytest.raises(SystemExit) as stopped:
-            run(out)
+    whole, one_step = run(tmp_path / "one"), loop._Loop.one_step
+
+    def and_stop(self, state, stream, t):
+        if t == 2:
+            os.kill(os.getpid(), number)
+        return one_step(self, state, stream, t)
+
+    monkeypatch.setattr(loop._Loop, "one_step", and_stop)
+    with pytest.raises(SystemExit) as stopped:
+        run(out)
+    monkeypatch.undo()
     assert stopped.value.code == 128 + number
     assert signal.getsignal(signal.SIGINT) is before
     assert not (out / "result.json").exists()
@@ -138,14 +129,12 @@ def test_a_stopped_run_resumes_to_the_last_bit(number, tmp_path, monkeypatch):
     assert result.step == 4
     assert 0 < result.bytes_sent < result.dense_bytes
     assert 0 <= result.metrics["eval_accuracy"] <= 100
-    losses, rates, evaluated, spreads = (
-        programs.series(out, name)
-        for name in ("loss", "learning_rate", "eval_loss", "replica_spread")
-    )
-    assert np.isfinite(losses).all()
-    assert (len(losses), len(evaluated)) == (4, 2)
-    np.testing.assert_allclose(rates, [0.01, 0.01, 0.001, 0.001], rtol=1e-6)
-    assert spreads[0] > 1e-4
+    assert len(programs.series(out, "loss")) == 4
+    assert np.isfinite(programs.series(out, "loss")).all()
+    rates = programs.series(out, "learning_rate")
+    assert rates == pytest.approx([0.01, 0.01, 0.001, 0.001])
+    assert len(programs.series(out, "eval_loss")) == 2
+    assert programs.series(out, "replica_spread")[0] > 1e-4
     assert list((out / "tensorboard").glob("events*"))
 
 

@@ -48,10 +48,10 @@ def started(tmp_path, out, *command):
     )  # fmt: skip
 
 
-def ended(process):
+def ended(process, timeout=600):
     """Its status and all that it printed; nothing that it started is left."""
     try:
-        told = "".join(process.communicate(timeout=600))
+        told = "".join(process.communicate(timeout=timeout))
         return process.returncode, told
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -65,8 +65,7 @@ def wait_for_steps(process, path, steps):
         if path.exists() and any(r["step"] >= steps for r in records.read(path)):
             return
         time.sleep(0.2)
-    os.killpg(process.pid, signal.SIGKILL)
-    pytest.fail(f"no step {steps}: {ended(process)}")
+    pytest.fail(f"no step {steps}: {ended(process, timeout=1)}")
 
 
 def kill_one(process, slot):
@@ -89,10 +88,8 @@ def test_two_processes_stop_and_lose_one_and_are_like_one(tmp_path):
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         process = started(tmp_path, "two", *SCRIPT)
         wait_for_steps(process, metrics, at + 3)
-        if number == signal.SIGINT:
-            os.killpg(process.pid, number)
-        else:
-            process.send_signal(number)
+        kill = os.killpg if number == signal.SIGINT else os.kill
+        kill(process.pid, number)
         status, told = ended(process)
         assert status == code, told
         at = records.read(metrics)[-1]["step"]
