@@ -1,6 +1,8 @@
 """What the tests of the programs share: tiny runs in this process and outside."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,12 +49,19 @@ def start(*arguments, program=sys.executable, **environment):
     )  # fmt: skip
 
 
+def finish(process, timeout=600):
+    """Its status and all that it printed; nothing that it started is left."""
+    try:
+        told = "".join(process.communicate(timeout=timeout))
+        return process.returncode, told
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()  # nor is a pipe left open
+
+
 def ended(*arguments, timeout=600, **environment):
     """What a program printed that ended well."""
-    process = start(*arguments, **environment)
-    try:
-        told, wrong = process.communicate(timeout=timeout)
-    finally:
-        process.kill()
-    assert process.returncode == 0, wrong
+    status, told = finish(start(*arguments, **environment), timeout)
+    assert status == 0, told
     return told

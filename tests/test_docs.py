@@ -90,7 +90,7 @@ def test_links_lead_to_files(page):
 
 def public(module=slamb_jax):
     """The objects of ``__all__`` by name; those of its modules, too."""
-    for name in module.__all__:
+    for name in getattr(module, "__all__", ()):
         thing = getattr(module, name)
         if inspect.ismodule(thing):
             yield from public(thing)

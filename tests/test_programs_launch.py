@@ -1,6 +1,5 @@
 """Two real processes of one run: stopped by SIGTERM, resumed, equal to one process."""
 
-import contextlib
 import importlib.util
 import os
 import re
@@ -48,24 +47,13 @@ def started(tmp_path, out, *command):
     )  # fmt: skip
 
 
-def ended(process, timeout=600):
-    """Its status and all that it printed; nothing that it started is left."""
-    try:
-        told = "".join(process.communicate(timeout=timeout))
-        return process.returncode, told
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()  # nor is a pipe left open
-
-
 def wait_for_steps(process, path, steps):
     until = time.monotonic() + 600
     while time.monotonic() < until and process.poll() is None:
         if path.exists() and any(r["step"] >= steps for r in records.read(path)):
             return
         time.sleep(0.2)
-    pytest.fail(f"no step {steps}: {ended(process, timeout=1)}")
+    pytest.fail(f"no step {steps}: {programs.finish(process, timeout=1)}")
 
 
 def kill_one(process, slot):
@@ -90,7 +78,7 @@ def test_two_processes_stop_and_lose_one_and_are_like_one(tmp_path):
         wait_for_steps(process, metrics, at + 3)
         kill = os.killpg if number == signal.SIGINT else os.kill
         kill(process.pid, number)
-        status, told = ended(process)
+        status, told = programs.finish(process)
         assert status == code, told
         at = records.read(metrics)[-1]["step"]
         assert at < STEPS
@@ -100,7 +88,7 @@ def test_two_processes_stop_and_lose_one_and_are_like_one(tmp_path):
     process = started(tmp_path, "two", *SCRIPT, *often)
     wait_for_steps(process, metrics, at + 12)
     kill_one(process, "process-id 1")
-    code, told = ended(process)
+    code, told = programs.finish(process)
     assert code == 0, told
     assert "both start again (time 1 of 3)" in told
     assert "process 1" in told, told
@@ -108,7 +96,7 @@ def test_two_processes_stop_and_lose_one_and_are_like_one(tmp_path):
     assert steps_of(metrics) == list(range(1, STEPS + 1))
 
     alone = sys.executable, "-m", "examples.bert.main", "--workers", "4"
-    code, told = ended(started(tmp_path, "one", *alone))
+    code, told = programs.finish(started(tmp_path, "one", *alone))
     assert code == 0, told
     for name, close in (("bytes_sent", 0), ("loss", 1e-3)):
         one, two = (programs.series(tmp_path / x, name) for x in ("one", "two"))
@@ -129,7 +117,7 @@ def test_a_run_goes_on_without_a_process_and_takes_it_in_again(victim, tmp_path)
     )  # fmt: skip
     wait_for_steps(process, out / "metrics.jsonl", 12)
     kill_one(process, f"{snapshots}/{victim}")
-    code, told = ended(process)
+    code, told = programs.finish(process)
     assert code == 0, told
     others = [slot for slot in range(3) if slot != victim]
     assert f"lost [{victim}], {others} go on" in told
@@ -149,7 +137,7 @@ def test_a_program_that_ignores_sigterm_is_told_of(tmp_path, monkeypatch, capfd)
     spec.loader.exec_module(elastic)
     monkeypatch.setattr(elastic, "HANGS", 0.2)
     until = tmp_path / "0" / "end"
-    line = 'trap "" TERM; touch "$1"; until [ -e "$2" ]; do sleep 0.05; done'
+    line = 'trap "" TERM; until [ -e "$2" ]; do touch "$1"; sleep 0.05; done'
     until.parent.mkdir()
     words = ["sh", "-c", line, "sh", until.with_name("1.snapshot"), until]
     running = {0: subprocess.Popen(words)}
@@ -179,5 +167,5 @@ def test_a_run_starts_again_where_a_process_was_lost(tmp_path):
     path = f"{tmp_path}:{os.environ['PATH']}"
     for status, times in ((0, 0), (1, 0), (75, 3), (134, 3), (137, 3), (143, 0)):
         given = {"program": SCRIPT[0], "PATH": path, "STATUS": str(status)}
-        code, told = ended(programs.start(*SCRIPT[1:], **given))
+        code, told = programs.finish(programs.start(*SCRIPT[1:], **given))
         assert (code, told.count("both start again")) == (status, times)
