@@ -44,39 +44,36 @@ def claims():
 
 
 @functools.cache
-def cells(path, setting):
-    return report.cells(setting, Results(path))
-
-
-def setting_and_methods(locator):
-    name, methods = locator.split(": ", 1)
+def cells(path, name):
     (setting,) = {s for grid in GRIDS.values() for s in grid if str(s) == name}
-    return setting, methods.split(" / ")
+    return setting, report.cells(setting, Results(path))
 
 
 def of_runs(path, locator, seeds):
     """Sizes, rates, losses and shares of methods, and the first beside the others."""
-    setting, methods = setting_and_methods(locator)
-    found = cells(path, setting)
-    first, *_ = chosen = [found[method] for method in methods]
+    name, methods = locator.split(": ", 1)
+    setting, found = cells(path, name)
+    chosen = [found[method] for method in methods.split(" / ")]
     parameters = found[DENSE].runs[0]["points"][-1]["exchanges"][0][1] / 4
     yield from (setting.workers, setting.batch, setting.steps, parameters)
     for cell in chosen:
         assert ", ".join(str(run["key"]["seed"]) for run in cell.runs) == seeds
-        rates = [x.runs[0]["key"]["rate"] for x in (first, cell)]
+        rates = [x.runs[0]["key"]["rate"] for x in (chosen[0], cell)]
         share = cell.bytes / found[DENSE].bytes
         yield from (share, 2 * share, 32 * share)  # also of bfloat16, and in bits
-        yield from (cell.loss, rates[1], rates[0] / rates[1], first.bytes / cell.bytes)
-        yield f"{100 * abs(first.loss / cell.loss - 1)}%"
+        yield from (cell.loss, rates[1], rates[0] / rates[1])
+        yield chosen[0].bytes / cell.bytes
+        yield f"{100 * abs(chosen[0].loss / cell.loss - 1)}%"
 
 
 def of_pairs(path, locator):
     """Sizes, mean losses over the seeds of the tests, and their difference in %."""
-    setting, methods = setting_and_methods(locator)
-    both = [losses_on_seeds(setting, method, Results(path)) for method in methods]
+    name, methods = locator.split(": ", 1)
+    (setting,) = {s for grid in GRIDS.values() for s in grid if str(s) == name}
+    both = [losses_on_seeds(setting, x, Results(path)) for x in methods.split(" / ")]
     yield from (setting.workers, setting.batch, setting.steps, *map(fmean, both))
     test = paired(*both)
-    yield from (test.seeds, locator.split("b1 ")[-1] if "b1 " in locator else 0.9)
+    yield from (test.seeds, methods.split("b1 ")[-1] if "b1 " in methods else 0.9)
     for x in (test.mean, test.low, test.high, math.log1p(MARGIN)):
         yield f"{100 * abs(math.expm1(x))}%"
     yield "95%"

@@ -298,7 +298,7 @@ def test_the_command_sweeps_and_draws_and_a_run_that_diverges_ends(tmp_path):
     programs.ended("-m", "benchmarks.frontier", *options)
     found = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(found) >= len(sweep.POWERS) + len(SEEDS) - 1
-    d = elements(jax.eval_shape(task("digits").init, jax.random.key(0)))
+    d = scale.parameters("digits")
     first, *_, last = next(r["points"] for r in found if "points" in r)
     assert last["loss"] < first["loss"]
     assert (last["step"], last["exchanges"]) == (50, [["all-reduce", 4 * d, 50]])

@@ -11,11 +11,11 @@ import slamb_jax
 
 pytest.importorskip("sklearn")
 
+from benchmarks.frontier import scale
 from benchmarks.frontier.grid import SEEDS
 from benchmarks.frontier.kinds import nesterov
 from benchmarks.frontier.methods import METHODS
 from benchmarks.frontier.results import Results
-from benchmarks.frontier.tasks import task
 from benchmarks.network import (
     delay,
     losses,
@@ -27,7 +27,6 @@ from benchmarks.network import (
 from benchmarks.network.counters import HEADERS, SHARE
 from benchmarks.network.learner import BUCKETS, WARM, Ask, program
 from benchmarks.network.losses import DENSE, EXCHANGES, exchange_of
-from benchmarks.rivals import elements
 from tests import programs
 from tests.workers import mesh_of
 
@@ -61,13 +60,9 @@ def results(tmp_path):
     return found
 
 
-def digits():
-    return elements(jax.eval_shape(task("digits").init, jax.random.key(0)))
-
-
 def add_steps(results, key, ask):
     """Steps as the advisor has them: 20 ms alone, and 1 ms for the last message."""
-    d, every, method = digits(), 1, key["method"]
+    d, every, method = scale.parameters("digits"), 1, key["method"]
     sent, late = 2 * 0.75 * 2 * d, 1e-3  # bfloat16, on a ring of 4
     if method in EXCHANGES:
         every = exchange_of(method).sync_every or 1
@@ -189,6 +184,6 @@ def test_a_run_on_links_is_as_late_as_they_are(results, monkeypatch):
     monkeypatch.setattr(time_to_loss, "best_rate", lambda *_: None)
     time_to_loss.on_links(config, results, time_to_loss.Console())
     found = timings.pace(SETTING, DENSE, config.links[0], results)
-    assert found.sent == pytest.approx(3 * digits(), rel=0.03)
+    assert found.sent == pytest.approx(3 * scale.parameters("digits"), rel=0.03)
     assert found.message > 0.02
     assert found.exchange > 6 * 0.02
