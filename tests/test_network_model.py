@@ -29,7 +29,8 @@ def stepped_ring(network, payload_bytes, steps):
 @pytest.mark.parametrize("local", [math.inf, 4e9, 5e8])
 @pytest.mark.parametrize("late", [0.0, 1e-4, 1e-2])
 def test_collectives_take_as_long_as_a_stepped_ring(workers, per_node, local, late):
-    network = Network(workers, 1e9, late, workers_per_node=per_node, local_link=local)
+    links = {"latency": late, "workers_per_node": per_node, "local_link": local}
+    network = Network(workers, 1e9, **links)
     # The last round is not complete where workers share a node.
     room = 1e-9 if per_node == 1 else 0.15
     whole, half = (stepped_ring(network, 1e7, x * (workers - 1)) for x in (2, 1))
