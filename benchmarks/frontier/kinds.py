@@ -194,7 +194,7 @@ def of_one(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_sum_form(rate: Any) -> Any:
-    """LAMB in the form of ``slamb``, with v of the gradient."""
+    """LAMB in the sum form, with v of the gradient."""
     everything = slamb_jax.selections.Strided(1.0)
     whole = Exchange(payload=None, sync_every=None, selection=everything)
     return slamb_jax.slamb(rate, whole)
