@@ -9,17 +9,20 @@ from slamb_jax import jointspar
 from slamb_jax.advisor import Network, advise
 from slamb_jax.checkpoint import Checkpoints, Snapshots
 from slamb_jax.exchange import Exchange, selections
-from slamb_jax.links import directions
-from slamb_jax.links.average_parameters import (
+from slamb_jax.links import (
+    Sent,
     average_gradients,
     average_parameters,
     average_parameters_every,
+    decay,
+    directions,
+    elementwise_rescale,
+    layerwise_trust_ratio,
+    mask_momentum,
+    on_shards,
+    randk_compress_with_error_feedback,
 )
-from slamb_jax.links.layerwise_trust_ratio import layerwise_trust_ratio
-from slamb_jax.links.mask_momentum import average_momentum
-from slamb_jax.links.on_shards import on_shards
-from slamb_jax.links.scale_by_slamb import scale_by_slamb
-from slamb_jax.optimizers import adamw, lion, muon, sgd, slamb
+from slamb_jax.optimizers import adamw, lamb, lion, muon, sgd, slamb
 from slamb_jax.wire import wire_report
 from slamb_jax.workers import (
     Watchdog,
@@ -46,8 +49,9 @@ __version__ = "0.2.0"
 # In the order in which a reader meets them.
 __all__ = [
     "Exchange",
-    "adamw",
     "slamb",
+    "adamw",
+    "lamb",
     "lion",
     "muon",
     "sgd",
@@ -55,14 +59,17 @@ __all__ = [
     "per_worker_step",
     "consolidate",
     "on_workers",
-    "average_momentum",
-    "scale_by_slamb",
+    "mask_momentum",
+    "randk_compress_with_error_feedback",
+    "Sent",
     "layerwise_trust_ratio",
+    "elementwise_rescale",
     "average_parameters_every",
     "average_parameters",
     "average_gradients",
     "on_shards",
     "directions",
+    "decay",
     "selections",
     "accumulate",
     "skip_not_finite",

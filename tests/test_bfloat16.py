@@ -127,7 +127,7 @@ def test_a_16_bit_second_moment_follows_the_32_bit_one():
     ends = {}
     for nu_dtype in (None, "bfloat16"):
         alone = {"exchange": ALONE, "b1": 0.0, "b2": b2, "nu_dtype": nu_dtype}
-        tx = slamb_jax.average_momentum(**alone)
+        tx = slamb_jax.mask_momentum(**alone)
 
         def one(state, g, tx=tx):
             return tx.update(jnp.broadcast_to(g, p.shape), state, p)[1], None

@@ -45,7 +45,7 @@ TABLE = {  # the public function, and what distinguishes the variant
     "slamb": SLAMB,
     "slamb product": slamb_jax.slamb(RATE, PAPER, form="product", **MASKED),
     "slamb 16 bits": slamb_jax.slamb(0.01, PAPER, **NARROW),
-    "slamb mean": slamb_jax.slamb(0.01, CODED, **NARROW),
+    "lamb": slamb_jax.lamb(0.01, CODED, **NARROW),
     "adamw": slamb_jax.adamw(0.01, MEAN),
     "adamw nesterov": slamb_jax.adamw(RATE, MEAN, nesterov=True, **MASKED),
     "adamw local": slamb_jax.adamw(0.01, LOCAL, **NARROW),
@@ -57,14 +57,31 @@ TABLE = {  # the public function, and what distinguishes the variant
     "sgd": slamb_jax.sgd(
         RATE, LOCAL, momentum=0.9, nesterov=True, accumulator_dtype="bfloat16"
     ),
-    "average_momentum": slamb_jax.average_momentum(MEAN),
-    "average_momentum 16 bits": slamb_jax.average_momentum(CODED, b2=0.9, **NARROW),
-    "average_momentum no v": slamb_jax.average_momentum(
+    "mask_momentum": slamb_jax.mask_momentum(MEAN),
+    "mask_momentum 16 bits": slamb_jax.mask_momentum(CODED, b2=0.9, **NARROW),
+    "mask_momentum no v": slamb_jax.mask_momentum(
         MEAN, optax.scale_by_sign(), of_leaves(0.5), None, bias_correction=False
     ),
-    "directions.adam": slamb_jax.average_momentum(MEAN, directions.adam()),
+    "directions.adam": slamb_jax.mask_momentum(MEAN, directions.adam()),
     "directions.muon": directions.muon(consistent_rms=0.2),
-    "scale_by_slamb": slamb_jax.scale_by_slamb(PAPER),
+    "mask_momentum selection": slamb_jax.mask_momentum(PAPER, **NARROW),
+    "mask_momentum compressor": slamb_jax.mask_momentum(
+        MEAN, compressor=optax.identity()
+    ),
+    "randk_compress_with_error_feedback": slamb_jax.randk_compress_with_error_feedback(
+        PAPER
+    ),
+    "randk_compress_with_error_feedback codes": (
+        slamb_jax.randk_compress_with_error_feedback(CODED)
+    ),
+    "randk_compress_with_error_feedback passing": (
+        slamb_jax.randk_compress_with_error_feedback(PAPER, keep_residual=False)
+    ),
+    "elementwise_rescale": slamb_jax.elementwise_rescale(PAPER, b3=0.9),
+    "layerwise_trust_ratio selection": slamb_jax.layerwise_trust_ratio(PAPER, b3=0.9),
+    "layerwise_trust_ratio direction": slamb_jax.layerwise_trust_ratio(
+        PAPER, optax.scale_by_sign(), form="product"
+    ),
     "layerwise_trust_ratio": slamb_jax.layerwise_trust_ratio(MEAN, weight_decay=0.1),
     "layerwise_trust_ratio schedule": slamb_jax.layerwise_trust_ratio(MEAN, **MASKED),
     "add_decayed_weights": decay.add_decayed_weights(0.1),
@@ -82,14 +99,22 @@ TABLE = {  # the public function, and what distinguishes the variant
         optax.lars(RATE, weight_decay=0.1), FLOAT32, "all", 0.6
     ),
 }
-OF_GRADIENTS = {"average_gradients", "average_parameters_every"}  # keep their dtype
-IN_FLOAT32 = {"average_momentum", "layerwise_trust_ratio", "directions.adam",
+OF_GRADIENTS = {
+    "average_gradients",
+    "average_parameters_every",
+    "elementwise_rescale",
+    "randk_compress_with_error_feedback",
+}  # keep their dtype
+IN_FLOAT32 = {"mask_momentum", "layerwise_trust_ratio", "directions.adam",
               "directions.muon"}  # fmt: skip
-TAKES_ANY_PARAMS = {"average_momentum", "average_gradients", "directions.adam",
+TAKES_ANY_PARAMS = {"mask_momentum", "average_gradients", "elementwise_rescale",
+                    "randk_compress_with_error_feedback", "directions.adam",
                     "directions.muon"}  # fmt: skip
 # Under explicit axes jax does not gather the blocks of a selection.
 NEEDS_AUTO = {
-    "slamb", "slamb product", "slamb 16 bits", "scale_by_slamb", "skip_not_finite",
+    "slamb", "slamb product", "slamb 16 bits", "mask_momentum selection",
+    "randk_compress_with_error_feedback",
+    "randk_compress_with_error_feedback passing", "skip_not_finite",
     "train_in_bfloat16", "train_in_bfloat16 stochastic", "on_shards",
 }  # fmt: skip
 each = pytest.mark.parametrize("name", TABLE)
@@ -259,7 +284,7 @@ def test_states_are_scanned_and_mapped_over(name):
     assert jax.eval_shape(jax.vmap(steps), states, stacked) == states
 
 
-@pytest.mark.parametrize("name", ["slamb", "slamb product", "slamb mean"])
+@pytest.mark.parametrize("name", ["slamb", "slamb product", "lamb"])
 def test_sixteen_bit_parameters_stay_finite(name):
     for dtype in ("bfloat16", "float16"):
         params = tree(dtype)
@@ -287,12 +312,17 @@ def test_injected_hyperparameters_give_the_same_numbers(
 ):
     """In float32, beside narrow parameters too."""
     static = {"static_args": "exchange", "hyperparam_dtype": jnp.float32}
-    make = optax.inject_hyperparams(slamb_jax.slamb, **static)
+    slamb = exchange.selection is not None
+    function = slamb_jax.slamb if slamb else slamb_jax.lamb
+    numbers = {k: x for k, x in numbers.items() if slamb or k != "b3"}
+    make = optax.inject_hyperparams(function, **static)
     injected = make(learning_rate=RATE, exchange=exchange, form=form, **numbers)
-    plain = slamb_jax.slamb(0.01, exchange, form=form, **numbers)
+    plain = function(0.01, exchange, form=form, **numbers)
     params = tree(dtype)
     state, expected = injected.init(params), plain.init(params)
-    assert set(state.hyperparams) == {"learning_rate", *NUMBERS}
+    assert set(state.hyperparams) == {"learning_rate", *NUMBERS} - (
+        set() if slamb else {"b3"}
+    )
     update, want = jax.jit(injected.update), jax.jit(plain.update)
     for t in range(3):
         updates, state = update(tree(dtype, t), state, params)

@@ -9,7 +9,7 @@ from jax import lax
 
 import slamb_jax
 from slamb_jax.exchange.mean import Means
-from slamb_jax.links import mask_momentum as momentum
+from slamb_jax.links import _mean_momentum
 from tests.close import assert_close, assert_same_bits
 from tests.optimizers import descend, random_tree, standard_promotion
 from tests.workers import AXIS, over_workers, stack, train
@@ -36,8 +36,8 @@ def half_of_all(arrays, *rest, with_errors):
 
 @pytest.mark.parametrize(("b1", "b2"), [(0.9, 0.95), (0.5, None)])
 def test_it_is_the_documented_recurrence(b1, b2, monkeypatch):
-    monkeypatch.setattr(momentum, "mean_over_workers", half_of_all)
-    tx = slamb_jax.average_momentum(slamb_jax.Exchange(AXIS), b1=b1, b2=b2)
+    monkeypatch.setattr(_mean_momentum, "mean_over_workers", half_of_all)
+    tx = slamb_jax.mask_momentum(slamb_jax.Exchange(AXIS), b1=b1, b2=b2)
     run, state = over_workers(tx.update, "vmap", N), stack(tx.init(jnp.zeros(40)), N)
     m, v = np.zeros((N, 40)), np.zeros(40)
     for t, g in enumerate((tree["g"] for tree in gradients(6, {"g": (40,)})), 1):
@@ -79,7 +79,7 @@ def test_all_but_the_momentum_is_equal_on_all_workers(payload, mapping, overlap)
 def test_what_was_not_sent_is_in_the_momenta(payload, b1):
     """The sum of the means is that of the gradients, less what the momenta hold."""
     exchange = slamb_jax.Exchange(AXIS, payload=payload)
-    tx = slamb_jax.average_momentum(exchange, b1=b1, b2=None, bias_correction=False)
+    tx = slamb_jax.mask_momentum(exchange, b1=b1, b2=None, bias_correction=False)
     grads = gradients(12)
     zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
     sent, state = train(tx, zeros, grads, "vmap")[-1]
@@ -136,8 +136,8 @@ def test_the_state_of_adamw_is_two_moments_and_counts(payload, rate, of_rate):
     """Three links; there is nothing of masks, or of averages of parameters."""
     tx = slamb_jax.adamw(rate, slamb_jax.Exchange(AXIS, payload=payload))
     mean, decay, scaled = tx.init(random_tree(SHAPES, 0))
-    assert mean._fields == ("count", "mu", "nu", "nu_mean", "direction")
-    assert jax.tree.leaves((mean.direction, decay)) == []
+    assert mean._fields == ("count", "mu", "nu", "nu_mean", "compressor", "direction")
+    assert jax.tree.leaves((mean.compressor, mean.direction, decay)) == []
     shapes = jax.tree.map(jnp.shape, (mean.count, mean.mu, mean.nu, mean.nu_mean))
     unit = None if payload is None else dict.fromkeys(SHAPES, ())  # codes have one
     assert shapes == ((), SHAPES, SHAPES, unit)

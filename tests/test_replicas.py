@@ -397,7 +397,7 @@ def test_an_optimizer_of_another_exchange_is_told():
     mesh, params, batch = mesh_of(2), {"w": jnp.ones((4, 3))}, np.ones((4, 4), "f4")
     finer = dataclasses.replace(EXCHANGE, payload="uniform8")
     one = slamb_jax.adamw(1e-2, finer)
-    both = optax.chain(one, slamb_jax.average_momentum(EXCHANGE))
+    both = optax.chain(one, slamb_jax.mask_momentum(EXCHANGE))
 
     def loss(params, batch):
         return jnp.mean((batch @ params["w"]) ** 2)

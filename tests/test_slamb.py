@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import slamb_jax
+from slamb_jax import directions
 from slamb_jax.exchange.selections import Strided
 from tests.close import assert_close, assert_same_bits
 from tests.compiled import compile_optimized
@@ -193,7 +194,9 @@ def test_slamb_is_a_chain_of_public_parts():
     between, settings = exchange(sync_every=2), {"form": "product", "weight_decay": 0.1}
     rate = optax.linear_schedule(0.1, 0.0, 10)
     parts = optax.chain(
-        slamb_jax.scale_by_slamb(between, **settings),
+        slamb_jax.mask_momentum(between, directions.adam(1e-6), 0.9, 0.999),
+        slamb_jax.layerwise_trust_ratio(between, b3=0.93, **settings),
+        slamb_jax.elementwise_rescale(between, b3=0.93),
         optax.scale_by_learning_rate(rate),
         slamb_jax.average_parameters_every(between),
     )

@@ -187,43 +187,37 @@ def is_none(x: Any) -> bool:
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["flag"], meta_fields=[]
+    jax.tree_util.register_dataclass, data_fields=["state"], meta_fields=[]
 )
 @dataclasses.dataclass
-class Skip:
-    """Whether to skip a step: the extra argument ``skip`` of ``update``.
+class Chosen:
+    """A link's state in a step that may be skipped, all parts of it chosen already.
 
-    A link that takes it calls :func:`unless` for each part of its state as soon as it
-    has computed that part, before its updates depend on it, and returns its state
-    through :func:`chosen`. Then the new part takes the old one's memory. A choice after
-    all links costs a GPU 4 more passes over the parameters instead of 1, and half of
-    their size in temporaries.
+    A link that takes the extra argument ``skip`` of ``update``, a bool, calls
+    :func:`unless` for each part of its state as soon as it has computed that part,
+    before its updates depend on it. Then the new part takes the old one's memory. A
+    choice after all links costs a GPU 4 more passes over the parameters instead of 1,
+    and half of their size in temporaries.
     """
 
-    flag: jax.Array  # bool, shape []
-    states: list[Any] = dataclasses.field(default_factory=list, init=False, repr=False)
+    state: Any
 
 
-def unless(skip: Skip | None, old: chex.ArrayTree, new: chex.ArrayTree) -> Any:
-    """``new``, or ``old`` if the step is skipped; None where ``new`` has None.
-
-    States that went through :func:`chosen` are left as they are.
-    """
+def unless(skip: jax.Array | None, old: chex.ArrayTree, new: chex.ArrayTree) -> Any:
+    """``new``, or ``old`` if the step is skipped; None where ``new`` has None."""
     if skip is None:
         return new
 
-    def is_chosen(x: object) -> bool:
-        return any(x is state for state in skip.states)
-
     def choose(new: Any, old: Any) -> Any:
-        kept = new is None or is_chosen(new)
-        return new if kept else jnp.where(skip.flag, old, new)
+        if isinstance(new, Chosen):
+            return new.state
+        return None if new is None else jnp.where(skip, old, new)
 
-    return jax.tree.map(choose, new, old, is_leaf=lambda x: is_none(x) or is_chosen(x))
+    return jax.tree.map(
+        choose, new, old, is_leaf=lambda x: x is None or isinstance(x, Chosen)
+    )
 
 
-def chosen(skip: Skip | None, state: Any) -> Any:
-    """``state``, of which all parts were chosen by :func:`unless`."""
-    if skip is not None:
-        skip.states.append(state)
-    return state
+def chosen(skip: jax.Array | None, state: Any) -> Any:
+    """``state`` as a link returns it that has called :func:`unless` for all of it."""
+    return state if skip is None else Chosen(state)

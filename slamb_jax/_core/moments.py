@@ -88,14 +88,6 @@ def stored(v: jax.Array, dtype: jnp.dtype, step: jax.Array, leaf: Leaf) -> jax.A
     return stochastic_round(v, step_seed(step, leaf.index))
 
 
-def adam_direction(
-    m: jax.Array, v: jax.Array, eps: ArrayLike, eps_root: ArrayLike = 0.0
-) -> jax.Array:
-    """The first moment over the root of the second, both bias-corrected."""
-    eps, eps_root = (jnp.asarray(x, jnp.float32) for x in (eps, eps_root))
-    return m.astype(jnp.float32) / (jnp.sqrt(v.astype(jnp.float32) + eps_root) + eps)
-
-
 def decay_at(
     weight_decay: optax.ScalarOrSchedule, count: jax.Array
 ) -> jax.Array | None:

@@ -21,11 +21,11 @@ _ROWS, _LANES = 8, 128  # of a TPU's tile of 32-bit elements
 _LARGE = 2**16  # elements: below, what a barrier saves is not worth one
 
 
-def computed_again(x: Any) -> Any:
+def recompute_barrier(x: Any) -> Any:
     """``x``, from which the compiler computes again what it computed from it before.
 
     A GPU would keep the first result in memory from its first use to its second: one
-    more copy of the parameters in :func:`slamb_jax.average_momentum`. Each array has a
+    more copy of the parameters in :func:`slamb_jax.mask_momentum`. Each array has a
     barrier of its own, since one barrier would join the types of all its operands.
     """
     return jax.tree.map(lax.optimization_barrier, x)
@@ -61,7 +61,7 @@ def after_exchange(
 
     def again(g: jax.Array, m: jax.Array, sent: jax.Array) -> Pair:
         del sent
-        return anew(computed_again(g), computed_again(m))
+        return anew(recompute_barrier(g), recompute_barrier(m))
 
     if of_sent is None or g.size < _LARGE:
         return again(g, m, sent)

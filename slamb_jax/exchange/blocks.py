@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from slamb_jax._core.leaves import Leaf, Skip, leaves_of, present, unless
+from slamb_jax._core.leaves import Leaf, leaves_of
 from slamb_jax._core.platform import gather_or_sum, materialized, scatter_or_choose
-from slamb_jax.exchange.mean import mean_over_workers
 from slamb_jax.exchange.selections import Selection, Strided, divided
 from slamb_jax.exchange.settings import Exchange
 
@@ -143,24 +142,3 @@ def selection_at(exchange: Exchange, params: optax.Params, step: jax.Array) -> A
     assert exchange.selection is not None
     leaves = leaves_of(params, exchange.layout)
     return AtStep(exchange.selection.for_leaves(leaves), step)
-
-
-def mean_of_selected(
-    exchange: Exchange,
-    at: AtStep,
-    mu: optax.Updates,
-    params: optax.Params,
-    skip: Skip | None = None,
-) -> optax.Updates:
-    """The momentum with its selected blocks averaged over the workers.
-
-    In a skipped step, itself: a choice between two momenta would need both in memory,
-    that between the blocks does not.
-    """
-    rows, rebuild = present(mu, like=params, layout=exchange.layout)
-    leaves, ms = [leaf for leaf, _ in rows], [m for _, m in rows]
-    blocks = [at.blocks(leaf) for leaf in leaves]
-    own = [b.pack(m) for b, m in zip(blocks, ms, strict=True)]
-    means = mean_over_workers(own, leaves, exchange, None, at.step).means
-    new = zip(blocks, unless(skip, own, means), ms, strict=True)
-    return rebuild([b.unpack(mean, m) for b, mean, m in new])

@@ -53,8 +53,8 @@ class Means(NamedTuple):
     sent: list[jax.Array] | None
     lost: list[jax.Array] | None
 
-    def taken(self, i: int, *, with_lost: bool) -> jax.Array | None:
-        """What the others got of array i; ``with_lost`` less what its mean lost."""
+    def received_by_others(self, i: int, *, with_lost: bool) -> jax.Array | None:
+        """What others got of this array i; ``with_lost``, less what its mean lost."""
         if self.sent is None:
             return None
         if self.lost is None or not with_lost:

@@ -84,10 +84,11 @@ def means_of(
     if exchange.selection is not None:
         selection = exchange.selection.for_leaves(leaves)
         sent = tuple(elements_sent(selection, leaf) for leaf in leaves)
-        means.append(Mean(sent, "float32"))
+        means.append(Mean(sent, exchange.payload or "float32"))
     if exchange.sync_every is not None:
         # Differences to the last average are of float32.
-        own = exchange.payload or ("float32" if exchange.outer is not None else None)
+        own = None if exchange.selection is not None else exchange.payload
+        own = own or ("float32" if exchange.outer is not None else None)
         wires = [own or dtype for dtype in dtypes]
         for wire in dict.fromkeys(wires):
             chosen = tuple(n for n, w in zip(sizes, wires, strict=True) if w == wire)

@@ -40,7 +40,7 @@ class Exchange:
     By default the workers agree at every step on the mean of their momenta, in 1.7
     bits: 0.052 of the bytes of averaging gradients in float32, 0.103 of those in
     bfloat16. Then all take the same step, whichever worker sees which data; see
-    :func:`average_momentum`. Most users set ``axis_name`` and ``payload`` alone.
+    :func:`mask_momentum`. Most users set ``axis_name`` and ``payload`` alone.
 
     In two other kinds of exchange workers step by themselves, and should draw from the
     same data. With an ``outer`` optimizer they average the difference of their
@@ -64,7 +64,7 @@ class Exchange:
         the next, with the difference between them as its gradient, such as
         ``optax.sgd(0.7, momentum=0.9, nesterov=True)``.
       overlap: exchange at each step what the last one left, so that the exchange can
-        run during the forward and backward pass; see :func:`average_momentum`.
+        run during the forward and backward pass; see :func:`mask_momentum`.
       selection: which coordinates of the momentum are exchanged at a step, such as
         :class:`slamb_jax.selections.Strided`; for :func:`slamb`, with ``payload=None``.
       local_axis_name: the mesh axis (or axes) of the devices of a worker that is a
@@ -142,6 +142,12 @@ class Exchange:
         Otherwise workers step by themselves, and their parameters are averaged.
         """
         return self.sync_every == 1 and self.outer is None and self.selection is None
+
+    @property
+    def rounds_momentum(self) -> bool:
+        """Whether the mean of all of the momentum is rounded on its way."""
+        rounds = self.payload is not None and self.axis_name is not None
+        return rounds and self.averages_momentum
 
     def averages_at(self, step: Any) -> Any:
         """Whether there is a mean of all coordinates at a step, counted from 1."""
@@ -288,11 +294,10 @@ def _check_selection(exchange: Exchange) -> None:
             "selection must be None or a slamb_jax.selections.Selection, such as "
             f"Strided(0.1), got {selection!r}"
         )
-    if exchange.payload is not None or exchange.outer is not None:
+    if exchange.outer is not None:
         raise ValueError(
-            f"selection={selection!r} exchanges its coordinates in the momentum's "
-            "dtype and averages parameters in theirs: it needs payload=None and no "
-            f"outer optimizer, got {exchange!r}; slamb_jax.Exchange.paper has both"
+            f"selection={selection!r} averages the parameters themselves every "
+            f"sync_every steps: it takes no outer optimizer, got {exchange!r}"
         )
 
 
@@ -312,7 +317,7 @@ def _check_average(exchange: Exchange) -> None:
                 "others would be lost from the parameters' difference that an outer "
                 "optimizer gets: take 'ternary', 'uniform4' or 'uniform8'"
             )
-    elif every not in (None, 1) and payload is not None:
+    elif every not in (None, 1) and payload is not None and exchange.selection is None:
         raise ValueError(
             f"sync_every={every} averages parameters, which payload={payload!r} would "
             "round: give outer=optax.sgd(1.0), whose difference to the last average is "

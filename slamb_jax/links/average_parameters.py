@@ -9,7 +9,6 @@ import optax
 from slamb_jax._core import axes as _axes
 from slamb_jax._core.checks import check_params
 from slamb_jax._core.leaves import (
-    Skip,
     arrays_of,
     chosen,
     keep_absent,
@@ -39,7 +38,7 @@ def average_parameters_every(
 
     The last link of a chain, after any optimizer. Workers that step by themselves
     should draw from the same data: the mean of their steps is not the step along the
-    mean gradient. :func:`average_momentum` takes the mean first. At the steps
+    mean gradient. :func:`mask_momentum` takes the mean first. At the steps
     :math:`t = 1, H + 1, 2H + 1, \ldots` (H = 1: at every step; in the authors' code
     that never fires)
 
@@ -102,7 +101,8 @@ def average_parameters_every(
     """
     check_exchange(exchange)
     outer = exchange.outer
-    if outer is None and exchange.payload is not None:
+    rounds = exchange.payload is not None and exchange.selection is None
+    if outer is None and rounds:
         raise ValueError(
             f"payload={exchange.payload!r} would round the parameters that are "
             "averaged: give an outer optimizer, or payload=None"
@@ -119,12 +119,11 @@ def average_parameters_every(
         updates: optax.Updates,
         state: AverageParametersState,
         params: optax.Params | None = None,
-        skip: Skip | None = None,
+        skip: jax.Array | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, AverageParametersState]:
         del extra_args
         check_params(params)
-        _axes.check_workers(exchange)
         if exchange.axis_name is None:
             _axes.check_local(updates, None, exchange.shard_axes)
         step = next_step(state.count)
@@ -227,58 +226,6 @@ def _copy_f32(p: Any) -> jax.Array:
     return jnp.array(p, jnp.float32, copy=True)
 
 
-def average_gradients(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
-    r"""Averages the gradients densely within a worker, as data parallelism does.
-
-    .. math:: g \leftarrow \text{mean over the devices of the worker of } g
-
-    For workers that are groups of devices with fast links. The links that exchange do
-    this themselves; put it in front of :func:`accumulate`, whose sum must be the same
-    on all devices of a worker.
-
-    Each device must pass the gradient of its own share of the batch. Where types are
-    tracked (``shard_map`` with ``check_vma=True``), ``jax.grad`` with respect to
-    parameters whose type does not vary over the axis has already summed over it, which
-    is refused here: :func:`per_worker_step` hands over parameters whose type does.
-
-    Args:
-      exchange: its ``local_axis_name`` is the mesh axis (or axes) of a worker's
-        devices; with None, the gradients pass unchanged.
-
-    Returns:
-      A :class:`optax.GradientTransformationExtraArgs` without state. Its updates are
-      float32 at least, so that the links that follow do not round them.
-
-    Raises:
-      ValueError: in ``update``, for an axis that is not bound, and for gradients that
-        were summed over it already where the types show it.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp, optax, slamb_jax
-      >>> exchange = slamb_jax.Exchange("host", local_axis_name="device")
-      >>> tx = optax.chain(slamb_jax.average_gradients(exchange), optax.sgd(1.0))
-      >>> update = lambda g: tx.update(g, tx.init(g))[0]
-      >>> print(jax.vmap(update, axis_name="device")(jnp.array([1.0, 3.0])))
-      [-2. -2.]
-    """
-    check_exchange(exchange)
-
-    def init(params: optax.Params) -> optax.EmptyState:
-        del params
-        return optax.EmptyState()
-
-    def update(
-        updates: optax.Updates,
-        state: optax.EmptyState,
-        params: optax.Params | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.EmptyState]:
-        del extra_args
-        return mean_gradients(updates, params, exchange.local_axis_name), state
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
 def average_parameters(
     params: optax.Params, axis_name: _axes.AxisName | None
 ) -> optax.Params:
@@ -313,27 +260,3 @@ def average_parameters(
     for i, mean in zip(places, means, strict=True):
         leaves[i] = mean.astype(leaves[i].dtype)
     return jax.tree.unflatten(treedef, leaves)
-
-
-def mean_gradients(
-    updates: optax.Updates,
-    params: optax.Params | None,
-    local_axis_name: _axes.AxisName | None,
-) -> optax.Updates:
-    """The means within a worker, in float32 at least; None stays None.
-
-    Their types vary over the axis where those of the parameters do, and only there.
-    """
-    if local_axis_name is None:
-        return updates
-    _axes.check_local(updates, local_axis_name)
-    axes = _axes.tracked_axes(local_axis_name)
-    rows, rebuild = present(updates, updates if params is None else params)
-    wide = [upcast_f32(g) for _, g, _ in rows]
-    means = _collectives.pmean(wide, local_axis_name, typed_same=True)
-    if params is not None:
-        means = [
-            _axes.vary_over(mean, axes & _axes.varying_axes(p))
-            for mean, (_, _, p) in zip(means, rows, strict=True)
-        ]
-    return rebuild(means)

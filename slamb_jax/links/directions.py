@@ -6,7 +6,7 @@ updates. So most optax transformations are one:
 >>> import optax, slamb_jax
 >>> exchange = slamb_jax.Exchange("data")
 >>> signum = optax.chain(
-...     slamb_jax.average_momentum(exchange, optax.scale_by_sign()),
+...     slamb_jax.mask_momentum(exchange, optax.scale_by_sign()),
 ...     optax.scale_by_learning_rate(1e-3),
 ... )
 """
@@ -22,10 +22,9 @@ import optax
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from slamb_jax._core.checks import check_integer, check_params, check_range
+from slamb_jax._core.checks import check_bool, check_integer, check_params, check_range
 from slamb_jax._core.layout import bound_axes, broadcast_specs
 from slamb_jax._core.leaves import is_none, map_present, present
-from slamb_jax._core.moments import adam_direction
 from slamb_jax.exchange.collectives import gather_shards, own_shard
 from slamb_jax.links._matrices import (
     DimensionNumbers,
@@ -45,29 +44,35 @@ _TREES = ("second_moment",)  # that a direction gets beside its updates
 
 
 def adam(
-    eps: ArrayLike = 1e-8, eps_root: ArrayLike = 0.0
+    eps: ArrayLike = 1e-8,
+    eps_root: ArrayLike = 0.0,
+    *,
+    eps_before_correction: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Divides the mean momentum by the root of its second moment.
 
     .. math:: u = \frac{\hat M}{\sqrt{\hat v + \epsilon_{root}} + \varepsilon}
 
-    with :math:`\hat M` and :math:`\hat v` from :func:`slamb_jax.average_momentum`. It
+    with :math:`\hat M` and :math:`\hat v` from :func:`slamb_jax.mask_momentum`. It
     departs from Adam, whose v is the second moment of the gradient. Workers can agree
     on v of the momentum without sending anything for it.
 
     Args:
       eps: added to the root of the second moment, positive.
       eps_root: added under the root, not negative.
+      eps_before_correction: add eps to the root of v before its bias is corrected, as
+        the authors of SLAMB do in the sum form. Then
+        :math:`\varepsilon / \sqrt{1-\beta_2^t}` stands for :math:`\varepsilon`.
 
     Returns:
-      A direction without state, for :func:`slamb_jax.average_momentum`.
+      A direction without state, for :func:`slamb_jax.mask_momentum`.
 
     Raises:
       ValueError: for a value out of range; in ``update``, without ``second_moment``.
 
     Examples:
       >>> import jax.numpy as jnp, slamb_jax
-      >>> tx = slamb_jax.average_momentum(
+      >>> tx = slamb_jax.mask_momentum(
       ...     slamb_jax.Exchange(), slamb_jax.directions.adam(), b2=0.95
       ... )
       >>> params = jnp.ones(3)
@@ -80,6 +85,7 @@ def adam(
     """
     check_range("eps", eps, 0.0, open_low=True)
     check_range("eps_root", eps_root, 0.0)
+    check_bool("eps_before_correction", eps_before_correction)
 
     def update(
         updates: optax.Updates,
@@ -87,17 +93,22 @@ def adam(
         params: optax.Params | None = None,
         *,
         second_moment: optax.Updates | None = None,
+        of_second_moment: jax.Array | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.EmptyState]:
         del params, extra_args
         if second_moment is None:
             raise ValueError(
                 "directions.adam needs the argument second_moment, which "
-                "slamb_jax.average_momentum with a b2 passes to its direction"
+                "slamb_jax.mask_momentum with a b2 passes to its direction"
             )
+        least, under_root = (jnp.asarray(x, jnp.float32) for x in (eps, eps_root))
+        if eps_before_correction and of_second_moment is not None:
+            least = least * jnp.sqrt(of_second_moment)
 
         def direction(m: jax.Array, v: jax.Array) -> jax.Array:
-            return adam_direction(m, v, eps, eps_root)
+            root = jnp.sqrt(v.astype(jnp.float32) + under_root)
+            return m.astype(jnp.float32) / (root + least)
 
         return map_present(direction, updates, second_moment), state
 
@@ -140,7 +151,7 @@ def muon(
         matrices and keeps its own shards. None: every shard counts as a matrix.
 
     Returns:
-      A direction without state, for :func:`slamb_jax.average_momentum`.
+      A direction without state, for :func:`slamb_jax.mask_momentum`.
 
     Raises:
       ValueError: for a value out of range, and for dimensions that overlap.
@@ -148,7 +159,7 @@ def muon(
     Examples:
       >>> import jax.numpy as jnp, slamb_jax
       >>> exchange = slamb_jax.Exchange()
-      >>> tx = slamb_jax.average_momentum(exchange, slamb_jax.directions.muon(), 0.95)
+      >>> tx = slamb_jax.mask_momentum(exchange, slamb_jax.directions.muon(), 0.95)
       >>> params = jnp.ones((2, 2))
       >>> updates, _ = tx.update(jnp.array([[3.0, 0.0], [0.0, 1.0]]), tx.init(params))
       >>> print(jnp.abs(updates).round())

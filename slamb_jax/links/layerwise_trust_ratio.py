@@ -1,5 +1,7 @@
-"""LAMB's trust ratio of each layer, where all workers take the same step."""
+"""Trust ratios: each layer's step in proportion to its parameters, as LAMB's."""
 
+import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,55 +10,100 @@ import optax
 from jax import lax
 from jax.typing import ArrayLike
 
-from slamb_jax._core.checks import check_params
-from slamb_jax._core.leaves import Leaf, mask_tree, present
-from slamb_jax._core.moments import Form, add_decay, check_ratio, init_decay, step_decay
-from slamb_jax.exchange import collectives as _collectives
+from slamb_jax._core import axes, checks
+from slamb_jax._core.leaves import (
+    Leaf,
+    broadcast_blocks,
+    chosen,
+    mask_tree,
+    present,
+    unless,
+)
+from slamb_jax._core.moments import Form, add_decay, check_ratio, decay_at
+from slamb_jax._core.rounding import next_step
+from slamb_jax.exchange.blocks import AtStep, selection_at
 from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.links._norms import Term, flat_term, squares_of_leaves, term_of_moments
+from slamb_jax.links._selected_momentum import Moments
+from slamb_jax.links.elementwise_rescale import freshness
 from slamb_jax.links.on_shards import on_shards
 
-Squares = tuple[jax.Array, jax.Array]  # squared norms of p and u, one per layer
+Bounds = tuple[jax.Array, jax.Array]
 
 
 class LayerwiseTrustRatioState(NamedTuple):
-    """State of :func:`layerwise_trust_ratio` with a schedule of the decay."""
+    """State of :func:`layerwise_trust_ratio`."""
 
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
 
 
 def layerwise_trust_ratio(
     exchange: Exchange,
+    direction: optax.GradientTransformation | None = None,
     *,
+    b3: ArrayLike = 1.0,
     weight_decay: optax.ScalarOrSchedule = 0.0,
     mask: Any = None,
-    form: Form = "product",
+    form: Form = "sum",
     c_min: ArrayLike = 0.01,
     c_max: ArrayLike = 1000.0,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Scales each layer's update to the norm of its parameters, as LAMB does.
 
-    With parameters p, direction u and decay :math:`\lambda`:
+    With parameters p, direction u and decay :math:`\lambda`, in the **sum form**
 
     .. math::
 
-      u &\leftarrow u + \lambda p, \quad
-      u \leftarrow \operatorname{clip}(\|p\| / \|u\|, c_{min}, c_{max})\,u
-      \quad\text{(product form)} \\
-      u &\leftarrow \operatorname{clip}(\|p\| / \|u\|, c_{min}, c_{max})
-        (u + \lambda p) \quad\text{(sum form)}
+      u \leftarrow \phi\,(u + \lambda p), \quad
+      \phi = \operatorname{clip}(\|p\| / \|u\|, c_{min}, c_{max})
 
-    The ratio is 1 where one of its norms is 0. In the product form the ratio of a leaf
-    of one dimension or none is not clipped. ``optax.scale_by_trust_ratio`` has one
-    ratio for a stack of scanned layers, and takes the norms of shards.
+    and in the **product form**, whose norms are with decay, as in ``optax.lamb``,
+
+    .. math::
+
+      u \leftarrow u + \lambda p, \quad
+      u \leftarrow \operatorname{clip}(\|p\| / \|u\|, c_{min}, c_{max})\,u
+
+    where the ratio is 1 if one of its norms is 0, and that of a leaf of one dimension
+    or none is not clipped in the product form.
+
+    With a ``selection`` in the exchange there are two ratios: :math:`\phi_{hi}` of the
+    coordinates exchanged at this step, whose momentum is that of all workers, and
+    :math:`\phi_{lo}` of the others. With the freshness :math:`r = \beta_3^\tau` of a
+    coordinate exchanged :math:`\tau` steps ago, and :math:`w = (1-r)/\sqrt n`,
+
+    .. math::
+
+      \phi = \frac{r\,\phi_{hi} + w\,\phi_{lo}}{r + w}
+      \quad\text{(sum)}, \qquad
+      \phi = \operatorname{clip}(r\,\phi_{hi} + (1-r)\,\phi_{lo}, c_{min}, c_{max})
+      \quad\text{(product)}
+
+    In the sum form :math:`\phi_{hi}` is clipped, and :math:`\phi_{lo}` from above; a
+    :math:`\phi_{lo}` with a norm of 0 is 0. :func:`elementwise_rescale` behind it
+    multiplies by :math:`r + w`. A leaf that is exchanged whole has one ratio.
+
+    Use it by itself behind any direction, for large batches: ``optax.chain(
+    optax.scale_by_adam(), layerwise_trust_ratio(Exchange()), ...)`` is LAMB with a
+    ratio for each layer of a stack, and the norms of whole layers where these are
+    sharded, neither of which ``optax.scale_by_trust_ratio`` has.
 
     Args:
-      exchange: norms are summed over the mesh axes of its ``param_specs``; each layer
-        of a leaf in ``stacked`` has its own ratio.
+      exchange: its ``selection`` says which coordinates are fresh. Norms are summed
+        over the mesh axes of its ``param_specs``; each layer of a leaf in ``stacked``
+        has its own ratios.
+      direction: what is done with the updates first: a transformation that has no
+        state and works element by element, such as :func:`slamb_jax.directions.adam`.
+        As the direction of :func:`mask_momentum` with a selection, this link computes
+        it once for the norms and once for the step, and keeps no copy of it in memory.
+        None: the updates themselves.
+      b3: decay rate of a coordinate's freshness per step, in [0, 1]. 1: all count as
+        fresh.
       weight_decay: :math:`\lambda`, not negative, or a schedule of the step from 0.
       mask: which leaves decay, as in ``optax.add_decayed_weights``: a tree of bools
         with the structure of the parameters or a prefix of it, or a function of the
         parameters that returns one. None: all.
-      form: ``"product"`` or ``"sum"``.
+      form: ``"sum"`` or ``"product"``.
       c_min: lower bound of the ratio, not negative.
       c_max: upper bound of the ratio, at least ``c_min``; may be infinite.
 
@@ -65,7 +112,8 @@ def layerwise_trust_ratio(
       updates are float32.
 
     Raises:
-      ValueError: for a value out of range; in ``update``, without ``params``.
+      ValueError: for a value out of range, and for a direction with a state; in
+        ``update``, without ``params``.
 
     Examples:
       >>> import jax.numpy as jnp, slamb_jax
@@ -78,56 +126,147 @@ def layerwise_trust_ratio(
     References:
       You et al., `Large Batch Optimization for Deep Learning
       <https://arxiv.org/abs/1904.00962>`_, 2019; Xu et al., `SLAMB
-      <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023: the two forms.
+      <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023, section 3: ratios of
+      fresh and stale coordinates. The two forms are those of the authors' two
+      optimizers.
     """
+    checks.check_static(("form", "mask"), locals())
     check_exchange(exchange)
+    checks.check_range("b3", b3, 0.0, 1.0)
     check_ratio(weight_decay, mask, form, c_min, c_max)
     bounds = jnp.asarray(c_min, jnp.float32), jnp.asarray(c_max, jnp.float32)
+    inner = None
+    if direction is not None:
+        checks.check_transformation("direction", direction)
+        inner = optax.with_extra_args_support(direction)
 
-    def init(params: optax.Params) -> optax.OptState:
-        del params
-        return init_decay(weight_decay, LayerwiseTrustRatioState)
+    def init(params: optax.Params) -> LayerwiseTrustRatioState:
+        if inner is not None and jax.tree.leaves(jax.eval_shape(inner.init, params)):
+            raise ValueError(
+                "direction must have no state, since it is computed for parts of a "
+                f"leaf and more than once, got {direction!r}: put it in front of "
+                "layerwise_trust_ratio, in a chain"
+            )
+        return LayerwiseTrustRatioState(jnp.zeros([], jnp.int32))
 
     def update(
         updates: optax.Updates,
-        state: Any,
+        state: LayerwiseTrustRatioState,
         params: optax.Params | None = None,
+        skip: jax.Array | None = None,
+        *,
+        moments: Moments | None = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        del extra_args
-        check_params(params)
-        decay, state = step_decay(weight_decay, state)
+    ) -> tuple[optax.Updates, LayerwiseTrustRatioState]:
+        checks.check_params(params)
+        step = next_step(state.count)
+        decay = decay_at(weight_decay, state.count)
+        at_step = None
+        if exchange.selection is not None:
+            at_step = selection_at(exchange, params, step)
+        twice = inner is not None and moments is not None
+        if inner is not None and not twice:
+            none = optax.EmptyState()
+            updates, _ = inner.update(updates, none, params, **extra_args)
+        columns = moments[:3] if moments is not None and twice else ()
         rows, rebuild = present(
-            updates, params, mask_tree(mask, params),
+            updates, params, mask_tree(mask, params), *columns,
             like=params, layout=exchange.layout,
         )  # fmt: skip
-        leaves = [leaf for leaf, *_ in rows]
-        ps = [p.astype(jnp.float32) for _, _, p, _ in rows]
-        rates = [decay if decays else None for *_, decays in rows]
-        us = [u.astype(jnp.float32) for _, u, *_ in rows]
-        decayed = list(map(add_decay, ps, us, rates))
-        normed = decayed if form == "product" else us
-        squares = list(map(squares_of, leaves, ps, normed))
-        sums = _collectives.psum_each(squares, [leaf.axes for leaf in leaves])
+
+        def term(
+            leaf: Leaf, u: jax.Array, p: jax.Array, decays: bool, *given: jax.Array
+        ) -> Term:
+            age = None if at_step is None else at_step.age(leaf)
+            inside = decay if decays and form == "product" else None
+            p = p.astype(jnp.float32)
+            if inner is None or moments is None:
+                return flat_term(leaf, age, p, u.astype(jnp.float32), inside)
+            m, v, of_m = given
+            of_each = functools.partial(_direction, inner)
+            return term_of_moments(
+                leaf, age, p, (m, v), (of_m, moments.of_nu), of_each, inside
+            )
+
+        terms = [term(*row) for row in rows]
+        ratios = _trust_ratios(terms, at_step, form, bounds)
+        n = axes.axis_size(exchange.axis_name)
         out = []
-        for leaf, u, of_leaf in zip(leaves, decayed, sums, strict=True):
-            ratio = ratio_of(*of_leaf, otherwise=1.0)
-            if form == "sum" or len(leaf.layer_shape) > 1:
-                ratio = jnp.clip(ratio, *bounds)
-            out.append(per_layer(ratio, leaf) * u)
-        return rebuild(out), state
+        for row, x, ratio in zip(rows, terms, ratios, strict=True):
+            factor = ratio.fresh
+            if x.age is not None:
+                r = freshness(x.age, b3, x.leaf)
+                factor = ratio.blend(form, r, n, bounds)
+            u, factor = x.recompute(factor)
+            u = add_decay(x.p, u, decay if row[3] else None)
+            out.append(_over_leaf(factor, x) * u)
+        new = LayerwiseTrustRatioState(unless(skip, state.count, step))
+        return rebuild(out), chosen(skip, new)
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return tx if exchange.param_specs is None else on_shards(tx, exchange)
 
 
-def squares_of(leaf: Leaf, p: jax.Array, u: jax.Array) -> Squares:
-    """Squared norms of the parameters and the direction, of each layer of a stack."""
-    over = tuple(range(1, p.ndim)) if leaf.stacked else None
-    return jnp.sum(jnp.square(p), over), jnp.sum(jnp.square(u), over)
+def _direction(
+    inner: optax.GradientTransformationExtraArgs,
+    scalars: tuple[jax.Array, jax.Array],
+    m: jax.Array,
+    v: jax.Array,
+) -> jax.Array:
+    """The direction of a leaf, or of blocks of it, from its moments."""
+    of_m, of_v = scalars
+    m_hat, v_hat = of_m * m.astype(jnp.float32), of_v * v.astype(jnp.float32)
+    given = {"second_moment": v_hat, "of_second_moment": of_v}
+    u, _ = inner.update(m_hat, optax.EmptyState(), None, **given)
+    return u.astype(jnp.float32)
 
 
-def ratio_of(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
+class _Ratios(NamedTuple):
+    """Trust ratios of a layer: one for fresh coordinates, one for stale ones.
+
+    In a stack of layers there is one per block, (blocks, 1), or one per layer if the
+    leaf is dense.
+    """
+
+    fresh: jax.Array
+    stale: jax.Array | None  # None for a dense leaf
+
+    def blend(self, form: Form, r: jax.Array, n: int, bounds: Bounds) -> jax.Array:
+        """Their mean by freshness, one per block."""
+        assert self.stale is not None
+        if form == "product":
+            return jnp.clip(r * self.fresh + (1 - r) * self.stale, *bounds)
+        w = (1 - r) / n**0.5
+        return (r * self.fresh + w * self.stale) / (r + w)
+
+
+def _trust_ratios(
+    terms: Sequence[Term], at_step: AtStep | None, form: Form, bounds: Bounds
+) -> list[_Ratios]:
+    """The ratios of all leaves, clipped where the form does."""
+    out = []
+    for term, squares in zip(terms, squares_of_leaves(terms, at_step), strict=True):
+        if term.age is None:
+            ratio = _ratio(*squares, otherwise=1.0)
+            if form == "sum" or len(term.leaf.layer_shape) > 1:
+                ratio = jnp.clip(ratio, *bounds)
+            out.append(_Ratios(ratio, None))
+            continue
+        exchanged, others = (
+            tuple(_per_block(x, term.leaf, len(term.age)) for x in part)
+            for part in squares
+        )
+        fresh = _ratio(*exchanged, otherwise=1.0)
+        if form == "sum":
+            fresh = jnp.clip(fresh, *bounds)
+            stale = jnp.minimum(_ratio(*others, otherwise=0.0), bounds[1])
+        else:
+            stale = _ratio(*others, otherwise=1.0)
+        out.append(_Ratios(fresh, stale))
+    return out
+
+
+def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
     """Root of p over u; ``otherwise`` where one of them is 0."""
     # In lax: tracing the ratios of many layers in jnp takes as long as compiling them.
     zero, other = jnp.float32(0), jnp.float32(otherwise)
@@ -137,8 +276,18 @@ def ratio_of(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
     return lax.select(lax.gt(lax.min(p, u), zero), ratio, other)
 
 
-def per_layer(x: jax.Array, leaf: Leaf) -> jax.Array:
-    """One value per layer, broadcast to the layers of a stack; a scalar as it is."""
+def _per_block(x: jax.Array, leaf: Leaf, blocks: int) -> jax.Array:
+    """One value per layer of a stack as one per block; a single layer's as it is."""
     if not leaf.stacked:
         return x
-    return x.reshape(-1, *(1,) * (len(leaf.shape) - 1))
+    per_layer = (leaf.layers, blocks // leaf.layers)
+    return jnp.broadcast_to(x[:, None], per_layer).reshape(-1, 1)
+
+
+def _over_leaf(factor: jax.Array, term: Term) -> jax.Array:
+    """A factor as it multiplies the leaf: per block, per layer of a stack, or one."""
+    if term.age is not None:
+        return broadcast_blocks(factor, term.leaf)
+    if not term.leaf.stacked:
+        return factor
+    return factor.reshape(-1, *(1,) * (len(term.leaf.shape) - 1))

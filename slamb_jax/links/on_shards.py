@@ -14,7 +14,7 @@ from slamb_jax._core.layout import (
     spec_axes,
     state_specs,
 )
-from slamb_jax._core.leaves import arrays_among, map_present
+from slamb_jax._core.leaves import arrays_among, chosen, map_present, unless
 from slamb_jax.exchange.settings import Exchange, check_exchange
 
 
@@ -99,19 +99,22 @@ def on_shards(
         )
         tracked = any(_axes.varying_axes(x) for x in jax.tree.leaves(updates))
         arrays, others = arrays_among(extra_args)
+        skip = arrays.get("skip")
 
         def own(
             updates: Any, state: Any, params: Any, arrays: dict[str, Any]
         ) -> tuple[Any, Any]:
-            return tx.update(updates, state, params, **arrays, **others)
+            u, new = tx.update(updates, state, params, **arrays, **others)
+            return u, unless(arrays.get("skip"), state, new)  # of the state's structure
 
-        return jax.shard_map(
+        u, new = jax.shard_map(
             own,
             in_specs=(*sharded, PartitionSpec()),
             out_specs=sharded[:2],
             axis_names=set(auto),
             check_vma=tracked,
         )(updates, state, params, arrays)
+        return u, chosen(skip, new)
 
     return optax.GradientTransformationExtraArgs(tx.init, update)
 

@@ -5,11 +5,10 @@ from typing import Any
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._core.checks import check_range
-from slamb_jax.exchange.settings import Exchange
-from slamb_jax.links import directions
-from slamb_jax.links.decay import add_decayed_weights
-from slamb_jax.links.mask_momentum import average_momentum, chain_between
+from slamb_jax import links
+from slamb_jax._core import checks
+from slamb_jax.exchange import Exchange
+from slamb_jax.optimizers._chain import chain_between, check_agrees, scale_by_rate
 
 
 def adamw(
@@ -29,7 +28,7 @@ def adamw(
     r"""AdamW whose workers exchange codes of their momentum instead of gradients.
 
     Gradients are **not** averaged. At step :math:`t = 1, 2, \ldots` the workers agree
-    on the mean M of their momenta, as :func:`average_momentum` describes, and then all
+    on the mean M of their momenta, as :func:`mask_momentum` describes, and then all
     of them take the same step:
 
     .. math::
@@ -68,7 +67,7 @@ def adamw(
       nu_dtype: dtype of v, None (float32) or bfloat16 with stochastic rounding.
 
     Returns:
-      ``optax.chain(average_momentum(..., directions.adam(...)),
+      ``optax.chain(mask_momentum(..., directions.adam(...)),
       add_decayed_weights(...), optax.scale_by_learning_rate(...))``, with
       :func:`average_gradients` in front where workers are groups of devices, and
       :func:`average_parameters_every` at the end where they step by themselves.
@@ -100,19 +99,11 @@ def adamw(
       Loshchilov and Hutter, `Decoupled Weight Decay Regularization
       <https://arxiv.org/abs/1711.05101>`_, 2017.
     """
-    check_range("learning_rate", learning_rate, schedule=True)
-    check_range("b2", b2, 0.0, 1.0, open_high=True)
-    return chain_between(
-        exchange,
-        average_momentum(
-            exchange,
-            directions.adam(eps, eps_root),
-            b1,
-            b2,
-            nesterov=nesterov,
-            mu_dtype=mu_dtype,
-            nu_dtype=nu_dtype,
-        ),
-        add_decayed_weights(weight_decay, mask),
-        optax.scale_by_learning_rate(learning_rate),
-    )
+    checks.check_range("learning_rate", learning_rate, schedule=True)
+    checks.check_range("b2", b2, 0.0, 1.0, open_high=True)
+    momentum = links.mask_momentum(
+        check_agrees(exchange), links.directions.adam(eps, eps_root), b1, b2,
+        nesterov=nesterov, mu_dtype=mu_dtype, nu_dtype=nu_dtype,
+    )  # fmt: skip
+    decay = links.add_decayed_weights(weight_decay, mask)
+    return chain_between(exchange, momentum, decay, scale_by_rate(learning_rate))

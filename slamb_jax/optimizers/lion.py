@@ -5,10 +5,15 @@ from typing import Any
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._core.checks import check_range
-from slamb_jax.exchange.settings import Exchange
-from slamb_jax.links.decay import add_decayed_weights
-from slamb_jax.links.mask_momentum import average_momentum, chain_between, unit_decay
+from slamb_jax import links
+from slamb_jax._core import checks
+from slamb_jax.exchange import Exchange
+from slamb_jax.optimizers._chain import (
+    chain_between,
+    check_agrees,
+    scale_by_rate,
+    unit_decay,
+)
 
 
 def lion(
@@ -24,7 +29,7 @@ def lion(
     r"""Lion whose workers exchange codes of their momentum instead of gradients.
 
     The workers agree on the mean of what Lion takes the sign of, in codes, as
-    :func:`average_momentum` describes, and then all of them take the same step:
+    :func:`mask_momentum` describes, and then all of them take the same step:
 
     .. math::
 
@@ -63,19 +68,11 @@ def lion(
       Chen et al., `Symbolic Discovery of Optimization Algorithms
       <https://arxiv.org/abs/2302.06675>`_, 2023.
     """
-    check_range("learning_rate", learning_rate, schedule=True)
-    check_range("b2", b2, 0.0, 1.0, open_low=True, open_high=True)
-    return chain_between(
-        exchange,
-        average_momentum(
-            exchange,
-            optax.scale_by_sign(),
-            b2,
-            unit_decay(exchange),
-            share=b1,
-            bias_correction=False,
-            mu_dtype=mu_dtype,
-        ),
-        add_decayed_weights(weight_decay, mask),
-        optax.scale_by_learning_rate(learning_rate),
-    )
+    checks.check_range("learning_rate", learning_rate, schedule=True)
+    checks.check_range("b2", b2, 0.0, 1.0, open_low=True, open_high=True)
+    momentum = links.mask_momentum(
+        check_agrees(exchange), optax.scale_by_sign(), b2, unit_decay(exchange),
+        share=b1, bias_correction=False, mu_dtype=mu_dtype,
+    )  # fmt: skip
+    decay = links.add_decayed_weights(weight_decay, mask)
+    return chain_between(exchange, momentum, decay, scale_by_rate(learning_rate))

@@ -11,12 +11,13 @@ from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax._core.checks import check_range
 from slamb_jax._core.leaves import map_present
-from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.exchange.settings import Exchange
 from slamb_jax.links import directions
 from slamb_jax.links._matrices import matrices
 from slamb_jax.links.decay import add_decayed_weights
 from slamb_jax.links.directions import NS_COEFFS, by_kind
-from slamb_jax.links.mask_momentum import UNIT_DECAY, average_momentum, chain_between
+from slamb_jax.links.mask_momentum import UNIT_DECAY, mask_momentum
+from slamb_jax.optimizers._chain import chain_between, check_agrees, scale_by_rate
 
 _LEAST = np.float32(0.1)  # a root counts as so much of its leaf's, at least
 _TINY = np.finfo(np.float32).tiny
@@ -49,7 +50,7 @@ def muon(
     :func:`adamw`.
 
     With a ``payload`` of ``"uniform8"``, ``"bfloat16"`` or None the workers agree on
-    the mean of their momenta first, as :func:`average_momentum` describes, and the step
+    the mean of their momenta first, as :func:`mask_momentum` describes, and the step
     is dense Muon's. In codes of fewer than 8 bits, such as the default's, each worker
     orthogonalizes its own momentum, and the workers agree on the mean of these
     directions, in the same way. All of them take the same step in both cases. Where
@@ -106,7 +107,7 @@ def muon(
     for name, value in (("beta", beta), ("adam_b1", adam_b1), ("adam_b2", adam_b2)):
         check_range(name, value, 0.0, 1.0, open_high=True)
     check_range("adam_eps_root", adam_eps_root, 0.0)
-    check_exchange(exchange)
+    check_agrees(exchange)
 
     def each(params: optax.Params, of_matrix: Any, of_other: Any) -> Any:
         treedef: Any = jax.tree.structure(params)
@@ -137,19 +138,20 @@ def muon(
                 f"{exchange.sync_every} and outer={exchange.outer!r}: give payload="
                 "'uniform8', 'bfloat16' or None, sync_every=1 and no outer optimizer"
             )
-        alone = dataclasses.replace(exchange, payload=None, sync_every=2)
+        alone = how | {"compressor": optax.identity()}
+        exchange = dataclasses.replace(exchange, overlap=False)  # sends nothing here
         return by_kind(
             kinds,
             {
-                "muon": average_momentum(alone, orthogonalized, beta, None, **how),
-                "adam": average_momentum(alone, adam, adam_b1, adam_b2, **how),
+                "muon": mask_momentum(exchange, orthogonalized, beta, None, **alone),
+                "adam": mask_momentum(exchange, adam, adam_b1, adam_b2, **alone),
             },
         )
 
     if not exchange.averages_momentum:
         steps = [of_own_momentum(exchange)]
     elif _rounds_coarsely(exchange):
-        mean = average_momentum(
+        mean = mask_momentum(
             exchange, _of_equal_size(), 0.0, UNIT_DECAY, bias_correction=False
         )
         steps = [of_own_momentum(exchange), mean]
@@ -159,16 +161,16 @@ def muon(
             return each(params, beta, adam_b1)
 
         both = by_kind(kinds, {"muon": orthogonalized, "adam": adam})
-        steps = [average_momentum(exchange, both, memories, adam_b2, **how)]
+        steps = [mask_momentum(exchange, both, memories, adam_b2, **how)]
     adam_rate = learning_rate if adam_learning_rate is None else adam_learning_rate
     rates = {
         "muon": optax.chain(
             add_decayed_weights(weight_decay, weight_decay_mask),
-            optax.scale_by_learning_rate(learning_rate),
+            scale_by_rate(learning_rate),
         ),
         "adam": optax.chain(
             add_decayed_weights(adam_weight_decay),
-            optax.scale_by_learning_rate(adam_rate),
+            scale_by_rate(adam_rate),
         ),
     }
     return chain_between(

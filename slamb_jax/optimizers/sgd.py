@@ -3,10 +3,16 @@
 import optax
 from jax.typing import DTypeLike
 
-from slamb_jax._core.checks import check_range
-from slamb_jax.exchange.settings import Exchange
-from slamb_jax.links.decay import add_decayed_weights
-from slamb_jax.links.mask_momentum import average_momentum, chain_between, unit_decay
+from slamb_jax import links
+from slamb_jax._core import checks
+from slamb_jax.exchange import Exchange
+from slamb_jax.optimizers._chain import (
+    cast_to_params,
+    chain_between,
+    check_agrees,
+    scale_by_rate,
+    unit_decay,
+)
 
 
 def sgd(
@@ -20,7 +26,7 @@ def sgd(
     r"""SGD whose workers exchange codes of their momentum instead of gradients.
 
     The workers agree on the mean M of their momenta, in codes, as
-    :func:`average_momentum` describes, and then all of them take the same step:
+    :func:`mask_momentum` describes, and then all of them take the same step:
 
     .. math::
 
@@ -48,20 +54,12 @@ def sgd(
       >>> import slamb_jax
       >>> tx = slamb_jax.sgd(0.1, slamb_jax.Exchange("data"), momentum=0.9)
     """
-    check_range("learning_rate", learning_rate, schedule=True)
+    checks.check_range("learning_rate", learning_rate, schedule=True)
     decay = 0.0 if momentum is None else momentum
-    check_range("momentum", decay, 0.0, 1.0, open_high=True)
-    return chain_between(
-        exchange,
-        average_momentum(
-            exchange,
-            optax.scale(1 / (1 - decay)),
-            decay,
-            unit_decay(exchange),
-            nesterov=nesterov,
-            bias_correction=False,
-            mu_dtype=accumulator_dtype,
-        ),
-        add_decayed_weights(),  # none, in the parameters' dtype
-        optax.scale_by_learning_rate(learning_rate),
-    )
+    checks.check_range("momentum", decay, 0.0, 1.0, open_high=True)
+    mean = links.mask_momentum(
+        check_agrees(exchange), optax.scale(1 / (1 - decay)), decay,
+        unit_decay(exchange), nesterov=nesterov, bias_correction=False,
+        mu_dtype=accumulator_dtype,
+    )  # fmt: skip
+    return chain_between(exchange, mean, cast_to_params(), scale_by_rate(learning_rate))

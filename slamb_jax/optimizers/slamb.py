@@ -1,20 +1,16 @@
-"""LAMB whose workers exchange codes of their momentum, and SLAMB as published."""
+"""SLAMB as published: the chain of the four links."""
 
 from typing import Any
 
-import jax
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._core.checks import check_range, check_static
+from slamb_jax import links
+from slamb_jax._core import checks
 from slamb_jax._core.moments import Form
-from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.links import directions
-from slamb_jax.links.average_parameters import average_parameters_every
-from slamb_jax.links.decay import add_decayed_weights
-from slamb_jax.links.layerwise_trust_ratio import layerwise_trust_ratio
-from slamb_jax.links.mask_momentum import average_momentum, chain_between
-from slamb_jax.links.scale_by_slamb import scale_by_slamb
+from slamb_jax.exchange import Exchange
+from slamb_jax.exchange.settings import check_exchange
+from slamb_jax.optimizers._chain import cast_to_params, chain_between, scale_by_rate
 
 
 def slamb(
@@ -34,66 +30,72 @@ def slamb(
     mu_dtype: DTypeLike | None = None,
     nu_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""LAMB whose workers exchange codes of their momentum; with a selection, SLAMB.
+    r"""SLAMB: LAMB whose workers exchange a share of their momentum at each step.
 
-    Under the default exchange it is LAMB on the mean of the workers' momenta, which
-    they agree on in codes as :func:`average_momentum` describes, with v of that mean.
-    All workers take the same step:
-
-    .. math::
-
-      u &= \frac{\hat M}{\sqrt{\hat v} + \varepsilon}, \quad
-      p \leftarrow p - lr\,\phi\,(u + \lambda p), \quad
-      \phi = \operatorname{clip}(\|p\| / \|u\|, c_{min}, c_{max})
-
-    for each layer; see :func:`layerwise_trust_ratio`, also for ``form="product"``, the
-    form of ``optax.lamb``.
-
-    With a ``selection``, as in ``Exchange.paper``, it is SLAMB as published. n workers
-    have their own parameters p, moments m and v, and gradients g, which are **not**
-    averaged. A step is that of :func:`scale_by_slamb`, and every H steps
+    n workers have their own parameters p, moments m and v, and gradients g, which are
+    **not** averaged. With :math:`M_t` the coordinates that the exchange selects at step
+    :math:`t = 1, 2, \ldots`, and :math:`\tau` the steps since a coordinate was:
 
     .. math::
 
-      p \leftarrow \text{mean over workers of } p
-      \quad\text{at } t = 1, H + 1, 2H + 1, \ldots
+      m &\leftarrow \beta_1 m + (1-\beta_1) g, \quad
+      v \leftarrow \beta_2 v + (1-\beta_2) g^2 \\
+      m[M_t] &\leftarrow \text{mean over workers of } m[M_t], \quad r = \beta_3^\tau \\
+      u_0 &= \frac{m}{\sqrt v + \varepsilon} \frac{\sqrt{1-\beta_2^t}}{1-\beta_1^t} \\
+      p &\leftarrow p - lr \Big(\phi_{hi}\,r + \phi_{lo}\,\frac{1-r}{\sqrt n}\Big)
+        (u_0 + \lambda p) \\
+      p &\leftarrow \text{mean over workers of } p
+        \quad\text{at } t = 1, H + 1, 2H + 1, \ldots
 
-    Each worker must hold its own copy of the parameters and of this state, and must
-    pass its own gradient: :func:`replicate` and :func:`per_worker_step` arrange that.
+    with the trust ratios of :func:`layerwise_trust_ratio`, which also has the product
+    form. What is not exchanged keeps accumulating in m: the paper's local error
+    compensation. Each worker must hold its own copy of the parameters and of this
+    state, and must pass its own gradient: :func:`replicate` and :func:`per_worker_step`
+    arrange that.
 
-    It departs from the paper in three ways: :math:`M_t` is computed instead of stored
-    (:class:`slamb_jax.selections.Strided`); ``sync_every=1`` averages at every step,
-    where the authors' code never does; k is 1/c with ``c = round(1/k)``.
+    It departs from the paper in three ways: :math:`M_t` is computed instead of stored,
+    and takes turns (:class:`slamb_jax.selections.Strided`); ``sync_every=1`` averages
+    at every step, where the authors' code never does; k is 1/c with ``c = round(1/k)``.
+    With a ``payload`` the exchange sends few bits, and what rounding takes stays in m.
 
     Args:
       learning_rate: a number, or a schedule of the step from 0. The large-batch rate:
         the one that suits n workers' batches together.
-      exchange: between whom, in what wire format and how often: an :class:`Exchange`.
+      exchange: between whom, which share and how often: ``Exchange.paper("data")``, or
+        another with a ``selection``.
       b1: decay rate of the first moment, in [0, 1).
       b2: decay rate of the second moment, in [0, 1).
-      b3: decay rate of a coordinate's freshness, in [0, 1], with a selection; tune it
-        together with the rate. The paper's are 0.93 to 0.999.
-      eps: added to the root of the second moment, positive.
+      b3: decay rate of a coordinate's freshness r per step since it was exchanged, in
+        [0, 1]; tune it together with the rate. The paper's are 0.93 to 0.999.
+      eps: added to the root of the second moment, positive; in the sum form before its
+        bias is corrected.
       weight_decay: :math:`\lambda`, not negative, or a schedule of the step from 0.
       mask: which leaves decay, as in ``optax.adamw``. None: all.
       form: ``"sum"`` or ``"product"``.
       c_min: lower bound of the trust ratio, not negative.
       c_max: upper bound of the trust ratio, at least ``c_min``; may be infinite.
-      bias_correction: False, with a selection and the product form, leaves it out.
-      mu_dtype: dtype of m, None (float32) or bfloat16; with a selection also its wire
-        format.
+      bias_correction: False, in the product form only, leaves it out.
+      mu_dtype: dtype of m, None (float32) or bfloat16; without a ``payload`` also its
+        wire format.
       nu_dtype: dtype of v, None (float32) or bfloat16 with stochastic rounding.
 
     Returns:
-      ``optax.chain(average_momentum(..., directions.adam(...)),
-      layerwise_trust_ratio(...), optax.scale_by_learning_rate(...))``; with a selection
-      ``optax.chain(scale_by_slamb(...), optax.scale_by_learning_rate(...),
-      average_parameters_every(...))``.
+      The numbers of this chain, with the ratio as the direction of the momentum, which
+      keeps no direction in memory::
+
+        optax.chain(
+            mask_momentum(exchange, directions.adam(eps), b1, b2),
+            layerwise_trust_ratio(exchange, b3=b3, ...),
+            elementwise_rescale(exchange, b3=b3),
+            optax.scale_by_learning_rate(learning_rate),
+            average_parameters_every(exchange),
+        )
 
     Raises:
-      ValueError: for an argument out of range; in ``update``, without ``params``, for
-        an unbound axis, and for gradients that were averaged already where the types
-        show it (``shard_map`` with ``check_vma=True``).
+      ValueError: for an argument out of range, and for an exchange without a
+        ``selection``, with which :func:`lamb` is LAMB; in ``update``, without
+        ``params``, for an unbound axis, and for gradients that were averaged already
+        where the types show it (``shard_map`` with ``check_vma=True``).
 
     .. warning::
       Do not wrap it in ``optax.apply_if_finite``, ``optax.conditionally_transform``
@@ -125,41 +127,34 @@ def slamb(
       Xu et al., `SLAMB: Accelerated Large Batch Training with Sparse Communication
       <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023.
     """
-    check_range("learning_rate", learning_rate, schedule=True)
-    check_range("b2", b2, 0.0, 1.0, open_high=True)
-    if isinstance(learning_rate, jax.Array):  # a schedule's value takes u's dtype
-        learning_rate = optax.constant_schedule(learning_rate)
+    checks.check_range("learning_rate", learning_rate, schedule=True)
+    checks.check_range("b2", b2, 0.0, 1.0, open_high=True)
     static = ("form", "mask", "bias_correction", "mu_dtype", "nu_dtype")
-    check_static(static, locals())
-    rate = optax.scale_by_learning_rate(learning_rate)
-    ratios = {
-        "weight_decay": weight_decay,
-        "mask": mask,
-        "form": form,
-        "c_min": c_min,
-        "c_max": c_max,
-    }
-    if check_exchange(exchange).selection is not None:
-        masked = scale_by_slamb(
-            exchange, b1, b2, b3, eps, **ratios,
-            bias_correction=bias_correction, mu_dtype=mu_dtype, nu_dtype=nu_dtype,
-        )  # fmt: skip
-        return optax.chain(masked, rate, average_parameters_every(exchange))
-    if not bias_correction:
+    checks.check_static(static, locals())
+    if check_exchange(exchange).selection is None:
         raise ValueError(
-            f"bias_correction=False needs a selection in the exchange, got {exchange!r}"
+            f"exchange must have a selection, got {exchange!r}: slamb_jax.Exchange."
+            "paper has one; slamb_jax.lamb is LAMB under an exchange without"
         )
+    if form == "sum" and not bias_correction:
+        raise ValueError(
+            "bias_correction=False needs form='product', got form='sum', which is "
+            "always bias-corrected"
+        )
+    ratio = links.layerwise_trust_ratio(
+        exchange,
+        links.directions.adam(eps, eps_before_correction=form == "sum"),
+        b3=b3, weight_decay=weight_decay, mask=mask, form=form,
+        c_min=c_min, c_max=c_max,
+    )  # fmt: skip
+    momentum = links.mask_momentum(
+        exchange, ratio, b1, b2,
+        bias_correction=bias_correction, mu_dtype=mu_dtype, nu_dtype=nu_dtype,
+    )  # fmt: skip
     return chain_between(
         exchange,
-        average_momentum(
-            exchange,
-            directions.adam(eps),
-            b1,
-            b2,
-            mu_dtype=mu_dtype,
-            nu_dtype=nu_dtype,
-        ),
-        layerwise_trust_ratio(exchange, **ratios),
-        add_decayed_weights(),  # none, in the parameters' dtype
-        rate,
+        momentum,
+        links.elementwise_rescale(exchange, b3=b3),
+        cast_to_params(),
+        scale_by_rate(learning_rate),
     )

@@ -18,7 +18,7 @@ from slamb_jax._core.axes import as_tuple
 from slamb_jax._core.checks import shown
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.links.average_parameters import AverageParametersState
-from slamb_jax.links.mask_momentum import AverageMomentumState
+from slamb_jax.links.mask_momentum import MaskMomentumState
 from slamb_jax.workers.agreement import checksums, differing_copies
 from slamb_jax.workers.mesh import check_replicas
 
@@ -133,13 +133,13 @@ def check_together(state: chex.ArrayTree) -> None:
     """
 
     def is_link(x: object) -> bool:
-        return isinstance(x, AverageMomentumState | AverageParametersState)
+        return isinstance(x, MaskMomentumState | AverageParametersState)
 
     def is_masked(x: object) -> bool:
         return x is None or isinstance(x, optax.MaskedNode)
 
     links = list(filter(is_link, jax.tree.leaves(state, is_leaf=is_link)))
-    momenta = [x.mu for x in links if isinstance(x, AverageMomentumState)]
+    momenta = [x.mu for x in links if isinstance(x, MaskMomentumState)]
     if len(momenta) < len(links):
         return
     rows = [
@@ -178,7 +178,7 @@ def check_together(state: chex.ArrayTree) -> None:
                 "between workers, and no average gets them: another optimizer steps "
                 "them, beside one of this library in optax.multi_transform or "
                 "optax.masked. Give the whole as a direction, so that the mean of the "
-                "momentum comes first: slamb_jax.average_momentum(exchange, "
+                "momentum comes first: slamb_jax.mask_momentum(exchange, "
                 "optax.multi_transform(...)). Or average the parameters after all, in "
                 "float32: optax.chain(optax.multi_transform(...), "
                 "slamb_jax.average_parameters_every(slamb_jax.Exchange(axis, "

@@ -8,7 +8,7 @@ import optax
 
 from slamb_jax._core import axes
 from slamb_jax._core.checks import check_integer, check_transformation
-from slamb_jax._core.leaves import keep_absent, map_present
+from slamb_jax._core.leaves import keep_absent, map_present, unless
 
 
 class AccumulateState(NamedTuple):
@@ -76,7 +76,8 @@ def accumulate(
 
         def step(mean: optax.Updates, inner: optax.OptState) -> tuple[Any, ...]:
             gradients = map_present(lambda a, g: a.astype(g.dtype), mean, updates)
-            u, inner = tx.update(gradients, inner, params, **extra_args)
+            u, new = tx.update(gradients, inner, params, **extra_args)
+            inner = unless(extra_args.get("skip"), inner, new)
             # Not of state.mean: of arrays from outside jax forgets the sharding here.
             zeros = map_present(jnp.zeros_like, mean)
             return u, keep_absent(zeros, state.mean), inner

@@ -11,7 +11,7 @@ import optax
 
 from slamb_jax._core import axes as _axes
 from slamb_jax._core.checks import check_integer, check_transformation
-from slamb_jax._core.leaves import Skip, unless
+from slamb_jax._core.leaves import unless
 from slamb_jax._core.platform import materialized
 from slamb_jax.exchange.collectives import pany
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -99,8 +99,7 @@ def skip_not_finite(
         **extra_args: Any,
     ) -> tuple[optax.Updates, SkipNotFiniteState]:
         poisoned = _any_device(_not_finite(updates), exchange)
-        skip = Skip(poisoned)
-        extra_args |= {"skip": skip}
+        extra_args |= {"skip": poisoned}
         u, inner = tx.update(updates, state.inner, params, **extra_args)
         # p + -0.0 is p, where -0.0 + 0.0 is not.
         u = jax.tree.map(lambda x: jnp.where(poisoned, jnp.full_like(x, -0.0), x), u)
@@ -110,7 +109,7 @@ def skip_not_finite(
             jnp.where(poisoned, in_a_row, jnp.zeros_like(in_a_row)),
             _axes.vary_over(~poisoned, _axes.varying_axes(state.last_finite)),
             jnp.where(poisoned, in_all, state.total_notfinite),
-            unless(skip, state.inner, inner),
+            unless(poisoned, state.inner, inner),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)

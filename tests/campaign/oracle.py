@@ -1,6 +1,6 @@
 """Workers in float64 NumPy, from the recurrences of the documentation alone.
 
-``slamb_jax.adamw``, ``lion``, ``sgd``, ``slamb`` and ``average_momentum`` by itself,
+``slamb_jax.adamw``, ``lion``, ``sgd``, ``slamb`` and ``mask_momentum`` by itself,
 where workers agree on the mean momentum, and where they average parameters. Codes are
 those of bfloat16, or keep a share of each number: so rounding makes no choices, and
 what it takes has an effect that can be computed.

@@ -120,7 +120,7 @@ def optimizer_of(given: dict[str, Any], mask: Any) -> Any:
         case "slamb":
             names = ("b1", "b2", "eps", "form", "c_min", "c_max")
             return slamb_jax.slamb(rate, exchange, **some(*names), **decay)
-    momentum = slamb_jax.average_momentum(exchange, None, b1, None, **some("nesterov"))
+    momentum = slamb_jax.mask_momentum(exchange, None, b1, None, **some("nesterov"))
     return chain_between(exchange, momentum, optax.scale_by_learning_rate(rate))
 
 

@@ -16,7 +16,7 @@ NARROW = slamb_jax.train_in_bfloat16(optax.sgd(0.1))
 HALF = jnp.ones(2, jnp.float16)
 SPECS = {"w": P(None, "model"), "b": P()}
 ALONE, PAPER = slamb_jax.Exchange(), slamb_jax.Exchange.paper()
-momentum = partial(slamb_jax.average_momentum, ALONE)
+momentum = partial(slamb_jax.mask_momentum, ALONE)
 trust_ratio = partial(slamb_jax.layerwise_trust_ratio, ALONE)
 skipping = partial(slamb_jax.skip_not_finite, optax.sgd(1.0))
 
@@ -80,7 +80,7 @@ WRAPPERS = [
 DIRECTIONS = [
     *bad(directions.adam, "eps", 0, "1"),
     *bad(directions.adam, "eps_root", -1e-8),
-    (updating(directions.adam), "second_moment, .*average_momentum with a b2"),
+    (updating(directions.adam), "second_moment, .*mask_momentum with a b2"),
     *bad(directions.muon, "ns_steps", 0, 2.5),
     *bad(directions.muon, "eps", 0.0),
     *bad(directions.muon, "ns_coeffs", (1.0, 2.0), ((1.0, 2.0, 3.0),)),
@@ -138,7 +138,7 @@ LINKS = [
         (of(link, "data"), r"exchange must be .*, got 'data': slamb_jax.Exchange\('da")
         for link in (
             slamb_jax.scale_by_slamb,
-            slamb_jax.average_momentum,
+            slamb_jax.mask_momentum,
             slamb_jax.layerwise_trust_ratio,
             slamb_jax.average_parameters_every,
             slamb_jax.average_gradients,

@@ -1,9 +1,9 @@
-"""SLAMB's trust ratios of a layer: of the exchanged coordinates, and of the others."""
+"""Squared norms of a layer, and of its exchanged and its other coordinates."""
 
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,30 +11,34 @@ from jax import lax
 
 from slamb_jax._core import axes as _axes
 from slamb_jax._core.leaves import Leaf
-from slamb_jax._core.moments import Form
+from slamb_jax._core.moments import add_decay
+from slamb_jax._core.platform import direction_for_norms, direction_for_update
 from slamb_jax.exchange import collectives as _collectives
 from slamb_jax.exchange.blocks import AtStep, Blocks
-from slamb_jax.links.layerwise_trust_ratio import Squares, ratio_of, squares_of
 
 # From this share on, the rest as a difference would lose too many digits.
 _NEARLY_ALL = 0.9
 
-Bounds = tuple[jax.Array, jax.Array]
+Squares = tuple[jax.Array, jax.Array]  # squared norms of p and u, one per layer
 
 
 @dataclasses.dataclass(frozen=True)
-class LeafTerms:
-    """The terms of a leaf's trust ratios: its parameters, and its direction.
+class Term:
+    """A leaf of a trust ratio: its parameters, and its direction.
 
-    ``direction(p, *rest)`` is element-wise: it is computed for parts of the leaf, too.
-    ``age`` is None for a dense leaf.
+    Attributes:
+      age: steps since each block was exchanged; None where all of the leaf is.
+      direction: the direction in the norms, ``direction(p, *rest)``. It works element
+        by element, so that it is computed for parts of the leaf, too.
+      recompute: the direction once more, for the step, and the factor that it gets.
     """
 
     leaf: Leaf
     age: jax.Array | None
-    direction: Callable[..., jax.Array]
     p: jax.Array
     rest: tuple[jax.Array, ...]
+    direction: Callable[..., jax.Array]
+    recompute: Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
     @property
     def _both(self) -> Squares:
@@ -86,55 +90,49 @@ class LeafTerms:
         return p, u
 
 
-class Ratios(NamedTuple):
-    """Trust ratios of a layer: one for fresh coordinates, one for stale ones.
+def flat_term(
+    leaf: Leaf,
+    age: jax.Array | None,
+    p: jax.Array,
+    u: jax.Array,
+    decay: jax.Array | None,
+) -> Term:
+    """The term of a direction that is there, float32."""
 
-    In a stack of layers there is one per block, (blocks, 1), or one per layer if the
-    leaf is dense.
+    def direction(p: jax.Array, u: jax.Array) -> jax.Array:
+        return add_decay(p, u, decay)
+
+    return Term(leaf, age, p, (u,), direction, lambda factor: (u, factor))
+
+
+def term_of_moments(
+    leaf: Leaf,
+    age: jax.Array | None,
+    p: jax.Array,
+    moments: tuple[jax.Array, jax.Array],
+    scalars: tuple[jax.Array, jax.Array],
+    of_moments: Callable[..., jax.Array],
+    decay: jax.Array | None,
+) -> Term:
+    """The term of a direction that is computed from moments, for norms and step anew.
+
+    ``of_moments(scalars, m, v)`` works element by element.
     """
+    in_parts = age is not None
+    of_rest, rest = direction_for_norms(of_moments, scalars, moments, in_parts=in_parts)
 
-    fresh: jax.Array
-    stale: jax.Array | None  # None for a dense leaf
+    def direction(p: jax.Array, *rest: jax.Array) -> jax.Array:
+        return add_decay(p, of_rest(*rest), decay)
 
-    def blend(self, form: Form, r: jax.Array, n: int, bounds: Bounds) -> jax.Array:
-        r"""By freshness, one per block: :math:`r\phi_{hi} + w\phi_{lo}`.
-
-        w is 1 - r in the product form, which clips, and :math:`(1-r)/\sqrt n` in the
-        sum form.
-        """
-        assert self.stale is not None
-        if form == "sum":
-            return r * self.fresh + (1 - r) * (self.stale / n**0.5)
-        return jnp.clip(r * self.fresh + (1 - r) * self.stale, *bounds)
-
-
-def trust_ratios(
-    terms: Sequence[LeafTerms], at_step: AtStep, form: Form, bounds: Bounds
-) -> list[Ratios]:
-    """The ratios of all leaves, clipped where the form does."""
-    out = []
-    for term, found in zip(terms, _squares(terms, at_step), strict=True):
-        if term.age is None:
-            ratio = _per_block(ratio_of(*found, otherwise=1.0), term.leaf)
-            if form == "sum" or len(term.leaf.layer_shape) > 1:
-                ratio = jnp.clip(ratio, *bounds)
-            out.append(Ratios(ratio, None))
-            continue
-        exchanged, kept = (
-            tuple(_per_block(x, term.leaf, len(term.age)) for x in part)
-            for part in found
+    def recompute(factor: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return direction_for_update(
+            of_moments, scalars, moments, rest, factor, in_parts=in_parts
         )
-        if form == "sum":
-            fresh = jnp.clip(ratio_of(*exchanged, otherwise=1.0), *bounds)
-            stale = jnp.minimum(ratio_of(*kept, otherwise=0.0), bounds[1])
-        else:
-            fresh = ratio_of(*exchanged, otherwise=1.0)
-            stale = ratio_of(*kept, otherwise=1.0)
-        out.append(Ratios(fresh, stale))
-    return out
+
+    return Term(leaf, age, p, rest, direction, recompute)
 
 
-def _squares(terms: Sequence[LeafTerms], at_step: AtStep) -> list[Any]:
+def squares_of_leaves(terms: Sequence[Term], at_step: AtStep | None) -> list[Any]:
     """Squares of each leaf, or of its two parts, summed over all shards."""
     out: dict[int, Any] = {}
     # By how they are sharded, so that no branch that is taken varies over axes over
@@ -151,7 +149,7 @@ def _squares(terms: Sequence[LeafTerms], at_step: AtStep) -> list[Any]:
 
 
 def _squares_of_parts(
-    terms: Sequence[LeafTerms], at_step: AtStep
+    terms: Sequence[Term], at_step: AtStep | None
 ) -> list[tuple[Squares, Squares]]:
     """Squares of what each leaf exchanges at this step, and of the rest.
 
@@ -159,7 +157,7 @@ def _squares_of_parts(
     digits would be lost: on a CPU the sum of the whole is vectorized and a masked one
     is not (1 ms against 14 for 9.4 M elements).
     """
-    if not terms:
+    if not terms or at_step is None:
         return []
     exchanged = [x.squares_exchanged(at_step.blocks(x.leaf)) for x in terms]
     rest, safe = [], []
@@ -182,9 +180,7 @@ def _add(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array,
     return tuple(x + y for x, y in zip(a, b, strict=True))
 
 
-def _per_block(x: jax.Array, leaf: Leaf, blocks: int | None = None) -> jax.Array:
-    """One value per layer of a stack as one per block; a single layer's as it is."""
-    if not leaf.stacked:
-        return x
-    per_layer = 1 if blocks is None else blocks // leaf.layers
-    return jnp.broadcast_to(x[:, None], (leaf.layers, per_layer)).reshape(-1, 1)
+def squares_of(leaf: Leaf, p: jax.Array, u: jax.Array) -> Squares:
+    """Squared norms of the parameters and the direction, of each layer of a stack."""
+    over = tuple(range(1, p.ndim)) if leaf.stacked else None
+    return jnp.sum(jnp.square(p), over), jnp.sum(jnp.square(u), over)

@@ -1,0 +1,232 @@
+r"""The momentum of workers that agree at each step: ahead, sent, kept, and v.
+
+With x what a worker has, q what it sends of x, e = x - q and M the mean of all q, the
+step takes M and the worker keeps :math:`m \leftarrow q + e / \beta_1`. In e the step
+took nothing, so it counts :math:`1 / \beta_1`: the next x has all of it.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+from slamb_jax._core.leaves import Leaf, unless
+from slamb_jax._core.moments import bias, moved, stored, weights
+from slamb_jax._core.platform import after_exchange, recompute_barrier
+from slamb_jax._core.rounding import next_step
+from slamb_jax.exchange.collectives import psum_each
+from slamb_jax.exchange.mean import mean_over_workers
+from slamb_jax.exchange.settings import Exchange
+
+_FLOOR = np.float32(0.05)  # of a unit, in roots of the leaf's mean second moment
+_TINY = np.finfo(np.float32).tiny
+_FORGOTTEN = np.float32(0.5)  # of what rounding took, where v is far above that floor
+
+
+class Rule(NamedTuple):
+    """What of the momentum is sent; see :func:`slamb_jax.mask_momentum`."""
+
+    share: ArrayLike | None
+    nesterov: bool
+    bias_correction: bool
+    overlap: bool
+
+    @property
+    def keeps_what_is_sent(self) -> bool:
+        """Whether the momentum that is kept is a multiple of what is sent."""
+        return self.share is None and not self.nesterov and not self.overlap
+
+    def kept_share(self, b1: ArrayLike) -> jax.Array:
+        """c, the share of m in x. The state has c m, where e has a place if c is 0."""
+        if self.nesterov and not self.overlap:
+            return weights(b1)[0] * weights(b1)[0]
+        return weights(b1 if self.share is None else self.share)[0]
+
+
+class Row(NamedTuple):
+    """One leaf: its gradient, the momentum in the state, and its decay rate."""
+
+    leaf: Leaf
+    g: jax.Array
+    m: jax.Array
+    b1: ArrayLike
+
+
+class Ahead(NamedTuple):
+    """What a worker has of a leaf to send, float32: x over its bias correction."""
+
+    x: jax.Array
+    fix: jax.Array  # the bias correction
+
+
+def ahead(row: Row, step: jax.Array, rule: Rule) -> Ahead:
+    """The momentum after this step's gradient, as far as the rule sends it."""
+    g, m = row.g.astype(jnp.float32), row.m.astype(jnp.float32)
+    b1, new = weights(row.b1)
+
+    def fix(t: jax.Array) -> jax.Array:
+        # At t = 0, the first step with overlap, it would divide 0 by 0.
+        one = jnp.float32(1)
+        return jnp.maximum(bias(row.b1, t), 1e-7) if rule.bias_correction else one
+
+    if rule.overlap:  # what the last step left
+        return Ahead(m / fix(step - 1), fix(step - 1))
+    if rule.nesterov:
+        later = fix(next_step(step))
+        return Ahead(m / later + (b1 * new / later + new / fix(step)) * g, later)
+    of_g = 1 - rule.kept_share(row.b1)
+    return Ahead((m + of_g * g) / fix(step), fix(step))
+
+
+def memory(row: Row, rule: Rule) -> jax.Array:
+    """The momentum to keep where all of it is sent, float32."""
+    b1, new = weights(row.b1)
+    of_g = new if rule.overlap else rule.kept_share(row.b1) * new
+    return b1 * row.m.astype(jnp.float32) + of_g * row.g.astype(jnp.float32)
+
+
+def of_error(error: jax.Array, row: Row, fix: jax.Array) -> jax.Array:
+    """What is kept of an e in x: the recurrence adds (1 - b1) / b1 of it to m."""
+    return weights(row.b1)[1] * fix * error
+
+
+class Unit(NamedTuple):
+    """The unit of each coordinate's codes, the same on all workers."""
+
+    size: jax.Array
+    waits: jax.Array  # the share of what rounding took that is kept for later
+
+
+class SecondMoment(NamedTuple):
+    """The second moment of what a step takes, one array for each leaf."""
+
+    nus: list[jax.Array]
+    means: list[jax.Array] | None  # [], of each: no pass over v must end first
+    b2: ArrayLike
+
+    def units(self, step: jax.Array) -> list[Unit]:
+        """The units of each leaf; 1, and all waits, as long as v is unknown."""
+        fix = jnp.maximum(bias(self.b2, step - 1), _TINY)
+
+        def unit(nu: jax.Array, mean: jax.Array) -> Unit:
+            root = jnp.sqrt(nu.astype(jnp.float32) / fix)
+            # Of a coordinate whose v is 0 the unit is the floor: x / r stays finite.
+            floor = _FLOOR * jnp.sqrt(mean / fix)
+            size = jnp.where(floor > 0, root + floor, jnp.float32(1))
+            return Unit(size, 1 - _FORGOTTEN * (root / size))
+
+        return list(map(unit, self.nus, self.means or ()))
+
+    def after(
+        self,
+        steps: Sequence[jax.Array],
+        leaves: Sequence[Leaf],
+        step: jax.Array,
+        skip: jax.Array | None,
+    ) -> "SecondMoment":
+        """With the squares of what this step takes."""
+        squares = [jnp.square(x) for x in steps]
+        nus = [
+            stored(moved(nu, square, self.b2), nu.dtype, step, leaf)
+            for leaf, square, nu in zip(leaves, squares, self.nus, strict=True)
+        ]
+        nus = unless(skip, self.nus, nus)
+        if self.means is None:
+            return self._replace(nus=nus)
+        of_leaves = zip(self.means, _means_of(squares, leaves), strict=True)
+        new = [moved(old, x, self.b2) for old, x in of_leaves]
+        return SecondMoment(nus, unless(skip, self.means, new), self.b2)
+
+    def correction(self, step: jax.Array) -> jax.Array:
+        """The factor of v that corrects its bias."""
+        return 1 / jnp.maximum(bias(self.b2, step), _TINY)
+
+
+def exchanged(
+    exchange: Exchange,
+    rule: Rule,
+    rows: Sequence[Row],
+    second: SecondMoment | None,
+    step: jax.Array,
+    *,
+    skips: bool,
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """The mean momentum of the workers, bias-corrected, and what this worker keeps."""
+    has = [ahead(row, step, rule) for row in rows]
+    units = _units(second, step, len(rows))
+    sent = [a.x / unit.size for a, unit in zip(has, units, strict=True)]
+    found = mean_over_workers(
+        sent, [row.leaf for row in rows], exchange, exchange.payload, step,
+        with_errors=True,
+    )  # fmt: skip
+    kept = [memory(row, rule) for row in rows]
+    if exchange.rounds_momentum:
+        if second is not None:
+            # v is read once more, where a GPU would keep the units.
+            second = second._replace(nus=recompute_barrier(second.nus))
+        units = _units(second, step, len(rows))
+        sent, kept = _recomputed(rule, rows, units, has, sent, step, skips=skips)
+    means = [unit.size * x for unit, x in zip(units, found.means, strict=True)]
+    mus = []
+    for i, (row, unit) in enumerate(zip(rows, units, strict=True)):
+        received = found.received_by_others(i, with_lost=second is None)
+        mu = kept[i]
+        if received is not None:
+            error = unit.size * unit.waits * (sent[i] - received)
+            mu = mu + of_error(error, row, has[i].fix)
+        mus.append(mu.astype(row.m.dtype))
+    return means, mus
+
+
+def _units(second: SecondMoment | None, step: jax.Array, leaves: int) -> list[Unit]:
+    """The unit of each leaf; 1 where there are no codes, or no second moment."""
+    if second is None or second.means is None:
+        return [Unit(jnp.float32(1), jnp.float32(1))] * leaves
+    return second.units(step)
+
+
+def _recomputed(
+    rule: Rule,
+    rows: Sequence[Row],
+    units: Sequence[Unit],
+    has: Sequence[Ahead],
+    sent: Sequence[jax.Array],
+    step: jax.Array,
+    *,
+    skips: bool,
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """What was sent, in units, and :func:`memory`, for the step after the exchange.
+
+    Kept from before it, each would be one more copy of the parameters.
+    """
+    sents, memories = [], []
+    for row, unit, a, x in zip(rows, units, has, sent, strict=True):
+
+        def anew(
+            g: jax.Array, m: jax.Array, row: Row = row, unit: Unit = unit
+        ) -> tuple[jax.Array, jax.Array]:
+            row = row._replace(g=g, m=m)
+            return ahead(row, step, rule).x / unit.size, memory(row, rule)
+
+        def of_sent(
+            sent: jax.Array, row: Row = row, unit: Unit = unit, fix: jax.Array = a.fix
+        ) -> tuple[jax.Array, jax.Array]:
+            return sent, rule.kept_share(row.b1) * (fix * (unit.size * sent))
+
+        in_place = rule.keeps_what_is_sent and not skips
+        of_x = of_sent if in_place else None
+        sent_again, kept = after_exchange(anew, of_x, row.g, row.m, x)
+        sents.append(sent_again)
+        memories.append(kept)
+    return sents, memories
+
+
+def _means_of(arrays: Sequence[jax.Array], leaves: Sequence[Leaf]) -> list[jax.Array]:
+    """The mean of each leaf, over all of its shards."""
+    pairs = [(jnp.sum(x), jnp.float32(x.size)) for x in arrays]
+    sums = psum_each(pairs, [leaf.sharded for leaf in leaves])
+    return [lax.div(total, jnp.maximum(count, np.float32(1))) for total, count in sums]

@@ -1,0 +1,87 @@
+"""Dense averages of gradients within a worker that is a group of devices."""
+
+from typing import Any
+
+import optax
+
+from slamb_jax._core import axes as _axes
+from slamb_jax._core.leaves import present
+from slamb_jax._core.rounding import upcast_f32
+from slamb_jax.exchange import collectives as _collectives
+from slamb_jax.exchange.settings import Exchange, check_exchange
+
+
+def average_gradients(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
+    r"""Averages the gradients densely within a worker, as data parallelism does.
+
+    .. math:: g \leftarrow \text{mean over the devices of the worker of } g
+
+    For workers that are groups of devices with fast links. The links that exchange do
+    this themselves; put it in front of :func:`accumulate`, whose sum must be the same
+    on all devices of a worker.
+
+    Each device must pass the gradient of its own share of the batch. Where types are
+    tracked (``shard_map`` with ``check_vma=True``), ``jax.grad`` with respect to
+    parameters whose type does not vary over the axis has already summed over it, which
+    is refused here: :func:`per_worker_step` hands over parameters whose type does.
+
+    Args:
+      exchange: its ``local_axis_name`` is the mesh axis (or axes) of a worker's
+        devices; with None, the gradients pass unchanged.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs` without state. Its updates are
+      float32 at least, so that the links that follow do not round them.
+
+    Raises:
+      ValueError: in ``update``, for an axis that is not bound, and for gradients that
+        were summed over it already where the types show it.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax, slamb_jax
+      >>> exchange = slamb_jax.Exchange("host", local_axis_name="device")
+      >>> tx = optax.chain(slamb_jax.average_gradients(exchange), optax.sgd(1.0))
+      >>> update = lambda g: tx.update(g, tx.init(g))[0]
+      >>> print(jax.vmap(update, axis_name="device")(jnp.array([1.0, 3.0])))
+      [-2. -2.]
+    """
+    check_exchange(exchange)
+
+    def init(params: optax.Params) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    def update(
+        updates: optax.Updates,
+        state: optax.EmptyState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.EmptyState]:
+        del extra_args
+        return mean_gradients(updates, params, exchange.local_axis_name), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def mean_gradients(
+    updates: optax.Updates,
+    params: optax.Params | None,
+    local_axis_name: _axes.AxisName | None,
+) -> optax.Updates:
+    """The means within a worker, in float32 at least; None stays None.
+
+    Their types vary over the axis where those of the parameters do, and only there.
+    """
+    if local_axis_name is None:
+        return updates
+    _axes.check_local(updates, local_axis_name)
+    axes = _axes.tracked_axes(local_axis_name)
+    rows, rebuild = present(updates, updates if params is None else params)
+    wide = [upcast_f32(g) for _, g, _ in rows]
+    means = _collectives.pmean(wide, local_axis_name, typed_same=True)
+    if params is not None:
+        means = [
+            _axes.vary_over(mean, axes & _axes.varying_axes(p))
+            for mean, (_, _, p) in zip(means, rows, strict=True)
+        ]
+    return rebuild(means)
