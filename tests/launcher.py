@@ -21,17 +21,17 @@ class Launch:
     """``count`` processes of tests.resumable, and the files that hold what they say."""
 
     def __init__(self, directory, count, **options):
+        directory.mkdir(parents=True, exist_ok=True)
         env = os.environ | {
             "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
             "JAX_PLATFORMS": "cpu",
             "PYTHONPATH": str(ROOT),
             "PYTHONWARNINGS": "default",
+            "JAX_COMPILATION_CACHE_DIR": str(directory.parent / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }
         words = [f"--{k.replace('_', '-')}={value}" for k, value in options.items()]
-        directory.mkdir(parents=True, exist_ok=True)
-        env["JAX_COMPILATION_CACHE_DIR"] = str(directory.parent / "compiled")
-        env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        env["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
         port = free_port()
         self.errors = [directory / f"stderr-{i}" for i in range(count)]
         self.output = [directory / f"stdout-{i}" for i in range(count)]
@@ -75,5 +75,4 @@ class Launch:
 
     def __exit__(self, *exception):
         self.kill()
-        for process in self.processes:
-            process.wait()
+        self.statuses()

@@ -113,6 +113,7 @@ TAKES_ANY_PARAMS = {"mask_momentum", "average_gradients", "elementwise_rescale",
 # Under explicit axes jax does not gather the blocks of a selection.
 NEEDS_AUTO = {
     "slamb", "slamb product", "slamb 16 bits", "mask_momentum selection",
+    "layerwise_trust_ratio selection", "layerwise_trust_ratio direction",
     "randk_compress_with_error_feedback",
     "randk_compress_with_error_feedback passing", "skip_not_finite",
     "train_in_bfloat16", "train_in_bfloat16 stochastic", "on_shards",

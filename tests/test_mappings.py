@@ -15,26 +15,24 @@ from jax.sharding import AxisType, NamedSharding
 import slamb_jax
 from slamb_jax.exchange.selections import Strided
 from tests.close import assert_close, assert_same_bits
-from tests.optimizers import random_tree
+from tests.optimizers import random_tree, train_step
 from tests.workers import AXIS, P, mesh_of, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "odd": (7, 11), "empty": (0, 3), "scale": ()}
 STEPS = 4
+EACH_CHECK = pytest.mark.parametrize("check_vma", [True, False])
 
 
 def slamb(axis_name=AXIS, make=slamb_jax.slamb, rate=0.01):
-    selection = Strided(0.1, min_size=20)
-    exchange = slamb_jax.Exchange(
-        axis_name, payload=None, selection=selection, sync_every=3
-    )
-    return make(rate, exchange=exchange, b3=0.9)
+    few = {"selection": Strided(0.1, min_size=20), "sync_every": 3, "payload": None}
+    return make(rate, exchange=slamb_jax.Exchange(axis_name, **few), b3=0.9)
 
 
 SLAMB = slamb()
 
 
 def run(tx, mapping="vmap", n=4, dtype="float32", axis=AXIS):
-    narrow = lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree)  # noqa: E731
+    narrow = functools.partial(jax.tree.map, lambda x: x.astype(dtype))
     grads = [random_tree(SHAPES, 1 + t, n) for t in range(STEPS)]
     return train(tx, narrow(random_tree(SHAPES, 0)), narrow(grads), mapping, axis)
 
@@ -72,19 +70,19 @@ def test_injected_and_masked_it_is_the_same_under_another_mapping():
         assert_close(run(tx, "shard_map"), run(tx))
 
 
+def loss_of(params, batch):
+    return jnp.mean((batch @ params["w"]) ** 2)
+
+
 def test_replicated_parameters_that_were_cast_are_taken():
     def step(params, x):
-        own = jax.tree.map(
-            lambda p: p + 0.0 * jax.lax.axis_index(AXIS).astype(p.dtype), params
-        )
-        grads = jax.grad(lambda p: jnp.sum((x @ p["w"]) ** 2))(own)
-        updates, _ = SLAMB.update(grads, SLAMB.init(own), own)
-        return optax.apply_updates(own, updates)
+        index = jax.lax.axis_index(AXIS)
+        own = jax.tree.map(lambda p: p + 0.0 * index.astype(p.dtype), params)
+        return train_step(SLAMB, loss_of)((own, SLAMB.init(own)), x)[0][0]
 
-    split = jax.shard_map(
-        step, mesh=mesh_of(4), in_specs=(P(), P(AXIS)), out_specs=P(AXIS)
-    )
-    jax.eval_shape(split, {"w": jnp.ones((3, 2))}, jnp.ones((8, 3)))
+    split = {"in_specs": (P(), P(AXIS)), "out_specs": P(AXIS)}
+    run = jax.shard_map(step, mesh=mesh_of(4), **split)
+    jax.eval_shape(run, {"w": jnp.ones((3, 2))}, jnp.ones((8, 3)))
 
 
 MEAN, FINE = (slamb_jax.Exchange(AXIS, payload=x) for x in ("ternary", "uniform8"))
@@ -104,7 +102,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("check_vma", [True, False])
+@EACH_CHECK
 def test_a_worker_scans_its_steps_on_a_mesh_of_explicit_axes(name, check_vma):
     """The types of its state stay."""
     tx, types = KINDS[name], (AxisType.Explicit,)
@@ -126,15 +124,16 @@ def test_a_worker_scans_its_steps_on_a_mesh_of_explicit_axes(name, check_vma):
 @pytest.mark.skipif(
     not hasattr(jax.sharding, "no_collectives"), reason="needs jax 0.12"
 )
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_jax_refuses_an_average_within_the_gradient(check_vma):
+@EACH_CHECK
+@pytest.mark.parametrize("average", [None, "loss", "gradient"])
+def test_jax_refuses_an_average_within_the_gradient(check_vma, average):
     """Also with types that are not tracked; the exchange itself is outside."""
     exchange = slamb_jax.Exchange(AXIS)
     tx, mesh = slamb_jax.adamw(0.1, exchange), mesh_of(4)
 
-    def step(state, batch, average):
+    def step(state, batch):
         def loss(params):
-            x = jnp.mean((batch @ params["w"]) ** 2)
+            x = loss_of(params, batch)
             return jax.lax.pmean(x, AXIS) if average == "loss" else x
 
         params, opt_state = state
@@ -147,13 +146,9 @@ def test_jax_refuses_an_average_within_the_gradient(check_vma):
 
     params = {"w": jnp.ones((3, 2))}
     state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
-    for average in (None, "loss", "gradient"):
-        run = slamb_jax.per_worker_step(
-            functools.partial(step, average=average), mesh, exchange,
-            check_vma=check_vma,
-        )  # fmt: skip
-        if average is None:
-            run.lower(state, jnp.ones((8, 3)))
-        else:
-            with pytest.raises(Exception, match="forbidden by `no_collectives`"):
-                run.lower(state, jnp.ones((8, 3)))
+    run = slamb_jax.per_worker_step(step, mesh, exchange, check_vma=check_vma)
+    if average is None:
+        run.lower(state, jnp.ones((8, 3)))
+        return
+    with pytest.raises(Exception, match="forbidden by `no_collectives`"):
+        run.lower(state, jnp.ones((8, 3)))

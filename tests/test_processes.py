@@ -5,24 +5,23 @@ import os
 import subprocess
 import sys
 
+import chex
 import pytest
 
 from tests.launcher import ROOT, free_port
 
-# Groups lie across the processes: device 0 of each group in the first, 1 in the second.
-WORKER = """
+TRAINING = """
 import json, sys
 import jax, jax.numpy as jnp, numpy as np, optax
 import slamb_jax
+from slamb_jax import Exchange
 
 index, count, port = map(int, sys.argv[1:])
 if count > 1:
     jax.distributed.initialize(f"localhost:{port}", count, index)
-found = {}
+found, mesh, start = {}, jax.make_mesh((4,), ("data",)), jnp.ones((6, 5))
 
-def run_on(mesh, exchange):
-    tx = slamb_jax.slamb(0.05, exchange)
-
+def run_on(mesh, exchange, tx, params=start, steps=4):
     def step(state, batch, key):
         params, opt_state = state
         noisy = batch + 0.1 * jax.random.normal(key, batch.shape)
@@ -30,23 +29,28 @@ def run_on(mesh, exchange):
         updates, opt_state = tx.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), None
 
-    params = jnp.ones((6, 5))
     state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
     run = slamb_jax.per_worker_step(step, mesh, exchange)
-    for t in range(4):
+    for t in range(steps):
         batch = np.random.default_rng(t).normal(size=(16, 6)).astype(np.float32)
         state, _ = run(state, batch, jax.random.key(t))
-    return state
+    return state[0]
+"""
+RESULT = """
+print("result", json.dumps([jax.process_count(), found]))
+"""
 
-exchange = slamb_jax.Exchange.paper("data", sync_every=3)
-state = run_on(jax.make_mesh((4,), ("data",)), exchange)
-found["workers"] = slamb_jax.consolidate(state[0]).tolist()
+# Groups lie across the processes: device 0 of each group in the first, 1 in the second.
+WORKER = f"""{TRAINING}
+exchange = Exchange.paper("data", sync_every=3)
+params = run_on(mesh, exchange, slamb_jax.slamb(0.05, exchange))
+found["workers"] = slamb_jax.consolidate(params).tolist()
 
 mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2).T, ("data", "device"))
-groups = slamb_jax.Exchange.paper("data", local_axis_name="device", sync_every=3)
-state = run_on(mesh, groups)
-found["groups"] = slamb_jax.consolidate(state[0]).tolist()
-slamb_jax.assert_replicas_agree(state[0], rtol=1e-5)
+groups = Exchange.paper("data", local_axis_name="device", sync_every=3)
+params = run_on(mesh, groups, slamb_jax.slamb(0.05, groups))
+found["groups"] = slamb_jax.consolidate(params).tolist()
+slamb_jax.assert_replicas_agree(params, rtol=1e-5)
 
 own = slamb_jax.per_worker_step(lambda s, b: (s + b.sum(), None), mesh, groups)
 state = slamb_jax.replicate(jnp.zeros(()), mesh, groups)
@@ -54,55 +58,32 @@ try:
     own(state, np.arange(4.0, dtype=np.float32))
 except ValueError as error:
     found["refused"] = str(error)
-print("result", json.dumps([jax.process_count(), found]))
-"""
+{RESULT}"""
 
-
-UNLIKE = """
-import json, sys
-import jax, jax.numpy as jnp, numpy as np, optax
-import slamb_jax
-
-index, count, port = map(int, sys.argv[1:])
-jax.distributed.initialize(f"localhost:{port}", count, index)
-mesh, found = jax.make_mesh((4,), ("data",)), {}
-params = jnp.ones((6, 5))
-
-def attempt(name, params, exchange, rate):
-    tx = slamb_jax.adamw(rate, exchange)
-
-    def step(state, batch):
-        params, opt_state = state
-        grads = jax.grad(lambda p: jnp.mean((batch @ p) ** 2))(params)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), None
-
+UNLIKE = f"""{TRAINING}
+for name, params, exchange, rate in (
+    ("values", start + index, Exchange("data"), 0.1),
+    ("exchange", start, Exchange("data", overlap=bool(index)), 0.1),
+    ("program", start, Exchange("data"), 0.1 * (1 + index)),
+    ("nothing", start, Exchange("data"), 0.1),
+):
     try:
-        state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
-        run = slamb_jax.per_worker_step(step, mesh, exchange)
-        run(state, np.ones((8, 6), np.float32))
+        run_on(mesh, exchange, slamb_jax.adamw(rate, exchange), params, steps=1)
         found[name] = "ran"
     except ValueError as error:
         found[name] = str(error)
-
-Exchange = slamb_jax.Exchange
-attempt("values", params + index, Exchange("data"), 0.1)
-attempt("exchange", params, Exchange("data", overlap=bool(index)), 0.1)
-attempt("program", params, Exchange("data"), 0.1 * (1 + index))
-attempt("nothing", params, Exchange("data"), 0.1)
-print("result", json.dumps([jax.process_count(), found]))
-"""
+{RESULT}"""
 
 
 def results(count, program=WORKER):
     port = free_port()
     flags = f"--xla_force_host_platform_device_count={4 // count}"
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    env["PYTHONPATH"] = str(ROOT)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", program, str(i), str(count), str(port)],
-            env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=env | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for i in range(count)
     ]  # fmt: skip
@@ -123,11 +104,11 @@ def results(count, program=WORKER):
 def test_two_processes_end_where_one_does():
     (alone,) = results(1)
     for found in results(2):
-        assert found["refused"] == alone["refused"]
-        assert "differs between the devices of a worker" in found["refused"]
-        for name in ("workers", "groups"):
-            for got, want in zip(found[name], alone[name], strict=True):
-                assert got == pytest.approx(want, abs=1e-5)
+        refused = found.pop("refused")
+        assert refused == alone["refused"]
+        assert "differs between the devices of a worker" in refused
+        want = {name: alone[name] for name in found}
+        chex.assert_trees_all_close(found, want, rtol=0, atol=1e-5)
 
 
 @pytest.mark.long

@@ -1,10 +1,12 @@
 """Simulated workers do what workers on a mesh do."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import slamb_jax
 from tests.close import assert_near
@@ -14,6 +16,15 @@ from tests.workers import AXIS, mesh_of
 N = 8
 SHAPES = {"in": (6, 40), "b": (40,), "out": (40, 3), "scale": ()}
 PAPER = slamb_jax.Exchange.paper(AXIS, sync_every=3)
+
+
+def both_ways(step, state, exchange=PAPER):
+    """The step and its state of N workers: simulated, and on a mesh."""
+    mesh = mesh_of(N)
+    simulated = slamb_jax.simulated_step(step, N, exchange)
+    yield simulated, slamb_jax.simulated_replicas(state, N)
+    real = slamb_jax.per_worker_step(step, mesh, exchange)
+    yield real, slamb_jax.replicate(state, mesh, exchange)
 
 
 def loss_of(params, batch):
@@ -35,24 +46,16 @@ def trainer(tx, chunk=None):
     return step
 
 
-def batches(n, steps=5):
+def batches(steps=5):
     rng = np.random.default_rng(0)
     for _ in range(steps):
-        x = rng.normal(size=(4 * n, 6)).astype(np.float32)
+        x = rng.normal(size=(4 * N, 6)).astype(np.float32)
         yield {"x": x, "y": np.sin(x[:, :3])}
 
 
-def begun(tx, n):
+def begun(tx):
     params = random_tree(SHAPES, 0)
-    return slamb_jax.simulated_replicas((params, tx.init(params)), n)
-
-
-def simulate(tx, n, chunk=None):
-    state = begun(tx, n)
-    run = slamb_jax.simulated_step(trainer(tx, chunk), n, PAPER)
-    for batch in batches(n):
-        state, losses = run(state, batch)
-    return state, losses
+    return params, tx.init(params)
 
 
 LONG = pytest.param("bfloat16", 3, 2e-3, marks=pytest.mark.long)
@@ -61,13 +64,12 @@ LONG = pytest.param("bfloat16", 3, 2e-3, marks=pytest.mark.long)
 # A last bit of a 16-bit momentum may be rounded either way.
 @pytest.mark.parametrize(("mu_dtype", "chunk", "near"), [(None, None, 2e-6), LONG])
 def test_five_steps_equal_those_on_a_mesh(mu_dtype, chunk, near):
-    tx, mesh = slamb_jax.slamb(0.02, PAPER, mu_dtype=mu_dtype), mesh_of(N)
-    params = random_tree(SHAPES, 0)
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, PAPER)
-    run = slamb_jax.per_worker_step(trainer(tx, chunk), mesh, PAPER)
-    for batch in batches(N):
-        state, losses = run(state, batch)
-    assert_near(simulate(tx, N, chunk), (state, losses), near)
+    tx, ends = slamb_jax.slamb(0.02, PAPER, mu_dtype=mu_dtype), []
+    for run, state in both_ways(trainer(tx, chunk), begun(tx)):
+        for batch in batches():
+            state, losses = run(state, batch)
+        ends.append((state, losses))
+    assert_near(*ends, near)
 
 
 def test_chunks_need_less_memory():
@@ -76,7 +78,8 @@ def test_chunks_need_less_memory():
 
     def temporary(chunk):
         run = slamb_jax.simulated_step(trainer(tx, chunk), n, PAPER)
-        lowered = run.lower(begun(tx, n), {"x": rows, "y": rows[:, :3]})
+        state = slamb_jax.simulated_replicas(begun(tx), n)
+        lowered = run.lower(state, {"x": rows, "y": rows[:, :3]})
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     assert temporary(4) < 0.5 * temporary(None)
@@ -88,69 +91,76 @@ def test_the_average_is_computed_only_when_due():
     def conditionals(sync_every):
         between = slamb_jax.Exchange.paper(AXIS, sync_every=sync_every)
         tx = slamb_jax.slamb(0.02, between)
-        run = slamb_jax.simulated_step(trainer(tx), N, between)
-        (batch,) = batches(N, 1)
-        return run.lower(begun(tx, N), batch).as_text().count("stablehlo.case")
+        run, state = next(both_ways(trainer(tx), begun(tx), between))
+        return run.lower(state, next(batches())).as_text().count("stablehlo.case")
 
     assert conditionals(3) == conditionals(None) + 1
 
 
 def test_counts_may_start_apart_or_come_apart():
     def step(state, batch):
-        index = jax.lax.axis_index(AXIS)
+        index, steps = jax.lax.axis_index(AXIS), state["steps"]
         last = jnp.where(batch[0] > 0, index, state["last"])
-        new = {"steps": state["steps"] + 1, "last": last, "own": state["own"] + 2}
-        return new, jax.lax.cond(
-            state["steps"] > 1, lambda: batch[0], lambda: -batch[0]
-        )
+        new = {"steps": steps + 1, "last": last, "own": state["own"] + 2}
+        return new, jax.lax.cond(steps > 1, lambda: batch[0], lambda: -batch[0])
 
-    state = {
-        "steps": jnp.zeros(3, jnp.int32),
-        "last": jnp.full(3, -1),
-        "own": jnp.arange(3),
-    }
+    steps, last = jnp.zeros(3, jnp.int32), jnp.full(3, -1)
+    state = {"steps": steps, "last": last, "own": jnp.arange(3)}
     run = slamb_jax.simulated_step(step, 3, PAPER)
     for _ in range(3):
         state, report = run(state, jnp.array([1.0, 0.0, 2.0]))
-    np.testing.assert_array_equal(state["steps"], [3, 3, 3])
-    np.testing.assert_array_equal(state["last"], [0, -1, 2])
-    np.testing.assert_array_equal(state["own"], [6, 7, 8])
-    np.testing.assert_array_equal(report, [1, 0, 2])
+    got = jax.tree.map(lambda x: x.tolist(), state | {"report": report})
+    want = {"steps": [3, 3, 3], "last": [0, -1, 2], "own": [6, 7, 8]}
+    assert got == want | {"report": [1, 0, 2]}
     # A state that is not what the last call returned is looked at again.
     state, report = run(state | {"steps": jnp.array([0, 5, 0])}, report)
-    np.testing.assert_array_equal(state["steps"], [1, 6, 1])
-    np.testing.assert_array_equal(report, [-1, 0, -2])
+    assert state["steps"].tolist() == [1, 6, 1]
+    assert report.tolist() == [-1, 0, -2]
 
 
 def test_each_worker_has_the_key_it_would_have_on_a_mesh():
     def step(state, batch, key):
         return state, jax.random.normal(key, batch.shape)
 
-    x, key, mesh = jnp.zeros(2 * N), jax.random.key(3), mesh_of(N)
+    x, key = jnp.zeros(2 * N), jax.random.key(3)
     state = {"w": jnp.ones(2), "key": jax.random.key(0), "n": 2.5}
-    want = slamb_jax.per_worker_step(step, mesh, PAPER)(
-        slamb_jax.replicate(state, mesh, PAPER), x, key
-    )
-    got = slamb_jax.simulated_step(step, N, PAPER)(
-        slamb_jax.simulated_replicas(state, N), x, key
-    )
-    assert got[1].shape == (N, 2)
-    np.testing.assert_array_equal(got[1], want[1])
-    assert jax.tree.map(jnp.shape, got) == jax.tree.map(jnp.shape, want)
-    assert got[0]["n"].dtype == want[0]["n"].dtype
+    got, want = (run(state, x, key) for run, state in both_ways(step, state))
+    chex.assert_shape(got[1], (N, 2))
+    chex.assert_trees_all_equal(*jax.device_get([got[1], want[1]]))
+    chex.assert_trees_all_equal_shapes_and_dtypes(got, want)
+
+
+def dropped(key):
+    return jax.random.bernoulli(key, 0.5, (64,))
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_no_two_workers_draw_the_same_masks():
+    """Dropout by a key of the state, by nnx, and by words, which stay equal."""
+    graph, modules = nnx.split(nnx.Dropout(0.5, rngs=nnx.Rngs(3)))
+
+    def step(state, batch):
+        layer = nnx.merge(graph, state["modules"])
+        own, equal = state["key"], jax.random.wrap_key_data(state["words"])
+        masks = jnp.stack([dropped(own), layer(batch) == 0, dropped(equal)])
+        new = {"key": jax.random.split(own)[0], "modules": nnx.state(layer)}
+        return state | new, masks
+
+    words = jax.random.key_data(jax.random.key(1))
+    state = {"key": jax.random.key(0), "modules": modules, "words": words}
+    for run, replicas in both_ways(step, state):
+        for _ in range(2):
+            replicas, masks = run(replicas, jnp.ones(64 * N))
+            distinct = [len(np.unique(masks[:, i], axis=0)) for i in range(3)]
+            assert distinct == [N, N, 1]
 
 
 def test_a_scalar_beside_the_batch_goes_to_all_workers():
     def step(state, batch):
         return state, {"x": batch["rate"] * batch["x"].mean(), "step": batch["step"]}
 
-    mesh, one = mesh_of(N), jnp.zeros(())
     batch = {"x": jnp.arange(2.0 * N), "rate": jnp.float32(0.5), "step": 7}
-    real = slamb_jax.per_worker_step(step, mesh, PAPER)
-    simulated = slamb_jax.simulated_step(step, N, PAPER)
-    for _, report in (
-        real(slamb_jax.replicate(one, mesh, PAPER), batch),
-        simulated(slamb_jax.simulated_replicas(one, N), batch),
-    ):
+    for run, state in both_ways(step, jnp.zeros(())):
+        _, report = run(state, batch)
         assert report["x"].tolist() == [0.25 + i for i in range(N)]
         assert report["step"].tolist() == [7] * N

@@ -35,11 +35,9 @@ def test_it_says_what_broke_when_jax_has_changed(missing, monkeypatch):
         slamb_jax.Watchdog(timeout=30)
 
 
-def _save_that_broke_off():
-    """The error of a save during which another process was killed."""
-    error = OSError("checkpoint 15 could not be written")
-    error.__cause__ = jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed")
-    return error
+# The error of a save during which another process was killed.
+BROKE_OFF = OSError("checkpoint 15 could not be written")
+BROKE_OFF.__cause__ = jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +48,7 @@ def _save_that_broke_off():
         (ValueError("b1 must be in [0, 1), got 2"), False),
         (RuntimeError("UNKNOWN: a user's own"), False),
         (OSError("checkpoint 15 could not be written"), False),
-        (_save_that_broke_off(), True),
+        (BROKE_OFF, True),
     ],
 )
 def test_a_broken_exchange_is_told_from_a_failure(error, broken):
@@ -67,10 +65,10 @@ def test_a_broken_exchange_is_told_from_a_failure(error, broken):
     ],
 )
 def test_to_exit_with_0_is_no_failure(error, state):
-    written = {}
+    written = []
     watchdog = slamb_jax.Watchdog(timeout=15)
     watchdog._client = types.SimpleNamespace(
-        key_value_set=lambda key, value, **_: written.update({key: json.loads(value)})
+        key_value_set=lambda key, value, **_: written.append(json.loads(value))
     )
     watchdog.__exit__(type(error), error, None)
-    assert [sign["state"] for sign in written.values()] == [state]
+    assert [sign["state"] for sign in written] == [state]

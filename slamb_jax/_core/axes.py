@@ -4,10 +4,8 @@
 ``vmap``; None is a single worker.
 """
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import chex
 import jax
@@ -15,28 +13,6 @@ import jax.numpy as jnp
 
 Axes = frozenset[Hashable]
 AxisName = Hashable | tuple[Hashable, ...]
-
-
-class _Exchange(Protocol):
-    @property
-    def axis_name(self) -> AxisName | None: ...
-
-
-class _Workers(NamedTuple):
-    """The workers whose step is traced, and the exchanges of its links."""
-
-    axes: tuple[Hashable, ...]
-    local: tuple[Hashable, ...]
-    exchanges: list[Any]
-
-
-_WORKERS: contextvars.ContextVar[_Workers | None] = contextvars.ContextVar(
-    "the workers whose step is traced", default=None
-)
-
-
-def _workers() -> _Workers:
-    return _WORKERS.get() or _Workers((), (), [])
 
 
 def as_tuple(axis_name: AxisName | None) -> tuple[Hashable, ...]:
@@ -131,57 +107,9 @@ def cond(
     return jax.lax.cond(pred, *map(widened, branches), *operands)
 
 
-@contextlib.contextmanager
-def step_of_workers(
-    axis_name: AxisName, local_axis_name: AxisName | None = None
-) -> Iterator[None]:
-    """While the step of workers over these axes is traced, its links may ask for them.
-
-    Types tell too, but not with ``check_vma=False``.
-    """
-    token = _WORKERS.set(_Workers(as_tuple(axis_name), as_tuple(local_axis_name), []))
-    try:
-        yield
-    finally:
-        _WORKERS.reset(token)
-
-
-def check_workers(exchange: _Exchange) -> None:
-    """Raises for an exchange between others than the workers whose step is traced.
-
-    No axis passes: the user may have averaged the gradients, which only types tell.
-    """
-    axis_name = exchange.axis_name
-    workers, _, exchanges = _workers()
-    if not workers or axis_name is None:
-        return
-    exchanges.append(exchange)
-    if set(workers) != set(as_tuple(axis_name)):
-        raise ValueError(
-            f"axis_name={axis_name!r} of an exchange in step is not that of the "
-            f"workers, {workers if len(workers) > 1 else workers[0]!r}: give the "
-            "optimizer, slamb_jax.replicate and the function that runs step the same "
-            "exchange"
-        )
-
-
-def exchanges_in_step() -> list[Any]:
-    """The exchanges of the links that were updated in the step so far."""
-    return _workers().exchanges
-
-
 def missed_axes(tree: chex.ArrayTree, known: Sequence[Hashable]) -> list[Hashable]:
-    """The axes over which the tree may differ between devices, but for those known."""
-    workers, local, _ = _workers()
-    return _unknown(frozenset(workers + local) | _varying(tree), known)
-
-
-def _varying(tree: chex.ArrayTree) -> Axes:
-    """The axes over which types say that the tree differs between devices."""
-    return frozenset[Hashable]().union(*map(varying_axes, jax.tree.leaves(tree)))
-
-
-def _unknown(axes: Axes, known: Sequence[Hashable]) -> list[Hashable]:
+    """The axes but for those known over which types say that devices differ."""
+    axes = frozenset[Hashable]().union(*map(varying_axes, jax.tree.leaves(tree)))
     missed = sorted(axes - set(known), key=str)
     return [axis for axis in missed if axis_size(axis) > 1]
 
@@ -196,9 +124,11 @@ def check_local(
     They must vary over ``axis_name`` wherever types are tracked (``shard_map`` with
     ``check_vma=True``); without one they must not vary, other than between shards.
     Elsewhere gradients that were averaged cannot be told from those that were not.
+    With one they may vary over more axes: the mean in a group of devices is typed as
+    the parameters are, which vary there.
     """
     if axis_name is None:
-        for axis in _unknown(_varying(updates), shard_axes):
+        for axis in missed_axes(updates, shard_axes):
             raise ValueError(
                 f"axis_name=None exchanges nothing over the mesh axis {axis!r}, over "
                 "which the gradients differ: each worker would train a model of its "
@@ -210,20 +140,28 @@ def check_local(
     axis_size(axis_name)  # raises for an unbound axis
     tracked = tracked_axes(axis_name)
     for path, x in jax.tree_util.tree_leaves_with_path(updates):
-        check_varies(path, x, tracked)
+        check_varies(path, x, tracked, shard_axes)
 
 
-def check_varies(path: Any, x: jax.Array, axes: Axes) -> None:
+def check_varies(
+    path: Any, x: jax.Array, axes: Axes, shard_axes: tuple[Hashable, ...] = ()
+) -> None:
     """Raises for a gradient whose type does not vary over all of these axes."""
     missing = axes - varying_axes(x)
-    if missing and x.size:  # without elements, jax.grad does not differentiate
-        names = ", ".join(sorted(map(repr, missing)))
-        raise ValueError(
-            f"updates{jax.tree_util.keystr(path)} does not vary over the mesh axis "
-            f"{names}: it was summed or averaged over it already, and an exchange "
-            "would save nothing. jax.grad inside jax.shard_map sums the gradient of "
-            "parameters that do not vary over an axis. Let slamb_jax.replicate and "
-            "slamb_jax.per_worker_step hand over the parameters, or cast them with "
-            f"jax.lax.pcast(params, {names}, to='varying') before jax.grad, and do not "
-            "average gradients yourself."
-        )
+    if not missing or not x.size:  # without elements, jax.grad does not differentiate
+        return
+    names = ", ".join(sorted(map(repr, missing)))
+    others = ", ".join(map(repr, missed_axes(x, (*axes, *shard_axes))))
+    of_another = (
+        f" Or the workers are along {others}, over which the gradients differ: give "
+        "the optimizer the exchange of slamb_jax.per_worker_step."
+    )
+    raise ValueError(
+        f"updates{jax.tree_util.keystr(path)} does not vary over the mesh axis "
+        f"{names}: it was summed or averaged over it already, and an exchange would "
+        "save nothing. jax.grad inside jax.shard_map sums the gradient of parameters "
+        "that do not vary over an axis. Let slamb_jax.replicate and "
+        "slamb_jax.per_worker_step hand over the parameters, or cast them with "
+        f"jax.lax.pcast(params, {names}, to='varying') before jax.grad, and do not "
+        f"average gradients yourself.{of_another if others else ''}"
+    )

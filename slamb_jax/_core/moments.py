@@ -1,7 +1,7 @@
 """The rules that the links share: moments, units of codes, Adam's direction, decay."""
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import chex
 import jax
@@ -16,6 +16,19 @@ from slamb_jax._core.rounding import next_step, step_seed, stochastic_round
 
 Form = Literal["sum", "product"]
 Decays: TypeAlias = ArrayLike | chex.ArrayTree | Callable[[optax.Params], Any]
+
+
+class Moments(NamedTuple):
+    """Two moments as they lie in memory, and the factors that correct their bias.
+
+    ``mask_momentum`` hands them to its direction as the argument ``moments``, so that
+    ``layerwise_trust_ratio`` can compute a direction twice in place of keeping it.
+    """
+
+    mu: optax.Updates
+    nu: optax.Updates
+    of_mu: optax.Updates  # a factor for each leaf, whose b1 may be its own
+    of_nu: jax.Array
 
 
 def check_first_moment(b1: Any, mu_dtype: Any) -> None:

@@ -78,6 +78,7 @@ class Blocks:
         """``x`` with these blocks replaced."""
         if self.starts is None:
             return packed
+        packed = packed.reshape(-1, self.block_size)
         if not isinstance(self.at.selection, Strided):
             return self._scattered(packed, x)
         return scatter_or_choose(self._scattered, self._chosen, packed, x)

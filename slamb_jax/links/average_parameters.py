@@ -162,7 +162,7 @@ def average_parameters_every(
         return u, chosen(skip, state)
 
     tx = optax.GradientTransformationExtraArgs(init, update)
-    return tx if exchange.param_specs is None else on_shards(tx, exchange)
+    return on_shards(tx, exchange)
 
 
 def _to_the_mean(

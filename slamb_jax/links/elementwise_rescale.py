@@ -101,7 +101,7 @@ def elementwise_rescale(
         return rebuild([scaled(*row) for row in rows]), chosen(skip, new)
 
     tx = optax.GradientTransformationExtraArgs(init, update)
-    return tx if exchange.param_specs is None else on_shards(tx, exchange)
+    return on_shards(tx, exchange)
 
 
 def freshness(age: jax.Array, b3: ArrayLike, leaf: Leaf) -> jax.Array:

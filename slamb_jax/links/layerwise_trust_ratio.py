@@ -19,12 +19,11 @@ from slamb_jax._core.leaves import (
     present,
     unless,
 )
-from slamb_jax._core.moments import Form, add_decay, check_ratio, decay_at
+from slamb_jax._core.moments import Form, Moments, add_decay, check_ratio, decay_at
 from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange.blocks import AtStep, selection_at
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links._norms import Term, flat_term, squares_of_leaves, term_of_moments
-from slamb_jax.links._selected_momentum import Moments
 from slamb_jax.links.elementwise_rescale import freshness
 from slamb_jax.links.on_shards import on_shards
 
@@ -139,9 +138,25 @@ def layerwise_trust_ratio(
     if direction is not None:
         checks.check_transformation("direction", direction)
         inner = optax.with_extra_args_support(direction)
+    link = _Link(exchange, inner, b3, weight_decay, mask, form, bounds)
+    tx = optax.GradientTransformationExtraArgs(link.init, link.update)
+    return on_shards(tx, exchange)
 
-    def init(params: optax.Params) -> LayerwiseTrustRatioState:
-        if inner is not None and jax.tree.leaves(jax.eval_shape(inner.init, params)):
+
+class _Link(NamedTuple):
+    """The settings of one link, and its two functions."""
+
+    exchange: Exchange
+    direction: optax.GradientTransformationExtraArgs | None
+    b3: ArrayLike
+    weight_decay: optax.ScalarOrSchedule
+    mask: Any
+    form: Form
+    bounds: Bounds
+
+    def init(self, params: optax.Params) -> LayerwiseTrustRatioState:
+        direction = self.direction
+        if direction and jax.tree.leaves(jax.eval_shape(direction.init, params)):
             raise ValueError(
                 "direction must have no state, since it is computed for parts of a "
                 f"leaf and more than once, got {direction!r}: put it in front of "
@@ -150,6 +165,7 @@ def layerwise_trust_ratio(
         return LayerwiseTrustRatioState(jnp.zeros([], jnp.int32))
 
     def update(
+        self,
         updates: optax.Updates,
         state: LayerwiseTrustRatioState,
         params: optax.Params | None = None,
@@ -160,51 +176,60 @@ def layerwise_trust_ratio(
     ) -> tuple[optax.Updates, LayerwiseTrustRatioState]:
         checks.check_params(params)
         step = next_step(state.count)
-        decay = decay_at(weight_decay, state.count)
+        decay = decay_at(self.weight_decay, state.count)
         at_step = None
-        if exchange.selection is not None:
-            at_step = selection_at(exchange, params, step)
-        twice = inner is not None and moments is not None
-        if inner is not None and not twice:
+        if self.exchange.selection is not None:
+            at_step = selection_at(self.exchange, params, step)
+        if self.direction is None:
+            moments = None  # they are those of the momentum in front
+        elif moments is None:
             none = optax.EmptyState()
-            updates, _ = inner.update(updates, none, params, **extra_args)
-        columns = moments[:3] if moments is not None and twice else ()
+            updates, _ = self.direction.update(updates, none, params, **extra_args)
         rows, rebuild = present(
-            updates, params, mask_tree(mask, params), *columns,
-            like=params, layout=exchange.layout,
+            updates, params, mask_tree(self.mask, params), *(moments or ())[:3],
+            like=params, layout=self.exchange.layout,
         )  # fmt: skip
-
-        def term(
-            leaf: Leaf, u: jax.Array, p: jax.Array, decays: bool, *given: jax.Array
-        ) -> Term:
-            age = None if at_step is None else at_step.age(leaf)
-            inside = decay if decays and form == "product" else None
-            p = p.astype(jnp.float32)
-            if inner is None or moments is None:
-                return flat_term(leaf, age, p, u.astype(jnp.float32), inside)
-            m, v, of_m = given
-            of_each = functools.partial(_direction, inner)
-            return term_of_moments(
-                leaf, age, p, (m, v), (of_m, moments.of_nu), of_each, inside
-            )
-
-        terms = [term(*row) for row in rows]
-        ratios = _trust_ratios(terms, at_step, form, bounds)
-        n = axes.axis_size(exchange.axis_name)
-        out = []
-        for row, x, ratio in zip(rows, terms, ratios, strict=True):
-            factor = ratio.fresh
-            if x.age is not None:
-                r = freshness(x.age, b3, x.leaf)
-                factor = ratio.blend(form, r, n, bounds)
-            u, factor = x.recompute(factor)
-            u = add_decay(x.p, u, decay if row[3] else None)
-            out.append(_over_leaf(factor, x) * u)
+        of_nu = None if moments is None else moments.of_nu
+        rates = [decay if decays else None for _, _, _, decays, *_ in rows]
+        pairs = zip(rows, rates, strict=True)
+        terms = [self._term(at_step, of_nu, rate, *row) for row, rate in pairs]
+        ratios = _trust_ratios(terms, at_step, self.form, self.bounds)
+        triples = zip(terms, ratios, rates, strict=True)
         new = LayerwiseTrustRatioState(unless(skip, state.count, step))
-        return rebuild(out), chosen(skip, new)
+        return rebuild([self._scaled(*x) for x in triples]), chosen(skip, new)
 
-    tx = optax.GradientTransformationExtraArgs(init, update)
-    return tx if exchange.param_specs is None else on_shards(tx, exchange)
+    def _term(
+        self,
+        at_step: AtStep | None,
+        of_nu: jax.Array | None,
+        decay: jax.Array | None,
+        leaf: Leaf,
+        u: jax.Array,
+        p: jax.Array,
+        _: bool,
+        *given: jax.Array,
+    ) -> Term:
+        """What the norms of a leaf are of."""
+        age = None if at_step is None else at_step.age(leaf)
+        inside = decay if self.form == "product" else None
+        p = p.astype(jnp.float32)
+        if self.direction is None or of_nu is None:
+            return flat_term(leaf, age, p, u.astype(jnp.float32), inside)
+        m, v, of_m = given
+        direction = functools.partial(_direction, self.direction)
+        return term_of_moments(leaf, age, p, (m, v), (of_m, of_nu), direction, inside)
+
+    def _scaled(
+        self, term: Term, ratios: "_Ratios", decay: jax.Array | None
+    ) -> jax.Array:
+        """The direction times its ratio, with decay."""
+        factor = ratios.fresh
+        if term.age is not None:
+            r = freshness(term.age, self.b3, term.leaf)
+            n = axes.axis_size(self.exchange.axis_name)
+            factor = ratios.blend(self.form, r, n, self.bounds)
+        u, factor = term.recompute(factor)
+        return _over_leaf(factor, term) * add_decay(term.p, u, decay)
 
 
 def _direction(

@@ -1,6 +1,7 @@
 """Momentum of which a worker sends what the exchange selects, and keeps the rest."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,17 +13,19 @@ from slamb_jax._core import axes, checks
 from slamb_jax._core.leaves import arrays_of, chosen, keep_absent, present, unless
 from slamb_jax._core.moments import (
     Decays,
+    Moments,
     bias,
     check_first_moment,
     decays,
     init_moment,
+    moved,
 )
+from slamb_jax._core.platform import computed_once_on_tpu
 from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange.blocks import AtStep, selection_at
 from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.links import _compressor, _mean_momentum, _selected_momentum
+from slamb_jax.links import _compressor, _mean_momentum
 from slamb_jax.links._mean_momentum import Row, Rule, SecondMoment
-from slamb_jax.links._selected_momentum import Moments
 from slamb_jax.links.on_shards import on_shards
 from slamb_jax.links.randk_compress import replace_selected
 
@@ -45,6 +48,36 @@ class MaskMomentumState(NamedTuple):
     direction: optax.OptState
 
 
+class _Exchanged(NamedTuple):
+    """What one step makes of the momenta; lists have one array for each leaf."""
+
+    means: list[jax.Array]  # what the step takes, bias-corrected, float32
+    mus: list[jax.Array]  # what the worker keeps
+    of_mus: list[jax.Array] | None  # means over mus, where that is what the step takes
+    second: SecondMoment | None
+    of_nu: jax.Array  # the factor that corrects the bias of v
+    compressor: optax.OptState
+
+    def for_direction(self, rebuild: Callable[..., Any]) -> dict[str, Any]:
+        """What a direction gets beside what the step takes."""
+        if self.second is None:
+            return {}
+        nus, of_nu = self.second.nus, self.of_nu
+        hats = rebuild([of_nu * nu.astype(jnp.float32) for nu in nus])
+        given = {"second_moment": hats, "of_second_moment": of_nu}
+        if self.of_mus is None:
+            return given
+        of_mus = rebuild(self.of_mus)
+        moments = Moments(rebuild(self.mus), rebuild(nus), of_mus, of_nu)
+        return given | {"moments": moments}
+
+    def moments(self, rebuild: Callable[..., Any], old: MaskMomentumState) -> list[Any]:
+        """mu, nu and nu_mean of the next state."""
+        second = (None, None) if self.second is None else self.second[:2]
+        pairs = zip((self.mus, *second), (old.mu, old.nu, old.nu_mean), strict=True)
+        return [x if new is None else keep_absent(rebuild(new), x) for new, x in pairs]
+
+
 def mask_momentum(
     exchange: Exchange,
     direction: optax.GradientTransformation | None = None,
@@ -65,51 +98,39 @@ def mask_momentum(
 
     .. math::
 
-      x_i &= \beta_1 m_i + (1-\beta_1) g_i \\
-      q_i &= Q(x_i[M_t]), \quad e_i = x_i - q_i, \quad
-      M = \text{mean over workers of } q_i \text{, in the wire format again}
+      x_i &= \beta_1 m_i + (1-\beta_1) g_i, \quad
+      q_i = Q(x_i[M_t]), \quad e_i = x_i - q_i \\
+      M &= \text{mean over workers of } q_i \text{, in the wire format again}
 
-    What a worker does not send waits in its momentum. No memory is needed for it, and
-    nothing of a gradient is lost. Two kinds of exchange differ in one rule:
+    What a worker does not send waits in its momentum: it takes no memory, and nothing
+    of a gradient is lost. Two kinds of exchange differ in one rule:
 
-    .. list-table::
-       :header-rows: 1
+    ===========================================  ==========  ===========  =======
+    kind of exchange                             step takes  m becomes    v is of
+    ===========================================  ==========  ===========  =======
+    the default: workers agree at each step      M           q + e / b1   M
+    a ``selection``: workers step by themselves  M + e       M + e        g
+    ===========================================  ==========  ===========  =======
 
-       * - kind of exchange
-         - the step takes
-         - :math:`m_i \leftarrow`
-         - v is of
-       * - the default: workers agree on M at every step
-         - M
-         - :math:`q_i + e_i / \beta_1`
-         - :math:`\hat M`
-       * - with a ``selection``: workers step by themselves
-         - :math:`M + e_i`
-         - :math:`M + e_i`
-         - :math:`g_i`
+    In the first kind only m differs between workers. The mean is of what is linear in
+    the gradients, so it does not matter which worker sees which data: in float32 the
+    step is that of dense training. The second is SLAMB's momentum masking with local
+    error compensation. The updates are direction(:math:`\hat M`), with
+    :math:`\hat M = M / (1-\beta_1^t)` and :math:`\hat v = v / (1-\beta_2^t)`.
 
-    In the first kind only m differs between workers. The mean is taken of what is
-    linear in the gradients, so it does not matter which worker sees which data: in
-    float32, where :math:`q_i = x_i`, the step is that of dense training. The second is
-    the paper's momentum masking with local error compensation (SLAMB, algorithm 1). The
-    step that follows is direction(:math:`\hat M`), with :math:`\hat M = M /
-    (1-\beta_1^t)` and :math:`\hat v = v / (1-\beta_2^t)`.
-
-    **Units of codes.** Where workers agree in codes, they are of :math:`x / r`, with
+    **Units.** Where workers agree in codes, these are of :math:`x / r`, with
     :math:`r = \sqrt{\hat v} + 0.05 \rho`, where :math:`\rho` is the root of the mean of
     :math:`\hat v` over the leaf; r is 1 at the first step. Of what rounding takes the
-    share :math:`1 - w = \sqrt{\hat v} / 2 r` is forgotten, at most half, where a
-    coordinate is sent often: noise that waits makes the memory of the momentum longer.
-    Nothing is forgotten where it is sent seldom. There v falls, and the unit with it,
-    so that every coordinate is sent in the end. Without v (``b2=None``) r and w are 1,
-    and what rounding takes of a mean waits n times with the worker that rounds it.
+    share :math:`\sqrt{\hat v} / 2 r` is forgotten: half of it where a coordinate is
+    sent often, since noise that waits makes the memory of the momentum longer, and
+    nothing where it is sent seldom. There v falls, and the unit with it, so that every
+    coordinate is sent in the end. Without v (``b2=None``) r is 1, all of it waits, and
+    what rounding takes of M waits n times with the worker that rounds it.
 
-    With ``overlap`` in the exchange, what is sent is what the last step left. Where
-    workers step by themselves without a selection (``outer``, or ``sync_every`` above
-    1) nothing is sent here. Where a worker is a group of devices, put
-    :func:`average_gradients` in front.
-
-    Use it by itself in front of any direction, such as ``optax.scale_by_sign()``.
+    Use it by itself in front of any direction. With ``overlap`` in the exchange, what
+    is sent is what the last step left. Where workers step by themselves without a
+    selection (``outer``, ``sync_every`` above 1) nothing is sent here. Where a worker
+    is a group of devices, put :func:`average_gradients` in front.
 
     Args:
       exchange: between whom, which coordinates when, and in what wire format.
@@ -120,10 +141,10 @@ def mask_momentum(
         function of the parameters that returns one.
       b2: decay rate of v, in [0, 1). None: no v is kept.
       compressor: what exchanges x in place of
-        :func:`randk_compress_with_error_feedback`, which may be given, too. Any optax
-        transformation: it gets x and returns ``Sent(mean, unsent)``, or one tree,
-        :math:`M + e`, by which workers step by themselves, as ``optax.identity()``. It
-        must not keep a residual: the momentum does.
+        :func:`randk_compress_with_error_feedback`, which may be given, too: any optax
+        transformation that gets x and returns ``Sent(mean, unsent)``, or one tree,
+        M + e, by which workers step by themselves, as ``optax.identity()`` does. It
+        must not keep a residual, since the momentum does.
       share: the share of the momentum in x, in [0, 1), as in Lion:
         :math:`x_i = share\,m_i + (1-share)\,g_i`. None: ``b1``.
       nesterov: exchange the momentum one step ahead, as optax's optimizers do.
@@ -150,10 +171,10 @@ def mask_momentum(
       [-1. -1.]
 
     References:
-      Xu et al., `SLAMB <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023:
-      momentum masking; Seide et al., 1-bit stochastic gradient descent, Interspeech
-      2014: error feedback; Tang et al., `1-bit Adam <https://arxiv.org/abs/2102.02888>`_,
-      2021: the mean of momenta in units of v.
+      Xu et al., `SLAMB <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023,
+      section 3: momentum masking; Seide et al., 1-bit stochastic gradient descent,
+      Interspeech 2014: error feedback; Tang et al., `1-bit Adam
+      <https://arxiv.org/abs/2102.02888>`_, 2021: the mean of momenta in units of v.
     """
     check_exchange(exchange)
     check_first_moment(b1, mu_dtype)
@@ -171,174 +192,176 @@ def mask_momentum(
         )
     then = optax.identity() if direction is None else direction
     checks.check_transformation("direction", then)
-    then = optax.with_extra_args_support(then)
     theirs = _compressor.as_compressor(compressor, exchange)
-    has_units = b2 is not None and theirs is None and exchange.rounds_momentum
     overlap = exchange.overlap and exchange.averages_momentum
-    rule = Rule(share, nesterov, bias_correction, overlap)
+    link = _Link(
+        exchange,
+        optax.with_extra_args_support(then),
+        theirs,
+        Rule(share, nesterov, bias_correction, overlap),
+        b1,
+        b2,
+        mu_dtype,
+        nu_dtype,
+        has_units=b2 is not None and theirs is None and exchange.rounds_momentum,
+    )
+    tx = optax.GradientTransformationExtraArgs(link.init, link.update)
+    return on_shards(tx, exchange)
 
-    def init(params: optax.Params) -> MaskMomentumState:
+
+class _Link(NamedTuple):
+    """The settings of one link, and its two functions."""
+
+    exchange: Exchange
+    direction: optax.GradientTransformationExtraArgs
+    compressor: optax.GradientTransformationExtraArgs | None  # None: ours
+    rule: Rule
+    b1: Decays
+    b2: ArrayLike | None
+    mu_dtype: DTypeLike | None
+    nu_dtype: DTypeLike | None
+    has_units: bool
+
+    def init(self, params: optax.Params) -> MaskMomentumState:
         checks.check_floating(params, "params")
-        mu = init_moment(params, "mu_dtype", mu_dtype)
+        mu = init_moment(params, "mu_dtype", self.mu_dtype)
         nu = nu_mean = None
-        if b2 is not None:
-            nu = init_moment(params, "nu_dtype", nu_dtype)
-        if has_units:
-            shards = frozenset(exchange.shard_axes)
+        if self.b2 is not None:
+            nu = init_moment(params, "nu_dtype", self.nu_dtype)
+        if self.has_units:
+            shards = frozenset(self.exchange.shard_axes)
             nu_mean = jax.tree.map(lambda p: axes.zero_of_sum(p, shards), params)
         compressed: optax.OptState = optax.EmptyState()
-        if theirs is not None:
-            compressed = theirs.init(params)
+        if self.compressor is not None:
+            compressed = self.compressor.init(params)
             _compressor.check_keeps_nothing(compressed, params)
+        inner = self.direction.init(params)
         count = jnp.zeros([], jnp.int32)
-        return MaskMomentumState(count, mu, nu, nu_mean, compressed, then.init(params))
+        return MaskMomentumState(count, mu, nu, nu_mean, compressed, inner)
 
     def update(
+        self,
         updates: optax.Updates,
         state: MaskMomentumState,
         params: optax.Params | None = None,
         skip: jax.Array | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, MaskMomentumState]:
-        _check_update(exchange, updates, state, has_units=has_units)
+        self._check(updates, state)
         if skip is not None:
             extra_args = extra_args | {"skip": skip}
         step = next_step(state.count)
         like = state.mu if params is None else params
         columns, rebuild = present(
-            updates, state.mu, decays(b1, state.mu), like=like, layout=exchange.layout
-        )
+            updates, state.mu, decays(self.b1, state.mu),
+            like=like, layout=self.exchange.layout,
+        )  # fmt: skip
         rows = [Row(*column) for column in columns]
         second = None
-        if b2 is not None:
+        if self.b2 is not None:
             nus, nu_means = (
                 None if tree is None else arrays_of(updates, tree, like)
                 for tree in (state.nu, state.nu_mean)
             )
-            second = SecondMoment(nus or [], nu_means, b2)
-
+            second = SecondMoment(nus or [], nu_means, self.b2)
         compress = None
-        if theirs is not None:
+        if self.compressor is not None:
             compress = functools.partial(
-                _compressor.compress, theirs, rebuild, updates, like,
+                _compressor.compress, self.compressor, rebuild, updates, like,
                 state.compressor, params, extra_args,
             )  # fmt: skip
-        if exchange.selection is None:
-            new = _agree(exchange, rule, rows, second, step, skip, compress)
+        if self.exchange.selection is None:
+            new = self._agree(rows, second, step, skip, compress)
         else:
-            at = selection_at(exchange, like, step)
-            new = _step_alone(exchange, rule, rows, second, at, skip, compress)
-        nu, nu_mean, handed = state.nu, state.nu_mean, {}
-        if (after := new.second) is not None:
-            nu = keep_absent(rebuild(after.nus), nu)
-            if after.means is not None:
-                nu_mean = keep_absent(rebuild(after.means), nu_mean)
-            nu_hats = [new.of_nu * x.astype(jnp.float32) for x in after.nus]
-            handed["second_moment"] = rebuild(nu_hats)
-            handed["of_second_moment"] = new.of_nu
-            if new.of_mus is not None:
-                handed["moments"] = Moments(
-                    rebuild(new.mus), rebuild(after.nus), rebuild(new.of_mus), new.of_nu
-                )
-        u, inner = then.update(
-            rebuild(new.means), state.direction, params, **extra_args, **handed
-        )
+            at = selection_at(self.exchange, like, step)
+            new = self._step_alone(rows, second, at, skip, compress)
+        u, inner = self.direction.update(
+            rebuild(new.means), state.direction, params,
+            **extra_args, **new.for_direction(rebuild),
+        )  # fmt: skip
         old = state.count, state.compressor, state.direction
         count, *rest = unless(skip, old, (step, new.compressor, inner))
-        mu = keep_absent(rebuild(new.mus), state.mu)
-        return u, chosen(skip, MaskMomentumState(count, mu, nu, nu_mean, *rest))
+        moments = new.moments(rebuild, state)
+        return u, chosen(skip, MaskMomentumState(count, *moments, *rest))
 
-    tx = optax.GradientTransformationExtraArgs(init, update)
-    return tx if exchange.param_specs is None else on_shards(tx, exchange)
-
-
-class _Exchanged(NamedTuple):
-    """What one step makes of the momenta; lists have one array for each leaf."""
-
-    means: list[jax.Array]  # what the step takes, bias-corrected, float32
-    mus: list[jax.Array]  # what the worker keeps
-    of_mus: list[jax.Array] | None  # means over mus, where that is what the step takes
-    second: SecondMoment | None
-    of_nu: jax.Array  # the factor that corrects the bias of v
-    compressor: optax.OptState
-
-
-def _agree(
-    exchange: Exchange,
-    rule: Rule,
-    rows: list[Row],
-    second: SecondMoment | None,
-    step: jax.Array,
-    skip: jax.Array | None,
-    compress: _compressor.Compress | None,
-) -> _Exchanged:
-    """The step takes M, and e waits."""
-    compressed: optax.OptState = optax.EmptyState()
-    if compress is None:
-        means, mus = _mean_momentum.exchanged(
-            exchange, rule, rows, second, step, skips=skip is not None
-        )
-    else:
-        means, mus, compressed = _compressor.exchanged_by(
-            compress, rule, rows, step, agree=exchange.averages_momentum
-        )
-    mus = unless(skip, [row.m for row in rows], mus)
-    of_nu = jnp.float32(1)
-    if second is not None:
-        second = second.after(means, [row.leaf for row in rows], step, skip)
-        # With overlap M is of the momenta that the last step left.
-        of_nu = second.correction(step - 1 if rule.overlap else step)
-    return _Exchanged(means, mus, None, second, of_nu, compressed)
-
-
-def _step_alone(
-    exchange: Exchange,
-    rule: Rule,
-    rows: list[Row],
-    second: SecondMoment | None,
-    at: AtStep,
-    skip: jax.Array | None,
-    compress: _compressor.Compress | None,
-) -> _Exchanged:
-    """The step takes M + e, which the worker keeps; v is of its own gradient."""
-    leaves = [row.leaf for row in rows]
-    compressed: optax.OptState = optax.EmptyState()
-
-    def send(ms: list[jax.Array]) -> list[jax.Array]:
-        nonlocal compressed
+    def _agree(
+        self,
+        rows: list[Row],
+        second: SecondMoment | None,
+        step: jax.Array,
+        skip: jax.Array | None,
+        compress: _compressor.Compress | None,
+    ) -> _Exchanged:
+        """The step takes M, and e waits."""
+        compressed: optax.OptState = optax.EmptyState()
         if compress is None:
-            return replace_selected(exchange, at, ms, leaves, skip)
-        out = compress(ms)
-        compressed = out.state
-        pairs = zip(out.in_place, ms, strict=True)
-        return unless(skip, ms, [x.astype(m.dtype) for x, m in pairs])
+            means, mus = _mean_momentum.exchanged(
+                self.exchange, self.rule, rows, second, step, skips=skip is not None
+            )
+        else:
+            means, mus, compressed = _compressor.exchanged_by(
+                compress, self.rule, rows, step, agree=self.exchange.averages_momentum
+            )
+        mus = unless(skip, [row.m for row in rows], mus)
+        of_nu = jnp.float32(1)
+        if second is not None:
+            second = second.after(means, [row.leaf for row in rows], step, skip)
+            # With overlap M is of the momenta that the last step left.
+            of_nu = second.correction(step - 1 if self.rule.overlap else step)
+        return _Exchanged(means, mus, None, second, of_nu, compressed)
 
-    mus = _selected_momentum.selected(exchange, rows, send, skip)
-    if second is not None:
-        second = _selected_momentum.second_moment(second, rows, at.step, skip)
-    one = jnp.float32(1)
-    of_mus, of_nu = [one] * len(rows), one
-    if rule.bias_correction:
-        of_mus = [1 / bias(row.b1, at.step) for row in rows]
-        of_nu = one if second is None else 1 / bias(second.b2, at.step)
-    pairs = zip(of_mus, mus, strict=True)
-    means = [of_mu * mu.astype(jnp.float32) for of_mu, mu in pairs]
-    return _Exchanged(means, mus, of_mus, second, of_nu, compressed)
+    def _step_alone(
+        self,
+        rows: list[Row],
+        second: SecondMoment | None,
+        at: AtStep,
+        skip: jax.Array | None,
+        compress: _compressor.Compress | None,
+    ) -> _Exchanged:
+        """The step takes M + e, which the worker keeps; v is of its own gradient."""
+        leaves = [row.leaf for row in rows]
+        compressed: optax.OptState = optax.EmptyState()
 
+        def grown(ms: list[jax.Array]) -> Any:
+            pairs = zip(rows, ms, strict=True)
+            new = [moved(m, row.g, row.b1).astype(m.dtype) for row, m in pairs]
+            return unless(skip, ms, new)
 
-def _check_update(
-    exchange: Exchange,
-    updates: optax.Updates,
-    state: MaskMomentumState,
-    *,
-    has_units: bool,
-) -> None:
-    """Raises for gradients that do not fit the momentum or were averaged already."""
-    axes.check_local(updates, exchange.axis_name, exchange.shard_axes)
-    checks.check_gradients(updates, state.mu)
-    if has_units and state.nu_mean is None:
-        raise ValueError(
-            f"payload={exchange.payload!r} needs units for its codes, got a state "
-            "without nu_mean, as of a single worker or of payload=None: set it to "
-            "jax.tree.map(jnp.mean, state.nu)"
-        )
+        def send(ms: list[jax.Array]) -> Any:
+            nonlocal compressed
+            if compress is None:
+                return replace_selected(self.exchange, at, ms, leaves, skip)
+            out = compress(ms)
+            compressed = out.state
+            pairs = zip(out.in_place, ms, strict=True)
+            return unless(skip, ms, [x.astype(m.dtype) for x, m in pairs])
+
+        # With overlap what is sent need not wait for this step's gradient.
+        old = [row.m for row in rows]
+        mus = grown(send(old)) if self.exchange.overlap else send(grown(old))
+        if second is not None:
+            gs = [row.g.astype(jnp.float32) for row in rows]
+            second = second.after(gs, leaves, at.step, skip)
+            if skip is None:  # else a TPU keeps more after a barrier
+                once = list(map(computed_once_on_tpu, second.nus))
+                second = second._replace(nus=once)
+        one = jnp.float32(1)
+        of_mus, of_nu = [one] * len(rows), one
+        if self.rule.bias_correction:
+            of_mus = [1 / bias(row.b1, at.step) for row in rows]
+            of_nu = one if second is None else 1 / bias(second.b2, at.step)
+        pairs = zip(of_mus, mus, strict=True)
+        means = [of_mu * mu.astype(jnp.float32) for of_mu, mu in pairs]
+        return _Exchanged(means, mus, of_mus, second, of_nu, compressed)
+
+    def _check(self, updates: optax.Updates, state: MaskMomentumState) -> None:
+        """Raises for gradients that do not fit, or that were averaged already."""
+        exchange = self.exchange
+        axes.check_local(updates, exchange.axis_name, exchange.shard_axes)
+        checks.check_gradients(updates, state.mu)
+        if self.has_units and state.nu_mean is None:
+            raise ValueError(
+                f"payload={exchange.payload!r} needs units for its codes, got a state "
+                "without nu_mean, as of a single worker or of payload=None: set it to "
+                "jax.tree.map(jnp.mean, state.nu)"
+            )

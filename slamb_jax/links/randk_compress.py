@@ -168,7 +168,7 @@ def randk_compress_with_error_feedback(
         return rebuild(_like(means, gs)), chosen(skip, new)
 
     tx = optax.GradientTransformationExtraArgs(init, update)
-    tx = tx if exchange.param_specs is None else on_shards(tx, exchange)
+    tx = on_shards(tx, exchange)
     return RandkCompress(tx.init, tx.update, exchange)
 
 
@@ -228,6 +228,11 @@ def _mean_of_blocks(
     """The selected blocks of each array, packed, and their means over the workers."""
     blocks = [at.blocks(leaf) for leaf in leaves]
     packed = [b.pack(x) for b, x in zip(blocks, arrays, strict=True)]
+    # Flat, since codes fill up the rows of a matrix to those of a TPU's tiles.
+    packed = [
+        x if b.starts is None else x.reshape(-1)
+        for b, x in zip(blocks, packed, strict=True)
+    ]
     found = mean_over_workers(
         packed, leaves, exchange, exchange.payload, at.step, with_errors=True
     )

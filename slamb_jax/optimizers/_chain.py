@@ -6,6 +6,7 @@ import jax
 import optax
 
 from slamb_jax import links
+from slamb_jax._core.checks import check_params
 from slamb_jax._core.leaves import map_present
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.mask_momentum import UNIT_DECAY
@@ -57,6 +58,7 @@ def cast_to_params() -> optax.GradientTransformation:
     """The updates in the dtype of their parameters."""
 
     def cast(updates: Any, params: Any) -> Any:
+        check_params(params)
         return map_present(lambda u, p: u.astype(p.dtype), updates, params)
 
     return optax.stateless(cast)

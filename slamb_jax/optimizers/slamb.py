@@ -80,11 +80,12 @@ def slamb(
       nu_dtype: dtype of v, None (float32) or bfloat16 with stochastic rounding.
 
     Returns:
-      The numbers of this chain, with the ratio as the direction of the momentum, which
-      keeps no direction in memory::
+      The numbers of this chain, with ``direction = directions.adam(eps,
+      eps_before_correction=form == "sum")``. The ratio is the direction of the
+      momentum, which keeps no direction in memory::
 
         optax.chain(
-            mask_momentum(exchange, directions.adam(eps), b1, b2),
+            mask_momentum(exchange, direction, b1, b2),
             layerwise_trust_ratio(exchange, b3=b3, ...),
             elementwise_rescale(exchange, b3=b3),
             optax.scale_by_learning_rate(learning_rate),

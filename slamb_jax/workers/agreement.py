@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from slamb_jax._core.checks import check_range
 from slamb_jax._core.rounding import hash_u32, upcast_f32
-from slamb_jax.workers.mesh import check_replicas, mesh_sharding, raw, replicated
+from slamb_jax.workers.mesh import check_replicas, mesh_sharding, raw, stacked
 
 
 def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
@@ -24,14 +24,19 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
 
     Parameters pass with 0 under the default exchange, and after
     :func:`average_parameters`; after :func:`average_parameters_every` with 1e-5, in 16
-    bits with 1e-2. Counts pass; momenta differ between workers by design. The copies on
-    the devices of one worker must be the same to the bit, whatever ``rtol`` is.
+    bits with 1e-2. Momenta differ by design.
+
+    Call it on the parameters after the first steps if ``optax.multi_transform`` or
+    ``optax.masked`` stands around an exchange: what another optimizer steps follows
+    each worker's own gradients, and nothing averages it. Then give the whole as a
+    direction, ``slamb_jax.mask_momentum(exchange, optax.multi_transform(...))``, or
+    chain ``slamb_jax.average_parameters_every`` behind it, with ``payload=None``.
 
     Args:
-      tree: arrays with a leading replica axis. With several processes, each must call
-        it.
+      tree: arrays with a leading replica axis. Each process must call it.
       rtol: largest norm of a difference, relative to the leaf's norm; not negative.
-        Leaves that are not floating point must be the same to the bit.
+        Leaves that are not floating point, and the copies on the devices of one worker,
+        must be the same to the bit.
 
     Raises:
       AssertionError: if replicas differ.
@@ -39,98 +44,95 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
         ``rtol`` out of range.
 
     Examples:
-      >>> import jax.numpy as jnp, slamb_jax
-      >>> tree = {"w": jnp.array([[1.0, 2.0], [1.0, 2.5]]), "b": jnp.ones((2, 3))}
-      >>> slamb_jax.assert_replicas_agree(tree, rtol=0.5)
-      >>> slamb_jax.assert_replicas_agree(tree)
+      >>> import jax, jax.numpy as jnp, optax, slamb_jax
+      >>> ours, other = slamb_jax.sgd(0.1, slamb_jax.Exchange("data")), optax.sgd(0.1)
+      >>> tx = optax.multi_transform(
+      ...     {"ours": ours, "other": other}, {"w": "ours", "b": "other"}
+      ... )
+      >>> step = jax.vmap(lambda g: tx.update(g, tx.init(g), g)[0], axis_name="data")
+      >>> updates = step({"w": jnp.eye(2), "b": jnp.eye(2)})
+      >>> slamb_jax.assert_replicas_agree(updates["w"])
+      >>> slamb_jax.assert_replicas_agree(updates)
       Traceback (most recent call last):
-      AssertionError: replicas differ in 1 of 2 leaves: ['w'] (of 1 from the first)
+      AssertionError: replicas differ in 1 of 2 leaves: ['b'] (of 1 from the first)
     """
     check_range("rtol", rtol, 0.0, open_high=True)
     check_replicas("tree", tree)
     flat = jax.tree_util.tree_leaves_with_path(tree)
-    leaves = {jax.tree_util.keystr(path) or "the tree": x for path, x in flat}
+    names = [jax.tree_util.keystr(path) or "the tree" for path, _ in flat]
+    leaves = [x for _, x in flat]
     if not leaves:
         return
 
-    def refuse(what: str, found: dict[str, str]) -> None:
-        if found:
-            bad = ", ".join(f"{name} (of {of})" for name, of in found.items())
-            raise AssertionError(
-                f"{what} in {len(found)} of {len(leaves)} leaves: {bad}"
-            )
+    def refuse(what: str, differ: list[str]) -> None:
+        bad = [f"{name} ({of})" for name, of in zip(names, differ, strict=True) if of]
+        if bad:
+            where = f"{len(bad)} of {len(leaves)} leaves: {', '.join(bad)}"
+            raise AssertionError(f"{what} in {where}")
 
-    copies = {name: str(differing_copies(x))[1:-1] for name, x in leaves.items()}
-    unlike = {name: f"replica {which}" for name, which in copies.items() if which}
-    refuse("the devices of a replica hold different copies", unlike)
-    values = list(leaves.values())
-    counts = zip(leaves, differing(values, checksums(values), rtol), strict=True)
-    refuse("replicas differ", {name: f"{k} from the first" for name, k in counts if k})
+    copies = [str(differing_copies(x))[1:-1] for x in leaves]
+    copies = [f"of replica {which}" if which else "" for which in copies]
+    refuse("the devices of a replica hold different copies", copies)
+    counts = _differing(leaves, rtol)
+    refuse("replicas differ", [f"of {k} from the first" if k else "" for k in counts])
 
 
-def differing(leaves: list[Any], sums: np.ndarray, rtol: float) -> np.ndarray:
-    """How many replicas of each leaf differ from the first; ``sums``: checksums."""
+def _differing(leaves: list[Any], rtol: float) -> np.ndarray:
+    """How many replicas of each leaf differ from the first."""
+    sums = checksums(leaves)
     unlike = (sums != sums[:, :1]).any(-1).sum(1)
     floating = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
     if rtol > 0 and (near := np.flatnonzero(floating)).size:
-        found = np.asarray(replicated(_distances, [leaves[i] for i in near]))
-        distance, norm = found[..., :-1], found[..., -1:]
+        norms = stacked(_distances, [leaves[i] for i in near])
+        distance, norm = norms[..., :-1], norms[..., -1:]
         unlike[near] = (~(distance <= rtol * norm)).sum(1)  # a NaN is never near
     return unlike
 
 
-def _distances(leaves: list[jax.Array]) -> jax.Array:
-    """Each replica's distance to the first, and the first's norm: (leaves, n + 1)."""
-
-    def of_leaf(x: jax.Array) -> jax.Array:
-        wide = upcast_f32(x).reshape(x.shape[0], -1)
-        apart = jnp.linalg.norm(wide - wide[:1], axis=1)
-        return jnp.append(apart, jnp.linalg.norm(wide[0])).astype(jnp.float32)
-
-    return jnp.stack([of_leaf(x) for x in leaves])
+def _distances(x: jax.Array) -> jax.Array:
+    """Each replica's distance to the first, and the first's norm: (n + 1,)."""
+    wide = upcast_f32(x).reshape(x.shape[0], -1)
+    apart = jnp.linalg.norm(wide - wide[:1], axis=1)
+    return jnp.append(apart, jnp.linalg.norm(wide[0])).astype(jnp.float32)
 
 
 def checksums(leaves: list[Any]) -> np.ndarray:
     """A 64-bit checksum of each replica of each leaf: uint32, (leaves, replicas, 2)."""
-    return np.asarray(replicated(_checksums, list(map(raw, leaves))))
+    return stacked(_checksum, list(map(raw, leaves)))
 
 
-def _checksums(leaves: list[jax.Array]) -> jax.Array:
+def _checksum(x: jax.Array) -> jax.Array:
     """Two sums of a hash of each element's bits and place, for each replica."""
-
-    def of_leaf(x: jax.Array) -> jax.Array:
-        unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
-        words = x.view(unsigned).astype(jnp.uint32).reshape(x.shape[0], -1)
-        place = jnp.arange(words.shape[1], dtype=jnp.uint32) * np.uint32(0x9E3779B1)
-        hashed = [hash_u32(words ^ np.uint32(s), place[None]) for s in (0, 0x9E3779B9)]
-        return jnp.stack([jnp.sum(x, axis=1, dtype=jnp.uint32) for x in hashed], axis=1)
-
-    return jnp.stack([of_leaf(x) for x in leaves])
+    unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
+    words = x.view(unsigned).astype(jnp.uint32).reshape(x.shape[0], -1)
+    place = jnp.arange(words.shape[1], dtype=jnp.uint32) * np.uint32(0x9E3779B1)
+    hashed = [hash_u32(words ^ np.uint32(s), place[None]) for s in (0, 0x9E3779B9)]
+    return jnp.stack([jnp.sum(x, axis=1, dtype=jnp.uint32) for x in hashed], axis=1)
 
 
 def differing_copies(x: Any) -> list[int]:
     """The replicas of a leaf whose devices hold copies that differ.
 
-    jax takes the copies of an array that is not sharded to be the same, and never
-    compares them: under ``check_vma=False`` the program has to make them so. Where a
-    device holds several replicas, the first of them stands for all.
+    jax never compares them: under ``check_vma=False`` the program has to make them the
+    same. Where a device holds several replicas, the first stands for all.
     """
     x = raw(x)
-    own = mesh_sharding(x)
-    if own is None or own.num_devices * math.prod(own.shard_shape(x.shape)) == x.size:
+    here = mesh_sharding(x)
+    if (
+        here is None
+        or here.num_devices * math.prod(here.shard_shape(x.shape)) == x.size
+    ):
         return []
     held = [shard.data for shard in x.addressable_shards]
-    all_held = jax.make_array_from_single_device_arrays(
-        (own.num_devices * len(held[0]), *held[0].shape[1:]),
-        NamedSharding(own.mesh, PartitionSpec(own.mesh.axis_names)),
-        held,
-    )
-    sums = checksums([all_held])[0].reshape(own.num_devices, -1)
+    shape = here.num_devices * len(held[0]), *held[0].shape[1:]
+    split = NamedSharding(here.mesh, PartitionSpec(here.mesh.axis_names))
+    all_held = jax.make_array_from_single_device_arrays(shape, split, held)
+    sums = checksums([all_held])[0].reshape(here.num_devices, -1)
     unlike: set[int] = set()
     first: dict[str, np.ndarray] = {}  # by part of the array
-    indices = own.devices_indices_map(x.shape)
-    for device, found in zip(own.mesh.devices.flat, sums, strict=True):
-        if (found != first.setdefault(str(indices[device]), found)).any():
+    indices = here.devices_indices_map(x.shape)
+    for device, sum_of_part in zip(here.mesh.devices.flat, sums, strict=True):
+        if (sum_of_part != first.setdefault(str(indices[device]), sum_of_part)).any():
             unlike.add(indices[device][0].start or 0)
     return sorted(unlike)
 
@@ -145,16 +147,14 @@ def momentum_agreement(state: chex.ArrayTree) -> dict[str, float]:
       a = \sqrt n\,\frac{\|\text{mean over workers of } m_i\|}
         {\sqrt{\text{mean over workers of } \|m_i\|^2}}
 
-    a is :math:`\sqrt n` where all momenta are equal, and about 1 where they are
-    independent noise. Workers that draw from the same data are in between. Clearly
-    below 1 the momenta oppose each other: the workers see different data. Look at the
-    median of the leaves in the first steps. Below 0.7 the default exchange is right,
-    and exchanges whose workers step by themselves are not. A call averages the momenta
-    once.
+    a is :math:`\sqrt n` where all momenta are equal, about 1 where they are independent
+    noise, and clearly below 1 where the workers see different data. Look at the median
+    of the leaves in the first steps. Below 0.7 the default exchange is right, and
+    exchanges whose workers step by themselves are not.
 
     Args:
-      state: a state of all workers with a leading replica axis, as :func:`replicate`
-        or a step returns it. With several processes, each must call it.
+      state: a state of all workers with a leading replica axis. Each process must call
+        it.
 
     Returns:
       a for each leaf of each momentum, ``mu`` in the state, by its path; 0 for a
@@ -165,15 +165,10 @@ def momentum_agreement(state: chex.ArrayTree) -> dict[str, float]:
         state without a ``mu``.
 
     Examples:
-      >>> import jax, jax.numpy as jnp, slamb_jax
-      >>> tx = slamb_jax.sgd(0.1, slamb_jax.Exchange("data"), momentum=0.9)
-      >>> params = jnp.zeros((4, 3))
-      >>> grads = jnp.tile(jnp.array([[1.0], [1.0], [-1.0], [-0.9]]), 3)
-      >>> _, state = jax.vmap(tx.update, axis_name="data")(
-      ...     grads, jax.vmap(tx.init)(params), params
-      ... )
-      >>> {k: round(v, 2) for k, v in slamb_jax.momentum_agreement(state).items()}
-      {'[0].mu': 0.05}
+      >>> import jax.numpy as jnp, slamb_jax
+      >>> momenta = {"mu": jnp.array([[1.0, 1.0], [-1.0, -0.9]])}
+      >>> {k: round(a, 2) for k, a in slamb_jax.momentum_agreement(momenta).items()}
+      {"['mu']": 0.05}
     """
     check_replicas("state", state)
     leaves = {
@@ -186,7 +181,7 @@ def momentum_agreement(state: chex.ArrayTree) -> dict[str, float]:
             "state must hold a momentum, mu, of an optimizer, got "
             f"{jax.tree.structure(state)}"
         )
-    found = np.asarray(replicated(_agreements, list(leaves.values())))
+    found = stacked(_agreement, list(leaves.values()))
     return dict(zip(leaves, map(float, found), strict=True))
 
 
@@ -197,15 +192,11 @@ def is_in(path: tuple[Any, ...], name: str) -> bool:
     )
 
 
-def _agreements(leaves: list[jax.Array]) -> jax.Array:
-    def of_leaf(m: jax.Array) -> jax.Array:
-        n = m.shape[0]
-        wide = m.astype(jnp.float32).reshape(n, -1)
-        largest = jnp.max(jnp.abs(wide))
-        wide = wide / jnp.where(largest > 0, largest, np.float32(1))
-        of_mean = jnp.linalg.norm(jnp.mean(wide, 0))
-        of_all = jnp.linalg.norm(wide)
-        ratio = of_mean / jnp.where(of_all > 0, of_all, np.float32(1))
-        return np.float32(n) * ratio
+def _agreement(m: jax.Array) -> jax.Array:
+    def one_for_zero(x: jax.Array) -> jax.Array:
+        return jnp.where(x > 0, x, np.float32(1))
 
-    return jnp.stack([of_leaf(x) for x in leaves])
+    wide = m.astype(jnp.float32).reshape(len(m), -1)
+    wide = wide / one_for_zero(jnp.max(jnp.abs(wide)))  # no square overflows
+    of_mean = jnp.linalg.norm(jnp.mean(wide, 0))
+    return np.float32(len(m)) * of_mean / one_for_zero(jnp.linalg.norm(wide))

@@ -1,6 +1,7 @@
 """Arrays on a mesh: put there, computed with there, and read from there."""
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,45 +18,35 @@ from slamb_jax.exchange.settings import Exchange, check_exchange
 
 
 def workers_on(mesh: Mesh, exchange: Exchange) -> tuple[int, Mesh]:
-    """The number of workers on a mesh, and that mesh with axes that suit their arrays.
+    """The number of workers, and the mesh with Auto axes; raises for missing axes.
 
-    They are Auto axes, so that users may index the arrays: with Explicit axes
-    ``losses[0]`` is an error, and jax 0.10 gathers sharded models. Under
-    ``jax.set_mesh`` the axes stay as they are, unless the model is sharded.
-
-    Raises:
-      ValueError: if the mesh lacks an axis of the exchange.
+    With Explicit axes ``losses[0]`` is an error, and jax 0.10 gathers sharded models.
+    Under ``jax.set_mesh`` the axes stay as they are, unless the model is sharded.
     """
     check_exchange(exchange)
     if not isinstance(mesh, Mesh):
         raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}")
-    names = ", ".join(map(repr, mesh.axis_names))
-    if exchange.axis_name is None:
+    workers, local = as_tuple(exchange.axis_name), as_tuple(exchange.local_axis_name)
+    if not workers:
         raise ValueError(
             "exchange must name the mesh axis of the workers, got axis_name=None: "
             f"slamb_jax.Exchange({mesh.axis_names[0]!r})"
         )
-    for argument, axes in (
-        ("axis_name", as_tuple(exchange.axis_name)),
-        ("local_axis_name", as_tuple(exchange.local_axis_name)),
-        ("param_specs", exchange.shard_axes),
-    ):
+    named = {"axis_name": workers, "local_axis_name": local}
+    for argument, axes in (named | {"param_specs": exchange.shard_axes}).items():
         if missing := [a for a in axes if a not in mesh.shape]:
             raise ValueError(
                 f"{argument} of the exchange names {missing[0]!r}, which is not an "
-                f"axis of the mesh: it has {names}"
+                f"axis of the mesh: it has {', '.join(map(repr, mesh.axis_names))}"
             )
     is_set = jax.sharding.get_abstract_mesh().axis_names
     if exchange.param_specs is not None or not is_set:
         mesh = Mesh(mesh.devices, mesh.axis_names)
-    return math.prod(mesh.shape[a] for a in as_tuple(exchange.axis_name)), mesh
+    return math.prod(mesh.shape[a] for a in workers), mesh
 
 
 def check_replicas(name: str, tree: chex.ArrayTree, workers: int | None = None) -> int:
-    """The number of replicas of ``tree``; raises unless all leaves have as many.
-
-    ``workers``: the number that they must have; None for that of the first leaf.
-    """
+    """The number of replicas; raises unless all leaves have as many, or ``workers``."""
     n, like = workers or 0, ""
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
         shape, leaf = jnp.shape(x), name + jax.tree_util.keystr(path)
@@ -77,16 +68,14 @@ def state_shardings(
 ) -> chex.ArrayTree:
     """A sharding for each leaf: its replica axis over the workers, the rest by specs.
 
-    ``lead`` is 1 if the leaves of ``state`` have the replica axis already, else 0.
-
-    Raises:
-      ValueError: for specs that fit no part of the state.
+    ``lead`` is 1 if the leaves have the replica axis already. Raises for specs that fit
+    no part of the state.
     """
     specs = jax.tree.map(lambda _: PartitionSpec(), state)
     if exchange.param_specs is not None:
         specs = state_specs(state, exchange.param_specs, lead=lead)
     return jax.tree.map(
-        lambda s: NamedSharding(mesh, PartitionSpec(exchange.axis_name, *s)),
+        lambda spec: NamedSharding(mesh, PartitionSpec(exchange.axis_name, *spec)),
         specs,
         is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
@@ -114,14 +103,14 @@ def computed(
 
     ``fun`` is jitted, and must be a function of a module, so that it is traced once.
     """
-    meshes = [own.mesh for own in map(mesh_sharding, jax.tree.leaves(leaves)) if own]
+    meshes = [s.mesh for s in map(mesh_sharding, jax.tree.leaves(leaves)) if s]
     if not meshes:
         return jax.jit(fun)(leaves)
     mesh = Mesh(meshes[0].devices, meshes[0].axis_names)  # of Auto axes: see workers_on
 
     def moved(x: Any) -> Any:
-        own = mesh_sharding(x)
-        return jax.device_put(x, NamedSharding(mesh, own.spec)) if own else x
+        here = mesh_sharding(x)
+        return jax.device_put(x, NamedSharding(mesh, here.spec)) if here else x
 
     with using(mesh):
         there = NamedSharding(mesh, spec)
@@ -134,18 +123,36 @@ def replicated(fun: Callable[[Any], jax.Array], leaves: Any) -> jax.Array:
     All devices are waited for: on CPU more than 32 programs in flight, as a tree has
     leaves, end in a deadlock of those that communicate.
     """
-    found = jax.block_until_ready(computed(fun, leaves, PartitionSpec()))
-    return found.addressable_data(0) if mesh_sharding(found) else found
+    out = jax.block_until_ready(computed(fun, leaves, PartitionSpec()))
+    return out.addressable_data(0) if mesh_sharding(out) else out
 
 
-def device_put_global(x: Any, sharding: NamedSharding) -> jax.Array:
-    """Puts ``x``, which every process knows, on devices of all processes."""
-    if sharding.is_fully_addressable or isinstance(x, jax.core.Tracer):
-        return jax.device_put(x, sharding)
+def stacked(of_leaf: Callable[[jax.Array], jax.Array], leaves: Any) -> np.ndarray:
+    """``of_leaf``, a function of a module, of each leaf's replicas; on the host."""
+    return np.asarray(replicated(of_each(of_leaf), leaves))
+
+
+@functools.cache  # for jit, which keeps what it compiled for a function
+def of_each(of_leaf: Callable[[jax.Array], jax.Array]) -> Callable[[Any], jax.Array]:
+    """``of_leaf`` of several leaves, stacked."""
+    return lambda leaves: jnp.stack(list(map(of_leaf, leaves)))
+
+
+def device_put_global(x: Any, there: NamedSharding) -> Any:
+    """Puts what every process knows on devices of all processes, if it is not there."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)
+    if isinstance(x, jax.core.Tracer):
+        return jax.device_put(x, there)
+    here = mesh_sharding(x)
+    if here and here.mesh == there.mesh and here.is_equivalent_to(there, x.ndim):
+        return x
+    if there.is_fully_addressable:
+        return jax.device_put(x, there)
 
     def put(array: Any) -> jax.Array:
         known = np.asarray(array)
-        return jax.make_array_from_callback(known.shape, sharding, lambda i: known[i])
+        return jax.make_array_from_callback(known.shape, there, lambda i: known[i])
 
     return on_raw(put, x)
 
@@ -153,22 +160,22 @@ def device_put_global(x: Any, sharding: NamedSharding) -> jax.Array:
 def processes_of_workers(state: chex.ArrayTree) -> list[int]:
     """The process of each worker; raises for a worker of several."""
     n = check_replicas("like", state)
-    own = mesh_sharding(raw(jax.tree.leaves(state)[0])) if n else None
-    if own is None:
+    first = raw(jax.tree.leaves(state)[0]) if n else None
+    sharding = mesh_sharding(first)
+    if first is None or sharding is None:
         return [jax.process_index()] * n
-    of_devices = NamedSharding(own.mesh, PartitionSpec(own.spec[0]))
-    found: list[set[int]] = [set() for _ in range(n)]
+    processes: list[set[int]] = [set() for _ in range(n)]
     device: Any
-    for device, (rows,) in of_devices.devices_indices_map((n,)).items():
-        for r in range(*rows.indices(n)):
-            found[r].add(device.process_index)
-    for r, owners in enumerate(found):
+    for device, index in sharding.devices_indices_map(first.shape).items():
+        for r in range(n)[index[0]]:
+            processes[r].add(device.process_index)
+    for r, owners in enumerate(processes):
         if len(owners) > 1:
             raise ValueError(
                 f"the devices of a worker must be of one process, got those of worker "
                 f"{r} in processes {sorted(owners)}: use slamb_jax.Checkpoints"
             )
-    return [min(owners) for owners in found]
+    return [min(owners) for owners in processes]
 
 
 def own_replicas(x: Any) -> np.ndarray:
@@ -195,7 +202,5 @@ def raw(x: Any) -> Any:
 
 def on_raw(fun: Callable[[Any], Any], x: Any) -> Any:
     """``fun`` of a leaf; for typed random keys, keys made of ``fun`` of their words."""
-    out = fun(raw(x))
-    if is_key(x):
-        return jax.random.wrap_key_data(out, impl=jax.random.key_impl(x))
-    return out
+    impl = jax.random.key_impl(x) if is_key(x) else None
+    return fun(x) if impl is None else jax.random.wrap_key_data(fun(raw(x)), impl=impl)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from slamb_jax.exchange.nbytes import means_of, share
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.workers.agreement import is_in, momentum_agreement
-from slamb_jax.workers.mesh import check_replicas, replicated
+from slamb_jax.workers.mesh import check_replicas, stacked
 
 
 def exchange_metrics(
@@ -18,27 +18,23 @@ def exchange_metrics(
 ) -> Callable[[chex.ArrayTree], dict[str, float]]:
     r"""Makes a function of the state that returns numbers of the exchange for a log.
 
-    Each device of n sends share B bytes a step, where averaging P float32 gradients by
-    a ring all-reduce sends :math:`B = 8 P (n - 1) / n`. All is computed when the
-    function is called; between calls nothing is counted, and nothing is sent.
-
     Args:
       exchange: the exchange of the optimizer.
       params: the parameters, or their shapes and dtypes, without an axis of replicas.
 
     Returns:
-      A function of the state of all workers, as a step returned it, to call before the
-      next step. With several processes, each must call it. It returns a dictionary:
+      A function of the state of all workers, to call in each process, and seldom, since
+      it averages the momenta once. It returns a dictionary:
 
-      * ``exchange/bytes_per_step``: bytes that each worker sends in a step, on average
-        over the steps; :func:`wire_report` counts them in the compiled program.
+      * ``exchange/bytes_per_step``: bytes that each of n workers sends in a step, on
+        average: its share of :math:`8 P (n - 1) / n`, those of a ring all-reduce of P
+        float32 gradients. :func:`wire_report` counts them in the compiled program.
       * ``exchange/share_of_float32`` and ``exchange/share_of_bfloat16``: these bytes
         over those of averaging gradients in that dtype.
-      * ``exchange/agreement``: the median over the leaves of
-        :func:`momentum_agreement`, if the state has a momentum. It averages the momenta
-        once, so call the function seldom.
-      * ``exchange/skipped_steps``: all steps that :func:`skip_not_finite` skipped, if
-        the state has it.
+      * ``exchange/agreement``: the median of :func:`momentum_agreement`, if the state
+        has a momentum.
+      * ``exchange/skipped_steps``: all that :func:`skip_not_finite` skipped, if the
+        state has it.
 
     Raises:
       ValueError: if ``exchange`` is no exchange or ``params`` are empty or not floating
@@ -54,13 +50,9 @@ def exchange_metrics(
       >>> def step(grads):
       ...     return tx.update(grads, tx.init(params), params)[1]
       >>> state = jax.vmap(step, axis_name="data")(jnp.ones((4, 64, 100)))
-      >>> for name, value in metrics(state).items():
-      ...     print(name, round(value, 3))
-      exchange/bytes_per_step 2040.0
-      exchange/share_of_float32 0.053
-      exchange/share_of_bfloat16 0.106
-      exchange/agreement 2.0
-      exchange/skipped_steps 0.0
+      >>> numbers = metrics(state)
+      >>> print(numbers["exchange/bytes_per_step"], numbers["exchange/agreement"])
+      2040.0 2.0
     """
     elements, means = means_of(check_exchange(exchange), params)
     of_float32 = share(elements, means)
@@ -84,11 +76,7 @@ def exchange_metrics(
             agreement = momentum_agreement(state).values()
             out["exchange/agreement"] = statistics.median(agreement)
         if skipped := [x for path, x in leaves if is_in(path, "total_notfinite")]:
-            out["exchange/skipped_steps"] = float(replicated(_most, skipped))
+            out["exchange/skipped_steps"] = float(stacked(jnp.max, skipped).max())
         return out
 
     return metrics
-
-
-def _most(counts: list[jax.Array]) -> jax.Array:
-    return jnp.max(jnp.stack(counts))

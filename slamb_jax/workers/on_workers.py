@@ -10,7 +10,7 @@ from slamb_jax._core.axes import worker_index
 from slamb_jax._core.checks import check_params, check_transformation
 from slamb_jax._core.leaves import arrays_among
 from slamb_jax.exchange.settings import Exchange
-from slamb_jax.workers.mesh import check_replicas, state_shardings, using, workers_on
+from slamb_jax.workers import mesh as meshes
 from slamb_jax.workers.replicas import are_alike, keys_of_workers
 from slamb_jax.workers.step import over_workers
 
@@ -20,35 +20,28 @@ def on_workers(
 ) -> optax.GradientTransformationExtraArgs:
     """Updates the replica of every worker, for a trainer that jits its own step.
 
-    Such a trainer calls ``tx.update(grads, state, params)`` in one ``jax.jit`` over
-    global arrays, where no axis of workers is bound and XLA averages gradients by
-    itself. Give it parameters with a leading axis of workers, as :func:`replicate`
-    makes them, and a loss that maps one worker's loss over that axis (``jax.vmap``,
-    ``nnx.vmap``): then gradients have that axis too, and XLA has nothing to average.
-    The update enters a ``jax.shard_map`` over the workers, in which ``tx`` updates one
-    worker's own replica and sends what its exchange says. Where the step is yours,
+    Such a trainer updates in one ``jax.jit`` over global arrays, where no axis of
+    workers is bound and XLA averages gradients by itself. Give it parameters of
+    :func:`replicate`, and a loss that maps one worker's loss over their leading axis
+    (``jax.vmap``, ``nnx.vmap``): gradients have that axis too, and XLA has nothing to
+    average. They must be those of the sum of the workers' losses; those of the mean are
+    n times smaller: put ``optax.scale(n)`` first. Where the step is yours,
     :func:`per_worker_step` needs no such loss.
-
-    The gradients must be those of the sum of the workers' losses, as if each were
-    alone. Gradients of the mean loss are n times smaller: put ``optax.scale(n)`` first
-    in ``tx``.
 
     Args:
       tx: the transformation, of one worker.
       mesh: the device mesh.
-      exchange: the exchange of the optimizer in ``tx``; without ``local_axis_name``,
-        since each device of a group would have a gradient of its own.
+      exchange: that of the optimizer in ``tx``; without ``local_axis_name``, since each
+        device of a group would have a gradient of its own.
 
     Returns:
-      A :class:`optax.GradientTransformationExtraArgs` over trees whose leaves have a
-      leading axis of n workers. Its state has that axis too, sharded over the workers,
-      and begins equal on all of them if the parameters are. Arrays among the extra
-      arguments are the same for all workers.
+      A :class:`optax.GradientTransformationExtraArgs` over trees and a state whose
+      leaves have a leading axis of n workers. Arrays among the extra arguments are the
+      same for all workers.
 
     Raises:
       ValueError: if the mesh lacks an axis of the exchange, or the exchange has
-        groups; in ``init`` and ``update``, for leaves without that leading axis, and
-        for an exchange in ``tx`` that is between other axes.
+        groups; in ``init`` and ``update``, for leaves without that leading axis.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
@@ -68,7 +61,7 @@ def on_workers(
       [0.25 0.25 0.25]
     """
     check_transformation("tx", tx)
-    n, mesh = workers_on(mesh, exchange)
+    n, mesh = meshes.workers_on(mesh, exchange)
     if exchange.local_axis_name is not None:
         raise ValueError(
             "local_axis_name must be None here, where each worker has one gradient, "
@@ -77,20 +70,20 @@ def on_workers(
     tx = optax.with_extra_args_support(tx)
 
     def init(params: optax.Params) -> optax.OptState:
-        check_replicas("params", params, n)
+        meshes.check_replicas("params", params, n)
 
         def of_one(params: optax.Params) -> optax.OptState:
             state, me = tx.init(params), worker_index(exchange.axis_name)[None]
-            return jax.tree.map(
-                lambda x, alike: x if alike else keys_of_workers(x, me)[0],
-                state,
-                are_alike(state),
-            )
+
+            def own(x: Any, alike: bool) -> Any:
+                return x if alike else keys_of_workers(x, me)[0]
+
+            return jax.tree.map(own, state, are_alike(state))
 
         of_all = over_workers(of_one, mesh, exchange, ())
-        with using(mesh):
+        with meshes.using(mesh):
             like = jax.eval_shape(of_all, params)
-            there = state_shardings(like, mesh, exchange, lead=1)
+            there = meshes.state_shardings(like, mesh, exchange, lead=1)
             return jax.jit(of_all, out_shardings=there)(params)
 
     def update(
@@ -101,14 +94,14 @@ def on_workers(
     ) -> tuple[optax.Updates, optax.OptState]:
         check_params(params)
         for name, tree in (("updates", updates), ("state", state), ("params", params)):
-            check_replicas(name, tree, n)
+            meshes.check_replicas(name, tree, n)
         arrays, others = arrays_among(extra_args)
 
-        def of_one(own: tuple[Any, ...], arrays: dict[str, Any]) -> Any:
-            return tx.update(*own, **arrays, **others)
+        def of_one(trees: tuple[Any, ...], arrays: dict[str, Any]) -> Any:
+            return tx.update(*trees, **arrays, **others)
 
         of_all = over_workers(of_one, mesh, exchange, (PartitionSpec(),))
-        with using(mesh):
+        with meshes.using(mesh):
             return of_all((updates, state, params), arrays)
 
     return optax.GradientTransformationExtraArgs(init, update)

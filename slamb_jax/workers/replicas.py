@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from slamb_jax._core.axes import AxisName, as_tuple, worker_index
 from slamb_jax._core.checks import check_arrays
@@ -17,48 +17,33 @@ from slamb_jax._core.rounding import upcast_f32
 from slamb_jax.exchange.collectives import send
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.links.average_parameters import AverageParametersState
-from slamb_jax.workers.guards import check_same_values
-from slamb_jax.workers.mesh import (
-    check_replicas,
-    computed,
-    device_put_global,
-    is_key,
-    mesh_sharding,
-    on_raw,
-    replicated,
-    state_shardings,
-    using,
-    workers_on,
-)
+from slamb_jax.workers import guards
+from slamb_jax.workers import mesh as meshes
 
 
 def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.ArrayTree:
     """Gives every worker on the mesh its own copy of ``tree``.
 
-    Each leaf gets a leading replica axis of length n, the number of workers, sharded
-    over their mesh axis: what workers keep for themselves, such as their momenta,
-    differs. A typed random key (``jax.random.key``, as ``flax.nnx.Rngs`` keep it) is
-    folded with the number of each worker, so that no two draw the same dropout masks.
-    To keep a key equal on all workers, store its words, ``jax.random.key_data(key)``;
-    ``jax.random.wrap_key_data`` makes a key of them.
+    Each leaf gets a leading axis of n workers, sharded over their mesh axis. A typed
+    random key (``jax.random.key``, as ``flax.nnx.Rngs`` keep it) is folded with the
+    number of each worker, so that no two draw the same dropout masks; its words,
+    ``jax.random.key_data(key)``, would stay equal.
 
     Args:
-      tree: parameters and optimizer state: a tree of arrays or numbers. With several
-        processes, each passes the same values.
+      tree: parameters and optimizer state, arrays or numbers; the same values in each
+        process.
       mesh: the device mesh.
-      exchange: its ``axis_name`` is the mesh axis of the workers. With
-        ``param_specs``, one spec for each parameter, every part of ``tree`` with the
-        structure of the parameters (as moments have it) is sharded like them.
+      exchange: that of the optimizer. With ``param_specs`` every part of ``tree`` with
+        the structure of the parameters (as moments have it) is sharded like them.
 
     Returns:
-      A tree like ``tree`` of arrays of shape ``(n, ...)``, on the mesh with Auto axes,
-      so that they may be indexed. Under ``jax.set_mesh`` the axes stay as they are.
+      A tree of arrays of shape ``(n, ...)``, on the mesh with Auto axes, so that they
+      may be indexed. Under ``jax.set_mesh`` the axes stay as they are.
 
     Raises:
-      ValueError: if the mesh lacks an axis of the exchange, for a leaf that is neither
-        an array nor a number, for specs that do not fit, for a tree that is replicated
-        already, for ``optax.apply_if_finite`` around an optimizer that exchanges, and
-        on all processes if their values differ.
+      ValueError: if the mesh lacks an axis of the exchange, a leaf is neither an array
+        nor a number, specs do not fit, or the tree is replicated already; for
+        ``optax.apply_if_finite`` around an exchange; if processes' values differ.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
@@ -67,40 +52,36 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
       >>> slamb_jax.replicate({"w": jnp.ones(3)}, mesh, exchange)["w"].shape
       (4, 3)
     """
-    n, mesh = workers_on(mesh, exchange)
+    n, mesh = meshes.workers_on(mesh, exchange)
 
-    def copies(there: NamedSharding, x: Any) -> jax.Array:
+    def copies(x: Any, there: Any) -> jax.Array:
         if _is_sharded(x) or isinstance(x, jax.core.Tracer):  # no host has its values
             copy = jax.jit(jnp.broadcast_to, static_argnums=1, out_shardings=there)
-            with using(mesh):
+            with meshes.using(mesh):
                 return copy(x, (n, *x.shape))
         one = np.asarray(x, dtype=jnp.result_type(x))
-        return device_put_global(np.broadcast_to(one, (n, *one.shape)), there)
+        return meshes.device_put_global(np.broadcast_to(one, (n, *one.shape)), there)
 
-    def replicas(x: Any, alike: bool, there: NamedSharding) -> jax.Array:
+    def replicas(x: Any, alike: bool, there: Any) -> jax.Array:
         if alike:
-            return on_raw(functools.partial(copies, there), x)
-        return device_put_global(keys_of_workers(x, jnp.arange(n)), there)
+            return meshes.on_raw(functools.partial(copies, there=there), x)
+        return meshes.device_put_global(keys_of_workers(x, jnp.arange(n)), there)
 
     check_arrays("tree", tree)
     _check_is_one_copy(tree, exchange)
     _check_steps_are_skipped_together(tree)
-    alike = are_alike(tree)
-    out = jax.tree.map(replicas, tree, alike, state_shardings(tree, mesh, exchange))
-    check_same_values(jax.tree.map(lambda x, same: x if same else None, out, alike))
+    alike, there = are_alike(tree), meshes.state_shardings(tree, mesh, exchange)
+    out = jax.tree.map(replicas, tree, alike, there)
+    guards.check_same_values(jax.tree.map(lambda x, y: x if y else None, out, alike))
     return out
 
 
 def _check_is_one_copy(tree: chex.ArrayTree, exchange: Exchange) -> None:
     """Raises if every leaf has a leading axis over the workers."""
-
-    def has_replicas(x: Any) -> bool:
-        own = mesh_sharding(x)
-        first = own.spec[0] if own and own.spec else None
-        return first is not None and as_tuple(first) == as_tuple(exchange.axis_name)
-
-    leaves = jax.tree.leaves(tree)
-    if leaves and all(map(has_replicas, leaves)):
+    names = as_tuple(exchange.axis_name)
+    shardings = map(meshes.mesh_sharding, jax.tree.leaves(tree))
+    specs = [sharding.spec if sharding else () for sharding in shardings]
+    if specs and all(spec and as_tuple(spec[0]) == names for spec in specs):
         raise ValueError(
             "tree must be one copy, got one whose leaves all have an axis of replicas "
             f"over {exchange.axis_name!r}, as slamb_jax.replicate returns them: go on "
@@ -114,11 +95,11 @@ def _check_steps_are_skipped_together(tree: chex.ArrayTree) -> None:
     def skips(x: object) -> bool:
         return isinstance(x, optax.ApplyIfFiniteState)
 
-    def is_own(x: object) -> bool:
+    def exchanges(x: object) -> bool:
         return type(x).__module__.startswith("slamb_jax.")
 
-    for x in jax.tree.leaves(tree, is_leaf=skips):
-        if skips(x) and any(map(is_own, jax.tree.leaves(x, is_leaf=is_own))):
+    for x in filter(skips, jax.tree.leaves(tree, is_leaf=skips)):
+        if any(map(exchanges, jax.tree.leaves(x, is_leaf=exchanges))):
             raise ValueError(
                 "tree has the state of optax.apply_if_finite around an exchange: a "
                 "worker that skips a step would leave the others waiting for ever. "
@@ -136,7 +117,7 @@ def are_alike(tree: chex.ArrayTree) -> chex.ArrayTree:
         return isinstance(x, AverageParametersState)
 
     def alike(part: Any) -> Any:
-        return jax.tree.map(lambda x: is_average(part) or not is_key(x), part)
+        return jax.tree.map(lambda x: is_average(part) or not meshes.is_key(x), part)
 
     return jax.tree.map(alike, tree, is_leaf=is_average)
 
@@ -144,12 +125,12 @@ def are_alike(tree: chex.ArrayTree) -> chex.ArrayTree:
 def keys_of_workers(keys: jax.Array, numbers: jax.Array) -> jax.Array:
     """Keys of any shape, folded with the number of each worker: (n, ...)."""
     fold = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))
-    own = fold(keys.reshape(-1), numbers.astype(jnp.uint32))
-    return own.reshape(len(numbers), *keys.shape)
+    folded = fold(keys.reshape(-1), numbers.astype(jnp.uint32))
+    return folded.reshape(len(numbers), *keys.shape)
 
 
 def own_key(key: jax.Array | None, axis_name: AxisName) -> tuple[jax.Array, ...]:
-    """The arguments of a step after the batch: the worker's key, if there is a key."""
+    """The arguments of a step after the batch: the worker's key, if there is one."""
     return () if key is None else (jax.random.fold_in(key, worker_index(axis_name)),)
 
 
@@ -157,17 +138,15 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
     """Takes one copy of the replicas, or their mean, for evaluation and export.
 
     Floating-point leaves become the mean over the leading replica axis: where all
-    replicas agree, as the parameters do under the default exchange, one of them to the
-    bit. Of other leaves (counts, keys) the first replica is taken.
+    replicas agree, one of them to the bit. Of other leaves the first replica is taken.
 
     Args:
-      tree: a tree of arrays of shape ``(n, ...)``, as :func:`replicate` returns them.
-        One that has a single copy is refused only where its leaves show it.
+      tree: arrays of shape ``(n, ...)``; a single copy is refused where they show it.
 
     Returns:
       A tree of arrays without that axis, on one local device and not committed to it;
-      on the mesh that ``jax.set_mesh`` has set, if there is one. If any leaf is sharded
-      over further axes of the mesh, all stay on the mesh, and sharded as before.
+      on the mesh of ``jax.set_mesh``, if there is one. If any leaf is sharded over
+      further axes of the mesh, all stay there, and sharded as before.
 
     Raises:
       ValueError: unless all leaves have a leading axis of the same length.
@@ -177,15 +156,17 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
       >>> print(slamb_jax.consolidate({"w": jnp.array([[1.0, 2.0], [3.0, 2.0]])})["w"])
       [2. 2.]
     """
-    check_replicas("tree", tree)
+    meshes.check_replicas("tree", tree)
     sharded = any(_is_sharded(x, lead=1) for x in jax.tree.leaves(tree))
 
     def mean(x: Any) -> jax.Array:
-        if sharded and (own := mesh_sharding(x)):
-            return computed(mean_replica, x, PartitionSpec(*own.spec[1:]))
-        return jnp.asarray(np.asarray(replicated(mean_replica, x)))  # uncommitted
+        sharding = meshes.mesh_sharding(x)
+        if sharded and sharding:
+            return meshes.computed(mean_replica, x, PartitionSpec(*sharding.spec[1:]))
+        one = np.asarray(meshes.replicated(mean_replica, x))
+        return jnp.asarray(one)  # not committed to a device
 
-    return jax.tree.map(lambda x: on_raw(mean, x), tree)
+    return jax.tree.map(functools.partial(meshes.on_raw, mean), tree)
 
 
 def mean_replica(x: jax.Array) -> jax.Array:
@@ -204,19 +185,19 @@ def copied_replicas(
     mesh, specs = arrays[0].sharding.mesh, [x.sharding.spec for x in arrays]
     axis = specs[0][0]
 
-    def copy(own: list[jax.Array]) -> list[jax.Array]:
+    def copy(held: list[jax.Array]) -> list[jax.Array]:
         for i in range(0, len(empty), len(full)):  # a worker sends one at a time
             pairs = list(zip(full, empty[i:], strict=False))
             gets = jnp.isin(worker_index(axis), jnp.array([r for _, r in pairs]))
-            own = [jnp.where(gets, send(x, axis, pairs), x) for x in own]
-        return own
+            held = [jnp.where(gets, send(x, axis, pairs), x) for x in held]
+        return held
 
     run = jax.shard_map(copy, mesh=mesh, in_specs=(specs,), out_specs=specs)
-    with using(mesh):
+    with meshes.using(mesh):
         return jax.block_until_ready(jax.jit(run, donate_argnums=0)(arrays))
 
 
 def _is_sharded(x: Any, lead: int = 0) -> bool:
     """Whether an array is sharded along one of its dimensions after the first few."""
-    own = mesh_sharding(x)
-    return own is not None and bool(spec_axes(own.spec[lead:]))
+    sharding = meshes.mesh_sharding(x)
+    return sharding is not None and bool(spec_axes(sharding.spec[lead:]))

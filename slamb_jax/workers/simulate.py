@@ -8,29 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax._core.axes import AxisName, as_tuple, step_of_workers
+from slamb_jax._core.axes import AxisName, as_tuple
 from slamb_jax._core.checks import check_callable, check_integer
 from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.workers.guards import check_arguments, check_result
-from slamb_jax.workers.replicas import are_alike, keys_of_workers, own_key
+from slamb_jax.workers import guards, replicas
 from slamb_jax.workers.step import Step, WorkersStep
 
 
 def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
-    """Gives every simulated worker its own copy of ``tree``.
+    """Gives each of n simulated workers its own copy of ``tree``.
 
-    The layout is that of :func:`replicate`, on one device, and random keys are folded
-    as there.
+    As :func:`replicate` does, on one device.
 
     Args:
       tree: parameters and optimizer state: a tree of arrays or numbers.
-      workers: n, at least 1.
-
-    Returns:
-      A tree like ``tree`` of arrays of shape ``(n, ...)``.
-
-    Raises:
-      ValueError: for ``workers`` out of range.
+      workers: n, at least 1, or a ValueError is raised.
 
     Examples:
       >>> import jax.numpy as jnp, slamb_jax
@@ -41,34 +33,29 @@ def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
 
     def copies(x: Any, alike: bool) -> jax.Array:
         if not alike:
-            return keys_of_workers(x, jnp.arange(workers))
+            return replicas.keys_of_workers(x, jnp.arange(workers))
         one = jnp.asarray(x, jnp.result_type(x))
         return jnp.broadcast_to(one, (workers, *one.shape))
 
-    return jax.tree.map(copies, tree, are_alike(tree))
+    return jax.tree.map(copies, tree, replicas.are_alike(tree))
 
 
 def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
     """Makes a jitted step of n workers, simulated on one device, from that of one.
 
-    It takes the ``step`` of :func:`per_worker_step`, and has the same results to
-    rounding, in one ``jax.vmap`` over the exchange's ``axis_name``. Step counts
-    (integers that agree on all workers) are not batched, so that a conditional on them
-    stays one: parameters are averaged only at the steps that are due.
-
-    Memory holds n states at once, and the activations of n gradients unless ``step``
-    takes its gradient through :func:`in_chunks`. Call it outside of ``jax.set_mesh``
-    with Explicit axes, where jax 0.12 cannot compile a sum over workers of a ``vmap``.
+    It has the results of :func:`per_worker_step` to rounding, in one ``jax.vmap``.
+    Memory holds n states, and the activations of n gradients unless ``step`` takes its
+    gradient through :func:`in_chunks`. Step counts that agree on all workers are waited
+    for and not batched, so that parameters are averaged only at the steps that are due.
+    Under ``jax.set_mesh`` with Explicit axes jax 0.12 does not compile it.
 
     Args:
       step: as for :func:`per_worker_step`.
       workers: n, at least 1.
-      exchange: the exchange of the optimizer in ``step``, without ``local_axis_name``
-        and ``param_specs``.
+      exchange: that of the optimizer, without ``local_axis_name`` and ``param_specs``.
 
     Returns:
-      ``run(state, batch, key=None)``, as :func:`per_worker_step` returns it; ``state``
-      is what :func:`simulated_replicas` returned. It waits for the counts of ``state``.
+      What :func:`per_worker_step` does, for states of :func:`simulated_replicas`.
 
     Raises:
       ValueError: for ``workers`` or ``exchange`` out of range; when called, for a
@@ -79,8 +66,7 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
       >>> def step(state, batch):
       ...     mean = slamb_jax.average_parameters(batch.mean(), axis_name="data")
       ...     return state + mean, batch.sum()
-      >>> exchange = slamb_jax.Exchange("data")
-      >>> run = slamb_jax.simulated_step(step, 128, exchange)
+      >>> run = slamb_jax.simulated_step(step, 128, slamb_jax.Exchange("data"))
       >>> state = slamb_jax.simulated_replicas(jnp.zeros(()), 128)
       >>> state, report = run(state, jnp.ones(256))
       >>> print(state.shape, state[0], report[0])
@@ -97,26 +83,26 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
         leaves, treedef = jax.tree.flatten(state)
         first = [x[0] if i in common else x for i, x in enumerate(leaves)]
         of_state = [None if i in common else 0 for i in range(len(leaves))]
+        of_batch = jax.tree.map(lambda x: 0 if x.ndim else None, batch)
 
         def share(x: jax.Array) -> jax.Array:
-            return x.reshape(workers, x.shape[0] // workers, *x.shape[1:])
+            rows = (workers, x.shape[0] // workers) if x.ndim else ()
+            return x.reshape(*rows, *x.shape[1:])
 
         def one_worker(leaves: list[Any], batch: Any) -> tuple[Any, Any]:
-            own = treedef.unflatten(leaves)
-            with step_of_workers(axis_name):
-                return check_result(step(own, batch, *own_key(key, axis_name)), own)
+            old = treedef.unflatten(leaves)
+            out = step(old, batch, *replicas.own_key(key, axis_name))
+            return guards.check_result(out, old)
 
-        return jax.vmap(
-            one_worker,
-            (of_state, jax.tree.map(lambda x: 0 if x.ndim else None, batch)),
-            axis_name=axis_name,
-            axis_size=workers,
-        )(first, jax.tree.map(lambda x: share(x) if x.ndim else x, batch))
+        mapped = jax.vmap(
+            one_worker, (of_state, of_batch), axis_name=axis_name, axis_size=workers
+        )
+        return mapped(first, jax.tree.map(share, batch))
 
     jitted = jax.jit(all_workers, donate_argnums=0, static_argnums=3)
 
     def checked(state: Any, batch: Any, key: Any) -> tuple[Any, ...]:
-        check_arguments(state, batch, workers, workers)
+        guards.check_arguments(state, batch, workers, workers)
         return state, batch, key, _common_counts(state)
 
     return WorkersStep(
@@ -127,7 +113,7 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
 
 def _simulated_axis(exchange: Exchange) -> AxisName:
     """The one axis of an exchange between simulated workers."""
-    check_exchange(exchange)
+    names = as_tuple(check_exchange(exchange).axis_name)
     for name in ("local_axis_name", "param_specs"):
         if (value := getattr(exchange, name)) is not None:
             raise ValueError(
@@ -135,25 +121,23 @@ def _simulated_axis(exchange: Exchange) -> AxisName:
                 f"being a single device, got {value!r}: give the optimizer and "
                 f"simulated_step dataclasses.replace(exchange, {name}=None)"
             )
-    if len(as_tuple(exchange.axis_name)) != 1:
+    if len(names) != 1:
         raise ValueError(
             "exchange must have one axis_name where workers are simulated, got "
             f"{exchange.axis_name!r}"
         )
-    return as_tuple(exchange.axis_name)[0]
+    return names[0]
 
 
 def _common_counts(state: Any) -> frozenset[int]:
-    """The numbers of the leaves that are one integer, the same for all workers.
-
-    Their values are waited for. Where there are none, they count as the same.
-    """
+    """The numbers of the leaves that are one integer, the same for all workers."""
 
     def is_common(x: Any) -> bool:
         if len(x.shape) != 1 or not jnp.issubdtype(x.dtype, jnp.integer):
             return False
-        unknown = isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct)
-        return unknown or not np.ptp(np.asarray(x))
+        if isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct):
+            return True  # of no value yet
+        return not np.ptp(np.asarray(x))
 
     return frozenset(i for i, x in enumerate(jax.tree.leaves(state)) if is_common(x))
 
@@ -161,21 +145,15 @@ def _common_counts(state: Any) -> frozenset[int]:
 def in_chunks(fun: Callable[..., Any], size: int) -> Callable[..., Any]:
     """Computes ``fun`` for ``size`` workers at a time where many are simulated.
 
-    For the gradient in a step that :func:`simulated_step` runs: activations then take
-    the memory of ``size`` workers, not of all. Where nothing is batched by
-    ``jax.vmap``, as under :func:`per_worker_step`, it changes nothing.
+    For the gradient in the step of :func:`simulated_step`: activations then take the
+    memory of ``size`` workers. Where nothing is batched by ``jax.vmap``, as under
+    :func:`per_worker_step`, it changes nothing.
 
     Args:
       fun: a function of arrays without collectives, such as
-        ``jax.value_and_grad(loss)``; it may close over the worker's own arrays. It
+        ``jax.value_and_grad(loss)``; it may close over the worker's own arrays, and
         must not be differentiated again in reverse mode.
-      size: workers at a time, at least 1.
-
-    Returns:
-      A function that returns what ``fun`` returns.
-
-    Raises:
-      ValueError: for ``size`` out of range.
+      size: workers at a time, at least 1, or a ValueError is raised.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
@@ -189,19 +167,19 @@ def in_chunks(fun: Callable[..., Any], size: int) -> Callable[..., Any]:
     def chunked(*args: Any) -> Any:
         # As a jaxpr, so that what fun closes over is batched like its arguments.
         jaxpr, shape = jax.make_jaxpr(fun, return_shape=True)(*args)
+        captured = len(jaxpr.consts)
 
         def flat(values: list[Any]) -> list[Any]:
-            k = len(jaxpr.consts)
-            return jax.core.eval_jaxpr(jaxpr.jaxpr, values[:k], *values[k:])
+            consts, arguments = values[:captured], values[captured:]
+            return jax.core.eval_jaxpr(jaxpr.jaxpr, consts, *arguments)
 
         call = jax.custom_batching.custom_vmap(flat)
 
         @call.def_vmap
         def rule(n: int, batched: Any, values: list[Any]) -> tuple[Any, list[bool]]:
-            pairs = list(zip(values, batched[0], strict=True))
-
             def of_worker(i: jax.Array) -> list[Any]:
-                return flat([x[i] if own else x for x, own in pairs])
+                pairs = zip(values, batched[0], strict=True)
+                return flat([x[i] if is_batched else x for x, is_batched in pairs])
 
             out = jax.lax.map(of_worker, jnp.arange(n), batch_size=size)
             return out, [True] * len(out)

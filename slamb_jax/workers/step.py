@@ -10,32 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slamb_jax._core.axes import (
-    as_tuple,
-    exchanges_in_step,
-    step_of_workers,
-    tracked_axes,
-    vary_over,
-)
+from slamb_jax._core.axes import as_tuple, tracked_axes, vary_over
 from slamb_jax._core.checks import check_callable
 from slamb_jax.exchange.settings import Exchange
-from slamb_jax.workers.guards import (
-    check_arguments,
-    check_copies,
-    check_result,
-    check_same_step,
-    check_together,
-    warn_if_alone,
-    warn_of_another,
-)
-from slamb_jax.workers.mesh import (
-    device_put_global,
-    mesh_sharding,
-    on_raw,
-    state_shardings,
-    using,
-    workers_on,
-)
+from slamb_jax.workers import guards
+from slamb_jax.workers import mesh as meshes
 from slamb_jax.workers.replicas import own_key
 
 Step = Callable[..., tuple[Any, Any]]
@@ -68,43 +47,33 @@ def per_worker_step(
     """Makes a jitted step of all workers from the step of one worker.
 
     Args:
-      step: ``step(state, batch)`` or ``step(state, batch, key)``, a function of one
-        worker's state, share of the batch and random key. It returns the new state and
-        a report. It may use the exchange's axes in collectives, and must take its
-        gradient as if the worker were alone.
+      step: ``step(state, batch)`` or ``step(state, batch, key)`` of one worker's state,
+        share of the batch and random key, to the new state and a report. It may use the
+        exchange's axes in collectives; its gradient is that of a worker alone.
       mesh: the device mesh.
-      exchange: the exchange of the optimizer in ``step``. With ``local_axis_name`` a
-        worker is a group of devices: the batch is split over both axes, each device
-        has a key of its own and takes the gradient of its own share, and the state
-        must come out the same on all devices of the group, as :func:`slamb` leaves it.
-        With ``param_specs`` the state is sharded as :func:`replicate` shards it;
-        ``step`` is written as if it were not, and the compiler decides how to compute
-        it.
+      exchange: that of the optimizer in ``step``. With ``local_axis_name`` each device
+        of a group has its share of the batch, a key and a gradient, and the state must
+        come out the same on all, as :func:`slamb` leaves it. With ``param_specs`` the
+        state is sharded as :func:`replicate` shards it; ``step`` is written as if not.
       check_vma: as in ``jax.shard_map``. With True, gradients that were averaged
         already are refused; False is for models whose kernels do not support it.
 
     Returns:
-      ``run(state, batch, key=None)``, jitted, with the ``lower`` of a jitted function.
-      ``state`` is what :func:`replicate` returned, and is donated: use the state that
-      comes back. The leaves of ``batch`` have the workers' shares joined along their
-      first axis; a scalar goes to all workers. ``key`` is one random key, from which
-      each worker gets its own. The report comes back with a leading axis of workers (of
-      devices, with groups).
+      ``run(state, batch, key=None)``, with the ``lower`` of a jitted function. The
+      ``state``, of :func:`replicate`, is donated: use the one that comes back. The
+      leaves of ``batch`` have the workers' shares joined along their first axis; a
+      scalar goes to all. From ``key`` each worker gets its own. The report has a
+      leading axis of workers (of devices, with groups).
 
     Raises:
       ValueError: if the mesh lacks an axis of the exchange; when called, if ``state``
-        was not replicated over it, if a leaf of ``batch`` does not split evenly, if
-        ``step`` returns something else than such a state and a report, or if an
-        exchange in it is between other axes; before the first step, on all processes,
-        if their programs or exchanges differ; after the first call, if the devices of a
-        worker hold different copies of its state; after calls 1, 2, 4, 8, ..., if only
-        those parameters differ between workers that ``optax.multi_transform`` or
-        ``optax.masked`` gives to another optimizer.
+        was not replicated, ``batch`` does not split evenly, or ``step`` does not return
+        such a state and a report; before the first step, if processes have other
+        programs; after it, if the devices of a group hold different states.
 
     Warns:
       UserWarning: at the first call, if ``step`` changes most of the state and
-        communicates nothing between the workers, as with ``optax.adamw``; or if no
-        optimizer in it has this exchange, but one has another.
+        communicates nothing over an axis of the workers, as with ``optax.adamw``.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
@@ -125,7 +94,7 @@ def per_worker_step(
       [9. 9. 9. 9.]
     """
     check_callable("step", step)
-    n, mesh = workers_on(mesh, exchange)
+    n, mesh = meshes.workers_on(mesh, exchange)
     between, local = as_tuple(exchange.axis_name), as_tuple(exchange.local_axis_name)
     if exchange.param_specs is not None and local:
         raise ValueError(
@@ -137,82 +106,72 @@ def per_worker_step(
     split = NamedSharding(mesh, PartitionSpec(between + local))
     everywhere = NamedSharding(mesh, PartitionSpec())
     within = local + exchange.shard_axes
-    found = _Found()
-    program = _program(step, mesh, exchange, check_vma, found)
+    trains: list[bool] = []
+    program = _program(step, mesh, exchange, check_vma, trains)
     jitted = jax.jit(program, donate_argnums=0)
-    calls = 0
+    is_first = True
 
     def placed(state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
-        check_arguments(state, batch, n, devices)
+        guards.check_arguments(state, batch, n, devices)
+        of_state = meshes.state_shardings(state, mesh, exchange, lead=1)
         of_batch = jax.tree.map(lambda x: split if jnp.ndim(x) else everywhere, batch)
-        return (
-            jax.tree.map(_place, state, state_shardings(state, mesh, exchange, lead=1)),
-            jax.tree.map(_place, batch, of_batch),
-            jax.tree.map(lambda x: _place(x, everywhere), key),
-        )
+        of_key = jax.tree.map(lambda _: everywhere, key)
+        there = of_state, of_batch, of_key
+        return jax.tree.map(meshes.device_put_global, (state, batch, key), there)
 
     def run(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
-        nonlocal calls
+        nonlocal is_first
         args = placed(state, batch, key)
-        with using(mesh):
+        with meshes.using(mesh):
             if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
                 return jitted(*args)
-            if not calls:
+            if is_first:
                 traced = jitted.trace(*args)  # once: jax keeps it for the call
-                if found.trains and n > 1:
-                    warn_if_alone(traced.jaxpr, between)
-                    warn_of_another(exchange, found.exchanges)
-                check_same_step(exchange, traced, mesh)
+                if any(trains):
+                    shared = [a for a in between if mesh.shape[a] > 1]
+                    guards.warn_if_alone(traced.jaxpr, shared)
+                guards.check_same_step(exchange, traced, mesh)
             state, report = jitted(*args)
-        if within and not calls:
-            check_copies(state, within)
-        calls += 1
-        if calls & (calls - 1) == 0:  # seldom, but again: a rate may begin with 0
-            check_together(state)
+        if within and is_first:
+            guards.check_copies(state, within)
+        is_first = False
         return state, report
 
     def lower(*args: Any) -> jax.stages.Lowered:
-        with using(mesh):
+        with meshes.using(mesh):
             return jitted.lower(*placed(*args))
 
     return WorkersStep(run, lower)
 
 
-@dataclasses.dataclass
-class _Found:
-    """What tracing the step found: if it changes its state, and its exchanges."""
-
-    trains: bool = False
-    exchanges: list[Exchange] = dataclasses.field(default_factory=list)
-
-
 def _program(
-    step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool, found: _Found
+    step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool, trains: list[bool]
 ) -> Step:
-    """The step of all workers, made from the step of one; not jitted yet."""
-    both = as_tuple(exchange.axis_name) + as_tuple(exchange.local_axis_name)
-    of_device = PartitionSpec(both)
+    """The step of all workers, made from the step of one; not jitted yet.
 
-    def one_worker(own: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+    Tracing it appends to ``trains`` whether it changes most of the state, in which an
+    evaluation at most adds up metrics.
+    """
+    both = as_tuple(exchange.axis_name) + as_tuple(exchange.local_axis_name)
+    of_device, of_all = PartitionSpec(both), PartitionSpec()
+
+    def one_worker(old: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         try:
-            new, report = check_result(step(own, batch, *own_key(key, both)), own)
+            out = step(old, batch, *own_key(key, both))
+            new, report = guards.check_result(out, old)
         except (TypeError, ValueError) as error:
             if check_vma:
                 error.add_note(_TYPE_NOTE)
             raise
-        # An evaluation may add up metrics in its state, and hands the rest on.
-        pairs = zip(*map(jax.tree.leaves, (own, new)), strict=True)
+        pairs = zip(*map(jax.tree.leaves, (old, new)), strict=True)
         floating = [(x, y) for x, y in pairs if jnp.issubdtype(x.dtype, jnp.floating)]
         changed = sum(x.size for x, y in floating if x is not y)
-        found.trains |= 2 * changed > sum(x.size for x, _ in floating)
-        found.exchanges += exchanges_in_step()
+        trains.append(2 * changed > sum(x.size for x, _ in floating))
         return new, report
 
     def program(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
-        of_batch = jax.tree.map(
-            lambda x: of_device if jnp.ndim(x) else PartitionSpec(), batch
-        )
-        specs = (of_batch, PartitionSpec())
+        of_batch = jax.tree.map(lambda x: of_device if jnp.ndim(x) else of_all, batch)
+        specs = of_batch, of_all
         workers = over_workers(one_worker, mesh, exchange, specs, check_vma)
         new, report = workers(state, batch, key)
         if exchange.local_axis_name is not None:  # equal in a group: keep one of each
@@ -224,8 +183,8 @@ def _program(
                 check_vma=False,
             )(new)
         if exchange.param_specs is not None:
-            there = state_shardings(new, mesh, exchange, lead=1)
-            new = jax.lax.with_sharding_constraint(new, there)
+            of_state = meshes.state_shardings(new, mesh, exchange, lead=1)
+            new = jax.lax.with_sharding_constraint(new, of_state)
         return new, report
 
     return program
@@ -240,38 +199,24 @@ def over_workers(
 ) -> Callable[..., Any]:
     """Makes a function of all workers' replicas from one of a worker's own.
 
-    ``fun(own, *args)`` gets replicas without their leading axis, and arguments that
-    are sharded by ``specs``. Its results get a leading axis of workers, or of devices
-    in groups.
+    The other arguments are sharded by ``specs``. Results get a leading axis of workers,
+    or of devices in groups.
     """
-    axis_name, local = exchange.axis_name, as_tuple(exchange.local_axis_name)
-    between = as_tuple(axis_name)
+    between, local = as_tuple(exchange.axis_name), as_tuple(exchange.local_axis_name)
 
     def one_worker(replicas: Any, *args: Any) -> Any:
         own = jax.tree.map(lambda x: jnp.squeeze(x, 0), replicas)
         if local:  # of a type that varies in the group: else jax.grad would sum there
             vary = functools.partial(vary_over, axes=tracked_axes(local))
-            own = jax.tree.map(functools.partial(on_raw, vary), own)
-        with step_of_workers(axis_name, local):
-            new = fun(own, *args)
-        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), new)
+            own = jax.tree.map(functools.partial(meshes.on_raw, vary), own)
+        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), fun(own, *args))
 
     sharded = exchange.param_specs is not None  # over axes left to the compiler
     return jax.shard_map(
         one_worker,
         mesh=mesh,
-        in_specs=(PartitionSpec(axis_name), *specs),
+        in_specs=(PartitionSpec(between), *specs),
         out_specs=PartitionSpec(between + local),
         check_vma=check_vma,
         **({"axis_names": set(between)} if sharded else {}),
     )
-
-
-def _place(x: Any, there: NamedSharding) -> Any:
-    """``x`` where the step expects it, if it is not there yet."""
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there)
-    own = None if isinstance(x, jax.core.Tracer) else mesh_sharding(x)
-    if own and own.mesh == there.mesh and own.is_equivalent_to(there, x.ndim):
-        return x
-    return device_put_global(x, there)

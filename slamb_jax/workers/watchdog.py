@@ -41,16 +41,12 @@ class Watchdog:
     """Ends this process if another worker's dies, stops or hangs, and says which.
 
     Inside ``with Watchdog(timeout)`` each process writes a heartbeat to jax's
-    coordination service, five times in ``timeout`` seconds, and reads the others'. If
-    one is missing, it names the process on standard error and ends its own with exit
-    status 75, within twice ``timeout``: a launcher then starts all again from the last
-    checkpoint (:class:`Checkpoints`). If process 0 dies, which runs the service, jax
-    itself ends the others at once (SIGABRT, and a message about the leader). With one
-    process nothing is started.
-
-    An error raised inside the ``with`` is reported to the others, which then end at
-    once. After an error that jax raised from a collective (the link was cut), the
-    process first waits to learn who is gone.
+    coordination service and reads the others'. If one is missing, it names the process
+    on standard error and ends its own with exit status 75, within twice ``timeout``: a
+    launcher then starts all again from the last checkpoint (:class:`Checkpoints`). If
+    process 0 dies, which runs the service, jax itself ends the others (SIGABRT). After
+    an error inside the ``with`` the others end at once; after one that jax raised from
+    a collective, the process first waits to learn who is gone.
 
     Args:
       timeout: seconds without a heartbeat after which a process counts as gone;
@@ -78,29 +74,26 @@ class Watchdog:
         self._timeout, self._step_timeout = timeout, step_timeout or math.inf
         self._me, self._all = jax.process_index(), jax.process_count()
         self._client: Any = _coordination_client() if self._all > 1 else None
-        self._step, self._beats, self._written = -1, 0, 0
+        self._step, self._beats, self._written, self._state = -1, 0, 0, "runs"
         self._seen: dict[int, tuple[dict[str, Any], float]] = {}  # signs, and when
-        self._state = "runs"
         self._stop, self._last_words = threading.Event(), threading.Lock()
         self._threads: list[threading.Thread] = []
 
     def beat(self, step: int) -> None:
-        """Records that ``step`` begins; cheap, to be called before each.
-
-        Raises:
-          ValueError: if ``step`` is not an integer.
-        """
+        """Records that ``step``, an integer, begins; cheap, to call before each."""
         check_integer("step", step)
         self._step, self._beats, self._beaten = step, self._beats + 1, time.monotonic()
 
     def __enter__(self) -> Self:
         self._beaten = self._answered = self._started = time.monotonic()
-        # Two threads: the first may wait for a coordinator that has stopped.
-        works = () if self._client is None else (self._write_and_read, self._judge)
-        for work in works:
-            thread = threading.Thread(target=self._repeat, args=(work,), daemon=True)
+        if self._client is not None:
+            # Two threads: the first may wait for a coordinator that has stopped.
+            self._threads = [
+                threading.Thread(target=self._repeat, args=(work,), daemon=True)
+                for work in (self._write_and_read, self._judge)
+            ]
+        for thread in self._threads:
             thread.start()
-            self._threads.append(thread)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
@@ -153,24 +146,24 @@ class Watchdog:
         self._answered = now
 
     def _judge(self) -> None:
+        died = "it died or was stopped"
         silent = time.monotonic() - self._answered
         if silent > self._timeout:
             self._give_up(
                 "process 0, which coordinates the others, has given no answer for "
-                f"{silent:.1f} s: it died or was stopped"
+                f"{silent:.1f} s: {died}"
             )
         for index in set(range(self._all)) - {self._me}:
             sign, seen = self._seen.get(index, ({}, self._started))
             silent = self._answered - seen  # as of the last answer, not as of now
             state = sign.get("state", "")
+            who = f"process {index}"
             if state.startswith("failed"):
-                self._give_up(f"process {index} {state} (at step {sign['step']})")
+                self._give_up(f"{who} {state} (at step {sign['step']})")
             if silent > self._timeout and state != "is done":
                 at = f" (last at step {sign['step']})" if sign else ""
-                self._give_up(
-                    f"process {index} has given no sign of life for {silent:.1f} s"
-                    f"{at}: it died or was stopped"
-                )
+                sign_of_life = f"no sign of life for {silent:.1f} s{at}"
+                self._give_up(f"{who} has given {sign_of_life}: {died}")
         if self._state == "runs" and (reason := self._hung()):
             self._give_up(reason)
 
@@ -190,13 +183,12 @@ class Watchdog:
 
     def _give_up(self, reason: str) -> NoReturn:
         self._last_words.acquire()  # if the other thread has it, that ends both
-        print(
+        said = (
             f"slamb_jax.Watchdog: {reason}. Process {self._me}, at step {self._step}, "
             f"ends with exit status {EXIT_STATUS}: start all again from the last "
-            "checkpoint",
-            file=sys.stderr,
-            flush=True,
+            "checkpoint"
         )
+        print(said, file=sys.stderr, flush=True)
 
         def tell() -> None:
             with contextlib.suppress(jax.errors.JaxRuntimeError):

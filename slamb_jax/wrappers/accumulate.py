@@ -28,18 +28,13 @@ def accumulate(
 
     .. math:: a \leftarrow a + (g - a)/(i + 1)
 
-    and the updates are zero, except on the last mini-step, where ``tx`` gets a. On the
-    others ``tx`` does not run, and nothing is communicated: its collectives stand in a
-    branch of the compiled program. ``optax.MultiSteps`` gives the same numbers, but
-    runs ``tx`` and its collectives on every mini-step. Under ``vmap`` with a batched
-    count both branches are computed.
+    and updates are zero, but on the last, where ``tx`` gets a: its collectives stand in
+    a branch of the program (computed always under ``vmap`` with a batched count).
+    ``optax.MultiSteps`` gives the same numbers, but runs ``tx`` on every mini-step.
 
     Args:
       tx: the optimizer to step.
       every: mini-steps per step, a positive integer.
-
-    Returns:
-      A :class:`optax.GradientTransformationExtraArgs`.
 
     Raises:
       ValueError: for ``every`` out of range, or a ``tx`` that is no transformation.
