@@ -75,8 +75,9 @@ def alone(library: Any = slamb_jax) -> dict[str, Make]:
 
 def lamb_of(library: Any) -> Callable[..., optax.GradientTransformation]:
     """LAMB in codes, which another checkout may have as ``slamb``."""
+    lamb = getattr(library, "lamb", None)  # there it may be a module
     make: Callable[..., optax.GradientTransformation]
-    make = library.lamb if hasattr(library, "lamb") else library.slamb
+    make = lamb if callable(lamb) else library.slamb
     return make
 
 
