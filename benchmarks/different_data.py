@@ -70,7 +70,7 @@ METHODS: dict[str, tuple[Make, tuple[float, ...]]] = {
     "SGD (dense)": (dense(optax.sgd, momentum=0.9), (0.03, 0.1)),
     "sgd": (exchanging(SGD), (0.03, 0.1)),
     "LAMB (dense)": (dense(optax.lamb), (0.01, 0.03)),
-    "slamb": (exchanging(slamb_jax.slamb), (0.01, 0.03)),
+    "lamb": (exchanging(slamb_jax.lamb), (0.01, 0.03)),
     "Lion (dense)": (dense(optax.lion), (3e-4, 1e-3)),
     "lion": (exchanging(slamb_jax.lion), (3e-4, 1e-3)),
     "lion, 8 bits": (exchanging(slamb_jax.lion, payload="uniform8"), (3e-4, 1e-3)),

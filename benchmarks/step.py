@@ -12,6 +12,7 @@ of two steps within one run, on the same donated buffers; medians of the second 
 """
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,13 +58,40 @@ def alone(library: Any = slamb_jax) -> dict[str, Make]:
     def slamb(**settings: Any) -> Make:
         return lambda: library.slamb(RATE, library.Exchange.paper(), **settings)
 
-    return {
+    makes: dict[str, Make] = {
         "adamw": lambda: library.adamw(RATE, library.Exchange()),
         "adamw, skip_not_finite": lambda: skipping(library.Exchange(), library),
+        "lamb": lambda: lamb_of(library)(RATE, library.Exchange()),
         "slamb": slamb(),
         "slamb, product form": slamb(form="product"),
         "slamb, bfloat16 momentum": slamb(mu_dtype=jnp.bfloat16),
     }
+    if hasattr(library, "elementwise_rescale"):
+        makes["slamb, flat chain"] = lambda: flat_slamb(
+            library.Exchange.paper(), library
+        )
+    return makes
+
+
+def lamb_of(library: Any) -> Callable[..., optax.GradientTransformation]:
+    """LAMB in codes, which another checkout may have as ``slamb``."""
+    lamb = getattr(library, "lamb", None)  # there it may be a module
+    make: Callable[..., optax.GradientTransformation]
+    make = lamb if callable(lamb) else library.slamb
+    return make
+
+
+def flat_slamb(
+    exchange: Any, library: Any = slamb_jax
+) -> optax.GradientTransformationExtraArgs:
+    """SLAMB as links in a row, which keep the direction between them."""
+    return optax.chain(
+        library.mask_momentum(exchange, library.directions.adam(1e-6), 0.9, 0.999),
+        library.layerwise_trust_ratio(exchange, b3=0.93),
+        library.elementwise_rescale(exchange, b3=0.93),
+        optax.scale_by_learning_rate(RATE),
+        library.average_parameters_every(exchange),
+    )
 
 
 OPTIMIZERS = DENSE | alone()
@@ -86,6 +114,7 @@ def exchanging(library: Any = slamb_jax) -> dict[str, Make]:
         "adamw, skip_not_finite": lambda: skipping(library.Exchange(AXIS), library),
         "adamw, in uniform4": averaging(**{payload: "uniform4"}),
         "adamw, in float32": averaging(**{payload: None}),
+        "lamb": lambda: lamb_of(library)(RATE, library.Exchange(AXIS)),
         "slamb, as published": lambda: library.slamb(
             RATE, library.Exchange.paper(AXIS)
         ),

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import sys
 
 import chex
 import jax
@@ -45,6 +46,9 @@ html_show_search_summary = False  # it needs a server; pages may be read from di
 nitpicky = True
 nitpick_ignore_regex = [("py:class", ".*")]  # optax's and jax's are not here
 
+# Sphinx imports the modules of the package by their public names.
+for name in ("decay", "directions", "selections"):
+    sys.modules[f"slamb_jax.{name}"] = getattr(slamb_jax, name)
 
 # Unions by their names in the code; those that contain others come first.
 ALIASES = {
@@ -54,7 +58,7 @@ ALIASES = {
         (chex.ArrayTree, "chex.ArrayTree"),
         (jax.typing.DTypeLike, "DTypeLike"),
         (jax.typing.ArrayLike, "ArrayLike"),
-        (slamb_jax._axes.AxisName, "AxisName"),
+        (slamb_jax._core.axes.AxisName, "AxisName"),
     )
 }
 

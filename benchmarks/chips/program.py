@@ -14,10 +14,10 @@ from benchmarks.chips.targets import AXIS, on_chips
 from benchmarks.chips.traffic import Traffic, traffic
 from benchmarks.rivals import elements
 from benchmarks.shapes import Shapes, abstract
+from benchmarks.step import RATE, flat_slamb
 from examples.common.optimizers import dense
 from slamb_jax.wire import WireReport
 
-RATE = 1e-3
 PAPER = slamb_jax.Exchange.paper(AXIS)
 DEFAULT = slamb_jax.Exchange(AXIS)
 DENSE = {
@@ -36,8 +36,9 @@ OPTIMIZERS: dict[str, optax.GradientTransformationExtraArgs] = DENSE | {
     "adamw, in 4 bits": adamw(payload="uniform4"),
     "adamw, largest of 7": adamw(payload="largest_of_7"),
     "adamw, outer": adamw(sync_every=30, outer=optax.sgd(0.7, 0.5, nesterov=True)),
-    "slamb": slamb_jax.slamb(RATE, DEFAULT),
+    "lamb": slamb_jax.lamb(RATE, DEFAULT),
     "slamb, as published": slamb_jax.slamb(RATE, PAPER),
+    "slamb, flat chain": flat_slamb(PAPER),
 }
 
 

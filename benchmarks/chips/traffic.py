@@ -11,7 +11,8 @@ import dataclasses
 import re
 from typing import NamedTuple
 
-from slamb_jax.wire.hlo import Instruction, Module, parse_hlo
+from slamb_jax.wire import parse_hlo
+from slamb_jax.wire.hlo import Instruction, Module
 
 Body = dict[str, Instruction]
 FREE = {  # instructions that move nothing

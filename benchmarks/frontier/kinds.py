@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,6 @@ from benchmarks import rivals
 from benchmarks.frontier.grid import Setting
 from examples.common.simulated import AXIS
 from slamb_jax import Exchange
-from slamb_jax.exchange.nbytes import Mean, means_of
-from slamb_jax.exchange.selections import Strided
 
 # Of some tasks, as in the recorded runs; the default of Strided is close to these.
 MIN_SIZE = {"byte_lm": 1000, "byte_lm_apart": 1000, "digits": 256}
@@ -87,7 +86,7 @@ def exchanging(
 
     def made(rate: Any, setting: Setting) -> rivals.Rival:
         sized = exchange
-        if isinstance(exchange.selection, Strided):
+        if isinstance(exchange.selection, slamb_jax.selections.Strided):
             selection = dataclasses.replace(
                 exchange.selection, min_size=MIN_SIZE.get(setting.task)
             )
@@ -133,20 +132,21 @@ def local(
 def sends_of(exchange: Exchange, params: Any, workers: int, step: int) -> rivals.Sends:
     """The collectives of a step."""
     shapes = tuple(x.shape for x in jax.tree.leaves(params))
-    due = [
-        mean
-        for mean in means_of_shapes(exchange, shapes)
-        if mean.per_step == 1 or exchange.averages_at(step)
-    ]
-    return [x for mean in due for x in rivals.mean_sends(mean[0], workers, mean[1])]
+    sizes = [math.prod(shape) for shape in shapes]
+    sends: rivals.Sends = []
+    if exchange.selection is not None:
+        sends = rivals.mean_sends(selected(exchange, shapes), workers)
+    if exchange.averages_at(step):
+        sends = [*sends, *rivals.mean_sends(sizes, workers, exchange.payload)]
+    return sends
 
 
 @functools.cache
-def means_of_shapes(
-    exchange: Exchange, shapes: tuple[tuple[int, ...], ...]
-) -> list[Mean]:
-    """The means that an exchange takes of float32 parameters of these shapes."""
-    return means_of(exchange, [jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes])[1]
+def selected(exchange: Exchange, shapes: tuple[tuple[int, ...], ...]) -> int:
+    """How many coordinates of the momentum a selection exchanges at a step."""
+    params = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    momentum = dataclasses.replace(exchange, sync_every=None)
+    return round(momentum.share(params) * rivals.elements(params))
 
 
 def adamw(rate: Any, exchange: Exchange, **how: Any) -> Any:
@@ -194,8 +194,9 @@ def of_one(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_sum_form(rate: Any) -> Any:
-    """LAMB in the form of ``slamb``, with v of the gradient."""
-    whole = Exchange(payload=None, sync_every=None, selection=Strided(1.0))
+    """LAMB in the sum form, with v of the gradient."""
+    everything = slamb_jax.selections.Strided(1.0)
+    whole = Exchange(payload=None, sync_every=None, selection=everything)
     return slamb_jax.slamb(rate, whole)
 
 

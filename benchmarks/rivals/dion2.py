@@ -1,5 +1,6 @@
 """Dion2: a Muon that sends and orthogonalizes some rows of its momenta."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,11 +10,8 @@ import numpy as np
 import optax
 
 from benchmarks.rivals.exchange import Rival, Sends, elements, mean, mean_sends
-from slamb_jax.links.directions._matrices import as_matrices, orthogonalize
-from slamb_jax.links.directions._matrices import matrices as numbers_of
-from slamb_jax.links.directions import NS_COEFFS
 
-STEPS = np.broadcast_to(np.asarray(NS_COEFFS, np.float32), (5, 3))
+NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315  # five steps of Keller Jordan's quintic
 
 
 class Dion2State(NamedTuple):
@@ -50,14 +48,15 @@ def dion2(
 
     def split(tree: Any) -> tuple[list[jax.Array], list[jax.Array], list[Any]]:
         """Matrices as (rows, columns), other leaves, and the numbers of all."""
-        numbers = numbers_of(matrices, tree)
+        numbers = jax.tree.leaves(matrices(tree), is_leaf=is_numbers)
         seen, rest = [], []
         for x, dimensions in zip(jax.tree.leaves(tree), numbers, strict=True):
             if dimensions is None:
                 rest.append(x)
             else:
-                order, (_, *shape) = as_matrices(x.shape, dimensions)
-                seen.append(x.transpose(order).reshape(shape))
+                rows, columns = rows_and_columns(x, dimensions)
+                shape = math.prod(x.shape[i] for i in rows), -1
+                seen.append(x.transpose(rows + columns).reshape(shape))
         return seen, rest, numbers
 
     def init(params: optax.Params) -> Dion2State:
@@ -85,7 +84,7 @@ def dion2(
 
         def step(m: jax.Array, i: jax.Array, x: jax.Array) -> jax.Array:
             scale = rate * max(1.0, m.shape[1] / m.shape[0]) ** 0.5
-            u = -scale * orthogonalize(x, STEPS, 1e-7)
+            u = -scale * orthogonalize(x)
             return jnp.zeros(m.shape).at[i].set(u)
 
         steps = iter(map(step, momenta, rows, picked))
@@ -112,6 +111,28 @@ def taken(rows: int, fraction: float) -> int:
 
 def back(u: jax.Array, like: jax.Array, dimensions: Any) -> jax.Array:
     """A matrix as the leaf that it was."""
-    order, _ = as_matrices(like.shape, dimensions)
-    turned = u.reshape([like.shape[i] for i in order])
-    return turned.transpose(np.argsort(order))
+    rows, columns = rows_and_columns(like, dimensions)
+    turned = u.reshape([like.shape[i] for i in rows + columns])
+    return turned.transpose(np.argsort(rows + columns))
+
+
+def is_numbers(x: Any) -> bool:
+    return x is None or hasattr(x, "reduction_axis")
+
+
+def rows_and_columns(x: Any, dimensions: Any) -> tuple[tuple[int, ...], ...]:
+    """Which dimensions of a leaf are a matrix's rows, and which its columns."""
+    both = dimensions.reduction_axis, dimensions.output_axis
+    return tuple(tuple(int(i) % x.ndim for i in np.atleast_1d(axes)) for axes in both)
+
+
+def orthogonalize(x: jax.Array) -> jax.Array:
+    """A matrix with the same singular vectors, whose singular values are near one."""
+    if x.shape[0] > x.shape[1]:
+        return orthogonalize(x.T).T
+    a, b, c = np.float32(NEWTON_SCHULZ)
+    x = x / (jnp.sqrt(jnp.sum(jnp.square(x))) + 1e-7)
+    for _ in range(5):
+        square = x @ x.T
+        x = a * x + (b * square + c * (square @ square)) @ x
+    return x

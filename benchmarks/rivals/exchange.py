@@ -11,13 +11,16 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
+import slamb_jax
 from examples.common import optimizers
-from slamb_jax.exchange.collectives import pmean
-from slamb_jax.exchange.nbytes import Mean, transfers_of
 from slamb_jax.wire import RING_SHARES
 
 Sends = Sequence[tuple[str, float]]  # kinds of collectives, bytes that a worker puts in
 SCALE = 2.0**12  # of gradients in float16, whose least number is 6e-8
+# Of each code of slamb_jax: coordinates to a byte, and those that share a scale in each
+# of the columns of a block.
+CODES = {"ternary": (5, 5), "uniform8": (1, 2), "uniform4": (2, 2)}
+CODES |= {f"largest_of_{k}": (per, per) for k, per in ((7, 14), (31, 31), (127, 127))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +35,8 @@ class Rival:
 
 
 def mean(tree: Any, axis_name: str) -> Any:
-    """Means over the workers, in the dtype of each leaf, in one exchange."""
-    leaves, treedef = jax.tree.flatten(tree)
-    return jax.tree.unflatten(treedef, pmean(leaves, axis_name))
+    """Means over the workers of float32 leaves, in one exchange."""
+    return slamb_jax.average_parameters(tree, axis_name)
 
 
 def gather(tree: Any, axis_name: str) -> Any:
@@ -58,10 +60,41 @@ def wire_bytes(sends: Sends, workers: int) -> float:
 def mean_sends(
     sizes: int | Sequence[int], workers: int, payload: str | None = None
 ) -> Sends:
-    """The collectives of a mean of arrays of these sizes, in float32 or a payload."""
+    """The collectives of a mean of arrays of these sizes, in float32 or a payload.
+
+    What is narrower than float32 is averaged by the owner of each slice.
+    """
     each = (sizes,) if isinstance(sizes, int) else tuple(sizes)
-    parts = transfers_of(Mean(each, payload or "float32"), workers)
-    return [(part.kind, part.nbytes) for part in parts]
+    if payload is None:
+        return [("all-reduce", 4 * sum(each))]
+    if payload == "bfloat16":
+        part = 2 * -(-sum(each) // workers)
+    else:
+        part = coded_slice(each, payload, workers)
+    return [("all-to-all", workers * part), ("all-gather", part)]
+
+
+def coded_slice(sizes: Sequence[int], payload: str, owners: int) -> int:
+    """Bytes of an owner's slice of arrays in codes, scales of 4 bytes included.
+
+    A block has 128 columns, fewer in a small array, and no elements of two arrays.
+    Large arrays are cut into groups of 8 blocks, and a slice of 512 blocks or more is
+    of whole groups.
+    """
+    per_byte, planes = CODES[payload]
+    total = 0
+    for columns, group, least, most in (
+        (128, 8, 2**16, math.inf),
+        (64, 1, 2**11, 2**16),
+        (32, 1, 1, 2**11),
+    ):
+        chosen = (size for size in sizes if least <= size < most)
+        groups = sum(-(-size // (columns * planes * group)) for size in chosen)
+        blocks = -(-groups * group // owners)
+        if blocks >= 512:
+            blocks += -blocks % group
+        total += blocks * (columns * planes // per_byte + 4)
+    return total
 
 
 def elements(params: Any) -> int:

@@ -8,7 +8,6 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from benchmarks.rivals.exchange import Rival, Sends, elements, mean, mean_sends
-from slamb_jax._core.axes import cond
 
 
 class OneBitLambState(NamedTuple):
@@ -72,7 +71,7 @@ def one_bit_lamb(
     ) -> tuple[optax.Updates, OneBitLambState]:
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
         warm = state.count < warmup_steps
-        u, new = cond(warm, dense, compressed, updates, state, params)
+        u, new = jax.lax.cond(warm, dense, compressed, updates, state, params)
         u = jax.tree.map(lambda u, p: (-rate * u).astype(p.dtype), u, params)
         return u, new._replace(count=optax.safe_increment(state.count))
 

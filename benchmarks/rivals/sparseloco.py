@@ -8,7 +8,6 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from benchmarks.rivals.exchange import Rival, Sends, elements, scatter
-from slamb_jax._core.axes import cond
 
 CHUNK = 4096  # places in a chunk take 12 bits
 
@@ -75,10 +74,11 @@ def sparseloco(
         updates, inner_state = inner.update(updates, state.inner, params)
         count = optax.safe_increment(state.count)
         operands = updates, params, state.anchor, state.residual
-        updates, *kept = cond(count % sync_every == 0, outer, local, *operands)
+        due = count % sync_every == 0
+        updates, *kept = jax.lax.cond(due, outer, local, *operands)
         return updates, SparseLocoState(count, inner_state, *kept)
 
-    def due(step: int) -> bool:
+    def agreed(step: int) -> bool:
         return step % sync_every == 0
 
     def sends(params: optax.Params, workers: int, step: int) -> Sends:
@@ -86,9 +86,9 @@ def sparseloco(
         # magnitudes a chunk.
         chunks = -(-elements(params) // CHUNK)
         each = [("all-gather", 2 * chunks * chosen), ("all-gather", 8 * chunks)]
-        return each if due(step) else []
+        return each if agreed(step) else []
 
-    return Rival(optax.GradientTransformation(init, update), sends, agreed=due)
+    return Rival(optax.GradientTransformation(init, update), sends, agreed=agreed)
 
 
 def compress(x: jax.Array, chosen: int) -> tuple[jax.Array, jax.Array]:

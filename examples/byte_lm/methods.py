@@ -14,8 +14,7 @@ from examples.common import AXIS
 from examples.common.optimizers import dense
 from examples.common.simulated import Method
 from examples.common.traffic import Traffic, report_of, traffic_of
-from slamb_jax import Exchange, jointspar
-from slamb_jax import directions
+from slamb_jax import Exchange, directions, jointspar
 
 BUDGET = 2.0  # blocks that JointSpar trains per step, on average
 EXCHANGE = Exchange(AXIS)
@@ -33,11 +32,14 @@ LARS: dict[str, Any] = {"trust_coefficient": 0.005, "trust_ratio_mask": matrices
 def slamb_from_links(
     rate: optax.ScalarOrSchedule, exchange: Exchange
 ) -> optax.GradientTransformationExtraArgs:
-    """The steps of ``slamb_jax.slamb`` under the default exchange, link by link."""
+    """The steps of ``slamb_jax.slamb``, link by link."""
+    adam = directions.adam(1e-6, eps_before_correction=True)
     return optax.chain(
-        slamb_jax.average_momentum(exchange, directions.adam(1e-6), 0.9, 0.999),
-        slamb_jax.layerwise_trust_ratio(exchange, form="sum"),
+        slamb_jax.mask_momentum(exchange, adam, 0.9, 0.999),
+        slamb_jax.layerwise_trust_ratio(exchange, b3=0.93),
+        slamb_jax.elementwise_rescale(exchange, b3=0.93),
         optax.scale_by_learning_rate(rate),
+        slamb_jax.average_parameters_every(exchange),
     )
 
 
@@ -72,15 +74,15 @@ def _jointspar(rate: optax.ScalarOrSchedule, **run: Any) -> Any:
     return jointspar.jointspar(lars, EXCHANGE, blocks, BUDGET, **run)
 
 
-PAPER = "SLAMB, as published", 0.0141, slamb_jax.slamb, Exchange.paper(AXIS)
+PAPER = Exchange.paper(AXIS)
 ADAMW: dict[str, Any] = {"b1": 0.8, "b2": 0.95, "weight_decay": 0.0}
 METHODS = {
     "dense_adamw": _dense("AdamW", 0.016, optax.adamw, **ADAMW),
     "dense_lamb": _dense("LAMB", 0.02, optax.lamb),
-    "slamb_paper": _exchanging(*PAPER),
+    "slamb": _exchanging("SLAMB, as published", 0.0141, slamb_jax.slamb, PAPER),
     "adamw": _exchanging("AdamW with the exchange", 0.008, slamb_jax.adamw, **ADAMW),
-    "slamb": _exchanging("SLAMB with the exchange", 0.0283, slamb_jax.slamb),
-    "slamb_from_links": _exchanging("SLAMB from links", 0.0283, slamb_from_links),
+    "slamb_from_links": _exchanging("SLAMB, links", 0.0141, slamb_from_links, PAPER),
+    "lamb": _exchanging("LAMB with the exchange", 0.0283, slamb_jax.lamb),
     "dense_lion": _dense("Lion", 0.002, optax.lion, weight_decay=0.0),
     "lion": _exchanging(
         "Lion with the exchange", 0.002, slamb_jax.lion, weight_decay=0.0

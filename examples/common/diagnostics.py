@@ -69,7 +69,7 @@ def diagnose(
 
     def both(params: optax.Params, opt_state: optax.OptState) -> dict[str, Any]:
         ratios: Leaves = {}
-        if options.optimizer == "slamb":
+        if options.optimizer in ("lamb", "slamb"):
             ratios = trust_ratios(opt_state, params, **decays)
         return {"replica_spread": spread(params), "trust_ratio": ratios}
 

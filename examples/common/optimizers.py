@@ -33,8 +33,10 @@ _LION = _same("b1", "b2", "weight_decay", "mask")
 _ADAMW = _LION | _same("eps")
 _MUON = {"b1": "beta", "b2": "adam_b2", "mask": "weight_decay_mask"}
 KINDS = {
-    "slamb": Kind(slamb_jax.slamb, optax.lamb, _ADAMW | _same("form", "b3")),
     "adamw": Kind(slamb_jax.adamw, optax.adamw, _ADAMW),
+    "lamb": Kind(slamb_jax.lamb, optax.lamb, _ADAMW | _same("form")),
+    # Its exchange needs a selection.
+    "slamb": Kind(slamb_jax.slamb, optax.lamb, _ADAMW | _same("form", "b3")),
     "lion": Kind(slamb_jax.lion, optax.lion, _LION),
     "muon": Kind(slamb_jax.muon, optax.contrib.muon, _ADAMW | _MUON),
     "sgd": Kind(

@@ -48,9 +48,9 @@ EXCHANGE = slamb_jax.Exchange(AXIS)
 class Options:
     """The options of every program; each adds its own and has its own defaults."""
 
-    optimizer: Literal["adamw", "lion", "muon", "slamb", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "lamb", "lion", "muon", "sgd", "slamb"] = "adamw"
     dense: bool = False
-    """Average the gradients, and step with optax's optimizer: LAMB for slamb."""
+    """Average the gradients, and step with optax's optimizer: LAMB for slamb, too."""
     learning_rate: float = 0.01
     """The peak: the large-batch rate, for all workers' batches together."""
     b1: float | None = None
@@ -59,7 +59,7 @@ class Options:
     that it does not have."""
     b2: float | None = None
     b3: float | None = None
-    """Decay of freshness, of slamb with a selection in the exchange."""
+    """Decay of freshness, of slamb."""
     eps: float | None = None
     weight_decay: float | None = None
     """Of sgd: added to the gradient."""
