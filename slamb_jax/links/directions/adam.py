@@ -80,4 +80,8 @@ def adam(
 
         return map_present(direction, updates, second_moment), state
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    def init(params: optax.Params) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    return optax.GradientTransformationExtraArgs(init, update)

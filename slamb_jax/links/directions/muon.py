@@ -134,4 +134,8 @@ def muon(
         numbers = matrices(weight_dimension_numbers, updates, param_specs)
         return rebuild([direction(m, numbers[x.index], at) for x, m, at in rows]), state
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    def init(params: optax.Params) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    return optax.GradientTransformationExtraArgs(init, update)
