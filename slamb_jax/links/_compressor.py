@@ -42,9 +42,12 @@ def as_compressor(
 ) -> optax.GradientTransformationExtraArgs | None:
     """The compressor to call; None where the exchange itself sends."""
     if compressor is None:
+        # Between averages of the parameters nothing is sent: that is a compressor, too.
         sends = exchange.averages_momentum or exchange.selection is not None
         return None if sends else optax.with_extra_args_support(optax.identity())
     check_transformation("compressor", compressor)
+    # The link itself sends blocks in place, where a tree of M + e would be a copy. Its
+    # residual would be a second memory.
     if isinstance(compressor, RandkCompress):
         if compressor.exchange != exchange:
             raise ValueError(
@@ -119,7 +122,7 @@ def exchanged_by(
     taken = out.mean if agree else out.in_place
     mus = []
     for i, (row, a) in enumerate(zip(rows, has, strict=True)):
-        mu = memory(row, rule)
+        mu = memory(row, rule)  # as if all of x had been sent
         if agree and out.unsent is not None:
             mu = mu + of_error(out.unsent[i].astype(jnp.float32), row, a.fix)
         elif taken[i] is not a.x:  # optax.identity() leaves the momentum as it is

@@ -76,6 +76,7 @@ def ahead(row: Row, step: jax.Array, rule: Rule) -> Ahead:
     if rule.overlap:  # what the last step left
         return Ahead(m / fix(step - 1), fix(step - 1))
     if rule.nesterov:
+        # As optax has it: m is corrected as at the next step, g as at this one.
         later = fix(next_step(step))
         return Ahead(m / later + (b1 * new / later + new / fix(step)) * g, later)
     of_g = 1 - rule.kept_share(row.b1)
@@ -110,6 +111,8 @@ class SecondMoment(NamedTuple):
 
     def units(self, step: jax.Array) -> list[Unit]:
         """The units of each leaf; 1, and all waits, as long as v is unknown."""
+        # v of the step before, on which all workers agree already: that of this step
+        # follows from the mean that the units are for.
         fix = jnp.maximum(bias(self.b2, step - 1), _TINY)
 
         def unit(nu: jax.Array, mean: jax.Array) -> Unit:
@@ -134,9 +137,12 @@ class SecondMoment(NamedTuple):
             stored(moved(nu, square, self.b2), nu.dtype, step, leaf)
             for leaf, square, nu in zip(leaves, squares, self.nus, strict=True)
         ]
+        # Chosen before anything reads it: the new v can take the old one's memory.
         nus = unless(skip, self.nus, nus)
         if self.means is None:
             return self._replace(nus=nus)
+        # A mean over v itself would be a pass that must end before the next step's
+        # first code is made. The moving mean of means is the same number.
         of_leaves = zip(self.means, _means_of(squares, leaves), strict=True)
         new = [moved(old, x, self.b2) for old, x in of_leaves]
         return SecondMoment(nus, unless(skip, self.means, new), self.b2)
@@ -158,6 +164,8 @@ def exchanged(
     """The mean momentum of the workers, bias-corrected, and what this worker keeps."""
     has = [ahead(row, step, rule) for row in rows]
     units = _units(second, step, len(rows))
+    # In units every coordinate has about the same size, whatever its layer's scale: few
+    # bits are well spent, and a scale for each block loses little.
     sent = [a.x / unit.size for a, unit in zip(has, units, strict=True)]
     found = mean_over_workers(
         sent, [row.leaf for row in rows], exchange, exchange.payload, step,
@@ -173,6 +181,8 @@ def exchanged(
     means = [unit.size * x for unit, x in zip(units, found.means, strict=True)]
     mus = []
     for i, (row, unit) in enumerate(zip(rows, units, strict=True)):
+        # Where v is the unit, rounding of the mean is left alone: n times of it, in one
+        # worker's momentum, would be more noise than what it takes away.
         received = found.received_by_others(i, with_lost=second is None)
         mu = kept[i]
         if received is not None:
@@ -205,6 +215,7 @@ def _recomputed(
     """
     sents, memories = [], []
     for row, unit, a, x in zip(rows, units, has, sent, strict=True):
+        # The defaults bind this turn's arrays, whenever the function is traced.
 
         def anew(
             g: jax.Array, m: jax.Array, row: Row = row, unit: Unit = unit
@@ -217,6 +228,7 @@ def _recomputed(
         ) -> tuple[jax.Array, jax.Array]:
             return sent, rule.kept_share(row.b1) * (fix * (unit.size * sent))
 
+        # A skipped step needs the old momentum once more.
         in_place = rule.keeps_what_is_sent and not skips
         of_x = of_sent if in_place else None
         sent_again, kept = after_exchange(anew, of_x, row.g, row.m, x)

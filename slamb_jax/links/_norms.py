@@ -52,6 +52,8 @@ class Term:
         """Squared norms of the exchanged blocks, from packed copies."""
         if blocks.starts is None:
             return self.squares()
+        # Packed moments, whose direction is computed anew: to pack the direction would
+        # need all of it in memory.
         p, *rest = (blocks.pack(x) for x in (self.p, *self.rest))
         part = dataclasses.replace(self, p=p, rest=tuple(rest))
         return part._squares_where(blocks.used, layers=blocks.starts[:, 0])
@@ -171,6 +173,7 @@ def _squares_of_parts(
         # Ages are computed here: from outside they would come as arrays.
         return [x.squares_kept(at_step.age(x.leaf)) for x in terms]
 
+    # One conditional for all leaves: each one is a wait for the host on a GPU.
     all_safe = functools.reduce(jnp.logical_and, safe)
     kept = _axes.cond(all_safe, lambda: rest, masked)
     return list(zip(exchanged, kept, strict=True))

@@ -77,8 +77,11 @@ def mean_gradients(
     _axes.check_local(updates, local_axis_name)
     axes = _axes.tracked_axes(local_axis_name)
     rows, rebuild = present(updates, updates if params is None else params)
+    # In float32: the sum of many 16-bit gradients would lose what each adds.
     wide = [upcast_f32(g) for _, g, _ in rows]
     means = _collectives.pmean(wide, local_axis_name, typed_same=True)
+    # The types of means that do not vary would tell a link after this that nothing is
+    # left to exchange, where the parameters do vary.
     if params is not None:
         means = [
             _axes.vary_over(mean, axes & _axes.varying_axes(p))

@@ -112,6 +112,7 @@ def average_parameters_every(
         count = jnp.zeros([], jnp.int32)
         if outer is None:
             return AverageParametersState(count)
+        # In float32, since an outer step may be smaller than 16 bits can tell.
         anchor = jax.tree.map(_copy_f32, params)
         return AverageParametersState(count, anchor, outer.init(anchor))
 
@@ -127,6 +128,9 @@ def average_parameters_every(
         if exchange.axis_name is None:
             _axes.check_local(updates, None, exchange.shard_axes)
         step = next_step(state.count)
+        # The count goes on at every step, skipped ones apart, and is the same on all
+        # workers: the conditional below has a collective in one of its branches, where a
+        # worker would wait for ever for another that took the other one.
         state = state._replace(count=unless(skip, state.count, step))
         alone = outer is None and _axes.axis_size(exchange.axis_name) == 1
         if exchange.sync_every is None or alone:
@@ -189,6 +193,7 @@ def _to_the_mean(
     rows, rebuild = present(updates, params, like=params, layout=exchange.layout)
     leaves = [leaf for leaf, _, _ in rows]
     ahead = [p if exchange.overlap else p + u.astype(p.dtype) for _, u, p in rows]
+    # In the parameters' own dtype: codes of parameters would lose what they learned.
     means = mean_over_workers(ahead, leaves, exchange, None, step).means
     return rebuild([_moved(x, u, p) for x, (_, u, p) in zip(means, rows, strict=True)])
 
@@ -211,6 +216,7 @@ def _to_the_anchor(
         wide = p.astype(jnp.float32)
         ahead.append((wide if exchange.overlap else wide + u.astype(jnp.float32)) - a)
     means = mean_over_workers(ahead, leaves, exchange, exchange.payload, step).means
+    # Leaves without a gradient keep their anchor: their difference is nothing.
     grads = keep_absent(
         rebuild([-mean for mean in means]), optax.tree.zeros_like(state.anchor)
     )

@@ -62,6 +62,7 @@ def add_decayed_weights(
         rate, state = step_decay(weight_decay, state)
 
         def add(u: jax.Array, p: jax.Array, decays: bool) -> jax.Array:
+            # Rounded once, to the parameters' dtype: links before this are in float32.
             wide = p.astype(jnp.float32), u.astype(jnp.float32)
             return add_decay(*wide, rate if decays else None).astype(p.dtype)
 

@@ -85,7 +85,7 @@ def elementwise_rescale(
         step = next_step(state.count)
         n = axes.axis_size(exchange.axis_name)
         new = ElementwiseRescaleState(unless(skip, state.count, step))
-        if exchange.selection is None:
+        if exchange.selection is None:  # all is exchanged at every step, and fresh
             return updates, chosen(skip, new)
         like = updates if params is None else params
         at_step = selection_at(exchange, like, step)
@@ -95,6 +95,8 @@ def elementwise_rescale(
             if (age := at_step.age(leaf)) is None:
                 return u
             r = freshness(age, b3, leaf)
+            # One factor for each block, spread over its elements in the kernel that
+            # multiplies: no array of the leaf's size is made for it.
             factor = broadcast_blocks(r + (1 - r) / n**0.5, leaf)
             return (factor * u.astype(jnp.float32)).astype(u.dtype)
 

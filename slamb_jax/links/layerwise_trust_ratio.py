@@ -133,6 +133,7 @@ def layerwise_trust_ratio(
     check_exchange(exchange)
     checks.check_range("b3", b3, 0.0, 1.0)
     check_ratio(weight_decay, mask, form, c_min, c_max)
+    # As arrays, since optax.inject_hyperparams makes them arrays of its own dtype.
     bounds = jnp.asarray(c_min, jnp.float32), jnp.asarray(c_max, jnp.float32)
     inner = None
     if direction is not None:
@@ -155,7 +156,7 @@ class _Link(NamedTuple):
     bounds: Bounds
 
     def init(self, params: optax.Params) -> LayerwiseTrustRatioState:
-        direction = self.direction
+        direction = self.direction  # of shapes alone: nothing is allocated to look
         if direction and jax.tree.leaves(jax.eval_shape(direction.init, params)):
             raise ValueError(
                 "direction must have no state, since it is computed for parts of a "
@@ -261,6 +262,7 @@ class _Ratios(NamedTuple):
         assert self.stale is not None
         if form == "product":
             return jnp.clip(r * self.fresh + (1 - r) * self.stale, *bounds)
+        # elementwise_rescale multiplies by r + w, as it does in the product form.
         w = (1 - r) / n**0.5
         return (r * self.fresh + w * self.stale) / (r + w)
 
@@ -273,6 +275,7 @@ def _trust_ratios(
     for term, squares in zip(terms, squares_of_leaves(terms, at_step), strict=True):
         if term.age is None:
             ratio = _ratio(*squares, otherwise=1.0)
+            # The authors' product form leaves biases and scales unclipped.
             if form == "sum" or len(term.leaf.layer_shape) > 1:
                 ratio = jnp.clip(ratio, *bounds)
             out.append(_Ratios(ratio, None))
@@ -315,4 +318,5 @@ def _over_leaf(factor: jax.Array, term: Term) -> jax.Array:
         return broadcast_blocks(factor, term.leaf)
     if not term.leaf.stacked:
         return factor
+    # Not through blocks: a reshape would gather a leaf on a mesh with explicit axes.
     return factor.reshape(-1, *(1,) * (len(term.leaf.shape) - 1))

@@ -193,6 +193,7 @@ def mask_momentum(
     then = optax.identity() if direction is None else direction
     checks.check_transformation("direction", then)
     theirs = _compressor.as_compressor(compressor, exchange)
+    # Where only parameters are averaged, the momentum is a worker's own and never late.
     overlap = exchange.overlap and exchange.averages_momentum
     link = _Link(
         exchange,
@@ -248,9 +249,11 @@ class _Link(NamedTuple):
         **extra_args: Any,
     ) -> tuple[optax.Updates, MaskMomentumState]:
         self._check(updates, state)
-        if skip is not None:
+        if skip is not None:  # a direction may be a link, too
             extra_args = extra_args | {"skip": skip}
         step = next_step(state.count)
+        # Leaves have the numbers that they have among the parameters: a gradient that is
+        # None must not shift the selection, or the random bits, of those after it.
         like = state.mu if params is None else params
         columns, rebuild = present(
             updates, state.mu, decays(self.b1, state.mu),
@@ -279,6 +282,7 @@ class _Link(NamedTuple):
             rebuild(new.means), state.direction, params,
             **extra_args, **new.for_direction(rebuild),
         )  # fmt: skip
+        # The moments were chosen where they were made, before the direction read them.
         old = state.count, state.compressor, state.direction
         count, *rest = unless(skip, old, (step, new.compressor, inner))
         moments = new.moments(rebuild, state)
@@ -331,7 +335,7 @@ class _Link(NamedTuple):
             nonlocal compressed
             if compress is None:
                 return replace_selected(self.exchange, at, ms, leaves, skip)
-            out = compress(ms)
+            out = compress(ms)  # which may differ in dtype: m keeps its own
             compressed = out.state
             pairs = zip(out.in_place, ms, strict=True)
             return unless(skip, ms, [x.astype(m.dtype) for x, m in pairs])
@@ -345,6 +349,8 @@ class _Link(NamedTuple):
             if skip is None:  # else a TPU keeps more after a barrier
                 once = list(map(computed_once_on_tpu, second.nus))
                 second = second._replace(nus=once)
+        # Factors, and not corrected moments, so that a direction may read m and v where
+        # they lie: m / (1 - b1^t) would be one more array of the parameters' size.
         one = jnp.float32(1)
         of_mus, of_nu = [one] * len(rows), one
         if self.rule.bias_correction:

@@ -83,6 +83,7 @@ def on_shards(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
+        # Axes that are manual here need nothing: tx sees shards already.
         auto = [a for a in exchange.shard_axes if not _axes.is_bound(a)]
         if not auto:
             return tx.update(updates, state, params, **extra_args)
@@ -97,7 +98,10 @@ def on_shards(
             state_specs(state, specs, shapes=shapes),
             specs,
         )
+        # The inner shard_map checks types where the outer one does.
         tracked = any(_axes.varying_axes(x) for x in jax.tree.leaves(updates))
+        # Extra arguments that are arrays enter as arguments, since a shard_map must not
+        # close over values of the outer one.
         arrays, others = arrays_among(extra_args)
         skip = arrays.get("skip")
 

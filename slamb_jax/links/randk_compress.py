@@ -157,6 +157,7 @@ def randk_compress_with_error_feedback(
             return rebuild(_like(both, gs)), chosen(skip, new)
         wide = [g.astype(jnp.float32) + e for g, e in zip(gs, waited, strict=True)]
         narrow = [round_to(x, g.dtype) for x, g in zip(wide, gs, strict=True)]
+        # Sent in the dtype of the gradients, which is the wire's where no payload is.
         means, unsent = send(exchange, narrow, leaves, like, step)
         # What a narrow gradient cannot hold of x waits, too.
         rounded = [x - y.astype(jnp.float32) for x, y in zip(wide, narrow, strict=True)]
@@ -211,7 +212,7 @@ def replace_selected(
     """
     blocks, packed, found = _mean_of_blocks(exchange, at, arrays, leaves)
     new = found.means
-    if found.sent is not None:
+    if found.sent is not None:  # None: nothing was rounded, and e is 0 where M is
         errors = [_unsent(x, found, i) for i, x in enumerate(packed)]
         pairs = zip(new, errors, strict=True)
         new = _like([m.astype(jnp.float32) + e for m, e in pairs], new)
@@ -228,7 +229,7 @@ def _mean_of_blocks(
     """The selected blocks of each array, packed, and their means over the workers."""
     blocks = [at.blocks(leaf) for leaf in leaves]
     packed = [b.pack(x) for b, x in zip(blocks, arrays, strict=True)]
-    # Flat, since codes fill up the rows of a matrix to those of a TPU's tiles.
+    # What is packed is small, and its shape free. Flat, since codes fill up the rows of a matrix to those of a TPU's tiles.
     packed = [
         x if b.starts is None else x.reshape(-1)
         for b, x in zip(blocks, packed, strict=True)

@@ -1,7 +1,9 @@
 """Muon whose workers exchange codes instead of gradients."""
 
 import dataclasses
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -108,16 +110,6 @@ def muon(
         check_range(name, value, 0.0, 1.0, open_high=True)
     check_range("adam_eps_root", adam_eps_root, 0.0)
     check_agrees(exchange)
-
-    def each(params: optax.Params, of_matrix: Any, of_other: Any) -> Any:
-        treedef: Any = jax.tree.structure(params)
-        numbers = matrices(muon_weight_dimension_numbers, params, exchange.param_specs)
-        kinds = [of_other if x is None else of_matrix for x in numbers]
-        return treedef.unflatten(kinds)
-
-    def kinds(params: optax.Params) -> Any:
-        return each(params, "muon", "adam")
-
     orthogonalized = directions.muon(
         ns_coeffs,
         ns_steps,
@@ -127,41 +119,14 @@ def muon(
         param_specs=exchange.param_specs,
     )
     adam = directions.adam(eps, adam_eps_root)
-    how: dict[str, Any] = {"nesterov": nesterov, "mu_dtype": mu_dtype}
-
-    def of_own_momentum(exchange: Exchange) -> optax.GradientTransformation:
-        """Each worker's own direction; matrices keep no second moment."""
-        if exchange.param_specs is not None:  # the specs of no part fit all parameters
-            raise ValueError(
-                "muon takes param_specs only where all workers orthogonalize the mean "
-                f"momentum, got payload={exchange.payload!r}, sync_every="
-                f"{exchange.sync_every} and outer={exchange.outer!r}: give payload="
-                "'uniform8', 'bfloat16' or None, sync_every=1 and no outer optimizer"
-            )
-        alone = how | {"compressor": optax.identity()}
-        exchange = dataclasses.replace(exchange, overlap=False)  # sends nothing here
-        return by_kind(
-            kinds,
-            {
-                "muon": mask_momentum(exchange, orthogonalized, beta, None, **alone),
-                "adam": mask_momentum(exchange, adam, adam_b1, adam_b2, **alone),
-            },
-        )
-
-    if not exchange.averages_momentum:
-        steps = [of_own_momentum(exchange)]
-    elif _rounds_coarsely(exchange):
-        mean = mask_momentum(
-            exchange, _of_equal_size(), 0.0, UNIT_DECAY, bias_correction=False
-        )
-        steps = [of_own_momentum(exchange), mean]
-    else:
-
-        def memories(params: optax.Params) -> Any:
-            return each(params, beta, adam_b1)
-
-        both = by_kind(kinds, {"muon": orthogonalized, "adam": adam})
-        steps = [mask_momentum(exchange, both, memories, adam_b2, **how)]
+    steps = _Steps(
+        exchange,
+        functools.partial(
+            _of_each, muon_weight_dimension_numbers, exchange.param_specs
+        ),
+        {"muon": (orthogonalized, beta, None), "adam": (adam, adam_b1, adam_b2)},
+        {"nesterov": nesterov, "mu_dtype": mu_dtype},
+    )
     adam_rate = learning_rate if adam_learning_rate is None else adam_learning_rate
     rates = {
         "muon": optax.chain(
@@ -169,15 +134,70 @@ def muon(
             scale_by_rate(learning_rate),
         ),
         "adam": optax.chain(
-            add_decayed_weights(adam_weight_decay),
-            scale_by_rate(adam_rate),
+            add_decayed_weights(adam_weight_decay), scale_by_rate(adam_rate)
         ),
     }
-    return chain_between(
-        exchange,
-        *steps,
-        by_kind(kinds, rates),
-    )
+    return chain_between(exchange, *steps.links(), by_kind(steps.kinds, rates))
+
+
+def _of_each(
+    numbers: Any, param_specs: Any, of_matrix: Any, of_other: Any, params: optax.Params
+) -> Any:
+    """A tree like the parameters with one value for matrices, another for the rest."""
+    treedef: Any = jax.tree.structure(params)
+    found = matrices(numbers, params, param_specs)
+    return treedef.unflatten([of_other if x is None else of_matrix for x in found])
+
+
+class _Steps(NamedTuple):
+    """The links from gradients to a direction, in the order that an exchange wants."""
+
+    exchange: Exchange
+    of_each: Callable[..., Any]
+    parts: dict[str, tuple[Any, ...]]  # of each kind: a direction, b1 and b2
+    how: dict[str, Any]
+
+    def kinds(self, params: optax.Params) -> Any:
+        return self.of_each("muon", "adam", params)
+
+    def links(self) -> list[optax.GradientTransformation]:
+        if not self.exchange.averages_momentum:
+            return [self._of_own_momenta()]
+        if not _rounds_coarsely(self.exchange):
+            return [self._of_the_mean()]
+        # Rounding of a mean that is orthogonalized later would be amplified.
+        mean = mask_momentum(
+            self.exchange, _of_equal_size(), 0.0, UNIT_DECAY, bias_correction=False
+        )
+        return [self._of_own_momenta(), mean]
+
+    def _of_the_mean(self) -> optax.GradientTransformation:
+        """Directions of the mean momentum; one link, so that one mean is taken."""
+        both = {name: direction for name, (direction, _, _) in self.parts.items()}
+        b1s = [b1 for _, b1, _ in self.parts.values()]
+        memories = functools.partial(self.of_each, *b1s)
+        b2 = self.parts["adam"][2]
+        direction = by_kind(self.kinds, both)
+        return mask_momentum(self.exchange, direction, memories, b2, **self.how)
+
+    def _of_own_momenta(self) -> optax.GradientTransformation:
+        """Directions of each worker's own; matrices keep no second moment."""
+        exchange = self.exchange
+        if exchange.param_specs is not None:  # the specs of no part fit all parameters
+            raise ValueError(
+                "muon takes param_specs only where all workers orthogonalize the mean "
+                f"momentum, got payload={exchange.payload!r}, sync_every="
+                f"{exchange.sync_every} and outer={exchange.outer!r}: give payload="
+                "'uniform8', 'bfloat16' or None, sync_every=1 and no outer optimizer"
+            )
+        # Nothing is sent here, and so nothing is a step late.
+        between = dataclasses.replace(exchange, overlap=False)
+        alone = self.how | {"compressor": optax.identity()}
+        links = {
+            name: mask_momentum(between, *part, **alone)
+            for name, part in self.parts.items()
+        }
+        return by_kind(self.kinds, links)
 
 
 def _rounds_coarsely(exchange: Exchange) -> bool:

@@ -93,6 +93,7 @@ def rows_and_columns(
 
 def orthogonalize(x: jax.Array, steps: np.ndarray, eps: ArrayLike) -> jax.Array:
     """A matrix with the same singular vectors, whose singular values are near one."""
+    # X X^T is then of the shorter side.
     if x.shape[0] > x.shape[1]:
         return orthogonalize(x.T, steps, eps).T
     x = x / (jnp.sqrt(jnp.sum(jnp.square(x))) + jnp.asarray(eps, jnp.float32))

@@ -70,6 +70,7 @@ def adam(
                 "directions.adam needs the argument second_moment, which "
                 "slamb_jax.mask_momentum with a b2 passes to its direction"
             )
+        # As float32 arrays: optax.inject_hyperparams may give them another dtype.
         least, under_root = (jnp.asarray(x, jnp.float32) for x in (eps, eps_root))
         if eps_before_correction and of_second_moment is not None:
             least = least * jnp.sqrt(of_second_moment)

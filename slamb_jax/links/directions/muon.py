@@ -87,15 +87,7 @@ def muon(
     check_range("eps", eps, 0.0, open_low=True)
     if consistent_rms is not None:
         check_range("consistent_rms", consistent_rms, 0.0, open_low=True)
-    coeffs = np.asarray(ns_coeffs, np.float32)
-    if coeffs.ndim == 1:
-        coeffs = np.broadcast_to(coeffs, (ns_steps, *coeffs.shape))
-    if coeffs.shape[1:] != (3,) or len(coeffs) < ns_steps:
-        raise ValueError(
-            "ns_coeffs must be three numbers, or three for each of "
-            f"ns_steps={ns_steps} steps, got {ns_coeffs!r}"
-        )
-    steps = coeffs[-ns_steps:]
+    steps = _of_steps(ns_coeffs, ns_steps)
 
     def direction(
         m: jax.Array, dimensions: DimensionNumbers | None, spec: PartitionSpec
@@ -103,6 +95,8 @@ def muon(
         m = m.astype(jnp.float32)
         if dimensions is None or not m.size:
             return m
+        # Only what a matrix spans is gathered: a stack that is sharded by layers, or
+        # attention by heads, is orthogonalized where it lies.
         of_matrix = sum(rows_and_columns(m.shape, dimensions), ())
         axes = [x if i in of_matrix else () for i, x in enumerate(bound_axes(spec))]
         m = gather_shards(m, axes)
@@ -115,6 +109,7 @@ def muon(
     def whole(m: jax.Array, dimensions: DimensionNumbers) -> jax.Array:
         order, sizes = as_matrices(m.shape, dimensions)
         turned = m.transpose(order)
+        # A batch of matrices in one product each, whatever their number.
         x = jax.vmap(lambda x: orthogonalize(x, steps, eps))(turned.reshape(sizes))
         _, rows, columns = sizes
         scale: Any = max(1.0, columns / rows) ** 0.5
@@ -139,3 +134,16 @@ def muon(
         return optax.EmptyState()
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _of_steps(ns_coeffs: Any, ns_steps: int) -> np.ndarray:
+    """The coefficients of each step; raises for another number of them."""
+    coeffs = np.asarray(ns_coeffs, np.float32)
+    if coeffs.ndim == 1:
+        coeffs = np.broadcast_to(coeffs, (ns_steps, *coeffs.shape))
+    if coeffs.shape[1:] != (3,) or len(coeffs) < ns_steps:
+        raise ValueError(
+            "ns_coeffs must be three numbers, or three for each of "
+            f"ns_steps={ns_steps} steps, got {ns_coeffs!r}"
+        )
+    return coeffs[-ns_steps:]
