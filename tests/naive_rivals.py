@@ -4,7 +4,6 @@ Each function takes the parameters, gradients as ``grads[t][i]`` of worker i, an
 the parameters of every worker in the end. Float64 throughout.
 """
 
-import jax.numpy as jnp
 import numpy as np
 import optax
 from scipy import fft
@@ -30,26 +29,14 @@ def unflat(vector, like):
     return out
 
 
-def dense(params, grads, *, optimizer):
-    """An optimizer of optax on mean gradients, as float32."""
+def dense(params, grads, *, optimizer, dtype=np.float32):
+    """An optimizer of optax on mean gradients, as float32, of what is rounded first."""
     p, state = params, optimizer.init(params)
     for gs in grads:
-        g = {name: x.astype(np.float32) for name, x in mean(gs).items()}
-        updates, state = optimizer.update(g, state, p)
+        rounded = [{k: np.float32(x.astype(dtype)) for k, x in g.items()} for g in gs]
+        updates, state = optimizer.update(mean(rounded), state, p)
         p = optax.apply_updates(p, updates)
     return [p] * len(grads[0])
-
-
-def dense_bfloat16(params, grads, *, optimizer):
-    """The same, of gradients that are rounded to bfloat16."""
-    wide = [
-        [
-            {k: x.astype(jnp.bfloat16).astype(np.float32) for k, x in g.items()}
-            for g in gs
-        ]
-        for gs in grads
-    ]
-    return dense(params, wide, optimizer=optimizer)
 
 
 def powersgd_sgd(params, grads, *, rate, first_q, matrix):

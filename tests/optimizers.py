@@ -32,6 +32,14 @@ def exchange(**settings: Any) -> slamb_jax.Exchange:
     return plain(**{"axis_name": AXIS, "min_size": 20, "sync_every": 3} | settings)
 
 
+def any_lamb(
+    rate: Any, exchange: slamb_jax.Exchange, **settings: Any
+) -> optax.GradientTransformationExtraArgs:
+    """SLAMB of an exchange with a selection, LAMB of another."""
+    make = slamb_jax.lamb if exchange.selection is None else slamb_jax.slamb
+    return make(rate, exchange, **settings)
+
+
 def slamb(rate: Any = 0.01, **settings: Any) -> optax.GradientTransformationExtraArgs:
     """SLAMB over :func:`exchange`; settings of both, told apart by their names."""
     names = (OF_EXCHANGE | OF_STRIDED) & set(settings)

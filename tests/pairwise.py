@@ -35,20 +35,16 @@ def pairwise(
     impossible: list[Pair] = []
     while missing:
         due = min(missing, key=lambda pair: (repr(pair)[::-1], repr(pair)))
-        found: list[Row] = []
-        for _ in range(_TRIES):
-            row = {name: rng.choice(values) for name, values in factors.items()}
-            kept = settled(row | dict(due), {name for name, _ in due})
-            if kept is not None:
-                found.append(kept)
-                if len(found) == 30:
-                    break
-        if not found:
+        fixed = dict(due)
+        draws = ({k: rng.choice(x) for k, x in factors.items()} for _ in range(_TRIES))
+        kept = (settled(row | fixed, set(fixed)) for row in draws)
+        possible = list(itertools.islice(filter(None, kept), 30))
+        if possible:
+            rows.append(max(possible, key=lambda row: len(_pairs(row) & missing)))
+            missing -= _pairs(rows[-1])
+        else:
             impossible.append(due)
             missing.remove(due)
-            continue
-        rows.append(max(found, key=lambda row: len(_pairs(row) & missing)))
-        missing -= _pairs(rows[-1])
     return rows, impossible
 
 

@@ -1,13 +1,15 @@
-"""Workers whose parameters are sharded over a second mesh axis."""
+"""Meshes of several axes, and workers whose parameters are sharded over the second."""
 
 import dataclasses
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from slamb_jax.exchange.selections import Leaf, Selection, Strided
 from tests.workers import AXIS, P
@@ -17,9 +19,36 @@ OLD = not hasattr(jax.lax, "pcast")  # jax 0.7: only axes that are manual
 auto = pytest.mark.skipif(OLD, reason="needs a jax newer than 0.7")
 
 
+def mesh_with(sizes: dict[str, int], kind: AxisType = AxisType.Auto) -> Mesh:
+    """Axes of these names and sizes, the last one the fastest."""
+    devices = np.array(jax.devices()[: math.prod(sizes.values())])
+    kinds = (kind,) * len(sizes)
+    return Mesh(devices.reshape(*sizes.values()), tuple(sizes), axis_types=kinds)
+
+
 def mesh_4x2() -> Mesh:
-    return Mesh(np.array(jax.devices()[: N * SHARDS]).reshape(N, SHARDS),
-                (AXIS, "model"))  # fmt: skip
+    return mesh_with({AXIS: N, "model": SHARDS})
+
+
+def in_shard_map(
+    step: Callable[..., Any], mesh: Mesh, state: Any, specs: Any, check_vma: bool
+) -> Callable[..., Any]:
+    """A worker's step under a ``jax.shard_map`` over all axes, as users write it.
+
+    ``specs``: of the parameters; gradients have a leading axis of devices.
+    """
+    of_state = jax.tree.map(lambda x: x.sharding.spec, state)
+    lead = tuple(name for name in mesh.axis_names if name != "model")
+    of_batch = {name: P(lead, *(spec or ())) for name, spec in specs.items()}
+
+    def one_of_many(state: Any, g: Any) -> Any:
+        new, _ = step(jax.tree.map(lambda x: jnp.squeeze(x, 0), state), g)
+        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), new), ()
+
+    return jax.jit(jax.shard_map(
+        one_of_many, mesh=mesh, in_specs=(of_state, of_batch),
+        out_specs=(of_state, ()), check_vma=check_vma,
+    ))  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from slamb_jax.advisor.advice import ABOVE_DENSE
 from slamb_jax.exchange import collectives
 from slamb_jax.exchange.selections import Strided
 from tests.compiled import compile_optimized
-from tests.optimizers import train_step
+from tests.optimizers import any_lamb, train_step
 from tests.workers import AXIS, P, over_workers
 
 N = 8
@@ -73,7 +73,7 @@ EXCHANGES = {
 def test_traffic_is_that_of_the_compiled_program(name):
     settings = EXCHANGES[name]
     exchange = slamb_jax.Exchange(AXIS, **settings)
-    tx = slamb_jax.slamb(0.01, exchange)
+    tx = any_lamb(0.01, exchange)
     per_node = 1 if exchange.local_axis_name is None else 2
     mesh = Mesh(np.array(jax.devices()).reshape(N // per_node, per_node), (AXIS, "x"))
 

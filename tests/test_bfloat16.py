@@ -69,7 +69,7 @@ def random_run(seed, count=12, *lead):
 def test_the_master_copy_takes_the_steps_of_float32():
     params, grads = random_run(0)
     wide, wide_grads = jax.tree.map(lambda x: x.astype(jnp.float32), (params, grads))
-    inner = slamb_jax.slamb(0.02, ALONE)
+    inner = slamb_jax.lamb(0.02, ALONE)
     got = steps(slamb_jax.train_in_bfloat16(inner), params, grads)
     ends = [(state.master, state.inner) for _, state in got]
     assert_close(ends, steps(inner, wide, wide_grads), units=128)
@@ -170,7 +170,7 @@ def test_equal_replicas_have_equal_bits():
 @pytest.mark.parametrize(("dtype", "moments"), [(None, 8), ("bfloat16", 4)])
 def test_bytes_of_state(dtype, moments, rounding):
     params = {"w": jnp.zeros((100, 100), BF16)}
-    inner = slamb_jax.slamb(0.1, ALONE, mu_dtype=dtype, nu_dtype=dtype)
+    inner = slamb_jax.lamb(0.1, ALONE, mu_dtype=dtype, nu_dtype=dtype)
     state = slamb_jax.train_in_bfloat16(inner, rounding).init(params)
     held = sum(x.nbytes for x in jax.tree.leaves((params, state)))
     want = 2 + moments + (4 if rounding == "master" else 0)

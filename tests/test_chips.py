@@ -6,7 +6,7 @@ import pytest
 
 import slamb_jax
 from benchmarks.chips import schedule
-from benchmarks.chips.program import Step, compile_step
+from benchmarks.chips.program import compile_step
 from benchmarks.chips.targets import AXIS, CHIPS, mesh_of
 from benchmarks.shapes import abstract
 from tests.optimizers import standard_promotion
@@ -15,27 +15,30 @@ pytestmark = pytest.mark.long
 SHAPES = {"w": (1024, 1024), "deep": (3, 3, 128, 128), "b": (1024,), "scale": ()}
 
 
-def needs(module: str) -> pytest.MarkDecorator:
+def needs(module):
     missing = importlib.util.find_spec(module) is None
     return pytest.mark.skipif(missing, reason=f"{module} is not installed")
 
 
-H100 = pytest.param("h100:1x1x8", 1, marks=needs("jax_cuda12_plugin"))
-TPUS = [
-    pytest.param(topology, slices, marks=needs("libtpu"))
-    for topology, slices in (("v5p:2x2x1", 1), ("v5e:2x4", 2))
-]
+H100, for_gpus = "h100:1x1x8", needs("jax_cuda12_plugin")
 
 
-def compiled(topology: str, slices: int, *names: str) -> tuple[dict[str, Step], int]:
+def compiled(topology, slices, *names):
     mesh = mesh_of(topology, slices)
     assert mesh.devices.flat[0].device_kind in CHIPS
     with standard_promotion():  # optax.lamb needs it
         return {n: compile_step(n, SHAPES, mesh) for n in names}, mesh.size
 
 
-@pytest.mark.parametrize(("topology", "slices"), [H100, *TPUS])
-def test_a_compiled_step_sends_what_was_advised(topology: str, slices: int) -> None:
+@pytest.mark.parametrize(
+    ("topology", "slices"),
+    [
+        pytest.param(H100, 1, marks=for_gpus),
+        pytest.param("v5p:2x2x1", 1, marks=needs("libtpu")),
+        pytest.param("v5e:2x4", 2, marks=needs("libtpu")),
+    ],
+)
+def test_a_compiled_step_sends_what_was_advised(topology, slices):
     steps, n = compiled(topology, slices, "optax.lamb", "slamb, as published")
     params = abstract(SHAPES)
     d = sum(x.size for x in params.values())
@@ -45,7 +48,6 @@ def test_a_compiled_step_sends_what_was_advised(topology: str, slices: int) -> N
     advice = slamb_jax.advise(params, network, exchange, **seconds)
     for name, step in steps.items():
         assert step.state_bytes >= 4 * 4 * d
-        assert step.temporary_bytes > 0
         inside, between = (
             step.sent(between_slices=b, conditional=False) for b in (False, True)
         )
@@ -59,15 +61,15 @@ def test_a_compiled_step_sends_what_was_advised(topology: str, slices: int) -> N
         assert sent == pytest.approx(share, rel=0.05)
 
 
-@pytest.mark.parametrize(("topology", "slices"), [H100])
-def test_a_step_for_gpus_is_lean(topology: str, slices: int) -> None:
+@for_gpus
+def test_a_step_for_gpus_is_lean():
     """No wait for the host, one start of each kind, and bounds of memory and traffic.
 
     The bounds are a third above what jax 0.10.2 compiles for larger matrices; dense
     AdamW's traffic is 12.5 times the parameters, its temporary memory 1.25 times.
     """
     bounds = {"adamw": (0.3, 16.5), "slamb": (2.7, 25)}
-    steps, _ = compiled(topology, slices, *bounds)
+    steps, _ = compiled(H100, 1, *bounds)
     for name, (copies, passes) in bounds.items():
         step = steps[name]
         assert step.traffic.conditionals == 0
@@ -77,18 +79,16 @@ def test_a_step_for_gpus_is_lean(topology: str, slices: int) -> None:
         assert sorted(kinds) == ["all-gather", "all-to-all"]
 
 
-@pytest.mark.parametrize(("topology", "slices"), [H100])
-def test_with_overlap_the_exchange_runs_during_the_backward_pass(
-    topology: str, slices: int
-) -> None:
-    mesh = mesh_of(topology, slices)
-    config = schedule.Config(topology, layers=2, width=64, context=32, batch=2)
-    matmuls = {}
+@for_gpus
+def test_with_overlap_the_exchange_runs_during_the_backward_pass():
+    mesh = mesh_of(H100, 1)
+    config = schedule.Config(H100, layers=2, width=64, context=32, batch=2)
+    matmuls = []
     for overlap in (False, True):
         text, _ = schedule.compiled(config, mesh, overlap=overlap)
         found = list(schedule.hidden(text, mesh.size))
         assert [x.kind for x in found] == ["all-to-all", "all-gather"]
         assert all(x.sent > 0 for x in found)
-        matmuls[overlap] = found[0].matmuls
-    assert matmuls[False] == 0
-    assert matmuls[True] > 10  # of two layers' forward and backward passes
+        matmuls.append(found[0].matmuls)
+    assert matmuls[0] == 0
+    assert matmuls[1] > 10  # of two layers' forward and backward passes

@@ -15,9 +15,8 @@ from tests.naive_codes import BITS, COUNTS, coded, grid, in_blocks
 each = pytest.mark.parametrize("payload", [*COUNTS, *BITS])
 certain = pytest.mark.parametrize("payload", COUNTS)
 drawn = pytest.mark.parametrize("payload", BITS)
-sized = pytest.mark.parametrize(
-    "size", [300, 5000, 2**16 + 300]
-)  # of each kind of block
+# Of each kind of block.
+sized = pytest.mark.parametrize("size", [300, 5000, 2**16 + 300])
 
 
 def draws(size, seed=0):

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import io
 import json
+import pkgutil
 import re
 import shlex
 import warnings
@@ -21,18 +22,16 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 DIRECTIVE = re.compile(r"^(?:\.\. (\w+)::|  ) ([\w.]+)$", re.M)  # or a row
-LOADS = re.compile(r"<(?:script|link|img)[^>]*(?:src|href)=\"([^\"]*)\"")
+LOADS = re.compile(r"<(?:script|link|img)[^>]*(?:src|href)=\"[^\"]*//")
 CHECKER = doctest.OutputChecker()
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-NAMESPACES = ("", "directions", "jointspar", "selections", "wrappers")
-LINKS = ("average", "decay", "lamb", "momentum", "scale_by_slamb")
 
 
 def blocks_of(page):
     """The page's code blocks: language, text and first line."""
     text = page.read_text()
     return [
-        (m[1], m[2], text[: m.start()].count("\n") + 2) for m in BLOCK.finditer(text)
+        (m[1], m[2], text.count("\n", 0, m.start()) + 2) for m in BLOCK.finditer(text)
     ]
 
 
@@ -40,15 +39,15 @@ def has_code(page):
     return any(language in ("python", "console") for language, *_ in blocks_of(page))
 
 
+def of_page(page, marks=()):
+    return pytest.param(page, id=page.relative_to(ROOT).as_posix(), marks=marks)
+
+
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(
-            page,
-            id=page.relative_to(ROOT).as_posix(),
-            marks=() if page.name == "README.md" else pytest.mark.long,
-        )
+        of_page(page, () if page.name == "README.md" else pytest.mark.long)
         for page in PAGES
         if has_code(page)
     ],
@@ -60,8 +59,7 @@ def test_code_of_a_page_runs(page, monkeypatch):
         warnings.simplefilter("default")  # its own code warns
         pytest.importorskip("tunix")  # too large for the environment of all tests
     monkeypatch.chdir(ROOT)
-    names = {"__name__": "__main__"}
-    printed = ""
+    names, printed = {"__name__": "__main__"}, ""
     for language, text, line in blocks_of(page):
         if language == "text":
             assert CHECKER.check_output(text, printed, FLAGS), f"line {line}\n{printed}"
@@ -84,53 +82,50 @@ def run_commands(text):
         command_line.main(arguments)
 
 
-@pytest.mark.parametrize(
-    "page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix()
-)
+@pytest.mark.parametrize("page", [of_page(page) for page in PAGES])
 def test_links_lead_to_files(page):
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), target
 
 
-def public(namespace):
-    """The objects of a namespace by name."""
-    module = importlib.import_module(f"slamb_jax.{namespace}".rstrip("."))
-    found = {name: getattr(module, name) for name in module.__all__}
-    return {n: x for n, x in found.items() if not inspect.ismodule(x)}
+def public(module=slamb_jax):
+    """The objects of ``__all__`` by name; those of its modules, too."""
+    for name in getattr(module, "__all__", ()):
+        thing = getattr(module, name)
+        if inspect.ismodule(thing):
+            yield from public(thing)
+        else:
+            yield name, thing
 
 
-def listed(namespace):
-    """The names that Sphinx will find in the reference, under that namespace."""
-    module, names = "", set()
+def listed():
+    """The objects that Sphinx will find in the reference, all of them public."""
     for page in sorted((ROOT / "docs" / "reference").glob("*.rst")):
+        module = None
         for kind, name in DIRECTIVE.findall(page.read_text()):
             if kind.endswith("module"):
-                module = name
-            elif module == f"slamb_jax.{namespace}".rstrip("."):
-                names.add(name)
-    return names
+                module = pkgutil.resolve_name(name)
+            elif module:
+                assert name in getattr(module, "__all__", [name])
+                yield getattr(module, name)
 
 
-@pytest.mark.parametrize("namespace", NAMESPACES)
-def test_all_public_names_are_in_the_reference(namespace):
-    """Once: what is at the top level too is there only."""
-    top = {id(x) for x in public("").values()} if namespace else set()
-    assert {n for n, x in public(namespace).items() if id(x) not in top} == listed(
-        namespace
-    )
+def test_the_reference_has_each_public_name_and_state_once():
+    states = [
+        (name, x)
+        for package in (slamb_jax.links, slamb_jax.wrappers)
+        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
+        for name, x in vars(importlib.import_module(found.name)).items()
+        if name.endswith("State") and not name.startswith("_")
+    ]
+    wanted = {id(x): name for name, x in [*public(), *states]}
+    found = [id(x) for x in listed()]
+    assert [name for x, name in wanted.items() if found.count(x) != 1] == []
 
 
-@pytest.mark.parametrize("link", LINKS)
-def test_states_of_links_are_in_the_reference(link):
-    names = vars(importlib.import_module(f"slamb_jax.{link}"))
-    states = {n for n in names if n.endswith("State") and not n.startswith("_")}
-    assert states <= listed(link)
-
-
-@pytest.mark.parametrize("name", [n for n, x in public("").items() if callable(x)])
-def test_public_names_are_documented(name):
-    thing = getattr(slamb_jax, name)
-    assert thing.__doc__, name
+@pytest.mark.parametrize(("name", "thing"), list(public()))
+def test_public_names_are_documented(name, thing):
+    assert thing.__doc__
     assert not thing.__doc__.startswith(f"{name}("), "the words of dataclasses"
     if inspect.isfunction(thing):
         assert "Args:" in thing.__doc__
@@ -142,25 +137,24 @@ def test_documentation_builds_and_needs_no_network(tmp_path):
     pytest.importorskip("sphinx")
     programs.ended("-m", "sphinx", "-q", "-W", "--keep-going", "docs", tmp_path)
     for page in tmp_path.rglob("*.html"):
-        loaded = LOADS.findall(page.read_text())
-        assert not [x for x in loaded if "//" in x], page.name
+        assert not LOADS.findall(page.read_text()), page.name
+
+
+notebooks = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@notebooks
 def test_notebook_runs(path, tmp_path):
-    programs.ended(
-        "-m", "jupyter", "execute", path, "--output", tmp_path / "executed",
-        PYTHONPATH=str(programs.ROOT),
-    )  # fmt: skip
+    words = "-m", "jupyter", "execute", path, "--output", tmp_path / "executed"
+    programs.ended(*words, PYTHONPATH=str(ROOT))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@notebooks
 def test_outputs_are_kept(path):
     cells = json.loads(path.read_text())["cells"]
     code = [c for c in cells if c["cell_type"] == "code"]
-    counts = [c["execution_count"] for c in code]
-    assert counts == list(range(1, len(code) + 1))
+    assert [c["execution_count"] for c in code] == list(range(1, len(code) + 1))
     outputs = [o for c in code for o in c["outputs"]]
     assert not any(o["output_type"] == "error" for o in outputs)
     assert any("image/png" in o.get("data", {}) for o in outputs)

@@ -12,25 +12,31 @@ from examples.byte_lm import data, methods
 from examples.common import simulated
 from examples.common.optimizers import dense
 from tests import programs
+from tests.optimizers import standard_promotion
 
 TINY = {"steps": 2, "evaluations": 2, "batch": 1, "context": 16, "layers": 2}
 TINY |= {"width": 16, "heads": 2, "eval-batch": 8}
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
-def program_of(workers=4, batch=4):
+def program_of(workers=4):
+    """On 16 examples a step, of all workers together."""
     method = simulated.Method("SGD", lambda rate, _: dense(optax.sgd(rate), "data"))
-    return simulated.Program(
-        task("digits"), method, workers=workers, batch=batch, steps=8
-    )
+    sizes = {"workers": workers, "batch": 16 // workers, "steps": 8}
+    return simulated.Program(task("digits"), method, **sizes)
 
 
-def run(rate=0.1, *, workers=4, batch=4, sent=None):
-    return simulated.train(program_of(workers, batch), rate, due=[3, 8], sent=sent)
+@pytest.fixture(scope="module")
+def whole():
+    """A program and its run of eight steps."""
+    with standard_promotion():
+        program = program_of()
+        return program, simulated.train(program, 0.1, due=[3, 8])
 
 
-def test_dense_runs_are_those_of_one_worker_with_all_of_the_batch():
-    many, one = run(), run(workers=1, batch=16)
+def test_dense_runs_are_those_of_one_worker_with_all_of_the_batch(whole):
+    _, many = whole
+    one = simulated.train(program_of(workers=1), 0.1, due=[3, 8])
     np.testing.assert_allclose(many.losses, one.losses, rtol=1e-5)
     assert many.steps == [3, 8]
     assert many.losses[1] < many.losses[0]
@@ -43,16 +49,16 @@ def test_evaluations_are_evenly_spaced_and_none_is_made_twice():
     assert simulated.evaluation_steps(2, 10) == [1, 2]
 
 
-def test_a_run_that_diverges_has_nan_from_there_on():
-    found = run(1e38, sent=lambda t: 5.0 * t)
+def test_a_run_that_diverges_has_nan_from_there_on(whole):
+    found = simulated.train(whole[0], 1e38, due=[3, 8], sent=lambda t: 5.0 * t)
     assert all(map(math.isnan, found.losses))
     assert found.sent == [15.0, 40.0]
     assert len(found.steps) == len(found.losses) == len(found.seconds) == 2
 
 
-def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch):
+def test_a_run_that_was_stopped_goes_on(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(simulated, "SAVED_EVERY", 0.0)
-    program, kept = program_of(), {"due": [3, 8], "resume": tmp_path / "kept"}
+    program, kept = whole[0], {"due": [3, 8], "resume": tmp_path / "kept"}
     step, calls = program.step, []
 
     def stopped(state, batch):
@@ -61,13 +67,12 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return step(state, batch)
 
-    program.compile()
-    program.step = stopped
+    monkeypatch.setattr(program, "step", stopped)
     with pytest.raises(KeyboardInterrupt):
         simulated.train(program, 0.1, **kept)
     calls.clear()
     found = simulated.train(program, 0.1, **kept)
-    assert found.losses == run().losses
+    assert found.losses == whole[1].losses
     assert len(calls) == 3
     assert 0 < found.seconds[0] < found.seconds[1]
 
@@ -76,26 +81,22 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch):
 def test_main_job(tmp_path):
     (tmp_path / "text").write_bytes(bytes(range(32, 127)) * 90)
     options = [f"--{name}={value}" for name, value in TINY.items()]
-    printed = programs.ended(
-        "-m", "examples.byte_lm.main", *options, "--files", tmp_path / "text",
-        "--out", tmp_path / "out", "--optimizer", *methods.METHODS,
-        JAX_DISABLE_MOST_OPTIMIZATIONS="1",  # two steps of each: it compiles
-    )  # fmt: skip
+    options += ["--files", tmp_path / "text", "--out", tmp_path / "out"]
+    command = "-m", "examples.byte_lm.main", *options, "--optimizer", *methods.METHODS
+    # Two steps of each: it compiles.
+    printed = programs.ended(*command, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
     runs = json.loads((tmp_path / "out" / "results.json").read_text())
     by_name = dict(zip(methods.METHODS, runs, strict=True))
     for r in runs:
         assert r["steps"] == [1, 2]
         assert np.isfinite(r["losses"]).all()
-        assert r["name"].split(",")[0] in printed
     links, whole = by_name["slamb_from_links"], by_name["slamb"]
     np.testing.assert_allclose(links["losses"], whole["losses"], rtol=1e-5)
     sent = {name: r["sent"][-1] for name, r in by_name.items()}
     dense = {bytes for name, bytes in sent.items() if name.startswith("dense_")}
     assert dense == {sent["dense_lamb"]}
-    few = {
-        sent[name] for name in ("adamw", "slamb", "slamb_from_links", "lion", "muon")
-    }
-    assert few == {sent["sgd"]}
+    few = ("adamw", "slamb", "slamb_from_links", "lion", "muon")
+    assert {sent[name] for name in few} == {sent["sgd"]}
     assert sent["sgd"] < 0.1 * sent["dense_sgd"]
     assert sent["jointspar_lars"] <= 1.01 * sent["dense_lamb"]
     assert "2.00 of 2 blocks active on average" in printed
@@ -103,13 +104,11 @@ def test_main_job(tmp_path):
 
 
 def test_no_file_is_in_both_parts(tmp_path):
-    files = []
-    for i in range(60):
-        files.append(tmp_path / f"{i:02}.txt")
-        files[-1].write_bytes(bytes([i]) * 100)
+    files = [tmp_path / f"{i:02}.txt" for i in range(60)]
+    for i, path in enumerate(files):
+        path.write_bytes(bytes([i]) * 100)
     train, held_out = data.load(files, 10)
-    assert len(train) == 5700
-    assert len(held_out) == 300
+    assert (len(train), len(held_out)) == (5700, 300)
     assert not set(train) & set(held_out)
     with pytest.raises(SystemExit, match="--files: there is no"):
         data.text_files([tmp_path / "none"])

@@ -5,10 +5,8 @@ import io
 import json
 import math
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,27 +16,10 @@ from rich.console import Console
 pytest.importorskip("sklearn")
 
 from benchmarks.frontier import __main__ as command
-from benchmarks.frontier import fineweb, page, scale, sweep
+from benchmarks.frontier import fineweb, grid, page, report, scale, sweep
 from benchmarks.frontier.claims import paired
-from benchmarks.frontier.grid import (
-    CORE,
-    GRIDS,
-    LONGER,
-    MARGIN,
-    NOISY,
-    SCALE,
-    SEEDS,
-    TRACK,
-    Setting,
-)
+from benchmarks.frontier.grid import CORE, SEEDS, Setting
 from benchmarks.frontier.methods import DENSE, METHODS, exchanges, make
-from benchmarks.frontier.report import (
-    above_dense,
-    cells,
-    spread,
-    track_table,
-    variant_of,
-)
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.run import Run, execute
 from benchmarks.frontier.tasks import TASKS, task
@@ -52,54 +33,44 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Results:
+def results(tmp_path):
     return Results(tmp_path / "r.jsonl")
 
 
-def result(run: Run, loss: float | None) -> Any:
-    point = {"step": 50, "loss": loss, "exchanges": [["all-reduce", 4000, 50]]}
+def do_all(results, method, loss, setting=SETTING):
+    """Adds a result for every run that is missing; the loss is a number or of a run."""
     known = {"step_seconds": 0.1, "run_seconds": 0.0, "hardware": "none"}
-    return {"key": run.key(), "points": [point], **known}
-
-
-def do_all(
-    results: Results,
-    method: str,
-    loss: Callable[[Run], float | None],
-    setting: Setting = SETTING,
-) -> list[Run]:
-    """Adds a result for every run that is missing."""
     runs = []
     for run in sweep.missing(setting, method, results):
         runs.append(run)
-        results.add(result(run, loss(run)))
+        value = loss(run) if callable(loss) else loss
+        point = {"step": 50, "loss": value, "exchanges": [["all-reduce", 4000, 50]]}
+        results.add({"key": run.key(), "points": [point], **known})
     return runs
 
 
 @pytest.mark.parametrize("name", sorted(TASKS.keys() - {"fineweb"}))
-def test_a_task_starts_from_guessing_and_repeats_its_batches(name: str) -> None:
+def test_a_task_starts_from_guessing_and_repeats_its_batches(name):
     job = task(name)
     loss = float(jax.jit(job.loss)(job.init(jax.random.key(0)), job.held_out))
     guesses = {"digits": 10, "autoencoder": 2}.get(name, 256)
     # Where the embedding is the output too, its scale is that of the width.
     off = 1.0 if name in ("prose", "wide") else 0.6
     assert loss == pytest.approx(math.log(guesses), abs=off)
-    once, again, other = (list(job.batches(16, 2, seed)) for seed in (3, 3, 4))
-    jax.tree.map(np.testing.assert_array_equal, once, again)
-    assert {len(x) for x in jax.tree.leaves(once)} == {16}
+    once, twice, other = (list(job.batches(16, 2, seed)) for seed in (3, 3, 4))
+    chex.assert_trees_all_equal(once, twice)
+    chex.assert_tree_shape_prefix(once, (16,))
     pairs = zip(*map(jax.tree.leaves, (once[0], other[0])), strict=True)
     assert any((a != b).any() for a, b in pairs)
 
 
-def tokens_in(path: Path, tokens: np.ndarray, said: int | None = None) -> None:
+def tokens_in(path, tokens, said=None):
     head = np.zeros(fineweb.HEADER, np.int32)
     head[:3] = fineweb.MAGIC, 1, len(tokens) if said is None else said
     path.write_bytes(head.tobytes() + tokens.astype(np.uint16).tobytes())
 
 
-def test_fineweb_is_read_in_the_order_of_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fineweb_is_read_in_the_order_of_its_files(tmp_path, monkeypatch):
     monkeypatch.setattr(fineweb, "FILES", tmp_path)
     with pytest.raises(SystemExit, match=r"no fineweb_train_\*\.bin"):
         fineweb.fineweb()
@@ -109,39 +80,38 @@ def test_fineweb_is_read_in_the_order_of_its_files(
     tokens_in(tmp_path / "fineweb_val_000000.bin", np.arange(90))
     small = {"layers": 1, "width": 32, "heads": 2, "context": 4, "vocabulary": 128}
     job = fineweb.fineweb(**small, validated=16)
-    assert job.held_out.shape == (16, 5)
+    chex.assert_shape(job.held_out, (16, 5))
     read = list(job.batches(4, 3, 0))
     rows = [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8]]  # of a row the first token was predicted
     np.testing.assert_array_equal(read[0][:2], rows)
     assert [x[0, 0] for x in read] == [0, 16, 100]  # the end of a file is left
-    with pytest.raises(SystemExit, match="2 files have tokens for 3 of 4 steps"):
-        list(job.batches(4, 4, 0))
     params = job.init(jax.random.key(0))
     loss, grads = jax.jit(jax.value_and_grad(job.loss))(params, read[0])
     assert float(loss) == pytest.approx(math.log(128))  # its head begins at zero
-    parts = [jax.grad(job.loss)(params, row[None]) for row in read[0]]
-    mean = jax.tree.map(lambda *x: sum(x) / len(x), *parts)
+    each = jax.vmap(jax.grad(job.loss), (None, 0))(params, read[0][:, None])
+    mean = jax.tree.map(lambda x: x.mean(0), each)
     for got, want in zip(*map(jax.tree.leaves, (grads, mean)), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-2 * float(jnp.abs(want).max()))
-    tokens_in(first, np.arange(35), said=36)
-    with pytest.raises(SystemExit, match="has 35 tokens, and says 36"):
-        list(job.batches(4, 1, 0))
-    first.write_bytes(b"no tokens at all")
-    with pytest.raises(SystemExit, match="is not a file of tokens"):
-        list(job.batches(4, 1, 0))
+    broken = {
+        "2 files have tokens for 3 of 4 steps": lambda: None,
+        "has 35 tokens, and says 36": lambda: tokens_in(first, np.arange(35), said=36),
+        "is not a file of tokens": lambda: first.write_bytes(b"no tokens at all"),
+    }
+    for told, break_it in broken.items():
+        break_it()
+        with pytest.raises(SystemExit, match=told):
+            list(job.batches(4, 4, 0))
 
 
-def test_no_token_sees_a_later_one_and_places_are_relative() -> None:
+def test_no_token_sees_a_later_one_and_places_are_relative():
     model = fineweb.GPT(layers=2, width=32, heads=2, vocabulary=64)
     key = jax.random.key(0)
     params = model.init(key, jnp.zeros((1, 8), jnp.int32))["params"]
-    leaves, tree = jax.tree.flatten(params)
-    drawn = [x + 0.1 * jax.random.normal(key, x.shape, x.dtype) for x in leaves]
-    logits = functools.partial(model.apply, {"params": tree.unflatten(drawn)})
+    drawn = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(key, x.shape), params)
+    logits = functools.partial(model.apply, {"params": drawn})
     tokens = jnp.arange(8)[None]
-    one, other = logits(tokens), logits(tokens.at[0, 5].set(60))
-    np.testing.assert_array_equal(one[:, :5], other[:, :5])
-    assert all((one[0, i] != other[0, i]).any() for i in (5, 6, 7))
+    moved = (logits(tokens) != logits(tokens.at[0, 5].set(60)))[0].any(-1)
+    assert list(moved) == [False] * 5 + [True] * 3
     q, k = jax.random.normal(key, (2, 1, 1, 1, 16))
     q, k = (fineweb.rotated(jnp.broadcast_to(x, (1, 9, 1, 16))) for x in (q, k))
     scores = jnp.einsum("bqhd,bkhd->qk", q, k)
@@ -149,65 +119,50 @@ def test_no_token_sees_a_later_one_and_places_are_relative() -> None:
     assert abs(scores[5, 2] - scores[5, 3]) > 0.01
 
 
-def test_the_track_has_its_model_and_its_rule(results: Results) -> None:
+def test_the_track_has_its_model_and_its_rule(results):
     model = fineweb.GPT(12, 768, 6, fineweb.VOCABULARY)
     tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)
     layer = 12 * 768**2 + 9 * 768 + 2 * 768  # matrices, their biases, two norms
     ends = 2 * 768 + 2 * 768 * fineweb.VOCABULARY + fineweb.VOCABULARY
     assert elements(shapes) == 12 * layer + ends
-    for setting, methods in TRACK.items():
+    for setting, methods in grid.TRACK.items():
         assert setting.workers * setting.batch == fineweb.SEQUENCES
-        rates = [setting.middle(METHODS[method].rate) for method in methods]
-        assert min(rates) > 0
-    setting = next(iter(TRACK))
+        assert min(setting.middle(METHODS[method].rate) for method in methods) > 0
+    setting = next(iter(grid.TRACK))
     for method, loss in (("AdamW", 3.2777), ("adamw, H 1", 3.2776)):
-        do_all(results, method, lambda run, x=loss: x, setting)
-    text = page.markdown(track_table(setting, cells(setting, results)))
-    assert [line.split("|")[4].strip() for line in text.splitlines()[4:6]] == [
-        "no",  # 0.0023 sqrt(3) is below 0.004
-        "yes",
-    ]
+        do_all(results, method, loss, setting)
+    text = page.markdown(report.track_table(setting, report.cells(setting, results)))
+    reached = [line.split("|")[4].strip() for line in text.splitlines()[4:6]]
+    assert reached == ["no", "yes"]  # 0.0023 sqrt(3) is below 0.004
 
 
-@pytest.mark.parametrize(
-    ("best", "powers"),
-    [
-        (0, [-1, 0, 1]),
-        (2, [-1, 0, 1, 2, 3]),
-        (9, [-1, 0, 1, 2, 3, 4, 5, 6, 7]),  # six more at most
-        (-3, [-1, 0, 1, -2, -3, -4]),  # down to where it trains
-    ],
-)
-def test_a_sweep_widens_where_its_best_is_at_an_end(
-    results: Results, best: int, powers: list[int]
-) -> None:
-    middle = METHODS["LAMB"].rate
+# At most six more; down to where it trains.
+@pytest.mark.parametrize(("best", "more"), [(0, 0), (2, 2), (9, 6), (-3, -3)])
+def test_a_sweep_widens_where_its_best_is_at_an_end(results, best, more):
+    further = range(2, 2 + more) if more > 0 else range(-2, -2 + more, -1)
 
-    def power(run: Run) -> int:
-        return round(2 * math.log2(run.rate / middle))
+    def power(run):
+        return round(2 * math.log2(run.rate / METHODS["LAMB"].rate))
 
-    def loss(run: Run) -> float | None:  # above its best it diverges
+    def loss(run):  # above its best it diverges
         return best - power(run) if power(run) <= best else None
 
     runs = do_all(results, "LAMB", loss)
     rest = [(min(best, 7), seed) for seed in SEEDS[1:]]
-    assert [(power(r), r.seed) for r in runs] == [(p, 0) for p in powers] + rest
-    again = Results(results.path)  # read back: nothing is missing
-    assert list(sweep.missing(SETTING, "LAMB", again)) == []
-    assert len(sweep.finished(SETTING, "LAMB", again)) == len(SEEDS)
+    assert [(power(r), r.seed) for r in runs] == [
+        (p, 0) for p in (-1, 0, 1, *further)
+    ] + rest
+    reread = Results(results.path)  # nothing is missing
+    assert list(sweep.missing(SETTING, "LAMB", reread)) == []
+    assert len(sweep.finished(SETTING, "LAMB", reread)) == len(SEEDS)
 
 
-@pytest.mark.parametrize(
-    ("only", "count"),
-    [("AdamW", len(CORE)), (f"{CORE[1]} muon, H 1", 1), (f"{CORE[1]} muon, H 1x", 0)],
-)
-def test_a_method_or_a_pair_is_meant_whole(only: str, count: int) -> None:
-    chosen = command.pairs(command.Config(only=(only, f"{CORE[0]} Lion")))
-    assert len(chosen) == count + 1
-
-
-def test_wrong_arguments_are_named(tmp_path: Path) -> None:
+def test_a_method_or_a_pair_is_meant_whole_and_wrong_arguments_are_named(tmp_path):
+    muon = f"{CORE[1]} muon, H 1"
+    for only, count in (("AdamW", len(CORE)), (muon, 1), (f"{muon}x", 0)):
+        chosen = command.pairs(command.Config(only=(only, f"{CORE[0]} Lion")))
+        assert len(chosen) == count + 1
     with pytest.raises(SystemExit, match="no run has any of nothing"):
         command.pairs(command.Config(only=("nothing",)))
     (tmp_path / "r.jsonl").write_text('{"key": {}}\nhalf a li')
@@ -215,8 +170,8 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
         Results(tmp_path / "r.jsonl")
 
 
-def both_ways(slice_: int) -> list[tuple[str, int]]:
-    return [("all-to-all", 4 * slice_), ("all-gather", slice_)]
+SMALL, WHOLE = ("all-reduce", 4 * 430), ("all-reduce", 4 * 4030)
+SLICE = 4 * (64 + 4) + 1 * (32 + 4)
 
 
 @pytest.mark.parametrize(
@@ -225,65 +180,64 @@ def both_ways(slice_: int) -> list[tuple[str, int]]:
         # The mean of all parameters follows the last step, where replicas differ.
         (
             "SLAMB, as published",
-            {
-                2: [("all-reduce", 4 * 430)],
-                101: [("all-reduce", 4 * 430), ("all-reduce", 4 * 4030)],
-            },
+            {2: [SMALL], 101: [SMALL, WHOLE]},
             {100: [100, 2], 101: [101, 2]},
         ),
         # 13 blocks of 320 of the one and one of 160 of the other leaf, five to a byte,
         # a scale of 4 bytes each, in 4 slices of whole blocks.
-        ("slamb, H 1", {2: both_ways(4 * (64 + 4) + 1 * (32 + 4))}, {9: [9, 9]}),
+        (
+            "slamb, H 1",
+            {2: [("all-to-all", 4 * SLICE), ("all-gather", SLICE)]},
+            {9: [9, 9]},
+        ),
         # After a step of an outer optimizer all replicas are equal.
         ("muon, outer, H 10, outer 1 0", {9: []}, {20: [2, 2]}),
     ],
 )
-def test_the_bytes_of_a_step_are_counted(name: str, by_step: Any, in_all: Any) -> None:
+def test_the_bytes_of_a_step_are_counted(name, by_step, in_all):
     like = {"big": (100, 40), "small": (30,)}
     params = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in like.items()}
     rival = make(name, 1.0, SETTING)
-    for step, want in by_step.items():
-        assert rival.sends(params, 4, step) == want
-    for steps, often in in_all.items():
-        assert [x[-1] for x in exchanges(rival, params, 4, steps)] == often
+    assert {t: rival.sends(params, 4, t) for t in by_step} == by_step
+    often = {t: [x[-1] for x in exchanges(rival, params, 4, t)] for t in in_all}
+    assert often == in_all
 
 
-def test_the_best_outer_step_counts_and_all_runs_are_counted(results: Results) -> None:
+def test_the_best_outer_step_counts_and_all_runs_are_counted(results):
     for method, loss in (("0.7 0.9", 1.2), ("1 0.5", 1.1), ("1 0", 1.3)):
-        do_all(results, f"DiLoCo, H 30, outer {method}", lambda run, x=loss: x)
-    do_all(results, DENSE, lambda run: 1.0)
-    found = cells(SETTING, results)
+        do_all(results, f"DiLoCo, H 30, outer {method}", loss)
+    do_all(results, DENSE, 1.0)
+    found = report.cells(SETTING, results)
     assert list(found) == [DENSE, "DiLoCo, H 30, outer 1 0.5"]
     assert found[DENSE].bytes == 50 * 1.5 * 4000
     # Alike at all rates: the sweep goes on to the lowest.
     each = len(sweep.POWERS) + sweep.FURTHER
     assert [cell.tuned for cell in found.values()] == [each, 3 * each]
-    assert variant_of("muon, outer, H 30, outer 1 0.5") == "muon, outer, H 30"
-    assert spread([1.0, 2.0]) == "1.500 ± 0.707"  # over seeds
-    assert spread([float("inf"), 1.0]) == "diverged"
-    above = above_dense(found)
+    assert report.variant_of("muon, outer, H 30, outer 1 0.5") == "muon, outer, H 30"
+    assert report.spread([1.0, 2.0]) == "1.500 ± 0.707"  # over seeds
+    assert report.spread([float("inf"), 1.0]) == "diverged"
+    above = report.above_dense(found)
     assert above[DENSE] == [(1.0, 0.0, 0.0)]
     assert above["DiLoCo"] == [(1.0, pytest.approx(10.0), 0.0)]
 
 
-def test_a_claim_is_tried_on_pairs() -> None:
+def test_a_claim_is_tried_on_pairs():
     """Seeds that differ cancel; p is a half at the margin, and is small below it."""
     dense = [1.0, 3.0, 2.0, 5.0]
     noise = np.array([-0.001, 0.001, -0.002, 0.002])
-    at = paired(list(dense * np.exp(noise + math.log1p(MARGIN))), dense)
-    assert at.p == pytest.approx(0.5)
-    assert at.mean == pytest.approx(math.log1p(MARGIN))
+    at = paired(list(dense * np.exp(noise + math.log1p(grid.MARGIN))), dense)
     half = 3.182446 * np.std(noise, ddof=1) / 2  # Student's t, three degrees of freedom
-    assert (at.low, at.high) == pytest.approx((at.mean - half, at.mean + half))
+    want = (0.5, math.log1p(grid.MARGIN), at.mean - half, at.mean + half)
+    assert (at.p, at.mean, at.low, at.high) == pytest.approx(want)
     below = paired(list(dense * np.exp(noise)), dense)
     assert below.seeds == 4
     assert below.p < 0.005
 
 
-def test_a_gap_that_grows_with_the_size_is_found(results: Results) -> None:
+def test_a_gap_that_grows_with_the_size_is_found(results):
     """Planted: 3 % at a million parameters, 2 points more for ten times as many."""
     noise = dict(zip(SEEDS, (-0.001, 0.002, -0.001), strict=True))
-    for setting in SCALE[:3]:
+    for setting in grid.SCALE[:3]:
         more = math.log10(scale.parameters(setting.task) / 1e6)
         for method, above in (
             ("AdamW", 0.1),
@@ -296,63 +250,55 @@ def test_a_gap_that_grows_with_the_size_is_found(results: Results) -> None:
     found = scale.gaps("adamw, 1/19", results)
     assert [gap.parameters for gap in found] == [23_008, 52_320, 120_576]
     assert found[0].half_interval == pytest.approx(0, abs=1e-12)  # the noise is paired
-    line = scale.line(found)
-    assert line == pytest.approx((0.03, 0.02, 0.0), abs=1e-9)
+    assert scale.line(found) == pytest.approx((0.03, 0.02, 0.0), abs=1e-9)
     assert scale.line(found[:2]) is None
     assert scale.gaps("muon, 1/18", results) == []
     assert scale.length_table(results) is None
     for method, loss in (("AdamW", 1.0), ("AdamW, b1 0.8", 2.0)):
-        do_all(results, method, lambda _, loss=loss: loss, LONGER[0])
-        do_all(results, method.lower() + ", H 1", lambda _: 1.05, LONGER[0])
+        do_all(results, method, loss, grid.LONGER[0])
+        do_all(results, method.lower() + ", H 1", 1.05, grid.LONGER[0])
     shown = scale.length_table(results)
-    assert shown is not None
     assert [column.header for column in shown.columns][1:] == ["125 steps", "500 steps"]
     assert list(shown.columns[2].cells) == ["+5.0 ± 0.0"]
 
 
-def test_the_losses_to_expect_are_those_recorded() -> None:
-    found = cells(NOISY, Results(RESULTS / "frontier.jsonl"))
+def test_the_losses_to_expect_are_those_recorded():
+    found = report.cells(grid.NOISY, Results(RESULTS / "frontier.jsonl"))
     for payload, loss in ABOVE_DENSE.items():
-        ours = "adamw, H 1" if payload == "ternary" else f"adamw, {payload}"
-        above = found[ours.replace("_", " ")].loss / found[DENSE].loss - 1
+        ours = "H 1" if payload == "ternary" else payload.replace("_", " ")
+        above = found[f"adamw, {ours}"].loss / found[DENSE].loss - 1
         assert 100 * above == pytest.approx(loss, abs=0.051)
 
 
-@pytest.mark.parametrize("grid", sorted(path.stem for path in RESULTS.glob("*.jsonl")))
-def test_the_recorded_page_is_that_of_the_recorded_data(
-    grid: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorded = RESULTS / f"{grid}.jsonl"
+@pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.jsonl")))
+def test_the_recorded_page_is_that_of_the_recorded_data(name, tmp_path, monkeypatch):
+    recorded = RESULTS / f"{name}.jsonl"
     shutil.copy(recorded, tmp_path)
     drawn: list[Setting] = []
     monkeypatch.setattr(page, "picture", lambda found, _: drawn.extend(found))
     results = Results(tmp_path / recorded.name)
-    path = page.write_page(GRIDS[grid], results, Console(file=io.StringIO()))
+    path = page.write_page(grid.GRIDS[name], results, Console(file=io.StringIO()))
     assert path.read_text() == recorded.with_suffix(".md").read_text()
     for line in recorded.read_text().splitlines():
         key = json.loads(line)["key"]
         setting = Setting(*(key.pop(k) for k in ("task", "workers", "batch", "steps")))
         assert setting in drawn
-        name, _, _ = (key.pop(k) for k in ("method", "rate", "seed"))
+        method, _, _ = (key.pop(k) for k in ("method", "rate", "seed"))
         # Found again, or of a setting that was dropped: see benchmarks/README.md.
-        wanted = json.loads(json.dumps(METHODS[name].key)) if name in METHODS else None
-        assert key == wanted or "average_b2" in key
+        known = METHODS[method].key if method in METHODS else None
+        assert key == json.loads(json.dumps(known)) or "average_b2" in key
 
 
 @pytest.mark.long
-def test_a_run_that_diverges_ends(tmp_path: Path) -> None:
+def test_the_command_sweeps_and_draws_and_a_run_that_diverges_ends(tmp_path):
     diverged = execute(Run(SETTING, "AdamW", 1e30, 0), tmp_path)
     assert [point["loss"] for point in diverged["points"]] == [None]
-
-
-@pytest.mark.long
-def test_the_command_sweeps_and_draws(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     options = ["--grid", "smoke", "--only", "AdamW", "--results", path]
     programs.ended("-m", "benchmarks.frontier", *options)
     found = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(found) >= len(sweep.POWERS) + len(SEEDS) - 1
-    d = elements(jax.eval_shape(task("digits").init, jax.random.key(0)))
+    d = scale.parameters("digits")
     first, *_, last = next(r["points"] for r in found if "points" in r)
     assert last["loss"] < first["loss"]
     assert (last["step"], last["exchanges"]) == (50, [["all-reduce", 4 * d, 50]])

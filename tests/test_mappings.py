@@ -90,7 +90,7 @@ LATE = dataclasses.replace(FINE, overlap=True)
 DILOCO = slamb_jax.Exchange(AXIS, sync_every=2, outer=optax.sgd(0.7, 0.9))
 KINDS = {
     "published": SLAMB,
-    "slamb": slamb_jax.slamb(0.1, MEAN, mu_dtype="bfloat16", nu_dtype="bfloat16"),
+    "lamb": slamb_jax.lamb(0.1, MEAN, mu_dtype="bfloat16", nu_dtype="bfloat16"),
     "lion": slamb_jax.lion(0.1, LATE),
     "sgd": slamb_jax.sgd(0.1, DILOCO, momentum=0.9),
     **{x.payload: slamb_jax.muon(0.1, x) for x in (MEAN, FINE)},

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import jax
 import pytest
@@ -29,33 +28,33 @@ shaped = pytest.mark.skipif(
 )
 
 
-def left_of(name: str) -> list[str]:
+def left_of(name):
     """Namespaces and hosts files whose names begin so."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)
     found = [x for x in listed.stdout.split() if x.startswith(name)]
     return found + [str(x) for x in namespaces.HOSTS_FILES.glob(f"{name}*")]
 
 
-def test_headers_are_taken_off() -> None:
-    sent = Counters(3 * 1514 + 66, 4, 3 * 1514 + 66, 4, 0)  # an acknowledgement too
-    assert sent.data_bytes == 3 * 1448
-    assert sent.header_share == pytest.approx(1 - 3 * 1448 / (3 * 1514 + 66))
+def test_headers_are_taken_off():
+    acknowledged = 3 * 1514 + 66
+    sent = Counters(acknowledged, 4, acknowledged, 4, 0)
     joined = Counters(3 * 1448 + 66, 1, 3 * 1514, 3, 0)  # as one packet, cut later
-    assert joined.data_bytes == 3 * 1448
+    assert sent.data_bytes == joined.data_bytes == 3 * 1448
+    assert sent.header_share == pytest.approx(1 - 3 * 1448 / acknowledged)
     assert joined.header_share == pytest.approx(1 - SHARE)
 
 
-def report(seconds: list[float], packets: int = 10) -> dict[str, Any]:
-    sent = {"interface_bytes": packets * 1514, "interface_packets": packets}
-    sent |= {"queue_bytes": packets * 1514, "queue_packets": packets, "dropped": 0}
+def report(*seconds):
+    sent = dict.fromkeys(("interface_packets", "queue_packets"), 10)
+    sent |= dict.fromkeys(("interface_bytes", "queue_bytes"), 10 * 1514)
+    block = {"seconds": list(seconds), "sent": sent | {"dropped": 0}}
     names = [f"{name}{alone}" for name in results.ADVISED for alone in ("", ", alone")]
-    block = {"seconds": seconds, "sent": sent}
     return {"blocks": dict.fromkeys(names, block), "barriers": [0.006, 0.006]}
 
 
-def test_a_step_ends_with_the_last_worker_and_counts_its_cycle(tmp_path: Path) -> None:
-    cycles = [[report([1.0, 3.0]), report([2.0, 2.0])] for _ in range(2)]
-    cycles.append([report([90.0, 90.0]), report([1.0, 1.0])])  # disturbed
+def test_a_step_ends_with_the_last_worker_and_counts_its_cycle(tmp_path):
+    cycles = [[report(1.0, 3.0), report(2.0, 2.0)]] * 2
+    cycles += [[report(90.0, 90.0), report(1.0, 1.0)]]  # disturbed
     wires = {
         name: {"every_step": 1e6, "at_average": 5e6 * name.startswith("SLAMB")}
         for name in results.ADVISED
@@ -66,8 +65,7 @@ def test_a_step_ends_with_the_last_worker_and_counts_its_cycle(tmp_path: Path) -
     assert [r.wire_bytes for r in rows] == [1e6, 1e6, 1.5e6, 1.5e6]
     assert {r.data_bytes for r in rows} == {5 * 1448}
     assert {r.latency for r in rows} == {0.003}  # two messages between two workers
-    d = elements(jax.eval_shape(model.init, jax.random.key(0)))
-    ring = 2 * 1 / 2 * 4 * d
+    ring = 2 * 1 / 2 * 4 * elements(jax.eval_shape(model.init, jax.random.key(0)))
     predicted = 2.5 + 8 * ring / (200e6 * SHARE) + 0.003  # the last message
     assert rows[0].predicted_seconds == pytest.approx(predicted)
     assert rows[0].link_seconds == pytest.approx(8e6 / 200e6)
@@ -80,18 +78,17 @@ def test_a_step_ends_with_the_last_worker_and_counts_its_cycle(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", results.ADVISED)
-def test_a_step_alone_sends_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_alone_sends_nothing(name, monkeypatch):
     monkeypatch.setattr(model, "ROWS", 64)
     method = model.methods(Config(sync_every=3).exchange)[name]
     with standard_promotion():  # optax.lamb needs it
-        mesh = mesh_of(4)
-        alone = Contestant(model.alone(method), mesh, 0).wire()
-        sending = Contestant(method, mesh, 0).wire()
+        both = (model.alone(method), method)
+        alone, sending = (Contestant(x, mesh_of(4), 0).wire() for x in both)
     assert (alone["every_step"], alone["at_average"]) == (0, 0)
     assert sending["every_step"] > 1e5
 
 
-def test_what_is_missing_or_impossible_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_or_impossible_is_said(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", "")
     assert "no ip" in str(namespaces.missing())
@@ -106,32 +103,29 @@ def test_what_is_missing_or_impossible_is_said(monkeypatch: pytest.MonkeyPatch) 
             check(Config(**{name: value}, loopback=True))
 
 
-def test_a_worker_that_ends_or_is_silent_ends_the_run() -> None:
-    fine = [sys.executable, "-uc", "print('report {}'); input()"]
-    broken = [sys.executable, "-c", "print('the reason'); raise SystemExit(3)"]
-    with (
-        workers([fine, broken]) as running,
-        pytest.raises(RuntimeError, match=r"worker 1 ended \(3\)(.|\n)*the reason"),
+def test_a_worker_that_ends_or_is_silent_ends_the_run():
+    fine, silent = "print('report {}'); input()", "input()"
+    broken = "print('the reason'); raise SystemExit(3)"
+    for other, seconds, told in (
+        (broken, 60, r"worker 1 ended \(3\)(.|\n)*the reason"),
+        (silent, 3, r"workers \[.*1\] were silent for 3 s"),
     ):
-        running.reports(60)
-    silent = [sys.executable, "-c", "input()"]
-    with (
-        workers([fine, silent]) as running,
-        pytest.raises(RuntimeError, match=r"workers \[.*1\] were silent for 3 s"),
-    ):
-        running.reports(3)
+        both = [[sys.executable, "-uc", code] for code in (fine, other)]
+        with workers(both) as running, pytest.raises(RuntimeError, match=told):
+            running.reports(seconds)
     assert [p.poll() for p in running.processes] == [-signal.SIGKILL] * 2
 
 
 @shaped
 @pytest.mark.long
-def test_a_shaped_run_counts_what_the_compiler_says(tmp_path: Path) -> None:
+def test_a_shaped_run_counts_what_the_compiler_says(tmp_path):
     run = programs.start(*COMMAND, "--rates", "500", "--rounds", "1", "--out", tmp_path)
     try:
         _, told = run.communicate(timeout=280)
     finally:
-        run.terminate()
+        run.terminate()  # it then removes its hosts
     assert run.returncode == 0, told
+    assert left_of(f"slamb-{run.pid}-") == []
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert [r["optimizer"] for r in rows] == list(results.ADVISED)
     for r in rows:
@@ -140,42 +134,43 @@ def test_a_shaped_run_counts_what_the_compiler_says(tmp_path: Path) -> None:
         assert 0.04 < r["header_share"] < 0.08
         link = 8 * r["wire_bytes"] / 500e6
         assert r["step_seconds"] > 0.9 * link  # the links are as slow as they were made
-    assert left_of(f"slamb-{run.pid}-") == []
 
 
-def children(pid: int) -> list[str]:
+def children(pid):
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
-def runs(pid: str) -> bool:
-    """Whether the process has not ended; one that waits for its parent's call has."""
+def has_ended(pid):
+    """Also one that waits for its parent's call has."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
-    return state not in "ZX"
+        return True
+    return state in "ZX"
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @shaped
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("moment", ["hosts are made", "workers train"])
-def test_an_interrupted_run_leaves_nothing(number: int, moment: str) -> None:
+def test_an_interrupted_run_leaves_nothing(number, moment):
     # A shell's background jobs inherit that SIGINT is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     run = programs.start(*COMMAND, "--rates", "100")
     name = f"slamb-{run.pid}-"
     try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not left_of(name):
-            time.sleep(0.02)
-        assert left_of(name)
-        while time.monotonic() < deadline and moment == "workers train":
-            if len(children(run.pid)) == 4 and len(left_of(name)) == 9:
-                time.sleep(5)
-                break
+        wait_until(lambda: left_of(name))
+        if moment == "workers train":
+            wait_until(lambda: len(children(run.pid)) == 4 and len(left_of(name)) == 9)
+            time.sleep(5)
         ours = children(run.pid)
-        assert len(ours) == 4 or moment == "hosts are made"
         run.send_signal(number)
         _, told = run.communicate(timeout=60)
     finally:
@@ -183,7 +178,4 @@ def test_an_interrupted_run_leaves_nothing(number: int, moment: str) -> None:
     assert run.returncode != 0, told
     assert left_of(name) == []
     # An `ip` that was just started when the signal came ends by itself.
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and any(map(runs, ours)):
-        time.sleep(0.02)
-    assert not any(map(runs, ours))
+    wait_until(lambda: all(map(has_ended, ours)))

@@ -11,7 +11,7 @@ import pytest
 from optax import contrib
 
 import slamb_jax
-from slamb_jax.links import directions
+from slamb_jax import directions
 from tests.close import assert_close
 from tests.compiled import compile_optimized
 from tests.optimizers import descend, plain, random_tree, standard_promotion

@@ -35,17 +35,20 @@ def needs_text(tx):
     text = [k for k, x in body.items() if x.shape.startswith("s32[2,13]")]
     assert [body[name].opcode for name in text] == ["parameter"]
     for name, x in body.items():
-        if not any(inner.collective for inner in module.within(x)):
-            continue
-        seen, waiting = set(), [name]
-        while waiting:
-            at = waiting.pop()
-            if at in seen or at not in body:
-                continue
+        if any(inner.collective for inner in module.within(x)):
+            yield text[0] in ancestors(body, name)
+
+
+def ancestors(body, name):
+    """The instructions that one waits for, and it."""
+    seen, waiting = set(), [name]
+    while waiting:
+        at = waiting.pop()
+        if at in body and at not in seen:
             seen.add(at)
             control = re.findall(r"control-predecessors=\{(.*?)\}", body[at].attributes)
             waiting += [*body[at].operands, *re.findall(r"[\w.\-]+", " ".join(control))]
-        yield text[0] in seen
+    return seen
 
 
 def masked(**settings):

@@ -1,26 +1,33 @@
-"""What the programs share: options, input, bytes, diagnostics."""
+"""What the programs share: options, sweeps, sizes, input, bytes, diagnostics."""
 
+import importlib
+import re
 from pathlib import Path
 from typing import get_args, get_type_hints
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import yaml
+from rich.console import Console
 
 import slamb_jax
-from examples.common import inputs, options, processes, records
+from examples import sweep
+from examples.common import inputs, loop, options, processes, records
 from examples.common.optimizers import KINDS, kernels, optimizer, traffic
 from examples.common.options import Options
 from slamb_jax import Exchange
 from slamb_jax.exchange.selections import Strided
+from tests import programs
 from tests.optimizers import random_tree, train_step
 from tests.workers import AXIS
 
 SHAPES = {"a": (30, 20), "b": (20,), "c": (3, 3)}
 EXCHANGE = Exchange(AXIS)
+NUMBERS = inputs.Arrays(x=np.arange(37))
 PAPER = Exchange.paper(AXIS, selection=Strided(min_size=50), sync_every=3)
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -44,9 +51,9 @@ def test_files_and_command_line(tmp_path):
     words = ["--sync-every=7", "--payload", "None", "--overlap=true", "--b3=0.5"]
     words += ["--seed=3", "--selection", "{compress_ratio: 0.25}"]
     found = parse("--config", str(path), *words)
-    settings = {"payload": None, "selection": Strided(0.25)}
-    want = Exchange(AXIS, **settings, overlap=True, sync_every=7)
-    assert (found.exchange, found.seed, found.b3) == (want, 3, 0.5)
+    settings |= {"selection": Strided(0.25), "overlap": True}
+    assert found.exchange == Exchange(AXIS, **settings, sync_every=7)
+    assert (found.seed, found.b3) == (3, 0.5)
     path = path.with_suffix(".json")
     path.write_text('{"optimizer": "sgd", "dense": true}')
     found = parse(f"--config={path}", "--b1=0.5", "--payload=uniform8")
@@ -56,59 +63,124 @@ def test_files_and_command_line(tmp_path):
     assert not parse(f"--config={path}", "--no-dense").dense
 
 
+PROCESSES = "--coordinator a:1 --process-id 0 --num-processes 3"
+
+
 @pytest.mark.parametrize(
     ("args", "file", "told"),
     [
-        ([], "rate: 1", "no such option: rate"),
-        ([], "- 1", "a mapping"),
-        ([], "a: [", "while"),
-        (
-            [],
-            "exchange: {ratio: 1}",
-            "options.yaml: exchange: 'ratio' is not a setting",
-        ),
-        (["--config", "none.yaml"], "seed: 1", "none.yaml"),
-        (["--workers", "0"], "seed: 1", "--workers: must be at least 1, got 0"),
-        (["--learning-rate", "0"], "seed: 1", "--learning-rate: must be positive"),
-        (["--payload", "int8"], "seed: 1", "command line: exchange: payload .*'int8'"),
-        (["--coordinator", "localhost:1"], "seed: 1", "must be given together"),
-        (
-            ["--coordinator", "a:1", "--process-id", "0", "--num-processes", "3"],
-            "workers: 4",
-            "4 cannot be divided evenly over --num-processes 3",
-        ),
+        ("", "rate: 1", "no such option: rate"),
+        ("", "- 1", "a mapping"),
+        ("", "a: [", "while"),
+        ("", "exchange: {ratio: 1}", "yaml: exchange: 'ratio' is not a setting"),
+        ("--config none.yaml", "seed: 1", "none.yaml"),
+        ("--workers 0", "seed: 1", "--workers: must be at least 1, got 0"),
+        ("--learning-rate 0", "seed: 1", "--learning-rate: must be positive"),
+        ("--payload int8", "seed: 1", "command line: exchange: payload .*'int8'"),
+        ("--coordinator localhost:1", "seed: 1", "must be given together"),
+        (PROCESSES, "workers: 4", "4 cannot be divided evenly over --num-processes 3"),
     ],
 )
 def test_wrong_options_are_told(tmp_path, args, file, told):
     (tmp_path / "options.yaml").write_text(file)
     with pytest.raises(SystemExit, match=told):
-        parse("--config", str(tmp_path / "options.yaml"), *args)
+        parse("--config", str(tmp_path / "options.yaml"), *args.split())
 
 
 def test_a_run_does_not_resume_with_other_options(tmp_path):
     path = tmp_path / "options.yaml"
     path.write_text(options.as_text(Options()))
     options.check_same_run(Options(out=Path("elsewhere"), log_every=3), path)
-    with pytest.raises(SystemExit, match=r"b2 was None, is 0.5"):
-        options.check_same_run(Options(b2=0.5), path)
-    with pytest.raises(SystemExit, match=r"exchange was .*, is .*'sync_every': 3"):
-        options.check_same_run(Options(exchange=PAPER), path)
-    with pytest.raises(SystemExit, match=r"workers was 4, is 3"):
-        options.check_same_run(Options(workers=3), path)
+    for changes, told in (
+        ({"b2": 0.5}, r"b2 was None, is 0.5"),
+        ({"exchange": PAPER}, r"exchange was .*, is .*'sync_every': 3"),
+        ({"workers": 3}, r"workers was 4, is 3"),
+    ):
+        with pytest.raises(SystemExit, match=told):
+            options.check_same_run(Options(**changes), path)
     options.check_same_run(Options(workers=3, snapshots=Path("here")), path)
     assert yaml.safe_load(path.read_text())["exchange"] == {"axis_name": AXIS}
 
 
-def numbered(n):
-    return inputs.Arrays(x=np.arange(n))
+def test_a_sweep_makes_each_run_once(tmp_path, monkeypatch):
+    made = []
+
+    def run(task, config, mesh):
+        made.append((config.optimizer, config.seed, config.out))
+        return loop.Result(1, {}, 1.0, 1.0, 1.0)
+
+    monkeypatch.setattr(loop, "run", run)
+    monkeypatch.setattr(processes, "start", lambda config: None)
+    chosen = sweep.settings(["optimizer=adamw,slamb", "seed=0,1"])
+    for _ in range(2):
+        sweep.run_all("cifar10", chosen, ["--epochs", "1"], tmp_path, Console())
+    assert made[:4] == made[4:]  # the same folder for the same options
+    assert len({out for _, _, out in made}) == 4
+    grid = [(name, seed) for name in ("adamw", "slamb") for seed in (0, 1)]
+    assert [m[:2] for m in made[:4]] == grid
+    words = {"depths": "2/2", "dense": "false", "remat": "true", "overlap": "true"}
+    want = ["--depths", "2", "2", "--no-dense", "--remat", "--overlap", "true"]
+    assert sweep.arguments(tuple(words.items())) == want
+    with pytest.raises(SystemExit, match="got 'seed'"):
+        sweep.settings(["seed"])
+
+
+SIZES = {
+    ("cifar10", "sgdm"): 1_727_962,
+    ("cifar10", "lamb"): 1_727_962,
+    ("cifar10", "slamb"): 1_727_962,
+    ("bert", "base"): 109_217_850,
+    ("bert", "large"): 334_779_194,
+    ("bert", "xl"): 2_822_507_322,
+    ("swin", "tiny"): 28_288_354,  # as the authors of Swin count
+    ("swin", "base"): 87_768_224,
+}
+RATES = {  # steps, and the learning rate at some of them, as published
+    ("cifar10", "slamb"): (9766, {0: 0.01, 4882: 0.01, 4884: 1e-3, 9765: 1e-4}),
+    ("bert", "large"): (7038, {0: 0, 1000: 3e-3, 2000: 6e-3, 4519: 4.2426e-3, 7038: 0}),
+    ("swin", "base"): (23_459, {782: 2.828e-3, 1564: 5.656e-3}),
+}
+full_size = pytest.mark.parametrize(("program", "name"), SIZES)
+
+
+def config_file(program, name):
+    return programs.EXAMPLES / program / "configs" / f"{name}.yaml"
+
+
+@full_size
+def test_a_configuration_has_its_published_size(program, name):
+    train = importlib.import_module(f"examples.{program}.train")
+    args = "--config", str(config_file(program, name))
+    config = options.parse(train.Config, "", args)
+    task = train.task(config, train.blank(config))
+    params, kept = jax.eval_shape(task.init, jax.random.key(0))
+    leaves = jax.tree.leaves(params)
+    assert sum(x.size for x in leaves) == SIZES[program, name]
+    chex.assert_type(leaves, jnp.float32)
+    first = jax.tree.map(lambda x: np.stack([x] * config.batch_size), task.source[0])
+    loss, _ = jax.eval_shape(task.loss, params, kept, first, jax.random.key(0))
+    assert (loss.shape, loss.dtype) == ((), jnp.float32)
+    steps, rates = RATES.get((program, name), (task.steps, {}))
+    assert task.steps == steps
+    found = [float(task.schedule(t)) for t in rates]
+    assert found == pytest.approx([*rates.values()], rel=1e-3, abs=1e-9)
+
+
+@pytest.mark.long
+@full_size
+def test_full_size_compiles(program, name):
+    words = program, "--config", config_file(program, name), "--compile"
+    printed = programs.ended("-m", "examples.shapes", *words, timeout=900)
+    assert f"parameters: {SIZES[program, name]:,}" in printed
+    assert "GiB of temporaries" in printed
 
 
 def test_batches_do_not_depend_on_the_number_of_processes(monkeypatch):
-    def batches():
-        def jittered(example, rng):
-            return {**example, "noise": rng.random()}
+    def jittered(example, rng):
+        return {**example, "noise": rng.random()}
 
-        stream = inputs.training(numbered(37), 3, 4, 1, jittered)
+    def batches():
+        stream = inputs.training(NUMBERS, 3, 4, 1, jittered)
         return [next(stream) for _ in range(9)]
 
     alone, shares = batches(), []
@@ -116,47 +188,31 @@ def test_batches_do_not_depend_on_the_number_of_processes(monkeypatch):
     for index in range(2):
         monkeypatch.setattr(jax, "process_index", lambda index=index: index)
         shares.append(batches())
-    for all_of_it, *parts in zip(alone, *shares, strict=True):
-        for name in ("x", "noise"):
-            joined = np.concatenate([part[name] for part in parts])
-            np.testing.assert_array_equal(joined, all_of_it[name])
+    joined = jax.tree.map(lambda *x: np.concatenate(x), *shares)
+    chex.assert_trees_all_equal(joined, alone)
     seen = np.concatenate([batch["x"] for batch in alone])[: 37 * 2]
     assert sorted(seen) == sorted([*range(37)] * 2)  # two epochs, each example twice
     assert not np.array_equal(seen[:37], seen[37:])
 
 
-def test_with_other_workers_no_example_is_seen_twice():
-    four, three = (inputs.training(numbered(37), 3, n, 1) for n in (4, 3))
-    whole = inputs.training(numbered(37), 3, 1, 1)
+def test_with_other_workers_no_example_is_seen_twice_and_each_held_out_once():
+    four, three, whole = (inputs.training(NUMBERS, 3, n, 1) for n in (4, 3, 1))
     seen = [next(whole)["x"] for _ in range(18)]
     for _ in range(2):
         next(four)  # 8 batches of a worker
     inputs.resume(three, inputs.position(four, 4), 3)
     np.testing.assert_array_equal(next(three)["x"], np.concatenate(seen[9:12]))
-
-
-def test_each_held_out_example_counts_once():
-    batches = list(inputs.held_out(numbered(10), 4))
-    assert [len(b["x"]) for b in batches] == [4, 4, 4]
+    batches = list(inputs.held_out(inputs.Arrays(x=np.arange(10)), 4))
+    chex.assert_tree_shape_prefix(batches, (4,))
     x, weight = (np.concatenate([b[n] for b in batches]) for n in ("x", "weight"))
     assert list(x[weight == 1]) == list(range(10))
 
 
-def report_of_a_step(o, mesh):
-    """Of all workers, with gradients of its own."""
-    tx = optimizer(o, optax.constant_schedule(0.1))
-
-    def loss(p, batch):
-        return jnp.sum((batch @ p["a"] + p["b"]) ** 2) + jnp.sum(jnp.sin(p["c"]))
-
-    params = random_tree(SHAPES, 0)
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, o.exchange)
-    run = slamb_jax.per_worker_step(train_step(tx, loss), mesh, o.exchange)
-    batch = jax.ShapeDtypeStruct((8, 30), jnp.float32)
-    return slamb_jax.wire_report(run.lower(state, batch))
+MEANS = {"payload": None, "outer": optax.sgd(0.7)}
 
 
-OUTER = {"sync_every": 100, "outer": optax.sgd(0.7)}
+def loss_of(p, batch):
+    return jnp.sum((batch @ p["a"] + p["b"]) ** 2) + jnp.sum(jnp.sin(p["c"]))
 
 
 @pytest.mark.parametrize(
@@ -167,15 +223,18 @@ OUTER = {"sync_every": 100, "outer": optax.sgd(0.7)}
         ({"accumulate_steps": 2, "dense": True}, EXCHANGE),
         ({"accumulate_steps": 2, "clip_norm": 1.0}, Exchange(AXIS, payload="uniform8")),
         ({"optimizer": "slamb"}, PAPER),
-        ({}, Exchange(AXIS, payload=None, **OUTER)),
-        ({}, Exchange(AXIS, sync_every=1, payload=None, outer=optax.sgd(0.7))),
+        *(({}, Exchange(AXIS, **MEANS, sync_every=every)) for every in (1, 100)),
     ],
 )
 def test_traffic_is_that_of_the_compiled_step(changes, exchange):
-    o = Options(exchange=exchange, **changes)
+    o, params = Options(exchange=exchange, **changes), random_tree(SHAPES, 0)
     mesh = processes.mesh_of(o.workers)
-    found, dense = traffic(o, random_tree(SHAPES, 0), mesh)
-    report = report_of_a_step(o, mesh)
+    found, dense = traffic(o, params, mesh)
+    tx = optimizer(o, optax.constant_schedule(0.1))
+    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
+    run = slamb_jax.per_worker_step(train_step(tx, loss_of), mesh, exchange)
+    batch = jax.ShapeDtypeStruct((8, 30), jnp.float32)
+    report = slamb_jax.wire_report(run.lower(state, batch))
     both = report.bytes_sent() + report.bytes_sent(conditional=True)
     assert both == pytest.approx(found.each + found.average)
     ring = 2 * 3 / 4 * 4  # bytes of an element
@@ -189,21 +248,18 @@ def test_traffic_is_that_of_the_compiled_step(changes, exchange):
     elif exchange.outer is not None:
         assert (found.each, found.average) == (0, dense.each)
         every = exchange.sync_every
-        assert found.until(every - 1) == 0
-        assert found.until(2 * every - 1) == (2 * every - 1) // every * dense.each
+        for t in (every - 1, 2 * every - 1):
+            assert found.until(t) == t // every * dense.each
     else:
         assert found.until(10) == 10 * found.each
         assert found.average == 0
 
 
-def test_only_kernels_decay():
+def test_only_kernels_decay_and_every_optimizer_has_a_name():
     names = {"kernel": True, "bias": False, "scale": False, "embedding": True}
     names["relative_position_bias"] = False
     params = {"layer_0": dict.fromkeys(names, 1.0)}
     assert kernels(params) == {"layer_0": names}
-
-
-def test_every_optimizer_has_a_name():
     assert set(KINDS) == set(get_args(get_type_hints(Options)["optimizer"]))
 
 
@@ -211,7 +267,7 @@ def test_every_optimizer_has_a_name():
 @pytest.mark.parametrize("name", KINDS)
 def test_options_reach_the_optimizer(name, dense):
     """A single worker's steps, with and without them, and with a mask."""
-    params = {"a": random_tree({"kernel": (4, 4), "bias": (4,)}, 0)}
+    shapes = {"kernel": (4, 4), "bias": (4,)}
 
     def steps(mask=None, **given):
         o = Options(optimizer=name, dense=dense, exchange=EXCHANGE, **given)
@@ -220,31 +276,25 @@ def test_options_reach_the_optimizer(name, dense):
         def run(params):
             state = tx.init(params)
             for t in range(3):
-                grads = {"a": random_tree({"kernel": (4, 4), "bias": (4,)}, t)}
-                updates, state = tx.update(grads, state, params)
+                updates, state = tx.update(random_tree(shapes, t), state, params)
                 params = optax.apply_updates(params, updates)
             return params
 
-        one = jax.tree.map(lambda x: x[None], params)
-        return jax.tree.map(np.asarray, jax.vmap(run, axis_name=AXIS)(one)["a"])
+        return jax.vmap(run, axis_name=AXIS)(random_tree(shapes, 0, 1))
 
-    without = steps(weight_decay=0.0)
+    without, moved = (steps(weight_decay=0.0, **b1) for b1 in ({}, {"b1": 0.3}))
     decayed = steps(kernels, weight_decay=0.1)
-    assert np.abs(decayed["kernel"] - without["kernel"]).max() > 1e-4
     np.testing.assert_array_equal(decayed["bias"], without["bias"])
-    moved = steps(weight_decay=0.0, b1=0.3)
-    assert np.abs(moved["kernel"] - without["kernel"]).max() > 1e-4
+    for other in (decayed, moved):
+        assert jnp.abs(other["kernel"] - without["kernel"]).max() > 1e-4
 
 
 def test_progress_shows_where_the_output_is_no_terminal(capsys, monkeypatch):
-    monkeypatch.setattr(records, "LINE_SECONDS", 0.0)
-    with records.progress_bar("a run", 0, 20) as show:
-        show(10, "loss 2")
-        assert capsys.readouterr().out == "a run  10/20  loss 2\n"
-        monkeypatch.setattr(records, "LINE_SECONDS", 60.0)
-        show(15, "loss 1.5")
-        show(20, "loss 1")
-    assert capsys.readouterr().out == "a run  20/20  loss 1\n"
-    with records.progress_bar("quiet", 0, 20, hidden=True) as show:
-        show(20, "")
-    assert not capsys.readouterr().out
+    for seconds, shown in ((0.0, ["10/20", "15/20", "20/20"]), (60.0, ["20/20"])):
+        monkeypatch.setattr(records, "LINE_SECONDS", seconds)
+        for hidden in (False, True):
+            with records.progress_bar("a run", 0, 20, hidden=hidden) as show:
+                for step in (10, 15, 20):
+                    show(step, "loss 2")
+            found = capsys.readouterr().out
+            assert re.findall(r"\d+/\d+", found) == ([] if hidden else shown)

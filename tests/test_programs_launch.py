@@ -1,6 +1,5 @@
 """Two real processes of one run: stopped by SIGTERM, resumed, equal to one process."""
 
-import contextlib
 import importlib.util
 import os
 import re
@@ -22,7 +21,6 @@ from examples.common.loop import Result
 from examples.common.options import parse
 from tests import programs
 from tests.launcher import free_port
-from tests.test_programs_bert import text_in
 
 LAUNCH = programs.EXAMPLES / "launch"
 SCRIPT = "bash", LAUNCH / "two_processes.sh", "bert"
@@ -30,6 +28,9 @@ STEPS = 150
 TINY = {"vocabulary": 120, "layers": 1, "width": 16, "heads": 2, "length": 16}
 TINY |= {"batch-size": 2, "sync-every": 3, "payload": "null", "steps": STEPS}
 TINY |= {"warmup-steps": 2, "log-every": 1, "eval-every": 1000}
+needs_tools = pytest.mark.skipif(
+    not (shutil.which("bash") and shutil.which("pkill")), reason="no bash or no pkill"
+)
 
 
 def started(tmp_path, out, *command):
@@ -46,98 +47,67 @@ def started(tmp_path, out, *command):
     )  # fmt: skip
 
 
-def ended(process):
-    """Its status and all that it printed; nothing that it started is left."""
-    try:
-        told = "".join(process.communicate(timeout=600))
-        return process.returncode, told
-    finally:
-        kill(process)
-        process.communicate()  # nor is a pipe left open
-
-
-def kill(process):
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
 def wait_for_steps(process, path, steps):
     until = time.monotonic() + 600
     while time.monotonic() < until and process.poll() is None:
         if path.exists() and any(r["step"] >= steps for r in records.read(path)):
             return
         time.sleep(0.2)
-    kill(process)
-    pytest.fail(f"no step {steps}: {process.communicate()}")
+    pytest.fail(f"no step {steps}: {programs.finish(process, timeout=1)}")
 
 
-def two_processes(tmp_path, steps, *options):
-    """Both of them, so many steps on, and where they write their metrics."""
-    text_in(tmp_path / "text")
-    metrics = tmp_path / "two" / "metrics.jsonl"
-    process = started(tmp_path, "two", *SCRIPT, *options)
-    wait_for_steps(process, metrics, steps)
-    return process, metrics
+def kill_one(process, slot):
+    """Of the processes that this one started: the one whose command has these words."""
+    group = str(process.pid)
+    subprocess.run(["pkill", "-KILL", "-g", group, "-f", slot], check=True)
+
+
+def steps_of(metrics):
+    return [r["step"] for r in records.read(metrics) if "loss" in r]
 
 
 @pytest.mark.long
-@pytest.mark.skipif(shutil.which("pkill") is None, reason="no pkill")
-def test_one_of_two_processes_dies_and_both_start_again(tmp_path):
+@needs_tools
+def test_two_processes_stop_and_lose_one_and_are_like_one(tmp_path):
+    """A terminal sends SIGINT to the script and to both processes."""
+    programs.text_in(tmp_path / "text")
+    out, at = tmp_path / "two", 0
+    metrics = out / "metrics.jsonl"
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        process = started(tmp_path, "two", *SCRIPT)
+        wait_for_steps(process, metrics, at + 3)
+        kill = os.killpg if number == signal.SIGINT else os.kill
+        kill(process.pid, number)
+        status, told = programs.finish(process)
+        assert status == code, told
+        at = records.read(metrics)[-1]["step"]
+        assert at < STEPS
+        assert told.count(f"Stopped and saved at step {at}") == 1
+        assert (out / "checkpoints" / str(at)).is_dir()
     often = "--timeout", "6", "--checkpoint-every", "5"
-    process, metrics = two_processes(tmp_path, 12, *often)
-    group = str(process.pid)
-    subprocess.run(["pkill", "-KILL", "-g", group, "-f", "process-id 1"], check=True)
-    code, told = ended(process)
+    process = started(tmp_path, "two", *SCRIPT, *often)
+    wait_for_steps(process, metrics, at + 12)
+    kill_one(process, "process-id 1")
+    code, told = programs.finish(process)
     assert code == 0, told
     assert "both start again (time 1 of 3)" in told
     assert "process 1" in told, told
-    steps = [r["step"] for r in records.read(metrics) if "loss" in r]
-    assert steps == list(range(1, STEPS + 1))
-
-
-@pytest.mark.long
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
-def test_two_processes_stop_and_resume_like_one(tmp_path):
-    process, metrics = two_processes(tmp_path, 3)
-    process.send_signal(signal.SIGTERM)
-    code, told = ended(process)
-    assert code == 143, told
-    at = records.read(metrics)[-1]["step"]
-    assert 3 <= at < STEPS
-    assert told.count(f"Stopped and saved at step {at}") == 1
-    code, told = ended(started(tmp_path, "two", *SCRIPT))
-    assert code == 0, told
-    assert Result.read(tmp_path / "two").step == STEPS
-    two = [r for r in records.read(metrics) if "loss" in r]
-    assert [r["step"] for r in two] == list(range(1, STEPS + 1))
+    assert Result.read(out).step == STEPS
+    assert steps_of(metrics) == list(range(1, STEPS + 1))
 
     alone = sys.executable, "-m", "examples.bert.main", "--workers", "4"
-    code, told = ended(started(tmp_path, "one", *alone))
+    code, told = programs.finish(started(tmp_path, "one", *alone))
     assert code == 0, told
-    one = [r for r in records.read(tmp_path / "one" / "metrics.jsonl") if "loss" in r]
     for name, close in (("bytes_sent", 0), ("loss", 1e-3)):
-        series = [[r[name] for r in run[: at + 5]] for run in (one, two)]
-        np.testing.assert_allclose(*series, rtol=close)
+        one, two = (programs.series(tmp_path / x, name) for x in ("one", "two"))
+        np.testing.assert_allclose(one[: at + 5], two[: at + 5], rtol=close)
 
 
 @pytest.mark.long
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
-def test_ctrl_c_stops_both_at_one_step(tmp_path):
-    """A terminal sends it to the script and to both processes."""
-    process, metrics = two_processes(tmp_path, 3)
-    os.killpg(process.pid, signal.SIGINT)
-    code, told = ended(process)
-    assert code == 130, told
-    at = records.read(metrics)[-1]["step"]
-    assert told.count(f"Stopped and saved at step {at}") == 1
-    assert (tmp_path / "two" / "checkpoints" / str(at)).is_dir()
-
-
-@pytest.mark.long
-@pytest.mark.skipif(shutil.which("pkill") is None, reason="no pkill")
+@needs_tools
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_run_goes_on_without_a_process_and_takes_it_in_again(victim, tmp_path):
-    text_in(tmp_path / "text")
+    programs.text_in(tmp_path / "text")
     program = "bert" if victim else "examples.bert.main"  # a name, or any module
     snapshots, out = tmp_path / "snapshots", tmp_path / "three"
     process = started(
@@ -146,16 +116,15 @@ def test_a_run_goes_on_without_a_process_and_takes_it_in_again(victim, tmp_path)
         "--timeout", "20", "--checkpoint-every", "1000",
     )  # fmt: skip
     wait_for_steps(process, out / "metrics.jsonl", 12)
-    group, slot = str(process.pid), f"{snapshots}/{victim}"
-    subprocess.run(["pkill", "-KILL", "-g", group, "-f", slot], check=True)
-    code, told = ended(process)
+    kill_one(process, f"{snapshots}/{victim}")
+    code, told = programs.finish(process)
     assert code == 0, told
     others = [slot for slot in range(3) if slot != victim]
     assert f"lost [{victim}], {others} go on" in told
     assert "[0, 1, 2] go on, all of them" in told
     found = re.findall(r"step (\d+) from snapshots, new workers: (.*)", told)
     assert [new for _, new in found] == ["none", f"[{victim}]"]
-    steps = [r["step"] for r in records.read(out / "metrics.jsonl") if "loss" in r]
+    steps = steps_of(out / "metrics.jsonl")
     at = int(found[0][0])  # if process 0 was killed, perhaps before it wrote this step
     assert at >= 11
     assert {*range(1, STEPS + 1)} - {*steps} <= {at}
@@ -168,15 +137,10 @@ def test_a_program_that_ignores_sigterm_is_told_of(tmp_path, monkeypatch, capfd)
     spec.loader.exec_module(elastic)
     monkeypatch.setattr(elastic, "HANGS", 0.2)
     until = tmp_path / "0" / "end"
-    line = f"""
-import pathlib, signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-pathlib.Path({str(until.with_name("1.snapshot"))!r}).touch()
-while not pathlib.Path({str(until)!r}).exists():
-    time.sleep(0.05)
-"""
+    line = 'trap "" TERM; until [ -e "$2" ]; do touch "$1"; sleep 0.05; done'
     until.parent.mkdir()
-    running = {0: subprocess.Popen([sys.executable, "-c", line])}
+    words = ["sh", "-c", line, "sh", until.with_name("1.snapshot"), until]
+    running = {0: subprocess.Popen(words)}
     threading.Timer(3.0, until.touch).start()
     elastic.watch(running, tmp_path, 0.1)
     assert running[0].wait(60) == 0
@@ -195,15 +159,13 @@ def test_recipes_name_options_that_exist():
         assert done.returncode == 0
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@needs_tools
 def test_a_run_starts_again_where_a_process_was_lost(tmp_path):
     python = tmp_path / "python"  # in place of a program
     python.write_text('#!/bin/sh\nexit "$STATUS"\n')
     python.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
     for status, times in ((0, 0), (1, 0), (75, 3), (134, 3), (137, 3), (143, 0)):
-        process = programs.start(
-            *SCRIPT[1:], program="bash", PATH=path, STATUS=str(status)
-        )
-        code, told = ended(process)
+        given = {"program": SCRIPT[0], "PATH": path, "STATUS": str(status)}
+        code, told = programs.finish(programs.start(*SCRIPT[1:], **given))
         assert (code, told.count("both start again")) == (status, times)

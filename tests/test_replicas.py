@@ -115,7 +115,7 @@ def test_parameters_that_no_average_gets_are_found_to_differ(tx, a, b):
 def test_a_rate_that_follows_the_mean_loss_is_the_same_for_all():
     """As the guide says; optax's conditionals do not pass the check of types."""
     plateau = optax.contrib.reduce_on_plateau(patience=1, accumulation_size=1)
-    tx = optax.chain(slamb_jax.slamb(0.05, EXCHANGE), plateau)
+    tx = optax.chain(slamb_jax.lamb(0.05, EXCHANGE), plateau)
 
     def step(state, batch):
         params, opt_state = state
@@ -155,7 +155,7 @@ START = random_tree({"w": (4, 3)}, 0)
 
 @functools.cache
 def trained(kind, check_vma):
-    tx, mesh = slamb_jax.slamb(0.05, EXCHANGE), mesh_with(kind)
+    tx, mesh = slamb_jax.lamb(0.05, EXCHANGE), mesh_with(kind)
     state, reports = begun(tx, START, mesh), []
     run = per_worker(noisy_step(tx), mesh, check_vma=check_vma)
     for t in range(5):

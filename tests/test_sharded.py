@@ -6,6 +6,7 @@ gathers its matrices, are here.
 
 import functools
 import math
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,8 @@ from slamb_jax.exchange.selections import Leaf, Strided, elements_sent
 from slamb_jax.links.directions import DimensionNumbers
 from tests.close import assert_close, assert_same_bits
 from tests.compiled import compile_optimized
-from tests.optimizers import random_tree, step_on_gradients
-from tests.shards import OLD, SHARDS, N, auto, mesh_4x2
+from tests.optimizers import any_lamb, random_tree, step_on_gradients
+from tests.shards import OLD, SHARDS, N, auto, in_shard_map, mesh_4x2
 from tests.workers import AXIS, P
 
 ALONE = pytest.mark.filterwarnings("ignore:step changes most of the state")
@@ -49,9 +50,9 @@ EXCHANGE = exchange()
 SLAMB = slamb_jax.slamb(0.1, EXCHANGE, weight_decay=0.1)
 
 
-def running(tx, exchange=EXCHANGE, check_vma=True):
+def running(tx, exchange=EXCHANGE, check_vma=True, shapes=SHAPES):
     """The step of all workers on gradients, and the state that it starts from."""
-    params, mesh, step = random_tree(SHAPES, 0), mesh_4x2(), step_on_gradients(tx)
+    params, mesh, step = random_tree(shapes, 0), mesh_4x2(), step_on_gradients(tx)
     state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
     return slamb_jax.per_worker_step(step, mesh, exchange, check_vma=check_vma), state
 
@@ -64,23 +65,30 @@ def trained(tx, steps=5, limit=np.inf, check_vma=True):
     return state
 
 
+def collectives(run, state, shapes):
+    """Of the compiled step: those over the shards of a worker, and among workers."""
+    lowered = run.lower(state, random_tree(shapes, 1, N))
+    report = slamb_jax.wire_report(compile_optimized(lowered))
+    assert {c.group_size for c in report.collectives} <= {SHARDS, N}
+    return ([c for c in report.collectives if c.group_size == n] for n in (SHARDS, N))
+
+
 SLOW = functools.partial(pytest.param, marks=pytest.mark.long)
 
 
+each_check_vma = pytest.mark.parametrize("check_vma", [True, SLOW(False)])
+
+
 @auto
+@each_check_vma
 @pytest.mark.parametrize("style", ["tensor parallel", SLOW("fully sharded")])
-@pytest.mark.parametrize("check_vma", [True, SLOW(False)])
 @pytest.mark.parametrize("settings", [{}, {"payload": "ternary", "selection": None}])
 def test_nothing_is_gathered(style, check_vma, settings):
     """Over the shards norms are summed, once; workers exchange their shards."""
     every = 4 if not settings else 1
     between = exchange(STYLES[style], **settings, sync_every=every)
-    run, state = running(slamb_jax.slamb(0.1, between), between, check_vma)
-    lowered = run.lower(state, random_tree(SHAPES, 1, N))
-    report = slamb_jax.wire_report(compile_optimized(lowered))
-    inner = [c for c in report.collectives if c.group_size == SHARDS]
-    among = [c for c in report.collectives if c.group_size == N]
-    assert len(inner) + len(among) == len(report.collectives)
+    run, state = running(any_lamb(0.1, between), between, check_vma)
+    inner, among = collectives(run, state, SHAPES)
     assert {c.kind for c in inner} == {"all-reduce"}
     assert sum(c.elements for c in inner) <= 4 * len(SHAPES)
     packed = total = 0
@@ -117,23 +125,8 @@ def numbers_of(params):
             "layers": DimensionNumbers(1, 2)}  # fmt: skip
 
 
-def in_shard_map(step, mesh, state, check_vma):
-    """The step under a ``jax.shard_map`` of one's own, over all axes."""
-    of_state = jax.tree.map(lambda x: x.sharding.spec, state)
-    of_batch = {name: P(AXIS, *spec) for name, spec in OF_MATRICES.items()}
-
-    def one_of_many(state, g):
-        new, _ = step(jax.tree.map(lambda x: jnp.squeeze(x, 0), state), g)
-        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), new), ()
-
-    return jax.jit(jax.shard_map(
-        one_of_many, mesh=mesh, in_specs=(of_state, of_batch),
-        out_specs=(of_state, ()), check_vma=check_vma,
-    ))  # fmt: skip
-
-
 @pytest.mark.parametrize("payload", [None, SLOW("uniform8")])
-@pytest.mark.parametrize("check_vma", [True, SLOW(False)])
+@each_check_vma
 @pytest.mark.parametrize("place", [pytest.param("auto", marks=auto), "manual"])
 def test_muon_orthogonalizes_whole_matrices(place, check_vma, payload):
     """And gathers those that are sharded, but no layers."""
@@ -141,16 +134,12 @@ def test_muon_orthogonalizes_whole_matrices(place, check_vma, payload):
     make = functools.partial(
         slamb_jax.muon, 0.1, muon_weight_dimension_numbers=numbers_of, weight_decay=0.1
     )
-    params, mesh, tx = random_tree(MATRICES, 0), mesh_4x2(), make(between)
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, between)
-    step = step_on_gradients(tx)
-    if place == "auto":
-        run = slamb_jax.per_worker_step(step, mesh, between, check_vma=check_vma)
-    else:
-        run = in_shard_map(step, mesh, state, check_vma)
-    lowered = run.lower(state, random_tree(MATRICES, 1, N))
-    report = slamb_jax.wire_report(compile_optimized(lowered))
-    inner = [c for c in report.collectives if c.group_size == SHARDS]
+    params, tx = random_tree(MATRICES, 0), make(between)
+    run, state = running(tx, between, check_vma, MATRICES)
+    if place == "manual":
+        step = step_on_gradients(tx)
+        run = in_shard_map(step, mesh_4x2(), state, OF_MATRICES, check_vma)
+    inner, _ = collectives(run, state, MATRICES)
     gathered = [c.elements for c in inner if c.kind != "all-reduce"]
     assert gathered == 3 * [24 * 16 // SHARDS]
     dense = make(slamb_jax.Exchange())
@@ -205,12 +194,9 @@ def test_copies_that_come_to_differ_are_refused(wrong):
     """A norm of one shard, with types not tracked, moves unsharded leaves apart."""
     clip = slamb_jax.on_shards(optax.clip_by_global_norm(1.0), EXCHANGE)
     tx = optax.chain(clip if wrong else optax.identity(), optax.sgd(0.1))
-    run = functools.partial(trained, tx, 1, check_vma=False)
-    if wrong:
-        with pytest.raises(ValueError, match=r"\['scale'\] .* differs .*'model'"):
-            run()
-    else:
-        run()
+    says = r"\['scale'\] .* differs .*'model'"
+    with pytest.raises(ValueError, match=says) if wrong else nullcontext():
+        trained(tx, 1, check_vma=False)
 
 
 @auto

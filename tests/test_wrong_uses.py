@@ -40,7 +40,3 @@ def test_wrong_use(call, message, error, tmp_path, capsys):
         said += capsys.readouterr().err
         assert said.strip().count("\n") <= 1, said  # one line, no traceback
     assert re.search(message, said), said
-
-
-def test_there_are_enough():
-    assert len(ALL) >= 300

@@ -130,7 +130,7 @@ def orthogonalize(x: jax.Array) -> jax.Array:
     """A matrix with the same singular vectors, whose singular values are near one."""
     if x.shape[0] > x.shape[1]:
         return orthogonalize(x.T).T
-    a, b, c = np.float32(NEWTON_SCHULZ)
+    a, b, c = map(np.float32, NEWTON_SCHULZ)
     x = x / (jnp.sqrt(jnp.sum(jnp.square(x))) + 1e-7)
     for _ in range(5):
         square = x @ x.T

@@ -1,5 +1,6 @@
-"""Averages of parameters that drift apart, and dense averages within a worker."""
+"""Averages of parameters that drift apart, where workers step by themselves."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -36,11 +37,10 @@ def average_parameters_every(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages the parameters over the workers every H steps, after the update.
 
-    The last link of a chain, after any optimizer. Workers that step by themselves
+    The last link of a chain, after any optimizer whose workers step by themselves. They
     should draw from the same data: the mean of their steps is not the step along the
-    mean gradient. :func:`mask_momentum` takes the mean first. At the steps
-    :math:`t = 1, H + 1, 2H + 1, \ldots` (H = 1: at every step; in the authors' code
-    that never fires)
+    mean gradient. At the steps :math:`t = 1, H + 1, 2H + 1, \ldots` (H = 1: at every
+    step; in the authors' code that never fires)
 
     .. math:: p + u \leftarrow \text{mean over workers of } (p + u)
 
@@ -128,34 +128,16 @@ def average_parameters_every(
             _axes.check_local(updates, None, exchange.shard_axes)
         step = next_step(state.count)
         state = state._replace(count=unless(skip, state.count, step))
-        if exchange.sync_every is None:
+        alone = outer is None and _axes.axis_size(exchange.axis_name) == 1
+        if exchange.sync_every is None or alone:
             return updates, state
-        if outer is None and _axes.axis_size(exchange.axis_name) == 1:
-            return updates, state
-
-        def average(updates: Any, params: Any, state: Any) -> Any:
-            if outer is None:
-                return _to_the_mean(exchange, updates, params, step), state
-            u, new = _to_the_anchor(exchange, updates, params, state, step)
-            kept = unless(skip, (state.anchor, state.outer), (new.anchor, new.outer))
-            return u, new._replace(anchor=kept[0], outer=kept[1])
-
-        def wait(updates: Any, params: Any, state: Any) -> Any:
-            del params
-            return updates, state
-
-        def at_this_step(updates: Any, params: Any, state: Any) -> Any:
-            due = exchange.averages_at(step)
-            if due is True:  # at every step
-                return average(updates, params, state)
-            return _axes.cond(due, average, wait, updates, params, state)
-
+        due = functools.partial(_average_when_due, exchange, step, skip)
         if not exchange.overlap:
-            u, state = at_this_step(updates, params, state)
+            u, state = due(updates, params, state)
         else:
             # A conditional that got the updates would wait for the gradient.
-            none = map_present(_nothing, updates, params)
-            moves, state = at_this_step(none, params, state)
+            none = map_present(_additive_identity, updates, params)
+            moves, state = due(none, params, state)
             u = map_present(
                 lambda m, u: (m + u.astype(m.dtype)).astype(u.dtype), moves, updates
             )
@@ -163,6 +145,41 @@ def average_parameters_every(
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return on_shards(tx, exchange)
+
+
+def _average_when_due(
+    exchange: Exchange,
+    step: jax.Array,
+    skip: jax.Array | None,
+    updates: optax.Updates,
+    params: optax.Params,
+    state: AverageParametersState,
+) -> tuple[optax.Updates, AverageParametersState]:
+    """The updates that end in the average, at the steps that have one."""
+    average = functools.partial(_average, exchange, step, skip)
+    due = exchange.averages_at(step)
+    if due is True:  # at every step
+        return average(updates, params, state)
+    out: tuple[optax.Updates, AverageParametersState] = _axes.cond(
+        due, average, lambda updates, _, state: (updates, state), updates, params, state
+    )
+    return out
+
+
+def _average(
+    exchange: Exchange,
+    step: jax.Array,
+    skip: jax.Array | None,
+    updates: optax.Updates,
+    params: optax.Params,
+    state: AverageParametersState,
+) -> tuple[optax.Updates, AverageParametersState]:
+    """The updates that end in the average, and the state after it."""
+    if exchange.outer is None:
+        return _to_the_mean(exchange, updates, params, step), state
+    u, new = _to_the_anchor(exchange, updates, params, state, step)
+    kept = unless(skip, (state.anchor, state.outer), (new.anchor, new.outer))
+    return u, new._replace(anchor=kept[0], outer=kept[1])
 
 
 def _to_the_mean(
@@ -208,15 +225,14 @@ def _to_the_anchor(
 
 def _moved(to: jax.Array, u: jax.Array, p: jax.Array) -> jax.Array:
     """From p to there, in u's dtype."""
-    wide = jnp.float32 if p.dtype.itemsize < 4 else p.dtype
-    return (to.astype(wide) - p.astype(wide)).astype(u.dtype)
+    wide = upcast_f32(p)
+    return (to.astype(wide.dtype) - wide).astype(u.dtype)
 
 
-def _nothing(u: jax.Array, p: jax.Array) -> jax.Array:
-    """No update, which takes nothing from any number it is added to."""
+def _additive_identity(u: jax.Array, p: jax.Array) -> jax.Array:
+    """-0.0 for each element of a parameter: x + -0.0 is x, also for x = -0.0."""
     del u
-    wide = jnp.float32 if p.dtype.itemsize < 4 else p.dtype
-    return jnp.full(p.shape, -0.0, wide)
+    return jnp.full(p.shape, -0.0, upcast_f32(p).dtype)
 
 
 def _copy_f32(p: Any) -> jax.Array:

@@ -40,7 +40,7 @@ class Workers:
             before = self.p[j]
             u = self.direction(j, self.momentum(j, g.astype(np.float64)))
             decay = self.given["weight_decay"] * self.given["decays"][j] * before
-            u = self.scaled(before, u, decay) if self.is_("slamb") else u + decay
+            u = self.scaled(before, u, decay) if self.is_("lamb") else u + decay
             self.p[j] = before - rate * u
             if not self.agree:
                 self.average(j, before)
@@ -52,7 +52,7 @@ class Workers:
         """The corrected momentum that each worker steps along; v of it; the memory."""
         b, held = self.given["b1"], self.held[j]
         late = self.given["overlap"] and self.agree
-        corrects = self.is_("adamw", "slamb", "momentum")
+        corrects = self.is_("adamw", "lamb", "momentum")
 
         def fix(t: int) -> float:
             return 1 - b**t if corrects and t else 1.0
@@ -74,7 +74,7 @@ class Workers:
     @property
     def b2(self) -> float:
         """Of v, which is the unit of the codes and of some no more than that."""
-        return self.given["b2"] if self.is_("adamw", "slamb") else 0.98
+        return self.given["b2"] if self.is_("adamw", "lamb") else 0.98
 
     def agreed(self, j: int, sent: np.ndarray) -> tuple[np.ndarray, Any]:
         """The mean in codes, and what rounding took that waits."""
@@ -92,7 +92,7 @@ class Workers:
 
     def direction(self, j: int, m: np.ndarray) -> np.ndarray:
         given, late = self.given, self.given["overlap"] and self.agree
-        if self.is_("adamw", "slamb"):
+        if self.is_("adamw", "lamb"):
             v = self.v[j] / (1 - self.b2 ** (self.t - late) or 1.0)
             root = given["eps_root"] if self.is_("adamw") else 0.0
             return m / (np.sqrt(v + root) + given["eps"])

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 import slamb_jax
-from tests.optimizers import OF_EXCHANGE
+from tests.optimizers import OF_EXCHANGE, any_lamb
+from tests.workers import AXIS, P, mesh_of
 
 NAN, INF = float("nan"), float("inf")
 
@@ -28,9 +29,9 @@ def bad(make, name, *values, wanted=""):
 
 
 def make_slamb(**settings):
-    settings = {"learning_rate": 0.01} | settings
+    rate = settings.pop("learning_rate", 0.01)
     ours = {name: settings.pop(name) for name in OF_EXCHANGE & set(settings)}
-    return slamb_jax.slamb(exchange=slamb_jax.Exchange(**ours), **settings)
+    return any_lamb(rate, slamb_jax.Exchange(**ours), **settings)
 
 
 def slamb(**settings):
@@ -50,3 +51,14 @@ def updating(make, grads=PARAMS, params=PARAMS, like=PARAMS):
 
 def initial(make, params):
     return lambda: make().init(params)
+
+
+def updates_of(tx):
+    """A function of parameters, which are their own gradients."""
+    return lambda params: tx.update(params, tx.init(params), params)[0]
+
+
+def trace_on_mesh(fun, *args, specs, axis=AXIS):
+    """On two devices; the result varies over no axis."""
+    split = jax.shard_map(fun, mesh=mesh_of(2, axis), in_specs=specs, out_specs=P())
+    jax.eval_shape(split, *args)

@@ -51,7 +51,7 @@ def simulating(exchange=DATA, step=step, state=STATE, batch=ONES):
 
 def over(exchange):
     """A step whose optimizer has this exchange, which may be another one's."""
-    tx = slamb_jax.slamb(0.1, exchange)
+    tx = slamb_jax.lamb(0.1, exchange)
     return lambda s, b: (tx.update(s, tx.init(s), s)[0], b)
 
 

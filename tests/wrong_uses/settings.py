@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import optax
 
 import slamb_jax
-from slamb_jax.exchange.selections import Selection, Strided
+from slamb_jax.exchange.selections import Strided
+from tests.replay import Replay
 from tests.workers import P
 from tests.wrong_uses.common import INF, NAN, PARAMS, bad, make_slamb, of, slamb
 
@@ -16,14 +17,6 @@ read, budget = slamb_jax.Exchange.from_json, slamb_jax.Exchange.for_budget
 
 def function(step):
     return 0.1
-
-
-class EveryOther(Selection):
-    def blocks(self, step, leaf):
-        return 2 * jnp.arange(leaf.size // 2) + step % 2
-
-    def age(self, step, leaf):
-        return jnp.minimum(step, (jnp.arange(leaf.size) + step) % 2)[:, None]
 
 
 ALONE = [  # the argument, what it must be, values that it must not have
@@ -65,7 +58,6 @@ TOGETHER = [
     (slamb(local_axis_name="device"), "local_axis_name .*'device' and None"),
     (slamb(axis_name="a", local_axis_name="a"), "local_axis_name .*'a' and 'a'"),
     (slamb(local_axis_name=("a", "b"), axis_name="b"), r"\('a', 'b'\) and 'b'"),
-    (slamb(selection=Strided()), r"selection=Strided.*payload=None.*Exchange\(.*paper"),
     (slamb(**PAPER, outer=OUTER), r"selection=Strided.*no outer .*outer="),
     (slamb(sync_every=None, axis_name="i"), "sync_every=None .* nothing .*'i'"),
     (slamb(outer=OUTER, sync_every=None), "outer needs .*sync_every.*None"),
@@ -75,20 +67,17 @@ TOGETHER = [
     (slamb(param_specs=P("a"), axis_name="a"), "specs must not .*axis of the .*, 'a'"),
     (slamb(stacked={"w": "yes"}), r"stacked must have bools .*'yes' at stacked\['w'\]"),
     (slamb(c_min=2.0, c_max=1.0), "c_min must not exceed c_max.*2.0 and 1.0"),
-    (slamb(bias_correction=False), r"bias_correction=False .*selection.*Exchange\(\)"),
+    (of(slamb_jax.slamb, 0.1, slamb_jax.Exchange()), "have a selection, .*jax.lamb is"),
     (slamb(bias_correction=False, **PAPER), "bias_correction=False .*form='product'"),
 ]
 
 MADE = [
-    *(
-        row
-        for make, table in (
-            (make_slamb, ALONE),
-            (partial(make_slamb, **PAPER), OF_SELECTION),
-        )
-        for name, wanted, *values in table
-        for row in bad(make, name, *values, wanted=wanted)
-    ),
+    row
+    for table, more in ((ALONE, {}), (OF_SELECTION, PAPER))
+    for name, wanted, *values in table
+    for row in bad(partial(make_slamb, **more), name, *values, wanted=wanted)
+]
+MADE += [
     *bad(Strided, "compress_ratio", 2.0, 0.0, -0.1, NAN, "0.1"),
     *bad(Strided, "min_size", "0", -1, 10.5),
     *bad(Strided, "seed", 0.5, "a"),
@@ -100,7 +89,7 @@ MADE = [
     (of(read, {"selection": {"k": 1}}), "selection=.*'k'"),
     (of(read, {"payload": {"name": "int8"}}), "payload .*'int8'"),
     (slamb_jax.Exchange(stacked=function).to_json, "stacked .* JSON.* got <fun"),
-    (slamb_jax.Exchange.paper(selection=EveryOther()).to_json, "selection .*JSON"),
+    (slamb_jax.Exchange.paper(selection=Replay([])).to_json, "selection .*JSON"),
     (of(budget, "data", 5, PARAMS), r"share must be in \(0.0, 1.0\], got 5"),
     (of(budget, "data", 1e-4, PARAMS), "share must be at least .*0.0001: to send less"),
     (of(slamb_jax.Exchange().share, {}), "params must have elements, got {}"),

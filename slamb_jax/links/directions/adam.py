@@ -1,0 +1,87 @@
+"""Adam's direction, of a momentum and a second moment that are there."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from slamb_jax._core.checks import check_bool, check_range
+from slamb_jax._core.leaves import map_present
+
+
+def adam(
+    eps: ArrayLike = 1e-8,
+    eps_root: ArrayLike = 0.0,
+    *,
+    eps_before_correction: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Divides the mean momentum by the root of its second moment.
+
+    .. math:: u = \frac{\hat M}{\sqrt{\hat v + \epsilon_{root}} + \varepsilon}
+
+    with :math:`\hat M` and :math:`\hat v` from :func:`slamb_jax.mask_momentum`. It
+    departs from Adam, whose v is the second moment of the gradient. Workers can agree
+    on v of the momentum without sending anything for it.
+
+    Args:
+      eps: added to the root of the second moment, positive.
+      eps_root: added under the root, not negative.
+      eps_before_correction: add eps to the root of v before its bias is corrected, as
+        the authors of SLAMB do in the sum form. Then
+        :math:`\varepsilon / \sqrt{1-\beta_2^t}` stands for :math:`\varepsilon`.
+
+    Returns:
+      A direction without state, for :func:`slamb_jax.mask_momentum`.
+
+    Raises:
+      ValueError: for a value out of range; in ``update``, without ``second_moment``.
+
+    Examples:
+      >>> import jax.numpy as jnp, slamb_jax
+      >>> tx = slamb_jax.mask_momentum(
+      ...     slamb_jax.Exchange(), slamb_jax.directions.adam(), b2=0.95
+      ... )
+      >>> params = jnp.ones(3)
+      >>> updates, state = tx.update(jnp.array([1.0, -2.0, 0.0]), tx.init(params))
+      >>> print(updates.round(3))
+      [ 1. -1.  0.]
+
+    References:
+      Kingma and Ba, `Adam <https://arxiv.org/abs/1412.6980>`_, 2014.
+    """
+    check_range("eps", eps, 0.0, open_low=True)
+    check_range("eps_root", eps_root, 0.0)
+    check_bool("eps_before_correction", eps_before_correction)
+
+    def update(
+        updates: optax.Updates,
+        state: optax.EmptyState,
+        params: optax.Params | None = None,
+        *,
+        second_moment: optax.Updates | None = None,
+        of_second_moment: jax.Array | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.EmptyState]:
+        del params, extra_args
+        if second_moment is None:
+            raise ValueError(
+                "directions.adam needs the argument second_moment, which "
+                "slamb_jax.mask_momentum with a b2 passes to its direction"
+            )
+        least, under_root = (jnp.asarray(x, jnp.float32) for x in (eps, eps_root))
+        if eps_before_correction and of_second_moment is not None:
+            least = least * jnp.sqrt(of_second_moment)
+
+        def direction(m: jax.Array, v: jax.Array) -> jax.Array:
+            root = jnp.sqrt(v.astype(jnp.float32) + under_root)
+            return m.astype(jnp.float32) / (root + least)
+
+        return map_present(direction, updates, second_moment), state
+
+    def init(params: optax.Params) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    return optax.GradientTransformationExtraArgs(init, update)
