@@ -30,8 +30,8 @@ part step-large 180 python -m benchmarks.step --model bert-large --rounds 20
 # With the exchange, eight workers' codes on one device.
 part exchange-base 180 python -m benchmarks.step --model bert-base --workers 8 --rounds 10
 # The laws, where one device is enough: under vmap, and of simulated workers.
-laws=(accumulate average bfloat16 budget codes finite mean momentum rivals selections
-  simulate slamb)
+laws=(accumulate average bfloat16 budget codes finite links mean momentum rivals
+  selections simulate slamb)
 JAX_DISABLE_MOST_OPTIMIZATIONS=0 part tests 420 python -m pytest -q -n 4 \
   -k "not shard_map and not pmap" $(printf 'tests/test_%s.py ' "${laws[@]}")
 part main-job 180 python -m examples.byte_lm.main --out "$out/byte_lm"
