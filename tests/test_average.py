@@ -82,7 +82,8 @@ def test_an_outer_rate_of_one_is_the_average_up_to_the_grid(payload, mapping):
             assert_same_bits((anchor, params), (before, moved))
             continue
         for name, x in moved.items():
-            room = 2 * GRIDS[payload] * np.abs(x - before[name]).max() + 1e-6
+            largest = np.abs(x - np.asarray(before[name])).max()
+            room = 2 * GRIDS[payload] * largest + 1e-6
             chex.assert_trees_all_close(anchor[name], x.mean(0), atol=room, rtol=0)
         assert_close(params, stack(anchor, N), units=2)
         before = anchor
