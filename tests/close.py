@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-ROUNDINGS = 4
+ROUNDINGS = 8  # gradients of convolutions, sums of thousands of terms, have 6.3
 
 
 def assert_close(got: Any, want: Any, units: float = 64, floor: float = 0.0) -> None:
     """Each entry to so many units in its own last place, however small it is.
 
     A sum that cancels keeps the roundings of its terms. The terms are as large as the
-    leaf's largest entries, so an entry may also be off by four units in the last place
+    leaf's largest entries, so an entry may also be off by eight units in the last place
     of the largest one, but by no more where more ``units`` are asked for.
 
     ``floor``: the size that every entry at least counts as, for leaves that are a

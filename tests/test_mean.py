@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,17 +12,17 @@ import slamb_jax
 from slamb_jax._core.leaves import leaves_of
 from slamb_jax._core.rounding import round_to
 from slamb_jax.exchange.codes import quantizer_of
-from slamb_jax.exchange.collectives import pmean
 from slamb_jax.exchange.mean import mean_over_workers
 from tests.close import assert_close, assert_same_bits, assert_workers_agree
 from tests.naive_codes import BITS, coded, grid
 from tests.optimizers import random_tree
-from tests.workers import AXIS, P, mesh_of, over_workers
+from tests.workers import AXIS, MAPPINGS, P, mesh_of, over_workers
 
 N = 4
 SHAPES = {
     "large": (301, 219), "middling": (9, 300), "small": (3, 7), "empty": (0, 3), "s": ()
 }  # fmt: skip
+DTYPES = ("float32", "bfloat16", "float16")
 PAYLOADS = ("ternary", "largest_of_7", *BITS, "bfloat16", None)
 
 
@@ -155,18 +156,25 @@ def test_round_to_is_a_cast_that_stays(dtype):
 @pytest.mark.parametrize(
     ("n", "mapping", "axis"),
     [(n, "vmap", AXIS) for n in (2, 3, 17)]
+    + [(8, mapping, AXIS) for mapping in MAPPINGS]
     + [(8, m, ("node", "device")) for m in ("shard_map", "shard_map_unchecked")],
 )
-def test_a_mean_of_16_bits_is_rounded_once(n, mapping, axis):
-    xs = [random_tree({"x": (size,)}, n, n)["x"].astype("bfloat16") for size in (37, 5)]
-    means = over_workers(lambda *xs: pmean(xs, axis), mapping, n, axis)(*xs)
-    for got, x in zip(means, xs, strict=True):
-        assert got.dtype == x.dtype
-        assert_workers_agree(np.asarray(got))
-        want = jnp.mean(x.astype(jnp.float32), 0).astype(x.dtype)
-        # To a unit in the last place: the order of the sum may tip it.
-        got, want = np.asarray(got[0], np.float32), np.asarray(want, np.float32)
-        np.testing.assert_allclose(got, want, rtol=2**-7, atol=0)
+def test_parameters_are_averaged_to_the_same_bits_and_rounded_once(n, mapping, axis):
+    xs = random_tree({"large": (33, 7), "small": (5,)}, n, n, scale=1e3)
+    params = {x: jax.tree.map(lambda y, x=x: y.astype(x), xs) for x in DTYPES}
+    others = {"empty": jnp.zeros((n, 0, 2)), "count": jnp.arange(n)}
+    mean = functools.partial(slamb_jax.average_parameters, axis_name=axis)
+    out = over_workers(mean, mapping, n, axis)(params | others)
+    assert_same_bits(out.pop("count"), others["count"])  # as it is
+    assert_workers_agree(out)
+    for dtype, x in params.items():
+        want = jax.tree.map(lambda y: np.asarray(y, np.float64).mean(0), x)
+        got = jax.tree.map(lambda y: y[0], out[dtype])
+        assert {y.dtype.name for y in jax.tree.leaves(got)} == {dtype}
+        if dtype == "float32":
+            assert_close(got, want, units=8)
+        else:  # to a unit in the last place: the order of the sum may tip it
+            chex.assert_trees_all_close(got, want, rtol=jnp.finfo(dtype).eps)
 
 
 def test_a_mean_over_one_worker_does_not_vary():

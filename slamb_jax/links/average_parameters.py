@@ -129,8 +129,8 @@ def average_parameters_every(
             _axes.check_local(updates, None, exchange.shard_axes)
         step = next_step(state.count)
         # The count goes on at every step, skipped ones apart, and is the same on all
-        # workers: of the conditional below one branch has a collective, in which a worker
-        # would wait for ever for another that took the other branch.
+        # workers: of the conditional below one branch has a collective, in which a
+        # worker would wait for ever for another that took the other branch.
         state = state._replace(count=unless(skip, state.count, step))
         alone = outer is None and _axes.axis_size(exchange.axis_name) == 1
         if exchange.sync_every is None or alone:

@@ -252,8 +252,8 @@ class _Link(NamedTuple):
         if skip is not None:  # a direction may be a link, too
             extra_args = extra_args | {"skip": skip}
         step = next_step(state.count)
-        # Leaves have the numbers that they have among the parameters: a gradient that is
-        # None must not shift the selection, or the random bits, of those after it.
+        # Leaves have the numbers that they have among the parameters: a gradient that
+        # is None must not shift the selection, or the random bits, of those after it.
         like = state.mu if params is None else params
         columns, rebuild = present(
             updates, state.mu, decays(self.b1, state.mu),

@@ -229,7 +229,8 @@ def _mean_of_blocks(
     """The selected blocks of each array, packed, and their means over the workers."""
     blocks = [at.blocks(leaf) for leaf in leaves]
     packed = [b.pack(x) for b, x in zip(blocks, arrays, strict=True)]
-    # What is packed is small, and its shape free. Flat, since codes fill up the rows of a matrix to those of a TPU's tiles.
+    # Flat, since codes fill up the rows of a matrix to those of a TPU's tiles; what is
+    # packed is small, so that it may be moved.
     packed = [
         x if b.starts is None else x.reshape(-1)
         for b, x in zip(blocks, packed, strict=True)

@@ -15,10 +15,9 @@ from jax.sharding import AxisType
 import slamb_jax
 from slamb_jax.exchange import codes as _codes
 from slamb_jax.exchange.selections import Strided
-from tests.campaign.draws import SEED, TIMES
+from tests.campaign.draws import SEED, TIMES, Row, name_of, pairwise
 from tests.close import assert_agree_but, assert_close, assert_same_bits
 from tests.optimizers import random_tree, standard_promotion, step_on_gradients
-from tests.pairwise import Row, name_of, pairwise
 from tests.shards import OLD, Tiled, in_shard_map, mesh_with
 from tests.workers import P, over_workers, stack
 
