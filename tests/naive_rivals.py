@@ -72,20 +72,6 @@ class Adam:
         return -self.rate * m / (np.sqrt(v) + 1e-8)
 
 
-def diloco(params, grads, *, rate, every, outer_rate, momentum):
-    start, n = wide(params), len(grads[0])
-    anchor, trace = flat(start), 0.0
-    workers, adams = [anchor] * n, [Adam(rate) for _ in range(n)]
-    for t, gs in enumerate(grads, 1):
-        workers = [w + a(flat(g)) for w, a, g in zip(workers, adams, gs, strict=True)]
-        if t % every == 0:
-            delta = anchor - np.mean(workers, 0)
-            trace = momentum * trace + delta
-            anchor = anchor - outer_rate * (delta + momentum * trace)
-            workers = [anchor] * n
-    return [unflat(w, start) for w in workers]
-
-
 def orthogonal(x):
     """Five steps of the quintic, in float64."""
     if x.shape[0] > x.shape[1]:

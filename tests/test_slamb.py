@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import slamb_jax
 from slamb_jax import directions
 from slamb_jax.exchange.selections import Strided
+from tests.campaign.draws import SHAPES
 from tests.close import assert_close
 from tests.compiled import compile_optimized
 from tests.naive import NaiveSlamb
@@ -92,13 +93,6 @@ def test_optax_lamb_follows_the_recorded_lamb(name):
         assert_recorded(params, run["params"][t][:1])
 
 
-SHAPES = st.lists(
-    st.sampled_from(
-        [(), (0,), (1,), (7,), (1, 1), (3, 5), (16, 8), (0, 4), (2, 3, 5), (11, 13)]
-    ),
-    min_size=1,
-    max_size=4,
-)
 STEPS = 5
 
 
