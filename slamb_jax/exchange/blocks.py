@@ -33,6 +33,8 @@ class AtStep:
                 f"int32 can number where a block has {block_size}: pad its last "
                 "dimension to a multiple of 128, or keep it as several leaves"
             )
+        # As coordinates of the leaf's own shape: a flat index would need a reshape,
+        # after which XLA copies the leaf in place of updating it.
         index = self.selection.blocks(self.step, leaf)
         used = index < leaf.size // block_size
         shape = leaf.shape or (1,)
@@ -70,6 +72,7 @@ class Blocks:
         """The blocks of ``x``: (slots, block_size); any block in an unused slot."""
         if self.starts is None:
             return x
+        # Of another selection nobody knows one block of each group.
         if not isinstance(self.at.selection, Strided):
             return self._gathered(x)
         return gather_or_sum(self._gathered, self._summed, x)

@@ -23,7 +23,8 @@ from slamb_jax._core.platform import (
 )
 from slamb_jax._core.rounding import hash_u32
 
-_WIDTH = 128  # of a row
+# Of a row: the lanes of a TPU, and whole cache lines elsewhere, are read at once.
+_WIDTH = 128
 _ROWS = 8  # of a group of a large array
 _LARGE, _SMALL = 2**16, 2**11  # elements of an array
 _SCALE_BYTES = 4
@@ -104,15 +105,16 @@ class Ternary:
     """
 
     base: int = 3
-    digits: int = 5
+    digits: int = 5  # 3**5 is 243: five to a byte, 1.6 bits each
     planes: int = 1
-    block_size: int = 640
+    block_size: int = 640  # a scale adds 0.05 bits to each; smaller blocks cost more
     norm: Norm = _SUM
 
     def encode(
         self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
     ) -> tuple[list[jax.Array], jax.Array]:
         del seed
+        # Ternary Weight Networks have 0.7 of the mean for a bound, where nothing waits.
         mean, least = _least_sent(size, planes)
         sizes = [jnp.abs(x) for x in planes]
         # Ones and zeros: a GPU would keep comparisons in memory for all that use them.
@@ -166,6 +168,7 @@ class LargestOf:
             top = jnp.max(jnp.abs(x), -3, keepdims=True)
             place = lax.broadcasted_iota(jnp.uint8, x.shape, x.ndim - 3)
             code = place + jnp.where(x > 0, np.uint8(1), np.uint8(1 + count))
+            # The first of equals: a tie must not send two, nor depend on the platform.
             first = jnp.min(
                 jnp.where(jnp.abs(x) == top, code, np.uint8(255)), -3, initial=255
             )
@@ -224,8 +227,10 @@ class Uniform:
         for x, bits in zip(planes, _random_bits(planes, seed), strict=True):
             y = jnp.where(usable, x * (levels / size), _ZERO)
             low = jnp.floor(y)
+            # 24 bits are what a float32 holds exactly: u is uniform, and below 1.
             u = bits >> np.uint32(8)
             up = u.astype(jnp.float32) * np.float32(2**-24) < y - low
+            # x * (L / size) may be rounded to above L.
             code = jnp.clip(low + up.astype(jnp.float32), -levels, levels)
             codes.append((code + levels).astype(jnp.uint8))
         return codes, jnp.where(small, _ZERO, size / levels)
@@ -265,9 +270,12 @@ class Quantizer:
         ``flat`` is the array that was padded to ``x``, if it was.
         """
         size = block_sizes(x, x if flat is None else flat, *self.values.norm)
+        # A base of 256 has one digit to a byte, and is never multiplied by.
         base, count = np.uint8(self.values.base % 256), self.values.digits
         planes = [x[..., i, :, :] for i in range(x.shape[-3])]
         codes, scales = self.values.encode(planes, size, seed)
+        # Digits of a byte come from different planes, so that packing is arithmetic
+        # between whole arrays and no element moves.
         packed = []
         for i in range(0, len(codes), count):
             byte = codes[i + count - 1]
@@ -290,6 +298,7 @@ class Quantizer:
         if count > 1:
             digits = split_digits(packed, base, count, _RECIPROCALS[base])
             digits = digits.reshape(*lead, planes * count, rows, width)
+        # The scales came as bytes among bytes, without a cast that XLA could widen.
         floats = lax.bitcast_convert_type(scales[..., None, :, None, :], jnp.float32)
         return self.values.decode(digits, floats)
 
@@ -340,6 +349,7 @@ def cut_among(sizes: Sequence[int], quantizer: Quantizer, owners: int) -> list[C
         if size:
             kinds.setdefault(quantizer.group_of(size), []).append(i)
     cuts = []
+    # Sorted, since all workers, and the count of the bytes, must cut alike.
     for group in sorted(kinds, reverse=True):
         groups = sum(-(-sizes[i] // group.size) for i in kinds[group])
         rows = -(-groups * group.rows // owners)
@@ -379,6 +389,8 @@ def _total(planes: Sequence[jax.Array]) -> jax.Array:
 
 def _random_bits(planes: Sequence[jax.Array], seed: jax.Array) -> list[jax.Array]:
     """Random uint32 for each element, by a hash of its place among them all."""
+    # Not from a key: a hash needs no state, is part of the kernel that rounds, and is
+    # the same under every mapping.
     *lead, rows, width = planes[0].shape
     shape = (*lead, len(planes), rows, width)
     place = lax.iota(jnp.uint32, int(np.prod(shape))).reshape(shape)

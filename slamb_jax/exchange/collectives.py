@@ -67,6 +67,7 @@ def pmean(
 def _pmean_32_bit(
     arrays: Sequence[jax.Array], axis_name: AxisName | None
 ) -> list[jax.Array]:
+    # Large ones by themselves: to concatenate them would be to copy them.
     small = [x for x in arrays if x.size < _LARGE]
     large = [x for x in arrays if x.size >= _LARGE]
     operands = large + ([ravel(small)] if small else [])
@@ -85,6 +86,7 @@ def _pmean_16_bit(
     # As integers: XLA widens 16-bit float collectives where it can.
     received = all_to_all(_as_integers(slices), axis_name)
     mine = lax.bitcast_convert_type(received, dtype).astype(jnp.float32)
+    # In float32, and rounded once: n terms in 16 bits would lose what is small.
     mean = jnp.mean(mine, axis=0).astype(dtype)
     return unravel(all_gather(mean, axis_name).reshape(-1), arrays)
 
@@ -110,6 +112,7 @@ def all_gather(x: jax.Array, axis_name: AxisName | None) -> jax.Array:
     """``x`` of all workers, stacked: shape (n, ...)."""
     if x.dtype.itemsize != 2:
         return lax.all_gather(x, axis_name)
+    # Bytes cannot be widened on the way, as 16-bit floats can.
     bits = lax.all_gather(_as_integers(x), axis_name)
     return lax.bitcast_convert_type(bits, x.dtype)
 
@@ -121,6 +124,7 @@ def all_gather_invariant(
 
     As a sum of zeros and this worker's ``x``, in integers: twice an all-gather's bytes.
     """
+    # In integers a sum with zeros is exact, for NaN and -0.0 too.
     bits = _as_integers(x)
     is_mine = jnp.arange(axis_size(axis_name), dtype=index.dtype) == index
     is_mine = is_mine.reshape(-1, *(1,) * x.ndim)

@@ -29,7 +29,13 @@ from slamb_jax._core.platform import (
 )
 from slamb_jax._core.rounding import hash_u32, hash_words, round_to, step_seed
 from slamb_jax.exchange import collectives as _collectives
-from slamb_jax.exchange.codes import Cut, Quantizer, cut_among, quantizer_of
+from slamb_jax.exchange.codes import (
+    Cut,
+    Group,
+    Quantizer,
+    cut_among,
+    quantizer_of,
+)
 from slamb_jax.exchange.settings import Exchange
 
 # Bytes of a long row, and of what its length must be a multiple of: a TPU's all-gather
@@ -90,7 +96,9 @@ def mean_over_workers(
     if with_errors:
         zeros = [jnp.zeros_like(x) for x in wide]
         out = out._replace(sent=wide, lost=None if quantizer is None else zeros)
-    for dtype, places in _alike(arrays, leaves, payload, quantizer):
+    # One collective for each wire type, whatever the number of leaves: each collective
+    # has a latency, and an all-to-all is never combined with another by XLA.
+    for dtype, places in _group_by_wire_type(arrays, leaves, payload, quantizer):
         rounded = [round_to(arrays[i], dtype) for i in places]
         if quantizer is not None:
             found = _mean_in_codes(rounded, exchange, quantizer, step, with_errors)
@@ -100,12 +108,14 @@ def mean_over_workers(
             if whole is None or part is None:
                 continue
             for i, x in zip(places, part, strict=True):
+                # A mean's type does not vary over the workers; the state's, that it
+                # goes into, does.
                 varying = _axes.varying_axes(arrays[i])
                 whole[i] = _axes.vary_over(x.astype(whole[i].dtype), varying)
     return out
 
 
-def _alike(
+def _group_by_wire_type(
     arrays: Sequence[jax.Array],
     leaves: Sequence[Leaf],
     payload: str | None,
@@ -130,7 +140,8 @@ def _dense_mean(arrays: list[jax.Array], exchange: Exchange) -> list[jax.Array]:
     group = exchange.local_axis_name
     if group is None:
         return _collectives.pmean(arrays, exchange.axis_name)
-    # Each device of a group sends a part: the slow links carry the arrays once.
+    # Each device of a group sends a part: the slow links carry the arrays once, and not
+    # once for every device.
     flat = _collectives.ravel(arrays)
     slices = jnp.pad(flat, (0, -flat.size % axis_size(group)))
     mine, device = _own_slice(slices.reshape(axis_size(group), -1), group)
@@ -150,19 +161,16 @@ def _mean_in_codes(
     axis_name, group = exchange.axis_name, exchange.local_axis_name
     n, width, like = axis_size(axis_name), axis_size(group), arrays[0]
     device = jnp.int32(0) if group is None else _axes.worker_index(group)
-    here = _Here(n, width, _axes.worker_index(axis_name), device)
+    place = Place(n, width, _axes.worker_index(axis_name), device)
+    # All workers round with bits of their own, or their errors would add up in the mean
+    # in place of cancelling.
     seed = step_seed(step, 0, 0x5A17)
     cuts = cut_among([flat_size(x.shape) for x in arrays], quantizer, n * width)
-    parts = [
-        _Part(
-            [arrays[i] for i in cut.members],
-            cut,
-            quantizer,
-            here,
-            hash_u32(seed, hash_words(number)),
-        )
-        for number, cut in enumerate(cuts)
-    ]
+    parts = []
+    for number, cut in enumerate(cuts):
+        of_cut = [arrays[i] for i in cut.members]
+        seed_of_cut = hash_u32(seed, hash_words(number))
+        parts.append(encode(cut, of_cut, quantizer, place, seed_of_cut))
 
     def of_group(x: jax.Array) -> jax.Array:
         return _gather_group(x, device, group, like=like)
@@ -181,10 +189,10 @@ def _mean_in_codes(
                 out[i] = x
         return out
 
-    received = _together([part.codes for part in parts], to_owners)
+    received = send_concatenated([part.codes for part in parts], to_owners)
     means = [part.mean(x) for part, x in zip(parts, received, strict=True)]
     codes = [part.encode_mean(x) for part, x in zip(parts, means, strict=True)]
-    shared = _together(codes, to_all)
+    shared = send_concatenated(codes, to_all)
     found = [part.decode_means(x) for part, x in zip(parts, shared, strict=True)]
     sent = lost = None
     if with_errors:
@@ -199,7 +207,7 @@ def _mean_in_codes(
     return Means(in_order(found), sent, lost)
 
 
-class _Here(NamedTuple):
+class Place(NamedTuple):
     """Which device of how many this is."""
 
     n: int  # workers
@@ -208,115 +216,136 @@ class _Here(NamedTuple):
     device: jax.Array  # of its worker
 
     def seed(self, seed: jax.Array, device: jax.Array, stage: int) -> jax.Array:
-        """The seed of the random bits of one device of this worker at one stage."""
+        """The seed of the random bits of one device of this worker at one stage.
+
+        Devices of a worker hold the same arrays, and must round them alike: what is
+        encoded by all has the seed of device 0, an owner's mean that of its own.
+        """
         number = self.worker * jnp.int32(self.width) + device
         return hash_u32(hash_u32(number.astype(jnp.uint32), seed), hash_words(stage))
 
 
-class _Part:
-    """Arrays whose groups have the same shape, their codes and their slices.
+class Encoded(NamedTuple):
+    """Arrays whose groups have the same shape, their codes and their slices."""
 
-    A large array is encoded in its place, small arrays are encoded together. No array
-    is padded for the number of workers.
-    """
+    cut: Cut
+    quantizer: Quantizer
+    place: Place
+    seed: jax.Array
+    shapes: list[tuple[int, ...]]  # of the arrays
+    ends: list[int]  # where the groups of each array end, from 0
+    coded: list[tuple[jax.Array, jax.Array]]  # digits and scales, for the worker itself
+    codes: jax.Array  # uint8 (devices of a worker, workers, bytes)
 
-    def __init__(
-        self,
-        arrays: list[jax.Array],
-        cut: Cut,
-        quantizer: Quantizer,
-        here: _Here,
-        seed: jax.Array,
-    ) -> None:
-        self._arrays, self._quantizer = arrays, quantizer
-        self._cut, self._here, self._seed = cut, here, seed
-        group = cut.group
-        counts = [-(-flat_size(x.shape) // group.size) for x in arrays]
-        self._ends = [0, *np.cumsum(counts)]
-        # Groups of one row are of small arrays: one encoding for all of them. A large
-        # array is encoded in its place, since to concatenate would be to copy it.
-        self._together = group.rows == 1
-        groups = [
-            flatten(x, count * group.size).reshape(group._replace(groups=count))
-            for x, count in zip(arrays, counts, strict=True)
-        ]
-        flat = arrays
-        if self._together:
-            flat = groups = [jnp.concatenate(groups)]
-        self._coded = [
-            quantizer.encode(x, here.seed(seed, jnp.int32(0), 3 + i), y)
-            for i, (x, y) in enumerate(zip(groups, flat, strict=True))
-        ]
-        digits, scales = map(jnp.concatenate, zip(*self._coded, strict=True))
-        slices = [self._cut_up(digits), self._cut_up(scales[:, None])]
-        self.codes = jnp.concatenate(  # (devices of a worker, workers, bytes)
-            [x.reshape(here.width, here.n, -1) for x in slices], -1
-        )
+    @property
+    def is_batched(self) -> bool:
+        """Whether all arrays are encoded at once.
+
+        Groups of one row are of small arrays, which share an encoding. A large one is
+        encoded in its place, since to concatenate would be to copy it.
+        """
+        return self.cut.group.rows == 1
 
     def sent(self) -> list[jax.Array]:
         """The arrays as the other workers decode them."""
-        return self._as_arrays([self._quantizer.decode(*x) for x in self._coded])
+        return self._as_arrays([self.quantizer.decode(*x) for x in self.coded])
 
     def decode_slice(self, codes: jax.Array) -> jax.Array:
         """The slice of groups whose codes these are, (bytes,)."""
-        parts = self._quantizer.parted(codes, self._cut.slice)
-        return self._quantizer.decode(*parts)
+        return self.quantizer.decode(*self.quantizer.parted(codes, self.cut.slice))
 
     def mean(self, codes: jax.Array) -> jax.Array:
         """The mean of this device's slice from the codes of all, (workers, bytes)."""
-        return sum_of_rows(self.decode_slice, codes) / np.float32(self._here.n)
+        return sum_of_rows(self.decode_slice, codes) / np.float32(self.place.n)
 
     def encode_mean(self, mean: jax.Array) -> jax.Array:
         """The codes of a slice, uint8 (bytes,)."""
-        seed = self._here.seed(self._seed, self._here.device, 2)
-        parts = self._quantizer.encode(mean, seed)
+        seed = self.place.seed(self.seed, self.place.device, 2)
+        parts = self.quantizer.encode(mean, seed)
         return jnp.concatenate([x.reshape(-1) for x in parts])
 
     def decode_means(self, codes: jax.Array) -> list[jax.Array]:
         """The arrays of all slices, from codes (devices, workers, bytes)."""
-        digits, scales = self._quantizer.parted(codes, self._cut.slice)
-        # In bytes: a GPU would split all digits first, and keep them.
+        digits, scales = self.quantizer.parted(codes, self.cut.slice)
+        # Put in the order of the arrays while they are bytes: a GPU would split all
+        # digits first, and keep them.
         columns = materialized(
             (self._joined(digits), self._joined(scales[..., None, :, :]))
         )
         pairs = zip(*columns, strict=True)
-        return self._as_arrays([self._quantizer.decode(x, y[:, 0]) for x, y in pairs])
+        return self._as_arrays([self.quantizer.decode(x, y[:, 0]) for x, y in pairs])
 
     def mine(self, slices: jax.Array) -> list[jax.Array]:
         """The arrays of this worker's slices (devices, ...), and 0 elsewhere."""
         x = slices[:, None]
-        is_me = jnp.arange(self._here.n, dtype=jnp.int32) == self._here.worker
+        is_me = jnp.arange(self.place.n, dtype=jnp.int32) == self.place.worker
         is_me = is_me.reshape(1, -1, *(1,) * (x.ndim - 2))
         return self._as_arrays(self._joined(jnp.where(is_me, x, jnp.zeros_like(x))))
 
-    def _cut_up(self, groups: jax.Array) -> jax.Array:
-        """(groups, planes, rows, ...) as slices (devices, workers, groups, ...)."""
-        here, own = self._here, self._cut.slice
-        x = groups.swapaxes(0, 1)
-        x = x.reshape(len(x), -1, x.shape[-1])
-        rest = here.width * here.n * own.groups * own.rows - x.shape[1]
-        x = jnp.pad(x, ((0, 0), (0, rest), (0, 0)))
-        x = x.reshape(len(x), here.width, here.n, own.groups, own.rows, x.shape[-1])
-        return jnp.moveaxis(x, 0, 3)
-
     def _joined(self, slices: jax.Array) -> list[jax.Array]:
-        """Undoes :meth:`_cut_up`: the groups of what was encoded together."""
-        x, rows = jnp.moveaxis(slices, 3, 0), self._cut.group.rows
-        x = x.reshape(len(x), -1, x.shape[-1])[:, : self._ends[-1] * rows]
+        """Undoes :func:`_cut_up`: the groups of what was encoded together."""
+        x, rows = jnp.moveaxis(slices, 3, 0), self.cut.group.rows
+        x = x.reshape(len(x), -1, x.shape[-1])[:, : self.ends[-1] * rows]
         x = x.reshape(len(x), -1, rows, x.shape[-1]).swapaxes(0, 1)
-        return [x] if self._together else self._of_each(x)
+        return [x] if self.is_batched else self._of_each(x)
 
     def _of_each(self, groups: jax.Array) -> list[jax.Array]:
-        return [groups[a:b] for a, b in itertools.pairwise(self._ends)]
+        return [groups[a:b] for a, b in itertools.pairwise(self.ends)]
 
     def _as_arrays(self, groups: Sequence[jax.Array]) -> list[jax.Array]:
-        if self._together:
+        if self.is_batched:
             groups = self._of_each(groups[0])
-        pairs = zip(groups, self._arrays, strict=True)
-        return [unflatten(x.reshape(-1), y.shape) for x, y in pairs]
+        pairs = zip(groups, self.shapes, strict=True)
+        return [unflatten(x.reshape(-1), shape) for x, shape in pairs]
 
 
-def _together(
+def encode(
+    cut: Cut,
+    arrays: list[jax.Array],
+    quantizer: Quantizer,
+    place: Place,
+    seed: jax.Array,
+) -> Encoded:
+    """The codes of arrays that are cut alike, and the slices of their owners.
+
+    No array is padded for the number of workers: an array ends within a slice.
+    """
+    group, flat = cut.group, arrays
+    counts = [-(-flat_size(x.shape) // group.size) for x in arrays]
+    groups = [
+        flatten(x, count * group.size).reshape(group._replace(groups=count))
+        for x, count in zip(arrays, counts, strict=True)
+    ]
+    if group.rows == 1:  # see is_batched
+        flat = groups = [jnp.concatenate(groups)]
+    coded = [
+        quantizer.encode(x, place.seed(seed, jnp.int32(0), 3 + i), y)
+        for i, (x, y) in enumerate(zip(groups, flat, strict=True))
+    ]
+    digits, scales = map(jnp.concatenate, zip(*coded, strict=True))
+    # Scales travel behind the digits, in bytes: one collective has one dtype, and each
+    # collective has a latency of its own.
+    slices = [_cut_up(x, cut.slice, place) for x in (digits, scales[:, None])]
+    codes = jnp.concatenate([x.reshape(place.width, place.n, -1) for x in slices], -1)
+    shapes, ends = [x.shape for x in arrays], [0, *np.cumsum(counts)]
+    return Encoded(cut, quantizer, place, seed, shapes, ends, coded, codes)
+
+
+def _cut_up(groups: jax.Array, own: Group, place: Place) -> jax.Array:
+    """(groups, planes, rows, ...) as slices (devices, workers, groups, ...).
+
+    Cut between rows, which a tile of a chip's memory keeps together, and never between
+    the planes, whose digits share bytes.
+    """
+    x = groups.swapaxes(0, 1)
+    x = x.reshape(len(x), -1, x.shape[-1])
+    rest = place.width * place.n * own.groups * own.rows - x.shape[1]
+    x = jnp.pad(x, ((0, 0), (0, rest), (0, 0)))
+    x = x.reshape(len(x), place.width, place.n, own.groups, own.rows, x.shape[-1])
+    return jnp.moveaxis(x, 0, 3)
+
+
+def send_concatenated(
     codes: list[jax.Array], send: Callable[[jax.Array], jax.Array]
 ) -> list[jax.Array]:
     """Sends the codes of several parts in one collective."""

@@ -87,6 +87,7 @@ def means_of(
         means.append(Mean(sent, exchange.payload or "float32"))
     if exchange.sync_every is not None:
         # Differences to the last average are of float32.
+        # With a selection the payload is of the momentum: parameters are never rounded.
         own = None if exchange.selection is not None else exchange.payload
         own = own or ("float32" if exchange.outer is not None else None)
         wires = [own or dtype for dtype in dtypes]
@@ -120,6 +121,7 @@ def transfers_of(mean: Mean, workers: int, devices: int = 1) -> list[Transfer]:
     found = [Transfer("all-to-all", part, often), Transfer("all-gather", one, often)]
     if _codes(wire) is None:
         part = slice_nbytes(sizes, wire, devices)
+        # 16 bits are sent as codes are, since a sum in 16 bits loses digits.
         if jnp.dtype(wire).itemsize != 2:
             found = [Transfer("all-reduce", part, often)]
     gather = Transfer("all-gather", part, often, within=True)
@@ -133,5 +135,7 @@ def share_of(exchange: Settings, params: chex.ArrayTree) -> float:
 
 def share(elements: int, means: Sequence[Mean]) -> float:
     """Bytes of a step over those of a mean of so many float32 gradients."""
+    # Of one slice that holds all: padding for the workers is not counted, which is a few
+    # bytes for each array.
     sent = sum(slice_nbytes(x.sizes, x.wire, 1) * x.per_step for x in means)
     return sent / (4 * elements)

@@ -102,7 +102,8 @@ class Exchange:
     overlap: bool = False
     selection: Selection | None = None
     local_axis_name: AxisName | None = None
-    # Trees are compared, and have no hash.
+    # Trees are compared, and have no hash: exchanges that differ in these alone have
+    # the same one, as equal hashes may.
     param_specs: Any = dataclasses.field(default=None, hash=False)
     stacked: Any = dataclasses.field(default=None, hash=False)
 
@@ -153,6 +154,8 @@ class Exchange:
         """Whether there is a mean of all coordinates at a step, counted from 1."""
         if self.sync_every is None or self.sync_every == 1:
             return self.sync_every is not None
+        # SLAMB's authors average at steps 1, H + 1 and so on. An outer optimizer steps
+        # from the parameters that all began with, and has nothing to do at step 1.
         phase = 1 if self.outer is None else 0
         return step % self.sync_every == phase % self.sync_every
 
@@ -207,6 +210,7 @@ class Exchange:
           >>> exchange.payload, round(exchange.share(params), 3)
           ('largest_of_7', 0.018)
         """
+        # "5" is likely to be meant as five per cent, which the error then says.
         try:
             check_range("share", share, 0.0, 1.0, open_low=True)
         except ValueError as error:

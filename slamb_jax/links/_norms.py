@@ -146,6 +146,7 @@ def squares_of_leaves(terms: Sequence[Term], at_step: AtStep | None) -> list[Any
             _squares_of_parts([x for _, x in group if x.age is not None], at_step)
         )
         out |= {i: x.squares() if x.age is None else next(in_parts) for i, x in group}
+    # Norms are those of whole layers: a shard's share is summed over the shards of it.
     squares = [out[i] for i in range(len(terms))]
     return _collectives.psum_each(squares, [x.leaf.axes for x in terms])
 
@@ -162,6 +163,7 @@ def _squares_of_parts(
     if not terms or at_step is None:
         return []
     exchanged = [x.squares_exchanged(at_step.blocks(x.leaf)) for x in terms]
+    # Of p and of u alike, since either may be nearly all in one part.
     rest, safe = [], []
     for part, term in zip(exchanged, terms, strict=True):
         both = list(zip(term.squares(), part, strict=True))

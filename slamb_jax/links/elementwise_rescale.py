@@ -83,6 +83,7 @@ def elementwise_rescale(
     ) -> tuple[optax.Updates, ElementwiseRescaleState]:
         del extra_args
         step = next_step(state.count)
+        # The workers whose batches are one large batch, not the devices of a group.
         n = axes.axis_size(exchange.axis_name)
         new = ElementwiseRescaleState(unless(skip, state.count, step))
         if exchange.selection is None:  # all is exchanged at every step, and fresh

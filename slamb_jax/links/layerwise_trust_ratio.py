@@ -190,6 +190,8 @@ class _Link(NamedTuple):
             updates, params, mask_tree(self.mask, params), *(moments or ())[:3],
             like=params, layout=self.exchange.layout,
         )  # fmt: skip
+        # A decay that follows a schedule is a number of this step; None is no decay at
+        # all, for which nothing is added to the program.
         of_nu = None if moments is None else moments.of_nu
         rates = [decay if decays else None for _, _, _, decays, *_ in rows]
         pairs = zip(rows, rates, strict=True)
@@ -240,6 +242,8 @@ def _direction(
     v: jax.Array,
 ) -> jax.Array:
     """The direction of a leaf, or of blocks of it, from its moments."""
+    # The scalars are arguments, so that a barrier can hold them with the moments: what
+    # is outside of it would be computed for all leaves of one shape, and kept.
     of_m, of_v = scalars
     m_hat, v_hat = of_m * m.astype(jnp.float32), of_v * v.astype(jnp.float32)
     given = {"second_moment": v_hat, "of_second_moment": of_v}

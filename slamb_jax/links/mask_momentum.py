@@ -53,7 +53,7 @@ class _Exchanged(NamedTuple):
 
     means: list[jax.Array]  # what the step takes, bias-corrected, float32
     mus: list[jax.Array]  # what the worker keeps
-    of_mus: list[jax.Array] | None  # means over mus, where that is what the step takes
+    of_mus: list[jax.Array] | None  # means over mus, where the step takes what is kept
     second: SecondMoment | None
     of_nu: jax.Array  # the factor that corrects the bias of v
     compressor: optax.OptState
@@ -230,6 +230,7 @@ class _Link(NamedTuple):
         if self.b2 is not None:
             nu = init_moment(params, "nu_dtype", self.nu_dtype)
         if self.has_units:
+            # Of a sum over its shards the type no longer varies over their axes.
             shards = frozenset(self.exchange.shard_axes)
             nu_mean = jax.tree.map(lambda p: axes.zero_of_sum(p, shards), params)
         compressed: optax.OptState = optax.EmptyState()

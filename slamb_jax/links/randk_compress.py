@@ -141,6 +141,7 @@ def randk_compress_with_error_feedback(
         **extra_args: Any,
     ) -> tuple[optax.Updates, RandkCompressState]:
         del extra_args
+        # Where types show it: what was averaged already would be sent for nothing.
         axes.check_local(updates, exchange.axis_name, exchange.shard_axes)
         step = next_step(state.count)
         like = updates if params is None else params

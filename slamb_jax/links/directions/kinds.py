@@ -42,6 +42,8 @@ def by_kind(
     ) -> tuple[optax.Updates, dict[str, optax.OptState]]:
         check_params(params)
         names, new_state = kinds(params), {}
+        # Each kind fills its own places, and finds None in those of the others: such a
+        # tree passes through the links of this library, which skip what is None.
         merged = jax.tree.map(lambda _: None, updates)
         for name, tx in inner.items():
             own = {
