@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -191,9 +191,16 @@ class WireReport:
         if not self.collectives:
             return "nothing is communicated"
         head = ("kind", "dtype", "elements", "bytes sent", "devices", "runs")
-        rows = [head, *(c._row() for c in self.collectives)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, r, widths)).rstrip() for r in rows)
+        return in_columns([head, *(c._row() for c in self.collectives)], str.ljust)
+
+
+def in_columns(
+    rows: Sequence[tuple[str, ...]], justify: Callable[[str, int], str]
+) -> str:
+    """Prints a table, whose first column is justified to the left."""
+    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = ([x.ljust(first), *map(justify, more, widths)] for x, *more in rows)
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> WireReport:
