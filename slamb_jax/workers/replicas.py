@@ -1,6 +1,7 @@
 """Replicas, one for each worker: made of one tree, and averaged into one."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -92,19 +93,16 @@ def _check_is_one_copy(tree: chex.ArrayTree, exchange: Exchange) -> None:
 def _check_steps_are_skipped_together(tree: chex.ArrayTree) -> None:
     """Raises for a state that may make one worker skip a step, and the others wait."""
 
-    def skips(x: object) -> bool:
-        return isinstance(x, optax.ApplyIfFiniteState)
+    def parts(tree: Any, is_part: Callable[[object], bool]) -> list[Any]:
+        return list(filter(is_part, jax.tree.leaves(tree, is_leaf=is_part)))
 
-    def exchanges(x: object) -> bool:
-        return type(x).__module__.startswith("slamb_jax.")
-
-    for x in filter(skips, jax.tree.leaves(tree, is_leaf=skips)):
-        if any(map(exchanges, jax.tree.leaves(x, is_leaf=exchanges))):
-            raise ValueError(
-                "tree has the state of optax.apply_if_finite around an exchange: a "
-                "worker that skips a step would leave the others waiting for ever. "
-                "Take slamb_jax.skip_not_finite(tx, exchange)"
-            )
+    skipped = parts(tree, lambda x: isinstance(x, optax.ApplyIfFiniteState))
+    if parts(skipped, lambda x: type(x).__module__.startswith("slamb_jax.")):
+        raise ValueError(
+            "tree has the state of optax.apply_if_finite around an exchange: a worker "
+            "that skips a step would leave the others waiting for ever. Take "
+            "slamb_jax.skip_not_finite(tx, exchange)"
+        )
 
 
 def are_alike(tree: chex.ArrayTree) -> chex.ArrayTree:

@@ -79,7 +79,7 @@ def per_worker_step(
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
       >>> mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
       >>> exchange = slamb_jax.Exchange("data")
-      >>> tx = slamb_jax.slamb(0.1, exchange)
+      >>> tx = slamb_jax.lamb(0.1, exchange)
       >>> def step(state, batch):
       ...     params, opt_state = state
       ...     loss = lambda p: jnp.mean((batch @ p) ** 2)
