@@ -52,9 +52,8 @@ def parse_exchange(path: str) -> Exchange:
 
 def parse_setting(text: str) -> int | str | None:
     """A number, None for ``null`` or ``never``, or any other text as it is."""
-    if text in ("null", "never"):
-        return None
-    return int(text) if text.isdecimal() else text
+    value = int(text) if text.isdecimal() else text
+    return None if value in ("null", "never") else value
 
 
 # Each option: how it is read, an example, and its help.
@@ -88,7 +87,6 @@ _EXCHANGE = {
     "--sync-every": (parse_setting, "100", "H, steps between averages of the "
                      "parameters, or never; default: 1, the momentum at every step"),
 }  # fmt: skip
-_REPORT = {"program": (pathlib.Path, "PROGRAM", "file with the text")}
 
 
 class _OneLine(argparse.ArgumentParser):
@@ -104,9 +102,10 @@ def main(arguments: list[str] | None = None) -> None:
     version = f"slamb-jax {slamb_jax.__version__}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, dest="command")
+    program = {"program": (pathlib.Path, "PROGRAM", "file with the text")}
     for run, text, options in (
         (_advise, "predict whether an exchange pays", _ADVISE),
-        (_report, "list what a compiled program sends", _REPORT),
+        (_report, "list what a compiled program sends", program),
     ):
         command = commands.add_parser(
             run.__name__[1:], help=text, description=run.__doc__, allow_abbrev=False,
@@ -119,9 +118,10 @@ def main(arguments: list[str] | None = None) -> None:
             _add(command, _NETWORK)
             about = "Settings of slamb_jax.Exchange."
             _add(group := command.add_argument_group("exchange", about), _EXCHANGE)
-            text = "exchange during the compute; default: --no-overlap"
-            negatable = argparse.BooleanOptionalAction
-            group.add_argument("--overlap", action=negatable, help=text)
+            group.add_argument(
+                "--overlap", action=argparse.BooleanOptionalAction,
+                help="exchange during the compute; default: --no-overlap",
+            )  # fmt: skip
     given = vars(parser.parse_args(arguments))
     try:
         print(given["run"](given))

@@ -1,5 +1,6 @@
 """Whether replicas agree, to the bit or to a tolerance, and how far momenta do."""
 
+import itertools
 import math
 from typing import Any
 
@@ -82,10 +83,10 @@ def _differing(leaves: list[Any], rtol: float) -> np.ndarray:
     sums = checksums(leaves)
     unlike = (sums != sums[:, :1]).any(-1).sum(1)
     floating = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
-    if rtol > 0 and (near := np.flatnonzero(floating)).size:
-        norms = stacked(_distances, [leaves[i] for i in near])
+    if rtol > 0 and any(floating):
+        norms = stacked(_distances, list(itertools.compress(leaves, floating)))
         distance, norm = norms[..., :-1], norms[..., -1:]
-        unlike[near] = (~(distance <= rtol * norm)).sum(1)  # a NaN is never near
+        unlike[floating] = (~(distance <= rtol * norm)).sum(1)  # a NaN is never near
     return unlike
 
 
@@ -129,8 +130,9 @@ def differing_copies(x: Any) -> list[int]:
     first: dict[str, np.ndarray] = {}  # by part of the array
     indices = here.devices_indices_map(x.shape)
     for device, sum_of_part in zip(here.mesh.devices.flat, sums, strict=True):
-        if (sum_of_part != first.setdefault(str(indices[device]), sum_of_part)).any():
-            unlike.add(indices[device][0].start or 0)
+        index = indices[device]
+        if (sum_of_part != first.setdefault(str(index), sum_of_part)).any():
+            unlike.add(index[0].start or 0)
     return sorted(unlike)
 
 

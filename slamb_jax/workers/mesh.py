@@ -166,9 +166,8 @@ def device_put_global(x: Any, there: NamedSharding) -> Any:
 def processes_of_workers(state: chex.ArrayTree) -> list[int]:
     """The process of each worker; raises for a worker of several."""
     n = check_replicas("like", state)
-    first = raw(jax.tree.leaves(state)[0]) if n else None
-    sharding = mesh_sharding(first)
-    if first is None or sharding is None:
+    first: Any = raw(jax.tree.leaves(state)[0]) if n else None
+    if (sharding := mesh_sharding(first)) is None:
         return [jax.process_index()] * n
     processes: list[set[int]] = [set() for _ in range(n)]
     device: Any

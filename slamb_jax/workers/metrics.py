@@ -42,14 +42,11 @@ def exchange_metrics(
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
-      >>> exchange = slamb_jax.Exchange("data")
-      >>> tx = slamb_jax.skip_not_finite(slamb_jax.adamw(0.1, exchange), exchange)
-      >>> params = jnp.ones((64, 100))
+      >>> exchange, params = slamb_jax.Exchange("data"), jnp.ones((64, 100))
+      >>> tx = slamb_jax.adamw(0.1, exchange)
       >>> metrics = slamb_jax.exchange_metrics(exchange, params)
-      >>> def step(grads):
-      ...     return tx.update(grads, tx.init(params), params)[1]
-      >>> state = jax.vmap(step, axis_name="data")(jnp.ones((4, 64, 100)))
-      >>> numbers = metrics(state)
+      >>> step = jax.vmap(lambda g: tx.update(g, tx.init(g), g)[1], axis_name="data")
+      >>> numbers = metrics(step(jnp.ones((4, 64, 100))))
       >>> print(numbers["exchange/bytes_per_step"], numbers["exchange/agreement"])
       2040.0 2.0
     """

@@ -26,9 +26,8 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
     """Gives every worker on the mesh its own copy of ``tree``.
 
     Each leaf gets a leading axis of n workers, sharded over their mesh axis. A typed
-    random key (``jax.random.key``, as ``flax.nnx.Rngs`` keep it) is folded with the
-    number of each worker, so that no two draw the same dropout masks; its words,
-    ``jax.random.key_data(key)``, would stay equal.
+    random key (``jax.random.key``, as ``flax.nnx.Rngs`` keep it) is folded with each
+    worker's number, so that no two draw the same dropout masks; raw words stay equal.
 
     Args:
       tree: parameters and optimizer state, arrays or numbers; the same values in each
@@ -80,8 +79,8 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
 def _check_is_one_copy(tree: chex.ArrayTree, exchange: Exchange) -> None:
     """Raises if every leaf has a leading axis over the workers."""
     names = as_tuple(exchange.axis_name)
-    shardings = map(meshes.mesh_sharding, jax.tree.leaves(tree))
-    specs = [sharding.spec if sharding else () for sharding in shardings]
+    leaves = map(meshes.mesh_sharding, jax.tree.leaves(tree))
+    specs = [getattr(sharding, "spec", ()) for sharding in leaves]
     if specs and all(spec and as_tuple(spec[0]) == names for spec in specs):
         raise ValueError(
             "tree must be one copy, got one whose leaves all have an axis of replicas "
@@ -142,9 +141,9 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
       tree: arrays of shape ``(n, ...)``; a single copy is refused where they show it.
 
     Returns:
-      A tree of arrays without that axis, on one local device and not committed to it;
-      on the mesh of ``jax.set_mesh``, if there is one. If any leaf is sharded over
-      further axes of the mesh, all stay there, and sharded as before.
+      A tree of arrays without that axis, on one local device (or on the mesh of
+      ``jax.set_mesh``) and not committed to it. If any leaf is sharded over further
+      axes of the mesh, all stay there, and sharded as before.
 
     Raises:
       ValueError: unless all leaves have a leading axis of the same length.
@@ -186,7 +185,7 @@ def copied_replicas(
     def copy(held: list[jax.Array]) -> list[jax.Array]:
         for i in range(0, len(empty), len(full)):  # a worker sends one at a time
             pairs = list(zip(full, empty[i:], strict=False))
-            gets = jnp.isin(worker_index(axis), jnp.array([r for _, r in pairs]))
+            gets = jnp.isin(worker_index(axis), jnp.array(empty[i : i + len(full)]))
             held = [jnp.where(gets, send(x, axis, pairs), x) for x in held]
         return held
 

@@ -53,8 +53,8 @@ def per_worker_step(
       mesh: the device mesh.
       exchange: that of the optimizer in ``step``. With ``local_axis_name`` each device
         of a group has its share of the batch, a key and a gradient, and the state must
-        come out the same on all, as :func:`slamb` leaves it. With ``param_specs`` the
-        state is sharded as :func:`replicate` shards it; ``step`` is written as if not.
+        come out the same on all. With ``param_specs`` the state is sharded as
+        :func:`replicate` shards it; ``step`` is written as if not.
       check_vma: as in ``jax.shard_map``. With True, gradients that were averaged
         already are refused; False is for models whose kernels do not support it.
 
