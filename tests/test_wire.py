@@ -120,34 +120,26 @@ ENTRY %main (x: f32[800]) -> f32[800] {
 def test_what_a_tpu_makes_of_collectives():
     """A fused reduce-scatter, slices joined by their hosts, tilings in the shapes."""
 
-    def send(target, transfer):
-        return (
-            "send(%p, %token), channel_id=8, is_host_transfer=true, "
-            'frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",'
-            f'_xla_host_transfer_rendezvous="r",_xla_megascale_target={target},'
-            f'_xla_megascale_transfer_type="{transfer}"}}'
-        )
+    text = """HloModule m
 
-    among = '"{1,2,3,4}x{0:3}"'
-    all_to_all = "{{100000,100001,200000,200001}}"
-    text = f"""HloModule m
+%all-reduce-scatter.1 (input: f32[32,128]) -> f32[8,128] {
+  %input = f32[32,128]{1,0:T(8,128)S(1)} parameter(0)
+  %all-reduce.6 = f32[32,128]{1,0:T(8,128)} all-reduce(%input), channel_id=2, replica_groups={{0,1,2,3}}, use_global_device_ids=true, to_apply=%add
+  ROOT %mine = f32[8,128]{1,0:T(8,128)S(1)} dynamic-slice(%all-reduce.6, %id, %id), dynamic_slice_sizes={8,128}
+}
 
-%all-reduce-scatter.1 (input: f32[32,128]) -> f32[8,128] {{
-  %input = f32[32,128]{{1,0:T(8,128)S(1)}} parameter(0)
-  %all-reduce.6 = f32[32,128]{{1,0:T(8,128)}} all-reduce(%input), channel_id=2, replica_groups={{{{0,1,2,3}}}}, use_global_device_ids=true, to_apply=%add
-  ROOT %mine = f32[8,128]{{1,0:T(8,128)S(1)}} dynamic-slice(%all-reduce.6, %id, %id), dynamic_slice_sizes={{8,128}}
-}}
-
-ENTRY %main (x: f32[32,128]) -> f32[8,128] {{
-  %x = f32[32,128]{{1,0:T(8,128)}} parameter(0)
+ENTRY %main (x: f32[32,128]) -> f32[8,128] {
+  %x = f32[32,128]{1,0:T(8,128)} parameter(0)
   %token = token[] after-all()
-  %p = f32[8,128]{{1,0:T(8,128)}} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1
-  %send = (f32[8,128]{{1,0:T(8,128)}}, u32[]{{:S(2)}}, token[]) {send(among, "ALL_REDUCE")}
-  %send.1 = (f32[8,128]{{1,0:T(8,128)}}, u32[]{{:S(2)}}, token[]) {send(all_to_all, "ALL_TO_ALL")}
+  %p = f32[8,128]{1,0:T(8,128)} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1
+  %send = (f32[8,128]{1,0:T(8,128)}, u32[]{:S(2)}, token[]) send(%p, %token), channel_id=8, is_host_transfer=true, frontend_attributes={HOST,_xla_megascale_target="{1,2,3,4}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %send.1 = (f32[8,128]{1,0:T(8,128)}, u32[]{:S(2)}, token[]) send(%p, %token), channel_id=8, is_host_transfer=true, frontend_attributes={HOST,_xla_megascale_target={{100000,100001,200000,200001}},_xla_megascale_transfer_type="ALL_TO_ALL"}
   %send-done = token[] send-done(%send), channel_id=8, is_host_transfer=true
-  ROOT %ar = f32[8,128]{{1,0:T(8,128)}} all-reduce(%p), replica_groups={{{{0,1,2,3}}}}, to_apply=%add
-}}
+  ROOT %ar = f32[8,128]{1,0:T(8,128)} all-reduce(%p), replica_groups={{0,1,2,3}}, to_apply=%add
+}
 """  # noqa: E501
+    host = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
+    text = text.replace("HOST", f'{host},_xla_host_transfer_rendezvous="r"')
     report = slamb_jax.wire_report(text)
     assert [
         (c.kind, c.dtype, c.elements, c.group_size, c.between_slices)
