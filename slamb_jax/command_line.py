@@ -2,13 +2,12 @@
 
 import argparse
 import dataclasses
-import functools
 import json
 import math
 import pathlib
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import slamb_jax
@@ -18,37 +17,29 @@ from slamb_jax.advisor.advise import TYPICAL
 from slamb_jax.exchange.settings import Exchange
 
 _COUNTS = PREFIXES | {"K": 1e3, "B": 1e9}
-_RATES = {
-    prefix + unit: factor * bits
-    for prefix, factor in PREFIXES.items()
-    for unit, bits in (("bit", 1), ("bit/s", 1), ("bps", 1), ("b/s", 1), ("B/s", 8))
-}
+_BITS = {"bit": 1, "bit/s": 1, "bps": 1, "b/s": 1, "B/s": 8}
+_RATES = {p + unit: f * n for p, f in PREFIXES.items() for unit, n in _BITS.items()}
 _NUMBER = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(\S*)")
 
 
-def _parse(
-    units: Mapping[str, float],
-    kind: str,
-    text: str,
-    low: float = 0.0,
-    high: float = 1e300,
-) -> float:
-    match = _NUMBER.fullmatch(text.strip())
-    value = float(match[1]) * units.get(match[2], math.nan) if match else math.nan
-    if not low <= value <= high:  # a NaN is not
-        raise argparse.ArgumentTypeError(f"must be {kind}, got {text!r}")
-    return value
+def _parser(
+    units: Mapping[str, float], kind: str, low: float = 0.0, high: float = 1e300
+) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        match = _NUMBER.fullmatch(text.strip())
+        value = float(match[1]) * units.get(match[2], math.nan) if match else math.nan
+        if not low <= value <= high:  # a NaN is not
+            raise argparse.ArgumentTypeError(f"must be {kind}, got {text!r}")
+        return value
+
+    return parse
 
 
-parse_count = functools.partial(_parse, _COUNTS, "a count such as 340M, 2.8B or 110e6")
-parse_rate = functools.partial(  # as bits per second
-    _parse, _RATES, "a rate such as 10Gbit, 200Mbit/s or 25GB/s"
-)
-parse_duration = functools.partial(_parse, TIMES, "a time such as 0.5s, 300ms or 50us")
+parse_count = _parser(_COUNTS, "a count such as 340M, 2.8B or 110e6")
+parse_rate = _parser(_RATES, "a rate such as 10Gbit, 200Mbit/s or 25GB/s")  # in bits
+parse_duration = _parser(TIMES, "a time such as 0.5s, 300ms or 50us")
 _SHARE = "a share such as 5% or 0.05, above 0 and at most 100%"
-parse_share = functools.partial(
-    _parse, {"": 1.0, "%": 0.01}, _SHARE, low=1e-300, high=1.0
-)
+parse_share = _parser({"": 1.0, "%": 0.01}, _SHARE, 1e-300, 1.0)
 
 
 def parse_exchange(path: str) -> Exchange:
@@ -61,9 +52,8 @@ def parse_exchange(path: str) -> Exchange:
 
 def parse_setting(text: str) -> int | str | None:
     """A number, None for ``null`` or ``never``, or any other text as it is."""
-    if text in ("null", "never"):
-        return None
-    return int(text) if text.isdecimal() else text
+    value = int(text) if text.isdecimal() else text
+    return None if value in ("null", "never") else value
 
 
 # Each option: how it is read, an example, and its help.
@@ -97,7 +87,6 @@ _EXCHANGE = {
     "--sync-every": (parse_setting, "100", "H, steps between averages of the "
                      "parameters, or never; default: 1, the momentum at every step"),
 }  # fmt: skip
-_REPORT = {"program": (pathlib.Path, "PROGRAM", "file with the text")}
 
 
 class _OneLine(argparse.ArgumentParser):
@@ -113,21 +102,22 @@ def main(arguments: list[str] | None = None) -> None:
     version = f"slamb-jax {slamb_jax.__version__}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, dest="command")
-    for run, text, needed in (
+    program = {"program": (pathlib.Path, "PROGRAM", "file with the text")}
+    for run, text, options in (
         (_advise, "predict whether an exchange pays", _ADVISE),
-        (_report, "list what a compiled program sends", _REPORT),
+        (_report, "list what a compiled program sends", program),
     ):
         command = commands.add_parser(
             run.__name__[1:], help=text, description=run.__doc__, allow_abbrev=False,
             argument_default=argparse.SUPPRESS,
         )  # fmt: skip
         command.set_defaults(run=run)
-        _add(command, needed, required=True)
+        _add(command, options, required=True)
         command.add_argument("--json", action="store_true", help="print JSON")
         if run is _advise:
             _add(command, _NETWORK)
-            about = "exchange", "Settings of slamb_jax.Exchange."
-            _add(group := command.add_argument_group(*about), _EXCHANGE)
+            about = "Settings of slamb_jax.Exchange."
+            _add(group := command.add_argument_group("exchange", about), _EXCHANGE)
             group.add_argument(
                 "--overlap", action=argparse.BooleanOptionalAction,
                 help="exchange during the compute; default: --no-overlap",
@@ -141,8 +131,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _add(to: Any, options: Mapping[str, tuple[Any, str, str]], **how: Any) -> None:
     for name, (parse, metavar, text) in options.items():
-        own = how if name.startswith("-") else {}
-        to.add_argument(name, type=parse, metavar=metavar, help=text, **own)
+        more = how if name.startswith("-") else {}
+        to.add_argument(name, type=parse, metavar=metavar, help=text, **more)
 
 
 def _report(given: Mapping[str, Any]) -> str:
@@ -161,37 +151,32 @@ def _advise(given: Mapping[str, Any]) -> str:
     Says whether the exchange pays. The model is that of slamb_jax.advise.
     """
     exchange, network = _exchange(given), Network(**_settings_of(Network, given))
-    updates = (given.get("dense_update", 0.0), given.get("exchanging_update", 0.0))
-    ask = functools.partial(
-        advise, given["params"], network, step_seconds=given["step"],
-        update_seconds=updates,
-    )  # fmt: skip
-    advice, per_node = ask(exchange), None
-    shared = 1 < network.workers_per_node < network.workers
-    if shared and exchange.local_axis_name is None:
-        per_node = ask(dataclasses.replace(exchange, local_axis_name="device"))
-        if per_node.speedup < advice.THRESHOLD * advice.speedup:
-            per_node = None
-    if "json" in given:
-        found = {"exchange": exchange.to_json()} | advice.to_json()
-        found |= {"per_node": per_node.to_json()} if per_node else {}
-        return json.dumps(found, indent=2)
-    said = [str(advice)]
-    if per_node:
-        text = (
-            "One worker per node shares the link with nobody: --local-axis-name device "
-            f"takes {duration(per_node.exchanging.step_seconds)} a step, "
-            f"{per_node.speedup:.2f} times as fast as a dense one in float32 and "
-            f"{per_node.speedup_bfloat16:.2f} times as fast as one in bfloat16."
-        )
-        said.append(textwrap.fill(text, 88))
-    return "\n".join(said)
+    updates = [given.get(f"{x}_update", 0.0) for x in ("dense", "exchanging")]
+    seconds = {"step_seconds": given["step"], "update_seconds": updates}
+    advice = advise(given["params"], network, exchange, **seconds)
+    printed, numbers = str(advice), {"exchange": exchange.to_json()} | advice.to_json()
+    shares_link = 1 < network.workers_per_node < network.workers
+    if shares_link and exchange.local_axis_name is None:
+        groups = dataclasses.replace(exchange, local_axis_name="device")
+        per_node = advise(given["params"], network, groups, **seconds)
+        if per_node.speedup >= advice.THRESHOLD * advice.speedup:
+            numbers["per_node"] = per_node.to_json()
+            text = (
+                "One worker per node shares the link with nobody: --local-axis-name "
+                f"device takes {duration(per_node.exchanging.step_seconds)} a step, "
+                f"{per_node.speedup:.2f} times as fast as a dense one in float32 and "
+                f"{per_node.speedup_bfloat16:.2f} times as fast as one in bfloat16."
+            )
+            printed += "\n" + textwrap.fill(text, 88)
+    return json.dumps(numbers, indent=2) if "json" in given else printed
 
 
 def _exchange(given: Mapping[str, Any]) -> Exchange:
     """The exchange of ``--exchange FILE``, with the options given beside it."""
-    recorded = given.get("exchange", Exchange())
-    settings = _settings_of(Exchange, given)
+    recorded, settings = (
+        given.get("exchange", Exchange()),
+        _settings_of(Exchange, given),
+    )
     axis = {"axis_name": recorded.axis_name or "data"}
     exchange = dataclasses.replace(recorded, **axis | settings)
     if "budget" not in given:
@@ -200,15 +185,15 @@ def _exchange(given: Mapping[str, Any]) -> Exchange:
         raise ValueError(
             f"--budget chooses the payload, which is given: {exchange.payload!r}"
         )
-    found = {x.name: getattr(exchange, x.name) for x in dataclasses.fields(Exchange)}
-    del found["payload"]
-    return Exchange.for_budget(share=given["budget"], params=TYPICAL, **found)
+    names = {field.name for field in dataclasses.fields(Exchange)} - {"payload"}
+    settings = {name: getattr(exchange, name) for name in names}
+    return Exchange.for_budget(share=given["budget"], params=TYPICAL, **settings)
 
 
 def _settings_of(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are fields of this dataclass."""
-    names = [field.name for field in dataclasses.fields(kind)]
-    return {name: given[name] for name in names if name in given}
+    names = {field.name for field in dataclasses.fields(kind)} & given.keys()
+    return {name: given[name] for name in names}
 
 
 if __name__ == "__main__":

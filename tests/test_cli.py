@@ -25,80 +25,81 @@ def advise(capsys, *options, **changed):
     return capsys.readouterr().out
 
 
+def said(*given, **changed):
+    """What the command prints, as one line."""
+    return " ".join(advise(*given, **changed).split())
+
+
 def test_a_readable_table(capsys):
     out = advise(capsys)
     assert out.startswith("340 M parameters; 128 workers, 1 per node; 10 Gbit/s, ")
-    said = " ".join(out.split())
     share = "5.16% of the bytes of dense float32, 10.3% of bfloat16"
-    assert f"Exchange('data'): {share}" in said
+    assert f"Exchange('data'): {share}" in said(capsys)
     row = r"^exchanging +\d+.\d +500 ms +\d+ ms +0 ns +12 ms +\d+ ms +4.\d\d +2.\d\d$"
     assert re.search(row, out, re.M), out
     assert "will pay: " in out
-    assert max(map(len, out.splitlines())) <= 88
-    assert max(map(len, advise(capsys, "--overlap").splitlines())) <= 88
+    lines = out.splitlines() + advise(capsys, "--overlap").splitlines()
+    assert max(map(len, lines)) <= 88
     assert "will not pay: " in advise(capsys, step="20s", link="400Gbit")
     free = {"dense-update": None, "exchanging-update": None}
-    assert "Both updates are taken to be free" not in said
-    assert "free: python -m benchmarks.step" in " ".join(advise(capsys, **free).split())
+    assert "Both updates are taken to be free" not in said(capsys)
+    assert "free: python -m benchmarks.step" in said(capsys, **free)
 
 
 def test_a_budget_chooses_the_exchange_and_says_what_to_expect(capsys):
-    out = " ".join(advise(capsys, "--budget", "5%", "--axis-name", "x").split())
+    out = said(capsys, "--budget", "5%", "--axis-name", "x")
     assert "Exchange('x', payload='largest_of_7'): " in out
     assert "will pay: " in out
     assert "In largest_of_7 expect a loss 1.6 % below dense AdamW's" in out
-    out = " ".join(advise(capsys, "--budget", "0.003").split())
+    out = said(capsys, "--budget", "0.003")
     assert "may not pay: " in out
     assert "In largest_of_127 expect a loss 18.5 % above dense AdamW's" in out
 
 
 def test_workers_that_share_a_link_are_told_of_groups(capsys):
-    shared = advise(capsys, "--workers-per-node", "8")
+    shared = said(capsys, "--workers-per-node", "8")
     assert "--local-axis-name device" in shared
-    grouped = advise(capsys, "--workers-per-node", "8", "--local-axis-name", "device")
+    grouped = said(capsys, "--workers-per-node", "8", "--local-axis-name", "device")
     assert "One worker per node" not in grouped + advise(capsys)
-    said = " ".join(shared.partition("One worker per node")[2].split())
     figures = r"(\d\.\d\d) times as fast as (a dense one in float32|one in bfloat16)"
-    both = re.findall(figures, said)
-    assert both == re.findall(figures, " ".join(grouped.split()))
-    found = json.loads(advise(capsys, "--workers-per-node", "8", "--json"))["per_node"]
-    speedups = [found["speedup"], found["speedup_bfloat16"]]
+    both = re.findall(figures, shared.partition("One worker per node")[2])
+    assert both == re.findall(figures, grouped)
+    numbers = json.loads(advise(capsys, "--workers-per-node", "8", "--json"))
+    speedups = [numbers["per_node"][x] for x in ("speedup", "speedup_bfloat16")]
     assert [f"{x:.2f}" for x in speedups] == [x for x, _ in both]
 
 
 def test_numbers_as_json(capsys):
-    found = json.loads(advise(capsys, "--json", "--budget", "2%"))
-    exchange = slamb_jax.Exchange.from_json(found["exchange"])
+    numbers = json.loads(advise(capsys, "--json", "--budget", "2%"))
+    exchange = slamb_jax.Exchange.from_json(numbers["exchange"])
     assert exchange == slamb_jax.Exchange("data", payload="largest_of_7")
     network = slamb_jax.Network(128, 10e9)
     want = slamb_jax.advise(340e6, network, exchange, step_seconds=0.5)
-    assert found["speedup"] == pytest.approx(want.speedup, rel=0.1)
-    assert found["pays"] is found["faster"] is True
-    assert found["break_even_link"] is None  # no link is too fast
-    assert found["share"] == pytest.approx(0.0184, abs=5e-5)
-    assert (found["payload"], found["expected_loss"]) == ("largest_of_7", -1.6)
+    assert numbers["speedup"] == pytest.approx(want.speedup, rel=0.1)
+    assert numbers["pays"] is numbers["faster"] is True
+    assert numbers["break_even_link"] is None  # no link is too fast
+    assert numbers["share"] == pytest.approx(0.0184, abs=5e-5)
+    assert (numbers["payload"], numbers["expected_loss"]) == ("largest_of_7", -1.6)
 
 
 def test_options_override_a_file_as_settings_of_an_exchange(capsys, tmp_path):
     """What a run recorded, and every option beside it, make one Exchange."""
     recorded = slamb_jax.Exchange.paper("rows", overlap=True)
     path = tmp_path / "exchange.json"
-    path.write_text(json.dumps(recorded.to_json()))
-    said = " ".join(advise(capsys, "--exchange", str(path)).split())
-    assert f"{recorded!r}: 11% of the bytes" in said
     path.write_text('{"payload": "uniform8"}')
-    said = advise(capsys, "--exchange", str(path))
-    assert "Exchange('data', payload='uniform8')" in said
+    told = said(capsys, "--exchange", str(path))
+    assert "Exchange('data', payload='uniform8')" in told
     path.write_text(json.dumps(recorded.to_json()))
-    options = {"local_axis_name": "x", "sync_every": None}
-    words = [f"--{k.replace('_', '-')}={v or 'never'}" for k, v in options.items()]
-    more = ["--no-overlap", "--payload", "null", "--workers-per-node", "4"]
-    out = advise(capsys, "--exchange", str(path), *words, *more)
+    told = said(capsys, "--exchange", str(path))
+    assert f"{recorded!r}: 11% of the bytes" in told
+    words = "--local-axis-name=x --sync-every=never --no-overlap --payload null"
+    more = [*words.split(), "--workers-per-node", "4"]
+    out = advise(capsys, "--exchange", str(path), *more)
     network = slamb_jax.Network(128, 10e9, workers_per_node=4)
+    options = {"local_axis_name": "x", "sync_every": None}
     exchange = slamb_jax.Exchange.paper("rows", **options)
-    updates = {"update_seconds": (0.010, 0.012)}
-    want = slamb_jax.advise(340e6, network, exchange, step_seconds=0.5, **updates)
-    assert out == f"{want}\n"
+    seconds = {"step_seconds": 0.5, "update_seconds": (0.010, 0.012)}
+    assert out == f"{slamb_jax.advise(340e6, network, exchange, **seconds)}\n"
 
 
 @pytest.mark.parametrize(
@@ -119,12 +120,11 @@ def test_help_shows_defaults(words, shown, capsys, monkeypatch):
 
 
 def test_the_command_as_a_process():
-    asked = ASKED | {"--workers": "0"}
-    words = [word for pair in asked.items() for word in pair]
+    words = [word for pair in (ASKED | {"--workers": "0"}).items() for word in pair]
     run = programs.start("-m", "slamb_jax.command_line", "advise", *words)
     _, told = run.communicate(timeout=100)
-    said = "slamb-jax advise: workers must be an integer of at least 2, got 0\n"
-    assert (run.returncode, told) == (2, said)
+    error = "slamb-jax advise: workers must be an integer of at least 2, got 0\n"
+    assert (run.returncode, told) == (2, error)
 
 
 READ = [
@@ -142,27 +142,25 @@ def test_units_are_read(kind, text, value):
 
 
 def test_units_are_printed():
-    assert advice.scaled(999.9e6, "bit/s") == "1 Gbit/s"
-    assert advice.scaled(2.8e9, "parameters") == "2.8 G parameters"
-    assert advice.duration(0.9999) == "1 s"
-    assert advice.duration(3.2e-8) == "32 ns"
-    assert advice.duration(0.0) == "0 ns"
+    rates = [advice.scaled(999.9e6, "bit/s"), advice.scaled(2.8e9, "parameters")]
+    assert rates == ["1 Gbit/s", "2.8 G parameters"]
+    times = [advice.duration(x) for x in (0.9999, 3.2e-8, 0.0)]
+    assert times == ["1 s", "32 ns", "0 ns"]
 
 
 def test_a_report_of_the_text_of_a_program(capsys, tmp_path):
     params = {"w": jnp.ones((32, 32))}
     tx = slamb_jax.adamw(0.1, slamb_jax.Exchange(AXIS))
-    lowered = stepper(tx, "shard_map", 4).lower(
-        *(stack(x, 4) for x in (params, tx.init(params), params))
-    )
+    trees = stack((params, tx.init(params), params), 4)
+    lowered = stepper(tx, "shard_map", 4).lower(*trees)
     path = tmp_path / "program.txt"
     path.write_text(lowered.compile().as_text())
     command_line.main(["report", str(path)])
     table = capsys.readouterr().out
     assert table.splitlines()[0].split()[:3] == ["kind", "dtype", "elements"]
     command_line.main(["report", str(path), "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert [x["kind"] for x in found] == [y.split()[0] for y in table.splitlines()[1:]]
-    assert {x["kind"] for x in found} == {"all-to-all", "all-gather"}
+    rows = json.loads(capsys.readouterr().out)
+    assert [x["kind"] for x in rows] == [y.split()[0] for y in table.splitlines()[1:]]
+    assert {x["kind"] for x in rows} == {"all-to-all", "all-gather"}
     want = slamb_jax.wire_report(lowered).bytes_sent()
-    assert sum(x["bytes_sent"] for x in found) == want
+    assert sum(x["bytes_sent"] for x in rows) == want

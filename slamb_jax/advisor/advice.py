@@ -6,6 +6,7 @@ import textwrap
 from typing import Any, ClassVar
 
 from slamb_jax.exchange.settings import FORMATS
+from slamb_jax.wire.report import in_columns
 
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -17,35 +18,25 @@ as many steps, in per cent, in ``benchmarks/results/frontier.md``."""
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-    """Predicted cost of a step; averages of the parameters are amortized.
+    """Predicted cost of a step; averages of the parameters are amortized."""
 
-    Attributes:
-      bytes_per_step: bytes that each worker sends, as :func:`wire_report` counts them.
-      compute_seconds: forward and backward pass.
-      exchange_seconds: all collectives.
-      update_seconds: update of the optimizer, and its application.
-      local_bytes_per_step: the part of ``bytes_per_step`` that stays within a node.
-      hidden_seconds: the part of ``exchange_seconds`` that runs during the compute.
-      latency_seconds: the part of ``exchange_seconds`` that fewer bytes do not shorten.
-    """
-
-    bytes_per_step: float
-    compute_seconds: float
-    exchange_seconds: float
-    update_seconds: float
-    local_bytes_per_step: float = 0.0
-    hidden_seconds: float = 0.0
-    latency_seconds: float = 0.0
-
-    @property
-    def step_seconds(self) -> float:
-        """Seconds of a step: compute, exposed exchange and update in sequence."""
-        return self.compute_seconds + self.exposed_seconds + self.update_seconds
+    bytes_per_step: float  #: that each worker sends, as wire_report counts them
+    compute_seconds: float  #: forward and backward pass
+    exchange_seconds: float  #: all collectives
+    update_seconds: float  #: update of the optimizer, and its application
+    local_bytes_per_step: float = 0.0  #: those that stay within a node
+    hidden_seconds: float = 0.0  #: of the exchange, while the step computes
+    latency_seconds: float = 0.0  #: of the exchange, which fewer bytes do not shorten
 
     @property
     def exposed_seconds(self) -> float:
         """Seconds of the exchange that the step waits for."""
         return self.exchange_seconds - self.hidden_seconds
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step: compute, exposed exchange and update in sequence."""
+        return self.compute_seconds + self.exposed_seconds + self.update_seconds
 
     @property
     def efficiency(self) -> float:
@@ -55,37 +46,27 @@ class StepCost:
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """Predictions of :func:`advise`; prints as a table with a verdict.
+    """Predictions of :func:`advise`; prints as a table with a verdict."""
 
-    Attributes:
-      dense: a step whose gradients are averaged in float32.
-      dense_bfloat16: a step whose gradients are averaged in bfloat16.
-      exchanging: a step with the exchange.
-      break_even_link: the fastest link, in bits per second, on which ``exchanging``
-        takes no longer than ``dense``: infinite from 10 Tbit/s on, 0 if none.
-      break_even_link_bfloat16: the same against ``dense_bfloat16``.
-      title: the question, in words.
-      share: bytes of a step over those of averaging gradients in float32, as
-        :meth:`Exchange.share` counts them; over those in bfloat16 it is twice as much.
-      payload: the wire format of the exchange.
-      expected_loss: per cent by which the loss of :func:`adamw` in this wire format
-        was above dense AdamW's after as many steps; negative if below. None: no loss is
-        recorded for this exchange.
-      THRESHOLD: the least speed-up that pays; less is within the model's error.
-      LATE: from this share of a step on, latency has a line of its own in the print.
-    """
-
-    dense: StepCost
-    dense_bfloat16: StepCost
-    exchanging: StepCost
+    dense: StepCost  #: a step whose gradients are averaged in float32
+    dense_bfloat16: StepCost  #: a step whose gradients are averaged in bfloat16
+    exchanging: StepCost  #: a step with the exchange
+    #: The fastest link, in bits per second, on which ``exchanging`` takes no longer
+    #: than ``dense``: infinite from 10 Tbit/s on, 0 if none.
     break_even_link: float
-    break_even_link_bfloat16: float
-    title: str
+    break_even_link_bfloat16: float  #: the same against ``dense_bfloat16``
+    title: str  #: the question, in words
+    #: Bytes of a step over those of averaging gradients in float32, as
+    #: :meth:`Exchange.share` counts them; over those in bfloat16 it is twice as much.
     share: float
-    payload: str
+    payload: str  #: the wire format of the exchange
+    #: Per cent by which the loss of :func:`adamw` in this wire format was above dense
+    #: AdamW's after as many steps; negative if below. None: no loss is recorded.
     expected_loss: float | None
 
+    #: The least speed-up that pays; less is within the model's error.
     THRESHOLD: ClassVar[float] = 1.05
+    #: From this share of a step on, latency has a line of its own in the print.
     LATE: ClassVar[float] = 0.25
 
     @property
@@ -120,9 +101,9 @@ class Advice:
         It is ``"may not pay: ..."`` for a step that is faster at a higher loss, and
         ``"may pay: ..."`` for one that is faster and whose loss is not recorded.
         """
-        will = "will" if self.pays else "may not" if self.faster else "will not"
-        if self.pays and self.expected_loss is None:
-            will = "may"
+        will = "may not" if self.faster else "will not"
+        if self.pays:
+            will = "may" if self.expected_loss is None else "will"
         share = self.dense_bfloat16.exchange_seconds / self.dense_bfloat16.step_seconds
         loss = "No loss is recorded for this exchange: train a dense run beside it."
         if self.expected_loss is not None:
@@ -142,30 +123,27 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """The numbers and the verdict as JSON can hold them; None is infinity."""
-        names = ("share_bfloat16", "speedup", "speedup_bfloat16", "faster", "pays")
-        found = dataclasses.asdict(self) | {x: getattr(self, x) for x in names}
-        found["verdict"] = self.verdict
-        return {k: None if x == math.inf else x for k, x in found.items()}
+        names = [k for k, x in vars(Advice).items() if isinstance(x, property)]
+        numbers = dataclasses.asdict(self) | {x: getattr(self, x) for x in names}
+        return {k: None if x == math.inf else x for k, x in numbers.items()}
 
     def __str__(self) -> str:
         times = ("compute", "exchange", "hidden", "update", "step")
-        rows = [["", "MB sent", *times, "vs f32", "vs bf16"]]
+        rows: list[tuple[str, ...]]
+        rows = [("", "MB sent", *times, "vs f32", "vs bf16")]
         costs = (self.dense, self.dense_bfloat16, self.exchanging)
         names = ("dense, float32", "dense, bfloat16", "exchanging")
         for name, cost in zip(names, costs, strict=True):
             sent = f"{cost.bytes_per_step / 1e6:.4g}"
             seconds = [duration(getattr(cost, f"{x}_seconds")) for x in times]
             gains = [f"{x.step_seconds / cost.step_seconds:.2f}" for x in costs[:2]]
-            rows.append([name, sent, *seconds, *gains])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = [
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
-            for row in rows
-        ]
-        links = (
-            f"Break-even link: {_link(self.break_even_link)} against float32, "
-            f"{_link(self.break_even_link_bfloat16)} against bfloat16."
+            rows.append((name, sent, *seconds, *gains))
+        no_link = {0.0: "none is slow enough", math.inf: "none is too fast"}
+        wide, narrow = (
+            no_link.get(x) or scaled(x, "bit/s")
+            for x in (self.break_even_link, self.break_even_link_bfloat16)
         )
+        links = f"Break-even link: {wide} against float32, {narrow} against bfloat16."
         if not (self.dense.update_seconds or self.exchanging.update_seconds):
             links += (
                 " Both updates are taken to be free: python -m benchmarks.step, in the "
@@ -181,12 +159,7 @@ class Advice:
                 "optimizer."
             )
         said = [textwrap.fill(x, 88) for x in said]
-        return "\n".join([self.title, *table, *said])
-
-
-def _link(rate: float) -> str:
-    unusual = {0.0: "none is slow enough", math.inf: "none is too fast"}
-    return unusual.get(rate) or scaled(rate, "bit/s")
+        return "\n".join([self.title, in_columns(rows, str.rjust), *said])
 
 
 def scaled(value: float, unit: str) -> str:

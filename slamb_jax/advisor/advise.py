@@ -4,19 +4,20 @@ import dataclasses
 import math
 import numbers
 import textwrap
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from slamb_jax._core.checks import check_floating, check_range
+from slamb_jax._core import checks
 from slamb_jax._core.layout import broadcast_specs
 from slamb_jax.advisor.advice import ABOVE_DENSE, Advice, StepCost, duration, scaled
 from slamb_jax.advisor.network import Network
-from slamb_jax.exchange.nbytes import Transfer, means_of, share, transfers_of
+from slamb_jax.exchange import nbytes
+from slamb_jax.exchange.nbytes import Transfer
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.wire import RING_SHARES
 
@@ -44,8 +45,8 @@ def advise(
 
     Nothing overlaps, since an optax optimizer runs after the backward pass. With
     ``overlap`` the exchange between the workers runs during the compute, and the step
-    waits for the rest of it. A dense program that exchanges gradients during its
-    backward pass is faster than predicted here.
+    waits for the rest of it; whether that comes true depends on the compiler. A dense
+    program that exchanges gradients during its backward pass is faster than predicted.
 
     Args:
       params: a tree of arrays or of ``jax.ShapeDtypeStruct``; or the number d of
@@ -53,16 +54,13 @@ def advise(
         Of a leaf with a ``NamedSharding`` only the shard of one device counts, so d and
         the links are those of one device if the model is sharded.
       network: the workers and their links.
-      exchange: its settings. What a ``selection`` sends of the momentum is taken to be
-        of float32. With ``local_axis_name`` each node is one worker. With
+      exchange: its settings. What a ``selection`` sends without a ``payload`` is taken
+        to be of float32. With ``local_axis_name`` each node is one worker. With
         ``param_specs`` the leaves need a ``NamedSharding``, whose mesh gives the sizes
-        of the axes. Whether an ``overlap`` comes true depends on the compiler.
+        of the axes.
       step_seconds: compute of one forward and backward pass on one worker; positive.
       update_seconds: ``(dense, exchanging)``, the seconds of update and application
         that are not in ``step_seconds``.
-
-    Returns:
-      An :class:`Advice`.
 
     Raises:
       ValueError: for a value out of range, an exchange without an axis, groups that
@@ -79,57 +77,42 @@ def advise(
     if not isinstance(network, Network):
         raise ValueError(f"network must be a slamb_jax.Network, got {network!r}")
     devices = _devices(network, check_exchange(exchange))
-    workers = network.workers // devices
     if isinstance(params, numbers.Real):
-        check_range("params", params, 1.0, open_high=True)
-        d, (size, of_one) = int(float(params)), means_of(exchange, TYPICAL)
-        means = [x._replace(sizes=(-(-d * sum(x.sizes) // size),)) for x in of_one]
+        checks.check_range("params", params, 1.0, open_high=True)
+        d, (size, means) = int(float(params)), nbytes.means_of(exchange, TYPICAL)
+        means = [x._replace(sizes=(-(-d * sum(x.sizes) // size),)) for x in means]
     else:
-        d, means = means_of(exchange, params, _shards(params, exchange))
-    check_range("step_seconds", step_seconds, 0.0, open_low=True, open_high=True)
+        d, means = nbytes.means_of(exchange, params, _shards(params, exchange))
+    checks.check_range("step_seconds", step_seconds, 0.0, open_low=True, open_high=True)
     if not isinstance(update_seconds, Sequence) or len(update_seconds) != 2:
         raise ValueError(
             f"update_seconds must be (dense, exchanging), got {update_seconds!r}"
         )
     for name, value in zip(("dense", "exchanging"), update_seconds, strict=True):
-        check_range(f"update_seconds ({name})", value, 0.0, open_high=True)
+        checks.check_range(f"update_seconds ({name})", value, 0.0, open_high=True)
 
-    exchanged = [x for mean in means for x in transfers_of(mean, workers, devices)]
-    gradients = Transfer("all-reduce", 4 * d, within=True)
-    plan = [gradients, *exchanged] if devices > 1 else exchanged
-
-    def dense(network: Network, itemsize: int) -> StepCost:
-        plan = [Transfer("all-reduce", itemsize * d)]
-        sent, seconds, late = _total(network, 1, plan)
-        return StepCost(
-            sent, step_seconds, seconds, update_seconds[0], latency_seconds=late
-        )
-
-    def exchanging(network: Network) -> StepCost:
-        sent, seconds, late = _total(network, devices, plan)
-        within, *_ = _total(network, devices, [x for x in plan if x.within])
-        _, hidden, _ = _total(network, devices, exchanged if exchange.overlap else [])
-        hidden = min(step_seconds, hidden)
-        update = update_seconds[1]
-        return StepCost(sent, step_seconds, seconds, update, within, hidden, late)
-
-    def break_even(itemsize: int) -> float:
-        def gain(link: float) -> float:
-            other = dataclasses.replace(network, link=link)
-            return dense(other, itemsize).step_seconds - exchanging(other).step_seconds
-
-        return _fastest_link(gain)
-
-    payload, found = exchange.payload or "float32", share(d, means)
+    wide, narrow = (
+        _Step(step_seconds, update_seconds[0], [Transfer("all-reduce", itemsize * d)])
+        for itemsize in (4, 2)
+    )
+    plan = [
+        transfer
+        for mean in means
+        for transfer in nbytes.transfers_of(mean, network.workers // devices, devices)
+    ]
+    gradients = [Transfer("all-reduce", 4 * d, within=True)] if devices > 1 else []
+    plans = (gradients, plan) if exchange.overlap else (gradients + plan, [])
+    ours = _Step(step_seconds, update_seconds[1], *plans, devices)
+    payload, share = exchange.payload or "float32", nbytes.share(d, means)
     recorded = exchange.averages_momentum and not exchange.overlap
     return Advice(
-        dense=dense(network, 4),
-        dense_bfloat16=dense(network, 2),
-        exchanging=exchanging(network),
-        break_even_link=break_even(4),
-        break_even_link_bfloat16=break_even(2),
-        title=_title(d, network, exchange, found),
-        share=found,
+        dense=wide.cost(network),
+        dense_bfloat16=narrow.cost(network),
+        exchanging=ours.cost(network),
+        break_even_link=_break_even(wide, ours, network),
+        break_even_link_bfloat16=_break_even(narrow, ours, network),
+        title=_title(d, network, exchange, share),
+        share=share,
         payload=payload,
         expected_loss=ABOVE_DENSE.get(payload) if recorded else None,
     )
@@ -155,7 +138,7 @@ def _devices(network: Network, exchange: Exchange) -> int:
 
 def _shards(params: chex.ArrayTree, exchange: Exchange) -> chex.ArrayTree:
     """Shapes and dtypes of the shard of each leaf that one device holds."""
-    check_floating(params, "params")
+    checks.check_floating(params, "params")
 
     def shard(path: Any, x: jax.Array, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         sharding = getattr(x, "sharding", None)
@@ -174,39 +157,55 @@ def _shards(params: chex.ArrayTree, exchange: Exchange) -> chex.ArrayTree:
     return jax.tree_util.tree_map_with_path(shard, params, specs)
 
 
-def _total(
-    network: Network, devices: int, plan: Sequence[Transfer]
-) -> tuple[float, float, float]:
-    """Per step: the bytes that each device sends, their seconds, and those of latency.
+class _Step(NamedTuple):
+    """A step: its seconds beside the exchange, and its collectives."""
 
-    With several devices in a worker, device i of each node takes part in one mean, and
-    the means share the link of the node.
-    """
-    within = between = network
-    if devices > 1:
-        link = min(network.local_link, 1e18)
-        within = Network(devices, link, latency=network.latency)
-        nodes = network.workers // devices
-        between = Network(nodes, network.link, latency=network.latency)
-    sent, seconds, late = [0.0], [0.0], [0.0]
-    for kind, nbytes, per_step, inside in plan:
-        among, together = (within, 1) if inside else (between, devices)
-        sent.append(per_step * RING_SHARES[kind](among.workers) * nbytes)
-        seconds.append(per_step * among.seconds(kind, nbytes * together))
-        late.append(per_step * among.seconds(kind, 0))
-    return math.fsum(sent), math.fsum(seconds), math.fsum(late)
+    compute: float
+    update: float
+    waits_for: Sequence[Transfer]
+    hidden: Sequence[Transfer] = ()  # as far as the compute is long enough
+    devices: int = 1  # of one worker
+
+    def cost(self, network: Network) -> StepCost:
+        """What it costs on this network.
+
+        With several devices in a worker, device i of each node takes part in one mean,
+        and the means share the link of the node.
+        """
+        within = between = network
+        if self.devices > 1:
+            link, late = min(network.local_link, 1e18), network.latency
+            within = Network(self.devices, link, latency=late)
+            nodes = network.workers // self.devices
+            between = Network(nodes, network.link, latency=late)
+        rows = []
+        for i, x in enumerate([*self.hidden, *self.waits_for]):
+            among, together = (within, 1) if x.within else (between, self.devices)
+            sent = x.per_step * RING_SHARES[x.kind](among.workers) * x.nbytes
+            seconds = x.per_step * among.seconds(x.kind, x.nbytes * together)
+            hidden = seconds if i < len(self.hidden) else 0.0
+            late = x.per_step * among.seconds(x.kind, 0)
+            rows.append((sent, seconds, sent if x.within else 0.0, hidden, late))
+        sent, seconds, local, hidden, late = map(math.fsum, zip(*rows, strict=True))
+        hidden = min(self.compute, hidden)
+        return StepCost(sent, self.compute, seconds, self.update, local, hidden, late)
 
 
-def _fastest_link(gain: Callable[[float], float]) -> float:
-    """The fastest link whose gain is not negative; 0 if there is none."""
+def _break_even(dense: _Step, ours: _Step, network: Network) -> float:
+    """The fastest link on which our step takes no longer; 0 if there is none."""
+
+    def pays(power: float) -> bool:
+        other = dataclasses.replace(network, link=10**power)
+        return ours.cost(other).step_seconds <= dense.cost(other).step_seconds
+
     powers = [13 - i / 8 for i in range(8 * 12)]  # 10 Tbit/s down to 10 bit/s
-    slow = next((x for x in powers if gain(10**x) >= 0), None)
+    slow = next(filter(pays, powers), None)
     if slow in (None, powers[0]):
         return math.inf if slow else 0.0
     fast = slow + 1 / 8
     for _ in range(40):
         middle = (slow + fast) / 2
-        slow, fast = (middle, fast) if gain(10**middle) >= 0 else (slow, middle)
+        slow, fast = (middle, fast) if pays(middle) else (slow, middle)
     return 10**slow
 
 

@@ -15,24 +15,20 @@ _CROSSING = 1.6
 class Network:
     r"""Workers in nodes joined by links; predicts the seconds of a collective.
 
-    There are n workers, w per node, and each node has one full-duplex link to the
-    others, which a ring that visits node after node crosses once. With
-    :math:`b = 8B/(n\,link)`, the seconds of one piece on a link, an all-reduce of B
-    bytes takes
+    Of n workers, w are on each node, and a ring that visits node after node crosses the
+    full-duplex link of each once. With :math:`b = 8B/(n\,link)`, the seconds of one
+    piece on a link, an all-reduce of B bytes takes
 
-    .. math::
-
-      (2n-3)\,\max\left(b,\ \frac{b/2 + latency}{w}\right) + b + latency
+    .. math:: (2n-3)\,\max\left(b,\ \frac{b/2 + latency}{w}\right) + b + latency
 
     since a piece goes in two halves, of which one is sent while the other is on its
     way, as Gloo does. An all-gather or a reduce-scatter has n - 2 such steps. In an
     all-to-all each worker sends a piece to each other worker, all at once, so the link
     carries :math:`w\,\frac{n-w}{n}\,B`, and the latency counts once: with many workers
     per node it costs far more than a ring. Between nodes its flows cross, and it takes
-    1.6 times as long as those bytes alone. A permute is taken to leave the node with
-    the bytes of all its workers. There is no congestion, no time for sums, and no
-    overlap with anything else; libraries that use trees for many workers have a lower
-    latency.
+    1.6 times as long as those bytes alone. A permute leaves the node with the bytes of
+    all its workers. There is no congestion, no time for sums, and no overlap; libraries
+    that use trees for many workers have a lower latency.
 
     Args:
       workers: n, at least 2.
@@ -91,12 +87,10 @@ class Network:
         """
         check_choice("kind", kind, tuple(RING_SHARES))
         check_range("payload_bytes", payload_bytes, 0.0, open_high=True)
-        n, w, link, local = self.workers, self.workers_per_node, self.link, math.inf
-        crossing = _CROSSING
+        n, w, link, crossing = self.workers, self.workers_per_node, self.link, _CROSSING
         if w == n:  # a ring of workers, as if each were a node
             w, link, crossing = 1, self.local_link, 1.0
-        elif w > 1:
-            local = self.local_link
+        local = self.local_link if w > 1 else math.inf
         bits = 8 * RING_SHARES[kind](n) * payload_bytes
         if kind in ("all-to-all", "collective-permute"):
             leaving = bits * w

@@ -135,7 +135,7 @@ def share_of(exchange: Settings, params: chex.ArrayTree) -> float:
 
 def share(elements: int, means: Sequence[Mean]) -> float:
     """Bytes of a step over those of a mean of so many float32 gradients."""
-    # Of one slice that holds all: padding for the workers is not counted, which is a few
-    # bytes for each array.
+    # Of one slice that holds all: padding for the workers, a few bytes for each array,
+    # is not counted.
     sent = sum(slice_nbytes(x.sizes, x.wire, 1) * x.per_step for x in means)
     return sent / (4 * elements)

@@ -156,8 +156,8 @@ class Strided(Selection):
         return jnp.minimum(index, np.int32(count)) if uneven else index
 
     def age(self, step: jax.Array, leaf: Leaf) -> jax.Array:
-        # Ages take c values: they are a table that moves with the step, and the division
-        # for each block becomes one for each group.
+        # Ages take c values: they are a table that moves with the step, and the
+        # division for each block becomes one for each group.
         back = np.arange(self.period, 0, -1, dtype=np.int32)
         since = self._place(step, leaf)[:, None] + back[None]
         since = jnp.minimum(step, lax.rem(since, np.int32(self.period)))
@@ -204,8 +204,8 @@ class Strided(Selection):
         rows = self._rows(leaf)
         tiles = leaf.size // (self.block_size(leaf) * rows)
         index = _numbers(-(-tiles // self.period) * rows, jnp.uint32)
-        # A hash and not a draw: every worker computes it from the leaf's number alone, and
-        # neighbours in a leaf, or equal leaves, do not take their turns together.
+        # A hash and not a draw: every worker computes it from the leaf's number alone.
+        # Neighbours in a leaf, and equal leaves, do not take their turns together.
         hashed = hash_u32(index, hash_words(self.seed, leaf.index))
         offset = (hashed % np.uint32(self.period)).astype(np.int32)
         return lax.rem(step, np.int32(self.period)) + offset

@@ -71,8 +71,7 @@ class Instruction:
         """The computations that the instruction runs: body, branches, reduction."""
         if self.opcode.endswith(("-done", "-update")):
             return []  # their attributes repeat the call of the start
-        listed = " ".join(_CALLED.findall(self.attributes))
-        return re.findall(r"[\w.\-]+", listed)
+        return re.findall(r"[\w.\-]+", " ".join(_CALLED.findall(self.attributes)))
 
     @property
     def collective(self) -> str | None:
@@ -103,9 +102,9 @@ class Module(NamedTuple):
     def trips(self, loop: Instruction, before: Body) -> int | None:
         """The turns of a ``while`` loop in the computation ``before``, if known.
 
-        The compilers for CPU and GPU write them down. The compiler for TPU does not;
-        there the turns follow if the loop counts from a constant up to a constant in
-        constant steps, as the loops of ``jax.lax.scan`` do.
+        The compilers for CPU and GPU write them down. That for TPU does not: there they
+        follow from a loop that counts from a constant to a constant in constant steps,
+        as the loops of ``jax.lax.scan`` do.
         """
         if known := _TRIP_COUNT.search(loop.attributes):
             return int(known[1])
@@ -162,9 +161,9 @@ def parse_hlo(text: str) -> Module:
         elif match := _INSTRUCTION.match(_COMMENT.sub("", line)):
             name, shape, opcode, rest = match.groups()
             end = _closing(rest)
-            given, attributes = rest[:end], rest[end + 1 :]
-            literal = given if opcode == "constant" else ""
-            operands = () if literal else tuple(_NAMES.findall(given))
+            literal = rest[:end] if opcode == "constant" else ""
+            operands = () if literal else tuple(_NAMES.findall(rest[:end]))
+            attributes = rest[end + 1 :]
             current[name] = Instruction(shape, opcode, operands, attributes, literal)
     return Module(computations, entry)
 

@@ -3,14 +3,14 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from slamb_jax._core.axes import AxisName
+from slamb_jax._core.axes import AxisName, as_tuple
 from slamb_jax._core.checks import check_integer, shown
 from slamb_jax.wire.hlo import RING_SHARES, Module, parse_hlo
 
@@ -33,28 +33,27 @@ class Groups(NamedTuple):
     @classmethod
     def along(cls, mesh: Mesh, axis_name: AxisName) -> "Groups":
         """The groups of a collective over one mesh axis, or several together."""
-        names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-        for name in names:
+        for name in as_tuple(axis_name):
             if not isinstance(mesh, Mesh) or name not in mesh.axis_names:
                 raise ValueError(f"mesh must have the axis {name!r}, got {mesh!r}")
-        return cls._over(mesh.shape, names)
+        return cls._over(mesh.shape, as_tuple(axis_name))
 
     @classmethod
     def parse(cls, attributes: str) -> "Groups":
         """The groups in the attributes of an instruction, in any of XLA's notations."""
-        if found := _LISTS.search(attributes):
-            return cls._of(map(_integers, re.findall(r"\{[\d,]*\}", found[1])))
-        if found := _IOTA.search(attributes):
-            shape = _integers(found[2])
-            order = _integers(found[3]) if found[3] else range(len(shape))
+        if match := _LISTS.search(attributes):
+            return cls._of(map(_integers, re.findall(r"\{[\d,]*\}", match[1])))
+        if match := _IOTA.search(attributes):
+            shape = _integers(match[2])
+            order = _integers(match[3]) if match[3] else None
             ids = np.arange(math.prod(shape)).reshape(shape).transpose(order)
-            return cls._of(ids.reshape(-1, int(found[1])).tolist())
-        if found := _MESH.search(attributes):
-            sizes = {k: int(n) for k, n in re.findall(r"'([^']*)'=(\d+)", found[1])}
-            return cls._over(sizes, re.findall(r"'([^']*)'", found[2]))
-        if found := _SLICES.search(attributes):
+            return cls._of(ids.reshape(-1, int(match[1])).tolist())
+        if match := _MESH.search(attributes):
+            sizes = {k: int(n) for k, n in re.findall(r"'([^']*)'=(\d+)", match[1])}
+            return cls._over(sizes, re.findall(r"'([^']*)'", match[2]))
+        if match := _SLICES.search(attributes):
             # Slices; of an all-to-all, devices: 100,000 times the slice plus a number.
-            among = _integers(re.sub(r"x\{.*", "", found[1]))
+            among = _integers(re.sub(r"x\{.*", "", match[1]))
             return cls(len({i // 100_000 or i for i in among}))
         return cls(None)
 
@@ -64,8 +63,7 @@ class Groups(NamedTuple):
         ids = np.arange(math.prod(sizes.values())).reshape([*sizes.values()])
         axes = [[*sizes].index(name) for name in names]
         ids = np.moveaxis(ids, axes, range(-len(axes), 0))
-        size = math.prod(sizes[name] for name in names)
-        return cls._of(ids.reshape(-1, size).tolist())
+        return cls._of(ids.reshape(-1, math.prod(sizes[x] for x in names)).tolist())
 
     @classmethod
     def _of(cls, rows: Iterable[Sequence[int]]) -> "Groups":
@@ -79,28 +77,19 @@ def _integers(text: str) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One collective of a compiled program.
+    """One collective of a compiled program."""
 
-    Attributes:
-      kind: ``"all-reduce"``, ``"all-gather"``, ...
-      dtype: XLA's name of the element type, ``"mixed"`` if they differ.
-      elements: elements of each device's payload.
-      payload_bytes: bytes of each device's payload.
-      groups: the devices that take part together.
-      conditional: whether it is in a branch of a conditional.
-      times: runs per call, or None if the number is not known. A branch counts as taken
-        at every turn of the loops around it.
-      between_slices: whether it uses the data-center network that joins TPU slices. Its
-        groups are then of slices, and each device of a slice sends its share.
-    """
-
-    kind: str
-    dtype: str
-    elements: int
-    payload_bytes: int
-    groups: Groups
-    conditional: bool
+    kind: str  #: ``"all-reduce"``, ``"all-gather"``, ...
+    dtype: str  #: XLA's name of the element type, ``"mixed"`` if they differ
+    elements: int  #: elements of each device's payload
+    payload_bytes: int  #: bytes of each device's payload
+    groups: Groups  #: the devices that take part together
+    conditional: bool  #: whether it is in a branch of a conditional
+    #: Runs per call, or None if the number is not known. A branch counts as taken at
+    #: every turn of the loops around it.
     times: int | None
+    #: Whether it uses the data-center network that joins TPU slices. Its groups are
+    #: then of slices, and each device of a slice sends its share.
     between_slices: bool = False
 
     @property
@@ -142,11 +131,12 @@ class WireReport:
         Raises:
           ValueError: if one of the collectives cannot be counted.
         """
-        found = [c for c in self.collectives if c.conditional == conditional]
-        if any(c.wire_bytes is None for c in found):
-            table = WireReport(tuple(found))
-            raise ValueError(f"some collectives cannot be counted:\n{table}")
-        return math.fsum(c.wire_bytes or 0 for c in found)
+        chosen = tuple(c for c in self.collectives if c.conditional == conditional)
+        if any(c.wire_bytes is None for c in chosen):
+            raise ValueError(
+                f"some collectives cannot be counted:\n{WireReport(chosen)}"
+            )
+        return math.fsum(c.wire_bytes or 0 for c in chosen)
 
     def bytes_over(
         self, mesh: Mesh, axis_name: AxisName, *, conditional: bool = False
@@ -157,16 +147,20 @@ class WireReport:
           ValueError: for an axis that the mesh does not have, and if a collective
             cannot be counted.
         """
-        along, own = Groups.along(mesh, axis_name).members, self.collectives
-        own = tuple(c for c in own if c.wire_bytes is None or c.groups.members == along)
-        return WireReport(own).bytes_sent(conditional=conditional)
+        members = Groups.along(mesh, axis_name).members
+        chosen = [
+            c
+            for c in self.collectives
+            if c.wire_bytes is None or c.groups.members == members
+        ]
+        return WireReport(tuple(chosen)).bytes_sent(conditional=conditional)
 
     def share(self, dense: "WireReport", *, every: int = 1) -> float:
         """Bytes sent per call, over those of another program, the dense step.
 
-        Over a dense step in bfloat16 it is twice that over one in float32.
-        The bytes inside conditionals count once in ``every`` calls, H (in a loop of
-        steps, turns). Those of ``dense`` do not count.
+        Over a dense step in bfloat16 it is twice that over one in float32. The bytes
+        inside conditionals count once in ``every`` calls, H (in a loop of steps,
+        turns). Those of ``dense`` do not count.
 
         Raises:
           ValueError: if a collective cannot be counted, ``dense`` sends nothing, or
@@ -175,8 +169,7 @@ class WireReport:
         check_integer("every", every, 1)
         if not (whole := dense.bytes_sent()):
             raise ValueError(f"dense must send something in every call, got:\n{dense}")
-        averages = self.bytes_sent(conditional=True) / every
-        return (self.bytes_sent() + averages) / whole
+        return (self.bytes_sent() + self.bytes_sent(conditional=True) / every) / whole
 
     def to_json(self) -> list[dict[str, Any]]:
         """One mapping for each collective, of values that JSON can hold."""
@@ -191,9 +184,16 @@ class WireReport:
         if not self.collectives:
             return "nothing is communicated"
         head = ("kind", "dtype", "elements", "bytes sent", "devices", "runs")
-        rows = [head, *(c._row() for c in self.collectives)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, r, widths)).rstrip() for r in rows)
+        return in_columns([head, *(c._row() for c in self.collectives)], str.ljust)
+
+
+def in_columns(
+    rows: Sequence[tuple[str, ...]], justify: Callable[[str, int], str]
+) -> str:
+    """Prints a table, whose first column is justified to the left."""
+    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = ([x.ljust(first), *map(justify, more, widths)] for x, *more in rows)
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> WireReport:
@@ -205,12 +205,8 @@ def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> Wire
     counted (of another kind, or in a loop of unknown length) is listed as such.
 
     Args:
-      program: the result of ``jax.jit(f).lower(...)`` or ``nnx.jit(f).lower(...)``,
-        which is then compiled; or the result of its ``compile()``; or the text of an
-        optimized HLO module.
-
-    Returns:
-      A :class:`WireReport`.
+      program: the result of ``lower`` of ``jax.jit`` or ``nnx.jit``, which is then
+        compiled; or that of its ``compile``; or the text of an optimized HLO module.
 
     Raises:
       ValueError: for a program without HLO text, and for text that is not compiled.

@@ -1,5 +1,6 @@
 """Whether replicas agree, to the bit or to a tolerance, and how far momenta do."""
 
+import itertools
 import math
 from typing import Any
 
@@ -11,20 +12,24 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from slamb_jax._core.checks import check_range
 from slamb_jax._core.rounding import hash_u32, upcast_f32
-from slamb_jax.workers.mesh import check_replicas, mesh_sharding, raw, stacked
+from slamb_jax.workers.mesh import (
+    check_replicas,
+    mesh_sharding,
+    named_leaves,
+    raw,
+    stacked,
+)
 
 
 def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
     r"""Raises unless all replicas are the same, and names the leaves that differ.
 
     Replicas must be the same to the bit, and only a 64-bit checksum of each is
-    communicated. With a tolerance, each replica :math:`p_i` must be near the first:
-
-    .. math:: \|p_i - p_1\| \le rtol\,\|p_1\|
-
-    Parameters pass with 0 under the default exchange, and after
-    :func:`average_parameters`; after :func:`average_parameters_every` with 1e-5, in 16
-    bits with 1e-2. Momenta differ by design.
+    communicated. With a tolerance, each must be near the first:
+    :math:`\|p_i - p_1\| \le rtol\,\|p_1\|`. Parameters pass with 0 under the default
+    exchange, and after :func:`average_parameters`; after
+    :func:`average_parameters_every` with 1e-5, in 16 bits with 1e-2. Momenta differ by
+    design.
 
     Call it on the parameters after the first steps if ``optax.multi_transform`` or
     ``optax.masked`` stands around an exchange: what another optimizer steps follows
@@ -57,24 +62,20 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
       AssertionError: replicas differ in 1 of 2 leaves: ['b'] (of 1 from the first)
     """
     check_range("rtol", rtol, 0.0, open_high=True)
-    check_replicas("tree", tree)
-    flat = jax.tree_util.tree_leaves_with_path(tree)
-    names = [jax.tree_util.keystr(path) or "the tree" for path, _ in flat]
-    leaves = [x for _, x in flat]
-    if not leaves:
+    if not check_replicas("tree", tree):
         return
-
-    def refuse(what: str, differ: list[str]) -> None:
-        bad = [f"{name} ({of})" for name, of in zip(names, differ, strict=True) if of]
+    named = named_leaves("", tree)
+    leaves = list(named.values())
+    copies = [str(differing_copies(x))[1:-1] for x in leaves]
+    for what, of, differ in (
+        ("the devices of a replica hold different copies", "of replica {}", copies),
+        ("replicas differ", "of {} from the first", _differing(leaves, rtol)),
+    ):
+        pairs = zip(named, differ, strict=True)
+        bad = [f"{name or 'the tree'} ({of.format(x)})" for name, x in pairs if x]
         if bad:
             where = f"{len(bad)} of {len(leaves)} leaves: {', '.join(bad)}"
             raise AssertionError(f"{what} in {where}")
-
-    copies = [str(differing_copies(x))[1:-1] for x in leaves]
-    copies = [f"of replica {which}" if which else "" for which in copies]
-    refuse("the devices of a replica hold different copies", copies)
-    counts = _differing(leaves, rtol)
-    refuse("replicas differ", [f"of {k} from the first" if k else "" for k in counts])
 
 
 def _differing(leaves: list[Any], rtol: float) -> np.ndarray:
@@ -82,10 +83,10 @@ def _differing(leaves: list[Any], rtol: float) -> np.ndarray:
     sums = checksums(leaves)
     unlike = (sums != sums[:, :1]).any(-1).sum(1)
     floating = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
-    if rtol > 0 and (near := np.flatnonzero(floating)).size:
-        norms = stacked(_distances, [leaves[i] for i in near])
+    if rtol > 0 and any(floating):
+        norms = stacked(_distances, list(itertools.compress(leaves, floating)))
         distance, norm = norms[..., :-1], norms[..., -1:]
-        unlike[near] = (~(distance <= rtol * norm)).sum(1)  # a NaN is never near
+        unlike[floating] = (~(distance <= rtol * norm)).sum(1)  # a NaN is never near
     return unlike
 
 
@@ -118,10 +119,7 @@ def differing_copies(x: Any) -> list[int]:
     """
     x = raw(x)
     here = mesh_sharding(x)
-    if (
-        here is None
-        or here.num_devices * math.prod(here.shard_shape(x.shape)) == x.size
-    ):
+    if not here or here.num_devices * math.prod(here.shard_shape(x.shape)) == x.size:
         return []
     held = [shard.data for shard in x.addressable_shards]
     shape = here.num_devices * len(held[0]), *held[0].shape[1:]
@@ -132,20 +130,18 @@ def differing_copies(x: Any) -> list[int]:
     first: dict[str, np.ndarray] = {}  # by part of the array
     indices = here.devices_indices_map(x.shape)
     for device, sum_of_part in zip(here.mesh.devices.flat, sums, strict=True):
-        if (sum_of_part != first.setdefault(str(indices[device]), sum_of_part)).any():
-            unlike.add(indices[device][0].start or 0)
+        index = indices[device]
+        if (sum_of_part != first.setdefault(str(index), sum_of_part)).any():
+            unlike.add(index[0].start or 0)
     return sorted(unlike)
 
 
 def momentum_agreement(state: chex.ArrayTree) -> dict[str, float]:
     r"""How far the workers' momenta agree, for each leaf; low where their data differ.
 
-    With the momenta :math:`m_i` of n workers:
+    With the momenta :math:`m_i` of n workers, and means over the workers:
 
-    .. math::
-
-      a = \sqrt n\,\frac{\|\text{mean over workers of } m_i\|}
-        {\sqrt{\text{mean over workers of } \|m_i\|^2}}
+    .. math:: a = \sqrt n\,\|\text{mean } m_i\|\,/\,\sqrt{\text{mean } \|m_i\|^2}
 
     a is :math:`\sqrt n` where all momenta are equal, about 1 where they are independent
     noise, and clearly below 1 where the workers see different data. Look at the median
@@ -171,25 +167,23 @@ def momentum_agreement(state: chex.ArrayTree) -> dict[str, float]:
       {"['mu']": 0.05}
     """
     check_replicas("state", state)
-    leaves = {
-        jax.tree_util.keystr(path): m
-        for path, m in jax.tree_util.tree_leaves_with_path(state)
-        if m.size and is_in(path, "mu")
-    }
+    leaves = {k: m for k, m in leaves_in(state, "mu").items() if m.size}
     if not leaves:
         raise ValueError(
             "state must hold a momentum, mu, of an optimizer, got "
             f"{jax.tree.structure(state)}"
         )
-    found = stacked(_agreement, list(leaves.values()))
-    return dict(zip(leaves, map(float, found), strict=True))
+    agreement = stacked(_agreement, list(leaves.values()))
+    return dict(zip(leaves, map(float, agreement), strict=True))
 
 
-def is_in(path: tuple[Any, ...], name: str) -> bool:
-    """Whether a leaf is in a field of this name, of a named tuple or a dictionary."""
-    return any(
-        name in (getattr(key, "name", None), getattr(key, "key", None)) for key in path
-    )
+def leaves_in(state: chex.ArrayTree, field: str) -> dict[str, Any]:
+    """The leaves in fields of this name, of a named tuple or a dictionary, by path."""
+    return {
+        jax.tree_util.keystr(path): x
+        for path, x in jax.tree_util.tree_leaves_with_path(state)
+        if field in [getattr(key, "name", getattr(key, "key", None)) for key in path]
+    }
 
 
 def _agreement(m: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ from slamb_jax._core.axes import as_tuple
 from slamb_jax._core.checks import shown
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers.agreement import checksums, differing_copies
-from slamb_jax.workers.mesh import check_replicas
+from slamb_jax.workers.mesh import check_replicas, named_leaves
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # Primitives that name an axis, but send nothing over it.
@@ -26,34 +26,34 @@ _LOCAL = ("axis_index", "pvary", "pcast", "pbroadcast")
 
 def check_arguments(state: Any, batch: Any, n: int, devices: int) -> None:
     """Raises unless ``state`` is there n times and ``batch`` can be split."""
-    for path, x in jax.tree_util.tree_leaves_with_path(state):
+    for name, x in named_leaves("state", state).items():
         traced = isinstance(x, jax.core.Tracer)
         if isinstance(x, jax.Array) and not traced and x.is_deleted():
             raise ValueError(  # jaxlib may crash on it
-                f"state{jax.tree_util.keystr(path)} was donated to an earlier step and "
-                "is gone: go on with the state that the step returned, or keep a copy "
+                f"{name} was donated to an earlier step and is gone: go on with the "
+                "state that the step returned, or keep a copy "
                 "(jax.tree.map(jnp.copy, state)) before it"
             )
     check_replicas("state", state, n)
     scalars_only = not any(map(jnp.ndim, jax.tree.leaves(batch)))
-    for path, x in jax.tree_util.tree_leaves_with_path(batch):
+    for name, x in named_leaves("batch", batch).items():
         shape = jnp.shape(x)  # a scalar beside arrays goes to all workers
         if shape[0] % devices if shape else scalars_only:
             raise ValueError(
-                f"batch{jax.tree_util.keystr(path)} must have a leading axis of a "
-                f"multiple of {devices}, got shape {shape}"
+                f"{name} must have a leading axis of a multiple of {devices}, got "
+                f"shape {shape}"
             )
 
 
 def check_result(out: Any, state: Any) -> tuple[Any, Any]:
     """What a step returned; raises unless it is a state like the old and a report."""
     wanted: Any = jax.tree.structure(state)
-    if not isinstance(out, tuple) or len(out) != 2:
-        wrong = f"got {shown(out)}"
-    elif jax.tree.structure(out[0]) != wanted:
-        wrong = f"the state of the structure that it got, {wanted}, got {out[0]}"
-    else:
+    is_pair = isinstance(out, tuple) and len(out) == 2
+    if is_pair and jax.tree.structure(out[0]) == wanted:
         return out
+    wrong = f"got {shown(out)}"
+    if is_pair:
+        wrong = f"the state of the structure that it got, {wanted}, got {out[0]}"
     raise ValueError(
         f"step must return a pair, the new state and a report, {wrong}: return state, "
         "None if there is nothing to report"
@@ -87,14 +87,13 @@ def _has_collective(program: Any, axis: Hashable) -> bool:
 
 def check_copies(state: Any, axes: tuple[Any, ...]) -> None:
     """Raises if the devices of a worker hold different copies of its state."""
-    for path, x in jax.tree_util.tree_leaves_with_path(state):
+    for name, x in named_leaves("state", state).items():
         if differing_copies(x):
             raise ValueError(
-                f"state{jax.tree_util.keystr(path)} that step returned differs between "
-                f"the devices of a worker, along {', '.join(map(repr, axes))}, where "
-                "it must be the same: it depends on the device's own share of the "
-                "batch, key or shard. Average it over the axis "
-                "(slamb_jax.average_parameters for statistics; "
+                f"{name} that step returned differs between the devices of a worker, "
+                f"along {', '.join(map(repr, axes))}, where it must be the same: it "
+                "depends on the device's own share of the batch, key or shard. Average "
+                "it over the axis (slamb_jax.average_parameters for statistics; "
                 "slamb_jax.average_gradients before slamb_jax.accumulate), give "
                 "slamb_jax.skip_not_finite the same exchange, or report it instead."
             )
@@ -102,15 +101,16 @@ def check_copies(state: Any, axes: tuple[Any, ...]) -> None:
 
 def check_same_values(tree: chex.ArrayTree) -> None:
     """Raises if processes gave :func:`replicate` different values."""
-    flat = jax.tree_util.tree_leaves_with_path(tree)
-    traced = any(isinstance(x, jax.core.Tracer) for _, x in flat)
-    if jax.process_count() == 1 or not flat or traced:
+    named = named_leaves("tree", tree)
+    leaves = list(named.values())
+    traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
+    if jax.process_count() == 1 or not leaves or traced:
         return
-    for (path, _), sums in zip(flat, checksums([x for _, x in flat]), strict=True):
+    for name, sums in zip(named, checksums(leaves), strict=True):
         if (sums != sums[:1]).any():
             raise ValueError(
-                f"tree{jax.tree_util.keystr(path)} must be the same in all processes, "
-                "and differs: begin with the same seed, or the same checkpoint, in each"
+                f"{name} must be the same in all processes, and differs: begin with "
+                "the same seed, or the same checkpoint, in each"
             )
 
 

@@ -45,11 +45,17 @@ def workers_on(mesh: Mesh, exchange: Exchange) -> tuple[int, Mesh]:
     return math.prod(mesh.shape[a] for a in workers), mesh
 
 
+def named_leaves(name: str, tree: chex.ArrayTree) -> dict[str, Any]:
+    """The leaves of an argument by the names that errors give them."""
+    flat = jax.tree_util.tree_leaves_with_path(tree)
+    return {name + jax.tree_util.keystr(path): x for path, x in flat}
+
+
 def check_replicas(name: str, tree: chex.ArrayTree, workers: int | None = None) -> int:
     """The number of replicas; raises unless all leaves have as many, or ``workers``."""
     n, like = workers or 0, ""
-    for path, x in jax.tree_util.tree_leaves_with_path(tree):
-        shape, leaf = jnp.shape(x), name + jax.tree_util.keystr(path)
+    for leaf, x in named_leaves(name, tree).items():
+        shape = jnp.shape(x)
         if not n and shape:
             n, like = shape[0], f", as {leaf} has them"
         if not shape or not n or shape[0] != n:
@@ -74,11 +80,11 @@ def state_shardings(
     specs = jax.tree.map(lambda _: PartitionSpec(), state)
     if exchange.param_specs is not None:
         specs = state_specs(state, exchange.param_specs, lead=lead)
-    return jax.tree.map(
-        lambda spec: NamedSharding(mesh, PartitionSpec(exchange.axis_name, *spec)),
-        specs,
-        is_leaf=lambda x: isinstance(x, PartitionSpec),
-    )
+
+    def sharding(_: Any, spec: PartitionSpec) -> NamedSharding:
+        return NamedSharding(mesh, PartitionSpec(exchange.axis_name, *spec))
+
+    return jax.tree.map(sharding, state, specs)
 
 
 def using(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
@@ -160,15 +166,14 @@ def device_put_global(x: Any, there: NamedSharding) -> Any:
 def processes_of_workers(state: chex.ArrayTree) -> list[int]:
     """The process of each worker; raises for a worker of several."""
     n = check_replicas("like", state)
-    first = raw(jax.tree.leaves(state)[0]) if n else None
-    sharding = mesh_sharding(first)
-    if first is None or sharding is None:
+    first: Any = raw(jax.tree.leaves(state)[0]) if n else None
+    if (sharding := mesh_sharding(first)) is None:
         return [jax.process_index()] * n
     processes: list[set[int]] = [set() for _ in range(n)]
     device: Any
     for device, index in sharding.devices_indices_map(first.shape).items():
-        for r in range(n)[index[0]]:
-            processes[r].add(device.process_index)
+        for owners in processes[index[0]]:
+            owners.add(device.process_index)
     for r, owners in enumerate(processes):
         if len(owners) > 1:
             raise ValueError(

@@ -4,12 +4,11 @@ import statistics
 from collections.abc import Callable
 
 import chex
-import jax
 import jax.numpy as jnp
 
 from slamb_jax.exchange.nbytes import means_of, share
 from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.workers.agreement import is_in, momentum_agreement
+from slamb_jax.workers.agreement import leaves_in, momentum_agreement
 from slamb_jax.workers.mesh import check_replicas, stacked
 
 
@@ -43,14 +42,11 @@ def exchange_metrics(
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
-      >>> exchange = slamb_jax.Exchange("data")
-      >>> tx = slamb_jax.skip_not_finite(slamb_jax.adamw(0.1, exchange), exchange)
-      >>> params = jnp.ones((64, 100))
+      >>> exchange, params = slamb_jax.Exchange("data"), jnp.ones((64, 100))
+      >>> tx = slamb_jax.adamw(0.1, exchange)
       >>> metrics = slamb_jax.exchange_metrics(exchange, params)
-      >>> def step(grads):
-      ...     return tx.update(grads, tx.init(params), params)[1]
-      >>> state = jax.vmap(step, axis_name="data")(jnp.ones((4, 64, 100)))
-      >>> numbers = metrics(state)
+      >>> step = jax.vmap(lambda g: tx.update(g, tx.init(g), g)[1], axis_name="data")
+      >>> numbers = metrics(step(jnp.ones((4, 64, 100))))
       >>> print(numbers["exchange/bytes_per_step"], numbers["exchange/agreement"])
       2040.0 2.0
     """
@@ -59,8 +55,7 @@ def exchange_metrics(
 
     def metrics(state: chex.ArrayTree) -> dict[str, float]:
         n = check_replicas("state", state)
-        leaves = jax.tree_util.tree_leaves_with_path(state)
-        momenta = [x for path, x in leaves if is_in(path, "mu")]
+        momenta = leaves_in(state, "mu").values()
         if n > 1 and elements == sum(x.size for x in momenta):
             raise ValueError(
                 f"params must be one copy, got {elements} elements, as many as the "
@@ -75,8 +70,9 @@ def exchange_metrics(
         if momenta:
             agreement = momentum_agreement(state).values()
             out["exchange/agreement"] = statistics.median(agreement)
-        if skipped := [x for path, x in leaves if is_in(path, "total_notfinite")]:
-            out["exchange/skipped_steps"] = float(stacked(jnp.max, skipped).max())
+        if skipped := leaves_in(state, "total_notfinite"):
+            most = stacked(jnp.max, list(skipped.values())).max()
+            out["exchange/skipped_steps"] = float(most)
         return out
 
     return metrics

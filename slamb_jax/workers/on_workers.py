@@ -24,9 +24,9 @@ def on_workers(
     workers is bound and XLA averages gradients by itself. Give it parameters of
     :func:`replicate`, and a loss that maps one worker's loss over their leading axis
     (``jax.vmap``, ``nnx.vmap``): gradients have that axis too, and XLA has nothing to
-    average. They must be those of the sum of the workers' losses; those of the mean are
-    n times smaller: put ``optax.scale(n)`` first. Where the step is yours,
-    :func:`per_worker_step` needs no such loss.
+    average. They must be those of the sum of the workers' losses: before those of the
+    mean put ``optax.scale(n)``. A step of your own needs no such loss under
+    :func:`per_worker_step`.
 
     Args:
       tx: the transformation, of one worker.
@@ -74,11 +74,11 @@ def on_workers(
 
         def of_one(params: optax.Params) -> optax.OptState:
             state, me = tx.init(params), worker_index(exchange.axis_name)[None]
-
-            def own(x: Any, alike: bool) -> Any:
-                return x if alike else keys_of_workers(x, me)[0]
-
-            return jax.tree.map(own, state, are_alike(state))
+            return jax.tree.map(
+                lambda x, alike: x if alike else keys_of_workers(x, me)[0],
+                state,
+                are_alike(state),
+            )
 
         of_all = over_workers(of_one, mesh, exchange, ())
         with meshes.using(mesh):

@@ -1,6 +1,7 @@
 """Replicas, one for each worker: made of one tree, and averaged into one."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -25,9 +26,8 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
     """Gives every worker on the mesh its own copy of ``tree``.
 
     Each leaf gets a leading axis of n workers, sharded over their mesh axis. A typed
-    random key (``jax.random.key``, as ``flax.nnx.Rngs`` keep it) is folded with the
-    number of each worker, so that no two draw the same dropout masks; its words,
-    ``jax.random.key_data(key)``, would stay equal.
+    random key (``jax.random.key``, as ``flax.nnx.Rngs`` keep it) is folded with each
+    worker's number, so that no two draw the same dropout masks; raw words stay equal.
 
     Args:
       tree: parameters and optimizer state, arrays or numbers; the same values in each
@@ -79,8 +79,8 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
 def _check_is_one_copy(tree: chex.ArrayTree, exchange: Exchange) -> None:
     """Raises if every leaf has a leading axis over the workers."""
     names = as_tuple(exchange.axis_name)
-    shardings = map(meshes.mesh_sharding, jax.tree.leaves(tree))
-    specs = [sharding.spec if sharding else () for sharding in shardings]
+    leaves = map(meshes.mesh_sharding, jax.tree.leaves(tree))
+    specs = [getattr(sharding, "spec", ()) for sharding in leaves]
     if specs and all(spec and as_tuple(spec[0]) == names for spec in specs):
         raise ValueError(
             "tree must be one copy, got one whose leaves all have an axis of replicas "
@@ -92,19 +92,16 @@ def _check_is_one_copy(tree: chex.ArrayTree, exchange: Exchange) -> None:
 def _check_steps_are_skipped_together(tree: chex.ArrayTree) -> None:
     """Raises for a state that may make one worker skip a step, and the others wait."""
 
-    def skips(x: object) -> bool:
-        return isinstance(x, optax.ApplyIfFiniteState)
+    def parts(tree: Any, is_part: Callable[[object], bool]) -> list[Any]:
+        return list(filter(is_part, jax.tree.leaves(tree, is_leaf=is_part)))
 
-    def exchanges(x: object) -> bool:
-        return type(x).__module__.startswith("slamb_jax.")
-
-    for x in filter(skips, jax.tree.leaves(tree, is_leaf=skips)):
-        if any(map(exchanges, jax.tree.leaves(x, is_leaf=exchanges))):
-            raise ValueError(
-                "tree has the state of optax.apply_if_finite around an exchange: a "
-                "worker that skips a step would leave the others waiting for ever. "
-                "Take slamb_jax.skip_not_finite(tx, exchange)"
-            )
+    skipped = parts(tree, lambda x: isinstance(x, optax.ApplyIfFiniteState))
+    if parts(skipped, lambda x: type(x).__module__.startswith("slamb_jax.")):
+        raise ValueError(
+            "tree has the state of optax.apply_if_finite around an exchange: a worker "
+            "that skips a step would leave the others waiting for ever. Take "
+            "slamb_jax.skip_not_finite(tx, exchange)"
+        )
 
 
 def are_alike(tree: chex.ArrayTree) -> chex.ArrayTree:
@@ -144,9 +141,9 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
       tree: arrays of shape ``(n, ...)``; a single copy is refused where they show it.
 
     Returns:
-      A tree of arrays without that axis, on one local device and not committed to it;
-      on the mesh of ``jax.set_mesh``, if there is one. If any leaf is sharded over
-      further axes of the mesh, all stay there, and sharded as before.
+      A tree of arrays without that axis, on one local device (or on the mesh of
+      ``jax.set_mesh``) and not committed to it. If any leaf is sharded over further
+      axes of the mesh, all stay there, and sharded as before.
 
     Raises:
       ValueError: unless all leaves have a leading axis of the same length.
@@ -188,7 +185,7 @@ def copied_replicas(
     def copy(held: list[jax.Array]) -> list[jax.Array]:
         for i in range(0, len(empty), len(full)):  # a worker sends one at a time
             pairs = list(zip(full, empty[i:], strict=False))
-            gets = jnp.isin(worker_index(axis), jnp.array([r for _, r in pairs]))
+            gets = jnp.isin(worker_index(axis), jnp.array(empty[i : i + len(full)]))
             held = [jnp.where(gets, send(x, axis, pairs), x) for x in held]
         return held
 

@@ -16,9 +16,7 @@ from slamb_jax.workers.step import Step, WorkersStep
 
 
 def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
-    """Gives each of n simulated workers its own copy of ``tree``.
-
-    As :func:`replicate` does, on one device.
+    """Gives each of n simulated workers its own copy, as :func:`replicate` does.
 
     Args:
       tree: parameters and optimizer state: a tree of arrays or numbers.
@@ -94,9 +92,8 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
             out = step(old, batch, *replicas.own_key(key, axis_name))
             return guards.check_result(out, old)
 
-        mapped = jax.vmap(
-            one_worker, (of_state, of_batch), axis_name=axis_name, axis_size=workers
-        )
+        axes = of_state, of_batch
+        mapped = jax.vmap(one_worker, axes, axis_name=axis_name, axis_size=workers)
         return mapped(first, jax.tree.map(share, batch))
 
     jitted = jax.jit(all_workers, donate_argnums=0, static_argnums=3)
@@ -105,10 +102,10 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
         guards.check_arguments(state, batch, workers, workers)
         return state, batch, key, _common_counts(state)
 
-    return WorkersStep(
-        lambda *args: jitted(*checked(*args)),
-        lambda *args: jitted.lower(*checked(*args)),
-    )
+    def lower(*args: Any) -> jax.stages.Lowered:
+        return jitted.lower(*checked(*args))
+
+    return WorkersStep(lambda *args: jitted(*checked(*args)), lower)
 
 
 def _simulated_axis(exchange: Exchange) -> AxisName:
@@ -135,9 +132,8 @@ def _common_counts(state: Any) -> frozenset[int]:
     def is_common(x: Any) -> bool:
         if len(x.shape) != 1 or not jnp.issubdtype(x.dtype, jnp.integer):
             return False
-        if isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct):
-            return True  # of no value yet
-        return not np.ptp(np.asarray(x))
+        has_no_value = isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct)
+        return has_no_value or not np.ptp(np.asarray(x))
 
     return frozenset(i for i, x in enumerate(jax.tree.leaves(state)) if is_common(x))
 
@@ -146,8 +142,7 @@ def in_chunks(fun: Callable[..., Any], size: int) -> Callable[..., Any]:
     """Computes ``fun`` for ``size`` workers at a time where many are simulated.
 
     For the gradient in the step of :func:`simulated_step`: activations then take the
-    memory of ``size`` workers. Where nothing is batched by ``jax.vmap``, as under
-    :func:`per_worker_step`, it changes nothing.
+    memory of ``size`` workers. Without a ``jax.vmap`` around it changes nothing.
 
     Args:
       fun: a function of arrays without collectives, such as

@@ -53,8 +53,8 @@ def per_worker_step(
       mesh: the device mesh.
       exchange: that of the optimizer in ``step``. With ``local_axis_name`` each device
         of a group has its share of the batch, a key and a gradient, and the state must
-        come out the same on all, as :func:`slamb` leaves it. With ``param_specs`` the
-        state is sharded as :func:`replicate` shards it; ``step`` is written as if not.
+        come out the same on all. With ``param_specs`` the state is sharded as
+        :func:`replicate` shards it; ``step`` is written as if not.
       check_vma: as in ``jax.shard_map``. With True, gradients that were averaged
         already are refused; False is for models whose kernels do not support it.
 
@@ -79,7 +79,7 @@ def per_worker_step(
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
       >>> mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
       >>> exchange = slamb_jax.Exchange("data")
-      >>> tx = slamb_jax.slamb(0.1, exchange)
+      >>> tx = slamb_jax.lamb(0.1, exchange)
       >>> def step(state, batch):
       ...     params, opt_state = state
       ...     loss = lambda p: jnp.mean((batch @ p) ** 2)

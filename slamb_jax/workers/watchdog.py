@@ -156,14 +156,13 @@ class Watchdog:
         for index in set(range(self._all)) - {self._me}:
             sign, seen = self._seen.get(index, ({}, self._started))
             silent = self._answered - seen  # as of the last answer, not as of now
-            state = sign.get("state", "")
-            who = f"process {index}"
+            state, who = sign.get("state", ""), f"process {index}"
             if state.startswith("failed"):
                 self._give_up(f"{who} {state} (at step {sign['step']})")
             if silent > self._timeout and state != "is done":
+                who += f" has given no sign of life for {silent:.1f} s"
                 at = f" (last at step {sign['step']})" if sign else ""
-                sign_of_life = f"no sign of life for {silent:.1f} s{at}"
-                self._give_up(f"{who} has given {sign_of_life}: {died}")
+                self._give_up(f"{who}{at}: {died}")
         if self._state == "runs" and (reason := self._hung()):
             self._give_up(reason)
 
