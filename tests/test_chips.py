@@ -68,7 +68,7 @@ def test_a_step_for_gpus_is_lean():
     The bounds are a third above what jax 0.10.2 compiles for larger matrices; dense
     AdamW's traffic is 12.5 times the parameters, its temporary memory 1.25 times.
     """
-    bounds = {"adamw": (0.3, 16.5), "slamb": (2.7, 25)}
+    bounds = {"adamw": (0.3, 16.5), "lamb": (2.7, 25)}
     steps, _ = compiled(H100, 1, *bounds)
     for name, (copies, passes) in bounds.items():
         step = steps[name]

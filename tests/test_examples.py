@@ -95,7 +95,7 @@ def test_main_job(tmp_path):
     sent = {name: r["sent"][-1] for name, r in by_name.items()}
     dense = {bytes for name, bytes in sent.items() if name.startswith("dense_")}
     assert dense == {sent["dense_lamb"]}
-    few = ("adamw", "slamb", "slamb_from_links", "lion", "muon")
+    few = ("adamw", "lamb", "lion", "muon")
     assert {sent[name] for name in few} == {sent["sgd"]}
     assert sent["sgd"] < 0.1 * sent["dense_sgd"]
     assert sent["jointspar_lars"] <= 1.01 * sent["dense_lamb"]

@@ -24,8 +24,7 @@ from benchmarks.rivals import elements
 from examples.byte_lm.model import ByteLM
 from examples.common.tables import table
 from examples.hardware import hardware
-from slamb_jax.wire import RING_SHARES, parse_hlo
-from slamb_jax.wire.hlo import Instruction
+from slamb_jax.wire import RING_SHARES, Instruction, parse_hlo
 
 LATENCY_HIDING = {  # options of XLA, by the chip's platform
     "gpu": ("xla_gpu_enable_latency_hiding_scheduler",),

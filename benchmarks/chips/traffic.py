@@ -11,8 +11,7 @@ import dataclasses
 import re
 from typing import NamedTuple
 
-from slamb_jax.wire import parse_hlo
-from slamb_jax.wire.hlo import Instruction, Module
+from slamb_jax.wire import Instruction, Module, parse_hlo
 
 Body = dict[str, Instruction]
 FREE = {  # instructions that move nothing

@@ -108,10 +108,10 @@ def on_shards(
         def own(
             updates: Any, state: Any, params: Any, arrays: dict[str, Any]
         ) -> tuple[Any, Any]:
-            # The mark that a link has chosen its state cannot leave the shard_map, whose
-            # results have the structure of the state.
             u, new = tx.update(updates, state, params, **arrays, **others)
-            return u, unless(arrays.get("skip"), state, new)  # of the state's structure
+            # The mark that a link has chosen its state cannot leave the shard_map,
+            # whose results have the structure of the state.
+            return u, unless(arrays.get("skip"), state, new)
 
         u, new = jax.shard_map(
             own,

@@ -16,8 +16,9 @@ from slamb_jax._core.leaves import map_present
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.links import directions
 from slamb_jax.links.decay import add_decayed_weights
-from slamb_jax.links.directions import NS_COEFFS, by_kind
 from slamb_jax.links.directions._matrices import matrices
+from slamb_jax.links.directions.kinds import by_kind
+from slamb_jax.links.directions.muon import NS_COEFFS
 from slamb_jax.links.mask_momentum import UNIT_DECAY, mask_momentum
 from slamb_jax.optimizers._chain import chain_between, check_agrees, scale_by_rate
 

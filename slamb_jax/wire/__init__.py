@@ -1,12 +1,14 @@
 """Reads the collectives of a compiled program, and the bytes that they send."""
 
-from slamb_jax.wire.hlo import RING_SHARES, parse_hlo
+from slamb_jax.wire.hlo import RING_SHARES, Instruction, Module, parse_hlo
 from slamb_jax.wire.report import Collective, Groups, WireReport, wire_report
 
 __all__ = [
     "RING_SHARES",
     "Collective",
     "Groups",
+    "Instruction",
+    "Module",
     "WireReport",
     "parse_hlo",
     "wire_report",

@@ -13,7 +13,6 @@ updates. So most optax transformations are one:
 
 from slamb_jax.links.directions._matrices import DimensionNumbers
 from slamb_jax.links.directions.adam import adam
-from slamb_jax.links.directions.kinds import by_kind
-from slamb_jax.links.directions.muon import NS_COEFFS, muon
+from slamb_jax.links.directions.muon import muon
 
-__all__ = ["NS_COEFFS", "DimensionNumbers", "adam", "by_kind", "muon"]
+__all__ = ["DimensionNumbers", "adam", "muon"]
