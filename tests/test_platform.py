@@ -9,6 +9,7 @@ import pytest
 
 import slamb_jax
 from slamb_jax._core import platform as _platform
+from slamb_jax._core import platform_masked
 from slamb_jax._core.leaves import Leaf
 from slamb_jax.exchange.codes import _RECIPROCALS
 from slamb_jax.exchange.mean import mean_over_workers
@@ -34,8 +35,8 @@ def there(platform, fun, *args):
 
 @on_each
 def test_barriers_change_nothing(platform):
-    kept = functools.partial(_platform.kept_per_block, of_elements=False)
-    once, x = _platform.computed_once_on_tpu, jnp.arange(15.0)
+    kept = functools.partial(platform_masked.kept_per_block, of_elements=False)
+    once, x = platform_masked.computed_once_on_tpu, jnp.arange(15.0)
     for barrier in (_platform.recompute_barrier, _platform.materialized, once, kept):
         assert_same_bits(there(platform, barrier, x), x)
 
@@ -145,8 +146,8 @@ def test_directions_are_those_of_the_moments(platform, in_parts, size, of_elemen
 
     def both(m, v, factor):
         given, how = (direction, SCALARS, (m, v)), {"in_parts": in_parts}
-        fun, arrays = _platform.direction_for_norms(*given, **how)
-        after = _platform.direction_for_update(*given, arrays, factor, **how)
+        fun, arrays = platform_masked.direction_for_norms(*given, **how)
+        after = platform_masked.direction_for_update(*given, arrays, factor, **how)
         return fun(*arrays), *after
 
     m, v = random_tree({"m": (size,), "v": (size,)}, 0).values()

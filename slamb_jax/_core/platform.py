@@ -1,4 +1,4 @@
-"""Every barrier and platform branch of the library, each with its reason.
+"""Barriers and platform branches, each with its reason; see also ``platform_masked``.
 
 All functions here equal a plain reference on every platform; ``tests/test_platform.py``
 compares them. Figures are of ``python -m benchmarks.chips`` (compiled) and
@@ -18,7 +18,7 @@ from jax import lax
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
 
 _ROWS, _LANES = 8, 128  # of a TPU's tile of 32-bit elements
-_LARGE = 2**16  # elements: below, what a barrier saves is not worth one
+LARGE = 2**16  # elements: below, what a barrier saves is not worth one
 
 
 def recompute_barrier(x: Any) -> Any:
@@ -34,14 +34,6 @@ def recompute_barrier(x: Any) -> Any:
 def materialized(x: Any) -> Any:
     """``x``, computed once and kept in memory: the compiler fuses nothing across it."""
     return lax.optimization_barrier(x)
-
-
-def computed_once_on_tpu(x: jax.Array) -> jax.Array:
-    """``x``, which a TPU would otherwise compute twice from arrays that it updates.
-
-    It would copy the second moment for that: two passes over the parameters.
-    """
-    return lax.platform_dependent(x, tpu=lax.optimization_barrier, default=lambda x: x)
 
 
 def after_exchange(
@@ -63,7 +55,7 @@ def after_exchange(
         del sent
         return anew(recompute_barrier(g), recompute_barrier(m))
 
-    if of_sent is None or g.size < _LARGE:
+    if of_sent is None or g.size < LARGE:
         return again(g, m, sent)
     in_place = of_sent
 
@@ -233,106 +225,3 @@ def sum_of_rows(decode: Callable[[jax.Array], jax.Array], rows: jax.Array) -> ja
         return jnp.sum(jax.vmap(decode)(rows), 0)
 
     return lax.platform_dependent(rows, cpu=in_a_loop, default=at_once)
-
-
-def gather_or_sum(
-    gather: Callable[[jax.Array], jax.Array],
-    masked_sum: Callable[[jax.Array], jax.Array],
-    x: jax.Array,
-) -> jax.Array:
-    """The selected blocks of ``x``: a gather, which a TPU would do block by block.
-
-    There a sum over each group, masked to one block, is a single pass.
-    """
-    return lax.platform_dependent(x, tpu=masked_sum, default=gather)
-
-
-def scatter_or_choose(
-    scatter: Callable[[jax.Array, jax.Array], jax.Array],
-    choose: Callable[[jax.Array, jax.Array], jax.Array],
-    packed: jax.Array,
-    x: jax.Array,
-) -> jax.Array:
-    """``x`` with its selected blocks replaced: in place on a CPU.
-
-    On a GPU a scatter is a kernel of its own, which needs ``x`` in memory, and on a TPU
-    a loop. A choice at every element becomes part of the kernel that uses it.
-    """
-    return lax.platform_dependent(
-        packed, x, cuda=choose, rocm=choose, tpu=choose, default=scatter
-    )
-
-
-Direction = Callable[..., jax.Array]  # element-wise, of scalars and two moments
-Moments = tuple[jax.Array, jax.Array]
-
-
-def direction_for_norms(
-    direction: Direction, scalars: Any, moments: Moments, *, in_parts: bool
-) -> tuple[Callable[..., jax.Array], tuple[jax.Array, ...]]:
-    """A leaf's direction for its norms: a function, and the arrays that it is of.
-
-    The norms read the direction, and after them the update. Where norms are of parts of
-    a leaf (``in_parts``), and on a CPU, it is computed for each: a barrier keeps the
-    compiler from keeping it in memory in between. A GPU or TPU keeps it otherwise,
-    since each of the kernels after the norms would read both moments for it.
-    """
-    large = moments[0].size >= _LARGE
-    if in_parts:
-        if large:
-            # After a barrier of the leaf's own, scalars do not become arrays that
-            # leaves of one shape share.
-            scalars, moments = lax.optimization_barrier((scalars, moments))
-        return lambda m, v: direction(scalars, m, v), moments
-    if not large:
-        u = direction(scalars, *moments)
-        return lambda u: u, (u,)
-    u = lax.platform_dependent(
-        (scalars, *moments),
-        cpu=lambda given: direction(*lax.optimization_barrier(given)),
-        default=lambda given: lax.optimization_barrier(direction(*given)),
-    )
-    return lambda u: u, (u,)
-
-
-def direction_for_update(
-    direction: Direction,
-    scalars: Any,
-    moments: Moments,
-    of_norms: tuple[jax.Array, ...],
-    factor: jax.Array,
-    *,
-    in_parts: bool,
-) -> tuple[jax.Array, jax.Array]:
-    """The direction once more, and the factor of the update, which the norms gave.
-
-    ``of_norms`` are the arrays that :func:`direction_for_norms` returned.
-    """
-    size = moments[0].size
-    if size < _LARGE:
-        return direction(scalars, *moments), factor
-    if not in_parts:
-
-        def anew(given: Any, kept: jax.Array) -> jax.Array:
-            del kept
-            # One barrier alone would be the norms' own, and what follows the same.
-            return direction(*lax.optimization_barrier(lax.optimization_barrier(given)))
-
-        given = (scalars, *moments)
-        u = lax.platform_dependent(
-            given, of_norms[0], cpu=anew, default=lambda _, kept: kept
-        )
-        return u, factor
-    given = (scalars, *of_norms)  # after the norms' barrier
-    if factor.size == size:  # of elements: it is no array of its own
-        return direction(*lax.optimization_barrier(given)), factor
-    given, factor = lax.optimization_barrier((given, factor))
-    return direction(*given), factor
-
-
-def kept_per_block(x: jax.Array, *, of_elements: bool) -> jax.Array:
-    """One value per block, kept in memory: it is computed once for each block.
-
-    Where blocks are single elements, it would be one more array of the leaf's size.
-    """
-    return x if of_elements else lax.optimization_barrier(x)

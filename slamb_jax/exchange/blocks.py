@@ -8,7 +8,8 @@ import optax
 from jax import lax
 
 from slamb_jax._core.leaves import Leaf, leaves_of
-from slamb_jax._core.platform import gather_or_sum, materialized, scatter_or_choose
+from slamb_jax._core.platform import materialized
+from slamb_jax._core.platform_masked import gather_or_sum, scatter_or_choose
 from slamb_jax.exchange.selections import Selection, Strided, divided
 from slamb_jax.exchange.settings import Exchange
 

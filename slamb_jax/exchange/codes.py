@@ -7,8 +7,8 @@ planes.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,22 +18,15 @@ from jax import lax
 from slamb_jax._core.platform import (
     block_sizes,
     materialized,
-    reduce_blocks,
     split_digits,
 )
-from slamb_jax._core.rounding import hash_u32
+from slamb_jax.exchange.other_values import LargestOf, Uniform
+from slamb_jax.exchange.values import WIDTH, Ternary, Values
 
-# Of a row: the lanes of a TPU, and whole cache lines elsewhere, are read at once.
-_WIDTH = 128
 _ROWS = 8  # of a group of a large array
 _LARGE, _SMALL = 2**16, 2**11  # elements of an array
 _SCALE_BYTES = 4
 _MANY_ROWS = 512  # of a slice: from so many on, filling groups costs under 1 %
-_TINY = float(np.finfo(np.float32).tiny)
-_ZERO, _NAN = np.float32(0), np.float32(np.nan)
-Norm: TypeAlias = tuple[Callable[..., jax.Array], Callable[..., jax.Array]]
-_SUM: Norm = (jnp.add, jnp.sum)  # of two arrays, and of an axis of one
-_LARGEST: Norm = (jnp.maximum, jnp.max)
 # The factor and the shift that divide a byte by each power of a base, in 16 bits.
 _RECIPROCALS = {
     16: ((1, 0), (1, 4)),
@@ -60,185 +53,6 @@ class Group(NamedTuple):
         return self.groups * self.rows
 
 
-class Values(Protocol):
-    """The values that codes stand for: what distinguishes one quantizer from another.
-
-    Attributes:
-      base: a digit is less than this.
-      digits: how many digits share a byte.
-      planes: how many elements, of as many planes, one digit stands for.
-      block_size: about how many elements share a scale.
-      norm: of the magnitudes of a block, what ``encode`` needs: their sum or largest.
-    """
-
-    @property
-    def base(self) -> int: ...
-    @property
-    def digits(self) -> int: ...
-    @property
-    def planes(self) -> int: ...
-    @property
-    def block_size(self) -> int: ...
-    @property
-    def norm(self) -> Norm: ...
-
-    def encode(
-        self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
-    ) -> tuple[list[jax.Array], jax.Array]:
-        """Float32 planes (..., groups, rows, width) to digits and scales.
-
-        ``size`` is the norm of each block, (..., groups, rows, 1). The digits are uint8
-        arrays of the shape of a plane, the scales float32 of that of ``size``. A block
-        with a value that is not finite gets a scale of NaN.
-        """
-
-    def decode(self, digits: jax.Array, scales: jax.Array) -> jax.Array:
-        """Digits (..., planes of digits, rows, width) to float32 (..., planes, ...)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Ternary:
-    """Three values: the sign of each large coordinate times a scale, and zero.
-
-    A coordinate is large if it is at least the mean magnitude of its block. The scale
-    is the mean magnitude of the large ones. Li et al., Ternary Weight Networks, 2016.
-    """
-
-    base: int = 3
-    digits: int = 5  # 3**5 is 243: five to a byte, 1.6 bits each
-    planes: int = 1
-    block_size: int = 640  # a scale adds 0.05 bits to each; smaller blocks cost more
-    norm: Norm = _SUM
-
-    def encode(
-        self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
-    ) -> tuple[list[jax.Array], jax.Array]:
-        del seed
-        # Ternary Weight Networks have 0.7 of the mean for a bound, where nothing waits.
-        mean, least = _least_sent(size, planes)
-        sizes = [jnp.abs(x) for x in planes]
-        # Ones and zeros: a GPU would keep comparisons in memory for all that use them.
-        large = [jnp.sign(jnp.maximum(x - least, _ZERO)) for x in sizes]
-        chosen = [is_large * x for is_large, x in zip(large, sizes, strict=True)]
-        codes = [
-            jnp.where(
-                is_large > 0, jnp.where(x > 0, np.uint8(2), np.uint8(0)), np.uint8(1)
-            )
-            for is_large, x in zip(large, planes, strict=True)
-        ]
-        return codes, _scale_of(chosen, _total(large), mean)
-
-    def decode(self, digits: jax.Array, scales: jax.Array) -> jax.Array:
-        return (digits.astype(jnp.float32) - np.float32(1)) * scales
-
-
-@dataclasses.dataclass(frozen=True)
-class LargestOf:
-    """The sign of the largest of ``planes`` coordinates times a scale; zero elsewhere.
-
-    It is sent if it is at least the mean magnitude of the block. The scale is the mean
-    magnitude of those that are sent. A digit of half a byte is enough for 7
-    coordinates, one of a byte for 127.
-    """
-
-    planes: int
-    norm: Norm = _SUM
-
-    @property
-    def base(self) -> int:
-        return 16 if self.planes <= 7 else 256
-
-    @property
-    def digits(self) -> int:
-        return 2 if self.planes <= 7 else 1
-
-    @property
-    def block_size(self) -> int:
-        return _WIDTH * self.planes * self.digits
-
-    def encode(
-        self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
-    ) -> tuple[list[jax.Array], jax.Array]:
-        del seed
-        count = self.planes
-        mean, least = _least_sent(size, planes)
-        codes, chosen = [], []
-        for i in range(0, len(planes), count):
-            x = jnp.stack(planes[i : i + count], -3)
-            top = jnp.max(jnp.abs(x), -3, keepdims=True)
-            place = lax.broadcasted_iota(jnp.uint8, x.shape, x.ndim - 3)
-            code = place + jnp.where(x > 0, np.uint8(1), np.uint8(1 + count))
-            # The first of equals: a tie must not send two, nor depend on the platform.
-            first = jnp.min(
-                jnp.where(jnp.abs(x) == top, code, np.uint8(255)), -3, initial=255
-            )
-            top = top[..., 0, :, :]
-            is_sent = (top >= least) & (top > _ZERO)
-            codes.append(jnp.where(is_sent, first, np.uint8(0)))
-            chosen.append(jnp.where(is_sent, top, _ZERO))
-        return codes, _scale_of(chosen, _total([jnp.sign(x) for x in chosen]), mean)
-
-    def decode(self, digits: jax.Array, scales: jax.Array) -> jax.Array:
-        *lead, number, rows, width = digits.shape
-        shape = (*lead, number, self.planes, rows, width)
-        place = lax.broadcasted_iota(jnp.uint8, shape, len(shape) - 3)
-        code = digits[..., None, :, :]
-        up = (code == place + np.uint8(1)).astype(jnp.float32)
-        down = (code == place + np.uint8(1 + self.planes)).astype(jnp.float32)
-        return (up - down).reshape(*lead, number * self.planes, rows, width) * scales
-
-
-@dataclasses.dataclass(frozen=True)
-class Uniform:
-    r"""8 or 4 bits by stochastic rounding to a uniform grid, as in QSGD.
-
-    With L = 127 (7 for 4 bits) and s the largest magnitude of the block over L,
-    :math:`x \to s \lfloor x / s + U \rfloor`, where U, uniform in [0, 1), is a hash of
-    the seed and the element's place. So each element is right on average. (QSGD scales
-    by the norm of the block; the largest magnitude gives a finer grid.) A block whose
-    largest magnitude is below about 1e-36 is sent as zeros. Alistarh et al., QSGD,
-    2016.
-    """
-
-    bits: int
-    planes: int = 1
-    block_size: int = 256
-    norm: Norm = _LARGEST
-
-    @property
-    def base(self) -> int:
-        return 2**self.bits
-
-    @property
-    def digits(self) -> int:
-        return 8 // self.bits
-
-    @property
-    def _levels(self) -> int:
-        return 2 ** (self.bits - 1) - 1
-
-    def encode(
-        self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
-    ) -> tuple[list[jax.Array], jax.Array]:
-        levels = np.float32(self._levels)
-        small = size < levels * np.float32(_TINY)
-        usable = ~small & jnp.isfinite(size)  # the scale tells NaN and infinity
-        codes = []
-        for x, bits in zip(planes, _random_bits(planes, seed), strict=True):
-            y = jnp.where(usable, x * (levels / size), _ZERO)
-            low = jnp.floor(y)
-            # 24 bits are what a float32 holds exactly: u is uniform, and below 1.
-            u = bits >> np.uint32(8)
-            up = u.astype(jnp.float32) * np.float32(2**-24) < y - low
-            # x * (L / size) may be rounded to above L.
-            code = jnp.clip(low + up.astype(jnp.float32), -levels, levels)
-            codes.append((code + levels).astype(jnp.uint8))
-        return codes, jnp.where(small, _ZERO, size / levels)
-
-    def decode(self, digits: jax.Array, scales: jax.Array) -> jax.Array:
-        return (digits.astype(jnp.float32) - np.float32(self._levels)) * scales
-
-
 @dataclasses.dataclass(frozen=True)
 class Quantizer:
     """Encodes groups as bytes: digits of the values, several to a byte, and scales."""
@@ -251,7 +65,7 @@ class Quantizer:
         Blocks of small arrays are small, so that little of them is padding.
         """
         per_byte = self.values.planes * self.values.digits
-        planes = per_byte * max(1, self.values.block_size // (per_byte * _WIDTH))
+        planes = per_byte * max(1, self.values.block_size // (per_byte * WIDTH))
         width = max(1, self.values.block_size // planes)
         if size >= _LARGE:
             return Group(1, planes, _ROWS, width)
@@ -358,40 +172,3 @@ def cut_among(sizes: Sequence[int], quantizer: Quantizer, owners: int) -> list[C
             own = group._replace(groups=-(-rows // group.rows))
         cuts.append(Cut(group, own, kinds[group]))
     return cuts
-
-
-def _least_sent(
-    size: jax.Array, planes: Sequence[jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    """Each block's mean magnitude, and the least magnitude that counts as large.
-
-    The bound is slightly below the mean, whose sum may be rounded upwards: where all
-    magnitudes are equal, all are large.
-    """
-    mean = size / np.float32(len(planes) * planes[0].shape[-1])
-    return mean, np.float32(1 - 2**-16) * mean
-
-
-def _scale_of(
-    chosen: Sequence[jax.Array], count: jax.Array, mean: jax.Array
-) -> jax.Array:
-    """The mean of the chosen magnitudes of each block, which are zero elsewhere.
-
-    It is 0 where none is chosen, and NaN where the ``mean`` of all is not finite.
-    """
-    scale = jnp.where(count > 0, _total(chosen) / jnp.maximum(count, 1), _ZERO)
-    return jnp.where(jnp.isfinite(mean), scale, _NAN)
-
-
-def _total(planes: Sequence[jax.Array]) -> jax.Array:
-    return reduce_blocks(planes, *_SUM)
-
-
-def _random_bits(planes: Sequence[jax.Array], seed: jax.Array) -> list[jax.Array]:
-    """Random uint32 for each element, by a hash of its place among them all."""
-    # Not from a key: a hash needs no state, is part of the kernel that rounds, and is
-    # the same under every mapping.
-    *lead, rows, width = planes[0].shape
-    shape = (*lead, len(planes), rows, width)
-    place = lax.iota(jnp.uint32, int(np.prod(shape))).reshape(shape)
-    return [hash_u32(place[..., i, :, :], seed) for i in range(len(planes))]

@@ -7,26 +7,19 @@ from typing import Any
 
 import chex
 import optax
-from jax.sharding import PartitionSpec
 
-from slamb_jax._core.axes import AxisName, as_tuple
-from slamb_jax._core.checks import (
-    check_axis_name,
-    check_bool,
-    check_integer,
-    check_range,
-    check_transformation,
-)
+from slamb_jax._core.axes import AxisName
+from slamb_jax._core.checks import check_range
 from slamb_jax._core.layout import Layout, mesh_axes
 from slamb_jax._core.leaves import LayoutOf
+from slamb_jax.exchange.json_form import value_from_json, value_to_json
 from slamb_jax.exchange.nbytes import share_of
 from slamb_jax.exchange.selections import Selection, Strided
+from slamb_jax.exchange.validity import check_settings
 
 FORMATS = ("ternary", "largest_of_7", "largest_of_31", "largest_of_127")
 """Payloads that :meth:`Exchange.for_budget` chooses from, the most bytes first."""
 
-_LARGEST_OF = tuple(f"largest_of_{count}" for count in range(2, 128))
-_PAYLOADS = ("bfloat16", "uniform8", "uniform4", "ternary", *_LARGEST_OF)
 _PAPER = {"payload": None, "sync_every": 100, "selection": Strided(0.1)}
 
 
@@ -108,21 +101,7 @@ class Exchange:
     stacked: Any = dataclasses.field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        check_bool("overlap", self.overlap)
-        known = isinstance(self.payload, str) and self.payload in _PAYLOADS
-        if self.payload is not None and not known:
-            raise ValueError(
-                "payload must be None, 'bfloat16', 'uniform8', 'uniform4', 'ternary' "
-                "or 'largest_of_N' with N from 2 to 127, such as 'largest_of_7', got "
-                f"{self.payload!r}"
-            )
-        if self.sync_every is not None:
-            check_integer("sync_every", self.sync_every, 1)
-        if self.outer is not None:
-            check_transformation("outer", self.outer)
-        _check_selection(self)
-        _check_average(self)
-        _check_axes(self)
+        check_settings(self)
 
     @functools.cached_property
     def layout(self) -> LayoutOf | None:
@@ -243,7 +222,7 @@ class Exchange:
         Raises:
           ValueError: for functions and objects of the user's own.
         """
-        return {name: _to_json(name, x) for name, x in self._given().items()}
+        return {name: value_to_json(name, x) for name, x in self._given().items()}
 
     @classmethod
     def from_json(cls, settings: Mapping[str, Any]) -> "Exchange":
@@ -260,7 +239,7 @@ class Exchange:
                 f"{unknown[0]!r} is not a setting of an Exchange, which has "
                 f"{', '.join(sorted(known))}"
             )
-        return cls(**{name: _from_json(name, x) for name, x in settings.items()})
+        return cls(**{name: value_from_json(name, x) for name, x in settings.items()})
 
     def _given(self) -> dict[str, Any]:
         """The settings that are not the default."""
@@ -287,101 +266,3 @@ def check_exchange(exchange: object) -> Exchange:
     raise ValueError(
         f"exchange must be a slamb_jax.Exchange, got {exchange!r}{way_out}"
     )
-
-
-def _check_selection(exchange: Exchange) -> None:
-    selection = exchange.selection
-    if selection is None:
-        return
-    if not isinstance(selection, Selection):
-        raise ValueError(
-            "selection must be None or a slamb_jax.selections.Selection, such as "
-            f"Strided(0.1), got {selection!r}"
-        )
-    if exchange.outer is not None:
-        raise ValueError(
-            f"selection={selection!r} averages the parameters themselves every "
-            f"sync_every steps: it takes no outer optimizer, got {exchange!r}"
-        )
-
-
-def _check_average(exchange: Exchange) -> None:
-    payload, every, outer = exchange.payload, exchange.sync_every, exchange.outer
-    if every is None and exchange.selection is None and exchange.axis_name is not None:
-        raise ValueError(
-            "sync_every=None without a selection exchanges nothing between "
-            f"{exchange.axis_name!r}: give one of them, or no axis_name"
-        )
-    if outer is not None:
-        if every is None:
-            raise ValueError("outer needs an average: give sync_every too, got None")
-        if payload in _LARGEST_OF:
-            raise ValueError(
-                f"payload={payload!r} sends one coordinate of each group, and the "
-                "others would be lost from the parameters' difference that an outer "
-                "optimizer gets: take 'ternary', 'uniform4' or 'uniform8'"
-            )
-    elif every not in (None, 1) and payload is not None and exchange.selection is None:
-        raise ValueError(
-            f"sync_every={every} averages parameters, which payload={payload!r} would "
-            "round: give outer=optax.sgd(1.0), whose difference to the last average is "
-            "rounded instead, or payload=None. To send less at every step take "
-            "payload='largest_of_7'"
-        )
-
-
-def _check_axes(exchange: Exchange) -> None:
-    check_axis_name(exchange.axis_name)
-    check_axis_name(exchange.local_axis_name, "local_axis_name")
-    names = exchange.axis_name, exchange.local_axis_name
-    between, within = (set(as_tuple(name)) for name in names)
-    if within and (not between or between & within):
-        raise ValueError(
-            "local_axis_name must name other mesh axes than axis_name, the axis "
-            f"between the workers, got {exchange.local_axis_name!r} and "
-            f"{exchange.axis_name!r}"
-        )
-    if exchange.layout is None:  # which checks param_specs and stacked
-        return
-    if shared := between & set(exchange.shard_axes):
-        raise ValueError(
-            "param_specs must not name the axis of the workers, "
-            f"{min(map(str, shared))!r}: every worker has parameters of its own, "
-            "sharded over other axes of the mesh"
-        )
-
-
-def _to_json(name: str, x: Any) -> Any:
-    if x is None or isinstance(x, bool | int | str):
-        return x
-    if isinstance(x, Strided):
-        return dataclasses.asdict(x)
-    if isinstance(x, PartitionSpec):
-        return {"spec": [list(e) if isinstance(e, tuple) else e for e in x]}
-    if isinstance(x, list) or (isinstance(x, tuple) and name.endswith("axis_name")):
-        return [_to_json(name, item) for item in x]
-    if isinstance(x, Mapping) and all(isinstance(key, str) for key in x):
-        return {key: _to_json(name, item) for key, item in x.items()}
-    raise ValueError(
-        f"{name} must be of names, numbers, lists, dicts with string keys, specs and "
-        f"Strided to be written as JSON, got {x!r}"
-    )
-
-
-def _from_json(name: str, x: Any) -> Any:
-    if isinstance(x, list):
-        items = [_from_json(name, item) for item in x]
-        return tuple(items) if name.endswith("axis_name") else items
-    if not isinstance(x, Mapping):
-        return x
-    if name == "selection":
-        try:
-            return Strided(**x)
-        except TypeError as error:
-            raise ValueError(f"selection={x!r} does not fit: {error}") from error
-    entries = x.get("spec") if set(x) == {"spec"} else None
-    if isinstance(entries, list) and all(
-        entry is None or isinstance(entry, str | list) for entry in entries
-    ):
-        return PartitionSpec(*(tuple(e) if isinstance(e, list) else e for e in entries))
-    return {key: _from_json(name, item) for key, item in x.items()}

@@ -159,6 +159,7 @@ def exchanged(
     second: SecondMoment | None,
     step: jax.Array,
     *,
+    in_codes: bool,
     skips: bool,
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """The mean momentum of the workers, bias-corrected, and what this worker keeps."""
@@ -172,7 +173,7 @@ def exchanged(
         with_errors=True,
     )  # fmt: skip
     kept = [memory(row, rule) for row in rows]
-    if exchange.rounds_momentum:
+    if in_codes:
         if second is not None:
             # v is read once more, where a GPU would keep the units.
             second = second._replace(nus=recompute_barrier(second.nus))

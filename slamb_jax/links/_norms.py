@@ -12,7 +12,7 @@ from jax import lax
 from slamb_jax._core import axes as _axes
 from slamb_jax._core.leaves import Leaf
 from slamb_jax._core.moments import add_decay
-from slamb_jax._core.platform import direction_for_norms, direction_for_update
+from slamb_jax._core.platform_masked import direction_for_norms, direction_for_update
 from slamb_jax.exchange import collectives as _collectives
 from slamb_jax.exchange.blocks import AtStep, Blocks
 

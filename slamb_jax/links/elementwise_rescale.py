@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from slamb_jax._core import axes, checks
 from slamb_jax._core.leaves import Leaf, broadcast_blocks, chosen, present, unless
-from slamb_jax._core.platform import kept_per_block
+from slamb_jax._core.platform_masked import kept_per_block
 from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange.blocks import selection_at
 from slamb_jax.exchange.settings import Exchange, check_exchange

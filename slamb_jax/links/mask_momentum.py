@@ -20,7 +20,7 @@ from slamb_jax._core.moments import (
     init_moment,
     moved,
 )
-from slamb_jax._core.platform import computed_once_on_tpu
+from slamb_jax._core.platform_masked import computed_once_on_tpu
 from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange.blocks import AtStep, selection_at
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -204,6 +204,8 @@ def mask_momentum(
         b2,
         mu_dtype,
         nu_dtype,
+        agree=exchange.averages_momentum,
+        in_codes=exchange.rounds_momentum,
         has_units=b2 is not None and theirs is None and exchange.rounds_momentum,
     )
     tx = optax.GradientTransformationExtraArgs(link.init, link.update)
@@ -221,7 +223,9 @@ class _Link(NamedTuple):
     b2: ArrayLike | None
     mu_dtype: DTypeLike | None
     nu_dtype: DTypeLike | None
-    has_units: bool
+    agree: bool  # workers agree on M at each step
+    in_codes: bool  # and M is rounded
+    has_units: bool  # to codes of x / r
 
     def init(self, params: optax.Params) -> MaskMomentumState:
         checks.check_floating(params, "params")
@@ -301,11 +305,17 @@ class _Link(NamedTuple):
         compressed: optax.OptState = optax.EmptyState()
         if compress is None:
             means, mus = _mean_momentum.exchanged(
-                self.exchange, self.rule, rows, second, step, skips=skip is not None
+                self.exchange,
+                self.rule,
+                rows,
+                second,
+                step,
+                in_codes=self.in_codes,
+                skips=skip is not None,
             )
         else:
             means, mus, compressed = _compressor.exchanged_by(
-                compress, self.rule, rows, step, agree=self.exchange.averages_momentum
+                compress, self.rule, rows, step, agree=self.agree
             )
         mus = unless(skip, [row.m for row in rows], mus)
         of_nu = jnp.float32(1)
