@@ -5,17 +5,18 @@ step takes M and the worker keeps :math:`m \leftarrow q + e / \beta_1`. In e the
 took nothing, so it counts :math:`1 / \beta_1`: the next x has all of it.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 from jax.typing import ArrayLike
 
-from slamb_jax._core.leaves import Leaf, unless
-from slamb_jax._core.moments import bias, moved, stored, weights
+from slamb_jax._core.leaves import Leaf, keep_absent, unless
+from slamb_jax._core.moments import Moments, bias, moved, stored, weights
 from slamb_jax._core.platform import after_exchange, recompute_barrier
 from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange.collectives import psum_each
@@ -150,6 +151,36 @@ class SecondMoment(NamedTuple):
     def correction(self, step: jax.Array) -> jax.Array:
         """The factor of v that corrects its bias."""
         return 1 / jnp.maximum(bias(self.b2, step), _TINY)
+
+
+class Exchanged(NamedTuple):
+    """What one step makes of the momenta; lists have one array for each leaf."""
+
+    means: list[jax.Array]  # what the step takes, bias-corrected, float32
+    mus: list[jax.Array]  # what the worker keeps
+    of_mus: list[jax.Array] | None  # means over mus, where the step takes what is kept
+    second: SecondMoment | None
+    of_nu: jax.Array  # the factor that corrects the bias of v
+    compressor: optax.OptState
+
+    def for_direction(self, rebuild: Callable[..., Any]) -> dict[str, Any]:
+        """What a direction gets beside what the step takes."""
+        if self.second is None:
+            return {}
+        nus, of_nu = self.second.nus, self.of_nu
+        hats = rebuild([of_nu * nu.astype(jnp.float32) for nu in nus])
+        given = {"second_moment": hats, "of_second_moment": of_nu}
+        if self.of_mus is None:
+            return given
+        of_mus = rebuild(self.of_mus)
+        moments = Moments(rebuild(self.mus), rebuild(nus), of_mus, of_nu)
+        return given | {"moments": moments}
+
+    def moments(self, rebuild: Callable[..., Any], old: Any) -> list[Any]:
+        """mu, nu and nu_mean of the next state."""
+        second = (None, None) if self.second is None else self.second[:2]
+        pairs = zip((self.mus, *second), (old.mu, old.nu, old.nu_mean), strict=True)
+        return [x if new is None else keep_absent(rebuild(new), x) for new, x in pairs]
 
 
 def exchanged(

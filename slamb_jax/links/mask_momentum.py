@@ -1,7 +1,6 @@
 """Momentum of which a worker sends what the exchange selects, and keeps the rest."""
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,24 +9,20 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax._core import axes, checks
-from slamb_jax._core.leaves import arrays_of, chosen, keep_absent, present, unless
+from slamb_jax._core.leaves import arrays_of, chosen, present, unless
 from slamb_jax._core.moments import (
     Decays,
-    Moments,
-    bias,
     check_first_moment,
     decays,
     init_moment,
-    moved,
 )
-from slamb_jax._core.platform_masked import computed_once_on_tpu
 from slamb_jax._core.rounding import next_step
-from slamb_jax.exchange.blocks import AtStep, selection_at
+from slamb_jax.exchange.blocks import selection_at
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links import _compressor, _mean_momentum
-from slamb_jax.links._mean_momentum import Row, Rule, SecondMoment
+from slamb_jax.links._mean_momentum import Exchanged, Row, Rule, SecondMoment
+from slamb_jax.links._selected_momentum import step_alone
 from slamb_jax.links.on_shards import on_shards
-from slamb_jax.links.randk_compress import replace_selected
 
 UNIT_DECAY = 0.98
 """Decay rate of v where it is the unit of the codes and nothing else."""
@@ -46,36 +41,6 @@ class MaskMomentumState(NamedTuple):
     nu_mean: optax.Updates | None  # float32, [] for each leaf: the mean of nu, in codes
     compressor: optax.OptState
     direction: optax.OptState
-
-
-class _Exchanged(NamedTuple):
-    """What one step makes of the momenta; lists have one array for each leaf."""
-
-    means: list[jax.Array]  # what the step takes, bias-corrected, float32
-    mus: list[jax.Array]  # what the worker keeps
-    of_mus: list[jax.Array] | None  # means over mus, where the step takes what is kept
-    second: SecondMoment | None
-    of_nu: jax.Array  # the factor that corrects the bias of v
-    compressor: optax.OptState
-
-    def for_direction(self, rebuild: Callable[..., Any]) -> dict[str, Any]:
-        """What a direction gets beside what the step takes."""
-        if self.second is None:
-            return {}
-        nus, of_nu = self.second.nus, self.of_nu
-        hats = rebuild([of_nu * nu.astype(jnp.float32) for nu in nus])
-        given = {"second_moment": hats, "of_second_moment": of_nu}
-        if self.of_mus is None:
-            return given
-        of_mus = rebuild(self.of_mus)
-        moments = Moments(rebuild(self.mus), rebuild(nus), of_mus, of_nu)
-        return given | {"moments": moments}
-
-    def moments(self, rebuild: Callable[..., Any], old: MaskMomentumState) -> list[Any]:
-        """mu, nu and nu_mean of the next state."""
-        second = (None, None) if self.second is None else self.second[:2]
-        pairs = zip((self.mus, *second), (old.mu, old.nu, old.nu_mean), strict=True)
-        return [x if new is None else keep_absent(rebuild(new), x) for new, x in pairs]
 
 
 def mask_momentum(
@@ -282,7 +247,7 @@ class _Link(NamedTuple):
             new = self._agree(rows, second, step, skip, compress)
         else:
             at = selection_at(self.exchange, like, step)
-            new = self._step_alone(rows, second, at, skip, compress)
+            new = step_alone(self.exchange, self.rule, rows, second, at, skip, compress)
         u, inner = self.direction.update(
             rebuild(new.means), state.direction, params,
             **extra_args, **new.for_direction(rebuild),
@@ -300,7 +265,7 @@ class _Link(NamedTuple):
         step: jax.Array,
         skip: jax.Array | None,
         compress: _compressor.Compress | None,
-    ) -> _Exchanged:
+    ) -> Exchanged:
         """The step takes M, and e waits."""
         compressed: optax.OptState = optax.EmptyState()
         if compress is None:
@@ -323,53 +288,7 @@ class _Link(NamedTuple):
             second = second.after(means, [row.leaf for row in rows], step, skip)
             # With overlap M is of the momenta that the last step left.
             of_nu = second.correction(step - 1 if self.rule.overlap else step)
-        return _Exchanged(means, mus, None, second, of_nu, compressed)
-
-    def _step_alone(
-        self,
-        rows: list[Row],
-        second: SecondMoment | None,
-        at: AtStep,
-        skip: jax.Array | None,
-        compress: _compressor.Compress | None,
-    ) -> _Exchanged:
-        """The step takes M + e, which the worker keeps; v is of its own gradient."""
-        leaves = [row.leaf for row in rows]
-        compressed: optax.OptState = optax.EmptyState()
-
-        def grown(ms: list[jax.Array]) -> Any:
-            pairs = zip(rows, ms, strict=True)
-            new = [moved(m, row.g, row.b1).astype(m.dtype) for row, m in pairs]
-            return unless(skip, ms, new)
-
-        def send(ms: list[jax.Array]) -> Any:
-            nonlocal compressed
-            if compress is None:
-                return replace_selected(self.exchange, at, ms, leaves, skip)
-            out = compress(ms)  # which may differ in dtype: m keeps its own
-            compressed = out.state
-            pairs = zip(out.in_place, ms, strict=True)
-            return unless(skip, ms, [x.astype(m.dtype) for x, m in pairs])
-
-        # With overlap what is sent need not wait for this step's gradient.
-        old = [row.m for row in rows]
-        mus = grown(send(old)) if self.exchange.overlap else send(grown(old))
-        if second is not None:
-            gs = [row.g.astype(jnp.float32) for row in rows]
-            second = second.after(gs, leaves, at.step, skip)
-            if skip is None:  # else a TPU keeps more after a barrier
-                once = list(map(computed_once_on_tpu, second.nus))
-                second = second._replace(nus=once)
-        # Factors, and not corrected moments, so that a direction may read m and v where
-        # they lie: m / (1 - b1^t) would be one more array of the parameters' size.
-        one = jnp.float32(1)
-        of_mus, of_nu = [one] * len(rows), one
-        if self.rule.bias_correction:
-            of_mus = [1 / bias(row.b1, at.step) for row in rows]
-            of_nu = one if second is None else 1 / bias(second.b2, at.step)
-        pairs = zip(of_mus, mus, strict=True)
-        means = [of_mu * mu.astype(jnp.float32) for of_mu, mu in pairs]
-        return _Exchanged(means, mus, of_mus, second, of_nu, compressed)
+        return Exchanged(means, mus, None, second, of_nu, compressed)
 
     def _check(self, updates: optax.Updates, state: MaskMomentumState) -> None:
         """Raises for gradients that do not fit, or that were averaged already."""
