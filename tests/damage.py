@@ -2,15 +2,15 @@
 
 import json
 import shutil
+from pathlib import Path
 
 from slamb_jax.checkpoint.format import with_checksum
 
 
 def changing(pattern, change):
     def damage(directory):
-        for file in directory.glob(pattern):
-            if file.is_file():
-                file.write_bytes(change(file.read_bytes()))
+        for file in filter(Path.is_file, directory.glob(pattern)):
+            file.write_bytes(change(file.read_bytes()))
 
     return damage
 
@@ -29,15 +29,19 @@ def lie(raw):
 
 
 def mislead(raw):
-    """One flipped bit in a number of the user's."""
+    """Another digit in a number of the user's."""
     assert b'"position": 1120' in raw
     return raw.replace(b'"position": 1120', b'"position": 9120')
+
+
+def tear(raw):
+    return raw[: len(raw) // 2]
 
 
 ARRAYS, METADATA = "state/**/d/*", "about/metadata"
 DAMAGE = {
     "flip": changing(ARRAYS, flip),
-    "truncate": changing(ARRAYS, lambda raw: raw[: len(raw) // 2]),
+    "truncate": changing(ARRAYS, tear),
     "remove": lambda directory: shutil.rmtree(directory / "state"),
     "lie": changing(METADATA, lie),
     "mislead": changing(METADATA, mislead),

@@ -5,6 +5,7 @@ checkpoint, prints each step on standard output, and writes the bits of its last
 """
 
 import argparse
+import functools
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ import numpy as np
 import optax
 
 import slamb_jax
+from slamb_jax.checkpoint.format import leaves_by_name
+from slamb_jax.workers.mesh import raw
 
 SELECTION = slamb_jax.selections.Strided(0.25, min_size=20, seed=0)
 EXCHANGE = slamb_jax.Exchange("data", selection=SELECTION, payload=None, sync_every=4)
@@ -26,25 +29,17 @@ FEATURES, TARGETS = 24, 16
 
 def arguments():
     parser = argparse.ArgumentParser()
-    parser.add_argument("index", type=int)
-    parser.add_argument("count", type=int)
-    parser.add_argument("port", type=int)
+    for name in ("index", "count", "port"):
+        parser.add_argument(name, type=int)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--save-every", type=int, default=3)
-    parser.add_argument("--timeout", type=float, default=10.0)
-    parser.add_argument("--step-timeout", type=float, default=None)
+    for name, default in {"steps": 12, "save-every": 3, "timeout": 10.0}.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    parser.add_argument("--step-timeout", type=float)
     parser.add_argument("--fail", default="")  # PROCESS:STEP:HOW
     return parser.parse_args()
 
 
-def say(*words):
-    print(*words, flush=True)
-
-
-def optimizer(steps):
-    rate = optax.warmup_cosine_decay_schedule(0.0, 0.05, 3, steps)
-    return slamb_jax.skip_not_finite(slamb_jax.slamb(rate, EXCHANGE), EXCHANGE)
+say = functools.partial(print, flush=True)
 
 
 def make_step(tx):
@@ -69,9 +64,7 @@ def make_step(tx):
 def start(tx, mesh):
     rng = np.random.default_rng(1)
     shapes = {"w1": (FEATURES, 32), "b": (32,), "w2": (32, TARGETS)}
-    params = {
-        k: jnp.asarray(rng.normal(size=s) / 5, jnp.float32) for k, s in shapes.items()
-    }
+    params = {k: jnp.float32(rng.normal(size=s) / 5) for k, s in shapes.items()}
     state = params, tx.init(params), jax.random.key(2)
     return slamb_jax.replicate(state, mesh, EXCHANGE)
 
@@ -86,7 +79,8 @@ def misbehave(how):
 
 def train(given, watchdog):
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
-    tx = optimizer(given.steps)
+    rate = optax.warmup_cosine_decay_schedule(0.0, 0.05, 3, given.steps)
+    tx = slamb_jax.skip_not_finite(slamb_jax.slamb(rate, EXCHANGE), EXCHANGE)
     run = slamb_jax.per_worker_step(make_step(tx), mesh, EXCHANGE)
     state, begun, stream = start(tx, mesh), 0, np.random.default_rng(3)
     with slamb_jax.Checkpoints(given.directory / "checkpoints") as checkpoints:
@@ -112,15 +106,12 @@ def train(given, watchdog):
     return state, stream
 
 
-def write(given, state, stream):
-    """Writes the bits of this process's own replica."""
-    end = {"stream": json.dumps(stream.bit_generator.state)}
-    for path, x in jax.tree_util.tree_leaves_with_path(state):
-        key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-        bits = jax.random.key_data(x) if key else x
-        name = jax.tree_util.keystr(path)
-        end[name] = np.asarray(bits.addressable_shards[0].data).tobytes().hex()
-    (given.directory / f"end-{given.index}.json").write_text(json.dumps(end))
+def bits(state):
+    """Of each leaf, those on each device of this process."""
+    return {
+        name: [np.asarray(shard.data).tobytes().hex() for shard in x.addressable_shards]
+        for name, x in leaves_by_name(jax.tree.map(raw, state)).items()
+    }
 
 
 def main():
@@ -129,7 +120,9 @@ def main():
         f"localhost:{given.port}", given.count, given.index, initialization_timeout=300
     )
     with slamb_jax.Watchdog(given.timeout, step_timeout=given.step_timeout) as watchdog:
-        write(given, *train(given, watchdog))
+        state, stream = train(given, watchdog)
+        end = bits(state) | {"stream": json.dumps(stream.bit_generator.state)}
+        (given.directory / f"end-{given.index}.json").write_text(json.dumps(end))
         say("ended")
 
 

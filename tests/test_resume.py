@@ -13,22 +13,18 @@ N = 4
 TIMEOUT = 15.0  # seconds without a sign of life; a busy machine may pause for several
 
 
-def ends(directory):
-    return [json.loads((directory / f"end-{i}.json").read_text()) for i in range(N)]
-
-
 def to_the_end(directory, **options):
     """The last states of a run that nobody interrupts."""
     with Launch(directory, N, **options) as run:
         assert run.statuses() == [0] * N, run.told()
-    return ends(directory)
+    return [json.loads((directory / f"end-{i}.json").read_text()) for i in range(N)]
 
 
 def check_same(got, want):
     for a, b in zip(got, want, strict=True):
         assert sorted(a) == sorted(b)
         assert not [name for name in b if a[name] != b[name]]
-    w1 = {end["[0]['w1']"] for end in want}
+    w1 = {str(end["[0]['w1']"]) for end in want}
     assert len(w1) == N  # the replicas differ, and each came back as it was
 
 

@@ -11,34 +11,36 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import slamb_jax
+from slamb_jax.checkpoint import Snapshots
 from slamb_jax.checkpoint.snapshots import _agreed
 from tests.close import assert_same_bits
+from tests.damage import mislead, tear
 from tests.launcher import ROOT, free_port
-from tests.test_checkpoint import a_state
+from tests.test_checkpoint import a_state, assert_restored
 from tests.workers import mesh_of
 
 N = 4
-
-
-def flip(raw):
-    return raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:]
+EXTRA = {"position": 1120}
 
 
 DAMAGE = {
-    "flip": flip,
-    "torn": lambda raw: raw[: len(raw) // 2],
+    "flip": lambda raw: raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:],
+    "torn": tear,
     "empty": lambda raw: b"",
     "null": lambda raw: b"null\n",
-    "mislead": lambda raw: raw.replace(b'"position": 1120', b'"position": 9120'),
+    "mislead": mislead,
 }
 
 
 def saved(directory, state, *steps):
-    snapshots = slamb_jax.Snapshots(directory)
+    snapshots = Snapshots(directory)
     assert snapshots.restore(state) is None
     for step in steps:
-        snapshots.save(step, state, {"position": 1120})
+        snapshots.save(step, state, EXTRA)
+
+
+def kept(directory):
+    return sorted(path.stem for path in directory.glob("*.snapshot"))
 
 
 @pytest.mark.parametrize("mesh", [False, True, "explicit"])
@@ -51,13 +53,10 @@ def test_what_comes_back_is_what_was_saved(mesh, tmp_path):
         sharding = jax.sharding.NamedSharding(explicit, jax.P("data"))
         state = jax.device_put(state, sharding)
     saved(tmp_path, state, 3, 6, 9)
-    found = slamb_jax.Snapshots(tmp_path).restore(state)
-    assert (found.step, found.extra, found.newcomers) == (9, {"position": 1120}, [])
-    assert_same_bits(found.state, state)
-    for x, like in zip(*map(jax.tree.leaves, (found.state, state)), strict=True):
-        assert x.sharding.is_equivalent_to(like.sharding, x.ndim)
-    kept = {path.name for path in tmp_path.glob("*.snapshot")}
-    assert kept == {"6.snapshot", "9.snapshot"}
+    found = Snapshots(tmp_path).restore(state)
+    assert found.newcomers == []
+    assert_restored(found, 9, state, extra=EXTRA)
+    assert kept(tmp_path) == ["6", "9"]
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -68,59 +67,52 @@ def test_a_damaged_file_is_never_read(damage, tmp_path):
     last.write_bytes(DAMAGE[damage](last.read_bytes()))
     (tmp_path / "partial").write_bytes(b"of a process that was killed")
     with pytest.warns(UserWarning, match=r"6\.snapshot is damaged .* and is ignored"):
-        found = slamb_jax.Snapshots(tmp_path).restore(state)
-    assert found.step == 3
-    assert_same_bits(found.state, state)
+        assert_restored(Snapshots(tmp_path).restore(state), 3, state)
 
 
 def test_steps_of_a_history_that_was_left_are_removed(tmp_path):
     state = {"w": jnp.ones((N, 3))}
     saved(tmp_path, state, 3, 6, 9)
-    snapshots = slamb_jax.Snapshots(tmp_path)
+    snapshots = Snapshots(tmp_path)
     assert snapshots.restore(state).step == 9
     snapshots.save(7, state)
-    assert sorted(p.stem for p in tmp_path.glob("*.snapshot")) == ["6", "7"]
+    assert kept(tmp_path) == ["6", "7"]
 
 
 def test_new_workers_copy_replicas_and_draw_numbers_of_their_own(tmp_path):
     two = a_state(n=2)
     saved(tmp_path, two, 5)
-    like = a_state(n=N, seed=1)
-    found = slamb_jax.Snapshots(tmp_path).restore(like)
+    found = Snapshots(tmp_path).restore(a_state(n=N, seed=1))
     assert found.newcomers == [2, 3]
-    state, was = dict(found.state), dict(two)
-    for name in ("key", "own"):
-        words = np.asarray(jax.random.key_data(state.pop(name)))
-        np.testing.assert_array_equal(
-            words[:2], jax.random.key_data(was.pop(name)), strict=True
-        )
-        assert len({x.tobytes() for x in words[2:]} | {words[0].tobytes()}) >= 2
-    own = np.asarray(jax.random.key_data(found.state["own"]))
-    assert len({x.tobytes() for x in own}) == N
-    for half in (slice(0, 2), slice(2, 4)):
-        assert_same_bits(jax.tree.map(lambda x, half=half: x[half], state), was)
+    olds, news = (jax.tree.map(lambda x, i=i: x[i:][:2], found.state) for i in (0, 2))
+    assert_same_bits(olds, two)
+    for name, distinct in (("key", 2), ("own", N)):
+        words = np.asarray(jax.random.key_data(found.state[name]))
+        assert len({x.tobytes() for x in words}) >= distinct
+        news[name] = two[name]
+    assert_same_bits(news, two)
 
 
 def test_wrong_uses_are_refused(tmp_path):
-    state = {"w": jnp.ones((N, 3))}
-    snapshots = slamb_jax.Snapshots(tmp_path / "own")
-    with pytest.raises(ValueError, match=r"restore\(like\) must come before save"):
-        snapshots.save(1, state)
+    def refused(said, call, *args):
+        with pytest.raises((ValueError, OSError), match=said):
+            call(*args)
+
+    state, directory = {"w": jnp.ones((N, 3))}, tmp_path / "own"
+    snapshots = Snapshots(directory)
+    refused(r"restore\(like\) must come before save", snapshots.save, 1, state)
     assert snapshots.restore(state) is None
-    with pytest.raises(ValueError, match="extra must be a dict that JSON can hold"):
-        snapshots.save(1, state, {"x": jnp.ones(2)})
-    with pytest.raises(ValueError, match="step must be an integer of at least 0"):
-        snapshots.save(-1, state)
+    bad = {"x": jnp.ones(2)}
+    refused("extra must be a dict that JSON can hold", snapshots.save, 1, state, bad)
+    refused("step must be an integer of at least 0", snapshots.save, -1, state)
     snapshots.save(1, state)
-    with pytest.raises(OSError, match="give this one a directory of its own"):
-        slamb_jax.Snapshots(tmp_path / "own").restore(state)
+    alone = "give this one a directory of its own"
+    refused(alone, Snapshots(directory).restore, state)
     other = {"w": jnp.ones((N, 4)), "b": jnp.ones(N)}
     said = r"1\.snapshot does not fit: .*b.* is missing; .*shape \[3\], expected \[4\]"
-    with pytest.raises(ValueError, match=said):
-        snapshots.restore(other)
-    (tmp_path / "own" / "partial").mkdir()
-    with pytest.raises(OSError, match="snapshot 2 of 12 bytes could not be written"):
-        snapshots.save(2, state)
+    refused(said, snapshots.restore, other)
+    (directory / "partial").mkdir()
+    refused("snapshot 2 of 12 bytes could not be written", snapshots.save, 2, state)
 
 
 A, B, C = [1, 11], [2, 22], [3, 33]  # jobs: their numbers and tokens
@@ -141,11 +133,7 @@ A, B, C = [1, 11], [2, 22], [3, 33]  # jobs: their numbers and tokens
         # They died before the next save: it has the step that they have.
         ([(B, [(A, 4), (A, 5)]), (A, [(A, 4), (A, 5)])], 5, [1, 1]),
         # Two of the last job, one of them ahead, and one that was lost before.
-        (
-            [(C, [(B, 8), (C, 9)]), (C, [(B, 7), (B, 8)]), (A, [(A, 7), (A, 8)])],
-            8,
-            [1, 1, 0],
-        ),
+        ([(C, [(B, 8), (C, 9)]), (C, [(B, 7), (B, 8)]), (A, [(A, 8)])], 8, [1, 1, 0]),
         # A later file of a history that was left.
         ([(B, [(A, 9), (B, 7)]), (B, [(B, 7)])], 7, [1, 1]),
         # Files of the last job were damaged.
@@ -154,18 +142,15 @@ A, B, C = [1, 11], [2, 22], [3, 33]  # jobs: their numbers and tokens
 )
 def test_the_step_to_go_on_from(told, step, holders):
     rows = [[job, 0, [[of, at, 1, {"at": at}] for of, at in own]] for job, own in told]
-    found = _agreed(rows)
-    if step is None:
-        assert found is None
-    else:
-        extras = [{"at": step} if holds else {} for holds in holders]
-        assert found == (step, holders, extras)
+    extras = [{"at": step} if holds else {} for holds in holders]
+    assert _agreed(rows) == ((step, holders, extras) if holders else None)
 
 
 WORKER = """
 import hashlib, json, os, signal, sys
 import jax, jax.numpy as jnp, numpy as np, optax
 import slamb_jax
+from tests.resumable import bits
 
 index, count, port, directory, last, victim, at = sys.argv[1:]
 index, count, last = int(index), int(count), int(last)
@@ -181,16 +166,6 @@ def step(state, batch):
     grads = jax.grad(lambda p: jnp.mean((noisy @ p) ** 2))(params)
     updates, opt_state = tx.update(grads, opt_state, params)
     return (optax.apply_updates(params, updates), opt_state, key), None
-
-def bits(state):
-    own = {}
-    for path, x in jax.tree_util.tree_leaves_with_path(state):
-        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-        words = jax.random.key_data(x) if is_key else x
-        own[jax.tree_util.keystr(path)] = [
-            np.asarray(shard.data).tobytes().hex() for shard in words.addressable_shards
-        ]
-    return own
 
 params = jnp.ones((6, 5)).at[0, 0].set(-0.0)
 state = slamb_jax.replicate(
@@ -227,15 +202,12 @@ def launched(directories, last, victim=-1, at=-1, devices=1):
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(ROOT),
     }
-    words = [str(last), str(victim), str(at)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(i), str(len(directories)), str(port),
-             str(directory), *words],
-            env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for i, directory in enumerate(directories)
-    ]  # fmt: skip
+    processes = []
+    for i, directory in enumerate(directories):
+        words = i, len(directories), port, directory, last, victim, at
+        command = [sys.executable, "-c", WORKER, *map(str, words)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        processes.append(subprocess.Popen(command, env=env, **pipes))
     try:
         told = [process.communicate(timeout=240) for process in processes]
     finally:
@@ -248,13 +220,10 @@ def launched(directories, last, victim=-1, at=-1, devices=1):
 
 
 def same_on_all(found, *, when):
-    """Leaves of which all workers have the same bits, by name."""
+    """The leaves of which all workers have the same bits."""
     of_all = [result[when] for result in found]
-    return {
-        name: of_all[0][name][0]
-        for name in of_all[0]
-        if len({x for own in of_all for x in own[name]}) == 1
-    }
+    words = {name: {x for of in of_all for x in of[name]} for name in of_all[0]}
+    return {name for name, values in words.items() if len(values) == 1}
 
 
 @pytest.mark.long
@@ -263,19 +232,17 @@ def test_workers_are_lost_and_come_back(tmp_path):
     statuses, found, told = launched(slots, last=9, victim=1, at=6)
     assert statuses[1] == -signal.SIGKILL
     assert {statuses[0], statuses[2]} <= {75, -signal.SIGABRT}, told
-    kept = {p.stem for slot in (0, 2) for p in slots[slot].glob("*.snapshot")}
-    step = 5  # of which all have a snapshot; 6 too, if both that are left saved it
-    if all((slots[slot] / "6.snapshot").exists() for slot in (0, 2)):
-        step = 6
-    assert kept <= {"4", "5", "6"}
+    left = [kept(slots[slot]) for slot in (0, 2)]
+    step = 6 if all("6" in steps for steps in left) else 5  # which all have in any case
+    assert {*left[0], *left[1]} <= {"4", "5", "6"}
 
     statuses, found, told = launched([slots[0], slots[2]], last=9)
     assert statuses == [0, 0], told
     assert [(first, new) for first, new, *_ in found] == [(step, [])] * 2
     equal = same_on_all(found, when=2)
     momenta = {name for name in found[0][2] if ".mu" in name or name == "[2]"}
-    assert set(found[0][2]) - set(equal) == momenta  # of p and v all bits are equal
-    assert set(same_on_all(found, when=3)) == set(equal)
+    assert set(found[0][2]) - equal == momenta  # of p and v all bits are equal
+    assert same_on_all(found, when=3) == equal
     ends = [result[3] for result in found]
 
     # The one that was lost comes back, with snapshots of its own of older steps.
@@ -287,7 +254,7 @@ def test_workers_are_lost_and_come_back(tmp_path):
     new = {k: x for k, x in found[1][2].items() if k != "[2]"}
     assert new == {k: x for k, x in ends[1].items() if k != "[2]"}  # of slot 2
     assert len({result[2]["[2]"][0] for result in found}) == 3  # keys
-    assert set(same_on_all(found, when=3)) == set(equal)
+    assert same_on_all(found, when=3) == equal
 
     # One is left, and now has two workers, as its two new neighbours have.
     order = [tmp_path / "3", slots[2], tmp_path / "4"]

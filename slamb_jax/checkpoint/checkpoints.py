@@ -6,18 +6,10 @@ import warnings
 from typing import Any, NamedTuple, Self
 
 import chex
-import jax
 import numpy as np
 
 from slamb_jax._core.checks import check_integer
-from slamb_jax.checkpoint.format import (
-    FORMAT,
-    check_extra,
-    leaves_by_name,
-    pack,
-    read_checkpoint,
-    with_checksum,
-)
+from slamb_jax.checkpoint import format as stored
 from slamb_jax.checkpoint.store import DamagedCheckpointError, Store
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.workers.mesh import check_replicas
@@ -40,28 +32,26 @@ class Checkpoints:
     reads the checkpoint before it. What a killed process left incomplete is no
     checkpoint: the next save removes it.
 
-    All processes must call each method, and see the same directory; each process
-    writes the arrays that it holds, through Orbax. Needs ``slamb-jax[checkpoint]``.
+    All processes must call each method, and see the same directory; each writes the
+    arrays that it holds, through Orbax. Needs ``slamb-jax[checkpoint]``.
 
     Args:
       directory: where to write, on a file system that all processes share; made if it
-        is missing. Until the first :meth:`save` nothing in it is changed, and read
-        access is enough. Where the file system has locks, only one run at a time may
-        save into it.
-      keep: how many checkpoints to keep, the latest ones; at least 2, so that there is
-        one before the last.
+        is missing. The first :meth:`save` begins to change it: until then read access
+        is enough, and then, where the file system has locks, no other run may save
+        into it.
+      keep: how many checkpoints to keep, the latest ones; at least 2.
       asynchronous: whether :meth:`save` copies the state to the host and returns, and
         threads write the copy; the next save, :meth:`wait` and :meth:`close` wait for
         them and raise their errors.
-      exchange: the exchange of the state. Its settings that say which coordinates are
-        exchanged when are saved too, and :meth:`restore` warns if they were others:
-        the ages of coordinates, and with them rates, then begin wrong. None: they are
-        neither saved nor compared.
+      exchange: the exchange of the state. What it says of which coordinates are
+        exchanged when is saved too, and :meth:`restore` warns if it was another: the
+        ages of coordinates, and with them rates, then begin wrong. None: not compared.
 
     Raises:
       ValueError: for ``keep`` out of range, or a ``directory`` that cannot be made; in
-        :meth:`save` also for a directory that cannot be written to, or that is not the
-        same for all processes.
+        :meth:`save` also for one that cannot be written to, or that processes do not
+        share.
       OSError: where writing fails, on a full disk say, or while another run saves into
         the directory: earlier checkpoints remain.
       ImportError: without Orbax.
@@ -111,26 +101,23 @@ class Checkpoints:
             common replica axis.
         """
         check_integer("step", step, 0)
-        extra = check_extra(extra)
+        extra = stored.check_extra(extra)
         n = check_replicas("state", state)
         if not n:
             raise ValueError(f"state must have leaves, got {state!r}")
-        arrays, stored = pack(leaves_by_name(state))
-        metadata = {"format": FORMAT, "workers": n, "leaves": stored, "extra": extra}
-        metadata = with_checksum(metadata | {"selects": self._selects})
-        return self._store.write(step, arrays, metadata)
+        arrays, leaves = stored.pack(stored.leaves_by_name(state))
+        metadata = {"format": stored.FORMAT, "workers": n, "selects": self._selects}
+        metadata |= {"leaves": leaves, "extra": extra}
+        return self._store.write(step, arrays, stored.with_checksum(metadata))
 
     def wait(self) -> None:
         """Waits until every save is written."""
         self._store.wait()
 
     def restore(
-        self,
-        like: chex.ArrayTree,
-        step: int | None = None,
-        *,
+        self, like: chex.ArrayTree, step: int | None = None, *,
         workers: int | None = None,
-    ) -> Restored | None:
+    ) -> Restored | None:  # fmt: skip
         """Reads the latest sound checkpoint, placed like ``like``; None without any.
 
         Args:
@@ -143,11 +130,10 @@ class Checkpoints:
             Every process then reads all replicas.
 
         Raises:
-          ValueError: if the checkpoint does not fit: of another model or optimizer,
-            another number of workers (without ``workers``) or a later format; if
-            another program wrote it; if ``step`` is not there or damaged; if there are
-            several checkpoints and all are damaged, which no interrupted save does; or
-            if processes see different checkpoints.
+          ValueError: for a checkpoint of another model, optimizer, number of workers
+            (without ``workers``), program or later format; if ``step`` is not there or
+            damaged; if all of several checkpoints are damaged, which no interrupted
+            save does; or if processes see different checkpoints.
           OSError: where reading fails for another reason than the files: memory,
             rights. Nothing is deleted then, nor with a ValueError.
         """
@@ -156,36 +142,41 @@ class Checkpoints:
         steps = self._store.steps()
         if step is not None and step not in steps:
             raise ValueError(f"step must be one of {sorted(steps)}, got {step!r}")
-        skipped: dict[int, str] = {}
-        found = None
+        damaged: dict[int, str] = {}
+        restored = None
         for at in steps if step is None else [step]:
             try:
-                metadata, leaves = read_checkpoint(self._store, at, like, workers)
+                metadata, state = stored.read_state(self._store, at, like, workers)
             except DamagedCheckpointError as error:
                 if step is not None:
                     raise
-                skipped[at] = str(error)
+                damaged[at] = str(error)
                 told = f"{error} and is ignored: going back to the one before it"
                 warnings.warn(told, stacklevel=2)
                 continue
-            own, saved = self._selects, metadata["selects"]
-            if changed := [k for k in own if saved.get(k, own[k]) != own[k]]:
-                values = [f"{k}={own[k]} where it was {saved[k]}" for k in changed]
-                warnings.warn(
-                    f"checkpoint {at} is of another exchange: {', '.join(values)}. "
-                    "The ages of coordinates are wrong until each has had its turn",
-                    stacklevel=2,
-                )
-            state = jax.tree.unflatten(jax.tree.structure(like), leaves.values())
-            found = Restored(at, state, metadata["extra"])
+            self._warn_of_another_exchange(at, metadata["selects"])
+            restored = Restored(at, state, metadata["extra"])
             break
-        if found is None and len(skipped) > 1:
+        if restored is None and len(damaged) > 1:
             raise ValueError(
-                f"no checkpoint can be read: {'; '.join(skipped.values())}. All are "
+                f"no checkpoint can be read: {'; '.join(damaged.values())}. All are "
                 "kept; to start anew, move them away"
             )
-        self._store.damaged |= skipped.keys()
-        return found
+        self._store.damaged |= damaged.keys()
+        return restored
+
+    def _warn_of_another_exchange(self, step: int, saved: dict[str, str]) -> None:
+        values = [
+            f"{name}={value} where it was {saved[name]}"
+            for name, value in self._selects.items()
+            if saved.get(name, value) != value
+        ]
+        if values:
+            warnings.warn(
+                f"checkpoint {step} is of another exchange: {', '.join(values)}. The "
+                "ages of coordinates are wrong until each has had its turn",
+                stacklevel=3,
+            )
 
     def load(self, step: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Reads a checkpoint to the host, without a state to fit.
@@ -194,7 +185,8 @@ class Checkpoints:
           Its metadata (``workers``, ``leaves``, ``extra``), and all replicas by name.
         """
         try:
-            return read_checkpoint(self._store, step)
+            metadata = stored.read_metadata(self._store, step)
+            return metadata, stored.read_arrays(self._store, step, metadata, {})
         except DamagedCheckpointError as error:
             hint = "remove it, and the one before it is the latest"
             raise ValueError(f"{error}: {hint}") from error

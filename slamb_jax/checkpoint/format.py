@@ -13,8 +13,6 @@ The metadata are a JSON object; ``leaves`` has one entry for each leaf of the st
 
 import hashlib
 import json
-import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 import chex
@@ -24,17 +22,13 @@ import numpy as np
 
 from slamb_jax._core.checks import shown
 from slamb_jax.checkpoint.resizing import resize_leaf
-from slamb_jax.checkpoint.store import DamagedCheckpointError, Store, try_read
+from slamb_jax.checkpoint.store import Store, damaged_at, try_read
+from slamb_jax.workers import mesh as meshes
 from slamb_jax.workers.agreement import checksums
-from slamb_jax.workers.mesh import (
-    check_replicas,
-    device_put_global,
-    on_raw,
-    raw,
-    replicated,
-)
+from slamb_jax.workers.mesh import raw
 
 FORMAT = 1
+_UNLIKE = "the checksum of {} is not the one that was saved"
 
 
 def leaves_by_name(tree: chex.ArrayTree) -> dict[str, Any]:
@@ -43,32 +37,49 @@ def leaves_by_name(tree: chex.ArrayTree) -> dict[str, Any]:
     return {jax.tree_util.keystr(path) or "state": x for path, x in leaves}
 
 
-def with_checksum(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def tree_of(arrays: dict[str, Any], like: chex.ArrayTree) -> Any:
+    """The tree of these arrays by name, with keys in place of their words."""
+    leaves = [
+        meshes.on_raw(lambda _, name=name: arrays[name], x)  # type: ignore[misc]
+        for name, x in leaves_by_name(like).items()
+    ]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def shape_and_dtype(x: Any) -> dict[str, Any]:
+    """The metadata of a leaf that a state must share with the checkpoint."""
+    return {"shape": list(jnp.shape(raw(x))[1:]), "dtype": str(jnp.result_type(x))}
+
+
+def dtype_of(leaf: dict[str, Any]) -> jnp.dtype:
+    """The dtype in which a leaf is stored: of random keys, that of their words."""
+    return jnp.dtype("uint32" if _holds_keys(leaf) else leaf["dtype"])
+
+
+def _holds_keys(leaf: dict[str, Any]) -> bool:
+    return leaf["dtype"].startswith("key<")
+
+
+def with_checksum(metadata: dict[str, Any]) -> dict[str, Any]:
     """The metadata with a checksum of the rest, as JSON holds it."""
     rest = {k: x for k, x in metadata.items() if k != "checksum"}
     text = json.dumps(json.loads(json.dumps(rest)), sort_keys=True)  # keys are strings
     return rest | {"checksum": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
 
-def holds_keys(leaf: Mapping[str, Any]) -> bool:
-    """Whether a leaf is stored as the words of random keys."""
-    return leaf["dtype"].startswith("key<")
-
-
-def pack(
-    leaves: dict[str, Any],
-) -> tuple[dict[str, jax.Array | np.ndarray], dict[str, dict[str, Any]]]:
+def pack(leaves: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The arrays to store for the replicas of each leaf, and their metadata."""
-    arrays: dict[str, jax.Array | np.ndarray] = {}
+    arrays: dict[str, Any] = {}
     stored: dict[str, dict[str, Any]] = {}
     sums = checksums(list(leaves.values()))
-    for (name, x), own in zip(leaves.items(), sums, strict=True):
-        if once := bool((own == own[:1]).all()):
+    for (name, x), of_leaf in zip(leaves.items(), sums, strict=True):
+        arrays[name] = raw(x)
+        if once := bool((of_leaf == of_leaf[:1]).all()):
             # On the host: older jax cannot slice a replicated array for Orbax.
-            arrays[name], own = np.asarray(replicated(_first, raw(x))), own[:1]
-        else:
-            arrays[name] = raw(x)
-        stored[name] = {"once": once, "checksums": own.tolist()} | shape_and_dtype(x)
+            arrays[name] = np.asarray(meshes.replicated(_first, raw(x)))
+            of_leaf = of_leaf[:1]
+        stored[name] = {"once": once, "checksums": of_leaf.tolist()}
+        stored[name] |= shape_and_dtype(x)
     return arrays, stored
 
 
@@ -76,18 +87,12 @@ def _first(x: jax.Array) -> jax.Array:
     return x[0]
 
 
-def read_checkpoint(
-    store: Store, step: int, like: Any = None, workers: int | None = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads metadata and replicas, placed like ``like``, or on the host without it.
-
-    With the ``workers`` of ``like`` a checkpoint of another number is resized to them;
-    every process then reads all replicas.
+def read_metadata(store: Store, step: int) -> dict[str, Any]:
+    """The metadata of a checkpoint.
 
     Raises:
       DamagedCheckpointError: if files are missing, or differ from those saved.
-      ValueError: for a checkpoint of another program or another version of the format,
-        or if ``like`` does not fit.
+      ValueError: for a checkpoint of another program or version of the format.
     """
     path = store.directory / str(step)
     metadata = try_read(path, lambda: store.metadata(step))
@@ -102,28 +107,39 @@ def read_checkpoint(
             f"slamb_jax reads {FORMAT}"
         )
     if metadata != with_checksum(metadata):
-        raise _unlike_saved(path, "its metadata")
-    if like is None:
-        return metadata, _read_arrays(store, step, metadata, {})
-    n = workers or metadata["workers"]
-    _check_fits(path, metadata, like, n)
+        raise damaged_at(path, _UNLIKE.format("its metadata"))
+    return metadata
+
+
+def read_state(
+    store: Store, step: int, like: chex.ArrayTree, workers: int | None
+) -> tuple[dict[str, Any], Any]:
+    """The metadata of a checkpoint, and its state, placed like ``like``.
+
+    With the ``workers`` of ``like`` a checkpoint of another number is resized to them;
+    every process then reads all replicas. Raises a ValueError if ``like`` does not fit,
+    and the errors of :func:`read_metadata`.
+    """
+    metadata = read_metadata(store, step)
+    saved, what = metadata["workers"], f"checkpoint {store.directory / str(step)}"
+    n = meshes.check_replicas("like", like)
+    if n != (workers or saved):
+        raise ValueError(
+            f"{what} is of {saved} workers, expected {n}, to which "
+            f"restore(like, workers={n}) resizes it"
+        )
+    check_leaves(what, metadata["leaves"], like)
     leaves = leaves_by_name(jax.tree.map(jnp.asarray, like))
     shardings = {name: raw(x).sharding for name, x in leaves.items()}
-    if n == metadata["workers"]:
-        arrays = _read_arrays(store, step, metadata, shardings)
-    else:
-        arrays = _read_arrays(store, step, metadata, {})
+    arrays = read_arrays(store, step, metadata, shardings if n == saved else {})
+    if n != saved:
         for name, leaf in metadata["leaves"].items():
-            new = resize_leaf(name, arrays[name], n, keys=holds_keys(leaf))
-            arrays[name] = device_put_global(new, shardings[name])
-
-    def typed(name: str, x: jax.Array) -> jax.Array:
-        return on_raw(lambda _: arrays[name], x)
-
-    return metadata, {name: typed(name, x) for name, x in leaves.items()}
+            new = resize_leaf(name, arrays[name], n, keys=_holds_keys(leaf))
+            arrays[name] = meshes.device_put_global(new, shardings[name])
+    return metadata, tree_of(arrays, like)
 
 
-def _read_arrays(
+def read_arrays(
     store: Store, step: int, metadata: dict[str, Any], shardings: dict[str, Any]
 ) -> dict[str, Any]:
     """Reads and verifies all replicas, placed by ``shardings``, or on the host."""
@@ -131,11 +147,10 @@ def _read_arrays(
     workers, stored = metadata["workers"], metadata["leaves"]
 
     def template(name: str, leaf: dict[str, Any]) -> Any:
-        dtype = jnp.dtype("uint32" if holds_keys(leaf) else leaf["dtype"])
         shape = [*leaf["shape"]] if leaf["once"] else [workers, *leaf["shape"]]
         if leaf["once"] or not shardings:
-            return np.broadcast_to(np.zeros((), dtype), shape)  # takes no memory
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=shardings[name])
+            return np.broadcast_to(np.zeros((), dtype_of(leaf)), shape)  # no memory
+        return jax.ShapeDtypeStruct(shape, dtype_of(leaf), sharding=shardings[name])
 
     arrays = {name: template(name, leaf) for name, leaf in stored.items()}
     sized = {name: x for name, x in arrays.items() if x.size}  # others are not stored
@@ -143,41 +158,25 @@ def _read_arrays(
     for name, leaf in stored.items():
         if leaf["once"]:
             x = np.broadcast_to(arrays[name], (workers, *leaf["shape"]))
-            arrays[name] = device_put_global(x, shardings[name]) if shardings else x
+            there = shardings.get(name)
+            arrays[name] = meshes.device_put_global(x, there) if there else x
     sums = checksums([arrays[name] for name in stored])
-    for (name, leaf), found in zip(stored.items(), sums, strict=True):
-        if (found != np.array(leaf["checksums"], np.uint32)).any():
-            raise _unlike_saved(path, name)
+    for (name, leaf), of_leaf in zip(stored.items(), sums, strict=True):
+        if (of_leaf != np.array(leaf["checksums"], np.uint32)).any():
+            raise damaged_at(path, _UNLIKE.format(name))
     return arrays
 
 
-def _unlike_saved(path: pathlib.Path, what: str) -> DamagedCheckpointError:
-    problem = f"the checksum of {what} is not the one that was saved"
-    return DamagedCheckpointError.at(path, problem)
-
-
-def _check_fits(
-    path: pathlib.Path, metadata: dict[str, Any], like: chex.ArrayTree, workers: int
-) -> None:
-    """Raises unless ``like`` has so many workers, and the leaves of the checkpoint."""
-    if (n := check_replicas("like", like)) != workers:
-        raise ValueError(
-            f"checkpoint {path} is of {workers} workers, expected {n}, to which "
-            f"restore(like, workers={n}) resizes it"
-        )
-    check_leaves(f"checkpoint {path}", metadata["leaves"], like)
-
-
-def check_leaves(what: str, found: dict[str, Any], like: chex.ArrayTree) -> None:
+def check_leaves(what: str, saved: dict[str, Any], like: chex.ArrayTree) -> None:
     """Raises unless the leaves that were saved are those of ``like``."""
     expected = {k: shape_and_dtype(x) for k, x in leaves_by_name(like).items()}
-    wrong = [f"{name} is missing" for name in expected if name not in found]
-    wrong += [f"{name} is not expected" for name in found if name not in expected]
+    wrong = [f"{name} is missing" for name in expected if name not in saved]
+    wrong += [f"{name} is not expected" for name in saved if name not in expected]
     wrong += [
-        f"{name} has {key} {found[name][key]}, expected {value}"
+        f"{name} has {key} {saved[name][key]}, expected {value}"
         for name in expected
         for key, value in expected[name].items()
-        if name in found and found[name][key] != value
+        if name in saved and saved[name][key] != value
     ]
     if wrong:
         text = "; ".join(wrong[:5])
@@ -194,8 +193,3 @@ def check_extra(extra: dict[str, Any] | None) -> dict[str, Any]:
             f"extra must be a dict that JSON can hold, got {shown(extra)}: {error}"
         ) from error
     return extra or {}
-
-
-def shape_and_dtype(x: Any) -> dict[str, Any]:
-    """The metadata of a leaf that a state must share with the checkpoint."""
-    return {"shape": list(jnp.shape(raw(x))[1:]), "dtype": str(jnp.result_type(x))}

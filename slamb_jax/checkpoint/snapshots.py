@@ -14,25 +14,12 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
 from slamb_jax._core.checks import check_integer
-from slamb_jax.checkpoint.format import (
-    check_extra,
-    check_leaves,
-    holds_keys,
-    leaves_by_name,
-    shape_and_dtype,
-    with_checksum,
-)
-from slamb_jax.checkpoint.store import lock, together
-from slamb_jax.workers.mesh import (
-    check_replicas,
-    on_raw,
-    own_replicas,
-    processes_of_workers,
-    raw,
-)
+from slamb_jax.checkpoint import format as stored
+from slamb_jax.checkpoint.store import gathered, lock, together
+from slamb_jax.workers import mesh as meshes
+from slamb_jax.workers.mesh import raw
 from slamb_jax.workers.replicas import are_alike, copied_replicas, keys_of_workers
 
 _KEPT = 2  # processes are at most one save apart, so that all have one in common
@@ -53,17 +40,15 @@ class Snapshots:
     :class:`Checkpoints` are shared, and written now and then. A snapshot is local, on a
     RAM disk such as ``/dev/shm``, and written every few steps, and no process waits for
     another. If a process is lost, the others start again, without it or with another in
-    its place. They agree on the latest step that all who are left have. Each worker
-    gets its own replica, and newcomer j a copy of survivor j mod s, of s survivors. All
-    that is equal on all workers stays equal, to the bit: under the default exchange all
-    but the momentum. The momentum of the lost worker is gone, and where workers step by
-    themselves all that it did since the last average. A newcomer's typed random keys
-    are new.
+    its place, from the latest step that all who are left have. Each worker gets its own
+    replica, and newcomer j a copy of survivor j mod s, of s survivors, with new typed
+    random keys. All that is equal on all workers stays equal, to the bit: under the
+    default exchange all but the momentum. The momentum of the lost worker is gone, and
+    where workers step by themselves all that it did since the last average.
 
     Args:
       directory: this process's own, and the same when it starts again under another
-        number; made if it is missing. It holds two snapshots, and a third while that is
-        written.
+        number; made if it is missing. It holds at most three snapshots.
 
     Examples:
       >>> import tempfile, jax.numpy as jnp, slamb_jax
@@ -105,21 +90,21 @@ class Snapshots:
                 "restore(like) must come before save: the processes agree there on the "
                 "snapshots that they have"
             )
-        check_replicas("state", state)
-        leaves, stored = leaves_by_name(state), {}
+        meshes.check_replicas("state", state)
+        by_name, leaves = stored.leaves_by_name(state), {}
         parts: list[Any] = []
-        for x in leaves.values():  # all are on their way while the first is written
+        for x in by_name.values():  # all are on their way while the first is written
             for shard in getattr(raw(x), "addressable_shards", ()):
                 shard.data.copy_to_host_async()
-        for name, x in leaves.items():
-            own = np.ascontiguousarray(own_replicas(raw(x)))
-            own = own.reshape(workers := len(own), -1).view(np.uint8)
-            rows = 1 if (own[1:] == own[:1]).all() else workers
-            parts.append(own[:rows].reshape(-1))
-            stored[name] = {"rows": rows} | shape_and_dtype(x)
+        for name, x in by_name.items():
+            mine = np.ascontiguousarray(meshes.own_replicas(raw(x)))
+            mine = mine.reshape(workers := len(mine), -1).view(np.uint8)
+            rows = 1 if (mine[1:] == mine[:1]).all() else workers
+            parts.append(mine[:rows].reshape(-1))
+            leaves[name] = {"rows": rows} | stored.shape_and_dtype(x)
         about: dict[str, Any] = {"job": self._job, "step": step, "workers": workers}
-        about |= {"leaves": stored, "extra": check_extra(extra)} | _sums(parts)
-        text = json.dumps(with_checksum(about)).encode()
+        about |= {"leaves": leaves, "extra": stored.check_extra(extra)} | _sums(parts)
+        text = json.dumps(stored.with_checksum(about)).encode()
         try:
             _write(self._path(step), text, b"\n", *parts)
             older = [at for at in self._steps() if at < step]
@@ -148,39 +133,35 @@ class Snapshots:
           OSError: for a ``directory`` that another process uses, or that cannot be
             read or written to. Either is raised on all processes.
         """
-        owners = processes_of_workers(like)
-        with together():
-            held, last = self._held(like), self._last_job()
-        agreed = _agreed(self._begin(held, last))
+        owners = meshes.processes_of_workers(like)
+        held, told = self._begin(like)
+        agreed = _agreed(told)
         if agreed is None:
             return None
         step, saved, extras = agreed
         me = jax.process_index()
         mine = _arrays_in(*held[step]) if saved[me] else {}
-        leaves, alike = map(leaves_by_name, (like, are_alike(like)))
+        leaves, alike = map(stored.leaves_by_name, (like, are_alike(like)))
         arrays: dict[str, Any] = {}
         for name, x in leaves.items():
             one = raw(jnp.asarray(x))
             rows = mine.get(name, np.zeros((1, *one.shape[1:]), one.dtype))
             rows = rows[np.arange(owners.count(me)) % len(rows)]
             if not alike[name]:  # random keys, each worker's own
-                keys = on_raw(own_replicas, x)
+                keys = meshes.on_raw(meshes.own_replicas, x)
                 fresh = keys_of_workers(keys, jnp.array(self._job[:1]))[0]
                 rows[saved[me] :] = jax.random.key_data(fresh)[saved[me] :]
-            arrays[name] = jax.make_array_from_process_local_data(
-                one.sharding, rows, one.shape
-            )
+            here = one.sharding, rows, one.shape
+            arrays[name] = jax.make_array_from_process_local_data(*here)
         if 0 in saved:  # processes that have nothing
             names = [name for name in arrays if alike[name]]
             full = [r for r, owner in enumerate(owners) if saved[owner]]
             empty = [r for r, owner in enumerate(owners) if not saved[owner]]
             copied = copied_replicas([arrays[name] for name in names], full, empty)
             arrays |= zip(names, copied, strict=True)
-        typed = [_typed(arrays[name], x) for name, x in leaves.items()]
-        state = jax.tree.unflatten(jax.tree.structure(like), typed)
         new = [r for r, i in enumerate(owners) if owners[:r].count(i) >= saved[i]]
         extra = extras[me] or next(filter(None, extras), {})
-        return Recovered(step, state, extra, new)
+        return Recovered(step, stored.tree_of(arrays, like), extra, new)
 
     def _path(self, step: int) -> pathlib.Path:
         return self._directory / f"{step}.snapshot"
@@ -188,44 +169,40 @@ class Snapshots:
     def _steps(self) -> list[int]:
         return sorted(int(path.stem) for path in self._directory.glob("*.snapshot"))
 
-    def _held(self, like: chex.ArrayTree) -> dict[int, tuple[dict[str, Any], Any]]:
-        """The sound snapshots of this process, whose directory is now locked."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        if self._unlock is None:
-            self._unlock = weakref.finalize(self, os.close, lock(self._directory))
-        held = {}
-        for step in self._steps():
-            try:
-                held[step] = _read(self._path(step))
-            except (ValueError, KeyError, TypeError) as error:
-                warnings.warn(
-                    f"snapshot {self._path(step)} is damaged ({error}) and is ignored",
-                    stacklevel=3,
-                )
-                continue
-            leaves = held[step][0]["leaves"]
-            check_leaves(f"snapshot {self._path(step)}", leaves, like)
-        return held
+    def _begin(self, like: chex.ArrayTree) -> tuple[dict[int, Any], list[Any]]:
+        """Begins a job on the directory, which is locked from now on.
 
-    def _last_job(self) -> list[int]:
-        path = self._directory / "job"
-        return list(json.loads(path.read_text())) if path.exists() else [0, 0]
-
-    def _begin(
-        self, held: dict[int, tuple[dict[str, Any], Any]], last: list[int]
-    ) -> list[Any]:
-        """Begins a job; of each process its last one, a token, and its snapshots."""
+        Returns this process's sound snapshots; and of each process its last job, a
+        token, and what tells its snapshots apart.
+        """
+        file = self._directory / "job"
+        with together():
+            self._directory.mkdir(parents=True, exist_ok=True)
+            if self._unlock is None:
+                self._unlock = weakref.finalize(self, os.close, lock(self._directory))
+            held = self._sound(like)
+            last = json.loads(file.read_text()) if file.exists() else [0, 0]
         names = "job", "step", "workers", "extra"
-        own = [[about[name] for name in names] for about, _ in held.values()]
-        told = _told([last, secrets.randbits(31), own])
+        mine = [[about[name] for name in names] for about, _ in held.values()]
+        told = gathered([last, secrets.randbits(31), mine])
         self._job = [max(job for job, _, _ in told)[0] + 1, told[0][1]]
         with together():
-            _write(self._directory / "job", json.dumps(self._job).encode())
-        return told
+            _write(file, json.dumps(self._job).encode())
+        return held, told
 
-
-def _typed(words: Any, like: Any) -> Any:
-    return on_raw(lambda _: words, like)
+    def _sound(self, like: chex.ArrayTree) -> dict[int, tuple[dict[str, Any], Any]]:
+        """The metadata and bytes of the snapshots that are not damaged, by step."""
+        sound = {}
+        for step in self._steps():
+            what = f"snapshot {self._path(step)}"
+            try:
+                sound[step] = _read(self._path(step))
+            except (ValueError, KeyError, TypeError) as error:
+                told = f"{what} is damaged ({error}) and is ignored"
+                warnings.warn(told, stacklevel=4)
+                continue
+            stored.check_leaves(what, sound[step][0]["leaves"], like)
+        return sound
 
 
 def _agreed(told: list[Any]) -> tuple[int, list[int], list[dict[str, Any]]] | None:
@@ -234,27 +211,16 @@ def _agreed(told: list[Any]) -> tuple[int, list[int], list[dict[str, Any]]] | No
     It is the latest step that all have who were in the last job. A process that was
     lost before has other ones: older, or of another job, which took other steps.
     """
-    has = [{(*job, step): rest for job, step, *rest in own} for *_, own in told]
-    jobs = [job for (job, *_), own in zip(told, has, strict=True) if own]
-    of_last = [
-        set(own)
-        for (job, *_), own in zip(told, has, strict=True)
-        if own and job == max(jobs)
-    ]
-    if not of_last:
+    held = [{(*job, step): rest for job, step, *rest in rows} for *_, rows in told]
+    pairs = zip(told, held, strict=True)
+    jobs = [(job, set(rows)) for (job, *_), rows in pairs if rows]
+    if not jobs:
         return None
+    last = max(job for job, _ in jobs)
+    of_last = [keys for job, keys in jobs if job == last]
     key = max(set.intersection(*of_last) or set.union(*of_last))
-    found = [own.get(key, [0, {}]) for own in has]
-    return key[-1], [workers for workers, _ in found], [extra for _, extra in found]
-
-
-def _told(value: Any) -> list[Any]:
-    """``value`` of each process, as JSON holds it."""
-    text = json.dumps(value).encode()
-    longest = int(multihost_utils.process_allgather(np.uint32(len(text))).max())
-    padded = np.frombuffer(text.ljust(longest), np.uint8)
-    found = multihost_utils.process_allgather(padded)
-    return [json.loads(x.tobytes()) for x in found]
+    rows = [rows.get(key, [0, {}]) for rows in held]
+    return key[-1], [workers for workers, _ in rows], [extra for _, extra in rows]
 
 
 def _write(path: pathlib.Path, *parts: Any) -> None:
@@ -277,7 +243,7 @@ def _read(path: pathlib.Path) -> tuple[dict[str, Any], np.ndarray]:
     with path.open("rb") as file:
         about = json.loads(file.readline())
         body = np.memmap(path, np.uint8, "r", file.tell())
-    if about != with_checksum(about | _sums([body])):
+    if about != stored.with_checksum(about | _sums([body])):
         raise ValueError("it is not what was saved")
     return about, body
 
@@ -286,8 +252,7 @@ def _arrays_in(about: dict[str, Any], body: np.ndarray) -> dict[str, np.ndarray]
     """The replicas of each leaf, or the words of their keys."""
     arrays, start = {}, 0
     for name, leaf in about["leaves"].items():
-        dtype = jnp.dtype("uint32" if holds_keys(leaf) else leaf["dtype"])
-        shape = [leaf["rows"], *leaf["shape"]]
+        dtype, shape = stored.dtype_of(leaf), [leaf["rows"], *leaf["shape"]]
         part = body[start : start + math.prod(shape) * dtype.itemsize]
         start += part.size
         rows = part.view(dtype).reshape(shape)

@@ -5,13 +5,13 @@ No other module of the library uses Orbax.
 
 import contextlib
 import importlib
+import json
 import os
 import pathlib
 import secrets
 import shutil
 import time
 import weakref
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -30,16 +30,10 @@ _METADATA = "about"  # the folder of the metadata in a checkpoint
 _UNFINISHED = "[0-9]*.orbax-checkpoint-tmp*"  # the name of an incomplete save
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _NO_DAMAGE = (OSError, MemoryError, jax.errors.JaxRuntimeError)  # _MISSING excepted
-_MESSAGE = 1024  # bytes of an error that one process tells the others
 
 
 class DamagedCheckpointError(ValueError):
     """Files of a checkpoint are missing, or are not those that were saved."""
-
-    @classmethod
-    def at(cls, path: pathlib.Path, problem: str) -> "DamagedCheckpointError":
-        """The error of one checkpoint."""
-        return cls(f"checkpoint {path} is damaged ({problem})")
 
 
 _ERRORS = (DamagedCheckpointError, ValueError, OSError)  # the gravest last
@@ -48,9 +42,7 @@ _ERRORS = (DamagedCheckpointError, ValueError, OSError)  # the gravest last
 class Store:
     """The latest checkpoints of a directory; all processes must call each method."""
 
-    def __init__(
-        self, directory: str | pathlib.Path, *, keep: int, asynchronous: bool
-    ) -> None:
+    def __init__(self, directory: Any, *, keep: int, asynchronous: bool) -> None:
         check_integer("keep", keep, 2)
         try:
             self.directory = pathlib.Path(directory).absolute()
@@ -82,9 +74,8 @@ class Store:
     def steps(self) -> list[int]:
         """The steps of all checkpoints, the latest first, alike for all processes."""
         steps = sorted(self._manager.all_steps(), reverse=True)
-        seen = np.uint32(zlib.crc32(repr(steps).encode()))
         with together():
-            if seen != multihost_utils.broadcast_one_to_all(seen):
+            if steps != gathered(steps)[0]:
                 raise self._not_shared(f"sees the checkpoints {steps}")
         return steps
 
@@ -92,9 +83,7 @@ class Store:
         """The latest step."""
         return self._manager.latest_step()
 
-    def write(
-        self, step: int, arrays: Mapping[str, Any], metadata: Mapping[str, Any]
-    ) -> int:
+    def write(self, step: int, arrays: dict[str, Any], metadata: dict[str, Any]) -> int:
         """Writes a checkpoint, in the background if asynchronous; returns its bytes."""
         if not self._writing:
             self._begin_writing()
@@ -144,9 +133,8 @@ class Store:
         All processes raise while another run saves there, if process 0 cannot write
         there, and if another process does not see a file that process 0 wrote.
         """
-        token = multihost_utils.broadcast_one_to_all(np.int32(secrets.randbits(31)))
         # A new name, as a network file system remembers which files were not there.
-        probe = self.directory / f".probe-{int(token):08x}"
+        probe = self.directory / f".probe-{gathered(secrets.randbits(31))[0]:08x}"
         first = jax.process_index() == 0
         try:
             with together():
@@ -199,7 +187,7 @@ class Store:
 
 
 def try_read(path: pathlib.Path, read: Callable[[], T]) -> T:
-    """Returns what ``read`` returns, or raises on all processes if it fails on one.
+    """What ``read`` returns; raises on all processes if it fails on one.
 
     Raises:
       DamagedCheckpointError: where the files are to blame.
@@ -211,28 +199,38 @@ def try_read(path: pathlib.Path, read: Callable[[], T]) -> T:
         except Exception as error:  # a damaged file may make a reader raise anything
             problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             if isinstance(error, _MISSING) or not isinstance(error, _NO_DAMAGE):
-                raise DamagedCheckpointError.at(path, problem) from error
+                raise damaged_at(path, problem) from error
             message = f"checkpoint {path} could not be read ({problem}); it is kept"
             raise OSError(message) from error
+
+
+def damaged_at(path: pathlib.Path, problem: str) -> DamagedCheckpointError:
+    """The error of one checkpoint."""
+    return DamagedCheckpointError(f"checkpoint {path} is damaged ({problem})")
 
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
     """Raises on all processes the gravest error that the body raises on one of them."""
-    own, grade = None, 0
+    raised, grade = None, 0
     try:
         yield
     except _ERRORS as error:
-        own = error
+        raised = error
         grade = 1 + [isinstance(error, kind) for kind in _ERRORS].index(True)
-    told = (bytes([grade]) + str(own).encode())[:_MESSAGE].ljust(_MESSAGE)
-    all_told = multihost_utils.process_allgather(np.frombuffer(told, np.uint8))
-    worst, *message = all_told[all_told[:, 0].argmax()].tolist()
-    if own is not None and grade == worst:
-        raise own
+    worst, message = max(gathered([grade, str(raised)]))
+    if raised is not None and grade == worst:
+        raise raised
     if worst:
-        text = bytes(message).decode(errors="ignore").rstrip()
-        raise _ERRORS[worst - 1](text) from own
+        raise _ERRORS[worst - 1](message) from raised
+
+
+def gathered(value: Any) -> list[Any]:
+    """``value`` of each process, as JSON holds it."""
+    text = json.dumps(value).encode()
+    longest = int(multihost_utils.process_allgather(np.uint32(len(text))).max())
+    padded = np.frombuffer(text.ljust(longest), np.uint8)
+    return [json.loads(x.tobytes()) for x in multihost_utils.process_allgather(padded)]
 
 
 def lock(directory: pathlib.Path) -> int:

@@ -1,7 +1,7 @@
 """Backward passes in branches: a gradient is computed only where a flag is set."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
@@ -21,11 +21,7 @@ _SAVED = ("dot_general", "conv_general_dilated", "random_bits", "random_wrap")
 
 
 def call_if(
-    transforms: Any,
-    fun: Callable[..., Any],
-    weights: Any,
-    inputs: Sequence[Any],
-    flags: Flags,
+    transforms: Any, fun: Callable[..., Any], weights: Any, inputs: Any, flags: Flags
 ) -> Any:
     """Calls ``fun(weights, *inputs)``, whose two gradients are computed if flagged.
 
@@ -55,8 +51,8 @@ def call_if(
 def _is_saved(primitive: Any, *_: Any, **__: Any) -> bool:
     """Whether a result is saved for the backward pass, or computed again there.
 
-    Operands of a branch must lie in memory, whereas XLA fuses most of them away where
-    there is no branch. Saving every result would cost more than a skipped layer saves.
+    What a branch reads must lie in memory, while XLA fuses most results away elsewhere:
+    saving them all would cost more than a skipped layer saves.
     """
     return primitive.name in _SAVED
 
@@ -65,8 +61,8 @@ def _conditional_vjp(flags: Flags, vjp: Vjp, cotangent: Any) -> tuple[Any, ...]:
     """The results of ``vjp``, each computed if flagged and zeros otherwise."""
 
     def differentiable(cotangent: Any) -> Any:  # None for integers and keys
-        is_none = lambda x: x.dtype == jax.dtypes.float0  # noqa: E731
-        return jax.tree.map(lambda x: None if is_none(x) else x, vjp(cotangent))
+        none = jax.dtypes.float0
+        return jax.tree.map(lambda x: None if x.dtype == none else x, vjp(cotangent))
 
     shapes = jax.eval_shape(differentiable, cotangent)
 
@@ -75,27 +71,25 @@ def _conditional_vjp(flags: Flags, vjp: Vjp, cotangent: Any) -> tuple[Any, ...]:
         return axes.vary_over(x, axes.varying_axes(like))
 
     def branch(weights: bool, inputs: bool) -> tuple[Any, ...]:
-        found = none = jax.tree.map(zeros, shapes)
+        out = none = jax.tree.map(zeros, shapes)
         if weights or inputs:
-            found = _call_with_fast_convolutions(differentiable, cotangent)
-        of_inputs = found[1:] if inputs else none[1:]
-        return found[0] if weights else none[0], *of_inputs
+            out = _call_with_fast_convolutions(differentiable, cotangent)
+        of_inputs = out[1:] if inputs else none[1:]
+        return out[0] if weights else none[0], *of_inputs
 
     def on(flag: Flag, fun: Callable[[bool], Any]) -> Any:
         if flag is None or isinstance(flag, tuple):
             return fun(flag is None)
         return axes.cond(flag, lambda: fun(True), lambda: fun(False))
 
-    own, below = flags
-    return on(own, lambda weights: on(below, functools.partial(branch, weights)))
+    return on(flags[0], lambda x: on(flags[1], functools.partial(branch, x)))
 
 
 def _call_with_fast_convolutions(vjp: Vjp, cotangent: Any) -> tuple[Any, ...]:
     """Calls ``vjp``; on a CPU its convolutions run over (batch, space, feature).
 
-    XLA's CPU backend is fast in this order only. It reorders the convolutions of the
-    outermost computation by itself, but not those of a branch: there a step of a small
-    ResNet takes 2.9 s in place of 0.2 s (two cores, jax 0.10.2).
+    XLA's CPU backend is fast in this order only, and does not reorder those of a branch
+    by itself: a step of a small ResNet takes 2.9 s in place of 0.2 s (jax 0.10.2).
     """
     program, shapes = jax.make_jaxpr(vjp, return_shape=True)(cotangent)
     if "conv_general_dilated" not in str(program):
@@ -120,8 +114,8 @@ def _reordered(program: Any) -> Any:
             called = jax.make_jaxpr(convolve)(*(x.aval for x in eqn.invars))
             params = {"call_jaxpr": called}
             return eqn.replace(primitive=primitives.closed_call_p, params=params)
-        inner = {k: x for k, x in eqn.params.items() if hasattr(x, "eqns")}
-        inner = {k: _reordered(x) for k, x in inner.items()}
+        of_eqn = eqn.params.items()
+        inner = {k: _reordered(x) for k, x in of_eqn if hasattr(x, "eqns")}
         return eqn.replace(params=eqn.params | inner)
 
     return program.replace(eqns=[*map(reorder, program.eqns)])

@@ -1,7 +1,7 @@
 """The distribution over layers: what is drawn from it, and how it learns.
 
-It is kept and learned in logarithms, because a step in p itself underflows: with a
-small p_min the weights w of :func:`slamb_jax.jointspar.jointspar` are tiny.
+It is kept in logarithms, since with a small p_min the weights w of :func:`jointspar`
+underflow.
 """
 
 from typing import NamedTuple
@@ -45,9 +45,8 @@ def active_layers(state: optax.OptState) -> dict[str, jax.Array]:
     Examples:
       >>> import jax.numpy as jnp, optax
       >>> from slamb_jax import Exchange, jointspar
-      >>> params = {"a": jnp.ones(3), "b": jnp.ones(3), "c": jnp.ones(3)}
-      >>> labels = {"a": "a", "b": "b", "c": None}
-      >>> tx = jointspar.jointspar(optax.sgd(0.1), Exchange(), labels, budget=2)
+      >>> params, layers = {"a": jnp.ones(3), "b": jnp.ones(3)}, {"a": "a", "b": "b"}
+      >>> tx = jointspar.jointspar(optax.sgd(0.1), Exchange(), layers, budget=2)
       >>> active = jointspar.active_layers(tx.init(params))
       >>> sorted(active), bool(active["a"])  # s = D: all layers at every step
       (['a', 'b'], True)
@@ -58,15 +57,12 @@ def active_layers(state: optax.OptState) -> dict[str, jax.Array]:
     for number in (found.count, found.worker):
         key = jax.random.fold_in(key, number)
     names = sorted(found.log_p)
-    uniform = jax.random.uniform(key, (len(names),), jnp.float32)
-    return {
-        name: x < jnp.exp(found.log_p[name])
-        for name, x in zip(names, uniform, strict=True)
-    }
+    draws = zip(names, jax.random.uniform(key, (len(names),), jnp.float32), strict=True)
+    return {name: x < jnp.exp(found.log_p[name]) for name, x in draws}
 
 
 def layer_probabilities(state: optax.OptState) -> dict[str, jax.Array]:
-    """Returns the probability of each layer to be active at the next step.
+    """The probability of each layer to be active at the next step.
 
     Args:
       state: as for :func:`active_layers`.
@@ -77,8 +73,7 @@ def layer_probabilities(state: optax.OptState) -> dict[str, jax.Array]:
     Examples:
       >>> import jax.numpy as jnp, optax
       >>> from slamb_jax import Exchange, jointspar
-      >>> params = {"a": jnp.ones(3), "b": jnp.ones(3)}
-      >>> layers = {"a": "a", "b": "b"}
+      >>> params, layers = {"a": jnp.ones(3), "b": jnp.ones(3)}, {"a": "a", "b": "b"}
       >>> tx = jointspar.jointspar(optax.sgd(0.1), Exchange(), layers, budget=1)
       >>> print(jointspar.layer_probabilities(tx.init(params))["a"])
       0.5
@@ -98,15 +93,14 @@ def _find(state: optax.OptState) -> JointSparState:
 
 
 def least_probability(p_min: float | None, budget: float, layers: int) -> float:
-    """Returns p_min or its default; raises if it or budget does not suit D layers."""
+    """p_min or its default; raises if it or budget does not suit D layers."""
     check_range("budget", budget, 0.0, layers, open_low=True)
     if p_min is None:
         return budget / layers / 2
     if p_min > budget / layers:
         raise ValueError(
             f"p_min must not exceed budget / D = {budget!r} / {layers} = "
-            f"{budget / layers:g}, got {p_min!r}: D layers of that probability are "
-            "more than the budget"
+            f"{budget / layers:g}, got {p_min!r}: D such layers exceed the budget"
         )
     return p_min
 
@@ -114,10 +108,9 @@ def least_probability(p_min: float | None, budget: float, layers: int) -> float:
 def project_distribution(log_w: jax.Array, budget: float, p_min: float) -> jax.Array:
     r"""Minimizes KL(q || w) over q that sum to the budget, each in [p_min, 1].
 
-    The minimizer is :math:`q_d = \min(1, \max(p_{min}, c\,w_d))` with the only c for
-    which the sum is s. Bisection on log c finds the entries that neither bound holds;
-    c then follows exactly from these entries. (Clipped and then rescaled, q would leave
-    its bounds.) Takes and returns logarithms, shape (D,), finite, of any magnitude.
+    It is :math:`q_d = \min(1, \max(p_{min}, c\,w_d))` with the only c for which the sum
+    is s. Bisection on log c finds the entries that neither bound holds, from which c
+    follows exactly. Takes and returns finite logarithms of any magnitude, shape (D,).
     """
     log_w = log_w - jnp.max(log_w)
     floor = jnp.log(jnp.asarray(p_min, log_w.dtype))
@@ -145,23 +138,16 @@ def project_distribution(log_w: jax.Array, budget: float, p_min: float) -> jax.A
 
 
 def update_distribution(
-    log_p: jax.Array,
-    norms: jax.Array,
-    active: jax.Array,
-    max_norm: jax.Array,
-    budget: float,
-    p_min: float | None,
-    horizon: int,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the next ``log_p`` and L, given the norms of the layers drawn.
+    log_p: jax.Array, norms: jax.Array, active: jax.Array, max_norm: jax.Array,
+    budget: float, p_min: float | None, horizon: int,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """The next ``log_p`` and L, ``max_norm``, given the norms of the layers drawn.
 
-    A layer whose norm is not finite counts as not drawn. All arrays have shape (D,),
-    ``max_norm`` ().
+    A layer whose norm is not finite counts as not drawn.
     """
     layers = log_p.size
     p_min = least_probability(p_min, budget, layers)
-    drawn = active & jnp.isfinite(norms)
-    norms = jnp.where(drawn, norms, 0)
+    norms = jnp.where(drawn := active & jnp.isfinite(norms), norms, 0)
     max_norm = jnp.maximum(max_norm, jnp.max(norms))
     rate = np.sqrt(2 * budget * np.log(layers / budget) / (horizon * layers))
     share = norms / jnp.where(max_norm > 0, max_norm, 1)

@@ -1,7 +1,7 @@
 """JointSpar: an optimizer of which only the layers drawn are exchanged and updated."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import chex
 import jax
@@ -10,8 +10,7 @@ import numpy as np
 import optax
 
 from slamb_jax._core import axes, checks
-from slamb_jax._core.layout import broadcast_prefix
-from slamb_jax._core.leaves import is_none, map_present
+from slamb_jax._core.leaves import broadcast_prefix, is_none, map_present
 from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange.collectives import pany, pmean
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -42,9 +41,9 @@ def jointspar(
       x_d &\leftarrow x_d + tx(\hat g)_d \quad \text{for } d \in S
 
     so that :math:`\hat g` is an unbiased estimate of the mean gradient, and
-    :math:`\sum_d p_d = s`, the budget, is the expected number of layers computed per
-    step. The probabilities follow the norms of the layers' gradients: with L the
-    largest norm so far, T the horizon and :math:`w_d = p_d` for a layer not drawn,
+    :math:`\sum_d p_d = s`, the budget. The probabilities follow the norms of the
+    layers' gradients: with L the largest norm so far, T the horizon and
+    :math:`w_d = p_d` for a layer not drawn,
 
     .. math::
 
@@ -57,8 +56,8 @@ def jointspar(
     A layer that no worker drew keeps its parameters and its part of the state of
     ``tx``, such as a momentum; counts go on. With s = D this is ``tx`` of the mean
     gradient. The paper's JointSpar has ``optax.sgd`` for ``tx``, its JointSpar-LARS
-    ``optax.lars``. It has neither ``"shared"`` sampling, nor layers that keep their
-    momentum, nor this :math:`\alpha`.
+    ``optax.lars``; ``"shared"`` sampling, layers that keep their momentum and this
+    :math:`\alpha` are not in it.
 
     Call :func:`active_layers` for S before the gradient is computed, and let
     :func:`train_if` skip the rest of the backward pass. Each worker holds a copy of the
@@ -66,36 +65,33 @@ def jointspar(
 
     Args:
       tx: an optimizer that does not exchange, such as ``optax.lars(0.1)``.
-      exchange: an :class:`slamb_jax.Exchange` with the axis of the workers. Its other
-        settings must be the default: gradients are averaged densely at every step.
+      exchange: the axis of the workers. Other settings must be the default: gradients
+        are averaged densely at every step.
       layers: the label of each parameter's layer, a string; None for parameters that
-        are trained and exchanged at every step. A tree of the parameters' structure, a
-        prefix of it, or a function of the parameters that returns one.
+        are trained at every step. A tree like the parameters, a prefix of it, or a
+        function of the parameters that returns one.
       budget: s in (0, D], the expected number of layers per step.
       p_min: the least probability of a layer, in (0, s/D]. None: half of s/D; with much
         less, the offset :math:`L^2/p_{min}^2` makes p a random walk.
       horizon: T, about the number of steps of the run.
-      sampling: ``"shared"``: all workers draw the same layers, from a distribution that
-        follows the mean of their norms. ``"per_worker"``, as in the paper: each draws
-        its own (from the second step on), and a layer is exchanged if any worker drew
-        it.
+      sampling: ``"shared"``: all workers draw the same layers, by the mean of their
+        norms. ``"per_worker"``, as in the paper: each draws its own (from the second
+        step on), and a layer is exchanged if any worker drew it.
       seed: of the draws; must be the same on all workers.
 
     Returns:
       A :class:`optax.GradientTransformationExtraArgs`; it needs ``params``.
 
     Raises:
-      ValueError: for an argument out of range, and for settings of the exchange other
-        than its axis; in ``init``, if ``budget`` or ``p_min`` does not suit the number
-        of layers, or ``layers`` the parameters; in ``update``, without ``params``, for
-        an unbound axis, and for gradients that were averaged already, if types show it
-        (``shard_map`` with ``check_vma=True``).
+      ValueError: for an argument out of range, and for an exchange of other settings;
+        in ``init``, if ``budget`` or ``p_min`` does not suit the number of layers, or
+        ``layers`` the parameters; in ``update``, without ``params``, for an unbound
+        axis, and for gradients that were averaged already, if types show it.
 
     Examples:
       >>> import jax.numpy as jnp, optax
       >>> from slamb_jax import Exchange, jointspar
-      >>> params = {"a": jnp.ones(2), "b": jnp.ones(2)}
-      >>> layers = {"a": "a", "b": "b"}
+      >>> params, layers = {"a": jnp.ones(2), "b": jnp.ones(2)}, {"a": "a", "b": "b"}
       >>> tx = jointspar.jointspar(optax.lars(0.1), Exchange(), layers, budget=1)
       >>> state = tx.init(params)
       >>> active = jointspar.active_layers(state)
@@ -118,116 +114,125 @@ def jointspar(
     checks.check_integer("seed", seed)
     draws_alone = sampling == "per_worker" and axis_name is not None
     tx = optax.with_extra_args_support(tx)
+    link = _Link(tx, axis_name, layers, budget, p_min, horizon, draws_alone, seed)
+    return optax.GradientTransformationExtraArgs(link.init, link.update)
 
-    def init(params: optax.Params) -> JointSparState:
+
+class _Link(NamedTuple):
+    """The settings of one link, and its two functions."""
+
+    tx: optax.GradientTransformationExtraArgs
+    axis_name: axes.AxisName | None
+    layers: Any
+    budget: float
+    p_min: float | None
+    horizon: int
+    draws_alone: bool
+    seed: int
+
+    def init(self, params: optax.Params) -> JointSparState:
         checks.check_floating(params, "params")
-        names, labels = _labels(layers, params)
+        names, labels = _labels(self.layers, params)
         missing = sorted(set(names) - set(jax.tree.leaves(labels)))
         if missing and jax.tree.leaves(params):
             found = ", ".join(map(repr, missing))
             raise ValueError(f"layers names {found}, of which there are no parameters")
-        distribution.least_probability(p_min, budget, len(names))
-        log_p = np.float32(np.log(budget / len(names)))
+        distribution.least_probability(self.p_min, self.budget, len(names))
+        log_p = np.float32(np.log(self.budget / len(names)))
         return JointSparState(
             count=jnp.zeros([], jnp.int32),
-            seed=jnp.asarray(seed, jnp.int32),
+            seed=jnp.asarray(self.seed, jnp.int32),
             worker=jnp.zeros([], jnp.int32),
             log_p={name: jnp.asarray(log_p) for name in names},
             max_norm=jnp.zeros([], jnp.float32),
-            inner=tx.init(params),
+            inner=self.tx.init(params),
         )
 
     def update(
+        self,
         updates: optax.Updates,
         state: JointSparState,
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, JointSparState]:
         checks.check_params(params)
-        axes.check_local(updates, axis_name)
-        names, labels = _labels(layers, params)
-        tree: Any = jax.tree.structure(params)
-        labels, grads, means = map(tree.flatten_up_to, (labels, updates, params))
-        means = [*map(jnp.zeros_like, means)]  # and remain so where there is no g
+        axes.check_local(updates, self.axis_name)
+        names, tree = _labels(self.layers, params)
+        treedef: Any = jax.tree.structure(params)
+        labels, grads = map(treedef.flatten_up_to, (tree, updates))
         active = active_layers(state)
         moves: dict[Any, Any] = {None: True} | active
-        if draws_alone:  # a layer moves if at least one worker drew it
-            flags = pany(jnp.stack([*active.values()]), axis_name)
+        worker = state.worker
+        if self.draws_alone:  # a layer moves if at least one worker drew it
+            flags = pany(jnp.stack([*active.values()]), self.axis_name)
             moves |= dict(zip(names, flags, strict=True))
+            worker = axes.worker_index(self.axis_name)
         rows, norms = [*zip(labels, grads, strict=True)], {}
+        means = [*map(jnp.zeros_like, treedef.flatten_up_to(params))]
         for name in (None, *names):
             here = [i for i, (x, g) in enumerate(rows) if x == name and g is not None]
-            own = [grads[i] for i in here]
+            new = [grads[i] for i in here]
             if name is None:
-                own = pmean(own, axis_name)
+                new = pmean(new, self.axis_name)
             else:
-                own = [jnp.where(active[name], g, jnp.zeros_like(g)) for g in own]
-                own, norms[name] = exchange_layer(own, state.log_p[name], moves[name])
-            for i, mean in zip(here, own, strict=True):
+                at = active[name], state.log_p[name], moves[name]
+                new, norms[name] = self._mean(new, *at)
+            for i, mean in zip(here, new, strict=True):
                 means[i] = mean.astype(means[i].dtype)
 
         # Not in the branches of the exchange: the results of a branch take memory of
         # their own, which costs more than this arithmetic.
-        steps, inner = tx.update(
-            tree.unflatten(means), state.inner, params, **extra_args
-        )
-        moving = tree.unflatten(g is not None and moves[label] for label, g in rows)
-        updates = map_present(
-            lambda _, moves, u: jnp.where(moves, u, jnp.zeros_like(u)),
-            updates,
-            moving,
-            steps,
-        )
-        log_p, norm, drawn = (
-            jnp.stack(jax.tree.leaves(x)) for x in (state.log_p, norms, active)
-        )
+        mean = treedef.unflatten(means)
+        steps, inner = self.tx.update(mean, state.inner, params, **extra_args)
+        moving = treedef.unflatten(g is not None and moves[x] for x, g in rows)
+        updates = map_present(lambda _, *at: _zero_unless(*at), updates, moving, steps)
+        columns = (jax.tree.leaves(x) for x in (state.log_p, norms, active))
+        log_p, norm, drawn = map(jnp.stack, columns)
+        settings = self.budget, self.p_min, self.horizon
         log_p, max_norm = distribution.update_distribution(
-            log_p, norm, drawn, state.max_norm, budget, p_min, horizon
+            log_p, norm, drawn, state.max_norm, *settings
         )
-        return updates, JointSparState(
-            count=next_step(state.count),
-            seed=state.seed,
-            worker=axes.worker_index(axis_name) if draws_alone else state.worker,
-            log_p=dict(zip(names, log_p, strict=True)),
-            max_norm=max_norm,
-            inner=kept(moving, state.inner, inner),
-        )
+        by_name = dict(zip(names, log_p, strict=True))
+        inner = self._kept(moving, state.inner, inner)
+        count = next_step(state.count)
+        of_next = count, state.seed, worker, by_name, max_norm, inner
+        return updates, JointSparState(*of_next)
 
-    def exchange_layer(
-        grads: list[jax.Array], log_p: jax.Array, moves: jax.Array
+    def _mean(
+        self, grads: list[Any], active: jax.Array, log_p: jax.Array, moves: jax.Array
     ) -> tuple[list[jax.Array], jax.Array]:
         """Means of a layer's gradients over p, and its norm; 0 if it stands still."""
-        wide = [x.astype(jnp.float32) if x.dtype.itemsize < 4 else x for x in grads]
+        wide = [g.astype(jnp.promote_types(g.dtype, jnp.float32)) for g in grads]
+        wide = [_zero_unless(active, x) for x in wide]
         norm, p = optax.tree.norm(wide).astype(jnp.float32), jnp.exp(log_p)
-        weighted = [x / p.astype(x.dtype) for x in wide]
-        shares = [x.astype(g.dtype) for x, g in zip(weighted, grads, strict=True)]
-        if axes.axis_size(axis_name) == 1:
+        pairs = zip(wide, grads, strict=True)
+        shares = [(x / p.astype(x.dtype)).astype(g.dtype) for x, g in pairs]
+        if axes.axis_size(self.axis_name) == 1:
             return shares, norm
         means = axes.cond(  # all workers take the same branch
             moves,
-            lambda arrays: pmean(arrays, axis_name),
-            lambda arrays: [jnp.zeros_like(x) for x in arrays],
-            shares if draws_alone else [*shares, norm],
+            lambda arrays: pmean(arrays, self.axis_name),
+            lambda arrays: [*map(jnp.zeros_like, arrays)],
+            shares if self.draws_alone else [*shares, norm],
         )
-        return (means, norm) if draws_alone else (means[:-1], means[-1])
+        return (means, norm) if self.draws_alone else (means[:-1], means[-1])
 
-    def kept(moving: chex.ArrayTree, old: optax.OptState, new: optax.OptState) -> Any:
+    def _kept(self, moving: Any, old: optax.OptState, new: optax.OptState) -> Any:
         """``new``, with the parts of layers that stand still from ``old``."""
 
         def is_masked(x: object) -> bool:  # a parameter that a part of tx does not get
             return isinstance(x, optax.MaskedNode)
 
-        moving = optax.tree.map_params(
-            tx,
-            lambda x, moves: x if is_masked(x) else moves,
-            new,
-            moving,
-            transform_non_params=lambda _: True,
-            is_leaf=is_masked,
-        )
+        def moves(x: Any, moves: Any) -> Any:
+            return x if is_masked(x) else moves
+
+        always = {"transform_non_params": lambda _: True, "is_leaf": is_masked}
+        moving = optax.tree.map_params(self.tx, moves, new, moving, **always)
         return jax.tree.map(jnp.where, moving, new, old)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+
+def _zero_unless(flag: Any, x: jax.Array) -> jax.Array:
+    return jnp.where(flag, x, jnp.zeros_like(x))
 
 
 def _axis_of(exchange: Exchange) -> axes.AxisName | None:

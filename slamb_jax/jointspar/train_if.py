@@ -28,30 +28,27 @@ def train_if(
       \bar x = b\,\bar y\,\partial f / \partial x,
 
     a is 1 if the layer is active, b is 1 if a layer of ``below`` is, and both are 0
-    otherwise. They are the predicates of conditionals (``lax.cond``) in the backward
-    pass, which does not compute a gradient of 0. The results of matrix products and
-    convolutions are saved for it, cheaper results computed again. Under ``jax.vmap``
-    over the flags both branches are computed. Forward-mode differentiation is not
-    supported.
+    otherwise. ``lax.cond`` in the backward pass does not compute a gradient of 0. The
+    results of matrix products and convolutions are saved for it, cheaper ones computed
+    again. ``jax.vmap`` over the flags computes both branches. Forward-mode
+    differentiation is not supported.
 
     Args:
-      active: the result of :func:`active_layers`. None, for evaluation say, returns
-        ``layer`` itself.
+      active: the result of :func:`active_layers`. None returns ``layer`` itself.
       name: the layer's label in the optimizer.
       layer: a function ``layer(params, *inputs)``, which must not close over arrays
         that are to be differentiated; or a Flax linen module, called inside its
         parent's method; or a Flax nnx module.
-      below: the labels of all layers from which ``inputs`` are computed, empty for
-        none: if all are inactive, the backward pass ends here. None if parameters below
-        are trained at every step, or if the gradient of the inputs is wanted for
-        itself.
+      below: the labels of all layers from which ``inputs`` are computed: if all are
+        inactive, or there are none, the backward pass ends here. None if parameters
+        below are trained at every step, or the gradient of the inputs is wanted.
 
     Returns:
       A function as ``layer``, whose keyword arguments are not differentiated.
 
     Raises:
-      ValueError: for a name that is not a layer of the optimizer, and for a
-        ``layer`` that cannot be called.
+      ValueError: for a name that is no layer of the optimizer, and a ``layer`` that
+        cannot be called.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -76,15 +73,14 @@ def train_if(
         raise ValueError(f"active must be the result of active_layers, got {active!r}")
     for label in (name, *(below or ())):
         if label not in active:
-            raise ValueError(
-                f"there is no layer {label!r} in the optimizer, only "
-                f"{', '.join(map(repr, active))}"
-            )
+            known = ", ".join(map(repr, active))
+            told = f"there is no layer {label!r} in the optimizer, only {known}"
+            raise ValueError(told)
     reached: Flag = None if below is None else ()
     if below:
         reached = functools.reduce(operator.or_, [active[x] for x in below])
     run = functools.partial(call_if, flags=(active[name], reached))
-    # A Flax module exists only where Flax was imported, which this library never does.
+    # This library never imports Flax: it is there if the layer is a module of it.
     linen: Any = sys.modules.get("flax.linen")
     nnx: Any = sys.modules.get("flax.nnx")
 

@@ -28,9 +28,8 @@ FAST = {"b0f_0io->b0f", "b01f_01io->b01f", "b012f_012io->b012f"}
 def layer_of(name):
     """A layer of the case, and its weights and inputs."""
     of_x, of_w, settings = CASES[name]
-    rank = len(of_x) - 2
-    settings = {"window_strides": (1,) * rank, "padding": "SAME"} | settings
-    space = "012"[:rank]
+    space = "012"[: len(of_x) - 2]
+    settings = {"window_strides": (1,) * len(space), "padding": "SAME"} | settings
     names = (f"N{space}C", f"{space}IO", f"N{space}C")
 
     @jax.jit  # a call, within which convolutions are found
@@ -42,10 +41,8 @@ def layer_of(name):
         return lax.scan(lambda x, _: (layer(w, x), None), x, length=3)[0]
 
     wrapped = {"remat": jax.checkpoint(layer), "loop": thrice}.get(name, layer)
-    arrays = [
-        jax.random.normal(jax.random.key(i), s) for i, s in enumerate((of_w, of_x))
-    ]
-    return wrapped, *arrays
+    normal = jax.random.normal
+    return wrapped, normal(jax.random.key(0), of_w), normal(jax.random.key(1), of_x)
 
 
 def gradients(layer, w, x, on=None):
@@ -60,8 +57,9 @@ def gradients(layer, w, x, on=None):
 def test_gradients_are_those_of_the_layer(name):
     layer, w, x = layer_of(name)
     jitted = jax.jit(functools.partial(gradients, layer))
-    compiled = compile_optimized(jitted.lower(w, x, jnp.array(True)))
-    assert_close(compiled(w, x, jnp.array(True)), jitted(w, x))
+    on = jnp.array(True)
+    compiled = compile_optimized(jitted.lower(w, x, on))
+    assert_close(compiled(w, x, on), jitted(w, x))
     assert not compiled(w, x, jnp.array(False))[0].any()
     orders = re.findall(r" convolution\(.*dim_labels=([^ ,\n]+)", compiled.as_text())
     assert orders

@@ -14,7 +14,7 @@ from slamb_jax.jointspar.distribution import update_distribution
 from tests.close import assert_close, assert_same_bits
 from tests.compiled import compile_optimized
 from tests.optimizers import random_tree
-from tests.workers import AXIS, over_workers, stack
+from tests.workers import AXIS, MAPPINGS, over_workers, stack
 
 SHAPES = {"a": (6, 5), "b": (5, 7), "c": (7,), "d": (3, 3), "norm": (4,)}
 LABELS = {"a": "one", "b": "two", "c": "two", "d": "three", "norm": None}
@@ -92,11 +92,9 @@ def test_a_layer_that_stands_still_keeps_its_parts_of_the_state(name):
 
 
 BUDGET, HORIZON = 1.5, 20
+LEARNING = {"budget": BUDGET, "p_min": BUDGET / 6, "horizon": HORIZON}
 draws_of = jax.jit(jax.vmap(jointspar.active_layers))
-learn = functools.partial(
-    update_distribution, budget=BUDGET, p_min=BUDGET / 6, horizon=HORIZON
-)
-after = jax.jit(jax.vmap(learn))
+after = jax.jit(jax.vmap(functools.partial(update_distribution, **LEARNING)))
 
 
 def naive(params, grads, state, draws, sampling):
@@ -108,11 +106,10 @@ def naive(params, grads, state, draws, sampling):
         old, moves = state.inner[0].trace[k][0], weights.any()
         trace[k] = 0.9 * old + np.mean(grads[k] * weights, 0) if moves else old
         new[k] = x - 0.1 * trace[k] if moves else x
-    squares = {k: np.square(g).reshape(N, -1).sum(1) for k, g in grads.items()}
-    norms = [
-        np.sqrt(sum(x for k, x in squares.items() if LABELS[k] == name))
-        for name in draws
-    ]
+    squares = dict.fromkeys((*draws, None), 0)
+    for k, g in grads.items():
+        squares[LABELS[k]] = squares[LABELS[k]] + np.square(g).reshape(N, -1).sum(1)
+    norms = [np.sqrt(squares[name]) for name in draws]
     if sampling == "shared":
         norms = [np.full(N, x.mean()) for x in norms]
     columns = [*state.log_p.values()], norms, [*draws.values()]
@@ -120,13 +117,11 @@ def naive(params, grads, state, draws, sampling):
     return new, trace, dict(zip(draws, log_p.T, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("mapping", "sampling"),
-    [
-        ("vmap", "shared"), ("shard_map", "shared"), ("shard_map_unchecked", "shared"),
-        ("pmap", "shared"), ("shard_map", "per_worker"), ("vmap", "per_worker"),
-    ],
-)  # fmt: skip
+EVERY = [(mapping, "shared") for mapping in MAPPINGS]
+EVERY += [("shard_map", "per_worker"), ("vmap", "per_worker")]
+
+
+@pytest.mark.parametrize(("mapping", "sampling"), EVERY)
 def test_every_mapping_follows_the_formulas(mapping, sampling):
     """Draws, weights, layers that stand still, norms and probabilities.
 
@@ -208,15 +203,13 @@ def test_the_draw_is_that_of_the_distribution():
     def draw_from(state, count):
         return jointspar.active_layers(state._replace(count=count))
 
-    found = jax.jit(draw_from)(state, jnp.arange(4000))
+    drawn = jax.jit(draw_from)(state, jnp.arange(4000))
     for name, log_p in UNEVEN.items():
-        assert jnp.mean(found[name]) == pytest.approx(np.exp(log_p), abs=0.03)
-    pairs = jnp.corrcoef(jnp.stack([x.astype(jnp.float32) for x in found.values()]))
+        assert jnp.mean(drawn[name]) == pytest.approx(np.exp(log_p), abs=0.03)
+    pairs = jnp.corrcoef(jnp.stack([x.astype(jnp.float32) for x in drawn.values()]))
     assert float(jnp.abs(pairs - jnp.eye(3)).max()) < 0.06
-    first = {k: x[:50] for k, x in found.items()}
-    state = state._replace(seed=jnp.int32(1))
-    other = jax.jit(draw_from)(state, jnp.arange(50))
-    assert any((first[k] != other[k]).any() for k in first)
+    other = draw_from(state._replace(seed=jnp.int32(1)), jnp.arange(50))
+    assert any((x[:50] != other[k]).any() for k, x in drawn.items())
 
 
 def test_the_state_is_found_inside_of_others():

@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec
 
 from slamb_jax import Exchange, jointspar
 from slamb_jax.exchange import selections
+from slamb_jax.jointspar import train_if
 from tests.wrong_uses.common import NAN, bad, of
 
 PARAMS = {name: jnp.ones((2, 3)) for name in "abcd"}
@@ -42,6 +43,7 @@ ALONE = [  # the argument, what it must be, values that it must not have
     ("exchange", "slamb_jax.Exchange", "data"),
     ("tx", "optax.GradientTransformation", optax.lars),
 ]
+TWO = {"a": "one", "b": "two"}
 UNUSED = {  # settings of an exchange that JointSpar does not use
     "outer": {"outer": optax.sgd(0.7), "sync_every": 30},
     "local_axis_name": {"local_axis_name": "local"},
@@ -52,32 +54,17 @@ UNUSED = {  # settings of an exchange that JointSpar does not use
     "selection": {"payload": None, "selection": selections.Strided(0.1)},
     "sync_every": {"payload": None, "sync_every": 4},
 }
-train_if = jointspar.train_if
-
 JOINTSPAR = [
+    *(x for name, to, *values in ALONE for x in bad(init, name, *values, wanted=to)),
     *(
-        row
-        for name, wanted, *values in ALONE
-        for row in bad(init, name, *values, wanted=wanted)
-    ),
-    *(
-        (
-            of(init, exchange=Exchange("x", **settings)),
-            rf"Exchange\('x'\), .*{name}=",
-        )
-        for name, settings in UNUSED.items()
+        (of(init, exchange=Exchange("x", **given)), rf"Exchange\('x'\), .*{name}=")
+        for name, given in UNUSED.items()
     ),
     (of(init, layers=dict.fromkeys(PARAMS)), "layers must label at least one layer"),
     (of(init, layers=LABELS | {"a": 3}), r"layers .* strings .* 3 at layers\['a'\]"),
-    (
-        of(init, layers={"a": "one"}),
-        "layers must have the structure of the parameters",
-    ),
+    (of(init, layers={"a": "one"}), "layers must have the structure of the parameters"),
     (of(init, layers=LABELS | {"e": "four"}), "layers must have the structure"),
-    (
-        of(init, {"a": jnp.ones(3), "b": ()}, layers={"a": "one", "b": "two"}),
-        "layers names 'two', of which there are no",
-    ),
+    (of(init, {"a": jnp.ones(3), "b": ()}, layers=TWO), "names 'two', of which .* no"),
     (of(updated, None), "params must be passed"),
     (of(updated, exchange=Exchange("data")), "axis_name='data' is not bound here"),
     (of(jointspar.active_layers, ()), "state must contain one state .* got 0"),

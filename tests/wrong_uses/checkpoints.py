@@ -14,20 +14,6 @@ from tests.wrong_uses.replicas import STATE
 SAVED = {"w": jnp.ones((4, 3))}
 
 
-def saved(directory, state=SAVED):
-    with slamb_jax.Checkpoints(directory / "c") as checkpoints:
-        checkpoints.save(3, state)
-    return directory / "c"
-
-
-def restoring(like):
-    def call(directory):
-        with slamb_jax.Checkpoints(saved(directory)) as checkpoints:
-            checkpoints.restore(like)
-
-    return call
-
-
 def saving(*args):
     def call(directory):
         with slamb_jax.Checkpoints(directory) as checkpoints:
@@ -36,9 +22,20 @@ def saving(*args):
     return call
 
 
+def restoring(like, change=lambda metadata: metadata):
+    def call(directory):
+        saving(3, SAVED)(directory)
+        metadata = directory / "3" / "about" / "metadata"
+        metadata.write_text(change(metadata.read_text()))
+        with slamb_jax.Checkpoints(directory) as checkpoints:
+            checkpoints.restore(like)
+
+    return call
+
+
 def saving_twice(directory):
-    with slamb_jax.Checkpoints(saved(directory)) as checkpoints:
-        checkpoints.save(3, SAVED)
+    saving(3, SAVED)(directory)
+    saving(3, SAVED)(directory)
 
 
 def in_a_file(directory):
@@ -46,11 +43,8 @@ def in_a_file(directory):
     slamb_jax.Checkpoints(directory / "file")
 
 
-def of_a_later_format(directory):
-    metadata = saved(directory) / "3" / "about" / "metadata"
-    metadata.write_text(metadata.read_text().replace('"format": 1', '"format": 2'))
-    with slamb_jax.Checkpoints(directory / "c") as checkpoints:
-        checkpoints.restore(SAVED)
+def of_a_later_format(metadata):
+    return metadata.replace('"format": 1', '"format": 2')
 
 
 def of_adam():
@@ -77,7 +71,7 @@ CHECKPOINTS = [
     (restoring({"w": jnp.ones((4, 2))}), r"\['w'\] has shape \[3\], expected \[2\]"),
     (restoring({"w": jnp.ones((4, 3), jnp.bfloat16)}), "float32, expected bfloat16"),
     (restoring(of_adam()), r"not fit: \['opt'\].mu\['w0'\] is missing; .* and 1 more"),
-    (of_a_later_format, "has format 2, and this version of slamb_jax reads 1"),
+    (restoring(SAVED, of_a_later_format), "has format 2, .* of slamb_jax reads 1"),
     (of(resize, {"u": jnp.ones(())}, 2), r"state\['u'\] .* leading axis"),
     (of(resize, STATE, 2), r"state\['t'\] .*same on all .*\[0, 1"),
     *bad(partial(resize, {"w": jnp.ones((4, 2))}), "workers", 0, 2.5),
