@@ -74,7 +74,7 @@ def skip_not_finite(
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
       >>> exchange = slamb_jax.Exchange("data")
-      >>> tx = slamb_jax.skip_not_finite(slamb_jax.slamb(0.1, exchange), exchange)
+      >>> tx = slamb_jax.skip_not_finite(slamb_jax.lamb(0.1, exchange), exchange)
       >>> def step(g):
       ...     params = jnp.ones(3)
       ...     updates, state = tx.update(g * params, tx.init(params), params)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import slamb_jax
 from slamb_jax.exchange import mean as _mean
 from slamb_jax.exchange.codes import Group
-from slamb_jax.links.mask_momentum import chain_between
+from slamb_jax.optimizers._chain import chain_between
 from tests.campaign.draws import SHAPES, drawn
 from tests.campaign.oracle import Workers
 from tests.optimizers import standard_promotion

@@ -23,7 +23,12 @@ from slamb_jax.exchange.selections import Strided
 from tests.campaign.draws import SEED, chosen
 from tests.close import assert_agree_but, assert_same_bits
 from tests.damage import DAMAGE
-from tests.optimizers import random_tree, standard_promotion, step_on_gradients
+from tests.optimizers import (
+    any_lamb,
+    random_tree,
+    standard_promotion,
+    step_on_gradients,
+)
 from tests.workers import AXIS
 
 SHAPES = {"w": (6, 8), "b": (8,)}
@@ -43,7 +48,7 @@ WORKERS, WHICH = st.sampled_from([1, 2, 3, 4]), st.sampled_from([0, 1, 2])
 @functools.cache
 def stepper(kind: str, which: int, n: int) -> tuple[Any, Any, Any]:
     exchange = slamb_jax.Exchange(AXIS, **EXCHANGES[kind][which])
-    tx = slamb_jax.skip_not_finite(slamb_jax.slamb(0.05, exchange), exchange)
+    tx = slamb_jax.skip_not_finite(any_lamb(0.05, exchange), exchange)
     step = slamb_jax.simulated_step(step_on_gradients(tx), n, exchange)
     return exchange, tx, step
 

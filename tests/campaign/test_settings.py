@@ -129,7 +129,7 @@ def settled(row: Row, fixed: set[str]) -> Row | None:
         row = row | {"selection": True}
     needs: Row = {}
     if row["selection"]:
-        needs = {"payload": None, "outer": False, "optimizer": "slamb"}
+        needs = {"outer": False, "optimizer": "slamb"}
     elif row["sync_every"] == 3 and not row["outer"]:
         needs = {"payload": None}
     row = row | {name: x for name, x in needs.items() if name not in fixed}
@@ -240,12 +240,11 @@ def _mapped(step: Any, state: Any, row: Row, _: Any) -> Any:
 
 
 REFUSED = """
-axes-layout axes-mapping b3-large b3-nesterov b3-optimizer b3-outer b3-payload
-b3-selection check_vma-mapping form-nesterov form-optimizer large-payload
-large-selection large-sync_every layout-mapping nesterov-optimizer
-nesterov-selection nesterov-sync_every nu_dtype-optimizer optimizer-selection
-optimizer-sync_every optimizer-weight_decay outer-payload outer-selection
-outer-sync_every payload-selection payload-sync_every selection-sync_every
+axes-layout axes-mapping b3-nesterov b3-optimizer b3-outer b3-selection
+check_vma-mapping form-nesterov form-optimizer large-payload layout-mapping
+nesterov-optimizer nesterov-selection nesterov-sync_every nu_dtype-optimizer
+optimizer-outer optimizer-selection optimizer-sync_every optimizer-weight_decay
+outer-payload outer-selection outer-sync_every selection-sync_every
 """  # settings of which some values exclude each other, or leave one nothing to say
 QUICK: list[Row] = [
     {"mapping": "shard_map", "layout": "groups", "optimizer": "lamb"},
