@@ -46,6 +46,8 @@ def step_alone(
     # With overlap what is sent need not wait for this step's gradient.
     old = [row.m for row in rows]
     mus = grown(send(old)) if exchange.overlap else send(grown(old))
+    # To agree on v would be to send it. What is fresh of m is of all workers, and is
+    # divided by a v that is larger by their noise.
     if second is not None:
         gs = [row.g.astype(jnp.float32) for row in rows]
         second = second.after(gs, leaves, at.step, skip)

@@ -220,6 +220,7 @@ def _to_the_anchor(
     grads = keep_absent(
         rebuild([-mean for mean in means]), optax.tree.zeros_like(state.anchor)
     )
+    # All workers run it on the same mean, so that its state is the same on all.
     steps, outer = exchange.outer.update(grads, state.outer, state.anchor)
     moves = arrays_of(updates, steps, params)
     anchors = [a + x for x, (*_, a) in zip(moves, rows, strict=True)]

@@ -48,6 +48,8 @@ class RandkCompress(optax.GradientTransformationExtraArgs):
 
     exchange: Exchange | None
 
+    # optax's transformations are named tuples, whose fields their subclass keeps: it is
+    # told from a compressor of the user's by its type.
     def __new__(
         cls, init: Any, update: Any, exchange: Exchange | None = None
     ) -> "RandkCompress":
