@@ -112,7 +112,7 @@ def term_of_moments(
     age: jax.Array | None,
     p: jax.Array,
     moments: tuple[jax.Array, jax.Array],
-    scalars: tuple[jax.Array, jax.Array],
+    scalars: tuple[jax.Array, ...],
     of_moments: Callable[..., jax.Array],
     decay: jax.Array | None,
 ) -> Term:

@@ -219,8 +219,9 @@ class _Link(NamedTuple):
         if self.direction is None or of_nu is None:
             return flat_term(leaf, age, p, u.astype(jnp.float32), inside)
         m, v, of_m = given
+        scalars = of_m, of_nu, jnp.float32(1)
         direction = functools.partial(_direction, self.direction)
-        return term_of_moments(leaf, age, p, (m, v), (of_m, of_nu), direction, inside)
+        return term_of_moments(leaf, age, p, (m, v), scalars, direction, inside)
 
     def _scaled(
         self, term: Term, ratios: "_Ratios", decay: jax.Array | None
@@ -237,16 +238,16 @@ class _Link(NamedTuple):
 
 def _direction(
     inner: optax.GradientTransformationExtraArgs,
-    scalars: tuple[jax.Array, jax.Array],
+    scalars: tuple[jax.Array, ...],
     m: jax.Array,
     v: jax.Array,
 ) -> jax.Array:
     """The direction of a leaf, or of blocks of it, from its moments."""
     # The scalars are arguments, so that a barrier can hold them with the moments: what
     # is outside of it would be computed for all leaves of one shape, and kept.
-    of_m, of_v = scalars
+    of_m, of_v, one = scalars
     m_hat, v_hat = of_m * m.astype(jnp.float32), of_v * v.astype(jnp.float32)
-    given = {"second_moment": v_hat, "of_second_moment": of_v}
+    given = {"second_moment": v_hat, "of_second_moment": of_v, "one": one}
     u, _ = inner.update(m_hat, optax.EmptyState(), None, **given)
     return u.astype(jnp.float32)
 

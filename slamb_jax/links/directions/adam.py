@@ -62,6 +62,7 @@ def adam(
         *,
         second_moment: optax.Updates | None = None,
         of_second_moment: jax.Array | None = None,
+        one: jax.Array | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.EmptyState]:
         del params, extra_args
@@ -74,6 +75,10 @@ def adam(
         least, under_root = (jnp.asarray(x, jnp.float32) for x in (eps, eps_root))
         if eps_before_correction and of_second_moment is not None:
             least = least * jnp.sqrt(of_second_moment)
+        if one is not None:
+            # layerwise_trust_ratio computes the direction in several places. Of eps as
+            # a constant XLA would make one array for all, as large as the leaf.
+            least = least * one
 
         def direction(m: jax.Array, v: jax.Array) -> jax.Array:
             root = jnp.sqrt(v.astype(jnp.float32) + under_root)
