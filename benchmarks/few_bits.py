@@ -41,7 +41,7 @@ class Config:
     """The runs to make."""
 
     only: tuple[str, ...] = (LAMB, *FORMATS)
-    results: Path = Path("benchmarks/results/few_bits.jsonl")
+    results: Path = Path("benchmarks/few_bits.jsonl")
     steps: int = STEPS
     seeds: tuple[int, ...] = SEEDS
 

@@ -11,7 +11,7 @@ import optax
 
 from slamb_jax._core import axes, checks
 from slamb_jax._core.leaves import broadcast_prefix, is_none, map_present
-from slamb_jax._core.rounding import next_step
+from slamb_jax._core.rounding import next_step, upcast_f32
 from slamb_jax.exchange.collectives import pany, pmean
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.jointspar import distribution
@@ -202,7 +202,7 @@ class _Link(NamedTuple):
         self, grads: list[Any], active: jax.Array, log_p: jax.Array, moves: jax.Array
     ) -> tuple[list[jax.Array], jax.Array]:
         """Means of a layer's gradients over p, and its norm; 0 if it stands still."""
-        wide = [g.astype(jnp.promote_types(g.dtype, jnp.float32)) for g in grads]
+        wide = [*map(upcast_f32, grads)]
         wide = [_zero_unless(active, x) for x in wide]
         norm, p = optax.tree.norm(wide).astype(jnp.float32), jnp.exp(log_p)
         pairs = zip(wide, grads, strict=True)
