@@ -320,7 +320,10 @@ def is_comparable(row: Row) -> bool:
     if row["layout"] in ("workers", "one"):
         return True
     if row["layout"] == "groups":
-        return row["payload"] not in RANDOM
+        # What rounding a mean for all takes of it stays with its owner, which is another
+        # worker where groups own the slices.
+        at_owner = row["selection"] and row["payload"] in CODES
+        return row["payload"] not in RANDOM and not at_owner
     # Codes have blocks of a shard, and rounding draws by the place in it.
     drawn = row["wrapped"] == "stochastic" or row["nu_dtype"] is not None
     return not (row["payload"] in CODES or drawn)
