@@ -320,8 +320,8 @@ def is_comparable(row: Row) -> bool:
     if row["layout"] in ("workers", "one"):
         return True
     if row["layout"] == "groups":
-        # What rounding a mean for all takes of it stays with its owner, which is another
-        # worker where groups own the slices.
+        # What rounding a mean for all takes of it stays with its owner, which is
+        # another worker where groups own the slices.
         at_owner = row["selection"] and row["payload"] in CODES
         return row["payload"] not in RANDOM and not at_owner
     # Codes have blocks of a shard, and rounding draws by the place in it.
