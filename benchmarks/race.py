@@ -45,8 +45,10 @@ class Contestant:
         self.copies = sum(own) / (4 * elements(params))  # of the parameters, as state
         state, params = (on_workers(x, workers) for x in (state, params))
         start = time.perf_counter()
-        self.step: Any = step_of(tx, workers).lower(state, params, None).compile()
-        self.compile_seconds = time.perf_counter() - start
+        lowered = step_of(tx, workers).lower(state, params, None)
+        self.trace_seconds = time.perf_counter() - start
+        self.step: Any = lowered.compile()
+        self.compile_seconds = time.perf_counter() - start  # with the trace
         memory: Any = self.step.memory_analysis()
         self.temporary = memory.temp_size_in_bytes / 2**20
         found = traffic(str(self.step.as_text()))

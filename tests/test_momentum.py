@@ -1,5 +1,6 @@
 """The mean of the workers' momentum: its recurrence, and what is never lost."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +8,8 @@ import optax
 import pytest
 
 import slamb_jax
+from slamb_jax._core.leaves import Leaf
+from slamb_jax.links._packed import Pack
 from tests.close import assert_agree_but, assert_close
 from tests.optimizers import descend, random_tree, standard_promotion
 from tests.workers import AXIS, over_workers, stack, train
@@ -109,3 +112,51 @@ def test_the_state_of_adamw_is_two_moments_and_counts(payload, rate, of_rate):
     with standard_promotion():
         step = over_workers(lambda p: tx.update(p, tx.init(p), p), "vmap", N)
         assert "scatter" not in step.lower(given).as_text()  # as SLAMB's has
+
+
+@pytest.mark.parametrize("payload", [None, "bfloat16", *CODES[:1], CODES[3]])
+def test_a_leaf_steps_as_by_itself(payload):
+    """Small leaves share arrays, and nothing else: no code, no decay rate, no mean."""
+    shapes = SHAPES | {
+        "b2": (33,),
+        "long": (2100,),
+        "wide": (40, 60),
+        "large": (300, 250),
+    }
+    b1 = {name: 0.5 if name.startswith("b") else 0.9 for name in shapes}
+    params = random_tree(shapes, 9)
+    params["long"] = params["long"].astype(jnp.bfloat16)
+    (grads,) = jax.tree.map(
+        lambda g, p: g.astype(p.dtype), gradients(1, shapes), [params]
+    )
+    adam = slamb_jax.directions.adam(1e-8)
+
+    def step(names):
+        exchange = slamb_jax.Exchange(AXIS, payload=payload)
+        own = {name: b1[name] for name in names}
+        tx = slamb_jax.mask_momentum(exchange, adam, own, 0.9)
+        start, g = ({name: x[name] for name in names} for x in (params, grads))
+        # Before the first step the units are 1, whatever the order of a sum.
+        return over_workers(lambda g: tx.update(g, tx.init(start), start), "vmap", N)(g)
+
+    u, state = step(shapes)
+    for name in set(shapes) - {"large"}:  # which is by itself in any case
+        alone, own = step([name])
+        assert_close((u[name], state.mu[name]), (alone[name], own.mu[name]), units=8)
+        assert_close(state.nu[name], own.nu[name], units=8)
+        if state.nu_mean is not None:
+            assert_close(state.nu_mean[name], own.nu_mean[name], units=64)
+
+
+def test_leaves_that_share_an_array_keep_their_places_and_sums():
+    sizes, block = (5, 64, 1, 130), 32
+    leaves = [Leaf(i, (size,)) for i, size in enumerate(sizes)]
+    xs = [jnp.arange(1.0, size + 1) for size in sizes]
+    pack = Pack((0, 2, 3), tuple(leaves[i] for i in (0, 2, 3)), block)
+    values = pack.gather([jnp.float32(10 * i) for i in range(4)])
+    (back,), each = pack.split([pack.join(xs)], values)
+    chex.assert_trees_all_equal(back, [xs[i] for i in (0, 2, 3)])
+    assert [float(x) for x in each] == [0, 20, 30]
+    np.testing.assert_array_equal(pack.sums(pack.join(xs)), [15, 1, 130 * 131 / 2])
+    want = np.repeat([0, 20, 30], [block, block, 5 * block])
+    np.testing.assert_array_equal(pack.spread(values), want)

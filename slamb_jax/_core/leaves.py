@@ -28,6 +28,7 @@ class Leaf:
       shards: the number of shards of each of its layers.
       axes: the mesh axes over which each of its layers is sharded.
       sharded: those over which the leaf is, which for a stack may be more.
+      alike: the size of a leaf whose codes have blocks of the same size; None: its own.
     """
 
     index: int
@@ -36,6 +37,7 @@ class Leaf:
     shards: int = 1
     axes: tuple[Hashable, ...] = ()
     sharded: tuple[Hashable, ...] = ()
+    alike: int | None = None
 
     @property
     def size(self) -> int:

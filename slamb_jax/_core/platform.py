@@ -36,6 +36,21 @@ def materialized(x: Any) -> Any:
     return lax.optimization_barrier(x)
 
 
+def opaque(tree: Any) -> Any:
+    """The same arrays, of which the compiler of a CPU knows nothing.
+
+    It compiles equal kernels once, and each other one in 20 ms. Slices of an array are
+    equal if where they start is an operand, and if the array is not computed in them.
+    """
+
+    def hidden(tree: Any) -> Any:
+        is_true = lax.optimization_barrier(jnp.bool_(True))
+        zeros = functools.partial(jax.tree.map, jnp.zeros_like)
+        return lax.cond(is_true, lambda x: x, zeros, tree)
+
+    return lax.platform_dependent(tree, cpu=hidden, default=lambda x: x)
+
+
 def after_exchange(
     anew: Callable[[jax.Array, jax.Array], Pair],
     of_sent: Callable[[jax.Array], Pair] | None,

@@ -152,16 +152,22 @@ class Cut(NamedTuple):
     members: list[int]
 
 
-def cut_among(sizes: Sequence[int], quantizer: Quantizer, owners: int) -> list[Cut]:
+def cut_among(
+    sizes: Sequence[int],
+    quantizer: Quantizer,
+    owners: int,
+    alike: Sequence[int | None] | None = None,
+) -> list[Cut]:
     """Cuts arrays of these sizes into as many slices as there are owners.
 
     A long slice is of whole groups, a short one of some of their rows. No block is of
-    two arrays, which may differ in scale.
+    two arrays, which may differ in scale. ``alike`` has the sizes of arrays that have
+    blocks of the same size; None for the array's own.
     """
     kinds: dict[Group, list[int]] = {}
-    for i, size in enumerate(sizes):
+    for i, (size, like) in enumerate(zip(sizes, alike or sizes, strict=True)):
         if size:
-            kinds.setdefault(quantizer.group_of(size), []).append(i)
+            kinds.setdefault(quantizer.group_of(like or size), []).append(i)
     cuts = []
     # Sorted, since all workers, and the count of the bytes, must cut alike.
     for group in sorted(kinds, reverse=True):

@@ -19,6 +19,7 @@ from slamb_jax._core.axes import (
     vary_over,
     varying_axes,
 )
+from slamb_jax._core.rounding import round_to
 
 _LARGE = 2**20  # elements: an array of that many gains nothing from concatenation
 
@@ -87,7 +88,7 @@ def _pmean_16_bit(
     received = all_to_all(_as_integers(slices), axis_name)
     mine = lax.bitcast_convert_type(received, dtype).astype(jnp.float32)
     # In float32, and rounded once: n terms in 16 bits would lose what is small.
-    mean = jnp.mean(mine, axis=0).astype(dtype)
+    mean = round_to(jnp.mean(mine, axis=0), dtype)
     return unravel(all_gather(mean, axis_name).reshape(-1), arrays)
 
 

@@ -101,7 +101,10 @@ def mean_over_workers(
     for dtype, places in _group_by_wire_type(arrays, leaves, payload, quantizer):
         rounded = [round_to(arrays[i], dtype) for i in places]
         if quantizer is not None:
-            found = _mean_in_codes(rounded, exchange, quantizer, step, with_errors)
+            alike = [leaves[i].alike for i in places]
+            found = _mean_in_codes(
+                rounded, alike, exchange, quantizer, step, with_errors
+            )
         else:
             found = Means(_dense_mean(rounded, exchange), rounded, None)
         for whole, part in zip(out, found, strict=True):
@@ -152,6 +155,7 @@ def _dense_mean(arrays: list[jax.Array], exchange: Exchange) -> list[jax.Array]:
 
 def _mean_in_codes(
     arrays: list[jax.Array],
+    alike: list[int | None],
     exchange: Exchange,
     quantizer: Quantizer,
     step: jax.Array,
@@ -165,7 +169,8 @@ def _mean_in_codes(
     # All workers round with bits of their own, or their errors would add up in the mean
     # in place of cancelling.
     seed = step_seed(step, 0, 0x5A17)
-    cuts = cut_among([flat_size(x.shape) for x in arrays], quantizer, n * width)
+    sizes = [flat_size(x.shape) for x in arrays]
+    cuts = cut_among(sizes, quantizer, n * width, alike)
     parts = []
     for number, cut in enumerate(cuts):
         of_cut = [arrays[i] for i in cut.members]

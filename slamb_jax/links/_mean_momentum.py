@@ -15,6 +15,7 @@ import optax
 from jax import lax
 from jax.typing import ArrayLike
 
+from slamb_jax._core.axes import axis_size
 from slamb_jax._core.leaves import Leaf, keep_absent, unless
 from slamb_jax._core.moments import Moments, bias, moved, stored, weights
 from slamb_jax._core.platform import after_exchange, recompute_barrier
@@ -22,6 +23,7 @@ from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange.collectives import psum_each
 from slamb_jax.exchange.mean import mean_over_workers
 from slamb_jax.exchange.settings import Exchange
+from slamb_jax.links._packed import Pack, alone, packs_by_type, split
 
 _FLOOR = np.float32(0.05)  # of a unit, in roots of the leaf's mean second moment
 _TINY = np.finfo(np.float32).tiny
@@ -107,8 +109,9 @@ class SecondMoment(NamedTuple):
     """The second moment of what a step takes, one array for each leaf."""
 
     nus: list[jax.Array]
-    means: list[jax.Array] | None  # [], of each: no pass over v must end first
+    means: list[jax.Array] | None  # of each leaf: no pass over v must end first
     b2: ArrayLike
+    packs: Sequence[Pack] = ()  # of the leaves in each array
 
     def units(self, step: jax.Array) -> list[Unit]:
         """The units of each leaf; 1, and all waits, as long as v is unknown."""
@@ -116,14 +119,14 @@ class SecondMoment(NamedTuple):
         # follows from the mean that the units are for.
         fix = jnp.maximum(bias(self.b2, step - 1), _TINY)
 
-        def unit(nu: jax.Array, mean: jax.Array) -> Unit:
+        def unit(nu: jax.Array, mean: jax.Array, pack: Pack) -> Unit:
             root = jnp.sqrt(nu.astype(jnp.float32) / fix)
             # Of a coordinate whose v is 0 the unit is the floor: x / r stays finite.
-            floor = _FLOOR * jnp.sqrt(mean / fix)
+            floor = pack.spread(_FLOOR * jnp.sqrt(mean / fix))
             size = jnp.where(floor > 0, root + floor, jnp.float32(1))
             return Unit(size, 1 - _FORGOTTEN * (root / size))
 
-        return list(map(unit, self.nus, self.means or ()))
+        return list(map(unit, self.nus, self.means or (), self.packs))
 
     def after(
         self,
@@ -144,9 +147,9 @@ class SecondMoment(NamedTuple):
             return self._replace(nus=nus)
         # A mean over v itself would be a pass that must end before the next step's
         # first code is made. The moving mean of means is the same number.
-        of_leaves = zip(self.means, _means_of(squares, leaves), strict=True)
+        of_leaves = zip(self.means, _means_of(squares, self.packs), strict=True)
         new = [moved(old, x, self.b2) for old, x in of_leaves]
-        return SecondMoment(nus, unless(skip, self.means, new), self.b2)
+        return self._replace(nus=nus, means=unless(skip, self.means, new))
 
     def correction(self, step: jax.Array) -> jax.Array:
         """The factor of v that corrects its bias."""
@@ -162,6 +165,16 @@ class Exchanged(NamedTuple):
     second: SecondMoment | None
     of_nu: jax.Array  # the factor that corrects the bias of v
     compressor: optax.OptState
+
+    def split(self, packs: Sequence[Pack]) -> "Exchanged":
+        """Of each leaf again, where leaves share arrays."""
+        columns, second = [self.means, self.mus], self.second
+        if second is None:
+            (means, mus), _ = split(packs, columns, None)
+            return self._replace(means=means, mus=mus)
+        (means, mus, nus), of_nus = split(packs, [*columns, second.nus], second.means)
+        second = second._replace(nus=nus, means=of_nus or None)
+        return self._replace(means=means, mus=mus, second=second)
 
     def for_direction(self, rebuild: Callable[..., Any]) -> dict[str, Any]:
         """What a direction gets beside what the step takes."""
@@ -181,6 +194,36 @@ class Exchanged(NamedTuple):
         second = (None, None) if self.second is None else self.second[:2]
         pairs = zip((self.mus, *second), (old.mu, old.nu, old.nu_mean), strict=True)
         return [x if new is None else keep_absent(rebuild(new), x) for new, x in pairs]
+
+
+def packs_of(
+    rows: Sequence[Row], second: SecondMoment | None, exchange: Exchange
+) -> list[Pack]:
+    """Which small leaves share an array."""
+    if axis_size(exchange.axis_name) == 1:
+        return alone([row.leaf for row in rows])
+    columns = [[row.g for row in rows], [row.m for row in rows]]
+    if second is not None:
+        columns.append(second.nus)
+    leaves, rates = [row.leaf for row in rows], [row.b1 for row in rows]
+    return packs_by_type(leaves, columns, rates, exchange.payload)
+
+
+def join(
+    packs: Sequence[Pack], rows: Sequence[Row], second: SecondMoment | None
+) -> tuple[list[Row], SecondMoment | None]:
+    """A row for each pack, and their second moment."""
+    gs, ms = ([getattr(row, x) for row in rows] for x in "gm")
+    joined = [
+        Row(pack.leaf, pack.join(gs), pack.join(ms), rows[pack.places[0]].b1)
+        for pack in packs
+    ]
+    if second is None:
+        return joined, None
+    nus, means = [pack.join(second.nus) for pack in packs], second.means
+    if means is not None:
+        means = [pack.gather(means) for pack in packs]
+    return joined, second._replace(nus=nus, means=means, packs=packs)
 
 
 def exchanged(
@@ -269,8 +312,8 @@ def _recomputed(
     return sents, memories
 
 
-def _means_of(arrays: Sequence[jax.Array], leaves: Sequence[Leaf]) -> list[jax.Array]:
+def _means_of(arrays: Sequence[jax.Array], packs: Sequence[Pack]) -> list[jax.Array]:
     """The mean of each leaf, over all of its shards."""
-    pairs = [(jnp.sum(x), jnp.float32(x.size)) for x in arrays]
-    sums = psum_each(pairs, [leaf.sharded for leaf in leaves])
+    pairs = [(pack.sums(x), pack.sizes) for pack, x in zip(packs, arrays, strict=True)]
+    sums = psum_each(pairs, [pack.leaf.sharded for pack in packs])
     return [lax.div(total, jnp.maximum(count, np.float32(1))) for total, count in sums]

@@ -20,7 +20,15 @@ from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange.blocks import selection_at
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links import _compressor, _mean_momentum
-from slamb_jax.links._mean_momentum import Exchanged, Row, Rule, SecondMoment
+from slamb_jax.links._mean_momentum import (
+    Exchanged,
+    Row,
+    Rule,
+    SecondMoment,
+    join,
+    packs_of,
+)
+from slamb_jax.links._packed import alone
 from slamb_jax.links._selected_momentum import step_alone
 from slamb_jax.links.on_shards import on_shards
 
@@ -268,6 +276,13 @@ class _Link(NamedTuple):
     ) -> Exchanged:
         """The step takes M, and e waits."""
         compressed: optax.OptState = optax.EmptyState()
+        # A compressor of the user's gets the leaves as they are.
+        packs = (
+            alone([row.leaf for row in rows])
+            if compress
+            else packs_of(rows, second, self.exchange)
+        )
+        rows, second = join(packs, rows, second)
         if compress is None:
             means, mus = _mean_momentum.exchanged(
                 self.exchange,
@@ -288,7 +303,8 @@ class _Link(NamedTuple):
             second = second.after(means, [row.leaf for row in rows], step, skip)
             # With overlap M is of the momenta that the last step left.
             of_nu = second.correction(step - 1 if self.rule.overlap else step)
-        return Exchanged(means, mus, None, second, of_nu, compressed)
+        new = Exchanged(means, mus, None, second, of_nu, compressed)
+        return new.split(packs)
 
     def _check(self, updates: optax.Updates, state: MaskMomentumState) -> None:
         """Raises for gradients that do not fit, or that were averaged already."""
