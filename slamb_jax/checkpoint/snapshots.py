@@ -19,8 +19,9 @@ from slamb_jax._core.checks import check_integer
 from slamb_jax.checkpoint import format as stored
 from slamb_jax.checkpoint.store import gathered, lock, together
 from slamb_jax.workers import mesh as meshes
+from slamb_jax.workers.keys import are_alike, keys_of_workers
 from slamb_jax.workers.mesh import raw
-from slamb_jax.workers.replicas import are_alike, copied_replicas, keys_of_workers
+from slamb_jax.workers.replicas import copied_replicas
 
 _KEPT = 2  # processes are at most one save apart, so that all have one in common
 

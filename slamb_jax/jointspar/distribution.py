@@ -25,6 +25,7 @@ class JointSparState(NamedTuple):
     log_p: dict[str, jax.Array]  # of each layer, float32, shape []
     max_norm: jax.Array  # L, float32, shape []
     inner: optax.OptState
+    after_the_mean = ("inner",)
 
 
 def active_layers(state: optax.OptState) -> dict[str, jax.Array]:

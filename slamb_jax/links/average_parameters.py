@@ -30,6 +30,7 @@ class AverageParametersState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
     anchor: optax.Params | None = None  # float32, as params: the last average
     outer: optax.OptState | None = None  # the outer optimizer's
+    after_the_mean = ("anchor", "outer")
 
 
 def average_parameters_every(

@@ -49,6 +49,7 @@ class MaskMomentumState(NamedTuple):
     nu_mean: optax.Updates | None  # float32, [] for each leaf: the mean of nu, in codes
     compressor: optax.OptState
     direction: optax.OptState
+    after_the_mean = ("direction",)  # fields that are alike, their random keys too
 
 
 def mask_momentum(

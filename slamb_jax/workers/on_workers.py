@@ -11,7 +11,7 @@ from slamb_jax._core.checks import check_params, check_transformation
 from slamb_jax._core.leaves import arrays_among
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers import mesh as meshes
-from slamb_jax.workers.replicas import are_alike, keys_of_workers
+from slamb_jax.workers.keys import are_alike, keys_of_workers
 from slamb_jax.workers.step import over_workers
 
 

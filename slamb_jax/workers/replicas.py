@@ -11,15 +11,15 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from slamb_jax._core.axes import AxisName, as_tuple, worker_index
+from slamb_jax._core.axes import as_tuple, worker_index
 from slamb_jax._core.checks import check_arrays
 from slamb_jax._core.layout import spec_axes
 from slamb_jax._core.rounding import upcast_f32
 from slamb_jax.exchange.collectives import send
 from slamb_jax.exchange.settings import Exchange
-from slamb_jax.links.average_parameters import AverageParametersState
 from slamb_jax.workers import guards
 from slamb_jax.workers import mesh as meshes
+from slamb_jax.workers.keys import are_alike, keys_of_workers
 
 
 def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.ArrayTree:
@@ -27,7 +27,9 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
 
     Each leaf gets a leading axis of n workers, sharded over their mesh axis. A typed
     random key (``jax.random.key``, as ``flax.nnx.Rngs`` keep it) is folded with each
-    worker's number, so that no two draw the same dropout masks; raw words stay equal.
+    worker's number, so that no two draw the same dropout masks; raw words stay equal,
+    and so do the keys of an optimizer that act after the mean of the workers, such as
+    that of ``optax.add_noise`` behind an optimizer of this library.
 
     Args:
       tree: parameters and optimizer state, arrays or numbers; the same values in each
@@ -102,33 +104,6 @@ def _check_steps_are_skipped_together(tree: chex.ArrayTree) -> None:
             "that skips a step would leave the others waiting for ever. Take "
             "slamb_jax.skip_not_finite(tx, exchange)"
         )
-
-
-def are_alike(tree: chex.ArrayTree) -> chex.ArrayTree:
-    """For each leaf, whether it must begin equal on all workers: all but typed keys.
-
-    The keys of an outer optimizer must, too, since all workers run it alike.
-    """
-
-    def is_average(x: object) -> bool:
-        return isinstance(x, AverageParametersState)
-
-    def alike(part: Any) -> Any:
-        return jax.tree.map(lambda x: is_average(part) or not meshes.is_key(x), part)
-
-    return jax.tree.map(alike, tree, is_leaf=is_average)
-
-
-def keys_of_workers(keys: jax.Array, numbers: jax.Array) -> jax.Array:
-    """Keys of any shape, folded with the number of each worker: (n, ...)."""
-    fold = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))
-    folded = fold(keys.reshape(-1), numbers.astype(jnp.uint32))
-    return folded.reshape(len(numbers), *keys.shape)
-
-
-def own_key(key: jax.Array | None, axis_name: AxisName) -> tuple[jax.Array, ...]:
-    """The arguments of a step after the batch: the worker's key, if there is one."""
-    return () if key is None else (jax.random.fold_in(key, worker_index(axis_name)),)
 
 
 def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:

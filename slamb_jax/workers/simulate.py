@@ -11,7 +11,8 @@ import numpy as np
 from slamb_jax._core.axes import AxisName, as_tuple
 from slamb_jax._core.checks import check_callable, check_integer
 from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.workers import guards, replicas
+from slamb_jax.workers import guards
+from slamb_jax.workers.keys import are_alike, keys_of_workers, own_key
 from slamb_jax.workers.step import Step, WorkersStep
 
 
@@ -31,11 +32,11 @@ def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
 
     def copies(x: Any, alike: bool) -> jax.Array:
         if not alike:
-            return replicas.keys_of_workers(x, jnp.arange(workers))
+            return keys_of_workers(x, jnp.arange(workers))
         one = jnp.asarray(x, jnp.result_type(x))
         return jnp.broadcast_to(one, (workers, *one.shape))
 
-    return jax.tree.map(copies, tree, replicas.are_alike(tree))
+    return jax.tree.map(copies, tree, are_alike(tree))
 
 
 def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
@@ -89,7 +90,7 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
 
         def one_worker(leaves: list[Any], batch: Any) -> tuple[Any, Any]:
             old = treedef.unflatten(leaves)
-            out = step(old, batch, *replicas.own_key(key, axis_name))
+            out = step(old, batch, *own_key(key, axis_name))
             return guards.check_result(out, old)
 
         axes = of_state, of_batch

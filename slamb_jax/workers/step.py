@@ -15,7 +15,7 @@ from slamb_jax._core.checks import check_callable
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers import guards
 from slamb_jax.workers import mesh as meshes
-from slamb_jax.workers.replicas import own_key
+from slamb_jax.workers.keys import own_key
 
 Step = Callable[..., tuple[Any, Any]]
 

@@ -1,0 +1,111 @@
+"""Random keys of a state: each worker's own, but for those behind the mean."""
+
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import slamb_jax
+from slamb_jax import jointspar
+from tests.optimizers import standard_promotion, step_on_gradients
+from tests.workers import AXIS, mesh_of
+
+N = 4
+EXCHANGE = slamb_jax.Exchange(AXIS)
+OURS = slamb_jax.adamw(0.01, EXCHANGE)
+PARAMS = {"w": jnp.zeros((2, 4))}
+
+
+def noise(seed=0):
+    return optax.add_noise(0.01, 0.55, seed)
+
+
+LINK = slamb_jax.mask_momentum
+BEHIND = {
+    "in the chain": optax.chain(OURS, noise()),
+    "in a chain of its own": optax.chain(OURS, optax.chain(optax.identity(), noise())),
+    "after a chain": optax.chain(optax.chain(optax.identity(), OURS), noise()),
+    "in the direction": LINK(EXCHANGE, optax.chain(noise(), optax.scale(-0.01))),
+    "in a wrapper": slamb_jax.skip_not_finite(optax.chain(OURS, noise()), EXCHANGE),
+    "in accumulation": slamb_jax.accumulate(optax.chain(OURS, noise()), 2),
+    "in steps of bfloat16": slamb_jax.train_in_bfloat16(optax.chain(OURS, noise())),
+    "in LAMB": optax.chain(slamb_jax.lamb(0.01, EXCHANGE), noise()),
+    "in JointSpar": jointspar.jointspar(
+        optax.chain(optax.sgd(0.01), noise()), EXCHANGE, {"w": "w"}, 1
+    ),
+}
+BEFORE = {
+    "in the chain": optax.chain(noise(), OURS),
+    "in a wrapper": slamb_jax.accumulate(optax.chain(noise(), OURS), 2),
+    "in a compressor": LINK(EXCHANGE, compressor=noise()),
+    "without a mean": optax.chain(noise(), optax.sgd(0.1)),
+}
+
+
+class Mine(NamedTuple):
+    params: dict[str, jax.Array]
+    opt_state: optax.OptState
+    key: jax.Array
+
+
+def keys_of(tree):
+    leaves = jax.tree.leaves(tree)
+    return [x for x in leaves if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
+
+
+def number_of_keys(tree):
+    """How many different values the replicas of the only key of a tree have."""
+    (key,) = keys_of(tree)
+    return len({tuple(words) for words in jax.random.key_data(key).tolist()})
+
+
+@pytest.mark.parametrize("case", BEHIND)
+def test_a_key_behind_the_mean_is_the_same_on_all_workers(case):
+    tx = BEHIND[case]
+    params = PARAMS
+    if "bfloat16" in case:
+        params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    state = params, tx.init(params)
+    mesh = mesh_of(N)
+    run = slamb_jax.per_worker_step(step_on_gradients(tx), mesh, EXCHANGE)
+    replicas = slamb_jax.replicate(state, mesh, EXCHANGE)
+    assert number_of_keys(replicas) == 1
+    assert number_of_keys(slamb_jax.simulated_replicas(state, N)) == 1
+    for t in range(3):
+        grads = jax.random.normal(jax.random.key(t), (N, 2, 4))
+        grads = {"w": grads.astype(params["w"].dtype)}
+        with standard_promotion():
+            replicas, _ = run(replicas, grads)
+    slamb_jax.assert_replicas_agree(replicas[0])
+    assert jnp.any(replicas[0]["w"] != 0)
+
+
+@pytest.mark.parametrize("case", BEFORE)
+def test_a_key_before_the_mean_is_each_workers_own(case):
+    state = PARAMS, BEFORE[case].init(PARAMS)
+    assert number_of_keys(slamb_jax.replicate(state, mesh_of(N), EXCHANGE)) == N
+    assert number_of_keys(slamb_jax.simulated_replicas(state, N)) == N
+
+
+def test_a_users_own_key_beside_an_optimizer_is_each_workers_own():
+    key, state = jax.random.key(1), OURS.init(PARAMS)
+    for tree in (
+        (PARAMS, state, key),
+        (PARAMS, state, {"dropout": key}),
+        [state, (PARAMS, key)],
+        {"opt_state": state, "rng": key},
+        Mine(PARAMS, state, key),
+    ):
+        assert number_of_keys(slamb_jax.simulated_replicas(tree, N)) == N
+
+
+def test_on_workers_begins_with_the_same_keys_behind_the_mean():
+    mesh = mesh_of(N)
+    params = slamb_jax.replicate(PARAMS, mesh, EXCHANGE)
+    for tx, n in ((BEHIND["in the chain"], 1), (BEFORE["in the chain"], N)):
+        state = slamb_jax.on_workers(tx, mesh, EXCHANGE).init(params)
+        chex.assert_tree_shape_prefix(keys_of(state), (N,))
+        assert number_of_keys(state) == n
