@@ -11,7 +11,6 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -80,7 +79,8 @@ def test_of_the_default_exchange_only_the_momentum_is_stored_n_times(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         size = checkpoints.save(3, state)
     scalars = 3 + len(params)  # counts, and the mean of each leaf's v
-    assert size <= 4 * ((2 + N) * optax.tree.size(params) + scalars)
+    elements = sum(x.size for x in jax.tree.leaves(params))
+    assert size <= 4 * ((2 + N) * elements + scalars)
     one = jax.tree.map(lambda x: x[0], state[0])
     assert_same_bits(slamb_jax.consolidate(state[0]), one)
 

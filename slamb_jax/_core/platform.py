@@ -43,12 +43,29 @@ def opaque(tree: Any) -> Any:
     equal if where they start is an operand, and if the array is not computed in them.
     """
 
-    def hidden(tree: Any) -> Any:
+    def behind_a_branch(tree: Any) -> Any:
         is_true = lax.optimization_barrier(jnp.bool_(True))
         zeros = functools.partial(jax.tree.map, jnp.zeros_like)
         return lax.cond(is_true, lambda x: x, zeros, tree)
 
-    return lax.platform_dependent(tree, cpu=hidden, default=lambda x: x)
+    return lax.platform_dependent(tree, cpu=behind_a_branch, default=lambda x: x)
+
+
+def hidden(numbers: Sequence[int]) -> list[jax.Array]:
+    """Places in an array, as numbers that no kernel of a CPU has in it."""
+    out: list[jax.Array] = opaque([jnp.uint32(x) for x in numbers])
+    return out
+
+
+def slices(
+    flat: jax.Array, starts: Sequence[jax.Array], shapes: Sequence[tuple[int, ...]]
+) -> list[jax.Array]:
+    """The parts of a flat array that start there, in these shapes."""
+    pairs = zip(starts, shapes, strict=True)
+    return [
+        lax.dynamic_slice(flat, (start,), (math.prod(shape),)).reshape(shape)
+        for start, shape in pairs
+    ]
 
 
 def after_exchange(

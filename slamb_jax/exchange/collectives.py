@@ -4,6 +4,7 @@
 ``vmap``; None is a single worker.
 """
 
+import itertools
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from slamb_jax._core.axes import (
     vary_over,
     varying_axes,
 )
+from slamb_jax._core.platform import hidden, slices
 from slamb_jax._core.rounding import round_to
 
 _LARGE = 2**20  # elements: an array of that many gains nothing from concatenation
@@ -99,9 +101,8 @@ def ravel(arrays: Sequence[jax.Array]) -> jax.Array:
 
 def unravel(flat: jax.Array, arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """Undoes :func:`ravel`, with the shapes of ``arrays``."""
-    ends = [sum(x.size for x in arrays[: i + 1]) for i in range(len(arrays))]
-    parts = jnp.split(flat, ends)
-    return [part.reshape(x.shape) for part, x in zip(parts, arrays, strict=False)]
+    starts = list(itertools.accumulate([x.size for x in arrays[:-1]], initial=0))
+    return slices(flat, hidden(starts), [x.shape for x in arrays])
 
 
 def all_to_all(x: jax.Array, axis_name: AxisName | None) -> jax.Array:

@@ -10,12 +10,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import ArrayLike
 
 from slamb_jax._core.axes import varying_axes
 from slamb_jax._core.leaves import Leaf
-from slamb_jax._core.platform import LARGE, materialized, opaque
+from slamb_jax._core.platform import LARGE, hidden, materialized, opaque, slices
 from slamb_jax.exchange.codes import quantizer_of
 
 
@@ -59,23 +58,14 @@ class Pack(NamedTuple):
         """Undoes :meth:`join` of several arrays, and :meth:`gather` of values."""
         if len(self.places) == 1:
             return [[x] for x in arrays], [] if values is None else [values]
-        starts = np.cumsum([0, *self.counts[:-1]]) * self.block
-        places = [jnp.uint32(i) for i in range(len(starts))]
-        arrays, values, starts, places = opaque(
-            (list(arrays), values, list(map(jnp.uint32, starts)), places)
-        )
-        columns = [
-            [
-                lax.dynamic_slice(x, (start,), (leaf.size,)).reshape(leaf.shape)
-                for start, leaf in zip(starts, self.leaves, strict=True)
-            ]
-            for x in arrays
-        ]
+        ends = np.cumsum(self.counts) * self.block
+        starts = hidden([0, *ends[:-1]])
+        shapes = [leaf.shape for leaf in self.leaves]
+        columns = [slices(x, starts, shapes) for x in opaque(list(arrays))]
         if values is None:
             return columns, []
-        return columns, [
-            lax.dynamic_index_in_dim(values, i, keepdims=False) for i in places
-        ]
+        places = hidden(range(len(shapes)))
+        return columns, slices(opaque(values), places, [()] * len(shapes))
 
     def gather(self, values: Sequence[jax.Array]) -> jax.Array:
         """The values of these leaves, from those of all leaves."""
