@@ -147,6 +147,16 @@ def test_what_a_factory_of_ones_own_lets_be_injected_is_refused(make, name):
     optax.inject_hyperparams(own, static_args="x")(given[name]).init(PARAMS)
 
 
+def test_a_number_of_a_wrapper_is_refused():
+    for make, name in (
+        (slamb_jax.accumulate, "every"),
+        (slamb_jax.train_in_bfloat16, "seed"),
+    ):
+        tx = optax.inject_hyperparams(make)(optax.sgd(0.1), **{name: 2})
+        with pytest.raises(ValueError, match=f"{name} must be .*static_args='{name}'"):
+            tx.init(PARAMS)
+
+
 @pytest.mark.parametrize("mask", [MASK, lambda params: True], ids=["of each", "of all"])
 def test_a_mask_that_was_called_with_the_step_is_refused(mask):
     own = optax.inject_hyperparams(lambda mask: slamb_jax.adamw(0.1, ONE, mask=mask))
