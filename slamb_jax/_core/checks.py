@@ -1,5 +1,6 @@
 """Errors for bad input: each names the argument and the value."""
 
+import functools
 import math
 import numbers
 from typing import Any
@@ -7,10 +8,16 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import DTypeLike
 
 from slamb_jax._core.axes import as_tuple, check_varies, varying_axes
+
+NEAR_ONE = 0.999
+"""A usual decay rate, which an array of one must hold."""
+SMALL = 1e-8
+"""A usual epsilon."""
 
 
 def shown(value: Any) -> str:
@@ -28,18 +35,63 @@ def check_range(
     open_low: bool = False,
     open_high: bool = False,
     schedule: bool = False,
+    holds: float | None = None,
 ) -> None:
-    """Raises unless ``value`` is in the interval; arrays pass, and schedules may."""
-    if isinstance(value, jax.Array) or (schedule and callable(value)):
+    """Raises unless ``value`` is in the interval; what is traced passes, schedules may.
+
+    An array must have a dtype that ``holds`` this usual value of the argument.
+    """
+    if schedule and callable(value):
         return
     interval = f"{'(' if open_low else '['}{low}, {high}{')' if open_high else ']'}"
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    dtype = getattr(value, "dtype", None)
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if dtype is not None:
+        is_kind = functools.partial(jnp.issubdtype, dtype)
+        real = not value.ndim and any(map(is_kind, (jnp.floating, jnp.integer)))
+    if not real:
         raise ValueError(f"{name} must be a number in {interval}, got {shown(value)}")
-    value = float(value)
-    above = value > low if open_low else value >= low
-    below = value < high if open_high else value <= high
+    way_out = ""
+    if dtype is not None and dtype.itemsize < 4:
+        way_out = ": pass hyperparam_dtype=jnp.float32 to optax.inject_hyperparams"
+        _check_holds(name, value, holds, way_out)
+    number = known(value)
+    if number is None:
+        return
+    if holds is not None:
+        interval += " in float32"  # in which it is computed with
+        with np.errstate(over="ignore"):
+            number = float(np.float32(number))
+    above = number > low if open_low else number >= low
+    below = number < high if open_high else number <= high
     if not (above and below):  # a NaN fails both
-        raise ValueError(f"{name} must be in {interval}, got {shown(value)}")
+        raise ValueError(f"{name} must be in {interval}, got {shown(value)}{way_out}")
+
+
+def _check_holds(name: str, value: Any, usual: float | None, way_out: str) -> None:
+    """Raises for a dtype that rounds a usual value, or its distance to 1, away."""
+    if usual is None or not jnp.issubdtype(value.dtype, jnp.floating):
+        return
+    rounded = float(np.asarray(usual, value.dtype))
+    if abs(rounded - usual) > 0.01 * min(usual, 1 - usual):
+        raise ValueError(
+            f"{name} must be of 32 bits, got {shown(value)}: in {value.dtype} "
+            f"{usual:g} is {rounded:g}{way_out}"
+        )
+
+
+def check_decay_rate(name: str, value: Any, *, open_low: bool = False) -> None:
+    """Raises unless ``value`` is in [0, 1), and not of 16 bits, in which 0.999 is 1."""
+    check_range(
+        name, value, 0.0, 1.0, open_low=open_low, open_high=True, holds=NEAR_ONE
+    )
+
+
+def known(value: Any) -> float | None:
+    """A number or an array as a float; None where it is traced, and has no value."""
+    if isinstance(value, jax.core.Tracer):
+        return None
+    return float(jax.device_get(value))
 
 
 def check_integer(name: str, value: Any, low: int | None = None) -> None:
@@ -47,20 +99,25 @@ def check_integer(name: str, value: Any, low: int | None = None) -> None:
     good = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not good or (low is not None and value < low):
         bound = "" if low is None else f" of at least {low}"
-        raise ValueError(f"{name} must be an integer{bound}, got {shown(value)}")
+        raise ValueError(
+            f"{name} must be an integer{bound}, got {_shown_static(name, value)}"
+        )
 
 
 def check_bool(name: str, value: Any) -> None:
     """Raises unless ``value`` is True or False."""
     if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, got {shown(value)}")
+        raise ValueError(
+            f"{name} must be True or False, got {_shown_static(name, value)}"
+        )
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Raises unless ``value`` is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(
-            f"{name} must be one of {', '.join(choices)}, got {shown(value)}"
+            f"{name} must be one of {', '.join(choices)}, got "
+            f"{_shown_static(name, value)}"
         )
 
 
@@ -75,12 +132,15 @@ def check_transformation(name: str, tx: Any) -> None:
 def check_dtype(name: str, dtype: DTypeLike | None) -> jnp.dtype:
     """The dtype of a moment, float32 for None; raises unless it is one allowed."""
     try:
+        if isinstance(dtype, jax.Array):  # numpy would take the dtype of one
+            raise TypeError
         found = jnp.dtype(jnp.float32 if dtype is None else dtype)
     except TypeError:
         found = None
     if found not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
         raise ValueError(
-            f"{name} must be None, float32 or bfloat16, got {shown(dtype)}"
+            f"{name} must be None, float32 or bfloat16, got "
+            f"{_shown_static(name, dtype)}"
         )
     return found
 
@@ -96,15 +156,17 @@ def check_axis_name(axis_name: Any, name: str = "axis_name") -> None:
         )
 
 
-def check_static(names: tuple[str, ...], values: dict[str, Any]) -> None:
-    """Raises for every named argument that ``inject_hyperparams`` made an array."""
-    bad = [name for name in names if isinstance(values[name], jax.Array)]
-    if bad:
-        raise ValueError(
-            f"{', '.join(bad)} must be static, got "
-            f"{', '.join(repr(values[name]) for name in bad)}: pass "
-            f"static_args={tuple(bad)!r} to optax.inject_hyperparams"
-        )
+def check_static(name: str, value: Any) -> None:
+    """Raises for what is no hyperparameter, and yet an array."""
+    if isinstance(value, jax.Array):
+        raise ValueError(f"{name} must be static, got {_shown_static(name, value)}")
+
+
+def _shown_static(name: str, value: Any) -> str:
+    """A wrong value of what is no hyperparameter; of one injected the way out, too."""
+    injected = isinstance(value, jax.Array)
+    way_out = f": pass static_args={name!r} to optax.inject_hyperparams"
+    return shown(value) + (way_out if injected else "")
 
 
 def check_floating(tree: chex.ArrayTree, what: str) -> None:
@@ -164,9 +226,10 @@ def check_params(params: Any) -> None:
 
 
 def check_bools(name: str, tree: Any) -> None:
-    """Raises unless all leaves are bools, or arrays of them."""
+    """Raises unless all leaves are bools, or arrays of one bool that is known."""
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
-        if not isinstance(x, bool) and getattr(x, "dtype", None) != jnp.dtype(bool):
+        of_bool = getattr(x, "dtype", None) == jnp.dtype(bool) and not x.ndim
+        if not isinstance(x, bool) and (not of_bool or isinstance(x, jax.core.Tracer)):
             where = f"{name}{jax.tree_util.keystr(path)}"
             raise ValueError(
                 f"{name} must have bools for leaves, got {shown(x)} at {where}"

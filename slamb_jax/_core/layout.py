@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from slamb_jax._core import axes as _axes
 from slamb_jax._core.checks import check_bools
-from slamb_jax._core.leaves import broadcast_prefix
+from slamb_jax._core.leaves import broadcast_prefix, is_function, tree_for
 
 Names = tuple[Hashable, ...]
 
@@ -26,7 +26,7 @@ class Layout:
     def __post_init__(self) -> None:
         for spec in spec_leaves(self.param_specs):
             _check_spec(spec)
-        if self.stacked is not None and not callable(self.stacked):
+        if self.stacked is not None and not is_function(self.stacked):
             check_bools("stacked", self.stacked)
 
     def of(self, params: chex.ArrayTree) -> chex.ArrayTree:
@@ -156,7 +156,7 @@ def state_specs(
 
 def broadcast_stacked(stacked: Any, params: chex.ArrayTree) -> chex.ArrayTree:
     """One bool per parameter, from a tree, a prefix of it or a function."""
-    tree = stacked(params) if callable(stacked) else stacked
+    tree = tree_for(stacked, params)
     tree = False if tree is None else tree
     check_bools("stacked", tree)
     stacks = broadcast_prefix("stacked", tree, params)

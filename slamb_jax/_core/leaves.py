@@ -11,7 +11,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from slamb_jax._core.checks import check_bools
+from slamb_jax._core.checks import check_bools, shown
 
 LayoutOf: TypeAlias = Callable[[Any], Any]
 """Of parameters, the tree of how each is stacked and sharded; see ``layout``."""
@@ -124,11 +124,40 @@ def map_numbered(
     return rebuild([fn(*row) for row in rows])
 
 
+def is_function(x: Any) -> bool:
+    """Whether it is a function of the parameters, and no tree like them.
+
+    A model that is a tree may be callable, too: its leaves tell it from a function.
+    """
+    if not callable(x) or isinstance(x, jax.tree_util.Partial):
+        return callable(x)
+    return all(map(callable, jax.tree.leaves(x, is_leaf=is_none)))
+
+
+def tree_for(given: Any, params: chex.ArrayTree) -> Any:
+    """A tree, or what a function of the parameters returns, as the user gave it."""
+    return given(params) if is_function(given) else given
+
+
+def check_mask(name: str, mask: Any) -> None:
+    """Raises unless it is None, a tree of bools or a function."""
+    if mask is None or is_function(mask):
+        return
+    if jax.tree_util.all_leaves([mask]):
+        # As of optax.inject_hyperparams, which calls a function with the step.
+        raise ValueError(
+            f"{name} must be None, a tree of bools or a function of the parameters, "
+            f"got {shown(mask)}: None is True for all, and weight_decay=0.0 decays "
+            f"none; pass static_args={name!r} to optax.inject_hyperparams"
+        )
+    check_bools(name, mask)
+
+
 def mask_tree(mask: Any, params: chex.ArrayTree) -> chex.ArrayTree:
     """A mask (a tree, a prefix of it or a function) as one bool per parameter."""
     if mask is None:
         return jax.tree.map(lambda _: True, params)
-    tree = mask(params) if callable(mask) else mask
+    tree = tree_for(mask, params)
     check_bools("mask", tree)
     return broadcast_prefix("mask", tree, params)
 

@@ -10,8 +10,20 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._core.checks import check_bools, check_choice, check_dtype, check_range
-from slamb_jax._core.leaves import Leaf, broadcast_prefix
+from slamb_jax._core.checks import (
+    check_choice,
+    check_decay_rate,
+    check_dtype,
+    check_range,
+    known,
+)
+from slamb_jax._core.leaves import (
+    Leaf,
+    broadcast_prefix,
+    check_mask,
+    is_function,
+    tree_for,
+)
 from slamb_jax._core.rounding import next_step, step_seed, stochastic_round
 
 Form = Literal["sum", "product"]
@@ -33,8 +45,8 @@ class Moments(NamedTuple):
 
 def check_first_moment(b1: Any, mu_dtype: Any) -> None:
     """Raises for a value out of range."""
-    if not callable(b1):
-        jax.tree.map(lambda b: check_range("b1", b, 0.0, 1.0, open_high=True), b1)
+    if not is_function(b1):
+        jax.tree.map(lambda b: check_decay_rate("b1", b), b1)
     check_dtype("mu_dtype", mu_dtype)
 
 
@@ -46,22 +58,21 @@ def check_ratio(
     check_choice("form", form, ("sum", "product"))
     check_range("c_min", c_min, 0.0)
     check_range("c_max", c_max, 0.0)
-    known = not (isinstance(c_min, jax.Array) or isinstance(c_max, jax.Array))
-    if known and c_min > c_max:
+    low, high = known(c_min), known(c_max)
+    if low is not None and high is not None and low > high:
         raise ValueError(f"c_min must not exceed c_max, got {c_min!r} and {c_max!r}")
 
 
 def check_decay(weight_decay: Any, mask: Any) -> None:
     """Raises for a decay that is negative, and for a mask that is not of bools."""
     check_range("weight_decay", weight_decay, 0.0, schedule=True)
-    if mask is not None and not callable(mask):
-        check_bools("mask", mask)
+    check_mask("mask", mask)
 
 
 def decays(b1: Decays, params: optax.Params) -> chex.ArrayTree:
     """The decay rate of each parameter's momentum."""
-    tree = b1(params) if callable(b1) else b1
-    jax.tree.map(lambda b: check_range("b1", b, 0.0, 1.0, open_high=True), tree)
+    tree = tree_for(b1, params)
+    jax.tree.map(lambda b: check_decay_rate("b1", b), tree)
     return broadcast_prefix("b1", tree, params)
 
 

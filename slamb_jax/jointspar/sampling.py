@@ -10,7 +10,8 @@ import numpy as np
 import optax
 
 from slamb_jax._core import axes, checks
-from slamb_jax._core.leaves import broadcast_prefix, is_none, map_present
+from slamb_jax._core.hyperparameters import static
+from slamb_jax._core.leaves import broadcast_prefix, is_none, map_present, tree_for
 from slamb_jax._core.rounding import next_step, upcast_f32
 from slamb_jax.exchange.collectives import pany, pmean
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -18,6 +19,7 @@ from slamb_jax.jointspar import distribution
 from slamb_jax.jointspar.distribution import JointSparState, active_layers
 
 
+@static("layers", "budget", "p_min", "horizon", "seed")
 def jointspar(
     tx: optax.GradientTransformation,
     exchange: Exchange,
@@ -106,6 +108,8 @@ def jointspar(
     """
     checks.check_transformation("tx", tx)
     axis_name = _axis_of(exchange)
+    for name, value in (("layers", layers), ("budget", budget), ("p_min", p_min)):
+        checks.check_static(name, value)
     checks.check_range("budget", budget, 0.0, open_low=True)
     if p_min is not None:
         checks.check_range("p_min", p_min, 0.0, 1.0, open_low=True)
@@ -248,7 +252,7 @@ def _axis_of(exchange: Exchange) -> axes.AxisName | None:
 
 def _labels(layers: Any, params: chex.ArrayTree) -> tuple[list[str], chex.ArrayTree]:
     """The distinct labels, sorted, and a tree of the label of each parameter."""
-    tree = layers(params) if callable(layers) else layers
+    tree = tree_for(layers, params)
     for path, label in jax.tree_util.tree_leaves_with_path(tree):
         if not isinstance(label, str):
             raise ValueError(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax._core.checks import check_params
+from slamb_jax._core.hyperparameters import static
 from slamb_jax._core.leaves import map_present, mask_tree
 from slamb_jax._core.moments import add_decay, check_decay, init_decay, step_decay
 
@@ -17,6 +18,7 @@ class AddDecayedWeightsState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
 
 
+@static("mask")
 def add_decayed_weights(
     weight_decay: optax.ScalarOrSchedule = 0.0, mask: Any = None
 ) -> optax.GradientTransformationExtraArgs:

@@ -68,7 +68,7 @@ def elementwise_rescale(
       section 3: element-wise adaptive rescaling.
     """
     check_exchange(exchange)
-    checks.check_range("b3", b3, 0.0, 1.0)
+    checks.check_range("b3", b3, 0.0, 1.0, holds=checks.NEAR_ONE)
 
     def init(params: optax.Params) -> ElementwiseRescaleState:
         del params

@@ -11,6 +11,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from slamb_jax._core import axes, checks
+from slamb_jax._core.hyperparameters import static
 from slamb_jax._core.leaves import (
     Leaf,
     broadcast_blocks,
@@ -36,6 +37,7 @@ class LayerwiseTrustRatioState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
 
 
+@static("mask", "form")
 def layerwise_trust_ratio(
     exchange: Exchange,
     direction: optax.GradientTransformation | None = None,
@@ -129,9 +131,8 @@ def layerwise_trust_ratio(
       fresh and stale coordinates. The two forms are those of the authors' two
       optimizers.
     """
-    checks.check_static(("form", "mask"), locals())
     check_exchange(exchange)
-    checks.check_range("b3", b3, 0.0, 1.0)
+    checks.check_range("b3", b3, 0.0, 1.0, holds=checks.NEAR_ONE)
     check_ratio(weight_decay, mask, form, c_min, c_max)
     # As arrays, since optax.inject_hyperparams makes them arrays of its own dtype.
     bounds = jnp.asarray(c_min, jnp.float32), jnp.asarray(c_max, jnp.float32)

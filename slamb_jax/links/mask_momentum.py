@@ -9,6 +9,7 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax._core import axes, checks
+from slamb_jax._core.hyperparameters import static
 from slamb_jax._core.leaves import arrays_of, chosen, present, unless
 from slamb_jax._core.moments import (
     Decays,
@@ -52,6 +53,7 @@ class MaskMomentumState(NamedTuple):
     after_the_mean = ("direction",)  # fields that are alike, their random keys too
 
 
+@static("nesterov", "bias_correction", "mu_dtype", "nu_dtype", trees=("b1",))
 def mask_momentum(
     exchange: Exchange,
     direction: optax.GradientTransformation | None = None,
@@ -112,7 +114,8 @@ def mask_momentum(
         ``update`` has an argument ``second_moment`` gets :math:`\hat v`. None:
         :math:`\hat M` itself, for links that follow.
       b1: decay rate of the momentum, in [0, 1); or a tree of them, a prefix of it, or a
-        function of the parameters that returns one.
+        function of the parameters that returns one. A function of a number is a
+        schedule to ``optax.inject_hyperparams``.
       b2: decay rate of v, in [0, 1). None: no v is kept.
       compressor: what exchanges x in place of
         :func:`randk_compress_with_error_feedback`, which may be given, too: any optax
@@ -156,9 +159,9 @@ def mask_momentum(
     checks.check_bool("nesterov", nesterov)
     checks.check_bool("bias_correction", bias_correction)
     if share is not None:
-        checks.check_range("share", share, 0.0, 1.0, open_high=True)
+        checks.check_decay_rate("share", share)
     if b2 is not None:
-        checks.check_range("b2", b2, 0.0, 1.0, open_high=True)
+        checks.check_decay_rate("b2", b2)
     if exchange.selection is not None and (share is not None or nesterov):
         raise ValueError(
             f"share={share!r} and nesterov={nesterov!r} need an exchange without a "

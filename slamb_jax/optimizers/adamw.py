@@ -7,10 +7,12 @@ from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax import links
 from slamb_jax._core import checks
+from slamb_jax._core.hyperparameters import static
 from slamb_jax.exchange import Exchange
 from slamb_jax.optimizers._chain import chain_between, check_agrees, scale_by_rate
 
 
+@static("mask", "mu_dtype", "nu_dtype", "nesterov", trees=("b1",))
 def adamw(
     learning_rate: optax.ScalarOrSchedule,
     exchange: Exchange,
@@ -100,7 +102,7 @@ def adamw(
       <https://arxiv.org/abs/1711.05101>`_, 2017.
     """
     checks.check_range("learning_rate", learning_rate, schedule=True)
-    checks.check_range("b2", b2, 0.0, 1.0, open_high=True)
+    checks.check_decay_rate("b2", b2)
     momentum = links.mask_momentum(
         check_agrees(exchange), links.directions.adam(eps, eps_root), b1, b2,
         nesterov=nesterov, mu_dtype=mu_dtype, nu_dtype=nu_dtype,

@@ -7,6 +7,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax import links
 from slamb_jax._core import checks
+from slamb_jax._core.hyperparameters import static
 from slamb_jax._core.moments import Form
 from slamb_jax.exchange import Exchange
 from slamb_jax.optimizers._chain import (
@@ -17,6 +18,7 @@ from slamb_jax.optimizers._chain import (
 )
 
 
+@static("mask", "form", "mu_dtype", "nu_dtype", trees=("b1",))
 def lamb(
     learning_rate: optax.ScalarOrSchedule,
     exchange: Exchange,
@@ -78,9 +80,7 @@ def lamb(
       <https://arxiv.org/abs/1904.00962>`_, 2019.
     """
     checks.check_range("learning_rate", learning_rate, schedule=True)
-    checks.check_range("b2", b2, 0.0, 1.0, open_high=True)
-    static = ("form", "mask", "mu_dtype", "nu_dtype")
-    checks.check_static(static, locals())
+    checks.check_decay_rate("b2", b2)
     momentum = links.mask_momentum(
         check_agrees(exchange), links.directions.adam(eps), b1, b2,
         mu_dtype=mu_dtype, nu_dtype=nu_dtype,

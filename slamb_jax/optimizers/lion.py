@@ -7,6 +7,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax import links
 from slamb_jax._core import checks
+from slamb_jax._core.hyperparameters import static
 from slamb_jax.exchange import Exchange
 from slamb_jax.optimizers._chain import (
     chain_between,
@@ -16,6 +17,7 @@ from slamb_jax.optimizers._chain import (
 )
 
 
+@static("mask", "mu_dtype")
 def lion(
     learning_rate: optax.ScalarOrSchedule,
     exchange: Exchange,
@@ -69,7 +71,8 @@ def lion(
       <https://arxiv.org/abs/2302.06675>`_, 2023.
     """
     checks.check_range("learning_rate", learning_rate, schedule=True)
-    checks.check_range("b2", b2, 0.0, 1.0, open_low=True, open_high=True)
+    checks.check_decay_rate("b1", b1)
+    checks.check_decay_rate("b2", b2, open_low=True)
     momentum = links.mask_momentum(
         check_agrees(exchange), optax.scale_by_sign(), b2, unit_decay(exchange),
         share=b1, bias_correction=False, mu_dtype=mu_dtype,

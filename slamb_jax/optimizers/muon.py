@@ -11,12 +11,13 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from slamb_jax._core.checks import check_range
-from slamb_jax._core.leaves import map_present
+from slamb_jax._core.checks import SMALL, check_decay_rate, check_range
+from slamb_jax._core.hyperparameters import static
+from slamb_jax._core.leaves import check_mask, map_present
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.links import directions
 from slamb_jax.links.decay import add_decayed_weights
-from slamb_jax.links.directions._matrices import matrices
+from slamb_jax.links.directions._matrices import check_matrices, matrices
 from slamb_jax.links.directions.kinds import by_kind
 from slamb_jax.links.directions.muon import NS_COEFFS
 from slamb_jax.links.mask_momentum import UNIT_DECAY, mask_momentum
@@ -26,6 +27,10 @@ _LEAST = np.float32(0.1)  # a root counts as so much of its leaf's, at least
 _TINY = np.finfo(np.float32).tiny
 
 
+@static(
+    "ns_coeffs", "ns_steps", "weight_decay_mask", "mu_dtype", "nesterov",
+    "muon_weight_dimension_numbers",
+)  # fmt: skip
 def muon(
     learning_rate: optax.ScalarOrSchedule,
     exchange: Exchange,
@@ -108,8 +113,13 @@ def muon(
     """
     check_range("learning_rate", learning_rate, schedule=True)
     for name, value in (("beta", beta), ("adam_b1", adam_b1), ("adam_b2", adam_b2)):
-        check_range(name, value, 0.0, 1.0, open_high=True)
-    check_range("adam_eps_root", adam_eps_root, 0.0)
+        check_decay_rate(name, value)
+    check_range("adam_eps_root", adam_eps_root, 0.0, holds=SMALL)
+    check_range("adam_weight_decay", adam_weight_decay, 0.0, schedule=True)
+    check_mask("weight_decay_mask", weight_decay_mask)
+    check_matrices("muon_weight_dimension_numbers", muon_weight_dimension_numbers)
+    if adam_learning_rate is not None:
+        check_range("adam_learning_rate", adam_learning_rate, schedule=True)
     check_agrees(exchange)
     orthogonalized = directions.muon(
         ns_coeffs,

@@ -5,6 +5,7 @@ from jax.typing import DTypeLike
 
 from slamb_jax import links
 from slamb_jax._core import checks
+from slamb_jax._core.hyperparameters import static
 from slamb_jax.exchange import Exchange
 from slamb_jax.optimizers._chain import (
     cast_to_params,
@@ -15,6 +16,7 @@ from slamb_jax.optimizers._chain import (
 )
 
 
+@static("nesterov", "accumulator_dtype")
 def sgd(
     learning_rate: optax.ScalarOrSchedule,
     exchange: Exchange,
@@ -56,7 +58,8 @@ def sgd(
     """
     checks.check_range("learning_rate", learning_rate, schedule=True)
     decay = 0.0 if momentum is None else momentum
-    checks.check_range("momentum", decay, 0.0, 1.0, open_high=True)
+    checks.check_decay_rate("momentum", decay)
+    checks.check_dtype("accumulator_dtype", accumulator_dtype)
     mean = links.mask_momentum(
         check_agrees(exchange), optax.scale(1 / (1 - decay)), decay,
         unit_decay(exchange), nesterov=nesterov, bias_correction=False,

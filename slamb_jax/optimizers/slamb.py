@@ -7,12 +7,14 @@ from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax import links
 from slamb_jax._core import checks
+from slamb_jax._core.hyperparameters import static
 from slamb_jax._core.moments import Form
 from slamb_jax.exchange import Exchange
 from slamb_jax.exchange.settings import check_exchange
 from slamb_jax.optimizers._chain import cast_to_params, chain_between, scale_by_rate
 
 
+@static("mask", "form", "bias_correction", "mu_dtype", "nu_dtype", trees=("b1",))
 def slamb(
     learning_rate: optax.ScalarOrSchedule,
     exchange: Exchange,
@@ -103,8 +105,8 @@ def slamb(
       or ``optax.MultiSteps(should_skip_update_fn=...)``: when one worker skips and
       another does not, the exchange waits for ever. To skip gradients that are not
       finite use :func:`skip_not_finite`, to accumulate gradients :func:`accumulate`.
-      Under ``optax.inject_hyperparams`` pass ``static_args="exchange"`` and, with
-      16-bit parameters, ``hyperparam_dtype=jnp.float32``: in bfloat16 0.999 is 1.
+      Under ``optax.inject_hyperparams`` pass ``hyperparam_dtype=jnp.float32`` with
+      16-bit parameters: in bfloat16 0.999 is 1.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
@@ -129,9 +131,7 @@ def slamb(
       <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023.
     """
     checks.check_range("learning_rate", learning_rate, schedule=True)
-    checks.check_range("b2", b2, 0.0, 1.0, open_high=True)
-    static = ("form", "mask", "bias_correction", "mu_dtype", "nu_dtype")
-    checks.check_static(static, locals())
+    checks.check_decay_rate("b2", b2)
     if check_exchange(exchange).selection is None:
         raise ValueError(
             f"exchange must have a selection, got {exchange!r}: slamb_jax.Exchange."

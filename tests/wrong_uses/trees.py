@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import slamb_jax
 from slamb_jax.exchange.selections import Strided
@@ -13,11 +12,6 @@ from tests.wrong_uses.common import trace_on_mesh as on_mesh
 ALONE, GROUPS = slamb_jax.Exchange(), slamb_jax.Exchange("node", local_axis_name=AXIS)
 GRADIENTS = updates_of(slamb_jax.average_gradients(GROUPS))
 AVERAGE = slamb_jax.average_parameters_every(slamb_jax.Exchange(payload=None))
-
-
-def injected():
-    make = optax.inject_hyperparams(slamb_jax.lamb)
-    return make(0.01, slamb_jax.Exchange(), mask=lambda params: params)
 
 
 def on_workers(tx):
@@ -95,5 +89,4 @@ TREES = [
         for own in (True, False)
         for more in (True, False)
     ),
-    (initial(injected, PARAMS), "mask must be static, got .*static_args"),
 ]

@@ -11,8 +11,9 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
+from slamb_jax._core.checks import check_static, shown
 from slamb_jax._core.layout import bound_axes, broadcast_specs, is_spec
-from slamb_jax._core.leaves import map_present
+from slamb_jax._core.leaves import is_function, map_present
 from slamb_jax.exchange.collectives import gather_shards
 
 
@@ -37,7 +38,7 @@ def matrices(
 
     A function that chooses them sees the shapes of whole leaves, also among shards.
     """
-    if callable(numbers):
+    if is_function(numbers):
         specs = broadcast_specs(param_specs, params)
         axes = jax.tree.map(bound_axes, specs, is_leaf=is_spec)
         whole = functools.partial(map_present, gather_shards)
@@ -47,10 +48,9 @@ def matrices(
             DimensionNumbers() if x.ndim == 2 else None for x in jax.tree.leaves(params)
         ]
 
+    check_matrices("weight_dimension_numbers", numbers)
     prefix: Any
-    found, prefix = jax.tree.flatten(
-        numbers, is_leaf=lambda x: x is None or hasattr(x, "reduction_axis")
-    )
+    found, prefix = jax.tree.flatten(numbers, is_leaf=_is_numbers)
     try:
         below = prefix.flatten_up_to(params)
     except ValueError as error:
@@ -61,6 +61,22 @@ def matrices(
     return [
         x for x, part in zip(found, below, strict=True) for _ in jax.tree.leaves(part)
     ]
+
+
+def check_matrices(name: str, numbers: Matrices) -> None:
+    """Raises unless it is a tree of dimension numbers and None, or a function."""
+    check_static(name, numbers)
+    if is_function(numbers):
+        return
+    for x in jax.tree.leaves(numbers, is_leaf=_is_numbers):
+        if not _is_numbers(x):
+            raise ValueError(
+                f"{name} must have DimensionNumbers or None for leaves, got {shown(x)}"
+            )
+
+
+def _is_numbers(x: Any) -> bool:
+    return x is None or hasattr(x, "reduction_axis")
 
 
 def as_matrices(

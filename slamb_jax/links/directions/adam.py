@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from slamb_jax._core.checks import check_bool, check_range
+from slamb_jax._core.checks import SMALL, check_bool, check_range
 from slamb_jax._core.leaves import map_present
 
 
@@ -51,8 +51,8 @@ def adam(
     References:
       Kingma and Ba, `Adam <https://arxiv.org/abs/1412.6980>`_, 2014.
     """
-    check_range("eps", eps, 0.0, open_low=True)
-    check_range("eps_root", eps_root, 0.0)
+    check_range("eps", eps, 0.0, open_low=True, holds=SMALL)
+    check_range("eps_root", eps_root, 0.0, holds=SMALL)
     check_bool("eps_before_correction", eps_before_correction)
 
     def update(

@@ -10,7 +10,8 @@ import optax
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from slamb_jax._core.checks import check_integer, check_range
+from slamb_jax._core.checks import SMALL, check_integer, check_range, check_static
+from slamb_jax._core.hyperparameters import static
 from slamb_jax._core.layout import bound_axes, broadcast_specs
 from slamb_jax._core.leaves import present
 from slamb_jax.exchange.collectives import gather_shards, own_shard
@@ -18,6 +19,7 @@ from slamb_jax.links.directions._matrices import (
     DimensionNumbers,
     Matrices,
     as_matrices,
+    check_matrices,
     matrices,
     orthogonalize,
     rows_and_columns,
@@ -27,6 +29,7 @@ NS_COEFFS = (3.4445, -4.7750, 2.0315)
 """Of Keller Jordan's quintic, steepest at zero."""
 
 
+@static("ns_coeffs", "ns_steps", "weight_dimension_numbers", "param_specs")
 def muon(
     ns_coeffs: tuple[float, ...] | tuple[tuple[float, ...], ...] = NS_COEFFS,
     ns_steps: int = 5,
@@ -83,8 +86,10 @@ def muon(
       al., `Muon is Scalable for LLM Training <https://arxiv.org/abs/2502.16982>`_,
       2025: ``consistent_rms``.
     """
+    check_static("ns_coeffs", ns_coeffs)
     check_integer("ns_steps", ns_steps, 1)
-    check_range("eps", eps, 0.0, open_low=True)
+    check_range("eps", eps, 0.0, open_low=True, holds=SMALL)
+    check_matrices("weight_dimension_numbers", weight_dimension_numbers)
     if consistent_rms is not None:
         check_range("consistent_rms", consistent_rms, 0.0, open_low=True)
     steps = _of_steps(ns_coeffs, ns_steps)

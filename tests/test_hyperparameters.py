@@ -1,0 +1,298 @@
+"""Every argument under ``optax.inject_hyperparams``; functions, and trees like them."""
+
+import dataclasses
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import slamb_jax
+from slamb_jax import jointspar
+from slamb_jax.exchange.selections import Strided
+from slamb_jax.links import decay, directions
+from tests.close import assert_close
+from tests.optimizers import random_tree, standard_promotion
+from tests.test_contract import public
+
+PARAMS = random_tree({"w": (4, 3), "kernels": (2, 3, 4), "b": (3,)}, 0)
+GRADS = [random_tree({"w": (4, 3), "kernels": (2, 3, 4), "b": (3,)}, t) for t in (1, 2)]
+ONE = slamb_jax.Exchange()
+PAPER = slamb_jax.Exchange.paper(selection=Strided(0.25, min_size=4))
+RATE, SLOWER = (optax.linear_schedule(x, x / 2, 4) for x in (0.1, 0.02))
+
+
+def of_dimensions(ndim, value, other):
+    return lambda params: jax.tree.map(
+        lambda x: value if jnp.ndim(x) == ndim else other, params
+    )
+
+
+MASK, B1, LAYERS, KERNELS = (
+    of_dimensions(3, *values)
+    for values in (
+        (True, False), (0.5, 0.8), ("one", "two"),
+        (directions.DimensionNumbers(1, 2), None),
+    )
+)  # fmt: skip
+ADAM = {"b1": B1, "b2": 0.9, "mu_dtype": jnp.bfloat16, "nu_dtype": jnp.bfloat16}
+STEP = {"learning_rate": RATE, "exchange": ONE, "weight_decay": SLOWER, "mask": MASK}
+RATIO = {"form": "product", "c_min": 0.5, "c_max": 2.0}
+MUON = {"ns_coeffs": ((3.0, -4.0, 2.0),) * 2, "ns_steps": 2, "eps": 1e-3,
+        "consistent_rms": 0.3}  # fmt: skip
+ARGUMENTS = {  # a value, other than the default, of every argument
+    slamb_jax.adamw: STEP | ADAM | {"eps": 1e-3, "eps_root": 1e-3, "nesterov": True},
+    slamb_jax.lamb: STEP | ADAM | RATIO | {"eps": 1e-3},
+    slamb_jax.slamb: STEP | ADAM | RATIO | {
+        "exchange": PAPER, "eps": 1e-3, "b3": 0.7, "bias_correction": False
+    },
+    slamb_jax.lion: STEP | {"b1": 0.5, "b2": 0.7, "mu_dtype": jnp.bfloat16},
+    slamb_jax.sgd: {
+        "learning_rate": RATE, "exchange": ONE, "momentum": 0.7, "nesterov": True,
+        "accumulator_dtype": jnp.bfloat16,
+    },
+    slamb_jax.muon: MUON | {
+        "learning_rate": RATE, "exchange": ONE, "beta": 0.7, "weight_decay": 0.1,
+        "weight_decay_mask": MASK, "mu_dtype": jnp.bfloat16, "nesterov": False,
+        "adam_b1": 0.5, "adam_b2": 0.9, "adam_eps_root": 1e-3,
+        "adam_weight_decay": SLOWER, "adam_learning_rate": SLOWER,
+        "muon_weight_dimension_numbers": KERNELS,
+    },
+    slamb_jax.mask_momentum: ADAM | {
+        "exchange": ONE, "direction": directions.adam(), "share": 0.6, "nesterov": True,
+        "compressor": optax.identity(), "bias_correction": False,
+    },
+    slamb_jax.layerwise_trust_ratio: RATIO | {
+        "exchange": PAPER, "direction": optax.scale(2.0), "b3": 0.7,
+        "weight_decay": RATE, "mask": MASK,
+    },
+    slamb_jax.elementwise_rescale: {"exchange": PAPER, "b3": 0.7},
+    slamb_jax.randk_compress_with_error_feedback: {
+        "exchange": PAPER, "keep_residual": False
+    },
+    slamb_jax.average_gradients: {"exchange": ONE},
+    slamb_jax.average_parameters_every: {"exchange": PAPER},
+    slamb_jax.on_shards: {"tx": optax.sgd(0.1), "exchange": ONE},
+    decay.add_decayed_weights: {"weight_decay": RATE, "mask": MASK},
+    directions.adam: {"eps": 1e-3, "eps_root": 1e-3, "eps_before_correction": True},
+    directions.muon: MUON | {
+        "weight_dimension_numbers": KERNELS, "param_specs": dict.fromkeys(PARAMS)
+    },
+    jointspar.jointspar: {
+        "tx": optax.sgd(0.1), "exchange": ONE, "layers": LAYERS, "budget": 1.5,
+        "p_min": 0.5, "horizon": 20, "sampling": "per_worker", "seed": 3,
+    },
+}  # fmt: skip
+WRAPPERS = {"accumulate", "skip_not_finite", "train_in_bfloat16"}  # take a made one
+each = pytest.mark.parametrize("make", ARGUMENTS, ids=lambda make: make.__qualname__)
+
+
+def test_no_argument_is_missing_from_the_table():
+    names = {make.__name__ for make in ARGUMENTS}
+    assert names == {name.removeprefix("directions.") for name in public()} - WRAPPERS
+    for make, given in ARGUMENTS.items():
+        assert given.keys() == inspect.signature(make).parameters.keys()
+
+
+def trained(tx, params=PARAMS, own=()):
+    """Updates of two compiled steps, and the state."""
+    state, update = jax.jit(tx.init)(params), jax.jit(tx.update)
+    out = []
+    for grads in GRADS:
+        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
+        updates, state = update(grads, state, params, **dict.fromkeys(own, params))
+        out.append(updates)
+    return out, state
+
+
+@each
+def test_injected_every_argument_is_what_it_is_in_a_direct_call(make):
+    own = ["second_moment"] if make is directions.adam else []
+    # Rounding to 16 bits could fall either way: it is left to the types of the state.
+    wide = {x: jnp.float32 for x in ARGUMENTS[make] if x.endswith("dtype")}
+    with standard_promotion():  # optax's schedules need it
+        inject = optax.inject_hyperparams(make)
+        got, _ = trained(inject(**ARGUMENTS[make] | wide), own=own)
+        want, _ = trained(make(**ARGUMENTS[make] | wide), own=own)
+        assert_close(got, want, units=512)
+        both = [f(**ARGUMENTS[make]).init for f in (inject, make)]
+    got, want = (jax.tree.leaves(jax.eval_shape(init, PARAMS)) for init in both)
+    assert [x for x in got if x.ndim] == [x for x in want if x.ndim]
+
+
+NUMBERS = {  # the others are no hyperparameters
+    "learning_rate", "adam_learning_rate", "weight_decay", "adam_weight_decay", "b1",
+    "b2", "b3", "adam_b1", "adam_b2", "beta", "momentum", "share", "eps", "eps_root",
+    "adam_eps_root", "c_min", "c_max", "consistent_rms",
+}  # fmt: skip
+OBJECTS = {"exchange", "tx", "direction", "compressor", "param_specs"}
+CASES = [(make, name) for make, given in ARGUMENTS.items() for name in given]
+case = functools.partial(
+    pytest.mark.parametrize, ("make", "name"), ids=lambda x: getattr(x, "__name__", x)
+)
+
+
+@case([(make, name) for make, name in CASES if name not in NUMBERS | OBJECTS])
+def test_what_a_factory_of_ones_own_lets_be_injected_is_refused(make, name):
+    """It has the signature that optax sees; of ours nothing is injected."""
+    given = dict(ARGUMENTS[make])
+
+    def own(x):
+        return make(**given | {name: x})
+
+    with pytest.raises(ValueError, match=f"{name} must be .*static_args='{name}'"):
+        jax.eval_shape(optax.inject_hyperparams(own)(jnp.array(3)).init, PARAMS)
+    optax.inject_hyperparams(own, static_args="x")(given[name]).init(PARAMS)
+
+
+def test_a_number_of_a_wrapper_is_refused():
+    for make, name in (
+        (slamb_jax.accumulate, "every"),
+        (slamb_jax.train_in_bfloat16, "seed"),
+    ):
+        tx = optax.inject_hyperparams(make)(optax.sgd(0.1), **{name: 2})
+        with pytest.raises(ValueError, match=f"{name} must be .*static_args='{name}'"):
+            tx.init(PARAMS)
+
+
+@pytest.mark.parametrize("mask", [MASK, lambda params: True], ids=["of each", "of all"])
+def test_a_mask_that_was_called_with_the_step_is_refused(mask):
+    own = optax.inject_hyperparams(lambda mask: slamb_jax.adamw(0.1, ONE, mask=mask))
+    with pytest.raises(ValueError, match=r"mask must be .*static_args='mask'"):
+        own(mask).init(PARAMS)
+
+
+DECAY_RATES = {"b1", "b2", "b3", "adam_b1", "adam_b2", "beta", "momentum", "share"}
+EPSILONS = {"eps", "eps_root", "adam_eps_root"}
+TOO_NARROW = [
+    (make, name, dtype)
+    for make, name in CASES
+    for dtype in ("bfloat16", "float16")
+    if name in DECAY_RATES or (name in EPSILONS and dtype == "float16")
+]
+
+
+@pytest.mark.parametrize(("make", "name", "dtype"), TOO_NARROW)
+def test_sixteen_bits_that_round_a_usual_value_away_are_refused(make, name, dtype):
+    def made(x):
+        make(**ARGUMENTS[make] | {name: x})
+        return x
+
+    said = f"{name} must be of 32 bits, .*{dtype} .*hyperparam_dtype=jnp.float32"
+    for call in (made, jax.jit(made)):
+        with pytest.raises(ValueError, match=said):
+            call(jnp.asarray(0.5, dtype))
+    made(jnp.float32(0.5))
+
+
+@case([(make, name) for make, name in CASES if name in DECAY_RATES | EPSILONS])
+def test_an_array_is_checked_as_its_value_is(make, name):
+    def made(x):
+        make(**ARGUMENTS[make] | {name: x})
+
+    def constant(x):
+        with jax.ensure_compile_time_eval():
+            made(jnp.float32(-2) * 2)
+        return x
+
+    for wrong in (-1.0, -1, jnp.float32(-1), jnp.int32(-1), jnp.float32("nan")):
+        with pytest.raises(ValueError, match=f"^{name} must be in .*, got"):
+            made(wrong)
+    for wrong in (jnp.bool_(True), jnp.ones(2), 1j, jnp.complex64(0.5)):
+        with pytest.raises(ValueError, match=f"^{name} must be a number in .*, got"):
+            made(wrong)
+    with pytest.raises(ValueError, match=f"^{name} must be in .*, got .*-4"):
+        jax.eval_shape(constant, 1.0)
+    jax.eval_shape(made, jnp.float32(-1))  # has no value yet
+
+
+def test_a_value_that_float32_rounds_out_of_its_range_is_refused():
+    for name, value in (("b2", 1 - 1e-9), ("eps", 1e-50)):
+        with pytest.raises(ValueError, match=f"^{name} must be in .* in float32, got"):
+            slamb_jax.adamw(0.1, ONE, **{name: value})
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_guides_call_trains_parameters_of_sixteen_bits(dtype):
+    params = optax.tree.cast(PARAMS, dtype)
+    given = {"learning_rate": 0.01, "exchange": ONE}
+    for make in (slamb_jax.adamw, slamb_jax.muon, slamb_jax.lion):
+        inject = optax.inject_hyperparams(make, hyperparam_dtype=jnp.float32)
+        got, _ = trained(inject(**given), params)
+        want, _ = trained(make(**given), params)
+        assert_close(got, want, units=2)
+        with pytest.raises(ValueError, match=r"hyperparam_dtype=jnp\.float32"):
+            optax.inject_hyperparams(make)(**given).init(params)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["w", "kernels", "b"], meta_fields=[]
+)
+@dataclasses.dataclass
+class Model:
+    """A tree that can be called, as the models of some libraries are."""
+
+    w: object
+    kernels: object
+    b: object
+
+    def __call__(self, x):
+        raise TypeError("the forward pass got no batch")
+
+
+def scaled(stacked):
+    exchange = slamb_jax.Exchange(stacked=stacked)
+    return slamb_jax.layerwise_trust_ratio(exchange)
+
+
+MODEL = Model(**PARAMS)
+TREES = {  # where an argument is a tree like the parameters, or a function of them
+    slamb_jax.adamw: {"mask": MASK, "b1": B1},
+    slamb_jax.lamb: {"mask": MASK, "b1": B1},
+    slamb_jax.slamb: {"mask": MASK, "b1": B1},
+    slamb_jax.lion: {"mask": MASK},
+    slamb_jax.muon: {
+        "weight_decay_mask": MASK, "muon_weight_dimension_numbers": KERNELS
+    },
+    slamb_jax.mask_momentum: {"b1": B1},
+    slamb_jax.layerwise_trust_ratio: {"mask": MASK},
+    scaled: {"stacked": MASK},
+    decay.add_decayed_weights: {"mask": MASK},
+    directions.muon: {"weight_dimension_numbers": KERNELS},
+    jointspar.jointspar: {"layers": LAYERS},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", TREES, ids=lambda make: make.__qualname__)
+def test_a_tree_that_can_be_called_is_a_tree(make):
+    """The program is that of the function which returns it, injected too."""
+    given = ARGUMENTS.get(make, {}) | {"param_specs": None}
+    given = {x: given[x] for x in given if x in inspect.signature(make).parameters}
+    trees = {name: function(MODEL) for name, function in TREES[make].items()}
+
+    def program(make, arguments):
+        tx = make(**given | arguments)
+        update, state = jax.jit(tx.update), jax.eval_shape(tx.init, MODEL)
+        return update.lower(MODEL, state, MODEL).as_text()
+
+    makes = (make,) if make is scaled else (make, optax.inject_hyperparams(make))
+    with standard_promotion():
+        for call in makes:
+            assert program(call, trees) == program(call, TREES[make])
+
+
+def test_a_function_may_be_a_tree_without_leaves():
+    @jax.tree_util.register_static
+    class Kernels:
+        def __call__(self, params):
+            return MASK(params)
+
+    for mask in (Kernels(), jax.tree_util.Partial(lambda _, p: MASK(p), jnp.ones(()))):
+        tx = slamb_jax.adamw(0.1, ONE, mask=mask)
+        got, want = (
+            jax.make_jaxpr(tx.update)(PARAMS, jax.eval_shape(tx.init, PARAMS), PARAMS)
+            for tx in (tx, slamb_jax.adamw(0.1, ONE, mask=MASK))
+        )
+        assert str(got) == str(want)
