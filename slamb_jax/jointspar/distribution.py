@@ -25,7 +25,11 @@ class JointSparState(NamedTuple):
     log_p: dict[str, jax.Array]  # of each layer, float32, shape []
     max_norm: jax.Array  # L, float32, shape []
     inner: optax.OptState
-    after_the_mean = ("inner",)
+
+    @staticmethod
+    def after_the_mean() -> tuple[str, ...]:
+        """The fields that are equal on all workers, random keys among them."""
+        return ("inner",)
 
 
 def active_layers(state: optax.OptState) -> dict[str, jax.Array]:

@@ -30,7 +30,11 @@ class AverageParametersState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
     anchor: optax.Params | None = None  # float32, as params: the last average
     outer: optax.OptState | None = None  # the outer optimizer's
-    after_the_mean = ("anchor", "outer")
+
+    @staticmethod
+    def after_the_mean() -> tuple[str, ...]:
+        """The fields that are equal on all workers, random keys among them."""
+        return ("anchor", "outer")
 
 
 def average_parameters_every(

@@ -50,7 +50,11 @@ class MaskMomentumState(NamedTuple):
     nu_mean: optax.Updates | None  # float32, [] for each leaf: the mean of nu, in codes
     compressor: optax.OptState
     direction: optax.OptState
-    after_the_mean = ("direction",)  # fields that are alike, their random keys too
+
+    @staticmethod
+    def after_the_mean() -> tuple[str, ...]:
+        """The fields that are equal on all workers, random keys among them."""
+        return ("direction",)
 
 
 @static("nesterov", "bias_correction", "mu_dtype", "nu_dtype", trees=("b1",))

@@ -22,14 +22,14 @@ def are_alike(tree: chex.ArrayTree) -> chex.ArrayTree:
 
 def _alike(part: Any, *, seen: bool) -> Any:
     """Where ``seen``, a mean stands before this part in a chain."""
-    after = getattr(type(part), "after_the_mean", None)
-    if after is not None:
-        named = part._asdict().items()
+    if hasattr(type(part), "after_the_mean"):
+        named, after = part._asdict().items(), part.after_the_mean()
         return part._replace(
             **{k: _all(x) if k in after else _alike(x, seen=seen) for k, x in named}
         )
     if seen and isinstance(part, tuple) and hasattr(part, "_fields"):
         return _all(part)  # the state of a transformation, and not a key of the user's
+    treedef: Any
     children, treedef = jax.tree.flatten(part, is_leaf=lambda x: x is not part)
     if len(children) == 1 and children[0] is part:
         return not meshes.is_key(part)
