@@ -1,15 +1,13 @@
 """SLAMB in float64 NumPy, written from its description, one worker at a time."""
 
-from typing import Any
-
 import numpy as np
 
 
-def norm(x: np.ndarray) -> float:
+def norm(x):
     return float(np.sqrt(np.sum(np.square(x))))
 
 
-def ratio(p: np.ndarray, u: np.ndarray, otherwise: float) -> float:
+def ratio(p, u, otherwise):
     above, below = norm(p), norm(u)
     return above / below if above > 0 and below > 0 else otherwise
 
@@ -19,7 +17,7 @@ class NaiveSlamb:
 
     overlap = False  # exchange m before the gradient is added, p before its update
 
-    def __init__(self, params: list[np.ndarray], n: int, **settings: Any):
+    def __init__(self, params, n, **settings):
         self.p = [np.stack([x.astype(np.float64)] * n) for x in params]
         self.m, self.v = ([np.zeros(x.shape) for x in self.p] for _ in range(2))
         self.age = [np.zeros(x.shape, int) for x in params]
@@ -27,7 +25,7 @@ class NaiveSlamb:
         for name, value in settings.items():
             setattr(self, name, value)
 
-    def step(self, grads: list[np.ndarray], masks: list[np.ndarray]) -> None:
+    def step(self, grads, masks):
         self.t += 1
         due = self.sync_every and self.t % self.sync_every == 1 % self.sync_every
         for j, (g, mask) in enumerate(zip(grads, masks, strict=True)):
@@ -47,7 +45,7 @@ class NaiveSlamb:
                 averaged = before if self.overlap else self.p[j]
                 self.p[j] = self.p[j] + averaged.mean(0) - averaged
 
-    def exchange(self, j: int, mask: np.ndarray) -> None:
+    def exchange(self, j, mask):
         self.m[j] = np.where(mask, self.m[j].mean(0), self.m[j])
 
     def product(self, p, m, v, decay, mask, r):

@@ -1,7 +1,6 @@
 """Each optimizer: dense training's twin, its numbers, its memory; directions."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +18,11 @@ from tests.workers import AXIS, MAPPINGS, stack, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "tall": (20, 4), "conv": (2, 3, 4, 5), "scale": ()}
 RATE = optax.linear_schedule(0.1, 0.01, 6)
-DECAY: Any = {
+DECAY = {
     "weight_decay": 0.1,
     "mask": lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
 }
-LAMB: Any = {"form": "product", "weight_decay": 0.1, "c_min": 0, "c_max": math.inf}
+LAMB = {"form": "product", "weight_decay": 0.1, "c_min": 0, "c_max": math.inf}
 
 
 def of_momentum(*links, eps, in_sqrt=False):
@@ -42,9 +41,9 @@ def muon_of(rate, decays=(0.0, 0.0), nesterov=True, **settings):
     return optax.partition({"muon": muon, "adam": adam}, kinds)
 
 
-NESTEROV: Any = {"b1": 0.8, "eps_root": 1e-6, "nesterov": True}
-MUON: Any = {"weight_decay": 0.1, "adam_weight_decay": 0.2}
-PLAIN: Any = {"beta": 0.9, "nesterov": False, "ns_steps": 3}
+NESTEROV = {"b1": 0.8, "eps_root": 1e-6, "nesterov": True}
+MUON = {"weight_decay": 0.1, "adam_weight_decay": 0.2}
+PLAIN = {"beta": 0.9, "nesterov": False, "ns_steps": 3}
 DENSE = {  # ours, and what it is in dense training; None: ours of a single worker
     "adamw": (
         "adamw", RATE, {"eps": 1e-20, "eps_root": 0.1, **DECAY},

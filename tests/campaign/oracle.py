@@ -6,14 +6,10 @@ those of bfloat16, or keep a share of each number: so rounding makes no choices,
 what it takes has an effect that can be computed.
 """
 
-from typing import Any
-
 import numpy as np
 
-Tree = list[np.ndarray]
 
-
-def norm(x: np.ndarray) -> np.ndarray:
+def norm(x):
     """Of each worker's, with the dimensions of ``x``."""
     return np.sqrt(np.sum(x**2, tuple(range(1, x.ndim)), keepdims=True))
 
@@ -25,7 +21,7 @@ class Workers:
     that is sent, times the momentum.
     """
 
-    def __init__(self, params: Tree, n: int, given: dict[str, Any]) -> None:
+    def __init__(self, params, n, given):
         self.n, self.t, self.given = n, 0, given
         self.p = [np.stack([x.astype(np.float64)] * n) for x in params]
         self.held, self.v = ([np.zeros(x.shape) for x in self.p] for _ in range(2))
@@ -34,7 +30,7 @@ class Workers:
         self.undecided = [False] * len(params)  # leaves with a sign that rounding takes
         self.agree = given["sync_every"] == 1 and given["outer"] is None
 
-    def step(self, grads: Tree, rate: float) -> None:
+    def step(self, grads, rate):
         self.t += 1
         for j, g in enumerate(grads):
             before = self.p[j]
@@ -45,16 +41,16 @@ class Workers:
             if not self.agree:
                 self.average(j, before)
 
-    def is_(self, *names: str) -> bool:
+    def is_(self, *names):
         return self.given["optimizer"] in names
 
-    def momentum(self, j: int, g: np.ndarray) -> np.ndarray:
+    def momentum(self, j, g):
         """The corrected momentum that each worker steps along; v of it; the memory."""
         b, held = self.given["b1"], self.held[j]
         late = self.given["overlap"] and self.agree
         corrects = self.is_("adamw", "lamb", "momentum")
 
-        def fix(t: int) -> float:
+        def fix(t):
             return 1 - b**t if corrects and t else 1.0
 
         if late:
@@ -72,11 +68,11 @@ class Workers:
         return mean
 
     @property
-    def b2(self) -> float:
+    def b2(self):
         """Of v, which is the unit of the codes and of some no more than that."""
         return self.given["b2"] if self.is_("adamw", "lamb") else 0.98
 
-    def agreed(self, j: int, sent: np.ndarray) -> tuple[np.ndarray, Any]:
+    def agreed(self, j, sent):
         """The mean in codes, and what rounding took that waits."""
         if self.n == 1:
             return sent, 0.0
@@ -90,7 +86,7 @@ class Workers:
         lost = coded.mean(0) - mean if self.is_("momentum") else 0.0
         return mean, (1 - 0.5 * root / unit) * (sent - coded + lost)
 
-    def direction(self, j: int, m: np.ndarray) -> np.ndarray:
+    def direction(self, j, m):
         given, late = self.given, self.given["overlap"] and self.agree
         if self.is_("adamw", "lamb"):
             v = self.v[j] / (1 - self.b2 ** (self.t - late) or 1.0)
@@ -101,7 +97,7 @@ class Workers:
             return np.sign(m)
         return m / (1 - given["b1"]) if self.is_("sgd") else m
 
-    def scaled(self, p: np.ndarray, u: np.ndarray, decay: np.ndarray) -> np.ndarray:
+    def scaled(self, p, u, decay):
         """By LAMB's trust ratios."""
         decayed, product = u + decay, self.given["form"] == "product"
         above, below = norm(p), norm(decayed if product else u)
@@ -111,7 +107,7 @@ class Workers:
             ratio = np.clip(ratio, self.given["c_min"], self.given["c_max"])
         return ratio * decayed
 
-    def average(self, j: int, before: np.ndarray) -> None:
+    def average(self, j, before):
         """Of the parameters, or of their differences to the last average."""
         outer, every = self.given["outer"], self.given["sync_every"]
         if self.t % every != (0 if outer else 1) % every:
@@ -129,7 +125,7 @@ class Workers:
             self.anchor[j] = there
         self.p[j] = there + (self.p[j] - here if late else np.zeros(here.shape))
 
-    def coded(self, x: np.ndarray) -> np.ndarray:
+    def coded(self, x):
         if self.given["codes"] != "bfloat16":
             return x * (1.0 if self.given["codes"] is None else self.given["codes"])
         words = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-from typing import Any
 from unittest import mock
 
 import chex
@@ -37,35 +36,33 @@ class Keeping:
 
     share: float
 
-    def group_of(self, size: int) -> Group:
+    def group_of(self, size):
         return Group(1, 2, 8 if size > 64 else 1, 4)
 
-    def nbytes(self, shape: Group) -> int:
+    def nbytes(self, shape):
         return 4 * shape.size + shape.blocks  # a scale is a byte that says nothing
 
-    def encode(
-        self, x: jax.Array, seed: jax.Array, flat: jax.Array | None = None
-    ) -> tuple[jax.Array, jax.Array]:
+    def encode(self, x, seed, flat=None):
         del seed, flat
         in_bytes = jax.lax.bitcast_convert_type(np.float32(self.share) * x, jnp.uint8)
         scales = jnp.zeros((*x.shape[:-3], x.shape[-2], 1), jnp.uint8)
         return in_bytes.reshape(*x.shape[:-1], -1), scales
 
-    def decode(self, digits: jax.Array, scales: jax.Array) -> jax.Array:
+    def decode(self, digits, scales):
         in_bytes = digits.reshape(*digits.shape[:-1], -1, 4)
         return jax.lax.bitcast_convert_type(in_bytes, jnp.float32)
 
-    def parted(self, codes: jax.Array, shape: Group) -> tuple[jax.Array, jax.Array]:
+    def parted(self, codes, shape):
         digits, scales = jnp.split(codes, [4 * shape.size], -1)
         digits = digits.reshape(*codes.shape[:-1], *shape[:3], -1)
         return digits, scales.reshape(*codes.shape[:-1], shape.groups, shape.rows, 1)
 
 
 @st.composite
-def settings_of(draw: Any) -> dict[str, Any]:
+def settings_of(draw):
     """Settings that may stand together."""
 
-    def one_of(*values: Any) -> Any:
+    def one_of(*values):
         return draw(st.sampled_from(values))
 
     optimizer = one_of("adamw", "lion", "sgd", "lamb", "lamb", "momentum")
@@ -91,7 +88,7 @@ def settings_of(draw: Any) -> dict[str, Any]:
     }
 
 
-def optimizer_of(given: dict[str, Any], mask: Any) -> Any:
+def optimizer_of(given, mask):
     rate, codes, outer = RATES[given["rate"]], given["codes"], given["outer"]
     exchange = slamb_jax.Exchange(
         AXIS,
@@ -100,7 +97,7 @@ def optimizer_of(given: dict[str, Any], mask: Any) -> Any:
         **{name: given[name] for name in ("overlap", "sync_every")},
     )
 
-    def some(*names: str, **renamed: str) -> dict[str, Any]:
+    def some(*names, **renamed):
         renamed |= dict(zip(names, names, strict=True))
         return {ours: given[name] for ours, name in renamed.items()}
 
@@ -135,9 +132,7 @@ PLAIN = {  # settings of the mean alone
 @example(PLAIN | {"optimizer": "adamw"}, [(40,)], 4, 0)
 @example(PLAIN | {"optimizer": "momentum", "b1": 0.5}, [(40,)], 4, 1)
 @example(PLAIN | DILOCO, [(12, 16), (16,), ()], 4, 2)
-def test_follows_the_oracle(
-    settings: dict[str, Any], shapes: list[tuple[int, ...]], n: int, seed: int
-) -> None:
+def test_follows_the_oracle(settings, shapes, n, seed):
     rng = np.random.default_rng(seed)
     params = [rng.normal(size=s).astype(np.float32) for s in shapes]
     # Not near 0, where the sign of a sum would be that of its rounding.
