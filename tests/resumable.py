@@ -1,7 +1,7 @@
 """A training program for several processes that may be killed and started again.
 
 ``python -m tests.resumable INDEX COUNT PORT DIRECTORY`` goes on from the last sound
-checkpoint, prints each step on standard output, and writes the bits of its last state.
+checkpoint, and prints each step, and the bits of its last state, on standard output.
 """
 
 import argparse
@@ -122,8 +122,7 @@ def main():
     with slamb_jax.Watchdog(given.timeout, step_timeout=given.step_timeout) as watchdog:
         state, stream = train(given, watchdog)
         end = bits(state) | {"stream": json.dumps(stream.bit_generator.state)}
-        (given.directory / f"end-{given.index}.json").write_text(json.dumps(end))
-        say("ended")
+        say("result", json.dumps(end))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from slamb_jax.checkpoint.store import Store
 from tests.close import assert_same_bits
 from tests.damage import DAMAGE
 from tests.optimizers import random_tree, slamb
-from tests.test_processes import results
+from tests.programs import found_by
 from tests.workers import AXIS, P, mesh_of, stack, train
 
 N = 4
@@ -307,15 +307,10 @@ def test_a_checkpoint_is_resized_as_a_state_is(m, on_mesh, tmp_path):
 
 
 PROCESSES = """
-import json, pathlib, shutil, sys
-import jax, jax.numpy as jnp
-import slamb_jax
+import shutil
 from jax.experimental import multihost_utils
 from slamb_jax.checkpoint.store import try_read
 
-index, count, port = map(int, sys.argv[1:])
-jax.distributed.initialize(f"localhost:{port}", count, index)
-mesh, found = jax.make_mesh((4,), ("data",)), {}
 state = {"w": jnp.ones(3), "key": jax.random.key(0)}
 state = slamb_jax.replicate(state, mesh, slamb_jax.Exchange("data"))
 shared, own = pathlib.Path("shared"), pathlib.Path(str(index))
@@ -337,14 +332,13 @@ multihost_utils.sync_global_devices("copied")
 attempt("other", own, lambda x: x.restore(state))
 attempt("damage", shared, lambda _: try_read(shared, lambda: [0][index]))
 attempt("failure", shared, lambda _: try_read(shared, lambda: bytes(index << 62)))
-print("result", json.dumps([jax.process_count(), found]))
 """
 
 
 @pytest.mark.long
 def test_processes_share_the_directory_and_what_went_wrong(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for found in results(2, PROCESSES):
+    for found in found_by(2, PROCESSES, tmp_path):
         assert found["saved"] == 4 * (3 + 4 * 2)  # one w, and four keys
         assert found["restored"] == 1
         assert found["left"] == []

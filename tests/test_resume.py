@@ -1,23 +1,27 @@
 """Runs of four processes that are killed and started again lose nothing."""
 
-import json
 import random
 import re
 import time
 
 import pytest
 
-from tests.launcher import Launch
+from tests.programs import Launch
 
 N = 4
 TIMEOUT = 15.0  # seconds without a sign of life; a busy machine may pause for several
 
 
+def launch(directory, **options):
+    words = [f"--{name}={value}" for name, value in options.items()]
+    return Launch(directory, N, "-m", "tests.resumable", words=[directory, *words])
+
+
 def to_the_end(directory, **options):
     """The last states of a run that nobody interrupts."""
-    with Launch(directory, N, **options) as run:
+    with launch(directory, **options) as run:
         assert run.statuses() == [0] * N, run.told()
-    return [json.loads((directory / f"end-{i}.json").read_text()) for i in range(N)]
+        return run.found()
 
 
 def check_same(got, want):
@@ -45,9 +49,9 @@ def others(values, gone):
 )
 def test_other_ends_of_a_worker(fail, said, tmp_path):
     gone = int(fail[0])
-    options = {"timeout": TIMEOUT, "step_timeout": 2 * TIMEOUT, "fail": fail}
-    with Launch(tmp_path / "run", N, **options) as run:
-        statuses = run.statuses(waiting_for=others(range(N), gone))
+    options = {"timeout": TIMEOUT, "step-timeout": 2 * TIMEOUT, "fail": fail}
+    with launch(tmp_path / "run", **options) as run:
+        statuses = run.statuses(but=gone)
         allowed = {75, -6} if fail == "0:4:kill" else {75}  # -6: by jax itself
         assert set(statuses) <= allowed, run.told()
         for told in others(run.told(), gone):
@@ -68,7 +72,7 @@ def test_killed_it_ends_as_if_it_had_not_been(seed, kinds, steps, tmp_path):
     want = to_the_end(tmp_path / "straight", **options)
     rng, directory, at = random.Random(seed), tmp_path / "killed", 0
     for kind in kinds:
-        with Launch(directory, N, **options) as run:
+        with launch(directory, **options) as run:
             if kind == "in a save":
                 ready = run.until(f"saving {at + 3 * rng.choice((1, 2))}")
             else:

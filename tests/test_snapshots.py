@@ -1,10 +1,6 @@
 """Snapshots: each process goes on with its own workers, and a newcomer with a copy."""
 
-import json
-import os
 import signal
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +11,7 @@ from slamb_jax.checkpoint import Snapshots
 from slamb_jax.checkpoint.snapshots import _agreed
 from tests.close import assert_same_bits
 from tests.damage import mislead, tear
-from tests.launcher import ROOT, free_port
+from tests.programs import BEGIN, SAY, Launch
 from tests.test_checkpoint import a_state, assert_restored
 from tests.workers import mesh_of
 
@@ -146,16 +142,11 @@ def test_the_step_to_go_on_from(told, step, holders):
     assert _agreed(rows) == ((step, holders, extras) if holders else None)
 
 
-WORKER = """
-import hashlib, json, os, signal, sys
-import jax, jax.numpy as jnp, numpy as np, optax
-import slamb_jax
+WORKER = f"""{BEGIN}
+import signal
 from tests.resumable import bits
 
-index, count, port, directory, last, victim, at = sys.argv[1:]
-index, count, last = int(index), int(count), int(last)
-jax.distributed.initialize(f"localhost:{port}", count, index)
-mesh = jax.make_mesh((jax.device_count(),), ("data",))
+last, victim, at = map(int, sys.argv[4:7])
 exchange = slamb_jax.Exchange("data")
 tx = slamb_jax.adamw(0.05, exchange, mu_dtype=jnp.bfloat16)
 
@@ -172,51 +163,34 @@ state = slamb_jax.replicate(
     (params, tx.init(params), jax.random.key(2)), mesh, exchange
 )
 run = slamb_jax.per_worker_step(step, mesh, exchange)
-snapshots, first, newcomers = slamb_jax.Snapshots(directory), 0, []
+snapshots, first, newcomers = slamb_jax.Snapshots(sys.argv[7 + index]), 0, []
 with slamb_jax.Watchdog(10):
     try:
-        found = snapshots.restore(state)
+        kept = snapshots.restore(state)
     except Exception as error:
         print("result", json.dumps(str(error)), flush=True)
         raise
-    if found:
-        first, state, extra, newcomers = found
-        assert extra == {"position": 8 * first}, extra
+    if kept:
+        first, state, extra, newcomers = kept
+        assert extra == {{"position": 8 * first}}, extra
     began = bits(state)
     for t in range(first + 1, last + 1):
         batch = np.random.default_rng(t).normal(size=(8 * mesh.size, 6))
         state, _ = jax.block_until_ready(run(state, batch.astype(np.float32)))
-        if t == int(at) and index == int(victim):
+        if t == at and index == victim:
             os.kill(os.getpid(), signal.SIGKILL)
-        snapshots.save(t, state, {"position": 8 * t})
+        snapshots.save(t, state, {{"position": 8 * t}})
     slamb_jax.assert_replicas_agree(state[0])
-print("result", json.dumps([first, newcomers, began, bits(state)]), flush=True)
-"""
+found = [first, newcomers, began, bits(state)]
+{SAY}"""
 
 
 def launched(directories, last, victim=-1, at=-1, devices=1):
     """What each process said: its step, newcomers, bits at the start and the end."""
-    port = free_port()
-    env = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(ROOT),
-    }
-    processes = []
-    for i, directory in enumerate(directories):
-        words = i, len(directories), port, directory, last, victim, at
-        command = [sys.executable, "-c", WORKER, *map(str, words)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        processes.append(subprocess.Popen(command, env=env, **pipes))
-    try:
-        told = [process.communicate(timeout=240) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    statuses = [process.returncode for process in processes]
-    lines = [out.partition("result ")[2].partition("\n")[0] for out, _ in told]
-    found = [json.loads(line) if line else None for line in lines]
-    return statuses, found, [error for _, error in told]
+    given = {"words": [last, victim, at, *directories], "devices": devices}
+    said = directories[0].parent / "said"
+    with Launch(said, len(directories), "-c", WORKER, **given) as run:
+        return run.statuses(), run.found(), run.told()
 
 
 def same_on_all(found, *, when):
