@@ -61,8 +61,3 @@ def assert_agree_but(tree, names, drifts=False):
         shared = fields & {"anchor", "outer"} or x.dtype == jnp.int32
         if shared or not (drifts or fields & set(names)):
             assert_workers_agree(x)
-
-
-def assert_near(got, want, tolerance):
-    """Each entry, for what is rounded on the way to a grid of its own."""
-    chex.assert_trees_all_close(got, want, rtol=tolerance, atol=tolerance)

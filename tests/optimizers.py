@@ -93,6 +93,13 @@ def descend(tx, gradient, params, data, steps, mapping="vmap"):
         return over_workers(run, mapping, n)(stack(params, n), data)
 
 
+def gradients(steps, shapes, n):
+    """Of workers whose data differ: each has a mean of its own."""
+    own = random_tree(shapes, 1000, n)
+    noise = [random_tree(shapes, t, n, scale=0.3) for t in range(steps)]
+    return [jax.tree.map(jnp.add, own, x) for x in noise]
+
+
 def random_tree(shapes, seed, *lead, scale=1.0):
     rng = np.random.default_rng(seed)
     return {

@@ -35,23 +35,6 @@ def steps_of(tx, steps, mapping):
         yield moved, params, state
 
 
-@pytest.mark.parametrize(
-    ("exchange", "due"),
-    [
-        (slamb_jax.Exchange(AXIS, payload=None, sync_every=3), (1, 4, 7)),
-        (slamb_jax.Exchange(AXIS, payload=None), range(1, 8)),
-        (slamb_jax.Exchange.paper(AXIS, sync_every=None), ()),
-    ],
-)
-def test_parameters_are_averaged_at_their_steps(exchange, due):
-    tx = slamb_jax.average_parameters_every(exchange)
-    mapping = "shard_map" if len(due) == 3 else "vmap"
-    for t, (moved, params, _) in enumerate(steps_of(tx, 7, mapping), 1):
-        if t in due:
-            moved = jax.tree.map(lambda x: np.stack([x.mean(0)] * N), moved)
-        assert_close(params, moved)
-
-
 GRIDS = {"bfloat16": 2.0**-8, "uniform8": 1 / 100, "uniform4": 0.2, None: 2.0**-22}
 
 

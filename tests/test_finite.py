@@ -7,7 +7,6 @@ import optax
 import pytest
 
 import slamb_jax
-from slamb_jax._core.axes import tracked_axes, vary_over
 from slamb_jax._core.leaves import Chosen
 from slamb_jax.wrappers import SkipNotFiniteState
 from tests.close import assert_same_bits
@@ -141,26 +140,6 @@ def test_a_link_keeps_its_state_by_itself(make):
     _, new = tx.update(bad, old, params, skip=jnp.array(True))
     assert isinstance(new[0], Chosen)
     assert_same_bits(new[0].state, old[0])
-
-
-def test_in_a_scan_under_tracked_types():
-    """The state's types do not change from one step to the next."""
-    tx, params = skipping(), random_tree(SHAPES, 0)
-
-    def train_all(params, grads):
-        def step(carry, g):
-            params, state = carry
-            updates, state = tx.update(g, state, params)
-            return (optax.apply_updates(params, updates), state), None
-
-        state, axes = tx.init(params), tracked_axes(AXIS)
-        state = jax.tree.map(lambda x: vary_over(x, axes), state)
-        return jax.lax.scan(step, (params, state), grads)[0]
-
-    stacked = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *gradients(4))
-    run = over_workers(train_all, "shard_map", N)
-    new, _ = jax.eval_shape(run, stack(params, N), stacked)
-    assert jax.tree.map(jnp.shape, new) == {k: (N, *s) for k, s in SHAPES.items()}
 
 
 def test_float16_with_a_loss_scale():

@@ -97,6 +97,7 @@ KINDS = {
     "muon": slamb_jax.muon(0.1, DILOCO),
     "accumulate": slamb_jax.accumulate(slamb_jax.adamw(0.1, MEAN), 2),
     "finite": slamb_jax.skip_not_finite(slamb_jax.adamw(0.1, LATE), LATE),
+    "finite, published": slamb_jax.skip_not_finite(SLAMB, MEAN),
     "bfloat16": slamb_jax.train_in_bfloat16(slamb_jax.adamw(0.1, MEAN), "stochastic"),
 }
 

@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 
 import slamb_jax
-from tests.close import assert_near
 from tests.optimizers import random_tree
 from tests.workers import AXIS, mesh_of
 
@@ -69,7 +68,7 @@ def test_five_steps_equal_those_on_a_mesh(mu_dtype, chunk, near):
         for batch in batches():
             state, losses = run(state, batch)
         ends.append((state, losses))
-    assert_near(*ends, near)
+    chex.assert_trees_all_close(*ends, rtol=near, atol=near)
 
 
 def test_chunks_need_less_memory():

@@ -137,6 +137,7 @@ LINKS += [
     (of(narrowed().init, {"w": HALF}), r"or float32, got float16 at .*\['w'\]"),
     (updating(narrowed, params=None), "params must be passed"),
     (updating(directions.adam), "second_moment, .*mask_momentum with a b2"),
+    (updating(of(momentum, directions.adam(), b2=None)), "second_moment"),
     (diagonal(0, -2), r"weight_dimension_numbers .*once, got .*\(2, 3\)"),
     (diagonal(2, 0), r"weight_dimension_numbers .*got .*\(2, 3\)"),
     (updating(of(muon, {"x": None})), "weight_dimension_numbers must have the struct"),
