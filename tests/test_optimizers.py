@@ -180,54 +180,46 @@ def test_what_was_not_sent_yet_takes_no_long_step_under_optax():
     assert longest[1] > 100
 
 
-def noisy(tx, axis):
+def noisy(tx):
     """50 steps of 8 workers on a noisy quadratic, and their mean loss."""
     target = random_tree({"w": (12, 16)}, 0)["w"]
     curved = jnp.asarray(np.logspace(0, -2, 12, dtype=np.float32))[:, None]
 
-    def gradient(p, key):
-        noise = 0.5 * jnp.sqrt(curved) * jax.random.normal(key, target.shape)
-        return {"w": curved * (p["w"] - target) + noise}
-
-    def step(carry, keys):
+    def step(carry, key):
         params, state = carry
-        if axis is None:
-            own = [gradient(params, key) for key in keys]
-            grads = {"w": sum(g["w"] for g in own) / np.float32(len(own))}
-        else:
-            grads = gradient(params, keys[jax.lax.axis_index(axis)])
+        own = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
+        noise = 0.5 * jnp.sqrt(curved) * jax.random.normal(own, target.shape)
+        grads = {"w": curved * (params["w"] - target) + noise}
         updates, state = tx.update(grads, state, params)
         loss = jnp.mean(curved * jnp.square(params["w"] - target))
         return (optax.apply_updates(params, updates), state), loss
 
     def run(carry, seed):
-        carry, losses = jax.lax.scan(
-            step, carry, jax.random.split(jax.random.key(seed), (50, 8))
-        )
+        keys = jax.random.split(jax.random.key(seed), 50)
+        carry, losses = jax.lax.scan(step, carry, keys)
         return carry, losses.mean()
 
-    return jax.jit(jax.vmap(run, (0, None), axis_name=axis))
+    return jax.jit(jax.vmap(run, (0, None), axis_name=AXIS))
 
 
 def test_the_loss_does_not_jump_where_a_run_goes_on_under_optax_or_back():
     """At twice the rate, as the guide has it; v as it is, or of noise alone, jumps."""
     between = slamb_jax.adamw(0.005, slamb_jax.Exchange(AXIS), weight_decay=0.0)
     dense, params = optax.adamw(0.01, weight_decay=0.0), {"w": jnp.zeros((12, 16))}
+    mean = optax.stateless(lambda grads, _: jax.lax.pmean(grads, AXIS))
+    alone = optax.chain(mean, dense)
     with standard_promotion():
-        ours, theirs = noisy(between, AXIS), noisy(dense, None)
-        for run, n, other, m, tx, convert, times in (
-            (ours, 8, theirs, 1, dense, to_optax, (19, 1)),
-            (theirs, 1, ours, 8, between, from_optax, (1 / 4, 1 / 19)),
+        ours, theirs = noisy(between), noisy(alone)
+        for run, start, other, tx, convert, times in (
+            (ours, between, theirs, alone, to_optax, (19, 1)),
+            (theirs, alone, ours, between, from_optax, (1 / 4, 1 / 19)),
         ):
-            start = between if n == 8 else dense
-            carry = stack((params, start.init(params)), n)
+            carry = stack((params, start.init(params)), 8)
             for seed in range(40):
                 carry, _ = run(carry, seed)
             one, state = slamb_jax.consolidate(carry)
-            found = [
-                other(stack((one, convert(state, one, tx, x)), m), 40)[1][0]
-                for x in times
-            ]
+            ends = [stack((one, convert(state, one, tx, x)), 8) for x in times]
+            found = [other(end, 40)[1][0] for end in ends]
             on = 1.2 * run(carry, 40)[1][0]  # goes on, on the same noise
             assert found[0] < on < found[1]
 

@@ -81,14 +81,6 @@ def test_ages_follow_the_recurrence_and_packing_the_ages(shape, ratio, seed, ind
         check_ages_and_packing(selection, leaf)
 
 
-def test_recorded_masks_replay_round_and_round():
-    masks = np.random.default_rng(0).random((3, 6)) < 0.4
-    selection, leaf = Replay([masks]), Leaf(0, (2, 3))
-    check_ages_and_packing(selection, leaf)
-    fresh = ages_at(selection, leaf, np.arange(1, 10)) == 0
-    np.testing.assert_array_equal(fresh, np.concatenate([masks] * 3))
-
-
 def test_large_leaves_have_blocks_of_neighbours_and_no_constants():
     strided = Strided(0.1, 0)
     assert [strided.block_size(Leaf(0, s)) for s in [(6, 4), (768, 768)]] == [1, 128]
