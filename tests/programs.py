@@ -161,6 +161,13 @@ class Launch:
         self.statuses()
 
 
+def resumable(directory, count, devices=1, **options):
+    """Processes of ``tests.resumable``."""
+    words = [directory, *(f"--{name}={value}" for name, value in options.items())]
+    command = "-m", "tests.resumable"
+    return Launch(directory, count, *command, words=words, devices=devices)
+
+
 def found_by(count, program, directory):
     """What processes with four devices in all find, which end well."""
     code = BEGIN + program + SAY

@@ -69,12 +69,9 @@ def test_every_devices_copy_is_looked_at(rtol):
     check_differ(everywhere, r"the tree \(of replica 0", rtol)
 
 
-def test_elements_that_change_places_are_seen():
+def test_keys_nans_and_elements_that_change_places_are_seen():
     w = jnp.arange(6.0).reshape(1, 6)
     check_differ(jnp.concatenate([w, w[:, ::-1]]), "the tree")
-
-
-def test_keys_and_nans():
     keys = stack(jax.random.key(0), N)
     nan = {"nan": jnp.full((N, 2), jnp.nan)}
     slamb_jax.assert_replicas_agree({"key": keys} | nan)

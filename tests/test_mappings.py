@@ -17,7 +17,7 @@ import slamb_jax
 from slamb_jax.exchange.selections import Strided
 from tests.close import assert_close, assert_same_bits
 from tests.optimizers import random_tree, step_on_gradients, train_step
-from tests.shards import auto, mesh_4x2
+from tests.shards import auto, mesh_4x2, mesh_with
 from tests.workers import AXIS, P, mesh_of, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "odd": (7, 11), "empty": (0, 3), "scale": ()}
@@ -25,9 +25,9 @@ STEPS = 4
 EACH_CHECK = pytest.mark.parametrize("check_vma", [True, False])
 
 
-def slamb(axis_name=AXIS, make=slamb_jax.slamb, rate=0.01):
+def slamb(axis_name=AXIS):
     few = {"selection": Strided(0.1, min_size=20), "sync_every": 3, "payload": None}
-    return make(rate, exchange=slamb_jax.Exchange(axis_name, **few), b3=0.9)
+    return slamb_jax.slamb(0.01, slamb_jax.Exchange(axis_name, **few), b3=0.9)
 
 
 SLAMB = slamb()
@@ -55,21 +55,10 @@ def test_sixteen_bit_parameters_follow_the_float32_run(dtype):
 
 
 @pytest.mark.parametrize("mapping", ["shard_map", "shard_map_unchecked"])
-def test_two_axes_are_one_group_of_workers(mapping):
+def test_two_axes_are_one_group_of_workers_and_none_is_one_worker(mapping):
     axes = ("node", "device")
     assert_close(run(slamb(axes), mapping, axis=axes), run(SLAMB))
-
-
-def test_without_an_axis_it_is_the_run_of_one_worker():
     assert_close(run(slamb(None), n=1), run(SLAMB, "shard_map", n=1))
-
-
-def test_injected_and_masked_it_is_the_same_under_another_mapping():
-    make = optax.inject_hyperparams(slamb_jax.slamb, static_args="exchange")
-    injected = slamb(make=make, rate=optax.linear_schedule(0.02, 0.01, 4))
-    tx = optax.masked(injected, {name: name != "b" for name in SHAPES})
-    with jax.numpy_dtype_promotion("standard"):  # optax's schedules need it
-        assert_close(run(tx, "shard_map"), run(tx))
 
 
 def loss_of(params, batch):
@@ -108,8 +97,7 @@ KINDS = {
 @EACH_CHECK
 def test_a_worker_scans_its_steps_on_a_mesh_of_explicit_axes(name, check_vma):
     """The types of its state stay."""
-    tx, types = KINDS[name], (AxisType.Explicit,)
-    mesh = jax.make_mesh((4,), (AXIS,), axis_types=types, devices=jax.devices()[:4])
+    tx, mesh = KINDS[name], mesh_with({AXIS: 4}, AxisType.Explicit)
 
     def worker(params):
         own = jax.tree.map(lambda x: jnp.squeeze(x, 0), params)

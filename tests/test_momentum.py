@@ -9,10 +9,6 @@ import slamb_jax
 from tests.optimizers import descend
 from tests.workers import AXIS
 
-N = 4
-SHAPES = {"w": (12, 16), "b": (16,), "stack": (3, 6, 20), "scale": ()}
-CODES = ("ternary", "uniform4", "uniform8", "largest_of_7")
-
 
 def test_no_coordinate_is_lost_for_good():
     """Without noise the weights of every group of features end at the truth."""

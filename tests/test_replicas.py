@@ -14,7 +14,8 @@ import slamb_jax
 from slamb_jax.workers.mesh import replicated
 from slamb_jax.workers.replicas import mean_replica
 from tests.close import assert_close
-from tests.optimizers import random_tree, train_step
+from tests.optimizers import random_tree, step_on_gradients, train_step
+from tests.shards import mesh_with
 from tests.workers import AXIS, P, mesh_of
 
 N = 8
@@ -134,10 +135,6 @@ def test_a_rate_that_follows_the_mean_loss_is_the_same_for_all():
     assert state[1][1].scale[0] < 1
 
 
-def mesh_with(kind, n=N):
-    return jax.make_mesh((n,), (AXIS,), axis_types=(kind,), devices=jax.devices()[:n])
-
-
 def noisy_step(tx):
     """Reports the loss, and the noise that the worker's own key gave."""
 
@@ -156,12 +153,12 @@ START = random_tree({"w": (4, 3)}, 0)
 @pytest.mark.parametrize("n", [1, 4])
 def test_arrays_on_a_mesh_of_the_other_kind_are_moved(kind, n):
     """Of the same devices; a mesh of one device is one too."""
-    theirs = mesh_with(AUTO if kind == EXPLICIT else EXPLICIT, n)
+    theirs = mesh_with({AXIS: n}, AUTO if kind == EXPLICIT else EXPLICIT)
 
     def step(state, batch):  # beside a number that is not changed
         return {"sum": state["sum"] + batch.sum(), "rest": state["rest"]}, batch
 
-    run = per_worker(step, mesh_with(kind, n))
+    run = per_worker(step, mesh_with({AXIS: n}, kind))
     batch = jax.device_put(jnp.ones(8), jax.sharding.NamedSharding(theirs, P(AXIS)))
     state = {"sum": jnp.zeros(()), "rest": jnp.zeros(2)}
     state, _ = run(slamb_jax.replicate(state, theirs, EXCHANGE), batch)
@@ -172,7 +169,7 @@ def test_arrays_on_a_mesh_of_the_other_kind_are_moved(kind, n):
 
 @KINDS
 def test_it_can_be_traced_like_any_jitted_function(kind):
-    tx, mesh = optax.sgd(0.1), mesh_with(kind)
+    tx, mesh = optax.sgd(0.1), mesh_with({AXIS: N}, kind)
     run = per_worker(noisy_step(tx), mesh)
     state = begun(tx, {"w": jnp.ones((4, 3))}, mesh)
     batch, key = jnp.ones((16, 4)), jax.random.key(0)
@@ -236,7 +233,7 @@ def whole_surface(mesh, simulates):
 @pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="jax 0.7 has use_mesh alone")
 @KINDS
 def test_all_works_under_set_mesh(kind):
-    mesh = mesh_with(kind, 4)
+    mesh = mesh_with({AXIS: 4}, kind)
     # There jax 0.12 compiles no all-reduce over an axis of vmap.
     simulates = kind is not EXPLICIT or jax.__version_info__ < (0, 12)
     want = whole_surface(mesh, simulates)
@@ -265,12 +262,20 @@ BY_HAND = optax.stateless(
 )
 
 
+def test_gradients_averaged_by_hand_need_no_exchange():
+    """As a dense run has it, where no types tell that they were averaged."""
+    tx = optax.chain(BY_HAND, slamb_jax.adamw(0.1, ALONE))
+    run = per_worker(step_on_gradients(tx), check_vma=False)
+    state = begun(tx, random_tree({"w": (8, 4)}, 0))
+    state, _ = run(state, random_tree({"w": (8, 4)}, 1, N))
+    slamb_jax.assert_replicas_agree(state)
+
+
 NODES, BOTH = slamb_jax.Exchange("node"), slamb_jax.Exchange(("node", AXIS))
 SELDOM = slamb_jax.Exchange(AXIS, sync_every=2, outer=optax.sgd(1.0))
 LONE = {
     "optax's optimizer": (optax.adamw(0.1), EXCHANGE, N, AXIS),
     "one worker": (optax.adamw(0.1), EXCHANGE, 1, None),
-    "by hand too": (optax.chain(BY_HAND, slamb_jax.sgd(0.1, ALONE)), EXCHANGE, N, None),
     "by hand": (optax.chain(BY_HAND, optax.adamw(0.1)), EXCHANGE, N, None),
     "at times": (slamb_jax.adamw(0.1, SELDOM), SELDOM, N, None),
     "one axis of two": (slamb_jax.adamw(0.1, NODES), BOTH, N, AXIS),

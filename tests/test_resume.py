@@ -6,22 +6,17 @@ import time
 
 import pytest
 
-from tests.programs import Launch
+from tests.programs import resumable
 
 N = 4
 TIMEOUT = 15.0  # seconds without a sign of life; a busy machine may pause for several
 
 
-def launch(directory, **options):
-    words = [f"--{name}={value}" for name, value in options.items()]
-    return Launch(directory, N, "-m", "tests.resumable", words=[directory, *words])
-
-
 def to_the_end(directory, **options):
     """The last states of a run that nobody interrupts."""
-    with launch(directory, **options) as run:
+    with resumable(directory, N, **options) as run:
         assert run.statuses() == [0] * N, run.told()
-        return run.found()
+        return [end for *_, end in run.found()]
 
 
 def check_same(got, want):
@@ -50,7 +45,7 @@ def others(values, gone):
 def test_other_ends_of_a_worker(fail, said, tmp_path):
     gone = int(fail[0])
     options = {"timeout": TIMEOUT, "step-timeout": 2 * TIMEOUT, "fail": fail}
-    with launch(tmp_path / "run", **options) as run:
+    with resumable(tmp_path / "run", N, **options) as run:
         statuses = run.statuses(but=gone)
         allowed = {75, -6} if fail == "0:4:kill" else {75}  # -6: by jax itself
         assert set(statuses) <= allowed, run.told()
@@ -72,7 +67,7 @@ def test_killed_it_ends_as_if_it_had_not_been(seed, kinds, steps, tmp_path):
     want = to_the_end(tmp_path / "straight", **options)
     rng, directory, at = random.Random(seed), tmp_path / "killed", 0
     for kind in kinds:
-        with launch(directory, **options) as run:
+        with resumable(directory, N, **options) as run:
             if kind == "in a save":
                 ready = run.until(f"saving {at + 3 * rng.choice((1, 2))}")
             else:

@@ -6,14 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 from slamb_jax.checkpoint import Snapshots
 from slamb_jax.checkpoint.snapshots import _agreed
 from tests.close import assert_same_bits
 from tests.damage import mislead, tear
-from tests.programs import BEGIN, SAY, Launch
+from tests.programs import resumable
+from tests.shards import mesh_with
 from tests.test_checkpoint import a_state, assert_restored
-from tests.workers import mesh_of
+from tests.workers import AXIS
 
 N = 4
 EXTRA = {"position": 1120}
@@ -39,15 +41,10 @@ def kept(directory):
     return sorted(path.stem for path in directory.glob("*.snapshot"))
 
 
-@pytest.mark.parametrize("mesh", [False, True, "explicit"])
+@pytest.mark.parametrize("mesh", [None, AxisType.Auto, AxisType.Explicit])
 def test_what_comes_back_is_what_was_saved(mesh, tmp_path):
     """Of every dtype; the latest two are kept."""
-    state = a_state(mesh=mesh_of(N) if mesh else None)
-    if mesh == "explicit":
-        kinds = (jax.sharding.AxisType.Explicit,)
-        explicit = jax.make_mesh((N,), ("data",), kinds, devices=jax.devices()[:N])
-        sharding = jax.sharding.NamedSharding(explicit, jax.P("data"))
-        state = jax.device_put(state, sharding)
+    state = a_state(mesh=mesh and mesh_with({AXIS: N}, mesh))
     saved(tmp_path, state, 3, 6, 9)
     found = Snapshots(tmp_path).restore(state)
     assert found.newcomers == []
@@ -142,54 +139,10 @@ def test_the_step_to_go_on_from(told, step, holders):
     assert _agreed(rows) == ((step, holders, extras) if holders else None)
 
 
-WORKER = f"""{BEGIN}
-import signal
-from tests.resumable import bits
-
-last, victim, at = map(int, sys.argv[4:7])
-exchange = slamb_jax.Exchange("data")
-tx = slamb_jax.adamw(0.05, exchange, mu_dtype=jnp.bfloat16)
-
-def step(state, batch):
-    params, opt_state, key = state
-    key, own = jax.random.split(key)
-    noisy = batch + 0.1 * jax.random.normal(own, batch.shape)
-    grads = jax.grad(lambda p: jnp.mean((noisy @ p) ** 2))(params)
-    updates, opt_state = tx.update(grads, opt_state, params)
-    return (optax.apply_updates(params, updates), opt_state, key), None
-
-params = jnp.ones((6, 5)).at[0, 0].set(-0.0)
-state = slamb_jax.replicate(
-    (params, tx.init(params), jax.random.key(2)), mesh, exchange
-)
-run = slamb_jax.per_worker_step(step, mesh, exchange)
-snapshots, first, newcomers = slamb_jax.Snapshots(sys.argv[7 + index]), 0, []
-with slamb_jax.Watchdog(10):
-    try:
-        kept = snapshots.restore(state)
-    except Exception as error:
-        print("result", json.dumps(str(error)), flush=True)
-        raise
-    if kept:
-        first, state, extra, newcomers = kept
-        assert extra == {{"position": 8 * first}}, extra
-    began = bits(state)
-    for t in range(first + 1, last + 1):
-        batch = np.random.default_rng(t).normal(size=(8 * mesh.size, 6))
-        state, _ = jax.block_until_ready(run(state, batch.astype(np.float32)))
-        if t == at and index == victim:
-            os.kill(os.getpid(), signal.SIGKILL)
-        snapshots.save(t, state, {{"position": 8 * t}})
-    slamb_jax.assert_replicas_agree(state[0])
-found = [first, newcomers, began, bits(state)]
-{SAY}"""
-
-
-def launched(directories, last, victim=-1, at=-1, devices=1):
+def launched(directory, slots, steps, **options):
     """What each process said: its step, newcomers, bits at the start and the end."""
-    given = {"words": [last, victim, at, *directories], "devices": devices}
-    said = directories[0].parent / "said"
-    with Launch(said, len(directories), "-c", WORKER, **given) as run:
+    options |= {"slots": ",".join(slots), "steps": steps, "save-every": 1}
+    with resumable(directory, len(slots), **options) as run:
         return run.statuses(), run.found(), run.told()
 
 
@@ -202,15 +155,14 @@ def same_on_all(found, *, when):
 
 @pytest.mark.long
 def test_workers_are_lost_and_come_back(tmp_path):
-    slots = [tmp_path / str(i) for i in range(3)]
-    statuses, found, told = launched(slots, last=9, victim=1, at=6)
+    statuses, found, told = launched(tmp_path, "012", 9, fail="1:6:unsaved")
     assert statuses[1] == -signal.SIGKILL
     assert {statuses[0], statuses[2]} <= {75, -signal.SIGABRT}, told
-    left = [kept(slots[slot]) for slot in (0, 2)]
+    left = [kept(tmp_path / slot) for slot in "02"]
     step = 6 if all("6" in steps for steps in left) else 5  # which all have in any case
     assert {*left[0], *left[1]} <= {"4", "5", "6"}
 
-    statuses, found, told = launched([slots[0], slots[2]], last=9)
+    statuses, found, told = launched(tmp_path, "02", 9)
     assert statuses == [0, 0], told
     assert [(first, new) for first, new, *_ in found] == [(step, [])] * 2
     equal = same_on_all(found, when=2)
@@ -220,8 +172,7 @@ def test_workers_are_lost_and_come_back(tmp_path):
     ends = [result[3] for result in found]
 
     # The one that was lost comes back, with snapshots of its own of older steps.
-    order = [slots[2], slots[1], slots[0]]
-    statuses, found, told = launched(order, last=11)
+    statuses, found, told = launched(tmp_path, "210", 11)
     assert statuses == [0, 0, 0], told
     assert [(first, new) for first, new, *_ in found] == [(9, [1])] * 3
     assert [found[2][2], found[0][2]] == ends
@@ -231,9 +182,8 @@ def test_workers_are_lost_and_come_back(tmp_path):
     assert same_on_all(found, when=3) == equal
 
     # One is left, and now has two workers, as its two new neighbours have.
-    order = [tmp_path / "3", slots[2], tmp_path / "4"]
     left = found[0][3]
-    statuses, found, told = launched(order, last=11, devices=2)
+    statuses, found, told = launched(tmp_path, "324", 11, devices=2)
     assert statuses == [0, 0, 0], told
     assert [(first, new) for first, new, *_ in found] == [(11, [0, 1, 3, 4, 5])] * 3
     for name, x in left.items():
@@ -244,5 +194,5 @@ def test_workers_are_lost_and_come_back(tmp_path):
 
 @pytest.mark.long
 def test_a_directory_of_two_processes_is_refused_by_all(tmp_path):
-    _, found, _ = launched([tmp_path / "one", tmp_path / "one"], last=2)
-    assert all("give this one a directory of its own" in error for error in found)
+    _, _, told = launched(tmp_path, ["one", "one"], 9)
+    assert all("give this one a directory of its own" in error for error in told)

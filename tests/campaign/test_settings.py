@@ -251,7 +251,7 @@ QUICK = [
     {"layout": "shards", "payload": None, "optimizer": "lamb", "form": "product"},
     {
         "mapping": "shard_map", "layout": "groups of shards", "selection": True,
-        "payload": None, "optimizer": "slamb", "b3": 0.7, "weight_decay": 0.1,
+        "payload": None, "optimizer": "slamb", "b3": 0.7, "wrapped": "skip",
     },
 ]  # fmt: skip
 with standard_promotion():

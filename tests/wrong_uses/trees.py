@@ -82,10 +82,8 @@ TREES = [
     (updating(slamb(axis_name="model")), "axis_name='model' is not bound here"),
     (updating(slamb(axis_name=("data", "model"))), "axis_name=.*model.* is not bound"),
     (on_workers(slamb(axis_name="model")()), "axis_name='model' is not bound here"),
-    *(
-        (on_workers(tx), "axis_name=None exchanges nothing over .*'data'")
-        for tx in (ADAMW, AVERAGE)
-    ),
+    (on_workers(ADAMW), "axis_name=None exchanges nothing over .*'data'"),
+    (on_workers(AVERAGE), "axis_name=None exchanges nothing over .*'data'"),
     (
         of(on_mesh, GRADIENTS, PARAMS, specs=P()),
         r"updates\['b'\] does not vary .*'data'",
