@@ -88,7 +88,7 @@ def wait_until(condition, process=None, seconds=600.0):
     return False
 
 
-# How a program of several processes begins, and how it says what it found.
+# How a program of several processes begins.
 BEGIN = """
 import json, os, pathlib, sys
 import jax, jax.numpy as jnp, numpy as np, optax
@@ -99,9 +99,6 @@ if count > 1:
     jax.distributed.initialize(f"localhost:{port}", count, index)
 assert jax.process_count() == count
 found, mesh = {}, jax.make_mesh((jax.device_count(),), ("data",))
-"""
-SAY = """
-print("result", json.dumps(found), flush=True)
 """
 
 
@@ -170,7 +167,7 @@ def resumable(directory, count, devices=1, **options):
 
 def found_by(count, program, directory):
     """What processes with four devices in all find, which end well."""
-    code = BEGIN + program + SAY
+    code = f"{BEGIN}{program}\nprint('result', json.dumps(found))"
     with Launch(directory / "run", count, "-c", code, devices=4 // count) as run:
         assert run.statuses() == [0] * count, run.told()
         return run.found()

@@ -1,5 +1,6 @@
 """Checkpoints are exact or found to be damaged, and n workers are resized to m."""
 
+import contextlib
 import dataclasses
 import re
 import shutil
@@ -15,14 +16,16 @@ import optax
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from jax.sharding import AxisType
 
 import slamb_jax
-from slamb_jax.checkpoint import Checkpoints, resize
+from slamb_jax.checkpoint import Checkpoints, Snapshots, resize
 from slamb_jax.checkpoint.store import Store
 from tests.close import assert_same_bits
 from tests.damage import DAMAGE
 from tests.optimizers import random_tree, slamb
 from tests.programs import found_by
+from tests.shards import mesh_with
 from tests.workers import AXIS, P, mesh_of, stack, train
 
 N = 4
@@ -58,18 +61,22 @@ def assert_restored(found, step, state, like=None, extra=None):
         assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
 
 
-@pytest.mark.parametrize("on_mesh", [True, False])
-def test_what_comes_back_is_what_was_saved(on_mesh, tmp_path):
-    state, other = (a_state(N, i, mesh_of(N) if on_mesh else None) for i in (0, 1))
+@pytest.mark.parametrize("kind", [None, AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("store", [Checkpoints, Snapshots])
+def test_what_comes_back_is_what_was_saved(store, kind, tmp_path):
+    """Of every dtype; the latest two are kept."""
+    mesh = kind and mesh_with({AXIS: N}, kind)
+    state, other = (a_state(N, i, mesh) for i in (0, 1))
     rng = np.random.default_rng(5)
     extra = {"position": 640, "generator": rng.bit_generator.state}
-    with Checkpoints(tmp_path) as checkpoints:
-        assert checkpoints.restore(state) is None
+    opened = (lambda x: x) if store is Checkpoints else contextlib.nullcontext
+    with opened(store(tmp_path)) as kept:
+        assert kept.restore(state) is None
         for step in (3, 6, 9):
-            checkpoints.save(step, state, extra)
-    with Checkpoints(tmp_path) as checkpoints:
-        assert_restored(checkpoints.restore(other), 9, state, other, extra)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["6", "9"]
+            kept.save(step, state, extra)
+    with opened(store(tmp_path)) as kept:
+        assert_restored(kept.restore(other), 9, state, other, extra)
+    assert sorted(p.stem for p in tmp_path.iterdir() if p.stem.isdigit()) == ["6", "9"]
     assert not [p for p in tmp_path.rglob("*") if p.suffix in (".pkl", ".pickle")]
 
 

@@ -122,9 +122,8 @@ def test_help_shows_defaults(words, shown, capsys, monkeypatch):
 def test_the_command_as_a_process():
     words = [word for pair in (ASKED | {"--workers": "0"}).items() for word in pair]
     run = programs.start("-m", "slamb_jax.command_line", "advise", *words)
-    _, told = run.communicate(timeout=100)
     error = "slamb-jax advise: workers must be an integer of at least 2, got 0\n"
-    assert (run.returncode, told) == (2, error)
+    assert programs.finish(run) == (2, error)
 
 
 READ = [

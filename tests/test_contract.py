@@ -115,7 +115,7 @@ def public():
         for name, value in vars(space).items():
             if inspect.isfunction(value) and not name.startswith(("_", "by_kind")):
                 returned = inspect.signature(value).return_annotation
-                # on_workers wants trees with a leading axis: test_on_workers.py
+                # on_workers wants trees with a leading axis: test_mappings.py
                 if "GradientTransformation" in str(returned) and name != "on_workers":
                     yield prefix + name
 

@@ -7,16 +7,14 @@ from tests.programs import found_by
 
 TRAINING = """
 from slamb_jax import Exchange
+from tests.optimizers import train_step
 
 start = jnp.ones((6, 5))
 
 def run_on(mesh, exchange, tx, params=start, steps=4):
     def step(state, batch, key):
-        params, opt_state = state
         noisy = batch + 0.1 * jax.random.normal(key, batch.shape)
-        grads = jax.grad(lambda p: jnp.mean((noisy @ p) ** 2))(params)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), None
+        return train_step(tx, lambda p, x: jnp.mean((x @ p) ** 2))(state, noisy)
 
     state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
     run = slamb_jax.per_worker_step(step, mesh, exchange)

@@ -83,7 +83,11 @@ def averaging(tx):
 
 BESIDE = {  # whether the other parameters agree after the first step, and the second
     "drifts": (beside(optax.adam(0.1)), False, False),
-    "drifts later": (beside(optax.sgd(WARM_UP)), True, False),
+    "drifts later": (
+        beside(optax.sgd(WARM_UP)),
+        True,
+        False,
+    ),
     "drifts under one label": (beside(optax.adam(0.1), ALL), False, False),
     "frozen": (beside(optax.set_to_zero()), True, True),
     "is ours too": (beside(slamb_jax.sgd(0.1, EXCHANGE)), True, True),

@@ -6,21 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
 
 from slamb_jax.checkpoint import Snapshots
 from slamb_jax.checkpoint.snapshots import _agreed
 from tests.close import assert_same_bits
 from tests.damage import mislead, tear
 from tests.programs import resumable
-from tests.shards import mesh_with
 from tests.test_checkpoint import a_state, assert_restored
-from tests.workers import AXIS
 
 N = 4
 EXTRA = {"position": 1120}
-
-
 DAMAGE = {
     "flip": lambda raw: raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:],
     "torn": tear,
@@ -39,17 +34,6 @@ def saved(directory, state, *steps):
 
 def kept(directory):
     return sorted(path.stem for path in directory.glob("*.snapshot"))
-
-
-@pytest.mark.parametrize("mesh", [None, AxisType.Auto, AxisType.Explicit])
-def test_what_comes_back_is_what_was_saved(mesh, tmp_path):
-    """Of every dtype; the latest two are kept."""
-    state = a_state(mesh=mesh and mesh_with({AXIS: N}, mesh))
-    saved(tmp_path, state, 3, 6, 9)
-    found = Snapshots(tmp_path).restore(state)
-    assert found.newcomers == []
-    assert_restored(found, 9, state, extra=EXTRA)
-    assert kept(tmp_path) == ["6", "9"]
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

@@ -9,15 +9,7 @@ import os
 import random
 
 import hypothesis
-from hypothesis import strategies as st
 
-SHAPES = st.lists(  # of the leaves of a tree
-    st.sampled_from(
-        [(), (0,), (1,), (7,), (1, 1), (3, 5), (16, 8), (0, 4), (2, 3, 5), (11, 13)]
-    ),
-    min_size=1,
-    max_size=4,
-)
 SEED = int(os.environ.get("CAMPAIGN_SEED", "0"))
 TIMES = int(os.environ.get("CAMPAIGN", "0"))
 IN_CI = os.environ.get("HYPOTHESIS_PROFILE", "default") != "default"

@@ -94,7 +94,6 @@ BLIND = [
 ALONE_FINITE = optax.apply_if_finite(slamb_jax.adamw(0.1, DATA), 3).init(PARAMS)
 SKIPS = slamb_jax.skip_not_finite(optax.sgd(0.1), slamb_jax.Exchange())
 
-
 REPLICAS = [
     (replicating(exchange=slamb_jax.Exchange("model")), "axis_name .*'model'.* is not"),
     (replicating(exchange=slamb_jax.Exchange()), "axis_name=None.*Exchange.'data'"),

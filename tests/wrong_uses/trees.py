@@ -7,8 +7,15 @@ import optax
 import slamb_jax
 from slamb_jax.exchange.selections import Strided
 from tests.workers import AXIS, P, over_workers, stack
-from tests.wrong_uses.common import PARAMS, initial, of, slamb, updates_of, updating
-from tests.wrong_uses.common import trace_on_mesh as on_mesh
+from tests.wrong_uses.common import (
+    PARAMS,
+    initial,
+    of,
+    on_mesh,
+    slamb,
+    updates_of,
+    updating,
+)
 
 ALONE, GROUPS = slamb_jax.Exchange(), slamb_jax.Exchange("node", local_axis_name=AXIS)
 GRADIENTS = updates_of(slamb_jax.average_gradients(GROUPS))
