@@ -1,8 +1,5 @@
 """Comparisons of trees: to units in the last place, to the bit, and across workers."""
 
-from collections.abc import Iterable
-from typing import Any
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -11,7 +8,7 @@ import numpy as np
 ROUNDINGS = 8  # gradients of convolutions, sums of thousands of terms, have 6.3
 
 
-def assert_close(got: Any, want: Any, units: float = 64, floor: float = 0.0) -> None:
+def assert_close(got, want, units=64, floor=0.0):
     """Each entry to so many units in its own last place, however small it is.
 
     A sum that cancels keeps the roundings of its terms. The terms are as large as the
@@ -34,26 +31,26 @@ def assert_close(got: Any, want: Any, units: float = 64, floor: float = 0.0) -> 
         chex.assert_trees_all_close({name: a}, {name: b}, rtol=units * unit, atol=atol)
 
 
-def _words(x: Any) -> np.ndarray:
+def _words(x):
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     x = np.asarray(x)
     return x.view(f"u{x.itemsize}") if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
-def assert_same_bits(got: Any, want: Any) -> None:
+def assert_same_bits(got, want):
     """That 0 and -0 differ, and NaNs may agree, chex does not say."""
     chex.assert_trees_all_equal_dtypes(got, want)
     chex.assert_trees_all_equal(*jax.tree.map(_words, (got, want)), strict=True)
 
 
-def assert_workers_agree(tree: Any) -> None:
+def assert_workers_agree(tree):
     """Leaves with a leading axis of workers: all have the bits of the first."""
     first = jax.tree.map(lambda x: np.stack([np.asarray(x)[0]] * len(x)), tree)
     assert_same_bits(jax.tree.map(np.asarray, tree), first)
 
 
-def assert_agree_but(tree: Any, names: Iterable[str], drifts: bool = False) -> None:
+def assert_agree_but(tree, names, drifts=False):
     """All workers' states agree to the bit, but for the fields of these names.
 
     Where workers step by themselves, ``drifts``, only counts agree, and what follows
@@ -64,8 +61,3 @@ def assert_agree_but(tree: Any, names: Iterable[str], drifts: bool = False) -> N
         shared = fields & {"anchor", "outer"} or x.dtype == jnp.int32
         if shared or not (drifts or fields & set(names)):
             assert_workers_agree(x)
-
-
-def assert_near(got: Any, want: Any, tolerance: float) -> None:
-    """Each entry, for what is rounded on the way to a grid of its own."""
-    chex.assert_trees_all_close(got, want, rtol=tolerance, atol=tolerance)

@@ -1,11 +1,7 @@
 """Programs as users compile them, and as other platforms would run them."""
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
 from unittest import mock
-
-import jax
 
 from slamb_jax._core import platform as _platform
 
@@ -19,16 +15,16 @@ _XLA_DEFAULTS = {
 }
 
 
-def compile_optimized(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+def compile_optimized(lowered):
     """Compiles with all optimizations, which conftest.py disables elsewhere."""
     return lowered.compile(compiler_options=_XLA_DEFAULTS)
 
 
 @contextlib.contextmanager
-def on_platform(name: str) -> Iterator[None]:
+def on_platform(name):
     """What is traced meanwhile has the branches of this platform, and runs here."""
 
-    def choose(*args: Any, default: Callable[..., Any], **branches: Any) -> Any:
+    def choose(*args, default, **branches):
         return branches.get(name, default)(*args)
 
     with mock.patch.object(_platform.lax, "platform_dependent", choose):

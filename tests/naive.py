@@ -1,68 +1,223 @@
-"""SLAMB in float64 NumPy, written from its description, one worker at a time."""
+"""Workers and their codes in float64 NumPy, from the documentation alone.
 
-from typing import Any
+The workers have ``slamb_jax.adamw``, ``lion``, ``sgd``, ``lamb``, ``slamb``, or
+``mask_momentum`` by itself, and agree on the mean momentum, or average parameters.
+Their codes are those of bfloat16, or keep a share of each number: so rounding makes no
+choices, and what it takes has an effect that can be computed.
+"""
 
 import numpy as np
 
 
-def norm(x: np.ndarray) -> float:
-    return float(np.sqrt(np.sum(np.square(x))))
+def norm(x):
+    """Of each worker's, with the dimensions of ``x``."""
+    return np.sqrt(np.sum(x**2, tuple(range(1, x.ndim)), keepdims=True))
 
 
-def ratio(p: np.ndarray, u: np.ndarray, otherwise: float) -> float:
+def ratio(p, u, otherwise):
     above, below = norm(p), norm(u)
-    return above / below if above > 0 and below > 0 else otherwise
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where((above > 0) & (below > 0), above / below, otherwise)
 
 
-class NaiveSlamb:
-    """n workers, the first axis of every leaf; masks are given, ages are counted."""
+PLAIN = {  # settings of the mean alone
+    "b1": 0.9, "b2": 0.95, "share": 0.0, "eps": 1e-4, "eps_root": 0.0,
+    "nesterov": False, "form": "sum", "c_min": 0.01, "c_max": 1e3, "weight_decay": 0.0,
+    "codes": 0.5, "overlap": False, "sync_every": 1, "outer": None, "rate": "constant",
+    "corrects": True, "b3": 0.7, "zero": False,
+}  # fmt: skip
 
-    overlap = False  # exchange m before the gradient is added, p before its update
 
-    def __init__(self, params: list[np.ndarray], n: int, **settings: Any):
+class Workers:
+    """n workers; ``given`` are the settings of the optimizer and of its exchange.
+
+    Every array has a leading axis of workers. ``held`` is the share of the momentum
+    that is sent, times the momentum. SLAMB's masks are given, its ages are counted.
+    """
+
+    def __init__(self, params, n, given):
+        self.n, self.t, self.given = n, 0, given
         self.p = [np.stack([x.astype(np.float64)] * n) for x in params]
-        self.m, self.v = ([np.zeros(x.shape) for x in self.p] for _ in range(2))
+        self.held, self.v = ([np.zeros(x.shape) for x in self.p] for _ in range(2))
+        self.anchor = [x[0] for x in self.p]
+        self.trace = [np.zeros(x.shape) for x in self.anchor]
+        self.undecided = [False] * len(params)  # leaves with a sign that rounding takes
         self.age = [np.zeros(x.shape, int) for x in params]
-        self.n, self.t = n, 0
-        for name, value in settings.items():
-            setattr(self, name, value)
+        means = given["sync_every"] == 1 and given["outer"] is None
+        self.agree = means and not self.is_("slamb")
 
-    def step(self, grads: list[np.ndarray], masks: list[np.ndarray]) -> None:
+    def step(self, grads, rate, masks=None):
         self.t += 1
-        due = self.sync_every and self.t % self.sync_every == 1 % self.sync_every
-        for j, (g, mask) in enumerate(zip(grads, masks, strict=True)):
-            g, before = g.astype(np.float64), self.p[j]
-            if self.overlap:
-                self.exchange(j, mask)
-            self.m[j] = self.b1 * self.m[j] + (1 - self.b1) * g
-            if not self.overlap:
-                self.exchange(j, mask)
-            self.v[j] = self.b2 * self.v[j] + (1 - self.b2) * g**2
-            self.age[j] = np.where(mask, 0, self.age[j] + 1)
-            rest = self.weight_decay * self.decays[j], mask, self.b3 ** self.age[j]
-            workers = zip(before, self.m[j], self.v[j], strict=True)
-            u = np.stack([getattr(self, self.form)(*own, *rest) for own in workers])
-            self.p[j] = before - self.lr * u
-            if due:
-                averaged = before if self.overlap else self.p[j]
-                self.p[j] = self.p[j] + averaged.mean(0) - averaged
+        for j, g in enumerate(grads):
+            before, mask = self.p[j], masks and masks[j]
+            g = g.astype(np.float64)
+            m = self.selected(j, g, mask) if masks else self.momentum(j, g)
+            u = self.direction(j, m)
+            decay = self.given["weight_decay"] * self.given["decays"][j] * before
+            u = (
+                self.scaled(j, u, decay, mask)
+                if self.is_("lamb", "slamb")
+                else u + decay
+            )
+            self.p[j] = before - rate * u
+            if not self.agree and self.given["sync_every"]:
+                self.average(j, before)
 
-    def exchange(self, j: int, mask: np.ndarray) -> None:
-        self.m[j] = np.where(mask, self.m[j].mean(0), self.m[j])
+    def is_(self, *names):
+        return self.given["optimizer"] in names
 
-    def product(self, p, m, v, decay, mask, r):
-        if self.bias_correction:
-            m, v = m / (1 - self.b1**self.t), v / (1 - self.b2**self.t)
-        u = m / (np.sqrt(v) + self.eps) + decay * p
-        if p.ndim <= 1:
-            return ratio(p, u, 1.0) * u
-        high, low = ratio(p[mask], u[mask], 1.0), ratio(p[~mask], u[~mask], 1.0)
-        phi = np.clip(r * high + (1 - r) * low, self.c_min, self.c_max)
-        return phi * (r + (1 - r) / np.sqrt(self.n)) * u
+    def momentum(self, j, g):
+        """The corrected momentum that each worker steps along; v of it; the memory."""
+        b, held = self.given["b1"], self.held[j]
+        late = self.given["overlap"] and self.agree
+        corrects = self.is_("adamw", "lamb", "momentum")
 
-    def sum(self, p, m, v, decay, mask, r):
-        correction = np.sqrt(1 - self.b2**self.t) / (1 - self.b1**self.t)
-        u0 = m / (np.sqrt(v) + self.eps) * correction
-        high = np.clip(ratio(p[mask], u0[mask], 1.0), self.c_min, self.c_max)
-        low = np.clip(ratio(p[~mask], u0[~mask], 0.0), 0.0, self.c_max)
-        return (high * r + low * (1 - r) / np.sqrt(self.n)) * (u0 + decay * p)
+        def fix(t):
+            return 1 - b**t if corrects and t else 1.0
+
+        if late:
+            of_m, of_now, sent = 1.0, fix(self.t - 1), held
+        elif self.given["nesterov"]:
+            of_m, of_now = b * b, fix(self.t + 1)
+            sent = held + (b * (1 - b) + (1 - b) * of_now / fix(self.t)) * g
+        else:
+            of_m, of_now = (self.given["share"] if self.is_("lion") else b), fix(self.t)
+            sent = held + (1 - of_m) * g
+        sent = sent / of_now
+        mean, waits = self.agreed(j, sent) if self.agree else (sent, 0.0)
+        self.held[j] = b * held + (1 - b) * (of_m * g + of_now * waits)
+        self.v[j] = self.b2 * self.v[j] + (1 - self.b2) * mean**2
+        return mean
+
+    def selected(self, j, g, mask):
+        """The same of SLAMB, which exchanges a part of the workers' own momenta."""
+        b, late = self.given["b1"], self.given["overlap"]
+        held = b * self.exchanged(self.held[j], mask if late else False) + (1 - b) * g
+        self.held[j] = self.exchanged(held, not late and mask)
+        self.v[j] = self.b2 * self.v[j] + (1 - self.b2) * g**2
+        self.age[j] = np.where(mask, 0, self.age[j] + 1)
+        return self.held[j] / (1 - b**self.t if self.given["corrects"] else 1)
+
+    def exchanged(self, m, mask):
+        return np.where(mask, m.mean(0), m)
+
+    @property
+    def b2(self):
+        """Of v, which is the unit of the codes and of some no more than that."""
+        return self.given["b2"] if self.is_("adamw", "lamb", "slamb") else 0.98
+
+    def agreed(self, j, sent):
+        """The mean in codes, and what rounding took that waits."""
+        if self.n == 1:
+            return sent, 0.0
+        v = self.v[j] / (1 - self.b2 ** (self.t - 1) or 1.0)
+        root, whole = np.sqrt(v), norm(v**0.5) / max(1, v[0].size) ** 0.5
+        unit = np.where(whole > 0, root + 0.05 * whole, 1.0)
+        if self.is_("momentum"):  # keeps no v: all of it waits, of means too
+            unit, root = np.ones(v.shape), np.zeros(v.shape)
+        coded = unit * self.coded(sent / unit)
+        mean = unit * self.coded(coded.mean(0, keepdims=True) / unit)
+        lost = coded.mean(0) - mean if self.is_("momentum") else 0.0
+        return mean, (1 - 0.5 * root / unit) * (sent - coded + lost)
+
+    def direction(self, j, m):
+        given, late = self.given, self.given["overlap"] and self.agree
+        if self.is_("slamb"):
+            fix = 1 - self.b2**self.t if given["corrects"] else 1.0
+            eps = given["eps"] / (fix**0.5 if given["form"] == "sum" else 1.0)
+            return m / (np.sqrt(self.v[j] / fix) + eps)
+        if self.is_("adamw", "lamb"):
+            v = self.v[j] / (1 - self.b2 ** (self.t - late) or 1.0)
+            root = given["eps_root"] if self.is_("adamw") else 0.0
+            return m / (np.sqrt(v + root) + given["eps"])
+        if self.is_("lion"):
+            self.undecided[j] |= bool((np.abs(m) < 1e-5).any())
+            return np.sign(m)
+        return m / (1 - given["b1"]) if self.is_("sgd") else m
+
+    def scaled(self, j, u, decay, mask):
+        """By LAMB's trust ratios, or by those of what was sent and of the rest."""
+        p, product = self.p[j], self.given["form"] == "product"
+        mask = np.ones(p.shape[1:], bool) if mask is None else mask
+        r = self.given.get("b3", 1.0) ** self.age[j]
+        of, low, high = u, self.given["c_min"], self.given["c_max"]
+        if product:
+            of = u + decay
+            low, high = (low, high) if p.ndim > 2 else (0.0, np.inf)
+        sent = ratio(p * mask, of * mask, 1.0)
+        rest = ratio(p * ~mask, of * ~mask, 1.0 if product else 0.0)
+        own = (1 - r) / np.sqrt(self.n)  # of a step that nobody else takes
+        if product:
+            return np.clip(r * sent + (1 - r) * rest, low, high) * (r + own) * of
+        factor = np.clip(sent, low, high) * r + np.clip(rest, 0.0, high) * own
+        return factor * (u + decay)
+
+    def average(self, j, before):
+        """Of the parameters, or of their differences to the last average."""
+        outer, every = self.given["outer"], self.given["sync_every"]
+        if self.t % every != (0 if outer else 1) % every:
+            return
+        late = self.given["overlap"]
+        here = before if late else self.p[j]
+        if outer is None:
+            there = here.mean(0)
+        else:
+            d = here - self.anchor[j]
+            mean = self.coded(self.coded(d).mean(0)) if self.n > 1 else d[0]
+            rate, mu = outer
+            self.trace[j] = mu * self.trace[j] - mean
+            there = self.anchor[j] - rate * (mu * self.trace[j] - mean)  # Nesterov's
+            self.anchor[j] = there
+        self.p[j] = there + (self.p[j] - here if late else np.zeros(here.shape))
+
+    def coded(self, x):
+        if self.given["codes"] != "bfloat16":
+            return x * (1.0 if self.given["codes"] is None else self.given["codes"])
+        words = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)
+        half = (words + 0x7FFF + ((words >> np.uint64(16)) & np.uint64(1))) >> 16
+        return (half << 16).astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+def largest_of(count, blocks):
+    """Of each ``count`` planes the largest, if it is at least the mean of the block.
+
+    Blocks are of shape (number, planes, width). A count of 1 is the ternary code.
+    """
+    number, planes, width = blocks.shape
+    size = np.abs(blocks)
+    each = size.reshape(number, planes // count, count, width)
+    largest = np.eye(count, dtype=bool)[each.argmax(2)].swapaxes(2, 3)
+    # A little less than the mean: of equal magnitudes all are large.
+    least = (1 - 2.0**-16) * size.mean((1, 2), keepdims=True)
+    sent = largest.reshape(blocks.shape) & (size >= least) & (size > 0)
+    total, number = ((x * sent).sum((1, 2), keepdims=True) for x in (size, sent))
+    return np.sign(blocks) * sent * (total / np.maximum(number, 1))
+
+
+COUNTS = {"ternary": 1} | {f"largest_of_{x}": x for x in (2, 3, 7, 8, 31, 127)}
+BITS = {"uniform8": 8, "uniform4": 4}
+
+
+def in_blocks(x, group):
+    """A flat array, padded, as (blocks, planes, width): row r of a group's planes."""
+    x = np.pad(x, (0, -x.size % group.size)).reshape(-1, *group[1:])
+    return x.swapaxes(1, 2).reshape(-1, group.planes, group.width)
+
+
+def flat(blocks, group, size):
+    """Undoes :func:`in_blocks`."""
+    x = blocks.reshape(-1, group.rows, group.planes, group.width).swapaxes(1, 2)
+    return x.reshape(-1)[:size]
+
+
+def coded(payload, x, group):
+    """A flat array after it was sent by a payload that draws nothing."""
+    blocks = in_blocks(np.asarray(x, np.float64), group)
+    return flat(largest_of(COUNTS[payload], blocks), group, x.size)
+
+
+def grid(payload, x, group):
+    """The step of each element's uniform grid: its block's largest over the levels."""
+    blocks = in_blocks(np.asarray(x, np.float64), group)
+    step = np.abs(blocks).max((1, 2), keepdims=True) / (2 ** (BITS[payload] - 1) - 1)
+    return flat(np.broadcast_to(step, blocks.shape), group, x.size)

@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +17,7 @@ OF_EXCHANGE, OF_STRIDED = (
 )
 
 
-def plain(axis_name: Any = None, **settings: Any) -> slamb_jax.Exchange:
+def plain(axis_name=None, **settings):
     """SLAMB as published, in float32; with settings of ``Strided``, too."""
     chosen = {name: settings.pop(name) for name in OF_STRIDED & set(settings)}
     ours = {"payload": None, "sync_every": 100}
@@ -27,20 +25,18 @@ def plain(axis_name: Any = None, **settings: Any) -> slamb_jax.Exchange:
     return slamb_jax.Exchange(axis_name, **ours | settings)
 
 
-def exchange(**settings: Any) -> slamb_jax.Exchange:
+def exchange(**settings):
     """The same between the workers of these tests, of small leaves too."""
     return plain(**{"axis_name": AXIS, "min_size": 20, "sync_every": 3} | settings)
 
 
-def any_lamb(
-    rate: Any, exchange: slamb_jax.Exchange, **settings: Any
-) -> optax.GradientTransformationExtraArgs:
+def any_lamb(rate, exchange, **settings):
     """SLAMB of an exchange with a selection, LAMB of another."""
     make = slamb_jax.lamb if exchange.selection is None else slamb_jax.slamb
     return make(rate, exchange, **settings)
 
 
-def slamb(rate: Any = 0.01, **settings: Any) -> optax.GradientTransformationExtraArgs:
+def slamb(rate=0.01, **settings):
     """SLAMB over :func:`exchange`; settings of both, told apart by their names."""
     names = (OF_EXCHANGE | OF_STRIDED) & set(settings)
     ours = {name: settings.pop(name) for name in names}
@@ -48,30 +44,32 @@ def slamb(rate: Any = 0.01, **settings: Any) -> optax.GradientTransformationExtr
 
 
 @contextlib.contextmanager
-def standard_promotion() -> Iterator[None]:
+def standard_promotion():
     """Flax's and optax's own code needs it."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
-def train_step(
-    tx: optax.GradientTransformation, loss: Callable[..., jax.Array]
-) -> Callable[..., Any]:
-    """The step of one worker on ``loss(params, batch)``; it reports the loss."""
+def train_step(tx, loss, within=lambda both: both):
+    """The step of one worker on ``loss(params, batch)``; it reports the loss.
 
-    def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
+    ``within``: of the function of parameters that computes the loss and its gradient.
+    """
+
+    def step(state, batch):
         params, opt_state = state
-        value, grads = jax.value_and_grad(loss)(params, batch)
+        both = jax.value_and_grad(lambda params: loss(params, batch))
+        value, grads = within(both)(params)
         updates, opt_state = tx.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), value
 
     return step
 
 
-def step_on_gradients(tx: optax.GradientTransformation) -> Callable[..., Any]:
+def step_on_gradients(tx):
     """The step of one worker whose batch is its gradient, with a leading axis of 1."""
 
-    def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
+    def step(state, batch):
         params, opt_state = state
         grads = jax.tree.map(lambda x: jnp.squeeze(x, 0), batch)
         updates, opt_state = tx.update(grads, opt_state, params)
@@ -80,21 +78,14 @@ def step_on_gradients(tx: optax.GradientTransformation) -> Callable[..., Any]:
     return step
 
 
-def descend(
-    tx: optax.GradientTransformation,
-    gradient: Callable[..., Any],
-    params: Any,
-    data: Any,
-    steps: int,
-    mapping: str = "vmap",
-) -> Any:
+def descend(tx, gradient, params, data, steps, mapping="vmap"):
     """Every worker's parameters after steps of one scan.
 
     ``gradient`` is of the parameters, the worker's own ``data`` and the step from 0.
     """
 
-    def run(params: Any, own: Any) -> Any:
-        def step(carry: Any, t: jax.Array) -> tuple[Any, None]:
+    def run(params, own):
+        def step(carry, t):
             updates, state = tx.update(gradient(carry[0], own, t), carry[1], carry[0])
             return (optax.apply_updates(carry[0], updates), state), None
 
@@ -106,9 +97,14 @@ def descend(
         return over_workers(run, mapping, n)(stack(params, n), data)
 
 
-def random_tree(
-    shapes: dict[str, tuple[int, ...]], seed: int, *lead: int, scale: float = 1.0
-) -> dict[str, jax.Array]:
+def gradients(steps, shapes, n):
+    """Of workers whose data differ: each has a mean of its own."""
+    own = random_tree(shapes, 1000, n)
+    noise = [random_tree(shapes, t, n, scale=0.3) for t in range(steps)]
+    return [jax.tree.map(jnp.add, own, x) for x in noise]
+
+
+def random_tree(shapes, seed, *lead, scale=1.0):
     rng = np.random.default_rng(seed)
     return {
         name: jnp.asarray((rng.normal(size=(*lead, *shape)) * scale).astype("float32"))

@@ -41,8 +41,7 @@ def masks_at(selection, shapes, t):
         if selection.dense(leaf):
             return np.ones(leaf.shape, bool)
         age = jax.jit(selection.age, static_argnums=1)(jnp.int32(t), leaf)
-        return np.repeat(np.asarray(age) == 0, leaf.size // len(age)).reshape(
-            leaf.shape
-        )
+        fresh = np.asarray(age) == 0
+        return np.repeat(fresh, leaf.size // len(age)).reshape(leaf.shape)
 
     return [mask(Leaf(j, shape)) for j, shape in enumerate(shapes)]

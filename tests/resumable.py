@@ -1,10 +1,12 @@
 """A training program for several processes that may be killed and started again.
 
-``python -m tests.resumable INDEX COUNT PORT DIRECTORY`` goes on from the last sound
-checkpoint, prints each step on standard output, and writes the bits of its last state.
+``python -m tests.resumable INDEX COUNT PORT DIRECTORY`` goes on from its snapshot in
+the slot of its own, if ``--slots`` has names for all processes, or from the last sound
+checkpoint, and prints each step, and the bits of its last state, on standard output.
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -21,9 +23,10 @@ import optax
 import slamb_jax
 from slamb_jax.checkpoint.format import leaves_by_name
 from slamb_jax.workers.mesh import raw
+from tests.optimizers import any_lamb
 
 SELECTION = slamb_jax.selections.Strided(0.25, min_size=20, seed=0)
-EXCHANGE = slamb_jax.Exchange("data", selection=SELECTION, payload=None, sync_every=4)
+PAPER = slamb_jax.Exchange("data", selection=SELECTION, payload=None, sync_every=4)
 FEATURES, TARGETS = 24, 16
 
 
@@ -35,6 +38,7 @@ def arguments():
     for name, default in {"steps": 12, "save-every": 3, "timeout": 10.0}.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument("--step-timeout", type=float)
+    parser.add_argument("--slots", default=[], type=lambda names: names.split(","))
     parser.add_argument("--fail", default="")  # PROCESS:STEP:HOW
     return parser.parse_args()
 
@@ -61,12 +65,19 @@ def make_step(tx):
     return step
 
 
-def start(tx, mesh):
+def start(tx, mesh, exchange):
     rng = np.random.default_rng(1)
     shapes = {"w1": (FEATURES, 32), "b": (32,), "w2": (32, TARGETS)}
     params = {k: jnp.float32(rng.normal(size=s) / 5) for k, s in shapes.items()}
     state = params, tx.init(params), jax.random.key(2)
-    return slamb_jax.replicate(state, mesh, EXCHANGE)
+    return slamb_jax.replicate(state, mesh, exchange)
+
+
+def kept_by(given):
+    if given.slots:
+        own = given.directory / given.slots[given.index]
+        return contextlib.nullcontext(slamb_jax.Snapshots(own))
+    return slamb_jax.Checkpoints(given.directory / "checkpoints")
 
 
 def misbehave(how):
@@ -74,23 +85,27 @@ def misbehave(how):
         raise RuntimeError("the disk of this worker is gone")
     if how == "hang":
         time.sleep(600)
-    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
+    os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
 
 
 def train(given, watchdog):
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     rate = optax.warmup_cosine_decay_schedule(0.0, 0.05, 3, given.steps)
-    tx = slamb_jax.skip_not_finite(slamb_jax.slamb(rate, EXCHANGE), EXCHANGE)
-    run = slamb_jax.per_worker_step(make_step(tx), mesh, EXCHANGE)
-    state, begun, stream = start(tx, mesh), 0, np.random.default_rng(3)
-    with slamb_jax.Checkpoints(given.directory / "checkpoints") as checkpoints:
-        if found := checkpoints.restore(state):
+    exchange = slamb_jax.Exchange("data") if given.slots else PAPER
+    inner = any_lamb(rate, exchange, mu_dtype="bfloat16" if given.slots else None)
+    tx = slamb_jax.skip_not_finite(inner, exchange)
+    run = slamb_jax.per_worker_step(make_step(tx), mesh, exchange)
+    state, begun, stream = start(tx, mesh, exchange), 0, np.random.default_rng(3)
+    with kept_by(given) as kept:
+        if found := kept.restore(state):
             begun, state = found.step, found.state
             stream.bit_generator.state = found.extra["stream"]
-        say("resumed", begun)
+        began = [begun, getattr(found, "newcomers", []), bits(state, stream)]
         for t in range(begun + 1, given.steps + 1):
-            if given.fail.rsplit(":", 1)[0] == f"{given.index}:{t}":
-                misbehave(given.fail.rsplit(":", 1)[1])
+            at, _, how = given.fail.rpartition(":")
+            fails = at == f"{given.index}:{t}"
+            if fails and how != "unsaved":
+                misbehave(how)
             watchdog.beat(t)
             batch = stream.normal(size=(8 * mesh.size, FEATURES + TARGETS))
             if t == 5:
@@ -98,20 +113,24 @@ def train(given, watchdog):
             key = jax.random.fold_in(jax.random.key(4), t)
             state, _ = jax.block_until_ready(run(state, batch.astype(np.float32), key))
             slamb_jax.check_finite(state, 3)
+            if fails:
+                misbehave(how)
             say("step", t)
             if t % given.save_every == 0:
                 say("saving", t)
-                checkpoints.save(t, state, {"stream": stream.bit_generator.state})
+                kept.save(t, state, {"stream": stream.bit_generator.state})
                 say("saved", t)
-    return state, stream
+    if given.slots:
+        slamb_jax.assert_replicas_agree(state[0])
+    return *began, bits(state, stream)
 
 
-def bits(state):
-    """Of each leaf, those on each device of this process."""
+def bits(state, stream):
+    """Of each leaf, those on each device of this process; and where its data stand."""
     return {
         name: [np.asarray(shard.data).tobytes().hex() for shard in x.addressable_shards]
         for name, x in leaves_by_name(jax.tree.map(raw, state)).items()
-    }
+    } | {"stream": [json.dumps(stream.bit_generator.state)]}
 
 
 def main():
@@ -120,10 +139,7 @@ def main():
         f"localhost:{given.port}", given.count, given.index, initialization_timeout=300
     )
     with slamb_jax.Watchdog(given.timeout, step_timeout=given.step_timeout) as watchdog:
-        state, stream = train(given, watchdog)
-        end = bits(state) | {"stream": json.dumps(stream.bit_generator.state)}
-        (given.directory / f"end-{given.index}.json").write_text(json.dumps(end))
-        say("ended")
+        say("result", json.dumps(train(given, watchdog)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,23 +15,22 @@ from tests.workers import AXIS, P
 
 N, SHARDS = 4, 2
 OLD = not hasattr(jax.lax, "pcast")  # jax 0.7: only axes that are manual
+ALONE = pytest.mark.filterwarnings("ignore:step changes most of the state")
 auto = pytest.mark.skipif(OLD, reason="needs a jax newer than 0.7")
 
 
-def mesh_with(sizes: dict[str, int], kind: AxisType = AxisType.Auto) -> Mesh:
+def mesh_with(sizes, kind=AxisType.Auto):
     """Axes of these names and sizes, the last one the fastest."""
     devices = np.array(jax.devices()[: math.prod(sizes.values())])
     kinds = (kind,) * len(sizes)
     return Mesh(devices.reshape(*sizes.values()), tuple(sizes), axis_types=kinds)
 
 
-def mesh_4x2() -> Mesh:
+def mesh_4x2():
     return mesh_with({AXIS: N, "model": SHARDS})
 
 
-def in_shard_map(
-    step: Callable[..., Any], mesh: Mesh, state: Any, specs: Any, check_vma: bool
-) -> Callable[..., Any]:
+def in_shard_map(step, mesh, state, specs, check_vma):
     """A worker's step under a ``jax.shard_map`` over all axes, as users write it.
 
     ``specs``: of the parameters; gradients have a leading axis of devices.
@@ -41,7 +39,7 @@ def in_shard_map(
     lead = tuple(name for name in mesh.axis_names if name != "model")
     of_batch = {name: P(lead, *(spec or ())) for name, spec in specs.items()}
 
-    def one_of_many(state: Any, g: Any) -> Any:
+    def one_of_many(state, g):
         new, _ = step(jax.tree.map(lambda x: jnp.squeeze(x, 0), state), g)
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), new), ()
 
@@ -58,7 +56,7 @@ class Tiled(Selection):
     inner: Strided
     specs: tuple[Any, ...]  # of the leaves, in order
 
-    def _shard(self, leaf: Leaf) -> tuple[Leaf, list[int]]:
+    def _shard(self, leaf):
         """The leaf of one shard, and the shards along each dimension."""
         spec = self.specs[leaf.index] or P()
         parts = [SHARDS if "model" in (e or ()) else 1 for e in spec]
@@ -67,16 +65,16 @@ class Tiled(Selection):
         shards = int(np.prod(parts))
         return Leaf(leaf.index, shape, leaf.stacked, shards), parts
 
-    def dense(self, leaf: Leaf) -> bool:
+    def dense(self, leaf):
         return self.inner.dense(self._shard(leaf)[0])
 
-    def age(self, step: jax.Array, leaf: Leaf, state: Any = None) -> jax.Array:
+    def age(self, step, leaf, state=None):
         shard, parts = self._shard(leaf)
         age = self.inner.age(step, shard)
         age = jnp.repeat(age, self.inner.block_size(shard), 0).reshape(shard.shape)
         return jnp.tile(age, parts).reshape(-1, 1)
 
-    def blocks(self, step: jax.Array, leaf: Leaf, state: Any = None) -> jax.Array:
+    def blocks(self, step, leaf, state=None):
         shard, _ = self._shard(leaf)
         slots = -(-shard.size // self.inner.period) + 128
         most = slots * (leaf.size // shard.size)

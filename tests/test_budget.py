@@ -12,20 +12,6 @@ from slamb_jax.exchange.selections import Strided
 from slamb_jax.exchange.settings import FORMATS
 from tests.workers import AXIS
 
-DEFAULT, PAPER = slamb_jax.Exchange(AXIS), slamb_jax.Exchange.paper(AXIS)
-
-
-@pytest.mark.parametrize(("exchange", "share"), [(DEFAULT, 0.0516), (PAPER, 0.11)])
-def test_they_send_what_they_say(exchange, share):
-    params = {"w": jax.ShapeDtypeStruct((4096, 4096), jnp.float32)}
-    assert exchange.share(params) == pytest.approx(share, abs=5e-4)
-
-
-def test_settings_override_those_of_the_paper():
-    assert slamb_jax.Exchange.paper(AXIS, sync_every=50).sync_every == 50
-    assert PAPER.selection.compress_ratio == 0.1
-
-
 PART = {"selection": Strided(0.1), "payload": None}
 DUE = [  # at the steps 1 to 7
     ({}, [1, 2, 3, 4, 5, 6, 7]),

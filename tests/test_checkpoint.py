@@ -1,5 +1,6 @@
 """Checkpoints are exact or found to be damaged, and n workers are resized to m."""
 
+import contextlib
 import dataclasses
 import re
 import shutil
@@ -14,14 +15,16 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from jax.sharding import AxisType
 
 import slamb_jax
-from slamb_jax.checkpoint import Checkpoints, resize
+from slamb_jax.checkpoint import Checkpoints, Snapshots, resize
 from slamb_jax.checkpoint.store import Store
 from tests.close import assert_same_bits
 from tests.damage import DAMAGE
 from tests.optimizers import random_tree, slamb
-from tests.test_processes import results
+from tests.programs import found_by
+from tests.shards import mesh_with
 from tests.workers import AXIS, P, mesh_of, stack, train
 
 N = 4
@@ -57,18 +60,22 @@ def assert_restored(found, step, state, like=None, extra=None):
         assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
 
 
-@pytest.mark.parametrize("on_mesh", [True, False])
-def test_what_comes_back_is_what_was_saved(on_mesh, tmp_path):
-    state, other = (a_state(N, i, mesh_of(N) if on_mesh else None) for i in (0, 1))
+@pytest.mark.parametrize("kind", [None, AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("store", [Checkpoints, Snapshots])
+def test_what_comes_back_is_what_was_saved(store, kind, tmp_path):
+    """Of every dtype; the latest two are kept."""
+    mesh = kind and mesh_with({AXIS: N}, kind)
+    state, other = (a_state(N, i, mesh) for i in (0, 1))
     rng = np.random.default_rng(5)
     extra = {"position": 640, "generator": rng.bit_generator.state}
-    with Checkpoints(tmp_path) as checkpoints:
-        assert checkpoints.restore(state) is None
+    opened = (lambda x: x) if store is Checkpoints else contextlib.nullcontext
+    with opened(store(tmp_path)) as kept:
+        assert kept.restore(state) is None
         for step in (3, 6, 9):
-            checkpoints.save(step, state, extra)
-    with Checkpoints(tmp_path) as checkpoints:
-        assert_restored(checkpoints.restore(other), 9, state, other, extra)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["6", "9"]
+            kept.save(step, state, extra)
+    with opened(store(tmp_path)) as kept:
+        assert_restored(kept.restore(other), 9, state, other, extra)
+    assert sorted(p.stem for p in tmp_path.iterdir() if p.stem.isdigit()) == ["6", "9"]
     assert not [p for p in tmp_path.rglob("*") if p.suffix in (".pkl", ".pickle")]
 
 
@@ -307,15 +314,10 @@ def test_a_checkpoint_is_resized_as_a_state_is(m, on_mesh, tmp_path):
 
 
 PROCESSES = """
-import json, pathlib, shutil, sys
-import jax, jax.numpy as jnp
-import slamb_jax
+import shutil
 from jax.experimental import multihost_utils
 from slamb_jax.checkpoint.store import try_read
 
-index, count, port = map(int, sys.argv[1:])
-jax.distributed.initialize(f"localhost:{port}", count, index)
-mesh, found = jax.make_mesh((4,), ("data",)), {}
 state = {"w": jnp.ones(3), "key": jax.random.key(0)}
 state = slamb_jax.replicate(state, mesh, slamb_jax.Exchange("data"))
 shared, own = pathlib.Path("shared"), pathlib.Path(str(index))
@@ -337,14 +339,13 @@ multihost_utils.sync_global_devices("copied")
 attempt("other", own, lambda x: x.restore(state))
 attempt("damage", shared, lambda _: try_read(shared, lambda: [0][index]))
 attempt("failure", shared, lambda _: try_read(shared, lambda: bytes(index << 62)))
-print("result", json.dumps([jax.process_count(), found]))
 """
 
 
 @pytest.mark.long
 def test_processes_share_the_directory_and_what_went_wrong(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for found in results(2, PROCESSES):
+    for found in found_by(2, PROCESSES, tmp_path):
         assert found["saved"] == 4 * (3 + 4 * 2)  # one w, and four keys
         assert found["restored"] == 1
         assert found["left"] == []

@@ -11,7 +11,7 @@ import pytest
 from slamb_jax._core.rounding import hash_u32
 from slamb_jax.exchange.codes import cut_among, quantizer_of
 from tests.close import assert_close
-from tests.naive_codes import BITS, COUNTS, coded, grid, in_blocks
+from tests.naive import BITS, COUNTS, coded, grid, in_blocks
 
 each = pytest.mark.parametrize("payload", [*COUNTS, *BITS])
 certain = pytest.mark.parametrize("payload", COUNTS)

@@ -35,10 +35,6 @@ def blocks_of(page):
     ]
 
 
-def has_code(page):
-    return any(language in ("python", "console") for language, *_ in blocks_of(page))
-
-
 def of_page(page, marks=()):
     return pytest.param(page, id=page.relative_to(ROOT).as_posix(), marks=marks)
 
@@ -49,7 +45,7 @@ def of_page(page, marks=()):
     [
         of_page(page, () if page.name == "README.md" else pytest.mark.long)
         for page in PAGES
-        if has_code(page)
+        if {"python", "console"} & {language for language, *_ in blocks_of(page)}
     ],
 )
 def test_code_of_a_page_runs(page, monkeypatch):
@@ -71,15 +67,11 @@ def test_code_of_a_page_runs(page, monkeypatch):
                 code = "\n" * (line - 1) + text
                 exec(compile(code, page, "exec", dont_inherit=True), names)
             else:
-                run_commands(text)
+                for command in text.replace("\\\n", " ").splitlines():
+                    name, *arguments = shlex.split(command.removeprefix("$ "))
+                    assert name == "slamb-jax", f"{command!r} would not be run"
+                    command_line.main(arguments)
         printed = out.getvalue()
-
-
-def run_commands(text):
-    for command in text.replace("\\\n", " ").splitlines():
-        name, *arguments = shlex.split(command.removeprefix("$ "))
-        assert name == "slamb-jax", f"{command!r} would not be run"
-        command_line.main(arguments)
 
 
 @pytest.mark.parametrize("page", [of_page(page) for page in PAGES])

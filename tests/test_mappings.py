@@ -1,4 +1,4 @@
-"""The same bits of the same seed; one worker or axis, two, narrow parameters.
+"""The same bits of the same seed; one worker or axis, two, one program of all workers.
 
 That every mapping gives the same numbers is in the campaign.
 """
@@ -6,6 +6,7 @@ That every mapping gives the same numbers is in the campaign.
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -15,7 +16,8 @@ from jax.sharding import AxisType, NamedSharding
 import slamb_jax
 from slamb_jax.exchange.selections import Strided
 from tests.close import assert_close, assert_same_bits
-from tests.optimizers import random_tree, train_step
+from tests.optimizers import random_tree, step_on_gradients, train_step
+from tests.shards import auto, mesh_4x2, mesh_with
 from tests.workers import AXIS, P, mesh_of, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "odd": (7, 11), "empty": (0, 3), "scale": ()}
@@ -23,9 +25,9 @@ STEPS = 4
 EACH_CHECK = pytest.mark.parametrize("check_vma", [True, False])
 
 
-def slamb(axis_name=AXIS, make=slamb_jax.slamb, rate=0.01):
+def slamb(axis_name=AXIS):
     few = {"selection": Strided(0.1, min_size=20), "sync_every": 3, "payload": None}
-    return make(rate, exchange=slamb_jax.Exchange(axis_name, **few), b3=0.9)
+    return slamb_jax.slamb(0.01, slamb_jax.Exchange(axis_name, **few), b3=0.9)
 
 
 SLAMB = slamb()
@@ -53,21 +55,10 @@ def test_sixteen_bit_parameters_follow_the_float32_run(dtype):
 
 
 @pytest.mark.parametrize("mapping", ["shard_map", "shard_map_unchecked"])
-def test_two_axes_are_one_group_of_workers(mapping):
+def test_two_axes_are_one_group_of_workers_and_none_is_one_worker(mapping):
     axes = ("node", "device")
     assert_close(run(slamb(axes), mapping, axis=axes), run(SLAMB))
-
-
-def test_without_an_axis_it_is_the_run_of_one_worker():
     assert_close(run(slamb(None), n=1), run(SLAMB, "shard_map", n=1))
-
-
-def test_injected_and_masked_it_is_the_same_under_another_mapping():
-    make = optax.inject_hyperparams(slamb_jax.slamb, static_args="exchange")
-    injected = slamb(make=make, rate=optax.linear_schedule(0.02, 0.01, 4))
-    tx = optax.masked(injected, {name: name != "b" for name in SHAPES})
-    with jax.numpy_dtype_promotion("standard"):  # optax's schedules need it
-        assert_close(run(tx, "shard_map"), run(tx))
 
 
 def loss_of(params, batch):
@@ -97,6 +88,7 @@ KINDS = {
     "muon": slamb_jax.muon(0.1, DILOCO),
     "accumulate": slamb_jax.accumulate(slamb_jax.adamw(0.1, MEAN), 2),
     "finite": slamb_jax.skip_not_finite(slamb_jax.adamw(0.1, LATE), LATE),
+    "finite, published": slamb_jax.skip_not_finite(SLAMB, MEAN),
     "bfloat16": slamb_jax.train_in_bfloat16(slamb_jax.adamw(0.1, MEAN), "stochastic"),
 }
 
@@ -105,8 +97,7 @@ KINDS = {
 @EACH_CHECK
 def test_a_worker_scans_its_steps_on_a_mesh_of_explicit_axes(name, check_vma):
     """The types of its state stay."""
-    tx, types = KINDS[name], (AxisType.Explicit,)
-    mesh = jax.make_mesh((4,), (AXIS,), axis_types=types, devices=jax.devices()[:4])
+    tx, mesh = KINDS[name], mesh_with({AXIS: 4}, AxisType.Explicit)
 
     def worker(params):
         own = jax.tree.map(lambda x: jnp.squeeze(x, 0), params)
@@ -152,3 +143,60 @@ def test_jax_refuses_an_average_within_the_gradient(check_vma, average):
         return
     with pytest.raises(Exception, match="forbidden by `no_collectives`"):
         run.lower(state, jnp.ones((8, 3)))
+
+
+PAIR = {"w": (24, 16), "b": (16,)}
+EXCHANGES = {
+    "default": slamb_jax.Exchange(AXIS),
+    "outer": slamb_jax.Exchange(AXIS, sync_every=3, outer=optax.sgd(0.7)),
+}
+
+
+def plain_step(tx):
+    """What a trainer does: no axis of workers is bound in it."""
+
+    @jax.jit
+    def step(params, opt_state, grads):
+        updates, opt_state = tx.update(grads, opt_state, params, value=jnp.ones(()))
+        return optax.apply_updates(params, updates), opt_state
+
+    return step
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_the_bits_and_bytes_of_per_worker_step(name):
+    settings, mesh, params = EXCHANGES[name], mesh_of(4), random_tree(PAIR, 0)
+    tx = optax.chain(optax.clip_by_global_norm(1.0), slamb_jax.adamw(0.1, settings))
+    run = slamb_jax.per_worker_step(step_on_gradients(tx), mesh, settings)
+    want = slamb_jax.replicate((params, tx.init(params)), mesh, settings)
+    mapped = slamb_jax.on_workers(tx, mesh, settings)
+    step = plain_step(mapped)
+    ours = slamb_jax.replicate(params, mesh, settings)
+    got = ours, mapped.init(ours)
+    chex.assert_trees_all_equal(got, want)
+    there = NamedSharding(mesh, P(AXIS))
+    for t in range(4):
+        grads = jax.device_put(random_tree(PAIR, t + 1, 4), there)
+        if t == 0:
+            sent = slamb_jax.wire_report(step.lower(*got, grads))
+            assert sent == slamb_jax.wire_report(run.lower(want, grads))
+        got = step(*got, grads)
+        want, _ = run(want, grads)
+    assert step._cache_size() == 1
+    assert_close(got, want)
+
+
+@auto
+def test_a_sharded_model_stays_sharded():
+    specs = {"w": P(None, "model"), "b": P("model")}
+    settings = slamb_jax.Exchange(AXIS, param_specs=specs)
+    mesh, params = mesh_4x2(), random_tree(PAIR, 0)
+    tx = slamb_jax.on_workers(slamb_jax.adamw(0.1, settings), mesh, settings)
+    params = slamb_jax.replicate(params, mesh, settings)
+    given = params, tx.init(params), params  # gradients that lie as they do
+    step = plain_step(tx)
+    report = slamb_jax.wire_report(step.lower(*given))
+    for c in report.collectives:  # codes, and sums over a leaf's shards
+        assert c.dtype == "u8" or c.elements < 9, report
+    params, _ = step(*given)
+    assert params["w"].sharding.spec == P(AXIS, None, "model")

@@ -15,7 +15,7 @@ from slamb_jax._core.rounding import round_to
 from slamb_jax.exchange.codes import quantizer_of
 from slamb_jax.exchange.mean import mean_over_workers
 from tests.close import assert_close, assert_same_bits, assert_workers_agree
-from tests.naive_codes import BITS, coded, grid
+from tests.naive import BITS, coded, grid
 from tests.optimizers import random_tree
 from tests.workers import AXIS, MAPPINGS, P, mesh_of, over_workers
 

@@ -149,13 +149,6 @@ def has_ended(pid):
     return state in "ZX"
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @shaped
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -166,9 +159,10 @@ def test_an_interrupted_run_leaves_nothing(number, moment):
     run = programs.start(*COMMAND, "--rates", "100")
     name = f"slamb-{run.pid}-"
     try:
-        wait_until(lambda: left_of(name))
+        assert programs.wait_until(lambda: left_of(name))
         if moment == "workers train":
-            wait_until(lambda: len(children(run.pid)) == 4 and len(left_of(name)) == 9)
+            made = lambda: len(children(run.pid)) == 4 and len(left_of(name)) == 9  # noqa: E731
+            assert programs.wait_until(made)
             time.sleep(5)
         ours = children(run.pid)
         run.send_signal(number)
@@ -178,4 +172,4 @@ def test_an_interrupted_run_leaves_nothing(number, moment):
     assert run.returncode != 0, told
     assert left_of(name) == []
     # An `ip` that was just started when the signal came ends by itself.
-    wait_until(lambda: all(map(has_ended, ours)))
+    assert programs.wait_until(lambda: all(map(has_ended, ours)), seconds=60)

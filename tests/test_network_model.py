@@ -40,7 +40,7 @@ def test_collectives_take_as_long_as_a_stepped_ring(workers, per_node, local, la
     assert gathered == network.seconds("reduce-scatter", 1e7)
 
 
-def test_an_all_to_all_fills_the_links_of_full_nodes():
+def test_an_all_to_all_fills_the_links_of_full_nodes_and_a_node_uses_its_own():
     nodes = [Network(64, 1e9, latency=0.1, workers_per_node=w) for w in (1, 8, 32)]
     seconds = [node.seconds("all-to-all", 8e6) for node in nodes]
     pieces = [1 * 63, 8 * 56, 32 * 32]  # of 1 Mbit, that leave a node
@@ -50,8 +50,7 @@ def test_an_all_to_all_fills_the_links_of_full_nodes():
     halves = full.seconds("all-to-all", 8e6) + full.seconds("all-gather", 8e6 / 64)
     assert halves > 1.5 * full.seconds("all-reduce", 16e6)
 
-
-def test_a_single_node_uses_its_local_link_only():
+    # A single node uses its local link only.
     node = Network(8, 1e9, workers_per_node=8, local_link=1e11)
     flat = Network(8, 1e11)
     for kind in ("all-reduce", "all-gather", "collective-permute"):

@@ -34,8 +34,8 @@ assert CHECKS, "optax names its checks otherwise: none would run"
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_optax_finds_nothing(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ours(_: unittest.TestCase, name: str) -> functools.partial:
+def test_optax_finds_nothing(check, monkeypatch):
+    def ours(_, name):
         return functools.partial(OURS[name], exchange=slamb_jax.Exchange())
 
     monkeypatch.setattr(checks, "_get_opt", ours)

@@ -131,9 +131,6 @@ def test_rows_are_decoded_and_summed(platform):
     assert_close(got, jnp.square(rows).sum(0), units=8)
 
 
-SCALARS = np.float32(3), np.float32(1)
-
-
 @on_each
 @pytest.mark.parametrize("in_parts", [False, True])
 @pytest.mark.parametrize("size", [100, 2**16])
@@ -145,7 +142,8 @@ def test_directions_are_those_of_the_moments(platform, in_parts, size, of_elemen
         return scalars[0] * m / (jnp.sqrt(v) + scalars[1])
 
     def both(m, v, factor):
-        given, how = (direction, SCALARS, (m, v)), {"in_parts": in_parts}
+        scalars, how = (np.float32(3), np.float32(1)), {"in_parts": in_parts}
+        given = direction, scalars, (m, v)
         fun, arrays = platform_masked.direction_for_norms(*given, **how)
         after = platform_masked.direction_for_update(*given, arrays, factor, **how)
         return fun(*arrays), *after

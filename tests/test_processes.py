@@ -1,33 +1,20 @@
 """Two real processes, joined by jax.distributed, end where one process ends."""
 
-import json
-import os
-import subprocess
-import sys
-
 import chex
 import pytest
 
-from tests.launcher import ROOT, free_port
+from tests.programs import found_by
 
 TRAINING = """
-import json, sys
-import jax, jax.numpy as jnp, numpy as np, optax
-import slamb_jax
 from slamb_jax import Exchange
+from tests.optimizers import train_step
 
-index, count, port = map(int, sys.argv[1:])
-if count > 1:
-    jax.distributed.initialize(f"localhost:{port}", count, index)
-found, mesh, start = {}, jax.make_mesh((4,), ("data",)), jnp.ones((6, 5))
+start = jnp.ones((6, 5))
 
 def run_on(mesh, exchange, tx, params=start, steps=4):
     def step(state, batch, key):
-        params, opt_state = state
         noisy = batch + 0.1 * jax.random.normal(key, batch.shape)
-        grads = jax.grad(lambda p: jnp.mean((noisy @ p) ** 2))(params)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), None
+        return train_step(tx, lambda p, x: jnp.mean((x @ p) ** 2))(state, noisy)
 
     state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
     run = slamb_jax.per_worker_step(step, mesh, exchange)
@@ -35,9 +22,6 @@ def run_on(mesh, exchange, tx, params=start, steps=4):
         batch = np.random.default_rng(t).normal(size=(16, 6)).astype(np.float32)
         state, _ = run(state, batch, jax.random.key(t))
     return state[0]
-"""
-RESULT = """
-print("result", json.dumps([jax.process_count(), found]))
 """
 
 # Groups lie across the processes: device 0 of each group in the first, 1 in the second.
@@ -58,7 +42,7 @@ try:
     own(state, np.arange(4.0, dtype=np.float32))
 except ValueError as error:
     found["refused"] = str(error)
-{RESULT}"""
+"""
 
 UNLIKE = f"""{TRAINING}
 for name, params, exchange, rate in (
@@ -72,38 +56,13 @@ for name, params, exchange, rate in (
         found[name] = "ran"
     except ValueError as error:
         found[name] = str(error)
-{RESULT}"""
-
-
-def results(count, program=WORKER):
-    port = free_port()
-    flags = f"--xla_force_host_platform_device_count={4 // count}"
-    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(i), str(count), str(port)],
-            env=env | {"PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for i in range(count)
-    ]  # fmt: skip
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=240)
-            assert process.returncode == 0, err
-            line = next(x for x in out.splitlines() if x.startswith("result "))
-            seen, found = json.loads(line.removeprefix("result "))
-            assert seen == count
-            yield found
-    finally:
-        for process in processes:
-            process.kill()
+"""
 
 
 @pytest.mark.long
-def test_two_processes_end_where_one_does():
-    (alone,) = results(1)
-    for found in results(2):
+def test_two_processes_end_where_one_does(tmp_path):
+    (alone,) = found_by(1, WORKER, tmp_path)
+    for found in found_by(2, WORKER, tmp_path):
         refused = found.pop("refused")
         assert refused == alone["refused"]
         assert "differs between the devices of a worker" in refused
@@ -112,8 +71,8 @@ def test_two_processes_end_where_one_does():
 
 
 @pytest.mark.long
-def test_processes_that_are_not_alike_are_told_before_they_exchange():
-    for found in results(2, UNLIKE):
+def test_processes_that_are_not_alike_are_told_before_they_exchange(tmp_path):
+    for found in found_by(2, UNLIKE, tmp_path):
         assert "tree[0] must be the same in all processes" in found["values"]
         assert "exchange must be the same in all processes" in found["exchange"]
         assert "step must be the same program in all" in found["program"]

@@ -78,7 +78,7 @@ def test_augmentation_keeps_shape_and_pixels():
 @pytest.mark.parametrize("name", KINDS)
 def test_each_optimizer_trains(name, dense, tmp_path):
     short = {"epochs": 2 * programs.EPOCH, "eval_every": 2, "optimizer": name}
-    paper = slamb_jax.Exchange.paper(options.EXCHANGE.axis_name)
+    paper = slamb_jax.Exchange.paper(options.EXCHANGE.axis_name, sync_every=1)
     exchange = paper if name == "slamb" else options.EXCHANGE
     result = run(tmp_path, dense=dense, exchange=exchange, **short)
     assert result.step == 2

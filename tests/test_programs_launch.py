@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from examples.common import records
 from examples.common.loop import Result
 from examples.common.options import parse
 from tests import programs
-from tests.launcher import free_port
 
 LAUNCH = programs.EXAMPLES / "launch"
 SCRIPT = "bash", LAUNCH / "two_processes.sh", "bert"
@@ -39,7 +37,7 @@ def started(tmp_path, out, *command):
     words += ["--files", tmp_path / "text", "--cache", tmp_path / "tokens"]
     return programs.start(
         *words, "--out", tmp_path / out, program=program,
-        PORT=str(free_port()),
+        PORT=str(programs.free_port()),
         PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"),
         JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.1",
@@ -48,12 +46,10 @@ def started(tmp_path, out, *command):
 
 
 def wait_for_steps(process, path, steps):
-    until = time.monotonic() + 600
-    while time.monotonic() < until and process.poll() is None:
-        if path.exists() and any(r["step"] >= steps for r in records.read(path)):
-            return
-        time.sleep(0.2)
-    pytest.fail(f"no step {steps}: {programs.finish(process, timeout=1)}")
+    def reached():
+        return path.exists() and any(r["step"] >= steps for r in records.read(path))
+
+    assert programs.wait_until(reached, process), programs.finish(process, timeout=1)
 
 
 def kill_one(process, slot):

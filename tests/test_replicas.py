@@ -1,7 +1,6 @@
 """Laying replicas out, stepping them, averaging them into one."""
 
 import dataclasses
-import functools
 
 import chex
 import jax
@@ -16,6 +15,7 @@ from slamb_jax.workers.mesh import replicated
 from slamb_jax.workers.replicas import mean_replica
 from tests.close import assert_close
 from tests.optimizers import random_tree, step_on_gradients, train_step
+from tests.shards import mesh_with
 from tests.workers import AXIS, P, mesh_of
 
 N = 8
@@ -83,7 +83,11 @@ def averaging(tx):
 
 BESIDE = {  # whether the other parameters agree after the first step, and the second
     "drifts": (beside(optax.adam(0.1)), False, False),
-    "drifts later": (beside(optax.sgd(WARM_UP)), True, False),
+    "drifts later": (
+        beside(optax.sgd(WARM_UP)),
+        True,
+        False,
+    ),
     "drifts under one label": (beside(optax.adam(0.1), ALL), False, False),
     "frozen": (beside(optax.set_to_zero()), True, True),
     "is ours too": (beside(slamb_jax.sgd(0.1, EXCHANGE)), True, True),
@@ -135,10 +139,6 @@ def test_a_rate_that_follows_the_mean_loss_is_the_same_for_all():
     assert state[1][1].scale[0] < 1
 
 
-def mesh_with(kind, n=N):
-    return jax.make_mesh((n,), (AXIS,), axis_types=(kind,), devices=jax.devices()[:n])
-
-
 def noisy_step(tx):
     """Reports the loss, and the noise that the worker's own key gave."""
 
@@ -153,42 +153,16 @@ def noisy_step(tx):
 START = random_tree({"w": (4, 3)}, 0)
 
 
-@functools.cache
-def trained(kind, check_vma):
-    tx, mesh = slamb_jax.lamb(0.05, EXCHANGE), mesh_with(kind)
-    state, reports = begun(tx, START, mesh), []
-    run = per_worker(noisy_step(tx), mesh, check_vma=check_vma)
-    for t in range(5):
-        old = state
-        state, report = run(state, batch_of(t), jax.random.key(t))
-        assert jax.tree.leaves(old)[0].is_deleted()  # donated
-        reports.append(report)
-    return state, reports
-
-
-@pytest.mark.parametrize(
-    ("kind", "check_vma"), [(EXPLICIT, False), (AUTO, True), (AUTO, False)]
-)
-def test_every_kind_of_mesh_trains_the_same(kind, check_vma):
-    """With keys and reports of each worker's own."""
-    state, reports = got = trained(kind, check_vma)
-    chex.assert_trees_all_close(got, trained(EXPLICIT, True), atol=1e-6)
-    chex.assert_shape(reports[0]["loss"], (N,))
-    assert len(np.unique(reports[0]["noise"])) == N
-    end = slamb_jax.consolidate(state[0])["w"]
-    assert jnp.linalg.norm(end) < 0.95 * jnp.linalg.norm(START["w"])
-
-
 @KINDS
 @pytest.mark.parametrize("n", [1, 4])
 def test_arrays_on_a_mesh_of_the_other_kind_are_moved(kind, n):
     """Of the same devices; a mesh of one device is one too."""
-    theirs = mesh_with(AUTO if kind == EXPLICIT else EXPLICIT, n)
+    theirs = mesh_with({AXIS: n}, AUTO if kind == EXPLICIT else EXPLICIT)
 
     def step(state, batch):  # beside a number that is not changed
         return {"sum": state["sum"] + batch.sum(), "rest": state["rest"]}, batch
 
-    run = per_worker(step, mesh_with(kind, n))
+    run = per_worker(step, mesh_with({AXIS: n}, kind))
     batch = jax.device_put(jnp.ones(8), jax.sharding.NamedSharding(theirs, P(AXIS)))
     state = {"sum": jnp.zeros(()), "rest": jnp.zeros(2)}
     state, _ = run(slamb_jax.replicate(state, theirs, EXCHANGE), batch)
@@ -199,7 +173,7 @@ def test_arrays_on_a_mesh_of_the_other_kind_are_moved(kind, n):
 
 @KINDS
 def test_it_can_be_traced_like_any_jitted_function(kind):
-    tx, mesh = optax.sgd(0.1), mesh_with(kind)
+    tx, mesh = optax.sgd(0.1), mesh_with({AXIS: N}, kind)
     run = per_worker(noisy_step(tx), mesh)
     state = begun(tx, {"w": jnp.ones((4, 3))}, mesh)
     batch, key = jnp.ones((16, 4)), jax.random.key(0)
@@ -263,7 +237,7 @@ def whole_surface(mesh, simulates):
 @pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="jax 0.7 has use_mesh alone")
 @KINDS
 def test_all_works_under_set_mesh(kind):
-    mesh = mesh_with(kind, 4)
+    mesh = mesh_with({AXIS: 4}, kind)
     # There jax 0.12 compiles no all-reduce over an axis of vmap.
     simulates = kind is not EXPLICIT or jax.__version_info__ < (0, 12)
     want = whole_surface(mesh, simulates)

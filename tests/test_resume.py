@@ -1,13 +1,20 @@
-"""Runs of four processes that are killed and started again lose nothing."""
+"""Watchdogs, and runs of four processes that are killed and lose nothing."""
 
 import json
 import random
 import re
+import sys
+import threading
 import time
+import types
 
+import jax
 import pytest
+from jax._src import distributed
 
-from tests.launcher import Launch
+import slamb_jax
+from slamb_jax.workers.watchdog import _from_exchange
+from tests.programs import resumable
 
 N = 4
 TIMEOUT = 15.0  # seconds without a sign of life; a busy machine may pause for several
@@ -15,17 +22,9 @@ TIMEOUT = 15.0  # seconds without a sign of life; a busy machine may pause for s
 
 def to_the_end(directory, **options):
     """The last states of a run that nobody interrupts."""
-    with Launch(directory, N, **options) as run:
+    with resumable(directory, N, **options) as run:
         assert run.statuses() == [0] * N, run.told()
-    return [json.loads((directory / f"end-{i}.json").read_text()) for i in range(N)]
-
-
-def check_same(got, want):
-    for a, b in zip(got, want, strict=True):
-        assert sorted(a) == sorted(b)
-        assert not [name for name in b if a[name] != b[name]]
-    w1 = {str(end["[0]['w1']"]) for end in want}
-    assert len(w1) == N  # the replicas differ, and each came back as it was
+        return [end for *_, end in run.found()]
 
 
 def others(values, gone):
@@ -45,9 +44,9 @@ def others(values, gone):
 )
 def test_other_ends_of_a_worker(fail, said, tmp_path):
     gone = int(fail[0])
-    options = {"timeout": TIMEOUT, "step_timeout": 2 * TIMEOUT, "fail": fail}
-    with Launch(tmp_path / "run", N, **options) as run:
-        statuses = run.statuses(waiting_for=others(range(N), gone))
+    options = {"timeout": TIMEOUT, "step-timeout": 2 * TIMEOUT, "fail": fail}
+    with resumable(tmp_path / "run", N, **options) as run:
+        statuses = run.statuses(but=gone)
         allowed = {75, -6} if fail == "0:4:kill" else {75}  # -6: by jax itself
         assert set(statuses) <= allowed, run.told()
         for told in others(run.told(), gone):
@@ -68,7 +67,7 @@ def test_killed_it_ends_as_if_it_had_not_been(seed, kinds, steps, tmp_path):
     want = to_the_end(tmp_path / "straight", **options)
     rng, directory, at = random.Random(seed), tmp_path / "killed", 0
     for kind in kinds:
-        with Launch(directory, N, **options) as run:
+        with resumable(directory, N, **options) as run:
             if kind == "in a save":
                 ready = run.until(f"saving {at + 3 * rng.choice((1, 2))}")
             else:
@@ -86,4 +85,69 @@ def test_killed_it_ends_as_if_it_had_not_been(seed, kinds, steps, tmp_path):
         complete = (directory / "checkpoints").glob("*/_CHECKPOINT_METADATA")
         saved = [int(x.parent.name) for x in complete if x.parent.name.isdecimal()]
         at = max([at, *saved])
-    check_same(to_the_end(directory, **options), want)
+    for got, end in zip(to_the_end(directory, **options), want, strict=True):
+        assert {k: x for k, x in got.items() if x != end[k]} == {}
+        assert got.keys() == end.keys()
+    w1 = {str(end["[0]['w1']"]) for end in want}
+    assert len(w1) == N  # the replicas differ, and each came back as it was
+
+
+def test_alone_it_starts_nothing():
+    before = threading.active_count()
+    with slamb_jax.Watchdog(timeout=30) as dog:
+        dog.beat(0)
+        assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("missing", ["client", "key_value_dir_get", "module"])
+def test_it_says_what_broke_when_jax_has_changed(missing, monkeypatch):
+    """With several processes the private client is looked for, and checked."""
+    client = types.SimpleNamespace(key_value_set=print)
+    state = types.SimpleNamespace(client=None if missing == "client" else client)
+    monkeypatch.setattr(distributed, "global_state", state)
+    if missing == "module":
+        monkeypatch.setitem(sys.modules, "jax._src.distributed", None)
+        monkeypatch.delattr(jax._src, "distributed", raising=False)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    said = r"no coordination client in jax .*jax\._src\.distributed"
+    with pytest.raises(RuntimeError, match=said):
+        slamb_jax.Watchdog(timeout=30)
+
+
+# The error of a save during which another process was killed.
+BROKE_OFF = OSError("checkpoint 15 could not be written")
+BROKE_OFF.__cause__ = jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed")
+
+
+@pytest.mark.parametrize(
+    ("error", "broken"),
+    [
+        (ValueError("UNKNOWN: Gloo all-reduce failed: connection reset"), True),
+        (jax.errors.JaxRuntimeError("INTERNAL: the other end is gone"), True),
+        (ValueError("b1 must be in [0, 1), got 2"), False),
+        (RuntimeError("UNKNOWN: a user's own"), False),
+        (OSError("checkpoint 15 could not be written"), False),
+        (BROKE_OFF, True),
+    ],
+)
+def test_a_broken_exchange_is_told_from_a_failure(error, broken):
+    assert _from_exchange(error) is broken
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (SystemExit(0), "is done"),
+        (SystemExit(), "is done"),
+        (SystemExit(3), "failed: SystemExit(3)"),
+        (KeyboardInterrupt(), "failed: KeyboardInterrupt()"),
+    ],
+)
+def test_to_exit_with_0_is_no_failure(error, state):
+    written = []
+    watchdog = slamb_jax.Watchdog(timeout=15)
+    watchdog._client = types.SimpleNamespace(
+        key_value_set=lambda key, value, **_: written.append(json.loads(value))
+    )
+    watchdog.__exit__(type(error), error, None)
+    assert [sign["state"] for sign in written] == [state]

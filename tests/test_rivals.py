@@ -25,7 +25,6 @@ for _g in GRADS:  # a parameter that nothing depends on
     _g["b"] = _g["b"].at[:, 0].set(0.0)
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
-
 POWERSGD = rivals.powersgd(optax.sgd(0.1), AXIS, rank=3)
 
 

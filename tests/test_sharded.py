@@ -21,10 +21,8 @@ from slamb_jax.links.directions import DimensionNumbers
 from tests.close import assert_close, assert_same_bits
 from tests.compiled import compile_optimized
 from tests.optimizers import any_lamb, random_tree, step_on_gradients
-from tests.shards import OLD, SHARDS, N, auto, in_shard_map, mesh_4x2
+from tests.shards import ALONE, OLD, SHARDS, N, auto, in_shard_map, mesh_4x2
 from tests.workers import AXIS, P
-
-ALONE = pytest.mark.filterwarnings("ignore:step changes most of the state")
 
 SHAPES = {
     "embed": (64, 32), "q": (32, 4, 8), "heads": (4, 8, 32), "up": (32, 128),
@@ -74,8 +72,6 @@ def collectives(run, state, shapes):
 
 
 SLOW = functools.partial(pytest.param, marks=pytest.mark.long)
-
-
 each_check_vma = pytest.mark.parametrize("check_vma", [True, SLOW(False)])
 
 

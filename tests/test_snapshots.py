@@ -1,10 +1,6 @@
 """Snapshots: each process goes on with its own workers, and a newcomer with a copy."""
 
-import json
-import os
 import signal
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +11,11 @@ from slamb_jax.checkpoint import Snapshots
 from slamb_jax.checkpoint.snapshots import _agreed
 from tests.close import assert_same_bits
 from tests.damage import mislead, tear
-from tests.launcher import ROOT, free_port
+from tests.programs import resumable
 from tests.test_checkpoint import a_state, assert_restored
-from tests.workers import mesh_of
 
 N = 4
 EXTRA = {"position": 1120}
-
-
 DAMAGE = {
     "flip": lambda raw: raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:],
     "torn": tear,
@@ -41,22 +34,6 @@ def saved(directory, state, *steps):
 
 def kept(directory):
     return sorted(path.stem for path in directory.glob("*.snapshot"))
-
-
-@pytest.mark.parametrize("mesh", [False, True, "explicit"])
-def test_what_comes_back_is_what_was_saved(mesh, tmp_path):
-    """Of every dtype; the latest two are kept."""
-    state = a_state(mesh=mesh_of(N) if mesh else None)
-    if mesh == "explicit":
-        kinds = (jax.sharding.AxisType.Explicit,)
-        explicit = jax.make_mesh((N,), ("data",), kinds, devices=jax.devices()[:N])
-        sharding = jax.sharding.NamedSharding(explicit, jax.P("data"))
-        state = jax.device_put(state, sharding)
-    saved(tmp_path, state, 3, 6, 9)
-    found = Snapshots(tmp_path).restore(state)
-    assert found.newcomers == []
-    assert_restored(found, 9, state, extra=EXTRA)
-    assert kept(tmp_path) == ["6", "9"]
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -146,77 +123,11 @@ def test_the_step_to_go_on_from(told, step, holders):
     assert _agreed(rows) == ((step, holders, extras) if holders else None)
 
 
-WORKER = """
-import hashlib, json, os, signal, sys
-import jax, jax.numpy as jnp, numpy as np, optax
-import slamb_jax
-from tests.resumable import bits
-
-index, count, port, directory, last, victim, at = sys.argv[1:]
-index, count, last = int(index), int(count), int(last)
-jax.distributed.initialize(f"localhost:{port}", count, index)
-mesh = jax.make_mesh((jax.device_count(),), ("data",))
-exchange = slamb_jax.Exchange("data")
-tx = slamb_jax.adamw(0.05, exchange, mu_dtype=jnp.bfloat16)
-
-def step(state, batch):
-    params, opt_state, key = state
-    key, own = jax.random.split(key)
-    noisy = batch + 0.1 * jax.random.normal(own, batch.shape)
-    grads = jax.grad(lambda p: jnp.mean((noisy @ p) ** 2))(params)
-    updates, opt_state = tx.update(grads, opt_state, params)
-    return (optax.apply_updates(params, updates), opt_state, key), None
-
-params = jnp.ones((6, 5)).at[0, 0].set(-0.0)
-state = slamb_jax.replicate(
-    (params, tx.init(params), jax.random.key(2)), mesh, exchange
-)
-run = slamb_jax.per_worker_step(step, mesh, exchange)
-snapshots, first, newcomers = slamb_jax.Snapshots(directory), 0, []
-with slamb_jax.Watchdog(10):
-    try:
-        found = snapshots.restore(state)
-    except Exception as error:
-        print("result", json.dumps(str(error)), flush=True)
-        raise
-    if found:
-        first, state, extra, newcomers = found
-        assert extra == {"position": 8 * first}, extra
-    began = bits(state)
-    for t in range(first + 1, last + 1):
-        batch = np.random.default_rng(t).normal(size=(8 * mesh.size, 6))
-        state, _ = jax.block_until_ready(run(state, batch.astype(np.float32)))
-        if t == int(at) and index == int(victim):
-            os.kill(os.getpid(), signal.SIGKILL)
-        snapshots.save(t, state, {"position": 8 * t})
-    slamb_jax.assert_replicas_agree(state[0])
-print("result", json.dumps([first, newcomers, began, bits(state)]), flush=True)
-"""
-
-
-def launched(directories, last, victim=-1, at=-1, devices=1):
+def launched(directory, slots, steps, **options):
     """What each process said: its step, newcomers, bits at the start and the end."""
-    port = free_port()
-    env = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(ROOT),
-    }
-    processes = []
-    for i, directory in enumerate(directories):
-        words = i, len(directories), port, directory, last, victim, at
-        command = [sys.executable, "-c", WORKER, *map(str, words)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        processes.append(subprocess.Popen(command, env=env, **pipes))
-    try:
-        told = [process.communicate(timeout=240) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    statuses = [process.returncode for process in processes]
-    lines = [out.partition("result ")[2].partition("\n")[0] for out, _ in told]
-    found = [json.loads(line) if line else None for line in lines]
-    return statuses, found, [error for _, error in told]
+    options |= {"slots": ",".join(slots), "steps": steps, "save-every": 1}
+    with resumable(directory, len(slots), **options) as run:
+        return run.statuses(), run.found(), run.told()
 
 
 def same_on_all(found, *, when):
@@ -228,15 +139,14 @@ def same_on_all(found, *, when):
 
 @pytest.mark.long
 def test_workers_are_lost_and_come_back(tmp_path):
-    slots = [tmp_path / str(i) for i in range(3)]
-    statuses, found, told = launched(slots, last=9, victim=1, at=6)
+    statuses, found, told = launched(tmp_path, "012", 9, fail="1:6:unsaved")
     assert statuses[1] == -signal.SIGKILL
     assert {statuses[0], statuses[2]} <= {75, -signal.SIGABRT}, told
-    left = [kept(slots[slot]) for slot in (0, 2)]
+    left = [kept(tmp_path / slot) for slot in "02"]
     step = 6 if all("6" in steps for steps in left) else 5  # which all have in any case
     assert {*left[0], *left[1]} <= {"4", "5", "6"}
 
-    statuses, found, told = launched([slots[0], slots[2]], last=9)
+    statuses, found, told = launched(tmp_path, "02", 9)
     assert statuses == [0, 0], told
     assert [(first, new) for first, new, *_ in found] == [(step, [])] * 2
     equal = same_on_all(found, when=2)
@@ -246,8 +156,7 @@ def test_workers_are_lost_and_come_back(tmp_path):
     ends = [result[3] for result in found]
 
     # The one that was lost comes back, with snapshots of its own of older steps.
-    order = [slots[2], slots[1], slots[0]]
-    statuses, found, told = launched(order, last=11)
+    statuses, found, told = launched(tmp_path, "210", 11)
     assert statuses == [0, 0, 0], told
     assert [(first, new) for first, new, *_ in found] == [(9, [1])] * 3
     assert [found[2][2], found[0][2]] == ends
@@ -257,9 +166,8 @@ def test_workers_are_lost_and_come_back(tmp_path):
     assert same_on_all(found, when=3) == equal
 
     # One is left, and now has two workers, as its two new neighbours have.
-    order = [tmp_path / "3", slots[2], tmp_path / "4"]
     left = found[0][3]
-    statuses, found, told = launched(order, last=11, devices=2)
+    statuses, found, told = launched(tmp_path, "324", 11, devices=2)
     assert statuses == [0, 0, 0], told
     assert [(first, new) for first, new, *_ in found] == [(11, [0, 1, 3, 4, 5])] * 3
     for name, x in left.items():
@@ -270,5 +178,5 @@ def test_workers_are_lost_and_come_back(tmp_path):
 
 @pytest.mark.long
 def test_a_directory_of_two_processes_is_refused_by_all(tmp_path):
-    _, found, _ = launched([tmp_path / "one", tmp_path / "one"], last=2)
-    assert all("give this one a directory of its own" in error for error in found)
+    _, _, told = launched(tmp_path, ["one", "one"], 9)
+    assert all("give this one a directory of its own" in error for error in told)

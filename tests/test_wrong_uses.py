@@ -24,7 +24,6 @@ VALUES += CHECKPOINTS + CONFIGS
 ALL = [(*row, ValueError) for row in VALUES]
 ALL += [(*row, SystemExit) for row in COMMANDS + BYTE_LM]
 
-
 # Names are the same in every process: without addresses of functions.
 NAMES = [f"{i}-{re.sub('0x[0-9a-f]+', '', row[1])}" for i, row in enumerate(ALL)]
 

@@ -1,8 +1,6 @@
 """Runs an optimizer on n workers under each of jax's mappings."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +13,16 @@ MAPPINGS = ("vmap", "shard_map", "shard_map_unchecked", "pmap")
 P = PartitionSpec
 
 
-def mesh_of(n: int, axis: str | tuple[str, ...] = AXIS) -> Mesh:
+def mesh_of(n, axis=AXIS):
     axes = (axis,) if isinstance(axis, str) else axis
     devices = np.array(jax.devices()[:n])
     return Mesh(devices.reshape(*[2] * (len(axes) - 1), -1), axes)
 
 
-def stack(tree: Any, n: int) -> Any:
+def stack(tree, n):
     """The same tree for each of n workers."""
 
-    def copies(x: Any) -> jax.Array:
+    def copies(x):
         x = jnp.asarray(x)
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jnp.stack([x] * n)
@@ -33,12 +31,7 @@ def stack(tree: Any, n: int) -> Any:
     return jax.tree.map(copies, tree)
 
 
-def over_workers(
-    fun: Callable[..., Any],
-    mapping: str,
-    n: int,
-    axis: str | tuple[str, ...] = AXIS,
-) -> Callable[..., Any]:
+def over_workers(fun, mapping, n, axis=AXIS):
     """``fun``, as one worker calls it, as a jitted function of stacked arguments.
 
     Of two axes, the first has two devices.
@@ -50,7 +43,7 @@ def over_workers(
         run = jax.pmap(fun, axis_name=axis, devices=jax.devices()[:n])
     else:
 
-        def one_of_many(*args: Any) -> Any:
+        def one_of_many(*args):
             own = jax.tree.map(lambda x: jnp.squeeze(x, 0), args)
             return jax.tree.map(lambda x: jnp.expand_dims(x, 0), fun(*own))
 
@@ -61,7 +54,7 @@ def over_workers(
         run = jax.jit(run)
 
     @functools.wraps(run)
-    def placed(*args: Any) -> Any:
+    def placed(*args):
         # Else the first step, whose arguments lie on one device, is another program.
         return run(*jax.device_put(args, NamedSharding(mesh, P(axis))))
 
@@ -70,28 +63,17 @@ def over_workers(
 
 
 @functools.lru_cache(maxsize=32)
-def stepper(
-    tx: optax.GradientTransformation,
-    mapping: str,
-    n: int,
-    axis: str | tuple[str, ...] = AXIS,
-) -> Callable[..., Any]:
+def stepper(tx, mapping, n, axis=AXIS):
     """``(grads, state, params) -> (params, state)`` of all workers; compiled once."""
 
-    def step(grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
+    def step(grads, state, params):
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
     return over_workers(step, mapping, n, axis)
 
 
-def train(
-    tx: optax.GradientTransformation,
-    params: Any,
-    grads: list[Any],
-    mapping: str,
-    axis: str | tuple[str, ...] = AXIS,
-) -> list[tuple[Any, Any]]:
+def train(tx, params, grads, mapping, axis=AXIS):
     """Parameters and state after each step; ``grads`` are stacked over workers."""
     n = len(jax.tree.leaves(grads[0])[0])
     state = stack(jax.jit(tx.init)(params), n)

@@ -49,9 +49,15 @@ def scale_by_rate(
     learning_rate: optax.ScalarOrSchedule,
 ) -> optax.GradientTransformation:
     """Minus the rate, in the dtype of the updates also where it is an array."""
-    if isinstance(learning_rate, jax.Array):
-        learning_rate = optax.constant_schedule(learning_rate)
-    return optax.scale_by_learning_rate(learning_rate)
+    if not isinstance(learning_rate, jax.Array):
+        return optax.scale_by_learning_rate(learning_rate)
+    rate = learning_rate
+
+    def scaled(updates: Any, params: Any) -> Any:
+        del params
+        return map_present(lambda u: -rate.astype(u.dtype) * u, updates)
+
+    return optax.stateless(scaled)
 
 
 def cast_to_params() -> optax.GradientTransformation:

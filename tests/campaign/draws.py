@@ -7,25 +7,15 @@ fails, which takes minutes; ``CAMPAIGN_SEED=7`` draws others.
 import itertools
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import hypothesis
-from hypothesis import strategies as st
 
-SHAPES = st.lists(  # of the leaves of a tree
-    st.sampled_from(
-        [(), (0,), (1,), (7,), (1, 1), (3, 5), (16, 8), (0, 4), (2, 3, 5), (11, 13)]
-    ),
-    min_size=1,
-    max_size=4,
-)
 SEED = int(os.environ.get("CAMPAIGN_SEED", "0"))
 TIMES = int(os.environ.get("CAMPAIGN", "0"))
 IN_CI = os.environ.get("HYPOTHESIS_PROFILE", "default") != "default"
 
 
-def chosen(few: int, many: int) -> hypothesis.settings:
+def chosen(few, many):
     """Hypothesis' settings: ``few`` examples, ``many`` under the profile of CI."""
     phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
     if TIMES:
@@ -34,26 +24,19 @@ def chosen(few: int, many: int) -> hypothesis.settings:
     return hypothesis.settings(max_examples=examples, phases=phases)
 
 
-def drawn(few: int, many: int) -> Callable[[Any], Any]:
+def drawn(few, many):
     """A decorator: so many examples, of the campaign's seed."""
     return lambda test: hypothesis.seed(SEED)(chosen(few, many)(test))
 
 
-Row = dict[str, Any]
-Pair = tuple[tuple[str, Any], tuple[str, Any]]
-
 _TRIES = 400  # random rows with a pair in them, before it counts as impossible
 
 
-def _pairs(row: Row) -> set[Pair]:
+def _pairs(row):
     return set(itertools.combinations(sorted(row.items(), key=lambda x: x[0]), 2))
 
 
-def pairwise(
-    factors: Mapping[str, Sequence[Any]],
-    settled: Callable[[Row, set[str]], Row | None] = lambda row, fixed: row,
-    seed: int = 0,
-) -> tuple[list[Row], list[Pair]]:
+def pairwise(factors, settled=lambda row, fixed: row, seed=0):
     """A covering array of strength two, and the pairs that no row can have.
 
     Greedy: the best of 30 random rows each. ``settled`` takes a random row and the
@@ -65,8 +48,7 @@ def pairwise(
         for a, b in itertools.combinations(sorted(factors), 2)
         for x, y in itertools.product(factors[a], factors[b])
     }
-    rows: list[Row] = []
-    impossible: list[Pair] = []
+    rows, impossible = [], []
     while missing:
         due = min(missing, key=lambda pair: (repr(pair)[::-1], repr(pair)))
         fixed = dict(due)
@@ -82,7 +64,7 @@ def pairwise(
     return rows, impossible
 
 
-def name_of(row: Row, default: Row) -> str:
+def name_of(row, default):
     """The settings that are not the default, as the name of a test."""
     said = [f"{k}={v}" for k, v in row.items() if v != default[k]]
     return ",".join(said) or "default"

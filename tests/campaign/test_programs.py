@@ -22,7 +22,6 @@ from tests.workers import P
 
 AXES = ("node", "device")
 
-
 # One collective of each device's ``count`` elements; the salt, else two of them may
 # become one. A part of a program is one of these three, or a list of parts.
 Send = namedtuple("Send", "kind axis count dtype salt")

@@ -46,14 +46,14 @@ WORKERS, WHICH = st.sampled_from([1, 2, 3, 4]), st.sampled_from([0, 1, 2])
 
 
 @functools.cache
-def stepper(kind: str, which: int, n: int) -> tuple[Any, Any, Any]:
+def stepper(kind, which, n):
     exchange = slamb_jax.Exchange(AXIS, **EXCHANGES[kind][which])
     tx = slamb_jax.skip_not_finite(any_lamb(0.05, exchange), exchange)
     step = slamb_jax.simulated_step(step_on_gradients(tx), n, exchange)
     return exchange, tx, step
 
 
-def bits(state: Any) -> Any:
+def bits(state):
     return jax.tree.map(np.array, state)
 
 
@@ -68,42 +68,42 @@ class Saved:
 
 
 class Run(stateful.RuleBasedStateMachine):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.directory = Path(self.folder.name) / "run"
-        self.writer: slamb_jax.Checkpoints | None = None
-        self.disk: dict[int, Saved] = {}
-        self.seen_damaged: set[int] = set()  # by the writer, which replaces them
+        self.writer = None
+        self.disk = {}
+        self.seen_damaged = set()  # by the writer, which replaces them
         self.saving, self.t = False, 0  # whether it holds the directory; last number
 
     @stateful.initialize(
         n=WORKERS, kind=st.sampled_from(sorted(EXCHANGES)), which=WHICH
     )
-    def begin(self, n: int, kind: str, which: int) -> None:
+    def begin(self, n, kind, which):
         self.n, self.kind, self.which = n, kind, which
         params = random_tree(SHAPES, 0)
         _, tx, _ = stepper(kind, which, n)
         self.state = slamb_jax.simulated_replicas((params, tx.init(params)), n)
 
-    def advance(self, grads: Any) -> None:
+    def advance(self, grads):
         with standard_promotion():
             step = stepper(self.kind, self.which, self.n)[2]
             self.state, _ = step(self.state, grads)
 
-    def checkpoints(self) -> slamb_jax.Checkpoints:
+    def checkpoints(self):
         exchange = stepper(self.kind, self.which, self.n)[0]
         return slamb_jax.Checkpoints(self.directory, exchange=exchange)
 
     @rule(seed=st.integers(0, 99))
-    def step(self, seed: int) -> None:
+    def step(self, seed):
         count = self.state[1].inner[0].count + 1
         self.advance(random_tree(SHAPES, seed, self.n))
         after = self.state[1].inner[0].count, self.state[1].notfinite_count
         chex.assert_trees_all_equal(after, (count, jnp.zeros_like(count)))
 
     @rule(data=st.data(), value=st.sampled_from([np.nan, np.inf, 1e30]))
-    def poison(self, data: Any, value: float) -> None:
+    def poison(self, data, value):
         worker = data.draw(st.integers(0, self.n - 1))
         grads = random_tree(SHAPES, 0, self.n)
         grads["w"] = grads["w"].at[worker, 2, 3].set(value)
@@ -115,7 +115,7 @@ class Run(stateful.RuleBasedStateMachine):
         chex.assert_trees_all_equal(counted, opt_state.total_notfinite + 1)
 
     @rule()
-    def save(self) -> None:
+    def save(self):
         self.t += 1
         self.opened().save(self.t, self.state, EXTRA)
         self.saving = True
@@ -123,26 +123,26 @@ class Run(stateful.RuleBasedStateMachine):
         kept[self.t] = Saved(self.n, bits(self.state), self.which)
         self.disk, self.seen_damaged = dict(sorted(kept.items())[-2:]), set()
 
-    def opened(self) -> slamb_jax.Checkpoints:
+    def opened(self):
         self.writer = self.writer or self.checkpoints()
         return self.writer
 
     @rule(during_a_save=st.booleans())
-    def kill(self, during_a_save: bool) -> None:
+    def kill(self, during_a_save):
         """Nothing of the process is left; what it was writing is half there."""
         self.close()
         if during_a_save:
             cut = self.directory / f"{self.t + 1}.orbax-checkpoint-tmp"
             (cut / "state").mkdir(parents=True, exist_ok=True)
 
-    def close(self) -> None:
+    def close(self):
         if self.writer is not None:
             self.writer.close()
         self.writer, self.saving, self.seen_damaged = None, False, set()
 
     @precondition(lambda self: any(x.sound for x in self.disk.values()))
     @rule(data=st.data(), how=st.sampled_from(sorted(DAMAGE)))
-    def damage(self, data: Any, how: str) -> None:
+    def damage(self, data, how):
         """What a process wrote it may remember: it is another that reads it."""
         self.close()
         step = data.draw(st.sampled_from([t for t, x in self.disk.items() if x.sound]))
@@ -150,12 +150,12 @@ class Run(stateful.RuleBasedStateMachine):
         self.disk[step].sound = False
 
     @rule()
-    def restore(self) -> None:
+    def restore(self):
         state, skipped = self.restored(self.opened())
         self.seen_damaged |= skipped
         self.state = self.state if state is None else state
 
-    def restored(self, checkpoints: Any) -> tuple[Any, set[int]]:
+    def restored(self, checkpoints):
         """What comes back, which is what the model says, and what was damaged."""
         steps = sorted(self.disk, reverse=True)
         sound = [step for step in steps if self.disk[step].sound]
@@ -184,7 +184,7 @@ class Run(stateful.RuleBasedStateMachine):
 
     @precondition(lambda self: self.writer is not None and self.disk)
     @rule()
-    def another_process(self) -> None:
+    def another_process(self):
         """It may read what the run has saved, and not save where the run does."""
         with self.checkpoints() as reader:
             self.restored(reader)
@@ -193,30 +193,30 @@ class Run(stateful.RuleBasedStateMachine):
                     reader.save(self.t + 1, self.state)
 
     @rule(m=WORKERS)
-    def resize(self, m: int) -> None:
+    def resize(self, m):
         before = self.state[0]
         self.state, self.n = slamb_jax.checkpoint.resize(self.state, m), m
         means = jax.tree.map(lambda x: np.mean(x, 0), (self.state[0], before))
         chex.assert_trees_all_close(*means, rtol=0, atol=1e-6)
 
     @rule(which=WHICH)
-    def change_the_exchange(self, which: int) -> None:
+    def change_the_exchange(self, which):
         self.close()
         self.which = which
 
     @invariant()
-    def replicas_agree_where_they_should(self) -> None:
+    def replicas_agree_where_they_should(self):
         if hasattr(self, "state"):
             chex.assert_tree_all_finite(self.state)
             assert_agree_but(self.state, ["mu"], drifts=self.kind != "mean")
 
     @invariant()
-    def the_directory_holds_what_was_saved(self) -> None:
+    def the_directory_holds_what_was_saved(self):
         there = self.directory.iterdir() if self.directory.is_dir() else ()
         numbered = {int(p.name) for p in there if p.name.isdigit()}
         assert numbered == set(self.disk)
 
-    def teardown(self) -> None:
+    def teardown(self):
         self.close()
         self.folder.cleanup()
 

@@ -56,12 +56,9 @@ def test_the_budget_is_kept_for_weights_that_no_float_can_hold(scale, shift):
     q = projected(log_w, 12.0, 0.01)
     assert q.sum() == pytest.approx(12.0, rel=1e-5)
     assert (np.diff(q[np.argsort(log_w)]) >= 0).all()
-
-
-def test_at_either_end_of_the_budget_there_is_no_choice():
-    log_w = np.random.default_rng(0).normal(size=9)
-    assert (projected(log_w, 9, 0.1) == 1).all()
-    np.testing.assert_allclose(projected(log_w, 0.9, 0.1), 0.1, rtol=1e-6)
+    # At either end of the budget there is no choice.
+    assert (projected(log_w, 30, 0.1) == 1).all()
+    np.testing.assert_allclose(projected(log_w, 3, 0.1), 0.1, rtol=1e-5)
 
 
 def literal(p, norms, active, largest, *, budget, p_min, horizon):
@@ -88,7 +85,7 @@ def test_updates_follow_the_formulas():
 
 
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
-def test_a_norm_that_is_not_finite_counts_as_not_drawn(bad):
+def test_a_norm_that_is_not_finite_counts_as_not_drawn_and_zeros_stay(bad):
     log_p, seen = jnp.log(jnp.array([0.7, 0.8, 0.7, 0.8])), jnp.float32(1)
     norms = jnp.array([1.0, bad, 2.0, 1.0])
     drawn = jnp.array([True, False, True, True])
@@ -96,9 +93,6 @@ def test_a_norm_that_is_not_finite_counts_as_not_drawn(bad):
     want = update(log_p, jnp.where(drawn, norms, 1.0), drawn, seen)
     np.testing.assert_array_equal(got[0], want[0])
     assert got[1] == want[1] == 2
-
-
-def test_gradients_of_zero_give_no_nan():
     log_p, none = jnp.log(jnp.full(6, 0.5)), jnp.zeros(6)
     log_p, largest = update(log_p, none, none == 0, jnp.float32(0))
     np.testing.assert_allclose(jnp.exp(log_p), 0.5, rtol=1e-5)

@@ -58,7 +58,7 @@ def updates_of(tx):
     return lambda params: tx.update(params, tx.init(params), params)[0]
 
 
-def trace_on_mesh(fun, *args, specs, axis=AXIS):
+def on_mesh(fun, *args, specs, axis=AXIS):
     """On two devices; the result varies over no axis."""
     split = jax.shard_map(fun, mesh=mesh_of(2, axis), in_specs=specs, out_specs=P())
     jax.eval_shape(split, *args)

@@ -16,12 +16,13 @@ from tests.wrong_uses.common import (
     bad,
     initial,
     of,
+    on_mesh,
     slamb,
     updates_of,
     updating,
 )
-from tests.wrong_uses.common import trace_on_mesh as on_mesh
 
+SCALAR = {"s": jnp.ones(())}
 HALF = jnp.ones(2, jnp.float16)
 SPECS = {"w": P(None, "model"), "b": P()}
 ALONE, PAPER = slamb_jax.Exchange(), slamb_jax.Exchange.paper()
@@ -48,11 +49,6 @@ def diagonal(rows, columns):
     return updating(of(muon, {"w": numbers, "b": None}))
 
 
-def scalar_stack():
-    params = {"s": jnp.ones(())}
-    return updating(slamb(stacked=True), params, params, params)
-
-
 def without_units():
     """A state of a single worker, under an exchange in codes."""
     tx, state = slamb_jax.adamw(0.01, CODED), slamb_jax.adamw(0.01, ALONE).init(HALF)
@@ -65,7 +61,7 @@ SHARDS = [
     (ratio(SPECS), "'model', and the mesh here has none"),
     (WHOLE, r"'model'\) for a leaf that does not vary over .*'model'"),
     (updating(slamb(stacked={"x": True})), "stacked must have the structure"),
-    (scalar_stack(), r"stacked must be False .* params\['s'\]"),
+    (updating(slamb(stacked=True), *[SCALAR] * 3), r"stacked must be False .*\['s'\]"),
     (ratio({"w": P(None, None, None), "b": None}), r"entry .*\(2, 3\) at .*\['w'\]"),
     (of(slamb_jax.on_shards, "slamb", ALONE), "tx .*'slamb'"),
     (of(slamb_jax.on_shards, optax.sgd(0.1), {"w": 1}), "exchange must be .*'w': 1"),
@@ -137,6 +133,7 @@ LINKS += [
     (of(narrowed().init, {"w": HALF}), r"or float32, got float16 at .*\['w'\]"),
     (updating(narrowed, params=None), "params must be passed"),
     (updating(directions.adam), "second_moment, .*mask_momentum with a b2"),
+    (updating(of(momentum, directions.adam(), b2=None)), "second_moment"),
     (diagonal(0, -2), r"weight_dimension_numbers .*once, got .*\(2, 3\)"),
     (diagonal(2, 0), r"weight_dimension_numbers .*got .*\(2, 3\)"),
     (updating(of(muon, {"x": None})), "weight_dimension_numbers must have the struct"),

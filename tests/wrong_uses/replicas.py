@@ -94,19 +94,6 @@ BLIND = [
 ALONE_FINITE = optax.apply_if_finite(slamb_jax.adamw(0.1, DATA), 3).init(PARAMS)
 SKIPS = slamb_jax.skip_not_finite(optax.sgd(0.1), slamb_jax.Exchange())
 
-
-def summed_in_the_group():
-    tx = slamb_jax.average_gradients(GROUPS)
-
-    def step(p, x):
-        grads = jax.grad(lambda p: jnp.sum((x @ p["w"]) ** 2))(p)
-        return tx.update(grads, tx.init(p), p)[0]
-
-    specs = {"in_specs": (P(), P((AXIS, "device"))), "out_specs": P()}
-    run = jax.shard_map(step, mesh=MESH, **specs)
-    jax.eval_shape(run, {"w": PARAMS["w"]}, jnp.ones((4, 2)))
-
-
 REPLICAS = [
     (replicating(exchange=slamb_jax.Exchange("model")), "axis_name .*'model'.* is not"),
     (replicating(exchange=slamb_jax.Exchange()), "axis_name=None.*Exchange.'data'"),
@@ -146,7 +133,6 @@ REPLICAS = [
     ),
     (stepping(jnp.ones(())), r"batch .*multiple of 4.*\(\)"),
     (on_groups, r"batch .*multiple of 4.*\(6, 3\)"),
-    (summed_in_the_group, r"updates\['w'\] .*'device'.*sums"),
     *((forgotten(tx), FORGOTTEN) for tx in BLIND),
     (forgotten(SKIPS), "'data', over which skip_not_finite"),
     (of(slamb_jax.consolidate, {"s": jnp.ones(())}), r"tree\['s'\] .*\(\)"),
