@@ -164,7 +164,7 @@ def _program(
                 error.add_note(_TYPE_NOTE)
             raise
         pairs = zip(*map(jax.tree.leaves, (old, new)), strict=True)
-        floating = [(x, y) for x, y in pairs if jnp.issubdtype(x.dtype, jnp.floating)]
+        floating = [(x, y) for x, y in pairs if jnp.issubdtype(x.dtype, jnp.inexact)]
         changed = sum(x.size for x, y in floating if x is not y)
         trains.append(2 * changed > sum(x.size for x, _ in floating))
         return new, report

@@ -10,7 +10,7 @@ import optax
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from slamb_jax._core.checks import check_integer, check_range
+from slamb_jax._core.checks import check_integer, check_range, check_real
 from slamb_jax._core.layout import bound_axes, broadcast_specs
 from slamb_jax._core.leaves import present
 from slamb_jax.exchange.collectives import gather_shards, own_shard
@@ -125,6 +125,7 @@ def muon(
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.EmptyState]:
         del params, extra_args
+        check_real(updates, "updates")
         rows, rebuild = present(updates, broadcast_specs(param_specs, updates))
         numbers = matrices(weight_dimension_numbers, updates, param_specs)
         return rebuild([direction(m, numbers[x.index], at) for x, m, at in rows]), state
