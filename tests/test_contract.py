@@ -194,15 +194,44 @@ def test_a_gradient_that_is_none_leaves_its_parameter_alone(name):
     assert_close(updates, full | {"bias": None}, units=units)
 
 
+def of_shapes_alone(tx, dtype="float32"):
+    """The state's shapes and dtypes: traced, and of arrays or of shapes alone."""
+    traced = jax.eval_shape(tx.init, shapes(dtype))
+    for params in (tree(dtype), shapes(dtype)):
+        state = tx.init(params)
+        assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(state))
+        assert jax.eval_shape(lambda state=state: state) == traced
+    return traced
+
+
+AROUND = {
+    "accumulate": lambda tx: slamb_jax.accumulate(tx, 2),
+    "skip_not_finite": lambda tx: slamb_jax.skip_not_finite(tx, MEAN),
+    "train_in_bfloat16": slamb_jax.train_in_bfloat16,
+    "train_in_bfloat16 stochastic": functools.partial(
+        slamb_jax.train_in_bfloat16, rounding="stochastic"
+    ),
+    "average_parameters_every": lambda tx: optax.chain(
+        tx, slamb_jax.average_parameters_every(LOCAL)
+    ),
+    "on_shards": lambda tx: slamb_jax.on_shards(tx, MEAN),
+    "jointspar": lambda tx: jointspar.jointspar(tx, FLOAT32, "all", 0.6),
+    "mask_momentum": functools.partial(slamb_jax.mask_momentum, MEAN),
+    "masked": lambda tx: optax.masked(tx, not_vectors),
+}
+
+
+@each
+def test_init_on_shapes_alone_under_every_wrapper(name):
+    for wrap in AROUND.values():
+        of_shapes_alone(wrap(TABLE[name]), "bfloat16")
+
+
 @each
 def test_init_on_shapes_alone_and_missing_params(name):
     tx = TABLE[name]
-    traced = jax.eval_shape(tx.init, shapes())
+    traced = of_shapes_alone(tx)
     assert traced == jax.eval_shape(tx.init, tree())
-    if "train_in_bfloat16" not in name:  # whose state has the values
-        state = tx.init(shapes())
-        assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(state))
-        assert jax.eval_shape(lambda: state) == traced
     update = functools.partial(jax.eval_shape, tx.update, shapes(), traced)
     if name.split()[0] in OF_GRADIENTS | MOMENTA:
         update()

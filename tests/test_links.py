@@ -119,6 +119,7 @@ def test_a_compressor_may_stand_for_the_selection():
 
 @pytest.mark.parametrize("compressor", [
     of_user(top_k, state=lambda params: {"residual": params}),
+    of_user(top_k, state=lambda params: jax.tree.map(jax.lax.complex, params, params)),
     optax.chain(randk(AGREE), optax.identity()),
     optax.ema(0.9),
 ])  # fmt: skip

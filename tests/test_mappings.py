@@ -186,6 +186,18 @@ def test_the_bits_and_bytes_of_per_worker_step(name):
     assert_close(got, want)
 
 
+@pytest.mark.parametrize("specs", [None, {"w": P(None, "model"), "b": P("model")}])
+def test_init_on_shapes_alone_tells_where_the_state_will_lie(specs):
+    settings, mesh = slamb_jax.Exchange(AXIS, param_specs=specs), mesh_4x2()
+    tx = slamb_jax.on_workers(slamb_jax.adamw(0.1, settings), mesh, settings)
+    params = slamb_jax.replicate(random_tree(PAIR, 0), mesh, settings)
+    state, shapes = tx.init(params), jax.eval_shape(lambda: params)
+    for got in (tx.init(shapes), jax.eval_shape(tx.init, params)):
+        chex.assert_trees_all_equal_shapes_and_dtypes(got, state)
+    wheres = jax.tree.map(lambda x: x.sharding, (tx.init(shapes), state))
+    assert wheres[0] == wheres[1]
+
+
 @auto
 def test_a_sharded_model_stays_sharded():
     specs = {"w": P(None, "model"), "b": P("model")}

@@ -78,12 +78,14 @@ def test_augmentation_keeps_shape_and_pixels():
 @pytest.mark.parametrize("name", KINDS)
 def test_each_optimizer_trains(name, dense, tmp_path):
     short = {"epochs": 2 * programs.EPOCH, "eval_every": 2, "optimizer": name}
-    paper = slamb_jax.Exchange.paper(options.EXCHANGE.axis_name, sync_every=1)
+    paper = slamb_jax.Exchange.paper(options.EXCHANGE.axis_name)
     exchange = paper if name == "slamb" else options.EXCHANGE
     result = run(tmp_path, dense=dense, exchange=exchange, **short)
     assert result.step == 2
     assert np.isfinite(programs.series(tmp_path, "loss")).all()
-    assert programs.series(tmp_path, "replica_spread")[0] < 1e-4
+    # SLAMB's workers step by themselves from one average to the next.
+    room = 0.1 if name == "slamb" and not dense else 1e-4
+    assert programs.series(tmp_path, "replica_spread")[0] < room
     assert (0 < result.bytes_sent < result.dense_bytes) == (not dense)
     assert not dense or result.bytes_sent == result.dense_bytes > 0
     assert bool(programs.series(tmp_path, "trust_ratio")[0]) == (

@@ -1,6 +1,7 @@
 """Laying replicas out, stepping them, averaging them into one."""
 
 import dataclasses
+import os
 
 import chex
 import jax
@@ -11,10 +12,12 @@ import pytest
 from flax import nnx
 
 import slamb_jax
+from slamb_jax.workers import donation
 from slamb_jax.workers.mesh import replicated
 from slamb_jax.workers.replicas import mean_replica
 from tests.close import assert_close
 from tests.optimizers import random_tree, step_on_gradients, train_step
+from tests.programs import finish, start
 from tests.shards import mesh_with
 from tests.workers import AXIS, P, mesh_of
 
@@ -253,6 +256,32 @@ def test_consolidate_is_the_mean_and_exact_where_replicas_agree():
     same = jnp.asarray(np.repeat(x[:1], 3, 0))  # (a + a + a) / 3 is not always a
     for replicas in (same, same.astype(jnp.bfloat16)):
         chex.assert_trees_all_equal(slamb_jax.consolidate(replicas), replicas[0])
+
+
+def test_an_array_twice_in_a_state_or_beside_it_is_stepped_as_two():
+    """In a process of its own, which jaxlib would end (SIGSEGV)."""
+    flags = os.environ["XLA_FLAGS"]  # eight devices
+    process = start("-W", "error", "-m", "tests.shared_arrays", XLA_FLAGS=flags)
+    status, told = finish(process)
+    assert status == 0, told
+
+
+def test_arrays_that_a_step_returned_are_not_asked_where_they_lie(monkeypatch):
+    """That takes 0.1 ms for each, on eight devices."""
+
+    def step(state, batch):
+        mean = slamb_jax.average_parameters(batch.mean(), AXIS)
+        return jax.tree.map(lambda x: x + mean, state), ()
+
+    run = per_worker(step)
+    state = slamb_jax.replicate(
+        {"a": jnp.ones(3), "b": jnp.ones(3)}, mesh_of(N), EXCHANGE
+    )
+    asked, buffer = [], donation._buffer
+    monkeypatch.setattr(donation, "_buffer", lambda x: asked.append(x) or buffer(x))
+    for _ in range(3):
+        state, _ = run(state, batch_of(0))
+    assert len(asked) == 2 + 3  # the first state, and the batch at each step
 
 
 def test_consolidating_leaves_no_program_in_flight():

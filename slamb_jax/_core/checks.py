@@ -13,6 +13,7 @@ import optax
 from jax.typing import DTypeLike
 
 from slamb_jax._core.axes import as_tuple, check_varies, varying_axes
+from slamb_jax._core.rounding import is_complex
 
 NEAR_ONE = 0.999
 """A usual decay rate, which an array of one must hold."""
@@ -171,6 +172,7 @@ def _shown_static(name: str, value: Any) -> str:
 
 def check_floating(tree: chex.ArrayTree, what: str) -> None:
     """Raises for a leaf that no optimizer can step along, and names it."""
+    check_real(tree, what)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
@@ -179,6 +181,33 @@ def check_floating(tree: chex.ArrayTree, what: str) -> None:
                 f"{what} must be real floating point arrays, got {found} at "
                 f"{what}{jax.tree_util.keystr(path)}"
             )
+
+
+def check_real(tree: chex.ArrayTree, what: str) -> None:
+    """Raises for a complex leaf, whose imaginary part would be dropped."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if is_complex(leaf):
+            raise ValueError(
+                f"{what} must be real, got {getattr(leaf, 'dtype', leaf)} at "
+                f"{what}{jax.tree_util.keystr(path)}: make two arrays of its real and "
+                "imaginary parts, as optax.contrib.split_real_and_imaginary(tx) does"
+            )
+
+
+def check_same_kind(updates: chex.ArrayTree, params: chex.ArrayTree) -> None:
+    """Raises where one of update and parameter is complex; None is no update."""
+
+    def check(path: Any, u: Any, p: Any) -> None:
+        if u is not None and is_complex(u) != is_complex(p):
+            raise ValueError(
+                f"updates{jax.tree_util.keystr(path)} must be complex where its "
+                f"parameter is, and real where that is, got {u.dtype} for {p.dtype}: "
+                "take the real part (jax.numpy.real), or make the parameter complex"
+            )
+
+    jax.tree_util.tree_map_with_path(
+        check, updates, params, is_leaf=lambda x: x is None
+    )
 
 
 def check_arrays(name: str, tree: chex.ArrayTree) -> None:

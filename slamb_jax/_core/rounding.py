@@ -1,6 +1,6 @@
 """Counts of steps, hashes that need no generator, and rounding to 16 bits."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,26 @@ def round_to(x: jax.Array, dtype: DTypeLike) -> jax.Array:
 def upcast_f32(x: jax.Array) -> jax.Array:
     """``x`` in float32, or in its own dtype if that is wider."""
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+
+
+def is_complex(x: Any) -> bool:
+    """Whether an array, its shape and dtype, or a number is complex."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is None:
+        return isinstance(x, complex)
+    return jnp.issubdtype(dtype, jnp.complexfloating)
+
+
+def float32_of(x: Any) -> DTypeLike:
+    """The dtype of 32 bits that holds ``x``: complex64 if it is complex, or float32."""
+    return jnp.complex64 if is_complex(x) else jnp.float32
+
+
+def copied(x: Any, dtype: DTypeLike) -> jax.Array:
+    """A copy, since buffers may be donated; zeros for a ``ShapeDtypeStruct``."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jnp.zeros_like(x, dtype=dtype)
+    return jnp.array(x, dtype, copy=True)
 
 
 def step_seed(step: jax.Array, *words: int) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from slamb_jax._core.checks import check_integer
-from slamb_jax._core.rounding import hash_u32, hash_words
+from slamb_jax._core.rounding import hash_u32, hash_words, is_complex
 from slamb_jax.workers.mesh import check_replicas, is_key, on_raw
 
 
@@ -25,13 +25,14 @@ def resize(state: chex.ArrayTree, workers: int) -> chex.ArrayTree:
       x'_j = \sum_i w_{ji}\,x_i, \qquad
       \frac{1}{m} \sum_j x'_j = \frac{1}{n} \sum_i x_i
 
-    for every floating-point leaf, to the rounding of its dtype, so no momentum that
-    still waits for its exchange is lost. From 4 to 2 each pair becomes its mean; from 2
-    to 8 each worker is copied four times, exactly. A leaf of another type (a count)
-    must be equal on all workers and stays; a leaf that numbers the workers, 0 to n - 1,
-    numbers the new ones. Typed random keys that are equal stay equal; where each old
-    worker has its own key, each new worker has its own. Scaling the learning rate is up
-    to the caller. If the batch of each worker changes, v converges to another value.
+    for every floating-point or complex leaf, to the rounding of its dtype, so no
+    momentum that still waits for its exchange is lost. From 4 to 2 each pair becomes
+    its mean; from 2 to 8 each worker is copied four times, exactly. A leaf of another
+    type (a count) must be equal on all workers and stays; a leaf that numbers the
+    workers, 0 to n - 1, numbers the new ones. Typed random keys that are equal stay
+    equal; where each old worker has its own key, each new worker has its own. Scaling
+    the learning rate is up to the caller. If the batch of each worker changes, v
+    converges to another value.
 
     Args:
       state: a tree of arrays of shape ``(n, ...)``, all of them on this process; with
@@ -75,7 +76,7 @@ def resize_leaf(name: str, x: Any, m: int, *, keys: bool) -> np.ndarray:
       ValueError: for a leaf that is not floating point and differs between workers.
     """
     x = np.asarray(x)
-    if jnp.issubdtype(x.dtype, jnp.floating):
+    if jnp.issubdtype(x.dtype, jnp.inexact):
         return np.stack([_mean_of_overlap(x, j, m) for j in range(m)])
     if (x == x[:1]).all():
         return np.broadcast_to(x[:1], (m, *x.shape[1:])).copy()
@@ -96,7 +97,8 @@ def _mean_of_overlap(x: np.ndarray, j: int, m: int) -> np.ndarray:
     if len(old) == 1:
         return x[old[0]]
     overlap = [min((i + 1) * m, (j + 1) * n) - max(i * m, j * n) for i in old]
-    wide = x[old[0] : old[-1] + 1].astype(np.float64)
+    wide = x[old[0] : old[-1] + 1]
+    wide = wide.astype(np.complex128 if is_complex(x) else np.float64)
     return np.average(wide, axis=0, weights=overlap).astype(x.dtype)
 
 

@@ -91,9 +91,9 @@ def mean_over_workers(
     if axis_size(exchange.axis_name) == 1:
         return Means(list(arrays), None, None)
     with_errors = with_errors and payload is not None  # else nothing is rounded
-    wide = [x.astype(jnp.float32) for x in arrays]
     out = Means(list(arrays), None, None)
     if with_errors:
+        wide = [x.astype(jnp.float32) for x in arrays]
         zeros = [jnp.zeros_like(x) for x in wide]
         out = out._replace(sent=wide, lost=None if quantizer is None else zeros)
     # One collective for each wire type, whatever the number of leaves: each collective

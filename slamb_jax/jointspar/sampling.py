@@ -160,6 +160,7 @@ class _Link(NamedTuple):
         **extra_args: Any,
     ) -> tuple[optax.Updates, JointSparState]:
         checks.check_params(params)
+        checks.check_real(updates, "updates")
         axes.check_local(updates, self.axis_name)
         names, tree = _labels(self.layers, params)
         treedef: Any = jax.tree.structure(params)

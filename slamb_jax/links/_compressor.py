@@ -68,7 +68,7 @@ def check_keeps_nothing(state: optax.OptState, params: optax.Params) -> None:
         return (
             jax.tree.structure(x) == treedef
             and [jnp.shape(leaf) for leaf in leaves] == shapes
-            and all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
+            and all(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves)
         )
 
     flat = jax.tree_util.tree_leaves_with_path(state, is_leaf=is_residual)

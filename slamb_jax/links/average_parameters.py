@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax._core import axes as _axes
-from slamb_jax._core.checks import check_params
+from slamb_jax._core.checks import check_params, check_real, check_same_kind
 from slamb_jax._core.leaves import (
     arrays_of,
     chosen,
@@ -17,7 +17,7 @@ from slamb_jax._core.leaves import (
     present,
     unless,
 )
-from slamb_jax._core.rounding import next_step, upcast_f32
+from slamb_jax._core.rounding import copied, next_step, upcast_f32
 from slamb_jax.exchange import collectives as _collectives
 from slamb_jax.exchange.mean import mean_over_workers
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -118,7 +118,8 @@ def average_parameters_every(
         if outer is None:
             return AverageParametersState(count)
         # In float32, since an outer step may be smaller than 16 bits can tell.
-        anchor = jax.tree.map(_copy_f32, params)
+        check_real(params, "params")
+        anchor = jax.tree.map(lambda p: copied(p, jnp.float32), params)
         return AverageParametersState(count, anchor, outer.init(anchor))
 
     def update(
@@ -130,6 +131,9 @@ def average_parameters_every(
     ) -> tuple[optax.Updates, AverageParametersState]:
         del extra_args
         check_params(params)
+        check_same_kind(updates, params)
+        if outer is not None:
+            check_real(params, "params")
         if exchange.axis_name is None:
             _axes.check_local(updates, None, exchange.shard_axes)
         step = next_step(state.count)
@@ -244,14 +248,7 @@ def _moved(to: jax.Array, u: jax.Array, p: jax.Array) -> jax.Array:
 def _additive_identity(u: jax.Array, p: jax.Array) -> jax.Array:
     """-0.0 for each element of a parameter: x + -0.0 is x, also for x = -0.0."""
     del u
-    return jnp.full(p.shape, -0.0, upcast_f32(p).dtype)
-
-
-def _copy_f32(p: Any) -> jax.Array:
-    """A copy, since buffers may be donated; zeros for a ``ShapeDtypeStruct``."""
-    if isinstance(p, jax.ShapeDtypeStruct):
-        return jnp.zeros(p.shape, jnp.float32)
-    return jnp.array(p, jnp.float32, copy=True)
+    return -jnp.zeros(p.shape, upcast_f32(p).dtype)  # of both parts, if it is complex
 
 
 def average_parameters(
@@ -259,9 +256,9 @@ def average_parameters(
 ) -> optax.Params:
     """The mean of the replicas: the same bits on every worker.
 
-    Call it where ``axis_name`` is bound. Leaves that are not floating point (counts,
-    keys) are returned as they are. Sums in float32 at least. Under ``check_vma=True``
-    the types of the means do not vary over the axis.
+    Call it where ``axis_name`` is bound. Leaves that are neither floating point nor
+    complex (counts, keys) are returned as they are. Sums in float32 at least. Under
+    ``check_vma=True`` the types of the means do not vary over the axis.
 
     Args:
       params: a tree of arrays, each worker's own.
@@ -282,7 +279,7 @@ def average_parameters(
     if axis_name is None:
         return params
     leaves, treedef = jax.tree.flatten(params)
-    places = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
+    places = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
     wide = [upcast_f32(leaves[i]) for i in places]
     means = _collectives.pmean(wide, axis_name, typed_same=True)
     for i, mean in zip(places, means, strict=True):

@@ -3,13 +3,13 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from slamb_jax._core.checks import check_params
+from slamb_jax._core.checks import check_params, check_same_kind
 from slamb_jax._core.hyperparameters import static
 from slamb_jax._core.leaves import map_present, mask_tree
 from slamb_jax._core.moments import add_decay, check_decay, init_decay, step_decay
+from slamb_jax._core.rounding import float32_of
 
 
 class AddDecayedWeightsState(NamedTuple):
@@ -61,12 +61,14 @@ def add_decayed_weights(
     ) -> tuple[optax.Updates, optax.OptState]:
         del extra_args
         check_params(params)
+        check_same_kind(updates, params)
         rate, state = step_decay(weight_decay, state)
 
         def add(u: jax.Array, p: jax.Array, decays: bool) -> jax.Array:
             # Rounded once, to the parameters' dtype: links before this are in float32.
-            wide = p.astype(jnp.float32), u.astype(jnp.float32)
-            return add_decay(*wide, rate if decays else None).astype(p.dtype)
+            wide = p.astype(float32_of(p))
+            of_p = rate.astype(wide.dtype) if decays and rate is not None else None
+            return add_decay(wide, u.astype(wide.dtype), of_p).astype(p.dtype)
 
         decayed = map_present(add, updates, params, mask_tree(mask, params))
         return decayed, state

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from slamb_jax._core import axes, checks
 from slamb_jax._core.leaves import Leaf, broadcast_blocks, chosen, present, unless
 from slamb_jax._core.platform_masked import kept_per_block
-from slamb_jax._core.rounding import next_step
+from slamb_jax._core.rounding import float32_of, next_step
 from slamb_jax.exchange.blocks import selection_at
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.on_shards import on_shards
@@ -99,7 +99,8 @@ def elementwise_rescale(
             # One factor for each block, spread over its elements in the kernel that
             # multiplies: no array of the leaf's size is made for it.
             factor = broadcast_blocks(r + (1 - r) / n**0.5, leaf)
-            return (factor * u.astype(jnp.float32)).astype(u.dtype)
+            wide = u.astype(float32_of(u))
+            return (factor.astype(wide.dtype) * wide).astype(u.dtype)
 
         return rebuild([scaled(*row) for row in rows]), chosen(skip, new)
 

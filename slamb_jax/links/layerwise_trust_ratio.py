@@ -157,6 +157,7 @@ class _Link(NamedTuple):
     bounds: Bounds
 
     def init(self, params: optax.Params) -> LayerwiseTrustRatioState:
+        checks.check_real(params, "params")
         direction = self.direction  # of shapes alone: nothing is allocated to look
         if direction and jax.tree.leaves(jax.eval_shape(direction.init, params)):
             raise ValueError(
@@ -177,6 +178,8 @@ class _Link(NamedTuple):
         **extra_args: Any,
     ) -> tuple[optax.Updates, LayerwiseTrustRatioState]:
         checks.check_params(params)
+        checks.check_real(updates, "updates")
+        checks.check_real(params, "params")
         step = next_step(state.count)
         decay = decay_at(self.weight_decay, state.count)
         at_step = None

@@ -148,8 +148,7 @@ def randk_compress_with_error_feedback(
         step = next_step(state.count)
         like = updates if params is None else params
         residual = updates if state.residual is None else state.residual
-        if state.residual is not None:
-            checks.check_gradients(updates, residual)
+        checks.check_gradients(updates, residual)
         rows, rebuild = present(updates, residual, like=like, layout=exchange.layout)
         leaves, gs, waited = ([row[i] for row in rows] for i in range(3))
         if state.residual is None:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from slamb_jax._core.checks import check_range
-from slamb_jax._core.rounding import hash_u32, upcast_f32
+from slamb_jax._core.rounding import float32_of, hash_u32, upcast_f32
 from slamb_jax.workers.mesh import (
     check_replicas,
     mesh_sharding,
@@ -40,8 +40,8 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
     Args:
       tree: arrays with a leading replica axis. Each process must call it.
       rtol: largest norm of a difference, relative to the leaf's norm; not negative.
-        Leaves that are not floating point, and the copies on the devices of one worker,
-        must be the same to the bit.
+        Counts and keys, and the copies on the devices of one worker, must be the same
+        to the bit.
 
     Raises:
       AssertionError: if replicas differ.
@@ -82,7 +82,7 @@ def _differing(leaves: list[Any], rtol: float) -> np.ndarray:
     """How many replicas of each leaf differ from the first."""
     sums = checksums(leaves)
     unlike = (sums != sums[:, :1]).any(-1).sum(1)
-    floating = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
+    floating = [jnp.issubdtype(x.dtype, jnp.inexact) for x in leaves]
     if rtol > 0 and any(floating):
         norms = stacked(_distances, list(itertools.compress(leaves, floating)))
         distance, norm = norms[..., :-1], norms[..., -1:]
@@ -190,7 +190,8 @@ def _agreement(m: jax.Array) -> jax.Array:
     def one_for_zero(x: jax.Array) -> jax.Array:
         return jnp.where(x > 0, x, np.float32(1))
 
-    wide = m.astype(jnp.float32).reshape(len(m), -1)
-    wide = wide / one_for_zero(jnp.max(jnp.abs(wide)))  # no square overflows
+    wide = m.astype(float32_of(m)).reshape(len(m), -1)
+    largest = one_for_zero(jnp.max(jnp.abs(wide)))  # over which no square overflows
+    wide = wide / largest.astype(wide.dtype)
     of_mean = jnp.linalg.norm(jnp.mean(wide, 0))
     return np.float32(len(m)) * of_mean / one_for_zero(jnp.linalg.norm(wide))

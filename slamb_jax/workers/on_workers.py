@@ -84,6 +84,9 @@ def on_workers(
         with meshes.using(mesh):
             like = jax.eval_shape(of_all, params)
             there = meshes.state_shardings(like, mesh, exchange, lead=1)
+            leaves = jax.tree.leaves(params)
+            if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+                return jax.tree.map(meshes.device_put_global, like, there)
             return jax.jit(of_all, out_shardings=there)(params)
 
     def update(

@@ -109,8 +109,8 @@ def _check_steps_are_skipped_together(tree: chex.ArrayTree) -> None:
 def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
     """Takes one copy of the replicas, or their mean, for evaluation and export.
 
-    Floating-point leaves become the mean over the leading replica axis: where all
-    replicas agree, one of them to the bit. Of other leaves the first replica is taken.
+    Floating-point and complex leaves become the mean over the leading replica axis:
+    where all replicas agree, one of them to the bit. Of others the first is taken.
 
     Args:
       tree: arrays of shape ``(n, ...)``; a single copy is refused where they show it.
@@ -142,8 +142,8 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
 
 
 def mean_replica(x: jax.Array) -> jax.Array:
-    """The mean of the replicas of a floating-point leaf, else the first of them."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
+    """The mean of the replicas of a leaf, or the first of them where it is a count."""
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
         return x[0]
     wide = upcast_f32(x)
     # From the first, so that the mean of equal replicas is exact.

@@ -15,6 +15,7 @@ from slamb_jax._core.checks import check_callable
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers import guards
 from slamb_jax.workers import mesh as meshes
+from slamb_jax.workers.donation import Donated
 from slamb_jax.workers.keys import own_key
 
 Step = Callable[..., tuple[Any, Any]]
@@ -60,10 +61,11 @@ def per_worker_step(
 
     Returns:
       ``run(state, batch, key=None)``, with the ``lower`` of a jitted function. The
-      ``state``, of :func:`replicate`, is donated: use the one that comes back. The
-      leaves of ``batch`` have the workers' shares joined along their first axis; a
-      scalar goes to all. From ``key`` each worker gets its own. The report has a
-      leading axis of workers (of devices, with groups).
+      ``state``, of :func:`replicate`, is donated: use the one that comes back. An array
+      that is in it twice, or in ``batch`` too, is copied first. The leaves of ``batch``
+      have the workers' shares joined along their first axis; a scalar goes to all. From
+      ``key`` each worker gets its own. The report has a leading axis of workers (of
+      devices, with groups).
 
     Raises:
       ValueError: if the mesh lacks an axis of the exchange; when called, if ``state``
@@ -109,7 +111,7 @@ def per_worker_step(
     trains: list[bool] = []
     program = _program(step, mesh, exchange, check_vma, trains)
     jitted = jax.jit(program, donate_argnums=0)
-    is_first = True
+    donated, is_first = Donated(), True
 
     def placed(state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
         guards.check_arguments(state, batch, n, devices)
@@ -123,6 +125,7 @@ def per_worker_step(
         nonlocal is_first
         args = placed(state, batch, key)
         with meshes.using(mesh):
+            args = donated.unshared(args[0], args[1:], batch, key), *args[1:]
             if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
                 return jitted(*args)
             if is_first:
@@ -132,6 +135,7 @@ def per_worker_step(
                     guards.warn_if_alone(traced.jaxpr, shared)
                 guards.check_same_step(exchange, traced, mesh)
             state, report = jitted(*args)
+        donated.returned(state)
         if within and is_first:
             guards.check_copies(state, within)
         is_first = False
@@ -164,7 +168,7 @@ def _program(
                 error.add_note(_TYPE_NOTE)
             raise
         pairs = zip(*map(jax.tree.leaves, (old, new)), strict=True)
-        floating = [(x, y) for x, y in pairs if jnp.issubdtype(x.dtype, jnp.floating)]
+        floating = [(x, y) for x, y in pairs if jnp.issubdtype(x.dtype, jnp.inexact)]
         changed = sum(x.size for x, y in floating if x is not y)
         trains.append(2 * changed > sum(x.size for x, _ in floating))
         return new, report

@@ -7,15 +7,20 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax._core import axes
-from slamb_jax._core.checks import check_integer, check_transformation
+from slamb_jax._core.checks import (
+    check_integer,
+    check_same_kind,
+    check_transformation,
+)
 from slamb_jax._core.leaves import keep_absent, map_present, unless
+from slamb_jax._core.rounding import float32_of
 
 
 class AccumulateState(NamedTuple):
     """State of :func:`accumulate`."""
 
     mini_step: jax.Array  # int32, shape [], in [0, every)
-    mean: optax.Updates  # mean of the gradients so far, as params, float32
+    mean: optax.Updates  # of the gradients so far, as params, float32 or complex64
     inner: optax.OptState
 
 
@@ -55,7 +60,7 @@ def accumulate(
     tx = optax.with_extra_args_support(tx)
 
     def init(params: optax.Params) -> AccumulateState:
-        mean = optax.tree.zeros_like(params, dtype=jnp.float32)
+        mean = jax.tree.map(lambda p: jnp.zeros_like(p, float32_of(p)), params)
         return AccumulateState(jnp.zeros([], jnp.int32), mean, tx.init(params))
 
     def update(
@@ -64,9 +69,12 @@ def accumulate(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, AccumulateState]:
+        check_same_kind(updates, state.mean)
         share = 1 / (state.mini_step + 1).astype(jnp.float32)
         mean = map_present(
-            lambda g, a: a + (g.astype(jnp.float32) - a) * share, updates, state.mean
+            lambda g, a: a + (g.astype(a.dtype) - a) * share.astype(a.dtype),
+            updates,
+            state.mean,
         )
 
         def step(mean: optax.Updates, inner: optax.OptState) -> tuple[Any, ...]:

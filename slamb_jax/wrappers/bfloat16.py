@@ -94,7 +94,9 @@ def train_in_bfloat16(
                 where = f"float16 at params{jax.tree_util.keystr(path)}"
                 raise ValueError(f"params must be bfloat16 or float32, got {where}")
         # A copy even of float32: the parameters' own buffers may be donated.
-        copy = jax.tree.map(lambda p: jnp.array(upcast_f32(p), copy=True), params)
+        copy = jax.tree.map(
+            lambda p: _rounding.copied(p, p.dtype if wide(p) else jnp.float32), params
+        )
         master = copy if rounding == "master" else None
         return TrainInBfloat16State(jnp.zeros([], jnp.int32), master, tx.init(copy))
 
@@ -105,6 +107,7 @@ def train_in_bfloat16(
         **extra_args: Any,
     ) -> tuple[optax.Updates, TrainInBfloat16State]:
         checks.check_params(params)
+        checks.check_real(updates, "updates")
         step = _rounding.next_step(state.count)
         kept = params if state.master is None else state.master
         old = jax.tree.map(lambda p, x: p if wide(p) else upcast_f32(x), params, kept)

@@ -13,6 +13,7 @@ from slamb_jax._core import axes as _axes
 from slamb_jax._core.checks import check_integer, check_transformation
 from slamb_jax._core.leaves import unless
 from slamb_jax._core.platform import materialized
+from slamb_jax._core.rounding import is_complex
 from slamb_jax.exchange.collectives import pany
 from slamb_jax.exchange.settings import Exchange, check_exchange
 
@@ -102,7 +103,7 @@ def skip_not_finite(
         extra_args |= {"skip": poisoned}
         u, inner = tx.update(updates, state.inner, params, **extra_args)
         # p + -0.0 is p, where -0.0 + 0.0 is not.
-        u = jax.tree.map(lambda x: jnp.where(poisoned, jnp.full_like(x, -0.0), x), u)
+        u = jax.tree.map(lambda x: jnp.where(poisoned, -jnp.zeros_like(x), x), u)
         in_a_row = optax.safe_increment(state.notfinite_count)
         in_all = optax.safe_increment(state.total_notfinite)
         return u, SkipNotFiniteState(
@@ -137,11 +138,16 @@ def _not_finite(updates: optax.Updates) -> jax.Array:
     # A sum of squares is one vectorized pass; isfinite of each element takes seven
     # times as long on a CPU. Without the barrier the squares would be kept for v.
     squares = [
-        jnp.sum(jnp.square(materialized(g).astype(jnp.float32)))
+        jnp.sum(jnp.square(x.astype(jnp.float32)))
         for g in jax.tree.leaves(updates)
-        if jnp.issubdtype(g.dtype, jnp.floating)
+        if jnp.issubdtype(g.dtype, jnp.inexact)
+        for x in _real_parts(materialized(g))
     ]
     return ~jnp.all(jnp.isfinite(jnp.array(squares, jnp.float32)))
+
+
+def _real_parts(g: jax.Array) -> tuple[jax.Array, ...]:
+    return (g.real, g.imag) if is_complex(g) else (g,)
 
 
 def check_finite(state: chex.ArrayTree, max_consecutive_errors: int = 10) -> None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from slamb_jax._core.checks import SMALL, check_bool, check_range
+from slamb_jax._core.checks import SMALL, check_bool, check_range, check_real
 from slamb_jax._core.leaves import map_present
 
 
@@ -71,6 +71,7 @@ def adam(
                 "directions.adam needs the argument second_moment, which "
                 "slamb_jax.mask_momentum with a b2 passes to its direction"
             )
+        check_real(updates, "updates")
         # As float32 arrays: optax.inject_hyperparams may give them another dtype.
         least, under_root = (jnp.asarray(x, jnp.float32) for x in (eps, eps_root))
         if eps_before_correction and of_second_moment is not None:

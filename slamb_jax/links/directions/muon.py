@@ -10,7 +10,13 @@ import optax
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from slamb_jax._core.checks import SMALL, check_integer, check_range, check_static
+from slamb_jax._core.checks import (
+    SMALL,
+    check_integer,
+    check_range,
+    check_real,
+    check_static,
+)
 from slamb_jax._core.hyperparameters import static
 from slamb_jax._core.layout import bound_axes, broadcast_specs
 from slamb_jax._core.leaves import present
@@ -130,6 +136,7 @@ def muon(
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.EmptyState]:
         del params, extra_args
+        check_real(updates, "updates")
         rows, rebuild = present(updates, broadcast_specs(param_specs, updates))
         numbers = matrices(weight_dimension_numbers, updates, param_specs)
         return rebuild([direction(m, numbers[x.index], at) for x, m, at in rows]), state

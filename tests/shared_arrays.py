@@ -1,0 +1,106 @@
+"""States that hold an array twice, to which jaxlib may answer with a crash.
+
+A program of its own, run by ``test_replicas.py``; it says what was stepped.
+"""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import slamb_jax
+from tests.shards import mesh_4x2
+from tests.workers import P, mesh_of
+
+N = 4
+BATCH, KEY = {"x": np.arange(8.0, dtype=np.float32)}, jax.random.key(1)
+START = {"p": jnp.ones((8, 3)), "ema": jnp.ones((8, 3)), "rng": KEY}
+
+
+def step(state, batch, key):
+    """Reads all there is; p and its average go opposite ways."""
+    own = sum(map(jnp.mean, jax.tree.leaves(batch))) + jax.random.uniform(key)
+    mean = slamb_jax.average_parameters(own, axis_name="data")
+    new = {"p": state["p"] + mean, "ema": state["ema"] - mean}
+    return state | new, own
+
+
+def same(x):
+    return x
+
+
+def new_array(x):
+    """Another object, of the same memory."""
+    return jax.device_put(x, x.sharding, may_alias=True)
+
+
+def assembled(x):
+    shards = [shard.data for shard in x.addressable_shards]
+    return jax.make_array_from_single_device_arrays(x.shape, x.sharding, shards)
+
+
+def twice(of, state):
+    return {"p": state["p"], "ema": of(state["p"])}, BATCH
+
+
+def with_batch(of, state):
+    return state, BATCH | {"teacher": of(state["p"])}
+
+
+def with_key(of, state):
+    return state | {"words": of(state["rng"])}, BATCH
+
+
+KINDS = {
+    **{f"twice, {f.__name__}": functools.partial(twice, f)
+       for f in (same, new_array, assembled, np.asarray)},
+    **{f"in the batch, {f.__name__}": functools.partial(with_batch, f)
+       for f in (same, new_array)},
+    **{f"keys, {f.__name__}": functools.partial(with_key, f)
+       for f in (same, jax.random.key_data)},
+}  # fmt: skip
+
+
+def values(tree):
+    def on_host(x):
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return np.array(jax.random.key_data(x) if is_key else x)
+
+    return jax.tree.map(on_host, tree)
+
+
+def check(name, run, begin, kinds=KINDS):
+    for kind, shared in kinds.items():
+        state = begin(START)
+        for _ in range(2):  # a state of the user's, and one that a step returned
+            state, batch = shared(state)
+            alone, given = jax.tree.map(jnp.copy, (state, batch)), values(batch)
+            state, report = run(state, batch, KEY)
+            want = run(*alone, KEY)
+            chex.assert_trees_all_equal(values((state, report)), values(want))
+            chex.assert_trees_all_equal(values(batch), given)  # it is not donated
+        print(f"{name}: {kind}", flush=True)
+
+
+def main():
+    exchange, mesh = slamb_jax.Exchange("data"), mesh_of(N)
+    sharded = slamb_jax.Exchange("data", param_specs=P("model"))
+
+    def on_mesh(name, mesh, exchange, **kinds):
+        run = slamb_jax.per_worker_step(step, mesh, exchange)
+        begin = functools.partial(slamb_jax.replicate, mesh=mesh, exchange=exchange)
+        check(name, run, begin, **kinds)
+
+    on_mesh("on a mesh", mesh, exchange)
+    on_mesh("sharded", mesh_4x2(), sharded)
+    simulated = slamb_jax.simulated_step(step, N, exchange)
+    check("simulated", simulated, lambda x: slamb_jax.simulated_replicas(x, N))
+    with (getattr(jax, "set_mesh", None) or jax.sharding.use_mesh)(mesh):
+        one = {"twice, same": KINDS["twice, same"]}
+        on_mesh("under set_mesh", mesh, exchange, kinds=one)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Complex leaves: their two parts, or an error that says how to give these."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import slamb_jax
+from slamb_jax.links import decay, directions
+from tests.close import assert_close
+from tests.optimizers import random_tree, standard_promotion
+from tests.test_contract import PAPER, RATE, TABLE
+from tests.workers import AXIS, mesh_of, over_workers, stack
+
+N = 4
+SHAPES = {"w": (12, 16), "b": (16,), "scale": (), "empty": (0, 3)}
+EXCHANGE, IN_FLOAT32 = slamb_jax.Exchange(AXIS), slamb_jax.Exchange(AXIS, payload=None)
+SELECTED = slamb_jax.Exchange.paper(AXIS, selection=PAPER.selection, sync_every=2)
+GROUP = slamb_jax.Exchange("node", local_axis_name=AXIS)
+MOMENTUM = optax.sgd(0.1, momentum=0.9)
+
+
+def joined(re, im):
+    return jax.tree.map(jax.lax.complex, re, im)
+
+
+def parts(tree):
+    return jax.tree.map(np.real, tree), jax.tree.map(np.imag, tree)
+
+
+def drawn(seed, *lead):
+    return joined(*(random_tree(SHAPES, s, *lead) for s in (seed, seed + 1)))
+
+
+def updates_of(tx):
+    """Three updates of each worker, for gradients and parameters of its own."""
+
+    def one(grads, params):
+        state, out = tx.init(params), []
+        for _ in range(3):
+            updates, state = tx.update(grads, state, params)
+            out.append(updates)
+        return out
+
+    return lambda mapping, *trees: over_workers(one, mapping, N)(*trees)
+
+
+def of_params(fun, in_worker=False):
+    """A function of the parameters of all workers, or of one among them."""
+
+    def run(mapping, grads, params):
+        return over_workers(fun, mapping, N)(params) if in_worker else fun(params)
+
+    return run
+
+
+average = functools.partial(slamb_jax.average_parameters, axis_name=AXIS)
+LINKS = {
+    "add_decayed_weights": decay.add_decayed_weights(0.1),
+    "add_decayed_weights schedule": decay.add_decayed_weights(RATE, {"w": True, "b":
+        False, "scale": True, "empty": True}),
+    "average_gradients": slamb_jax.average_gradients(GROUP),
+    "average_parameters_every": slamb_jax.average_parameters_every(IN_FLOAT32),
+    "average_parameters_every overlap": slamb_jax.average_parameters_every(
+        slamb_jax.Exchange(AXIS, payload=None, sync_every=2, overlap=True)
+    ),
+    "average_parameters_every selection": slamb_jax.average_parameters_every(SELECTED),
+    "elementwise_rescale": slamb_jax.elementwise_rescale(SELECTED, b3=0.9),
+    "accumulate": slamb_jax.accumulate(MOMENTUM, 2),
+    "skip_not_finite": slamb_jax.skip_not_finite(MOMENTUM, EXCHANGE),
+}  # fmt: skip
+LINEAR = {name: updates_of(tx) for name, tx in LINKS.items()} | {
+    "average_parameters": of_params(average, in_worker=True),
+    "consolidate": of_params(slamb_jax.consolidate),
+    "resize": of_params(functools.partial(slamb_jax.checkpoint.resize, workers=6)),
+}
+
+
+@pytest.mark.parametrize("mapping", ["vmap", "shard_map"])
+@pytest.mark.parametrize("name", LINEAR)
+def test_what_is_linear_is_that_of_the_two_parts(name, mapping):
+    trees = drawn(0, N), drawn(2, N)
+    got = LINEAR[name](mapping, *trees)
+    pairs = zip(*map(parts, trees), strict=True)
+    assert all(x.dtype == jnp.complex64 for x in jax.tree.leaves(got))
+    for own, pair in zip(parts(got), pairs, strict=True):
+        assert_close(own, LINEAR[name](mapping, *pair), units=8)
+
+
+def test_parameters_are_averaged_in_groups_too():
+    """Where types say that the devices of a group hold the same."""
+    exchange = slamb_jax.Exchange("node", local_axis_name=AXIS, payload=None)
+    tx, mesh = slamb_jax.average_parameters_every(exchange), mesh_of(4, ("node", AXIS))
+    split = jax.sharding.PartitionSpec("node")
+
+    def step(p):
+        return tx.update(p, tx.init(p), p)[0]
+
+    run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=split, out_specs=split))
+    tree = drawn(0, 2)
+    for own, part in zip(parts(run(tree)), parts(tree), strict=True):
+        assert_close(own, run(part), units=8)
+
+
+C = {"w": drawn(0)["w"]}
+REAL = {"w": C["w"].real}
+ALIKE = {name.split()[0] for name in LINKS} - {"accumulate", "skip_not_finite"}
+REFUSED = {
+    name: tx
+    for name, tx in TABLE.items()
+    if name.split()[0] not in ALIKE or name.endswith("outer")
+} | {"train_in_bfloat16 sgd": slamb_jax.train_in_bfloat16(MOMENTUM)}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_for_real_numbers_says_how_to_give_it_two(name):
+    tx = REFUSED[name]
+    with pytest.raises(
+        ValueError, match=r"complex64 at .*\['w'\].* as optax.contrib.sp"
+    ):
+        tx.update(C, tx.init(C), C)
+    with pytest.raises(ValueError, match=r"updates.*complex64"):
+        tx.update(C, tx.init(REAL), REAL)
+    split = optax.contrib.split_real_and_imaginary(tx)
+    with standard_promotion():
+        state = jax.eval_shape(split.init, C)
+        updates, after = jax.eval_shape(split.update, C, state, C)
+    assert (updates, after) == (jax.eval_shape(lambda: C), state)
+
+
+MIXED = ["add_decayed_weights", "average_parameters_every", "accumulate"]
+OTHERS = [
+    *(lambda tx=LINKS[k], p=p: tx.update(p[0], tx.init(p[1]), p[1])
+      for k in MIXED for p in ((C, REAL), (REAL, C))),
+    lambda: directions.adam().update(C, optax.EmptyState(), second_moment=REAL),
+    lambda: EXCHANGE.share(C),
+    lambda: slamb_jax.Exchange.for_budget(AXIS, 0.1, C),
+    lambda: slamb_jax.exchange_metrics(EXCHANGE, C),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", OTHERS)
+def test_no_imaginary_part_is_dropped(call):
+    with pytest.raises(ValueError, match=r"(params|updates).*\['w'\].*(take|make two)"):
+        call()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_part_that_is_not_finite_skips_the_step_of_all(value):
+    g, p = drawn(0, N), drawn(2, N)
+    g["w"] = g["w"].at[1, 2, 3].set(jax.lax.complex(1.0, value))
+    for updates in LINEAR["skip_not_finite"]("vmap", g, p):
+        assert not any(x.any() for x in jax.tree.leaves(updates))
+
+
+def test_replicas_agree_in_both_parts():
+    same, momenta = stack(drawn(0), N), {"mu": drawn(2, N)}
+    off = same | {"w": same["w"].at[2, 0, 0].add(0.5j)}
+    for rtol in (0.0, 1e-3):
+        slamb_jax.assert_replicas_agree(same, rtol)
+        with pytest.raises(AssertionError, match=r"1 of 4 leaves: \['w'\] \(of 1 from"):
+            slamb_jax.assert_replicas_agree(off, rtol)
+    slamb_jax.assert_replicas_agree(off, rtol=0.1)
+    got = slamb_jax.momentum_agreement(momenta)
+    flat = jax.tree.map(lambda x: np.stack(parts(x), -1), momenta)
+    want = slamb_jax.momentum_agreement(flat)
+    assert got == pytest.approx(want, rel=1e-6)
+
+
+def test_workers_that_train_complex_parameters_alone_are_told():
+    state = slamb_jax.replicate(C, mesh_of(N), EXCHANGE)
+    chex.assert_trees_all_equal(slamb_jax.consolidate(state), C)
+    run = slamb_jax.per_worker_step(
+        lambda p, x: (jax.tree.map(lambda p: p * (1 + 1j), p), x), mesh_of(N), EXCHANGE
+    )
+    with pytest.warns(UserWarning, match="communicates nothing over 'data'"):
+        run(state, jnp.ones(N))
+
+
+def test_a_complex_mean_sends_the_bytes_of_its_parts():
+    run = over_workers(average, "shard_map", N)
+    sent = [
+        slamb_jax.wire_report(run.lower(tree)).bytes_sent()
+        for tree in (C, parts(C))
+        for tree in [stack(tree, N)]
+    ]
+    assert sent[0] == sent[1] > 0
+
+
+def test_checkpoints_keep_both_parts(tmp_path):
+    state = drawn(0, N)
+    with slamb_jax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state)
+        chex.assert_trees_all_equal(checkpoints.restore(state).state, state)
