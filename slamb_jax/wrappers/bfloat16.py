@@ -89,10 +89,7 @@ def train_in_bfloat16(
 
     def init(params: optax.Params) -> TrainInBfloat16State:
         checks.check_floating(params, "params")
-        for path, p in jax.tree_util.tree_leaves_with_path(params):
-            if p.dtype == jnp.float16:
-                where = f"float16 at params{jax.tree_util.keystr(path)}"
-                raise ValueError(f"params must be bfloat16 or float32, got {where}")
+        _check_no_float16(params)
         # A copy even of float32: the parameters' own buffers may be donated.
         copy = jax.tree.map(
             lambda p: _rounding.copied(p, p.dtype if wide(p) else jnp.float32), params
@@ -129,3 +126,11 @@ def train_in_bfloat16(
         return out, TrainInBfloat16State(step, master, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_no_float16(params: optax.Params) -> None:
+    """Raises for a leaf whose exponent is too small for what is kept of it."""
+    for path, p in jax.tree_util.tree_leaves_with_path(params):
+        if p.dtype == jnp.float16:
+            where = f"float16 at params{jax.tree_util.keystr(path)}"
+            raise ValueError(f"params must be bfloat16 or float32, got {where}")

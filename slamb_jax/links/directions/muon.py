@@ -141,11 +141,7 @@ def muon(
         numbers = matrices(weight_dimension_numbers, updates, param_specs)
         return rebuild([direction(m, numbers[x.index], at) for x, m, at in rows]), state
 
-    def init(params: optax.Params) -> optax.EmptyState:
-        del params
-        return optax.EmptyState()
-
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
 def _of_steps(ns_coeffs: Any, ns_steps: int) -> np.ndarray:
