@@ -200,6 +200,7 @@ def packs_of(
     rows: Sequence[Row], second: SecondMoment | None, exchange: Exchange
 ) -> list[Pack]:
     """Which small leaves share an array."""
+    # Where nothing is exchanged, a leaf's step is short, and no reason to move it.
     if axis_size(exchange.axis_name) == 1:
         return alone([row.leaf for row in rows])
     columns = [[row.g for row in rows], [row.m for row in rows]]

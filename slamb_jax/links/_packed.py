@@ -61,6 +61,7 @@ class Pack(NamedTuple):
         ends = np.cumsum(self.counts) * self.block
         starts = hidden([0, *ends[:-1]])
         shapes = [leaf.shape for leaf in self.leaves]
+        # Opaque, or a CPU would compute the whole array again in each leaf's kernel.
         columns = [slices(x, starts, shapes) for x in opaque(list(arrays))]
         if values is None:
             return columns, []
@@ -84,7 +85,8 @@ class Pack(NamedTuple):
         """The sum of each leaf, from the array."""
         if len(self.places) == 1:
             return jnp.sum(x)
-        # A sum over segments is no scatter, which a GPU adds in any order.
+        # By a table of places, since a GPU's scatter adds in any order. Behind the sums
+        # of all blocks stands a 0, for leaves of fewer blocks than the largest.
         of_blocks = jnp.append(x.reshape(-1, self.block).sum(1), np.float32(0))
         width, start, rows = max(self.counts), 0, []
         for count in self.counts:
@@ -120,9 +122,11 @@ def packs_by_type(
             group = quantizer.group_of(leaf.size)
             block, is_small = group.size, group.rows == 1
         blocks.append(block)
-        kind: tuple[Hashable, ...] = (i,)
+        kind: tuple[Hashable, ...] = (i,)  # by itself
+        # A sharded leaf has sums over its shards, which others of its array have not.
         if is_small and not leaf.sharded:
             types = [(x[i].dtype.name, varying_axes(x[i])) for x in columns]
+            # Two arrays may have the same value, but that is not known in a trace.
             of_rate = rate if isinstance(rate, int | float) else id(rate)
             kind = (block, of_rate, *types)
         kinds.setdefault(kind, []).append(i)
