@@ -20,6 +20,7 @@ from slamb_jax._core.leaves import Leaf, keep_absent, unless
 from slamb_jax._core.moments import Moments, bias, moved, stored, weights
 from slamb_jax._core.platform import after_exchange, recompute_barrier
 from slamb_jax._core.rounding import next_step
+from slamb_jax.exchange.codes import quantizer_of
 from slamb_jax.exchange.collectives import psum_each
 from slamb_jax.exchange.mean import mean_over_workers
 from slamb_jax.exchange.settings import Exchange
@@ -200,14 +201,15 @@ def packs_of(
     rows: Sequence[Row], second: SecondMoment | None, exchange: Exchange
 ) -> list[Pack]:
     """Which small leaves share an array."""
-    # Where nothing is exchanged, a leaf's step is short, and no reason to move it.
-    if axis_size(exchange.axis_name) == 1:
+    quantizer = quantizer_of(exchange.payload)
+    # Without codes a leaf's step is short, and to move the leaf would take longer.
+    if quantizer is None or axis_size(exchange.axis_name) == 1:
         return alone([row.leaf for row in rows])
     columns = [[row.g for row in rows], [row.m for row in rows]]
     if second is not None:
         columns.append(second.nus)
     leaves, rates = [row.leaf for row in rows], [row.b1 for row in rows]
-    return packs_by_type(leaves, columns, rates, exchange.payload)
+    return packs_by_type(leaves, columns, rates, quantizer)
 
 
 def join(

@@ -14,8 +14,8 @@ from jax.typing import ArrayLike
 
 from slamb_jax._core.axes import varying_axes
 from slamb_jax._core.leaves import Leaf
-from slamb_jax._core.platform import LARGE, hidden, materialized, opaque, slices
-from slamb_jax.exchange.codes import quantizer_of
+from slamb_jax._core.platform import hidden, materialized, opaque, slices
+from slamb_jax.exchange.codes import Quantizer
 
 
 class Pack(NamedTuple):
@@ -107,31 +107,25 @@ def packs_by_type(
     leaves: Sequence[Leaf],
     columns: Sequence[Sequence[jax.Array]],
     rates: Sequence[ArrayLike],
-    payload: str | None,
+    quantizer: Quantizer,
 ) -> list[Pack]:
     """Packs of small leaves whose arrays in each column have the same type.
 
     Their decay rates are the same, too: a number, or the very same array.
     """
-    quantizer = quantizer_of(payload)
     kinds: dict[tuple[Hashable, ...], list[int]] = {}
-    blocks = []
-    for i, (leaf, rate) in enumerate(zip(leaves, rates, strict=True)):
-        block, is_small = 1, 0 < leaf.size < LARGE
-        if quantizer is not None and leaf.size:
-            group = quantizer.group_of(leaf.size)
-            block, is_small = group.size, group.rows == 1
-        blocks.append(block)
+    groups = [quantizer.group_of(leaf.size) for leaf in leaves]
+    for i, (leaf, rate, group) in enumerate(zip(leaves, rates, groups, strict=True)):
         kind: tuple[Hashable, ...] = (i,)  # by itself
         # A sharded leaf has sums over its shards, which others of its array have not.
-        if is_small and not leaf.sharded:
+        if leaf.size and group.rows == 1 and not leaf.sharded:
             types = [(x[i].dtype.name, varying_axes(x[i])) for x in columns]
             # Two arrays may have the same value, but that is not known in a trace.
             of_rate = rate if isinstance(rate, int | float) else id(rate)
-            kind = (block, of_rate, *types)
+            kind = (group, of_rate, *types)
         kinds.setdefault(kind, []).append(i)
     return [
-        Pack(tuple(places), tuple(leaves[i] for i in places), blocks[places[0]])
+        Pack(tuple(places), tuple(leaves[i] for i in places), groups[places[0]].size)
         for places in kinds.values()
     ]
 
