@@ -238,8 +238,11 @@ def exchanged(
     *,
     in_codes: bool,
     skips: bool,
-) -> tuple[list[jax.Array], list[jax.Array]]:
-    """The mean momentum of the workers, bias-corrected, and what this worker keeps."""
+) -> tuple[list[jax.Array], list[jax.Array], SecondMoment | None]:
+    """The mean momentum of the workers, bias-corrected, and what this worker keeps.
+
+    Also the second moment as what follows is to read it: once, with the units.
+    """
     has = [ahead(row, step, rule) for row in rows]
     units = _units(second, step, len(rows))
     # In units every coordinate has about the same size, whatever its layer's scale: few
@@ -267,7 +270,7 @@ def exchanged(
             error = unit.size * unit.waits * (sent[i] - received)
             mu = mu + of_error(error, row, has[i].fix)
         mus.append(mu.astype(row.m.dtype))
-    return means, mus
+    return means, mus, second
 
 
 def _units(second: SecondMoment | None, step: jax.Array, leaves: int) -> list[Unit]:

@@ -292,7 +292,7 @@ class _Link(NamedTuple):
         )
         rows, second = join(packs, rows, second)
         if compress is None:
-            means, mus = _mean_momentum.exchanged(
+            means, mus, second = _mean_momentum.exchanged(
                 self.exchange,
                 self.rule,
                 rows,
