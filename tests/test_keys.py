@@ -28,6 +28,7 @@ BEHIND = {
     "in the chain": optax.chain(OURS, noise()),
     "in a chain of its own": optax.chain(OURS, optax.chain(optax.identity(), noise())),
     "after a chain": optax.chain(optax.chain(optax.identity(), OURS), noise()),
+    "in a named chain": optax.named_chain(("ours", OURS), ("noise", noise())),
     "in the direction": LINK(EXCHANGE, optax.chain(noise(), optax.scale(-0.01))),
     "in a wrapper": slamb_jax.skip_not_finite(optax.chain(OURS, noise()), EXCHANGE),
     "in accumulation": slamb_jax.accumulate(optax.chain(OURS, noise()), 2),

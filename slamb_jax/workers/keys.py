@@ -33,6 +33,8 @@ def _alike(part: Any, *, seen: bool) -> Any:
     children, treedef = jax.tree.flatten(part, is_leaf=lambda x: x is not part)
     if len(children) == 1 and children[0] is part:
         return not meshes.is_key(part)
+    # A named chain has a dict, whose order is lost: equal keys are the safe ones there.
+    seen = seen or (type(part) is dict and any(map(_has_mean, children)))
     out = []
     for child in children:
         has_mean = _has_mean(child)
