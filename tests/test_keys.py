@@ -39,6 +39,7 @@ BEHIND = {
     ),
 }
 BEFORE = {
+    "in a named chain": optax.named_chain(("noise", noise()), ("ours", OURS)),
     "in the chain": optax.chain(noise(), OURS),
     "in a wrapper": slamb_jax.accumulate(optax.chain(noise(), OURS), 2),
     "in a compressor": LINK(EXCHANGE, compressor=noise()),

@@ -1,5 +1,6 @@
 """Random keys of the workers: which are each worker's own, and which are equal."""
 
+from collections import OrderedDict
 from typing import Any
 
 import chex
@@ -33,14 +34,13 @@ def _alike(part: Any, *, seen: bool) -> Any:
     children, treedef = jax.tree.flatten(part, is_leaf=lambda x: x is not part)
     if len(children) == 1 and children[0] is part:
         return not meshes.is_key(part)
-    # A named chain has a dict, whose order is lost: equal keys are the safe ones there.
-    seen = seen or (type(part) is dict and any(map(_has_mean, children)))
     out = []
     for child in children:
         has_mean = _has_mean(child)
         out.append(_alike(child, seen=seen and not has_mean))
-        # The states of a chain are a tuple; those of a wrapper have names.
-        seen = seen or (has_mean and type(part) is tuple)
+        # The states of a chain are a tuple, those of a named chain an ordered dict, and
+        # those of a wrapper a named tuple, whose fields tell no order.
+        seen = seen or (has_mean and type(part) in (tuple, OrderedDict))
     return treedef.unflatten(out)
 
 
