@@ -1,6 +1,7 @@
 """Random keys of the workers: which are each worker's own, and which are equal."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
 import chex
@@ -30,18 +31,28 @@ def _alike(part: Any, *, seen: bool) -> Any:
         )
     if seen and isinstance(part, tuple) and hasattr(part, "_fields"):
         return _all(part)  # the state of a transformation, and not a key of the user's
+    # The states of a chain are a tuple, those of a named chain a dict in its order, and
+    # those of a wrapper a named tuple, whose fields tell no order.
+    if type(part) is tuple:
+        return tuple(_in_turn(part, seen=seen))
+    if type(part) in (dict, OrderedDict):
+        values = _in_turn(part.values(), seen=seen)
+        return type(part)(zip(part, values, strict=True))
     treedef: Any
     children, treedef = jax.tree.flatten(part, is_leaf=lambda x: x is not part)
     if len(children) == 1 and children[0] is part:
         return not meshes.is_key(part)
+    return treedef.unflatten([_alike(x, seen=seen) for x in children])
+
+
+def _in_turn(parts: Iterable[Any], *, seen: bool) -> list[Any]:
+    """Of parts that follow each other: behind one with a mean all have seen it."""
     out = []
-    for child in children:
-        has_mean = _has_mean(child)
-        out.append(_alike(child, seen=seen and not has_mean))
-        # The states of a chain are a tuple, those of a named chain an ordered dict, and
-        # those of a wrapper a named tuple, whose fields tell no order.
-        seen = seen or (has_mean and type(part) in (tuple, OrderedDict))
-    return treedef.unflatten(out)
+    for part in parts:
+        has_mean = _has_mean(part)
+        out.append(_alike(part, seen=seen and not has_mean))
+        seen = seen or has_mean
+    return out
 
 
 def _all(part: Any) -> Any:
