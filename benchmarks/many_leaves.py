@@ -6,17 +6,15 @@ CPU, each a worker with gradients of its own; optax's optimizers average them fi
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import tyro
 from rich.console import Console
 
-import slamb_jax
-from benchmarks.race import AXIS, Make, Workers, race, seconds
+from benchmarks.race import Workers, race, seconds
 from benchmarks.rivals import elements
 from benchmarks.shapes import Shapes, abstract
-from benchmarks.step import DENSE, RATE, averaged
+from benchmarks.step import DENSE, averaged, exchanging
 from examples.common.processes import local_mesh
 from examples.common.tables import table
 from examples.hardware import hardware
@@ -26,23 +24,11 @@ LAYER = [  # of a Transformer: norms, attention and two dense layers
     (WIDTH,), (WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH,),
     (WIDTH,), (WIDTH, 4 * WIDTH), (4 * WIDTH,), (4 * WIDTH, WIDTH),
 ]  # fmt: skip
+OURS = ("adamw", "adamw, in float32", "lamb", "slamb, as published")
 
 
 def shapes_of(leaves: int) -> Shapes:
     return {f"{i:04}": LAYER[i % len(LAYER)] for i in range(leaves)}
-
-
-def exchanging() -> dict[str, Make]:
-    def make(optimizer: str, **settings: Any) -> Make:
-        exchange = slamb_jax.Exchange(AXIS, **settings)
-        return lambda: getattr(slamb_jax, optimizer)(RATE, exchange)
-
-    return {
-        "adamw": make("adamw"),
-        "adamw, in float32": make("adamw", payload=None),
-        "lamb": make("lamb"),
-        "slamb": lambda: slamb_jax.slamb(RATE, slamb_jax.Exchange.paper(AXIS)),
-    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +45,7 @@ class Config:
 
 def main(config: Config) -> None:
     makes = {name: averaged(make) for name, make in DENSE.items()} | exchanging()
-    makes = {n: x for n, x in makes.items() if not config.only or n in config.only}
+    makes = {name: makes[name] for name in config.only or (*DENSE, *OURS)}
     workers = Workers(config.workers, local_mesh(config.workers))
     rows = []
     for leaves in config.leaves:

@@ -151,8 +151,9 @@ def split(
         for column, xs in zip(out, arrays, strict=True):
             column |= zip(pack.places, xs, strict=True)
         out_values |= zip(pack.places, each, strict=False)
-    return [in_order(x) for x in out], in_order(out_values)
+    return [_in_order(x) for x in out], _in_order(out_values)
 
 
-def in_order(numbered: dict[int, jax.Array]) -> list[jax.Array]:
+def _in_order(numbered: dict[int, jax.Array]) -> list[jax.Array]:
+    """The arrays of leaves 0, 1, ... of a dict by their numbers."""
     return [numbered[i] for i in range(len(numbered))]
