@@ -44,7 +44,7 @@ from slamb_jax.wrappers import (
     train_in_bfloat16,
 )
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # In the order in which a reader meets them.
 __all__ = [

@@ -124,6 +124,15 @@ def test_public_names_are_documented(name, thing):
         assert ">>>" in thing.__doc__
 
 
+def test_the_version_is_that_of_the_changelog_and_the_citation():
+    changes, citation = (
+        (ROOT / x).read_text() for x in ("CHANGELOG.md", "CITATION.cff")
+    )
+    newest = re.search(r"^## \[(\d.*?)\] - \d{4}", changes, re.M)
+    cited = re.search(r"^version: (.*)$", citation, re.M)
+    assert slamb_jax.__version__ == newest[1] == cited[1]
+
+
 @pytest.mark.long
 def test_documentation_builds_and_needs_no_network(tmp_path):
     pytest.importorskip("sphinx")

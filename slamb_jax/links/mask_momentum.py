@@ -47,7 +47,7 @@ class MaskMomentumState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
     mu: optax.Updates  # the worker's own momentum, as params, float32 or mu_dtype
     nu: optax.Updates | None  # second moment, as params
-    nu_mean: optax.Updates | None  # float32, [] for each leaf: the mean of nu, in codes
+    nu_mean: optax.Updates | None  # float32, [] for each leaf: mean of nu, if quantized
     compressor: optax.OptState
     direction: optax.OptState
 
@@ -98,7 +98,7 @@ def mask_momentum(
     error compensation. The updates are direction(:math:`\hat M`), with
     :math:`\hat M = M / (1-\beta_1^t)` and :math:`\hat v = v / (1-\beta_2^t)`.
 
-    **Units.** Where workers agree in codes, these are of :math:`x / r`, with
+    **Units.** Where the momentum is quantized, these are of :math:`x / r`, with
     :math:`r = \sqrt{\hat v} + 0.05 \rho`, where :math:`\rho` is the root of the mean of
     :math:`\hat v` over the leaf; r is 1 at the first step. Of what rounding takes the
     share :math:`\sqrt{\hat v} / 2 r` is forgotten: half of it where a coordinate is

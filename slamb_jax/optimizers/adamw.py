@@ -36,7 +36,7 @@ def adamw(
     .. math::
 
       m_i &\leftarrow \beta_1 m_i + (1-\beta_1) g_i, \quad
-      M = \text{mean over workers of } m_i \text{, in codes} \\
+      M = \text{mean over workers of } m_i \text{, quantized} \\
       \hat M &= M / (1-\beta_1^t), \quad
       v \leftarrow \beta_2 v + (1-\beta_2) \hat M^2 \\
       p &\leftarrow p - lr\,\left(

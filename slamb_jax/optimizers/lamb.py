@@ -36,8 +36,9 @@ def lamb(
 ) -> optax.GradientTransformationExtraArgs:
     r"""LAMB whose workers exchange codes of their momentum instead of gradients.
 
-    The workers agree on the mean M of their momenta, in codes, as :func:`mask_momentum`
-    describes, with v of that mean. Then all of them take the same step, for each layer:
+    The workers agree on the mean M of their momenta, quantized, as
+    :func:`mask_momentum` describes, with v of that mean. Then all of them take the same
+    step, for each layer:
 
     .. math::
 

@@ -30,7 +30,7 @@ def lion(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Lion whose workers exchange codes of their momentum instead of gradients.
 
-    The workers agree on the mean of what Lion takes the sign of, in codes, as
+    The workers agree on the mean of what Lion takes the sign of, quantized, as
     :func:`mask_momentum` describes, and then all of them take the same step:
 
     .. math::

@@ -27,7 +27,7 @@ def sgd(
 ) -> optax.GradientTransformationExtraArgs:
     r"""SGD whose workers exchange codes of their momentum instead of gradients.
 
-    The workers agree on the mean M of their momenta, in codes, as
+    The workers agree on the mean M of their momenta, quantized, as
     :func:`mask_momentum` describes, and then all of them take the same step:
 
     .. math::
