@@ -5,7 +5,7 @@ An :class:`Exchange` says between whom, what, how much and how often; :func:`ada
 :func:`replicate` and :func:`per_worker_step` run them on a mesh.
 """
 
-from slamb_jax import jointspar
+from slamb_jax import compressors, jointspar
 from slamb_jax.advisor import Network, advise
 from slamb_jax.checkpoint import Checkpoints, Snapshots
 from slamb_jax.exchange import Exchange, selections
@@ -14,6 +14,7 @@ from slamb_jax.links import (
     average_gradients,
     average_parameters,
     average_parameters_every,
+    compress_with_error_feedback,
     decay,
     directions,
     elementwise_rescale,
@@ -61,6 +62,8 @@ __all__ = [
     "on_workers",
     "mask_momentum",
     "randk_compress_with_error_feedback",
+    "compress_with_error_feedback",
+    "compressors",
     "Sent",
     "layerwise_trust_ratio",
     "elementwise_rescale",

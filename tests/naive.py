@@ -195,7 +195,7 @@ def largest_of(count, blocks):
 
 
 COUNTS = {"ternary": 1} | {f"largest_of_{x}": x for x in (2, 3, 7, 8, 31, 127)}
-BITS = {"uniform8": 8, "uniform4": 4}
+DRAWN = ("uniform8", "uniform4", "natural", "terngrad")
 
 
 def in_blocks(x, group):
@@ -213,11 +213,20 @@ def flat(blocks, group, size):
 def coded(payload, x, group):
     """A flat array after it was sent by a payload that draws nothing."""
     blocks = in_blocks(np.asarray(x, np.float64), group)
+    if payload == "sign":
+        number = np.maximum((blocks != 0).sum((1, 2), keepdims=True), 1)
+        scale = np.abs(blocks).sum((1, 2), keepdims=True) / number
+        return flat(np.where(blocks >= 0, scale, -scale), group, x.size)
     return flat(largest_of(COUNTS[payload], blocks), group, x.size)
 
 
 def grid(payload, x, group):
-    """The step of each element's uniform grid: its block's largest over the levels."""
+    """The step of each element's grid, between the two values that it may become."""
     blocks = in_blocks(np.asarray(x, np.float64), group)
-    step = np.abs(blocks).max((1, 2), keepdims=True) / (2 ** (BITS[payload] - 1) - 1)
+    step = np.abs(blocks).max((1, 2), keepdims=True)
+    if payload == "natural":  # from one power of two to the next
+        size = np.abs(np.where(blocks == 0, step, blocks))
+        step = 2.0 ** np.floor(np.log2(size, where=size > 0, out=size * 0))
+    else:
+        step = step / {"uniform8": 127, "uniform4": 7, "terngrad": 1}[payload]
     return flat(np.broadcast_to(step, blocks.shape), group, x.size)

@@ -11,11 +11,11 @@ import pytest
 from slamb_jax._core.rounding import hash_u32
 from slamb_jax.exchange.codes import cut_among, quantizer_of
 from tests.close import assert_close
-from tests.naive import BITS, COUNTS, coded, grid, in_blocks
+from tests.naive import COUNTS, DRAWN, coded, grid, in_blocks
 
-each = pytest.mark.parametrize("payload", [*COUNTS, *BITS])
+each = pytest.mark.parametrize("payload", [*COUNTS, *DRAWN, "sign"])
 certain = pytest.mark.parametrize("payload", COUNTS)
-drawn = pytest.mark.parametrize("payload", BITS)
+drawn = pytest.mark.parametrize("payload", DRAWN)
 # Of each kind of block.
 sized = pytest.mark.parametrize("size", [300, 5000, 2**16 + 300])
 
@@ -47,7 +47,7 @@ def sent(payload, x, seed=5):
     return np.asarray(there_and_back(payload, x.size)(jnp.asarray(x), jnp.uint32(seed)))
 
 
-@certain
+@pytest.mark.parametrize("payload", [*COUNTS, "sign"])
 @sized
 def test_codes_are_those_of_the_formula(payload, size):
     x = draws(size)
@@ -56,7 +56,7 @@ def test_codes_are_those_of_the_formula(payload, size):
 
 @drawn
 @sized
-def test_uniform_codes_are_the_grid_points_beside(payload, size):
+def test_codes_that_are_drawn_are_the_grid_points_beside(payload, size):
     x = draws(size)
     y, step = sent(payload, x), grid(payload, x, group_of(payload, size))
     assert (np.abs(y - x) <= 1.0001 * step).all()
@@ -127,13 +127,14 @@ def test_zeros_stay_and_extremes_are_finite(payload):
     for size in (0.0, 1.0, 1e35, 1e-30, 1e-37, 1e-42):
         x = draws(300) / 40 * np.float32(size)
         y = sent(payload, x)
-        assert (y[x == 0] == 0).all()
+        assert payload == "sign" or (y[x == 0] == 0).all()
         chex.assert_tree_all_finite(y)
         assert np.abs(y).max() <= 2 * np.abs(x).max() + 1e-35 * (size > 0)
 
 
 BITS_SENT = {  # of an element of a large array, with its share of a scale
     "ternary": 8 / 5 + 32 / 640, "uniform8": 8 + 32 / 256, "uniform4": 4 + 32 / 256,
+    "natural": 8 + 32 / 256, "terngrad": 8 / 5 + 32 / 640, "sign": 1 + 32 / 1024,
     "largest_of_2": 4 / 2 + 32 / 512, "largest_of_7": 4 / 7 + 32 / 1792,
     "largest_of_31": 8 / 31 + 32 / 3968, "largest_of_127": 8 / 127 + 32 / 16256,
 }  # fmt: skip

@@ -18,7 +18,7 @@ from tests.workers import AXIS, stack, train
 N = 4
 SHAPES = {"w": (12, 16), "b": (16,), "tall": (20, 6)}
 ZEROS = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
-CODES = ("uniform8", "uniform4", "ternary", "largest_of_7")
+CODES = ("uniform8", "uniform4", "ternary", "largest_of_7", "sign", "terngrad")
 AGREE = slamb_jax.Exchange(AXIS, payload=None)
 randk = slamb_jax.randk_compress_with_error_feedback
 

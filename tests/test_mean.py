@@ -15,7 +15,7 @@ from slamb_jax._core.rounding import round_to
 from slamb_jax.exchange.codes import quantizer_of
 from slamb_jax.exchange.mean import mean_over_workers
 from tests.close import assert_close, assert_same_bits, assert_workers_agree
-from tests.naive import BITS, coded, grid
+from tests.naive import DRAWN, coded, grid
 from tests.optimizers import random_tree
 from tests.workers import AXIS, MAPPINGS, P, mesh_of, over_workers
 
@@ -26,7 +26,7 @@ SHAPES = {
 # Held to SSE4.2, XLA has no instruction that rounds to float16, and no function either.
 SSE = "max_isa=SSE4_2" in os.environ.get("XLA_FLAGS", "")
 DTYPES = ("float32", "bfloat16", *([] if SSE else ["float16"]))
-PAYLOADS = ("ternary", "largest_of_7", *BITS, "bfloat16", None)
+PAYLOADS = ("ternary", "largest_of_7", "uniform8", "natural", "bfloat16", None)
 
 
 def exchanged(payload, tree, step=7, **axes):
@@ -79,7 +79,7 @@ def test_what_was_sent_is_the_mean_and_what_rounding_took_of_it(payload, mapping
         else:
             assert_close(sent[name].mean(0), mean + lost[name].mean(0))
             assert (lost[name] != 0).sum(0).max(initial=0) <= 1  # a part has one owner
-        if payload in BITS:  # each rounding is of less than a step of its grid
+        if payload in DRAWN:  # each rounding is of less than a step of its grid
             given = [*x, sent[name].mean(0)]
             errors = [*(sent[name] - x), lost[name].mean(0)]
             for y, error in zip(given, errors, strict=True):
@@ -99,7 +99,7 @@ def test_groups_of_devices_find_what_single_devices_find(payload):
         jax.tree.map(lambda x: x.reshape(2 * N, *x.shape[2:]), found.means)
     )
     means, sent, lost = jax.tree.map(lambda x: x[:, 0], found)
-    if payload not in BITS:  # which draw for each device
+    if payload not in DRAWN:  # which draw for each device
         alone = on_workers(payload, tree)
         assert_close((means, sent), (alone.means, alone.sent), units=8)
     if lost is not None:
@@ -114,10 +114,10 @@ def test_arrays_of_all_sizes_are_sent_in_one_exchange(payload):
     assert text.count("all_to_all[") == text.count("all_gather[") == 1
 
 
-@pytest.mark.parametrize("payload", BITS)
+@pytest.mark.parametrize("payload", DRAWN)
 def test_workers_steps_and_arrays_round_otherwise(payload):
-    half = np.where(np.arange(5000) % 32, 0.5, 1.0).astype(np.float32)
-    same = {"few": np.stack([half[:500]] * N), "more": np.stack([half] * N)}
+    between = np.where(np.arange(5000) % 32, 0.65, 1.0).astype(np.float32)
+    same = {"few": np.stack([between[:500]] * N), "more": np.stack([between] * N)}
     one, again, later = (on_workers(payload, same, step=t).sent for t in (7, 7, 8))
     assert_same_bits(one, again)
     first, other = one["few"][:2]

@@ -20,7 +20,13 @@ from slamb_jax._core.platform import (
     materialized,
     split_digits,
 )
-from slamb_jax.exchange.other_values import LargestOf, Uniform
+from slamb_jax.exchange.other_values import (
+    LargestOf,
+    Natural,
+    Sign,
+    TernGrad,
+    Uniform,
+)
 from slamb_jax.exchange.values import WIDTH, Ternary, Values
 
 _ROWS = 8  # of a group of a large array
@@ -30,7 +36,18 @@ _MANY_ROWS = 512  # of a slice: from so many on, filling groups costs under 1 %
 # The factor and the shift that divide a byte by each power of a base, in 16 bits.
 _RECIPROCALS = {
     16: ((1, 0), (1, 4)),
+    2: tuple((1, i) for i in range(8)),
     3: ((1, 0), (171, 9), (57, 9), (19, 9), (203, 14)),  # bytes below 243
+}
+
+
+_VALUES: dict[str, Values] = {
+    "ternary": Ternary(),
+    "uniform8": Uniform(8),
+    "uniform4": Uniform(4),
+    "natural": Natural(),
+    "terngrad": TernGrad(),
+    "sign": Sign(),
 }
 
 
@@ -131,10 +148,8 @@ def quantizer_of(payload: str | None) -> Quantizer | None:
     """The quantizer of a payload by name; None for float32 and bfloat16."""
     if payload is None or payload == "bfloat16":
         return None
-    if payload == "ternary":
-        return Quantizer(Ternary())
-    if payload in ("uniform8", "uniform4"):
-        return Quantizer(Uniform(int(payload[-1])))
+    if payload in _VALUES:
+        return Quantizer(_VALUES[payload])
     return Quantizer(LargestOf(int(payload.removeprefix("largest_of_"))))
 
 

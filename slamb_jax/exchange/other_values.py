@@ -11,6 +11,7 @@ from jax import lax
 from slamb_jax._core.rounding import hash_u32
 from slamb_jax.exchange.values import (
     LARGEST,
+    NAN,
     SUM,
     WIDTH,
     ZERO,
@@ -118,9 +119,7 @@ class Uniform:
         for x, bits in zip(planes, _random_bits(planes, seed), strict=True):
             y = jnp.where(usable, x * (levels / size), ZERO)
             low = jnp.floor(y)
-            # 24 bits are what a float32 holds exactly: u is uniform, and below 1.
-            u = bits >> np.uint32(8)
-            up = u.astype(jnp.float32) * np.float32(2**-24) < y - low
+            up = _uniform(bits) < y - low
             # x * (L / size) may be rounded to above L.
             code = jnp.clip(low + up.astype(jnp.float32), -levels, levels)
             codes.append((code + levels).astype(jnp.uint8))
@@ -128,6 +127,114 @@ class Uniform:
 
     def decode(self, digits: jax.Array, scales: jax.Array) -> jax.Array:
         return (digits.astype(jnp.float32) - np.float32(self._levels)) * scales
+
+
+@dataclasses.dataclass(frozen=True)
+class Natural:
+    r"""8 bits by stochastic rounding to a power of two, as in natural compression.
+
+    With s the power of two at or above the largest magnitude of the block,
+    :math:`x \to \pm s 2^{-e}` with e from 0 to 126, so that each element is right on
+    average; what is smaller is 0. Horváth et al., Natural compression, 2019.
+    """
+
+    base: int = 256
+    digits: int = 1
+    planes: int = 1
+    block_size: int = 256
+    norm: Norm = LARGEST
+
+    def encode(
+        self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
+    ) -> tuple[list[jax.Array], jax.Array]:
+        whole = np.uint32(0x7F800000)  # the exponent; below it are 23 bits of fraction
+        top = (_bits_of(size) + np.uint32(0x7FFFFF)) & whole
+        usable = (size >= np.float32(_TINY)) & (top < whole)
+        scale = jnp.where(usable, lax.bitcast_convert_type(top, jnp.float32), ZERO)
+        codes = []
+        for x, random in zip(planes, _random_bits(planes, seed), strict=True):
+            # A carry out of the fraction is as likely as the fraction is large.
+            up = _bits_of(jnp.abs(x)) + (random >> np.uint32(9))
+            below = (top >> np.uint32(23)) - (
+                up >> np.uint32(23)
+            )  # wraps above the top
+            is_sent = usable & (jnp.abs(x) >= np.float32(_TINY)) & (below < 127)
+            code = below.astype(jnp.uint8) + jnp.where(
+                x > 0, np.uint8(1), np.uint8(128)
+            )
+            codes.append(jnp.where(is_sent, code, np.uint8(0)))
+        return codes, jnp.where(jnp.isfinite(size), scale, NAN)
+
+    def decode(self, digits: jax.Array, scales: jax.Array) -> jax.Array:
+        below = (digits - np.uint8(1)) % np.uint8(127)
+        power = (np.uint32(127) - below.astype(jnp.uint32)) << np.uint32(23)
+        size = lax.bitcast_convert_type(power, jnp.float32)  # 2 ** -below
+        sign = jnp.where(digits < 128, np.float32(1), np.float32(-1))
+        return jnp.where(digits == 0, ZERO, sign * size) * scales
+
+
+@dataclasses.dataclass(frozen=True)
+class TernGrad:
+    """Three values by stochastic rounding: zero, and the block's largest magnitude.
+
+    So each element is right on average. Wen et al., TernGrad, 2017.
+    """
+
+    base: int = 3
+    digits: int = 5
+    planes: int = 1
+    block_size: int = 640
+    norm: Norm = LARGEST
+
+    def encode(
+        self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
+    ) -> tuple[list[jax.Array], jax.Array]:
+        codes = []
+        for x, random in zip(planes, _random_bits(planes, seed), strict=True):
+            is_sent = _uniform(random) * size < jnp.abs(x)
+            code = jnp.where(x > 0, np.uint8(2), np.uint8(0))
+            codes.append(jnp.where(is_sent, code, np.uint8(1)))
+        return codes, jnp.where(jnp.isfinite(size), size, NAN)
+
+    def decode(self, digits: jax.Array, scales: jax.Array) -> jax.Array:
+        return (digits.astype(jnp.float32) - np.float32(1)) * scales
+
+
+@dataclasses.dataclass(frozen=True)
+class Sign:
+    """One bit: the sign times the mean magnitude of the block's elements but zeros.
+
+    A zero has the sign of a positive number. Karimireddy et al., EF-signSGD, 2019.
+    """
+
+    base: int = 2
+    digits: int = 8
+    planes: int = 1
+    block_size: int = 1024
+    norm: Norm = SUM
+
+    def encode(
+        self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
+    ) -> tuple[list[jax.Array], jax.Array]:
+        del seed
+        # What a block is filled up with is zero.
+        count = total([jnp.abs(jnp.sign(x)) for x in planes])
+        scale = size / jnp.maximum(count, np.float32(1))
+        codes = [jnp.where(x >= 0, np.uint8(1), np.uint8(0)) for x in planes]
+        return codes, jnp.where(jnp.isfinite(scale), scale, NAN)
+
+    def decode(self, digits: jax.Array, scales: jax.Array) -> jax.Array:
+        signs = np.float32(2) * digits.astype(jnp.float32) - np.float32(1)
+        return signs * scales
+
+
+def _bits_of(x: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(x, jnp.uint32)
+
+
+def _uniform(bits: jax.Array) -> jax.Array:
+    """In [0, 1), of the 24 bits that a float32 holds exactly."""
+    return (bits >> np.uint32(8)).astype(jnp.float32) * np.float32(2**-24)
 
 
 def _random_bits(planes: Sequence[jax.Array], seed: jax.Array) -> list[jax.Array]:

@@ -47,7 +47,9 @@ class Exchange:
       payload: the wire format of the mean. ``"ternary"``: three values, 1.7 bits a
         coordinate. ``"largest_of_7"``, or of another number from 2 to 127: the sign of
         the largest coordinate of so many, in half a byte up to 7 and a byte above.
-        ``"uniform8"``, ``"uniform4"``: stochastic rounding to 8 or 4 bits.
+        ``"uniform8"``, ``"uniform4"``: stochastic rounding to 8 or 4 bits, as in QSGD.
+        ``"natural"``: to powers of two, 8 bits. ``"terngrad"``: to three values, as in
+        TernGrad, 1.7 bits. ``"sign"``: signs and a scale, 1 bit.
         ``"bfloat16"``. None: float32; the parameters' dtype where parameters are
         averaged, and the momentum's under a ``selection``.
       sync_every: H, the steps from one mean to the next, a positive integer. 1: of the

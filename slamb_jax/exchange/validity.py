@@ -12,7 +12,10 @@ from slamb_jax._core.checks import (
 from slamb_jax.exchange.selections import Selection
 
 _LARGEST_OF = tuple(f"largest_of_{count}" for count in range(2, 128))
-_PAYLOADS = ("bfloat16", "uniform8", "uniform4", "ternary", *_LARGEST_OF)
+_PAYLOADS = (
+    *("bfloat16", "uniform8", "uniform4", "natural", "ternary", "terngrad", "sign"),
+    *_LARGEST_OF,
+)
 
 
 def check_settings(exchange: Any) -> None:
@@ -21,9 +24,9 @@ def check_settings(exchange: Any) -> None:
     known = isinstance(exchange.payload, str) and exchange.payload in _PAYLOADS
     if exchange.payload is not None and not known:
         raise ValueError(
-            "payload must be None, 'bfloat16', 'uniform8', 'uniform4', 'ternary' "
-            "or 'largest_of_N' with N from 2 to 127, such as 'largest_of_7', got "
-            f"{exchange.payload!r}"
+            "payload must be None, 'bfloat16', 'uniform8', 'uniform4', 'natural', "
+            "'ternary', 'terngrad', 'sign' or 'largest_of_N' with N from 2 to 127, "
+            f"such as 'largest_of_7', got {exchange.payload!r}"
         )
     if exchange.sync_every is not None:
         check_integer("sync_every", exchange.sync_every, 1)

@@ -14,9 +14,10 @@ import optax
 
 from slamb_jax._core.checks import check_transformation
 from slamb_jax._core.leaves import arrays_of
+from slamb_jax.compressors.codec import Sent
+from slamb_jax.compressors.of_exchange import ByExchange
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.links._mean_momentum import Row, Rule, ahead, memory, of_error
-from slamb_jax.links.randk_compress import RandkCompress, Sent
 
 
 class Compressed(NamedTuple):
@@ -48,7 +49,7 @@ def as_compressor(
     check_transformation("compressor", compressor)
     # The link itself sends blocks in place, where a tree of M + e would be a copy. Its
     # residual would be a second memory.
-    if isinstance(compressor, RandkCompress):
+    if isinstance(compressor, ByExchange):
         if compressor.exchange != exchange:
             raise ValueError(
                 "compressor must have the exchange of mask_momentum, got "

@@ -9,11 +9,11 @@ import optax
 from slamb_jax._core.leaves import unless
 from slamb_jax._core.moments import bias, moved
 from slamb_jax._core.platform_masked import computed_once_on_tpu
+from slamb_jax.compressors.of_exchange import replace_selected
 from slamb_jax.exchange.blocks import AtStep
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.links._compressor import Compress
 from slamb_jax.links._mean_momentum import Exchanged, Row, Rule, SecondMoment
-from slamb_jax.links.randk_compress import replace_selected
 
 
 def step_alone(

@@ -1,0 +1,189 @@
+"""A compressor of two functions: how an array is sent, and how it is read."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from slamb_jax._core import axes, checks
+from slamb_jax._core.axes import AxisName
+from slamb_jax._core.leaves import chosen, present, unless
+from slamb_jax._core.rounding import next_step
+from slamb_jax.exchange import collectives
+
+
+class Sent(NamedTuple):
+    """What a compressor returns for what a worker has, x.
+
+    What this worker sent is q = x - ``unsent``. So nothing is lost: over the workers
+    the mean of x is ``mean`` plus the mean of ``unsent``.
+    """
+
+    mean: optax.Updates  # of q over the workers, the same bits on all of them
+    unsent: optax.Updates  # x - q, the worker's own
+
+
+class Codec(NamedTuple):
+    """The two functions of a compressor, of one array each.
+
+    A code is a tree of arrays, whose shapes and dtypes follow from those of x alone.
+    ``common`` is a random key that all workers have alike at a step, another for each
+    array: what follows from it need not be sent. ``own`` differs between workers.
+
+    Attributes:
+      encode: of x (float32, of any shape), ``common`` and ``own``: the code, as it is
+        sent.
+      decode: of a code, a ``jax.ShapeDtypeStruct`` of x, and ``common``: the float32
+        array that it stands for.
+      averages: whether the mean of all codes is the code of the mean, as where
+        ``encode`` is linear. Then one all-reduce takes the place of an all-gather.
+    """
+
+    encode: Callable[[jax.Array, jax.Array, jax.Array], Any]
+    decode: Callable[[Any, jax.ShapeDtypeStruct, jax.Array], jax.Array]
+    averages: bool = False
+
+
+class CodecState(NamedTuple):
+    """State of :func:`from_codec`; the same on all workers."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32, shape []
+
+
+def from_codec(
+    codec: Codec, axis_name: AxisName
+) -> optax.GradientTransformationExtraArgs:
+    r"""A compressor that sends each array as its code.
+
+    .. math::
+
+      q_i = \text{decode}(\text{encode}(x_i)), \quad
+      M = \text{mean over workers of } q_i, \quad e_i = x_i - q_i
+
+    The codes of all arrays travel as bytes in one all-gather, so that each worker sends
+    its codes n - 1 times around a ring. With ``averages`` they travel in one
+    all-reduce.
+
+    Args:
+      codec: the two functions.
+      axis_name: the mesh axis (or axes) of the workers.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs` whose ``update`` returns
+      :class:`slamb_jax.Sent`, for the links that take a compressor.
+
+    Raises:
+      ValueError: for ``axis_name`` None; in ``update``, for an unbound axis, and for
+        updates that were averaged already where the types show it.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, slamb_jax
+      >>> half = slamb_jax.compressors.Codec(  # of the bits of each number
+      ...     lambda x, common, own: x.astype(jnp.bfloat16),
+      ...     lambda code, like, common: code.astype(jnp.float32),
+      ... )
+      >>> tx = slamb_jax.compressors.from_codec(half, "data")
+      >>> send = lambda x: tx.update(x, tx.init(x))[0]
+      >>> sent = jax.vmap(send, axis_name="data")(jnp.array([1.0, 3.001]))
+      >>> print(sent.mean, sent.unsent)
+      [2. 2.] [0.         0.00099993]
+    """
+    checks.check_axis_name(axis_name)
+    if axis_name is None:
+        raise ValueError("axis_name must name the axis of the workers, got None")
+
+    def init(params: optax.Params) -> CodecState:
+        checks.check_floating(params, "params")
+        return CodecState(jnp.zeros([], jnp.int32))
+
+    def update(
+        updates: optax.Updates,
+        state: CodecState,
+        params: optax.Params | None = None,
+        skip: jax.Array | None = None,
+        **extra_args: Any,
+    ) -> tuple[Sent, CodecState]:
+        del extra_args
+        axes.check_local(updates, axis_name)
+        step = next_step(state.count)
+        rows, rebuild = present(updates, like=updates if params is None else params)
+        xs = [x.astype(jnp.float32) for _, x in rows]
+        common = [_key(step, leaf.index) for leaf, _ in rows]
+        worker = axes.worker_index(axis_name)
+        own = [jax.random.fold_in(key, worker) for key in common]
+        codes = [codec.encode(*row) for row in zip(xs, common, own, strict=True)]
+
+        def decoded(codes: Sequence[Any]) -> list[jax.Array]:
+            rows = zip(codes, xs, common, strict=True)
+            return [codec.decode(code, _like(x), key) for code, x, key in rows]
+
+        q = decoded(codes)
+        if codec.averages:
+            treedef: Any
+            flat, treedef = jax.tree.flatten(codes)
+            means = decoded(treedef.unflatten(collectives.pmean(flat, axis_name)))
+        else:
+            n = axes.axis_size(axis_name)
+            means = [x / n for x in _sum_of_all(codes, decoded, axis_name)]
+        varying = [axes.varying_axes(x) for x in xs]
+        means = [axes.vary_over(m, v) for m, v in zip(means, varying, strict=True)]
+        sent = Sent(
+            rebuild(means), rebuild([x - y for x, y in zip(xs, q, strict=True)])
+        )
+        return sent, chosen(skip, CodecState(unless(skip, state.count, step)))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _key(step: jax.Array, index: int) -> jax.Array:
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), step), index)
+
+
+def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _sum_of_all(
+    codes: Any, decoded: Callable[[Any], list[jax.Array]], axis_name: AxisName
+) -> list[jax.Array]:
+    """The sums over the workers of what their codes stand for."""
+    treedef: Any
+    arrays, treedef = jax.tree.flatten(codes)
+    in_bytes = [_as_bytes(x) for x in arrays]
+    ends = [0, *itertools.accumulate(x.size for x in in_bytes)]
+    gathered = collectives.all_gather(jnp.concatenate(in_bytes), axis_name)
+
+    def of_worker(row: jax.Array) -> list[jax.Array]:
+        parts = [row[a:b] for a, b in itertools.pairwise(ends)]
+        pairs = zip(parts, arrays, strict=True)
+        return decoded(treedef.unflatten([_from_bytes(x, y) for x, y in pairs]))
+
+    # One worker's after the other's: decoded together they would take n times the
+    # parameters' memory.
+    first = of_worker(gathered[0])
+
+    def add(total: list[jax.Array], row: jax.Array) -> tuple[list[jax.Array], None]:
+        pairs = zip(total, of_worker(row), strict=True)
+        return [x + y for x, y in pairs], None
+
+    return lax.scan(add, first, gathered[1:])[0]
+
+
+def _as_bytes(x: jax.Array) -> jax.Array:
+    """The bytes of an array, uint8 and flat."""
+    if x.dtype == jnp.bool_:
+        return jnp.packbits(x.reshape(-1))
+    return lax.bitcast_convert_type(x, jnp.uint8).reshape(-1)
+
+
+def _from_bytes(data: jax.Array, like: jax.Array) -> jax.Array:
+    """Undoes :func:`_as_bytes`, with the shape and dtype of ``like``."""
+    if like.dtype == jnp.bool_:
+        return jnp.unpackbits(data, count=like.size).astype(bool).reshape(like.shape)
+    size = like.dtype.itemsize
+    shape = like.shape if size == 1 else (*like.shape, size)
+    return lax.bitcast_convert_type(data.reshape(shape), like.dtype)

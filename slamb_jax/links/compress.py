@@ -1,0 +1,225 @@
+"""Error feedback: what a compressor does not send of the updates is sent later."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from slamb_jax._core import checks
+from slamb_jax._core.hyperparameters import static
+from slamb_jax._core.leaves import arrays_of, chosen, keep_absent, present, unless
+from slamb_jax._core.rounding import round_to
+from slamb_jax.compressors.codec import Sent
+from slamb_jax.compressors.of_exchange import ByExchange, of_exchange
+from slamb_jax.exchange.settings import Exchange
+from slamb_jax.links.on_shards import on_shards
+
+
+class CompressState(NamedTuple):
+    """State of :func:`compress_with_error_feedback`."""
+
+    residual: optax.Updates | None  # float32, as the updates; None if nothing is kept
+    compressor: optax.OptState
+
+
+@static("decay")
+def compress_with_error_feedback(
+    compressor: optax.GradientTransformation, *, decay: float = 1.0
+) -> optax.GradientTransformationExtraArgs:
+    r"""Sends the updates through a compressor; what is not sent waits.
+
+    With g the worker's own gradient and q what the compressor sends of x:
+
+    .. math::
+
+      x_i &= g_i + \gamma e_i, \quad
+      u = \text{mean over workers of } q_i, \quad
+      e_i \leftarrow x_i - q_i
+
+    Put it in front of any optimizer: all workers get the same u, and their parameters
+    stay equal. Before an optimizer with momentum :func:`mask_momentum` is better: what
+    waits takes no memory there, and is not as old.
+
+    Args:
+      compressor: what sends, such as :func:`slamb_jax.compressors.top_k`: an optax
+        transformation that returns :class:`slamb_jax.Sent`.
+      decay: :math:`\gamma` in [0, 1], the share of the residual that is kept for the
+        next step. 0: what is not sent is lost, and no residual is kept.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs` whose updates have the dtype of
+      the gradients.
+
+    Raises:
+      ValueError: for a value out of range, and for a compressor that returns something
+        else.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax, slamb_jax
+      >>> top_k = slamb_jax.compressors.top_k(0.5, "data")
+      >>> tx = optax.chain(
+      ...     slamb_jax.compress_with_error_feedback(top_k), optax.sgd(1.0)
+      ... )
+      >>> def two_steps(g):
+      ...     first, state = tx.update(g, tx.init(g))
+      ...     return first, tx.update(g, state)[0]
+      >>> for updates in jax.vmap(two_steps, axis_name="data")(jnp.array([[3.0, 2.0]])):
+      ...     print(updates)
+      [[-3. -0.]]
+      [[-0. -4.]]
+
+    References:
+      Karimireddy et al., `Error feedback fixes SignSGD
+      <https://arxiv.org/abs/1901.09847>`_, ICML 2019.
+    """
+    checks.check_transformation("compressor", compressor)
+    checks.check_range("decay", decay, 0.0, 1.0)
+    sender = optax.with_extra_args_support(compressor)
+
+    def init(params: optax.Params) -> CompressState:
+        checks.check_floating(params, "params")
+        residual = None
+        if decay:
+            residual = optax.tree.zeros_like(params, dtype=jnp.float32)
+        return CompressState(residual, sender.init(params))
+
+    def update(
+        updates: optax.Updates,
+        state: CompressState,
+        params: optax.Params | None = None,
+        skip: jax.Array | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, CompressState]:
+        extra_args |= {} if skip is None else {"skip": skip}
+        residual = updates if state.residual is None else state.residual
+        checks.check_gradients(updates, residual)
+        like = updates if params is None else params
+        rows, rebuild = present(updates, residual, like=like)
+        gs, waited = ([row[i] for row in rows] for i in (1, 2))
+        wide = [g.astype(jnp.float32) for g in gs]
+        if decay:
+            wide = [g + decay * e for g, e in zip(wide, waited, strict=True)]
+        # Sent in the dtype of the gradients, which is the wire's where no payload is.
+        narrow = [round_to(x, g.dtype) for x, g in zip(wide, gs, strict=True)]
+        sent, inner = sender.update(
+            rebuild(narrow), state.compressor, params, **extra_args
+        )
+        check_sent(sent)
+        means = [
+            mean.astype(g.dtype)
+            for mean, g in zip(arrays_of(updates, sent.mean, like), gs, strict=True)
+        ]
+        kept = None
+        if decay:
+            # What a narrow gradient cannot hold of x waits, too.
+            unsent = [
+                e.astype(jnp.float32) + (x - y.astype(jnp.float32))
+                for e, x, y in zip(
+                    arrays_of(updates, sent.unsent, like), wide, narrow, strict=True
+                )
+            ]
+            kept = keep_absent(rebuild(unless(skip, waited, unsent)), state.residual)
+        new = CompressState(kept, unless(skip, state.compressor, inner))
+        return rebuild(means), chosen(skip, new)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def check_sent(sent: Any) -> None:
+    """Raises for what a compressor must not return."""
+    if not isinstance(sent, Sent):
+        raise ValueError(
+            "compressor must return slamb_jax.Sent(mean, unsent) from its update, got "
+            f"{checks.shown(sent)}: see slamb_jax.compressors"
+        )
+
+
+def randk_compress_with_error_feedback(
+    exchange: Exchange, *, keep_residual: bool = True
+) -> optax.GradientTransformationExtraArgs:
+    r"""Exchanges a share of the updates, in few bits; what is not sent waits.
+
+    With g the worker's own gradient, :math:`M_t` the coordinates that the exchange
+    selects at step t (all of them without a selection), and Q its wire format:
+
+    .. math::
+
+      x_i &= g_i + e_i, \quad q_i = Q(x_i[M_t]) \\
+      u &= \text{mean over workers of } q_i, \quad u[\neg M_t] = 0 \\
+      e_i &\leftarrow x_i - q_i
+
+    which is error feedback. No index is sent, since all workers know :math:`M_t`. Where
+    the mean is rounded once more, the worker that rounds it for all keeps n times what
+    that took, since it sends an nth of the next mean: the sum of all u is the sum of
+    the mean gradients, less what waits.
+
+    Use it by itself in front of an optimizer that has no momentum to wait in, such as
+    ``optax.sgd``: all workers get the same u, and their parameters stay equal. Before
+    an optimizer with momentum :func:`mask_momentum` is better: what waits takes no
+    memory there, and is not as old.
+
+    Args:
+      exchange: between whom, which coordinates when (``selection``), and in what wire
+        format (``payload``). It must exchange at every step.
+      keep_residual: False: what is not sent passes on instead,
+        :math:`u = \text{mean} + x_i - q_i`, and nothing is kept. It is for a link that
+        keeps what it gets, as :func:`mask_momentum` keeps the momentum: workers that
+        step by it drift apart.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs` whose updates have the dtype of
+      the gradients. It may be the ``compressor`` of :func:`mask_momentum`, which then
+      keeps what is not sent in the momentum, and no residual.
+
+    Raises:
+      ValueError: for an exchange that sends nothing at most steps; in ``update``, for
+        an unbound axis, and for gradients that were averaged already where the types
+        show it (``shard_map`` with ``check_vma=True``).
+
+    Examples:
+      >>> import jax.numpy as jnp, optax, slamb_jax
+      >>> half = slamb_jax.selections.Strided(0.5, min_size=0)
+      >>> exchange = slamb_jax.Exchange(payload=None, selection=half)
+      >>> tx = optax.chain(
+      ...     slamb_jax.randk_compress_with_error_feedback(exchange), optax.sgd(1.0)
+      ... )
+      >>> params = jnp.ones((2, 2))
+      >>> state = tx.init(params)
+      >>> for _ in range(2):
+      ...     updates, state = tx.update(jnp.ones((2, 2)), state, params)
+      ...     print((updates != 0).sum())
+      2
+      2
+
+    References:
+      Xu et al., `SLAMB <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023,
+      section 3: momentum masking; Stich et al., `Sparsified SGD with Memory
+      <https://arxiv.org/abs/1809.07599>`_, 2018: error feedback.
+    """
+    checks.check_bool("keep_residual", keep_residual)
+    compressor = of_exchange(exchange)
+    link = compress_with_error_feedback if keep_residual else _passed_on
+    tx = on_shards(link(compressor), exchange)
+    return ByExchange(tx.init, tx.update, exchange)
+
+
+def _passed_on(
+    compressor: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
+    """The mean with what was not sent, in the dtype of the gradients."""
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        sent, state = compressor.update(updates, state, params, **extra_args)
+        both = jax.tree.map(
+            lambda g, m, e: (m.astype(jnp.float32) + e).astype(g.dtype),
+            updates, sent.mean, sent.unsent,
+        )  # fmt: skip
+        return both, state
+
+    return optax.GradientTransformationExtraArgs(compressor.init, update)

@@ -1,0 +1,246 @@
+"""Compressors: nothing is lost, all workers get the same mean, bytes are the codes'."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import slamb_jax
+from slamb_jax import compressors
+from tests.close import assert_close, assert_same_bits, assert_workers_agree
+from tests.optimizers import gradients, random_tree
+from tests.workers import AXIS, MAPPINGS, over_workers, stack, train
+
+N = 4
+SHAPES = {"w": (12, 16), "b": (16,), "deep": (2, 5, 6), "one": ()}
+ZEROS = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+
+
+def halves(x, common, own):
+    """A code of three dtypes, with random bits of its own and of all."""
+    up = jax.random.bernoulli(own, 0.5, x.shape)
+    shift = jax.random.uniform(common, x.shape)
+    places = jnp.arange(x.size, dtype=jnp.int16)
+    return {"up": up, "x": (x + shift).astype(jnp.bfloat16), "places": places}
+
+
+def whole(code, like, common):
+    shift = jax.random.uniform(common, like.shape)
+    x = code["x"].reshape(-1)[code["places"].astype(jnp.int32)].reshape(like.shape)
+    return x.astype(jnp.float32) - shift + 0.001 * code["up"].astype(jnp.float32)
+
+
+def of(**settings):
+    return compressors.of_exchange(slamb_jax.Exchange(AXIS, **settings))
+
+
+ALL = {
+    "top k": compressors.top_k(0.2, AXIS),
+    "random k": compressors.random_k(0.2, AXIS),
+    "low rank": compressors.low_rank(2, AXIS),
+    "a user's": compressors.from_codec(compressors.Codec(halves, whole), AXIS),
+    "signs": of(payload="sign"),
+    "TernGrad": of(payload="terngrad"),
+    "natural": of(payload="natural"),
+    "by turns": of(
+        payload=None, selection=slamb_jax.selections.Strided(0.25, min_size=4)
+    ),
+}
+each = pytest.mark.parametrize("name", ALL)
+
+
+def sent_by(compressor, x, steps=1, mapping="vmap"):
+    """What every worker gets at the last step, and its state."""
+    state = stack(jax.jit(compressor.init)(ZEROS), N)
+    update = over_workers(compressor.update, mapping, N)
+    for _ in range(steps):
+        sent, state = update(x, state)
+    return sent, state
+
+
+@each
+def test_nothing_is_lost_and_all_workers_get_the_same_mean(name):
+    x = random_tree(SHAPES, 1, N)
+    sent, state = sent_by(ALL[name], x, steps=3)
+    assert_workers_agree(sent.mean)
+    assert_workers_agree(state)
+    for key in SHAPES:
+        given, mean, unsent = (np.float64(t[key]) for t in (x, *sent))
+        room = 1e-5 * (1 + np.abs(given).max())
+        np.testing.assert_allclose(
+            mean[0] + unsent.mean(0), given.mean(0), atol=room, rtol=0
+        )
+
+
+@each
+@pytest.mark.parametrize("mapping", MAPPINGS[1:3])
+def test_on_a_mesh_as_under_vmap(name, mapping):
+    x = random_tree(SHAPES, 1, N)
+    found = [sent_by(ALL[name], x, 2, m)[0] for m in ("vmap", mapping)]
+    assert_close(*found, units=256, floor=1.0)
+
+
+def test_top_k_sends_the_largest_of_each_worker():
+    x = random_tree(SHAPES, 1, N)
+    sent, _ = sent_by(ALL["top k"], x)
+    for key, given in x.items():
+        rows, q = np.asarray(given).reshape(N, -1), np.zeros((N, given[0].size))
+        count = max(1, round(0.2 * given[0].size))
+        for worker, row in enumerate(rows):
+            largest = np.argsort(-np.abs(row), kind="stable")[:count]
+            q[worker, largest] = row[largest]
+        assert_close(sent.mean[key][0], q.mean(0).reshape(SHAPES[key]).astype("f4"))
+        assert_close(sent.unsent[key].reshape(N, -1), (rows - q).astype("f4"))
+
+
+def test_random_k_draws_others_at_each_step_and_for_each_array():
+    ones = stack({"w": jnp.ones(400), "other": jnp.ones(400)}, N)
+    masks = []
+    state = stack(ALL["random k"].init(jax.tree.map(lambda x: x[0], ones)), N)
+    update = over_workers(ALL["random k"].update, "vmap", N)
+    for _ in range(2):
+        sent, state = update(ones, state)
+        masks += [np.asarray(x[0]) for x in jax.tree.leaves(sent.mean)]
+    assert [int(mask.sum()) for mask in masks] == [80] * 4
+    shared = [(a * b).sum() for i, a in enumerate(masks) for b in masks[:i]]
+    assert max(shared) < 40  # of 80; 16 by chance, with a deviation of 3.2
+
+
+def test_low_rank_is_one_power_iteration_a_step():
+    x = random_tree({"w": (12, 16)}, 1, N)
+    compressor = ALL["low rank"]
+    q = np.float64(compressor.init({"w": np.zeros((12, 16), np.float32)}).q["w"])
+    state = stack(compressor.init({"w": np.zeros((12, 16), np.float32)}), N)
+    update = over_workers(compressor.update, "vmap", N)
+    for _ in range(3):
+        sent, state = update(x, state)
+        own = np.float64(x["w"])
+        p, _ = np.linalg.qr(own.mean(0) @ q)
+        q = own.mean(0).T @ p
+        np.testing.assert_allclose(sent.mean["w"][0], p @ q.T, atol=1e-5)
+        rest = own - p @ (p.T @ own)
+        np.testing.assert_allclose(sent.unsent["w"], rest, atol=1e-5)
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_residual_is_that_of_the_recurrence(decay, dtype):
+    compressor = ALL["top k"]
+    tx = slamb_jax.compress_with_error_feedback(compressor, decay=decay)
+    state, e = stack(tx.init(ZEROS), N), jax.tree.map(lambda x: 0.0, ZEROS)
+    update = over_workers(tx.update, "vmap", N)
+    for g in gradients(4, SHAPES, N):
+        g = jax.tree.map(lambda x: x.astype(dtype), g)
+        x = jax.tree.map(lambda g, e: g.astype("float32") + decay * e, g, e)
+        narrow = jax.tree.map(lambda x: x.astype(dtype), x)
+        sent, _ = sent_by(compressor, narrow)
+        updates, state = update(g, state)
+        chex.assert_trees_all_equal_shapes_and_dtypes(updates, g)
+        assert_close(updates, jax.tree.map(lambda m: m.astype(dtype), sent.mean))
+        rounded = jax.tree.map(lambda x, y: x - y.astype("float32"), x, narrow)
+        e = jax.tree.map(jnp.add, sent.unsent, rounded)
+        if decay:
+            assert_close(state.residual, e, floor=1.0)
+        else:
+            assert state.residual is None
+
+
+def test_a_gradient_that_is_none_does_not_shift_the_others():
+    tx = slamb_jax.compress_with_error_feedback(ALL["random k"])
+    x = random_tree(SHAPES, 1, N)
+    state = stack(tx.init(ZEROS), N)
+    update = over_workers(tx.update, "vmap", N)
+    params = stack(ZEROS, N)
+    full, kept = update(x, state, params)
+    part, left = update(x | {"b": None}, state, params)
+    assert part["b"] is None
+    assert_same_bits(left.residual["b"], state.residual["b"])
+    for key in ("w", "deep"):
+        assert_same_bits(part[key], full[key])
+        assert_same_bits(left.residual[key], kept.residual[key])
+
+
+@each
+def test_a_skipped_step_leaves_no_trace(name):
+    tx = slamb_jax.compress_with_error_feedback(ALL[name])
+    tx = slamb_jax.skip_not_finite(tx, slamb_jax.Exchange(AXIS))
+    x = random_tree(SHAPES, 1, N)
+    state = stack(tx.init(ZEROS), N)
+    update = over_workers(lambda x, state: tx.update(x, state, ZEROS), "vmap", N)
+    _, state = update(x, state)
+    bad = x | {"w": x["w"].at[1, 0, 0].set(jnp.nan)}
+    updates, after = update(bad, state)
+    assert_same_bits(after.inner, state.inner)
+    assert not any(jnp.any(u) for u in jax.tree.leaves(updates))
+
+
+@pytest.mark.parametrize("name", ["top k", "random k", "low rank", "a user's"])
+def test_what_they_do_not_send_is_in_the_momenta(name):
+    plain = {"compressor": ALL[name], "bias_correction": False}
+    tx = slamb_jax.mask_momentum(slamb_jax.Exchange(AXIS), None, 0.9, None, **plain)
+    grads = gradients(6, SHAPES, N)
+    sent, state = train(tx, ZEROS, grads, "vmap")[-1]
+    assert_workers_agree(sent)
+    for key, x in sent.items():
+        given = np.sum([np.float64(g[key]).mean(0) for g in grads], 0)
+        held = np.float64(state.mu[key]).mean(0) / (1 - 0.9)
+        np.testing.assert_allclose(x[0] + held, given, atol=1e-4, rtol=0)
+
+
+SIZES = {"w": (40, 50), "b": (50,)}
+D, K = 2050, 400 + 10
+
+
+@pytest.mark.parametrize(
+    ("name", "nbytes"),
+    [
+        ("top k", (N - 1) * 6 * K),  # float32 and uint16, to every other worker
+        ("random k", 2 * (N - 1) / N * 4 * K),
+        ("low rank", 2 * (N - 1) / N * 4 * (2 * (40 + 50) + 50)),
+        ("a user's", (N - 1) * (4 * D + -(-2000 // 8) + -(-50 // 8))),
+    ],
+)
+def test_the_wire_report_has_the_bytes_of_the_codes(name, nbytes):
+    params = random_tree(SIZES, 0)
+    tx = slamb_jax.compress_with_error_feedback(ALL[name])
+    update = over_workers(tx.update, "shard_map_unchecked", N)
+    lowered = update.lower(*(stack(x, N) for x in (params, tx.init(params))))
+    report = slamb_jax.wire_report(lowered.compile())
+    assert report.bytes_sent() == pytest.approx(nbytes)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: compressors.top_k(0.0, AXIS),
+            r"share must be in \(0.0, 1.0\], got 0.0",
+        ),
+        (lambda: compressors.random_k(2, AXIS), r"share must be in .*, got 2"),
+        (
+            lambda: compressors.low_rank(0, AXIS),
+            "rank must be an integer of at least 1",
+        ),
+        (lambda: compressors.top_k(0.1, None), "axis_name must name the axis"),
+        (lambda: compressors.low_rank(1, None), "axis_name must name the axis"),
+        (lambda: of(payload=None, sync_every=3), "must exchange at every step"),
+        (lambda: slamb_jax.compress_with_error_feedback(None), "compressor must be an"),
+        (
+            lambda: slamb_jax.compress_with_error_feedback(ALL["top k"], decay=1.5),
+            r"decay must be in \[0.0, 1.0\], got 1.5",
+        ),
+        (lambda: ALL["top k"].update(ZEROS, ALL["top k"].init(ZEROS)), "is not bound"),
+        (
+            lambda: sent_by(
+                slamb_jax.compress_with_error_feedback(optax.identity()),
+                stack(ZEROS, N),
+            ),
+            r"compressor must return slamb_jax.Sent\(mean, unsent\)",
+        ),
+    ],
+)
+def test_wrong_uses_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
