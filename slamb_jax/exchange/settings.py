@@ -171,7 +171,7 @@ class Exchange:
         ``"largest_of_127"``: the first that is small enough; with an ``outer``
         optimizer ``"ternary"``, the only one that suits it. The losses that were
         recorded are in ``benchmarks/results/frontier.md``; ``slamb-jax advise --budget
-        5%`` prints what to expect.
+        5%`` prints them, too.
 
         Args:
           axis_name: the mesh axis of the workers.
