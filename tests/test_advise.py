@@ -152,6 +152,11 @@ def test_only_the_shard_of_one_device_counts(from_settings):
     assert got.dense.bytes_per_step == small.dense.bytes_per_step
 
 
+def test_an_outer_optimizer_is_not_printed_as_functions():
+    title = advise(sync_every=30, outer=OUTER).title.splitlines()[1]
+    assert title.startswith(f"Exchange('{AXIS}', sync_every=30, outer=...): 0.172%")
+
+
 def test_a_number_of_parameters_sends_k_and_an_hth():
     cost = advise(1e9, **TENTH).exchanging
     assert cost.bytes_per_step == pytest.approx(2 * 7 / 8 * 4e9 * (0.1 + 0.1))

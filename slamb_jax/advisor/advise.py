@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import numbers
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -222,7 +223,8 @@ def _title(d: int, network: Network, exchange: Exchange, share: float) -> str:
     inside = ""
     if math.isfinite(network.local_link):
         inside = f" ({scaled(network.local_link, 'bit/s')} within it)"
-    shown = dataclasses.replace(exchange, param_specs=None, stacked=None)
+    exchange = dataclasses.replace(exchange, param_specs=None, stacked=None)
+    shown = re.sub(r"outer=\w+\(init=.*?>\)", "outer=...", repr(exchange))
     lines = (
         f"{scaled(d, 'parameters')}; {network.workers} workers, "
         f"{network.workers_per_node} per node{inside}; {scaled(network.link, 'bit/s')},"
