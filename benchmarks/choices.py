@@ -24,6 +24,7 @@ import slamb_jax
 from examples.byte_lm import main as main_job
 from examples.common import processes
 from examples.common.optimizers import dense
+from examples.common.options import check_names
 from examples.common.simulated import AXIS, Method, Program, Task, train
 from examples.common.tables import table
 from examples.common.traffic import traffic_of
@@ -117,8 +118,7 @@ def run(name: str, config: Config, task: Task) -> dict[str, Any]:
 def main(config: Config) -> None:
     console = Console()
     console.width = max(console.width, 100)
-    if unknown := set(config.only) - {DENSE, *CHOICES}:
-        raise SystemExit(f"--only: {sorted(unknown)} are none of {[*CHOICES]}")
+    check_names("--only", config.only, (DENSE, *CHOICES))
     config.out.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_num_cpu_devices", WORKERS)
     task = main_job.job(main_job.Config())

@@ -160,6 +160,8 @@ class Config:
 
 
 def main(config: Config, console: Console | None = None) -> None:
+    if not any(part in name for part in config.only or METHODS for name in METHODS):
+        raise SystemExit(f"--only: {[*config.only]} are in none of {[*METHODS]}")
     columns = "loss", "accuracy, %", "agreement"
     table = Table(
         "method", "rate", *(f"{x}, {y}" for x in ("alike", "apart") for y in columns)

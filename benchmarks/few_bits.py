@@ -23,6 +23,7 @@ from benchmarks.frontier.results import Results, last_loss
 from benchmarks.frontier.tasks import byte_lm, schedule
 from examples.common import processes
 from examples.common.optimizers import dense
+from examples.common.options import check_names
 from examples.common.simulated import AXIS, Method, Program, evaluation_steps, train
 from examples.common.tables import table
 from examples.common.traffic import traffic_of
@@ -124,6 +125,7 @@ def sent(name: str, steps: int) -> float:
 
 
 def main(config: Config) -> None:
+    check_names("--only", config.only, (LAMB, *FORMATS))
     results, console = Results(config.results), Console(width=110)
     rows = []
     for name in config.only:

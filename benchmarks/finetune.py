@@ -27,6 +27,7 @@ from benchmarks.frontier.tasks import byte_lm, digits
 from benchmarks.frontier.unseen import CONTEXT, EVALUATED
 from examples.byte_lm import data, model
 from examples.common import simulated
+from examples.common.options import check_names
 from examples.common.simulated import Task
 from examples.common.tables import spread, table
 from examples.hardware import hardware
@@ -151,10 +152,9 @@ def rows(pair: Pair, config: Config) -> Iterator[dict[str, str]]:
 
 
 def main(config: Config) -> None:
+    check_names("--pairs", config.pairs, PAIRS)
     console = Console(width=140)
     for name in config.pairs:
-        if name not in PAIRS:
-            raise SystemExit(f"--pairs must be of {', '.join(PAIRS)}, got {name!r}")
         caption = f"{config.seeds} seeds; {hardware(jax.devices()[0])}"
         console.print(table(name, list(rows(PAIRS[name], config)), caption))
 

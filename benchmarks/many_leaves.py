@@ -15,6 +15,7 @@ from benchmarks.race import Workers, race, seconds
 from benchmarks.rivals import elements
 from benchmarks.shapes import Shapes, abstract
 from benchmarks.step import DENSE, averaged, exchanging
+from examples.common.options import check_names
 from examples.common.processes import local_mesh
 from examples.common.tables import table
 from examples.hardware import hardware
@@ -45,6 +46,7 @@ class Config:
 
 def main(config: Config) -> None:
     makes = {name: averaged(make) for name, make in DENSE.items()} | exchanging()
+    check_names("--only", config.only, makes)
     makes = {name: makes[name] for name in config.only or (*DENSE, *OURS)}
     workers = Workers(config.workers, local_mesh(config.workers))
     rows = []

@@ -146,9 +146,9 @@ def _report(given: Mapping[str, Any]) -> str:
 
 
 def _advise(given: Mapping[str, Any]) -> str:
-    """Predicts a step's seconds with an exchange and without, and the loss to expect.
+    """Predicts a step's seconds with an exchange and without, and whether it pays.
 
-    Says whether the exchange pays. The model is that of slamb_jax.advise.
+    Says what is recorded of the loss, too. The model is that of slamb_jax.advise.
     """
     exchange, network = _exchange(given), Network(**_settings_of(Network, given))
     updates = [given.get(f"{x}_update", 0.0) for x in ("dense", "exchanging")]

@@ -13,7 +13,15 @@ import optax
 import pytest
 
 import slamb_jax
-from benchmarks import choices, different_data, race, step
+from benchmarks import (
+    choices,
+    different_data,
+    few_bits,
+    finetune,
+    many_leaves,
+    race,
+    step,
+)
 from benchmarks.checkouts import package
 from benchmarks.chips.traffic import traffic
 from benchmarks.frontier.results import Results
@@ -210,3 +218,20 @@ def test_a_run_counts_what_it_sent(tmp_path, monkeypatch):
     assert training.training_table(found, "", "").row_count == 2
     again = training.train_all(*args, Results(results.path), lines.append)
     assert (again, len(lines)) == (found, 2)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "option"),
+    [
+        (choices, "only"),
+        (different_data, "only"),
+        (few_bits, "only"),
+        (finetune, "pairs"),
+        (many_leaves, "only"),
+    ],
+)
+def test_a_name_that_a_benchmark_does_not_know_is_told(benchmark, option):
+    config = benchmark.Config(**{option: ("nothing",)})
+    told = rf"--{option}: \['nothing'\] are .*\['\w"
+    with pytest.raises(SystemExit, match=told):
+        benchmark.main(config)

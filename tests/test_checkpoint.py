@@ -12,6 +12,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from jax.sharding import AxisType
 
 import slamb_jax
 from slamb_jax.checkpoint import Checkpoints, Snapshots, resize
+from slamb_jax.checkpoint import format as stored
 from slamb_jax.checkpoint.store import Store
 from tests.close import assert_same_bits
 from tests.damage import DAMAGE
@@ -188,6 +190,51 @@ def test_another_exchange_is_told(states, tmp_path, recwarn):
     for name, value in (("selection", another), ("sync_every", 8)):
         with pytest.warns(match=re.escape(f"{name}={value!r} where it was")):
             assert restored(**{name: value}) == 1
+
+
+EXCHANGE = slamb_jax.Exchange(AXIS)
+ALIKE = {  # whose arrays have the same names, shapes and dtypes
+    "adamw": slamb_jax.adamw(0.1, EXCHANGE),
+    "lion": slamb_jax.lion(0.1, EXCHANGE),
+    "sgd": slamb_jax.sgd(0.1, EXCHANGE, momentum=0.9),
+    "own": optax.chain(slamb_jax.mask_momentum(EXCHANGE), optax.sgd(0.1)),
+}
+TURNS = [slamb_jax.layerwise_trust_ratio, slamb_jax.elementwise_rescale]
+ALIKE |= {
+    "accumulated": slamb_jax.accumulate(ALIKE["adamw"], 2),
+    "lion, accumulated": slamb_jax.accumulate(ALIKE["lion"], 2),
+    "turns": optax.chain(*(link(EXCHANGE) for link in TURNS)),
+    "turned": optax.chain(*(link(EXCHANGE) for link in TURNS[::-1])),
+}
+
+
+@pytest.mark.parametrize("store", [Checkpoints, Snapshots])
+def test_the_state_of_another_optimizer_is_refused(store, tmp_path):
+    params = random_tree(SHAPES, 0)
+    states = {k: stack((params, tx.init(params)), N) for k, tx in ALIKE.items()}
+    told = {}
+    for name, state in states.items():
+        kept = store(tmp_path / name)
+        assert kept.restore(state) is None
+        kept.save(1, state)
+        for other in {*states} - {name}:
+            with pytest.raises(ValueError, match="restore into the opt") as error:
+                kept.restore(states[other])
+            told[name, other] = str(error.value)
+        assert_restored(kept.restore(state), 1, state)
+    said = "[1][0].direction is AdamState, expected LionState: restore into the"
+    assert said in told["adamw", "lion"]
+
+
+def test_a_checkpoint_from_before_states_had_names_is_restored(states, tmp_path):
+    def nameless(about, whole=stored.with_checksum):
+        return whole({name: x for name, x in about.items() if name != "states"})
+
+    with Checkpoints(tmp_path) as checkpoints:
+        with mock.patch.object(stored, "with_checksum", nameless):
+            checkpoints.save(1, states[1])
+        assert "states" not in checkpoints.load(1)[0]
+        assert_restored(checkpoints.restore(states[2]), 1, states[1], states[2])
 
 
 def test_a_save_is_left_alone_while_it_lasts_and_removed_when_cut_short(states, copy):

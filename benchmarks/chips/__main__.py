@@ -21,6 +21,7 @@ from benchmarks.chips.program import DEFAULT, OPTIMIZERS, Step, compile_step
 from benchmarks.chips.targets import CHIPS, mesh_of
 from benchmarks.rivals import elements
 from benchmarks.shapes import MODELS, Shapes, abstract
+from examples.common.options import check_names
 from examples.common.tables import table
 from examples.hardware import hardware
 
@@ -108,8 +109,7 @@ def predicted_table(
 
 def main(config: Config) -> None:
     jax.config.update("jax_platforms", "cpu")
-    if unknown := set(config.only) - set(OPTIMIZERS):
-        raise SystemExit(f"--only: {sorted(unknown)} are none of {[*OPTIMIZERS]}")
+    check_names("--only", config.only, OPTIMIZERS)
     console = Console(width=140)
     shapes = LAYERS if config.model == "layers" else MODELS[config.model]
     mesh = mesh_of(config.topology, config.slices)

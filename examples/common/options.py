@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -198,6 +198,12 @@ def check(options: Options) -> None:
             f"--workers: {options.workers} cannot be divided evenly over "
             f"--num-processes {processes}"
         )
+
+
+def check_names(flag: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises for names that an option does not know, before anything starts."""
+    if unknown := set(given) - {*known}:
+        raise SystemExit(f"{flag}: {sorted(unknown)} are none of {[*known]}")
 
 
 def as_text(options: Options) -> str:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from slamb_jax._core.keywords import explain_unknown
 from slamb_jax._core.leaves import is_function
 
 Make = TypeVar("Make", bound=Callable[..., Any])
@@ -43,6 +44,8 @@ def static(*names: str, trees: tuple[str, ...] = ()) -> Callable[[Make], Make]:
             return bound
 
     def declare(make: Make) -> Make:
+        make = explain_unknown(make)
+
         @functools.wraps(make)
         def made(*args: Any, **kwargs: Any) -> Any:
             given = {name: _value(x) for name, x in kwargs.items()}

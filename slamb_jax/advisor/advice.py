@@ -5,15 +5,33 @@ import math
 import textwrap
 from typing import Any, ClassVar
 
-from slamb_jax.exchange.settings import FORMATS
 from slamb_jax.wire.report import in_columns
 
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
-ABOVE_DENSE = dict(zip(FORMATS, (-4.1, -1.6, 5.9, 18.5), strict=True))
-"""By payload, how far the loss of :func:`slamb_jax.adamw` was above dense AdamW's after
-as many steps, in per cent, in ``benchmarks/results/frontier.md``."""
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """How far a loss ended above dense AdamW's after as many steps, in per cent.
+
+    Each was at its best rate, and at the better of b1 0.9 and 0.8 that was tried, on
+    small language models: ``frontier.md`` and ``scale.md`` in ``benchmarks/results``.
+    """
+
+    above: float  #: with 120,576 parameters, 8 workers and 300 steps
+    interval: tuple[float, float]  #: of 95 %
+    sizes: tuple[int, int]  #: the fewest and the most parameters that were tried
+    intervals: tuple[float, float]  #: the ends of those of all sizes
+
+
+RECORDED = {
+    "ternary": Recorded(0.8, (-0.5, 2.1), (23_008, 426_920), (-2.6, 4.0)),
+    "largest_of_7": Recorded(6.7, (5.0, 8.3), (23_008, 120_576), (1.5, 11.6)),
+    "largest_of_31": Recorded(14.8, (12.8, 16.9), (120_576, 120_576), (12.8, 16.9)),
+    "largest_of_127": Recorded(28.5, (25.7, 31.2), (120_576, 120_576), (25.7, 31.2)),
+}
+"""That of :func:`slamb_jax.adamw` with all of its momentum exchanged, by payload."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +69,9 @@ class Advice:
     dense: StepCost  #: a step whose gradients are averaged in float32
     dense_bfloat16: StepCost  #: a step whose gradients are averaged in bfloat16
     exchanging: StepCost  #: a step with the exchange
-    #: The fastest link, in bits per second, on which ``exchanging`` takes no longer
-    #: than ``dense``: infinite from 10 Tbit/s on, 0 if none.
+    #: The bits per second of a link, on which, and on every slower one, ``exchanging``
+    #: takes no longer than ``dense``: infinite from 10 Tbit/s on; 0 if on slow ones it
+    #: takes longer.
     break_even_link: float
     break_even_link_bfloat16: float  #: the same against ``dense_bfloat16``
     title: str  #: the question, in words
@@ -60,9 +79,8 @@ class Advice:
     #: :meth:`Exchange.share` counts them; over those in bfloat16 it is twice as much.
     share: float
     payload: str  #: the wire format of the exchange
-    #: Per cent by which the loss of :func:`adamw` in this wire format was above dense
-    #: AdamW's after as many steps; negative if below. None: no loss is recorded.
-    expected_loss: float | None
+    parameters: int  #: of the whole model
+    recorded: Recorded | None  #: the loss of :func:`adamw` with such an exchange
 
     #: The least speed-up that pays; less is within the model's error.
     THRESHOLD: ClassVar[float] = 1.05
@@ -92,33 +110,51 @@ class Advice:
     @property
     def pays(self) -> bool:
         """Whether a step is ``faster``, and no loss above dense AdamW's is recorded."""
-        return self.faster and (self.expected_loss or 0.0) <= 0.0
+        return self.faster and (self.recorded is None or self.recorded.interval[0] <= 0)
+
+    @property
+    def expected_loss(self) -> float | None:
+        """The recorded loss above dense AdamW's, in %; None for a size not tried."""
+        if self.recorded is None:
+            return None
+        least, most = self.recorded.sizes
+        return self.recorded.above if least <= self.parameters <= most else None
 
     @property
     def verdict(self) -> str:
-        """``"will pay: ..."``, or ``"will not pay: ..."``, and the reason.
+        """``"may pay: ..."``, ``"may not pay: ..."`` or ``"will not pay: ..."``.
 
-        It is ``"may not pay: ..."`` for a step that is faster at a higher loss, and
-        ``"may pay: ..."`` for one that is faster and whose loss is not recorded.
+        A step that is not faster will not pay. One that is may not if its loss was
+        higher where it was recorded.
         """
-        will = "may not" if self.faster else "will not"
-        if self.pays:
-            will = "may" if self.expected_loss is None else "will"
+        return f"{self._speed()} {self._loss()}"
+
+    def _speed(self) -> str:
+        will = "may" if self.pays else "may not" if self.faster else "will not"
         share = self.dense_bfloat16.exchange_seconds / self.dense_bfloat16.step_seconds
-        loss = "No loss is recorded for this exchange: train a dense run beside it."
-        if self.expected_loss is not None:
-            loss = (
-                f"In {self.payload} expect a loss {abs(self.expected_loss):.1f} % "
-                f"{'below' if self.expected_loss < 0 else 'above'} dense AdamW's after "
-                "as many steps, as recorded with AdamW at b1 0.9, both rates tuned, on "
-                "a small language model, 8 workers of 8 sequences "
-                "(benchmarks/results/frontier.md)."
-            )
         return (
             f"{will} pay: a step is {self.speedup:.2f} times as fast as a dense one in "
             f"float32 and {self.speedup_bfloat16:.2f} times as fast as one in "
             f"bfloat16, whose exchange is {share:.0%} of its step; to pay, both must "
-            f"be {self.THRESHOLD} or more, without a higher loss. {loss}"
+            f"be {self.THRESHOLD} or more, without a higher loss."
+        )
+
+    def _loss(self) -> str:
+        if self.recorded is None:
+            return "No loss is recorded for this exchange: train a dense run beside it."
+        if self.expected_loss is None:
+            sizes = " to ".join(f"{x:,}" for x in dict.fromkeys(self.recorded.sizes))
+            low, high = self.recorded.intervals
+            model = scaled(self.parameters, "parameters")
+            begin = f"No loss is forecast for {model}: train a dense run beside it. "
+            by = f"{low:+.1f} to {high:+.1f} % (the intervals of 95 %)"
+        else:
+            begin, sizes, (low, high) = "", "120,576", self.recorded.interval
+            by = f"{self.expected_loss:+.1f} % ({low:+.1f} to {high:+.1f} %, 95 %)"
+        return (
+            f"{begin}In {self.payload} the loss differed from dense AdamW's after as "
+            f"many steps by {by}, on small language models of {sizes} parameters, each "
+            "at its best b1 and rate (benchmarks/results, in the repository)."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -138,18 +174,19 @@ class Advice:
             seconds = [duration(getattr(cost, f"{x}_seconds")) for x in times]
             gains = [f"{x.step_seconds / cost.step_seconds:.2f}" for x in costs[:2]]
             rows.append((name, sent, *seconds, *gains))
-        no_link = {0.0: "none is slow enough", math.inf: "none is too fast"}
-        wide, narrow = (
-            no_link.get(x) or scaled(x, "bit/s")
-            for x in (self.break_even_link, self.break_even_link_bfloat16)
+        wide, narrow = map(
+            _on_links, (self.break_even_link, self.break_even_link_bfloat16)
         )
-        links = f"Break-even link: {wide} against float32, {narrow} against bfloat16."
+        which = f"one {wide}, in float32 and in bfloat16"
+        if wide != narrow:
+            which = f"one in float32 {wide}, and as one in bfloat16 {narrow}"
+        links = f"All else equal, a step is at least as fast as a dense {which}."
         if not (self.dense.update_seconds or self.exchanging.update_seconds):
             links += (
                 " Both updates are taken to be free: python -m benchmarks.step, in the "
                 "repository, measures their seconds; give both."
             )
-        said = [self.verdict, links]
+        said = [self._speed(), self._loss(), links]
         waits = min(self.exchanging.latency_seconds, self.exchanging.exposed_seconds)
         late = waits / self.exchanging.step_seconds
         if late >= self.LATE:
@@ -160,6 +197,14 @@ class Advice:
             )
         said = [textwrap.fill(x, 88) for x in said]
         return "\n".join([self.title, in_columns(rows, str.rjust), *said])
+
+
+def _on_links(fastest: float) -> str:
+    """The links on which a step takes no longer, in words."""
+    if fastest == 0.0:
+        return "on no slow link"
+    slower = "" if fastest == math.inf else f" slower than {scaled(fastest, 'bit/s')}"
+    return f"on every link{slower}"
 
 
 def scaled(value: float, unit: str) -> str:

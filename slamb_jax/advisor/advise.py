@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import numbers
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from slamb_jax._core import checks
 from slamb_jax._core.layout import broadcast_specs
-from slamb_jax.advisor.advice import ABOVE_DENSE, Advice, StepCost, duration, scaled
+from slamb_jax.advisor.advice import RECORDED, Advice, StepCost, duration, scaled
 from slamb_jax.advisor.network import Network
 from slamb_jax.exchange import nbytes
 from slamb_jax.exchange.nbytes import Transfer
@@ -80,9 +81,11 @@ def advise(
     if isinstance(params, numbers.Real):
         checks.check_range("params", params, 1.0, open_high=True)
         d, (size, means) = int(float(params)), nbytes.means_of(exchange, TYPICAL)
+        whole = d
         means = [x._replace(sizes=(-(-d * sum(x.sizes) // size),)) for x in means]
     else:
         d, means = nbytes.means_of(exchange, params, _shards(params, exchange))
+        whole = sum(x.size for x in jax.tree.leaves(params))
     checks.check_range("step_seconds", step_seconds, 0.0, open_low=True, open_high=True)
     if not isinstance(update_seconds, Sequence) or len(update_seconds) != 2:
         raise ValueError(
@@ -114,7 +117,8 @@ def advise(
         title=_title(d, network, exchange, share),
         share=share,
         payload=payload,
-        expected_loss=ABOVE_DENSE.get(payload) if recorded else None,
+        parameters=whole,
+        recorded=RECORDED.get(payload) if recorded else None,
     )
 
 
@@ -192,17 +196,22 @@ class _Step(NamedTuple):
 
 
 def _break_even(dense: _Step, ours: _Step, network: Network) -> float:
-    """The fastest link on which our step takes no longer; 0 if there is none."""
+    """The link on which, and on each slower one, our step takes no longer.
+
+    Infinite if on every link; 0 if on slow ones it takes longer.
+    """
+    single = network.workers == network.workers_per_node
 
     def pays(power: float) -> bool:
-        other = dataclasses.replace(network, link=10**power)
+        local = 10**power if single else network.local_link
+        other = dataclasses.replace(network, link=10**power, local_link=local)
         return ours.cost(other).step_seconds <= dense.cost(other).step_seconds
 
-    powers = [13 - i / 8 for i in range(8 * 12)]  # 10 Tbit/s down to 10 bit/s
-    slow = next(filter(pays, powers), None)
-    if slow in (None, powers[0]):
-        return math.inf if slow else 0.0
-    fast = slow + 1 / 8
+    powers = [1 + i / 8 for i in range(8 * 12 + 1)]  # 10 bit/s up to 10 Tbit/s
+    fast = next((power for power in powers if not pays(power)), None)
+    if fast in (None, powers[0]):
+        return 0.0 if fast else math.inf
+    slow = fast - 1 / 8
     for _ in range(40):
         middle = (slow + fast) / 2
         slow, fast = (middle, fast) if pays(middle) else (slow, middle)
@@ -214,7 +223,8 @@ def _title(d: int, network: Network, exchange: Exchange, share: float) -> str:
     inside = ""
     if math.isfinite(network.local_link):
         inside = f" ({scaled(network.local_link, 'bit/s')} within it)"
-    shown = dataclasses.replace(exchange, param_specs=None, stacked=None)
+    exchange = dataclasses.replace(exchange, param_specs=None, stacked=None)
+    shown = re.sub(r"outer=\w+\(init=.*?>\)", "outer=...", repr(exchange))
     lines = (
         f"{scaled(d, 'parameters')}; {network.workers} workers, "
         f"{network.workers_per_node} per node{inside}; {scaled(network.link, 'bit/s')},"

@@ -107,6 +107,7 @@ class Checkpoints:
             raise ValueError(f"state must have leaves, got {state!r}")
         arrays, leaves = stored.pack(stored.leaves_by_name(state))
         metadata = {"format": stored.FORMAT, "workers": n, "selects": self._selects}
+        metadata |= {"states": stored.states_by_name(state)}
         metadata |= {"leaves": leaves, "extra": extra}
         return self._store.write(step, arrays, stored.with_checksum(metadata))
 

@@ -4,6 +4,7 @@ The metadata are a JSON object; ``leaves`` has one entry for each leaf of the st
 
     {"format": 1, "workers": 8, "extra": {...},
      "selects": {"sync_every": "100", ...},  # settings of the exchange
+     "states": {"[1][0]": "MaskMomentumState", ...},  # not before 0.3
      "leaves": {"['w']": {
          "shape": [16, 4], "dtype": "float32",  # of one replica
          "once": false,  # whether all replicas are equal, and one is stored
@@ -19,6 +20,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from slamb_jax._core.checks import shown
 from slamb_jax.checkpoint.resizing import resize_leaf
@@ -29,12 +31,32 @@ from slamb_jax.workers.mesh import raw
 
 FORMAT = 1
 _UNLIKE = "the checksum of {} is not the one that was saved"
+_OF_ANY = (optax.EmptyState, optax.MaskedNode, optax.MaskedState)  # tell nothing
 
 
 def leaves_by_name(tree: chex.ArrayTree) -> dict[str, Any]:
     """The leaves of a tree, by their names in a checkpoint."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path) or "state": x for path, x in leaves}
+
+
+def states_by_name(tree: Any, at: str = "") -> dict[str, str]:
+    """The types of the named tuples below the root of a tree, such as links' states.
+
+    They tell optimizers apart whose arrays have the same names.
+    """
+
+    def is_state(x: Any) -> bool:
+        return x is not tree and hasattr(x, "_fields")
+
+    found: dict[str, str] = {}
+    for path, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_state):
+        if is_state(x):
+            name = at + jax.tree_util.keystr(path)
+            if not isinstance(x, _OF_ANY):
+                found[name] = type(x).__name__
+            found |= states_by_name(x, name)
+    return found
 
 
 def tree_of(arrays: dict[str, Any], like: chex.ArrayTree) -> Any:
@@ -128,7 +150,7 @@ def read_state(
             f"{what} is of {saved} workers, expected {n}, to which "
             f"restore(like, workers={n}) resizes it"
         )
-    check_leaves(what, metadata["leaves"], like)
+    check_fits(what, metadata, like)
     leaves = leaves_by_name(jax.tree.map(jnp.asarray, like))
     shardings = {name: raw(x).sharding for name, x in leaves.items()}
     arrays = read_arrays(store, step, metadata, shardings if n == saved else {})
@@ -167,10 +189,20 @@ def read_arrays(
     return arrays
 
 
-def check_leaves(what: str, saved: dict[str, Any], like: chex.ArrayTree) -> None:
-    """Raises unless the leaves that were saved are those of ``like``."""
+def check_fits(what: str, about: dict[str, Any], like: chex.ArrayTree) -> None:
+    """Raises unless the states and leaves in the metadata are those of ``like``."""
+    now = states_by_name(like)
+    was = about.get("states", now)
+    wrong = [
+        f"{name} is {was.get(name, 'no state')}, expected {now.get(name, 'none')}"
+        for name in was | now
+        if was.get(name) != now.get(name)
+    ]
+    way_out = ": restore into the optimizer that was saved, and begin another with its "
+    way_out = way_out + "parameters" if wrong else ""
+    saved = about["leaves"]
     expected = {k: shape_and_dtype(x) for k, x in leaves_by_name(like).items()}
-    wrong = [f"{name} is missing" for name in expected if name not in saved]
+    wrong += [f"{name} is missing" for name in expected if name not in saved]
     wrong += [f"{name} is not expected" for name in saved if name not in expected]
     wrong += [
         f"{name} has {key} {saved[name][key]}, expected {value}"
@@ -181,7 +213,7 @@ def check_leaves(what: str, saved: dict[str, Any], like: chex.ArrayTree) -> None
     if wrong:
         text = "; ".join(wrong[:5])
         text += f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise ValueError(f"{what} does not fit: {text}")
+        raise ValueError(f"{what} does not fit: {text}{way_out}")
 
 
 def check_extra(extra: dict[str, Any] | None) -> dict[str, Any]:

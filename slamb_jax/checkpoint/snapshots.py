@@ -104,7 +104,8 @@ class Snapshots:
             parts.append(mine[:rows].reshape(-1))
             leaves[name] = {"rows": rows} | stored.shape_and_dtype(x)
         about: dict[str, Any] = {"job": self._job, "step": step, "workers": workers}
-        about |= {"leaves": leaves, "extra": stored.check_extra(extra)} | _sums(parts)
+        about |= {"states": stored.states_by_name(state), "leaves": leaves}
+        about |= {"extra": stored.check_extra(extra)} | _sums(parts)
         text = json.dumps(stored.with_checksum(about)).encode()
         try:
             _write(self._path(step), text, b"\n", *parts)
@@ -202,7 +203,7 @@ class Snapshots:
                 told = f"{what} is damaged ({error}) and is ignored"
                 warnings.warn(told, stacklevel=4)
                 continue
-            stored.check_leaves(what, sound[step][0]["leaves"], like)
+            stored.check_fits(what, sound[step][0], like)
         return sound
 
 

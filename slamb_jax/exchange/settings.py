@@ -10,6 +10,7 @@ import optax
 
 from slamb_jax._core.axes import AxisName
 from slamb_jax._core.checks import check_range
+from slamb_jax._core.keywords import explain_unknown
 from slamb_jax._core.layout import Layout, mesh_axes
 from slamb_jax._core.leaves import LayoutOf
 from slamb_jax.exchange.json_form import value_from_json, value_to_json
@@ -172,7 +173,7 @@ class Exchange:
         ``"largest_of_127"``: the first that is small enough; with an ``outer``
         optimizer ``"ternary"``, the only one that suits it. The losses that were
         recorded are in ``benchmarks/results/frontier.md``; ``slamb-jax advise --budget
-        5%`` prints what to expect.
+        5%`` prints them, too.
 
         Args:
           axis_name: the mesh axis of the workers.
@@ -258,6 +259,9 @@ class Exchange:
         shown = [repr(given.pop("axis_name"))] if "axis_name" in given else []
         shown += [f"{name}={value!r}" for name, value in given.items()]
         return f"Exchange({', '.join(shown)})"
+
+
+Exchange.__init__ = explain_unknown(Exchange.__init__)  # type: ignore[method-assign]
 
 
 def check_exchange(exchange: object) -> Exchange:

@@ -1,6 +1,6 @@
 """What the optimizers share: the chain around their own links."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -26,6 +26,20 @@ def chain_between(
     if not exchange.averages_momentum:
         chain.append(links.average_parameters_every(exchange))
     return optax.chain(*chain)
+
+
+def named(
+    direction: optax.GradientTransformation, state: NamedTuple
+) -> optax.GradientTransformation:
+    """A direction without state, whose name the state of the optimizer then has.
+
+    Checkpoints compare the names: those of some optimizers differ in nothing else.
+    """
+
+    def update(updates: Any, _: Any, params: Any = None) -> tuple[Any, NamedTuple]:
+        return direction.update(updates, optax.EmptyState(), params)[0], state
+
+    return optax.GradientTransformation(lambda params: state, update)
 
 
 def check_agrees(exchange: object) -> Exchange:

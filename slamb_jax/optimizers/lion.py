@@ -1,6 +1,6 @@
 """Lion whose workers exchange codes of their momentum instead of gradients."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import optax
 from jax.typing import ArrayLike, DTypeLike
@@ -12,9 +12,14 @@ from slamb_jax.exchange import Exchange
 from slamb_jax.optimizers._chain import (
     chain_between,
     check_agrees,
+    named,
     scale_by_rate,
     unit_decay,
 )
+
+
+class LionState(NamedTuple):
+    """Nothing but the name, by which a checkpoint tells optimizers apart."""
 
 
 @static("mask", "mu_dtype")
@@ -74,8 +79,8 @@ def lion(
     checks.check_decay_rate("b1", b1)
     checks.check_decay_rate("b2", b2, open_low=True)
     momentum = links.mask_momentum(
-        check_agrees(exchange), optax.scale_by_sign(), b2, unit_decay(exchange),
-        share=b1, bias_correction=False, mu_dtype=mu_dtype,
+        check_agrees(exchange), named(optax.scale_by_sign(), LionState()), b2,
+        unit_decay(exchange), share=b1, bias_correction=False, mu_dtype=mu_dtype,
     )  # fmt: skip
     decay = links.add_decayed_weights(weight_decay, mask)
     return chain_between(exchange, momentum, decay, scale_by_rate(learning_rate))

@@ -1,5 +1,7 @@
 """SGD with momentum whose workers exchange codes of it instead of gradients."""
 
+from typing import NamedTuple
+
 import optax
 from jax.typing import DTypeLike
 
@@ -11,9 +13,14 @@ from slamb_jax.optimizers._chain import (
     cast_to_params,
     chain_between,
     check_agrees,
+    named,
     scale_by_rate,
     unit_decay,
 )
+
+
+class SGDState(NamedTuple):
+    """Nothing but the name, by which a checkpoint tells optimizers apart."""
 
 
 @static("nesterov", "accumulator_dtype")
@@ -60,9 +67,9 @@ def sgd(
     decay = 0.0 if momentum is None else momentum
     checks.check_decay_rate("momentum", decay)
     checks.check_dtype("accumulator_dtype", accumulator_dtype)
+    direction = named(optax.scale(1 / (1 - decay)), SGDState())
     mean = links.mask_momentum(
-        check_agrees(exchange), optax.scale(1 / (1 - decay)), decay,
-        unit_decay(exchange), nesterov=nesterov, bias_correction=False,
-        mu_dtype=accumulator_dtype,
+        check_agrees(exchange), direction, decay, unit_decay(exchange),
+        nesterov=nesterov, bias_correction=False, mu_dtype=accumulator_dtype,
     )  # fmt: skip
     return chain_between(exchange, mean, cast_to_params(), scale_by_rate(learning_rate))

@@ -3,13 +3,14 @@
 import hashlib
 import re
 import warnings
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
@@ -22,6 +23,36 @@ from slamb_jax.workers.mesh import check_replicas, named_leaves
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # Primitives that name an axis, but send nothing over it.
 _LOCAL = ("axis_index", "pvary", "pcast", "pbroadcast")
+
+
+def check_wrappers(state: chex.ArrayTree) -> None:
+    """Raises, or warns, for a state of optax's wrappers that do not suit an exchange.
+
+    One makes one worker skip a step, and the others wait; the other one exchanges at
+    every mini-step.
+    """
+
+    def parts(tree: Any, is_part: Callable[[object], bool]) -> list[Any]:
+        return list(filter(is_part, jax.tree.leaves(tree, is_leaf=is_part)))
+
+    def has(wrapper: type, *modules: str) -> bool:
+        wrapped = parts(state, lambda x: isinstance(x, wrapper))
+        return bool(parts(wrapped, lambda x: type(x).__module__.startswith(modules)))
+
+    if has(optax.ApplyIfFiniteState, "slamb_jax."):
+        raise ValueError(
+            "the state is of optax.apply_if_finite around an exchange: a worker that "
+            "skips a step would leave the others waiting for ever. Take "
+            "slamb_jax.skip_not_finite(tx, exchange)"
+        )
+    if has(optax.MultiStepsState, "slamb_jax.links.", "slamb_jax.jointspar."):
+        warnings.warn(
+            "the state is of optax.MultiSteps around an exchange: it exchanges at each "
+            "mini-step, and drops the result of all but the last. Take "
+            "slamb_jax.accumulate(tx, every), which exchanges once for the same step",
+            UserWarning,
+            stacklevel=3,  # who called replicate, or the init of on_workers
+        )
 
 
 def check_arguments(state: Any, batch: Any, n: int, devices: int) -> None:

@@ -10,6 +10,7 @@ from slamb_jax._core.axes import worker_index
 from slamb_jax._core.checks import check_params, check_transformation
 from slamb_jax._core.leaves import arrays_among
 from slamb_jax.exchange.settings import Exchange
+from slamb_jax.workers import guards
 from slamb_jax.workers import mesh as meshes
 from slamb_jax.workers.keys import are_alike, keys_of_workers
 from slamb_jax.workers.step import over_workers
@@ -83,6 +84,7 @@ def on_workers(
         of_all = over_workers(of_one, mesh, exchange, ())
         with meshes.using(mesh):
             like = jax.eval_shape(of_all, params)
+            guards.check_wrappers(like)
             there = meshes.state_shardings(like, mesh, exchange, lead=1)
             leaves = jax.tree.leaves(params)
             if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):

@@ -1,14 +1,12 @@
 """Replicas, one for each worker: made of one tree, and averaged into one."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from slamb_jax._core.axes import as_tuple, worker_index
@@ -47,6 +45,10 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
         nor a number, specs do not fit, or the tree is replicated already; for
         ``optax.apply_if_finite`` around an exchange; if processes' values differ.
 
+    Warns:
+      UserWarning: for ``optax.MultiSteps`` around an exchange, which then exchanges at
+        every mini-step; :func:`accumulate` does not.
+
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
       >>> mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
@@ -71,7 +73,7 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
 
     check_arrays("tree", tree)
     _check_is_one_copy(tree, exchange)
-    _check_steps_are_skipped_together(tree)
+    guards.check_wrappers(tree)
     alike, there = are_alike(tree), meshes.state_shardings(tree, mesh, exchange)
     out = jax.tree.map(replicas, tree, alike, there)
     guards.check_same_values(jax.tree.map(lambda x, y: x if y else None, out, alike))
@@ -88,21 +90,6 @@ def _check_is_one_copy(tree: chex.ArrayTree, exchange: Exchange) -> None:
             "tree must be one copy, got one whose leaves all have an axis of replicas "
             f"over {exchange.axis_name!r}, as slamb_jax.replicate returns them: go on "
             "with it as it is, or take slamb_jax.consolidate(tree) first"
-        )
-
-
-def _check_steps_are_skipped_together(tree: chex.ArrayTree) -> None:
-    """Raises for a state that may make one worker skip a step, and the others wait."""
-
-    def parts(tree: Any, is_part: Callable[[object], bool]) -> list[Any]:
-        return list(filter(is_part, jax.tree.leaves(tree, is_leaf=is_part)))
-
-    skipped = parts(tree, lambda x: isinstance(x, optax.ApplyIfFiniteState))
-    if parts(skipped, lambda x: type(x).__module__.startswith("slamb_jax.")):
-        raise ValueError(
-            "tree has the state of optax.apply_if_finite around an exchange: a worker "
-            "that skips a step would leave the others waiting for ever. Take "
-            "slamb_jax.skip_not_finite(tx, exchange)"
         )
 
 

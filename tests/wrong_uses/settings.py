@@ -94,3 +94,16 @@ MADE += [
     (of(budget, "data", 1e-4, PARAMS), "share must be at least .*0.0001: to send less"),
     (of(slamb_jax.Exchange().share, {}), "params must have elements, got {}"),
 ]
+
+make, paper = slamb_jax.Exchange, slamb_jax.Exchange.paper
+rates, strided = {"learning_rate": 0.1, "exchange": make()}, r"give sel.*Strided\("
+UNKNOWN = [  # names of the paper, of PyTorch, misspelt ones, and one of nothing
+    (of(paper, "data", compress_ratio=0.1), f"Exchange .*'compress_ratio': {strided}"),
+    (of(make, "data", k=0.1), f"'k': {strided}"),
+    (of(make, "data", H=10), "'H': give sync_every"),
+    (of(budget, "data", 0.5, PARAMS, sync_evry=10), "'sync_evry': give sync_every"),
+    (of(slamb_jax.slamb, **rates, beta3=0.9), "slamb .*'beta3': give b3"),
+    (of(slamb_jax.adamw, exchange=make(), lr=0.1), "adamw .*'lr': give learning_rate"),
+    (of(slamb_jax.lion, **rates, betas=(0.9, 0.99)), "'betas': give b1 and b2"),
+    (of(slamb_jax.mask_momentum, make(), xyz=1), "'xyz': give one of .*'direction'"),
+]

@@ -1,6 +1,6 @@
 """Adam's direction, of a momentum and a second moment that are there."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,10 @@ from jax.typing import ArrayLike
 
 from slamb_jax._core.checks import SMALL, check_bool, check_range, check_real
 from slamb_jax._core.leaves import map_present
+
+
+class AdamState(NamedTuple):
+    """State of :func:`adam`: nothing but the name, which tells optimizers apart."""
 
 
 def adam(
@@ -33,7 +37,7 @@ def adam(
         :math:`\varepsilon / \sqrt{1-\beta_2^t}` stands for :math:`\varepsilon`.
 
     Returns:
-      A direction without state, for :func:`slamb_jax.mask_momentum`.
+      A direction without arrays in its state, for :func:`slamb_jax.mask_momentum`.
 
     Raises:
       ValueError: for a value out of range; in ``update``, without ``second_moment``.
@@ -57,14 +61,14 @@ def adam(
 
     def update(
         updates: optax.Updates,
-        state: optax.EmptyState,
+        state: AdamState,
         params: optax.Params | None = None,
         *,
         second_moment: optax.Updates | None = None,
         of_second_moment: jax.Array | None = None,
         one: jax.Array | None = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.EmptyState]:
+    ) -> tuple[optax.Updates, AdamState]:
         del params, extra_args
         if second_moment is None:
             raise ValueError(
@@ -87,8 +91,8 @@ def adam(
 
         return map_present(direction, updates, second_moment), state
 
-    def init(params: optax.Params) -> optax.EmptyState:
+    def init(params: optax.Params) -> AdamState:
         del params
-        return optax.EmptyState()
+        return AdamState()
 
     return optax.GradientTransformationExtraArgs(init, update)
