@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import slamb_jax
+from tests.close import assert_close
 from tests.optimizers import descend, random_tree, standard_promotion
 from tests.workers import AXIS, over_workers, stack
 
@@ -15,9 +16,14 @@ SHAPES = {"w": (12, 16), "b": (16,), "stack": (3, 6, 20), "scale": ()}
 NESTEROV = optax.sgd(0.7, momentum=0.9, nesterov=True)
 
 
-def every(steps, payload=None, **settings):
+def every(steps, payload=None, compressor=None, **settings):
     exchange = slamb_jax.Exchange(AXIS, payload=payload, sync_every=steps, **settings)
-    return slamb_jax.average_parameters_every(exchange)
+    return slamb_jax.average_parameters_every(exchange, compressor=compressor)
+
+
+def largest(share, decay=1.0):
+    top_k = slamb_jax.compressors.top_k(share, AXIS)
+    return slamb_jax.compress_with_error_feedback(top_k, decay=decay)
 
 
 def test_a_missing_gradient_moves_nothing():
@@ -37,6 +43,7 @@ def test_a_missing_gradient_moves_nothing():
         (every(2, "uniform8", outer=NESTEROV), "shard_map"),
         (every(2, "bfloat16", outer=NESTEROV, overlap=True), "shard_map"),
         (every(2, "uniform4", outer=optax.sgd(1.0)), "vmap"),
+        (every(2, compressor=largest(0.5), outer=optax.sgd(1.0)), "shard_map"),
     ],
 )
 def test_local_steps_end_at_the_minimum_of_the_mean(tx, mapping):
@@ -50,3 +57,25 @@ def test_local_steps_end_at_the_minimum_of_the_mean(tx, mapping):
     )  # fmt: skip
     for x in jax.tree.leaves(params):
         np.testing.assert_allclose(x.mean(0), 2.5, atol=0.02)
+
+
+def test_a_compressor_of_the_whole_is_an_outer_step_in_float32():
+    runs = []
+    for tx in (
+        every(3, outer=NESTEROV),
+        every(3, compressor=largest(1.0, decay=0.5), outer=NESTEROV),
+    ):
+        targets = {name: 1.0 + np.arange(N, dtype="f") for name in SHAPES}
+        run = descend(
+            optax.chain(optax.sgd(0.1), tx),
+            lambda p, own, t: jax.tree.map(jnp.subtract, p, own),
+            random_tree(SHAPES, 0), targets, 7,
+        )  # fmt: skip
+        runs.append(run)
+    assert_close(*runs)
+
+
+@pytest.mark.parametrize("settings", [{}, {"payload": "uniform8", "outer": NESTEROV}])
+def test_a_compressor_needs_an_outer_optimizer_and_no_payload(settings):
+    with pytest.raises(ValueError, match=r"compressor sends .* outer optimizer"):
+        every(3, compressor=largest(0.5), **settings)

@@ -8,7 +8,12 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax._core import axes as _axes
-from slamb_jax._core.checks import check_params, check_real, check_same_kind
+from slamb_jax._core.checks import (
+    check_params,
+    check_real,
+    check_same_kind,
+    check_transformation,
+)
 from slamb_jax._core.leaves import (
     arrays_of,
     chosen,
@@ -30,6 +35,7 @@ class AverageParametersState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
     anchor: optax.Params | None = None  # float32, as params: the last average
     outer: optax.OptState | None = None  # the outer optimizer's
+    compressor: optax.OptState | None = None  # a worker's own, as its residual
 
     @staticmethod
     def after_the_mean() -> tuple[str, ...]:
@@ -38,7 +44,7 @@ class AverageParametersState(NamedTuple):
 
 
 def average_parameters_every(
-    exchange: Exchange,
+    exchange: Exchange, *, compressor: optax.GradientTransformation | None = None
 ) -> optax.GradientTransformationExtraArgs:
     r"""Averages the parameters over the workers every H steps, after the update.
 
@@ -64,10 +70,12 @@ def average_parameters_every(
       a \leftarrow a + \text{outer}(-\text{mean over workers of } Q(d)),
       \quad p + u \leftarrow a
 
-    with Q the codes of the ``payload``. After local AdamW in float32 that is DiLoCo
-    with ``outer=optax.sgd(0.7, momentum=0.9, nesterov=True)``, after Muon MuLoCo, and
-    with a single worker SNOO. All workers must begin with the same parameters, as with
-    :func:`replicate`. They keep a: one more copy of the parameters.
+    with Q the wire format of the ``payload``. After local AdamW in float32 that is
+    DiLoCo with ``outer=optax.sgd(0.7, momentum=0.9, nesterov=True)``, after Muon
+    MuLoCo, and with a single worker SNOO. With a ``compressor`` of the largest
+    coordinates of d, and a residual for the others, it is SparseLoCo. All workers must
+    begin with the same parameters, as with :func:`replicate`. They keep a: one more
+    copy of the parameters.
 
     **Overlap.** With ``overlap`` in the exchange the parameters are averaged as the
     last step left them, and this step's update is added to the average: :math:`p`
@@ -78,13 +86,18 @@ def average_parameters_every(
     Args:
       exchange: between whom, how often (``sync_every``; None: never), in what wire
         format (``payload``), and by which ``outer`` optimizer.
+      compressor: what sends the difference d to the last average: any optax
+        transformation that returns its mean over the workers, such as
+        :func:`compress_with_error_feedback`. It needs an ``outer`` optimizer, and
+        ``payload=None``.
 
     Returns:
       A :class:`optax.GradientTransformationExtraArgs`; it needs ``params``.
 
     Raises:
       ValueError: for a payload without an outer optimizer, which would round the
-        parameters; in ``update``, without ``params`` or for an unbound axis.
+        parameters; for a compressor without one, or beside a payload; in
+        ``update``, without ``params`` or for an unbound axis.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
@@ -112,6 +125,16 @@ def average_parameters_every(
             f"payload={exchange.payload!r} would round the parameters that are "
             "averaged: give an outer optimizer, or payload=None"
         )
+    sender: optax.GradientTransformationExtraArgs | None = None
+    if compressor is not None:
+        check_transformation("compressor", compressor)
+        if outer is None or rounds:
+            raise ValueError(
+                "compressor sends the difference to the last average: it needs an "
+                f"outer optimizer, such as optax.sgd(1.0), and payload=None, got "
+                f"{exchange!r}"
+            )
+        sender = optax.with_extra_args_support(compressor)
 
     def init(params: optax.Params) -> AverageParametersState:
         count = jnp.zeros([], jnp.int32)
@@ -120,7 +143,8 @@ def average_parameters_every(
         # In float32, since an outer step may be smaller than 16 bits can tell.
         check_real(params, "params")
         anchor = jax.tree.map(lambda p: copied(p, jnp.float32), params)
-        return AverageParametersState(count, anchor, outer.init(anchor))
+        sends = None if sender is None else sender.init(anchor)
+        return AverageParametersState(count, anchor, outer.init(anchor), sends)
 
     def update(
         updates: optax.Updates,
@@ -144,7 +168,7 @@ def average_parameters_every(
         alone = outer is None and _axes.axis_size(exchange.axis_name) == 1
         if exchange.sync_every is None or alone:
             return updates, state
-        due = functools.partial(_average_when_due, exchange, step, skip)
+        due = functools.partial(_average_when_due, exchange, sender, step, skip)
         if not exchange.overlap:
             u, state = due(updates, params, state)
         else:
@@ -162,6 +186,7 @@ def average_parameters_every(
 
 def _average_when_due(
     exchange: Exchange,
+    sender: optax.GradientTransformationExtraArgs | None,
     step: jax.Array,
     skip: jax.Array | None,
     updates: optax.Updates,
@@ -169,7 +194,7 @@ def _average_when_due(
     state: AverageParametersState,
 ) -> tuple[optax.Updates, AverageParametersState]:
     """The updates that end in the average, at the steps that have one."""
-    average = functools.partial(_average, exchange, step, skip)
+    average = functools.partial(_average, exchange, sender, step, skip)
     due = exchange.averages_at(step)
     if due is True:  # at every step
         return average(updates, params, state)
@@ -181,6 +206,7 @@ def _average_when_due(
 
 def _average(
     exchange: Exchange,
+    sender: optax.GradientTransformationExtraArgs | None,
     step: jax.Array,
     skip: jax.Array | None,
     updates: optax.Updates,
@@ -190,9 +216,12 @@ def _average(
     """The updates that end in the average, and the state after it."""
     if exchange.outer is None:
         return _to_the_mean(exchange, updates, params, step), state
-    u, new = _to_the_anchor(exchange, updates, params, state, step)
-    kept = unless(skip, (state.anchor, state.outer), (new.anchor, new.outer))
-    return u, new._replace(anchor=kept[0], outer=kept[1])
+    u, new = _to_the_anchor(exchange, sender, updates, params, state, step)
+    return u, state._replace(
+        anchor=unless(skip, state.anchor, new.anchor),
+        outer=unless(skip, state.outer, new.outer),
+        compressor=unless(skip, state.compressor, new.compressor),
+    )
 
 
 def _to_the_mean(
@@ -209,6 +238,7 @@ def _to_the_mean(
 
 def _to_the_anchor(
     exchange: Exchange,
+    sender: optax.GradientTransformationExtraArgs | None,
     updates: optax.Updates,
     params: optax.Params,
     state: AverageParametersState,
@@ -224,7 +254,12 @@ def _to_the_anchor(
     for _, u, p, a in rows:
         wide = p.astype(jnp.float32)
         ahead.append((wide if exchange.overlap else wide + u.astype(jnp.float32)) - a)
-    means = mean_over_workers(ahead, leaves, exchange, exchange.payload, step).means
+    sends = state.compressor
+    if sender is None:
+        means = mean_over_workers(ahead, leaves, exchange, exchange.payload, step).means
+    else:
+        sent, sends = sender.update(rebuild(ahead), sends, params)
+        means = arrays_of(updates, sent, params)
     # Leaves without a gradient keep their anchor: their difference is nothing.
     grads = keep_absent(
         rebuild([-mean for mean in means]), optax.tree.zeros_like(state.anchor)
@@ -236,7 +271,7 @@ def _to_the_anchor(
     pairs = zip(anchors, rows, strict=True)
     u = rebuild([_moved(x, u, p) for x, (_, u, p, _) in pairs])
     anchor = keep_absent(rebuild(anchors), state.anchor)
-    return u, state._replace(anchor=anchor, outer=outer)
+    return u, state._replace(anchor=anchor, outer=outer, compressor=sends)
 
 
 def _moved(to: jax.Array, u: jax.Array, p: jax.Array) -> jax.Array:
