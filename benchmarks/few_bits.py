@@ -32,6 +32,7 @@ WORKERS, BATCH, STEPS, SEEDS = 8, 8, 300, (0, 1, 2)
 LAMB = "LAMB, dense"
 FORMATS = {"float32": None, "8 bits": "uniform8", "4 bits": "uniform4"}
 B3S = (0.9, 0.93, 0.97, 0.99, 0.997, 0.999)
+RESULTS = Path("benchmarks", "few_bits.jsonl")
 MIDDLE = 0.02  # of the rates, in powers of the root of two
 Point = tuple[float, int]  # b3, and the power of the rate
 
@@ -41,7 +42,7 @@ class Config:
     """The runs to make."""
 
     only: tuple[str, ...] = (LAMB, *FORMATS)
-    results: Path = Path("benchmarks/few_bits.jsonl")
+    results: Path = RESULTS
     steps: int = STEPS
     seeds: tuple[int, ...] = SEEDS
 
@@ -108,6 +109,16 @@ def tuned(name: str, config: Config, results: Results) -> Point:
             break
         point = walk(best)
     return point
+
+
+def recorded(name: str, results: Results) -> list[float]:
+    """The losses of all seeds at the tuned point; none if they are not all there."""
+    found: dict[tuple[float, float], list[float]] = {}
+    for result in results:
+        key = result["key"]
+        if key["format"] == name and key["steps"] == STEPS:
+            found.setdefault((key["b3"], key["rate"]), []).append(last_loss(result))
+    return next((x for x in found.values() if len(x) == len(SEEDS)), [])
 
 
 def sent(name: str, steps: int) -> float:

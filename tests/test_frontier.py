@@ -275,7 +275,9 @@ def test_the_recorded_page_is_that_of_the_recorded_data(name, tmp_path, monkeypa
     recorded = RESULTS / f"{name}.jsonl"
     shutil.copy(recorded, tmp_path)
     drawn: list[Setting] = []
-    monkeypatch.setattr(page, "picture", lambda found, _: drawn.extend(found))
+    monkeypatch.setattr(
+        page.pictures, "by_setting", lambda found, _: drawn.extend(found)
+    )
     results = Results(tmp_path / recorded.name)
     path = page.write_page(grid.GRIDS[name], results, Console(file=io.StringIO()))
     assert path.read_text() == recorded.with_suffix(".md").read_text()

@@ -1,6 +1,7 @@
 """Results as data: one JSON line for each run, appended when the run is done."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ class Results:
                 self._found[_as_text(result["key"])] = result
             except (ValueError, KeyError) as error:
                 raise SystemExit(f"{path}:{number} is not a result: {error}") from error
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self._found.values())
 
     def get(self, key: dict[str, Any]) -> Result | None:
         return self._found.get(_as_text(key))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
+from matplotlib.patches import Patch
 
 from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.page import markdown
@@ -15,11 +15,21 @@ from benchmarks.frontier.tasks import task
 from benchmarks.network import losses, timings
 from benchmarks.network.learner import BUCKETS
 from benchmarks.network.losses import DENSE, EXCHANGES
-from benchmarks.network.timings import HIDDEN, TIMED, Link, Pace
+from benchmarks.network.timings import HIDDEN, TIMED, Link
+from benchmarks.pictures import COLORS, INK, drawing, label, title
 from examples.common.tables import spread, table
 
 Rows = list[dict[str, str]]
-TICKS = 5, 10, 20, 50, 100, 200  # seconds
+BAR = 0.18  # the width of a bar, of a link's place
+BARS = {  # of the picture: a name for readers, its color, and that of its number
+    "adamw, H 1": ("AdamW + exchange", COLORS["exchange"], "white"),
+    "adamw, outer, H 10, outer 1 0.5": (
+        "outer step in codes, H 10", COLORS["outer"], "white",
+    ),
+    "adamw, outer, H 30, outer 1 0.5": ("outer step in codes, H 30", "#7fc7ae", INK),
+    "DiLoCo, H 10, outer 0.7 0.5": ("DiLoCo, H 10", COLORS["DiLoCo"], "white"),
+    "DiLoCo, H 30, outer 0.7 0.5": ("DiLoCo, H 30", "#d3a9d8", INK),
+}  # fmt: skip
 ABOUT = """\
 `python -m benchmarks.network.time_to_loss` measures the seconds until the last loss of
 dense AdamW, whose gradients are averaged in bfloat16 by one all-reduce. No link changes
@@ -40,6 +50,15 @@ def steps_of(setting: Setting, method: str, results: Results) -> float | None:
     trained = method if method in EXCHANGES else DENSE
     found = losses.curve(losses.best(setting, trained, results))
     return losses.steps_to(found, losses.target(setting, results))
+
+
+def seconds_of(
+    setting: Setting, method: str, link: Link, results: Results
+) -> float | None:
+    """Seconds of a method to the target on a link; None if that is not known."""
+    pace = timings.pace(setting, method, link, results)
+    steps = steps_of(setting, method, results)
+    return pace.seconds(steps) if pace and steps else None
 
 
 def losses_table(setting: Setting, results: Results) -> Rows:
@@ -119,10 +138,8 @@ def overview(
         seconds.append({"link": str(link)})
         ratio.append({"link": str(link)})
         for method in losses.METHODS:
-            pace = timings.pace(setting, method, link, results)
-            steps = steps_of(setting, method, results)
-            known = f"{pace.seconds(steps):.1f}" if pace and steps else "-"
-            seconds[-1][variant_of(method)] = known
+            known = seconds_of(setting, method, link, results)
+            seconds[-1][variant_of(method)] = f"{known:.1f}" if known else "-"
             if method in EXCHANGES:
                 found = ratios(setting, method, link, results)
                 both = f"{found[0]:.2f} ({found[1]:.2f})" if found else "-"
@@ -157,42 +174,42 @@ def checked_table(setting: Setting, link: Link, results: Results) -> Rows:
 def picture(
     setting: Setting, links: Sequence[Link], results: Results, path: Path
 ) -> None:
-    """Loss against seconds on each link."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    rows = len({link.mbit for link in links})
-    columns = -(-len(links) // rows)
-    figure, panels = plt.subplots(
-        rows, columns, figsize=(4.2 * columns, 2.9 * rows), sharex=True, sharey=True,
-        squeeze=False, layout="constrained",
-    )  # fmt: skip
-    loss = losses.target(setting, results)
-    for panel, link in zip(panels.flat, links, strict=False):
-        for i, method in enumerate(losses.METHODS):
-            pace: Pace | None = timings.pace(setting, method, link, results)
-            found = losses.curve(losses.best(setting, method, results))
-            if pace is None or not found:
-                continue
-            ours = method.startswith("adamw")
-            seconds = [pace.seconds(step) for step, _ in found]
-            panel.plot(
-                seconds, [y for _, y in found], "o-" if ours else "s--", color=f"C{i}",
-                linewidth=2.2 if ours else 1, markersize=5 if ours else 4, label=method,
-            )  # fmt: skip
-        panel.axhline(loss, color="black", linewidth=0.8)
-        panel.set(xscale="log", title=str(link), ylim=(0.97 * loss, 1.35 * loss))
-        panel.set_xticks(TICKS, map(str, TICKS))
-        panel.minorticks_off()
-        panel.grid(alpha=0.3)
-    for panel in panels[-1]:
-        panel.set_xlabel("seconds")
-    for panel in panels[:, 0]:
-        panel.set_ylabel(f"loss, {task(setting.task).unit}")
-    handles = panels[0][0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncol=3)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    """Seconds to the target on each link as bars, dense as a line across them."""
+    trips = list(dict.fromkeys(link.round_trip for link in links))
+    with drawing(path, 1.9 + 2 * len(trips), nrows=len(trips), squeeze=False) as (
+        figure,
+        panels,
+    ):
+        for panel, trip in zip(panels.flat, trips, strict=True):
+            here = [link for link in links if link.round_trip == trip]
+            for at, link in enumerate(here):
+                top = 0.0
+                for i, (method, (_, color, ink)) in enumerate(BARS.items()):
+                    if known := seconds_of(setting, method, link, results):
+                        x = at + (i - len(BARS) / 2 + 0.5) * BAR
+                        panel.bar(x, known, 0.92 * BAR, color=color)
+                        panel.annotate(
+                            f"{known:.0f}", (x, 0), (0, 3), color=ink, fontsize=10,
+                            textcoords="offset points", ha="center",
+                        )  # fmt: skip
+                        top = max(top, known)
+                if dense := seconds_of(setting, DENSE, link, results):
+                    panel.hlines(dense, at - 0.47, at + 0.47, INK, linewidth=2)
+                    above = at, max(top, dense)
+                    label(panel, f"dense {dense:.0f}", above, (0, 2), INK)
+            panel.set_xticks(range(len(here)), [f"{x.mbit:g} Mbit/s" for x in here])
+            panel.tick_params(axis="x", length=0)
+            panel.grid(visible=False, axis="x")
+            panel.margins(x=0.02, y=0.18)
+            panel.set(title=f"round trip of {trip:g} ms", ylabel="seconds")
+        handles = [Patch(color=color, label=name) for name, color, _ in BARS.values()]
+        figure.legend(handles=handles, loc="outside lower left", ncols=2)
+        size = f"{setting.workers} workers x {setting.batch} sequences"
+        title(
+            figure, f"Seconds to a loss of {losses.target(setting, results):.3f}",
+            f"transformer of {parameters(setting.task):,} parameters, {size};",
+            "line: dense AdamW in bfloat16",
+        )  # fmt: skip
 
 
 def write_page(
@@ -225,7 +242,11 @@ def write_page(
         for method in TIMED
         if (found := results.get(timings.key("steps", setting, method, link)))
     }
-    parts = ["# Time to loss", ABOUT, f"![Loss against seconds]({image.name})"]
+    parts = [
+        "# Time to loss",
+        ABOUT,
+        f"![Seconds to the loss, on each link]({image.name})",
+    ]
     parts += [markdown(table(name, rows)) for name, rows in sections if rows]
     parts.append(f"{'; '.join(sorted(machines))}.")
     path.write_text("\n\n".join(parts) + "\n")
