@@ -42,7 +42,8 @@ class Config:
     """The runs to make."""
 
     only: tuple[str, ...] = (LAMB, *FORMATS)
-    results: Path = RESULTS
+    out: Path = RESULTS.parent
+    """where few_bits.jsonl is, or will be: elsewhere all is run anew"""
     steps: int = STEPS
     seeds: tuple[int, ...] = SEEDS
 
@@ -135,7 +136,7 @@ def sent(name: str, steps: int) -> float:
 
 
 def main(config: Config) -> None:
-    results, console = Results(config.results), Console(width=110)
+    results, console = Results(config.out / RESULTS.name), Console(width=110)
     rows = []
     for name in config.only:
         point = tuned(name, config, results)

@@ -16,7 +16,7 @@ from rich.console import Console
 pytest.importorskip("sklearn")
 
 from benchmarks.frontier import __main__ as command
-from benchmarks.frontier import fineweb, grid, page, report, scale, sweep
+from benchmarks.frontier import anew, fineweb, grid, page, report, scale, sweep
 from benchmarks.frontier.claims import paired
 from benchmarks.frontier.grid import CORE, SEEDS, Setting
 from benchmarks.frontier.methods import DENSE, METHODS, exchanges, make
@@ -165,6 +165,8 @@ def test_a_method_or_a_pair_is_meant_whole_and_wrong_arguments_are_named(tmp_pat
         assert len(chosen) == count + 1
     with pytest.raises(SystemExit, match="no run has any of nothing"):
         command.pairs(command.Config(only=("nothing",)))
+    with pytest.raises(SystemExit, match="--seeds: benchmarks/results has them"):
+        command.main(command.Config(seeds=1))
     (tmp_path / "r.jsonl").write_text('{"key": {}}\nhalf a li')
     with pytest.raises(SystemExit, match=r"r.jsonl:2 is not a result"):
         Results(tmp_path / "r.jsonl")
@@ -262,6 +264,38 @@ def test_a_gap_that_grows_with_the_size_is_found(results):
     assert list(shown.columns[2].cells) == ["+5.0 ± 0.0"]
 
 
+def test_runs_made_again_stand_beside_the_recorded_ones(results, tmp_path):
+    pairs = [(SETTING, DENSE), (SETTING, "adamw, H 1"), (SETTING, "Lion")]
+    for (_, method), loss in zip(pairs[:2], (2.0, 2.2), strict=True):
+        do_all(results, method, lambda run, loss=loss: loss + 0.1 * run.seed)
+    runs = anew.runs_again(pairs, 2, results)  # Lion was never run
+    assert [(run.method, run.seed) for run in runs] == [
+        (method, seed) for _, method in pairs[:2] for seed in (0, 1)
+    ]
+    assert {run.rate for run in runs if run.method == DENSE} == {
+        sweep.best_rate(SETTING, DENSE, results)
+    }
+    fresh = Results(tmp_path / "fresh.jsonl")
+    assert anew.compared(pairs, fresh, results) is None
+    for run in runs:
+        found = json.loads(json.dumps(results.get(run.key())))
+        found["points"][-1]["loss"] *= 1.01
+        fresh.add(found)
+    shown = anew.compared(pairs, fresh, results)
+    column = {x.header: list(x.cells) for x in shown.columns}
+    assert column["seeds"] == ["0, 1", "0, 1"]
+    assert column["loss"] == ["2.071 ± 0.071", "2.273 ± 0.071"]
+    assert column["recorded"] == ["2.050 ± 0.071", "2.250 ± 0.071"]
+    assert column["all recorded"] == ["2.100 ± 0.100", "2.300 ± 0.100"]
+    assert column["off, %"] == ["+1.00", "+1.00"]
+    assert column["above the first, %"] == column["recorded so"] == ["+0.0", "+9.8"]
+    # Tables of the fresh runs have the recorded rates, and no recorded run.
+    assert report.cells(SETTING, fresh) == {}
+    cells = report.cells(SETTING, Results(fresh.path, tuned=results))
+    assert [len(cell.runs) for cell in cells.values()] == [2, 2]
+    assert cells[DENSE].loss == pytest.approx(2.0705)
+
+
 def test_the_losses_to_expect_are_those_recorded():
     found = report.cells(grid.NOISY, Results(RESULTS / "frontier.jsonl"))
     for payload, loss in ABOVE_DENSE.items():
@@ -295,8 +329,8 @@ def test_the_recorded_page_is_that_of_the_recorded_data(name, tmp_path, monkeypa
 def test_the_command_sweeps_and_draws_and_a_run_that_diverges_ends(tmp_path):
     diverged = execute(Run(SETTING, "AdamW", 1e30, 0), tmp_path)
     assert [point["loss"] for point in diverged["points"]] == [None]
-    path = tmp_path / "r.jsonl"
-    options = ["--grid", "smoke", "--only", "AdamW", "--results", path]
+    path = tmp_path / "smoke.jsonl"
+    options = ["--grid", "smoke", "--only", "AdamW", "--out", tmp_path]
     programs.ended("-m", "benchmarks.frontier", *options)
     found = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(found) >= len(sweep.POWERS) + len(SEEDS) - 1

@@ -9,10 +9,15 @@ Result = dict[str, Any]
 
 
 class Results:
-    """The results in a file, found again by their keys."""
+    """The results in a file, found again by their keys.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+      path: the file.
+      tuned: the results in which rates are chosen; None: these.
+    """
+
+    def __init__(self, path: Path, tuned: "Results | None" = None) -> None:
+        self.path, self.tuned = path, tuned or self
         self._found: dict[str, Result] = {}
         lines = path.read_text().splitlines() if path.exists() else []
         for number, line in enumerate(lines, 1):

@@ -1,9 +1,8 @@
 """The tables and the picture of the time to loss, from the results, as one page."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
-
-from matplotlib.patches import Patch
 
 from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.page import markdown
@@ -15,21 +14,11 @@ from benchmarks.frontier.tasks import task
 from benchmarks.network import losses, timings
 from benchmarks.network.learner import BUCKETS
 from benchmarks.network.losses import DENSE, EXCHANGES
+from benchmarks.network.time_picture import picture
 from benchmarks.network.timings import HIDDEN, TIMED, Link
-from benchmarks.pictures import COLORS, INK, drawing, label, title
 from examples.common.tables import spread, table
 
 Rows = list[dict[str, str]]
-BAR = 0.18  # the width of a bar, of a link's place
-BARS = {  # of the picture: a name for readers, its color, and that of its number
-    "adamw, H 1": ("AdamW + exchange", COLORS["exchange"], "white"),
-    "adamw, outer, H 10, outer 1 0.5": (
-        "outer step in codes, H 10", COLORS["outer"], "white",
-    ),
-    "adamw, outer, H 30, outer 1 0.5": ("outer step in codes, H 30", "#7fc7ae", INK),
-    "DiLoCo, H 10, outer 0.7 0.5": ("DiLoCo, H 10", COLORS["DiLoCo"], "white"),
-    "DiLoCo, H 30, outer 0.7 0.5": ("DiLoCo, H 30", "#d3a9d8", INK),
-}  # fmt: skip
 ABOUT = """\
 `python -m benchmarks.network.time_to_loss` measures the seconds until the last loss of
 dense AdamW, whose gradients are averaged in bfloat16 by one all-reduce. No link changes
@@ -45,28 +34,12 @@ since Gloo asks the receiver before it sends a large one.
 """
 
 
-def steps_of(setting: Setting, method: str, results: Results) -> float | None:
-    """Steps of a method to the target; None if it is not reached."""
-    trained = method if method in EXCHANGES else DENSE
-    found = losses.curve(losses.best(setting, trained, results))
-    return losses.steps_to(found, losses.target(setting, results))
-
-
-def seconds_of(
-    setting: Setting, method: str, link: Link, results: Results
-) -> float | None:
-    """Seconds of a method to the target on a link; None if that is not known."""
-    pace = timings.pace(setting, method, link, results)
-    steps = steps_of(setting, method, results)
-    return pace.seconds(steps) if pace and steps else None
-
-
 def losses_table(setting: Setting, results: Results) -> Rows:
     """The runs behind the curves."""
     rows = []
     for method in losses.METHODS:
         runs = losses.best(setting, method, results)
-        steps = steps_of(setting, method, results)
+        steps = losses.steps_of(setting, method, results)
         rows.append(
             {
                 "method": method,
@@ -85,7 +58,7 @@ def ratios(
     setting: Setting, method: str, link: Link, results: Results
 ) -> tuple[float, float] | None:
     """How many times as fast as dense, measured and advised; None: not reached."""
-    steps, dense_steps = (steps_of(setting, x, results) for x in (method, DENSE))
+    steps, dense_steps = (losses.steps_of(setting, x, results) for x in (method, DENSE))
     own, dense = (timings.pace(setting, x, link, results) for x in (method, DENSE))
     if not (steps and dense_steps and own and dense):
         return None
@@ -101,12 +74,12 @@ def link_table(setting: Setting, link: Link, results: Results) -> Rows:
     """All methods on one link."""
     rows = []
     dense = timings.pace(setting, DENSE, link, results)
-    dense_steps = steps_of(setting, DENSE, results)
+    dense_steps = losses.steps_of(setting, DENSE, results)
     for method in (DENSE, BUCKETS, HIDDEN, *EXCHANGES):
         own = timings.pace(setting, method, link, results)
         if own is None or dense is None or dense_steps is None:
             continue
-        steps = steps_of(setting, method, results)
+        steps = losses.steps_of(setting, method, results)
         row = {"method": method, "ms a step": f"{1e3 * own.step:.0f}"}
         row |= dict.fromkeys(("steps", "seconds", "MB sent", "of bfloat16"), "-")
         row |= dict.fromkeys(("of float32", "times as fast", "advised", "off"), "-")
@@ -138,13 +111,33 @@ def overview(
         seconds.append({"link": str(link)})
         ratio.append({"link": str(link)})
         for method in losses.METHODS:
-            known = seconds_of(setting, method, link, results)
+            known = timings.seconds_of(setting, method, link, results)
             seconds[-1][variant_of(method)] = f"{known:.1f}" if known else "-"
             if method in EXCHANGES:
                 found = ratios(setting, method, link, results)
                 both = f"{found[0]:.2f} ({found[1]:.2f})" if found else "-"
                 ratio[-1][variant_of(method)] = both
     return seconds, ratio
+
+
+def compared(
+    setting: Setting, links: Sequence[Link], results: Results, recorded: Results
+) -> Rows:
+    """Of each link the seconds to the target in two files of results."""
+    rows = []
+    for link, method in itertools.product(links, losses.METHODS):
+        new, old = (
+            timings.seconds_of(setting, method, link, x) for x in (results, recorded)
+        )
+        row = {
+            "link": str(link),
+            "method": method,
+            "seconds": f"{new:.1f}" if new else "-",
+        }
+        row["recorded"] = f"{old:.1f}" if old else "-"
+        row["off"] = f"{100 * (new / old - 1):+.0f} %" if new and old else "-"
+        rows.append(row)
+    return rows
 
 
 def checked_table(setting: Setting, link: Link, results: Results) -> Rows:
@@ -169,47 +162,6 @@ def checked_table(setting: Setting, link: Link, results: Results) -> Rows:
             }
         )
     return rows
-
-
-def picture(
-    setting: Setting, links: Sequence[Link], results: Results, path: Path
-) -> None:
-    """Seconds to the target on each link as bars, dense as a line across them."""
-    trips = list(dict.fromkeys(link.round_trip for link in links))
-    with drawing(path, 1.9 + 2 * len(trips), nrows=len(trips), squeeze=False) as (
-        figure,
-        panels,
-    ):
-        for panel, trip in zip(panels.flat, trips, strict=True):
-            here = [link for link in links if link.round_trip == trip]
-            for at, link in enumerate(here):
-                top = 0.0
-                for i, (method, (_, color, ink)) in enumerate(BARS.items()):
-                    if known := seconds_of(setting, method, link, results):
-                        x = at + (i - len(BARS) / 2 + 0.5) * BAR
-                        panel.bar(x, known, 0.92 * BAR, color=color)
-                        panel.annotate(
-                            f"{known:.0f}", (x, 0), (0, 3), color=ink, fontsize=10,
-                            textcoords="offset points", ha="center",
-                        )  # fmt: skip
-                        top = max(top, known)
-                if dense := seconds_of(setting, DENSE, link, results):
-                    panel.hlines(dense, at - 0.47, at + 0.47, INK, linewidth=2)
-                    above = at, max(top, dense)
-                    label(panel, f"dense {dense:.0f}", above, (0, 2), INK)
-            panel.set_xticks(range(len(here)), [f"{x.mbit:g} Mbit/s" for x in here])
-            panel.tick_params(axis="x", length=0)
-            panel.grid(visible=False, axis="x")
-            panel.margins(x=0.02, y=0.18)
-            panel.set(title=f"round trip of {trip:g} ms", ylabel="seconds")
-        handles = [Patch(color=color, label=name) for name, color, _ in BARS.values()]
-        figure.legend(handles=handles, loc="outside lower left", ncols=2)
-        size = f"{setting.workers} workers x {setting.batch} sequences"
-        title(
-            figure, f"Seconds to a loss of {losses.target(setting, results):.3f}",
-            f"transformer of {parameters(setting.task):,} parameters, {size};",
-            "line: dense AdamW in bfloat16",
-        )  # fmt: skip
 
 
 def write_page(
