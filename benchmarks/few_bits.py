@@ -78,7 +78,8 @@ def loss(name: str, point: Point, seed: int, config: Config, results: Results) -
     if (known := results.get(key)) is not None:
         return last_loss(known)
     due = evaluation_steps(config.steps, 4)
-    found = train(program(name, b3, config.steps), rate, seed, due=due)
+    Console().print(f"{key}", highlight=False)
+    found = train(program(name, b3, config.steps), rate, seed, due=due, show=True)
     end = float(found.losses[-1])
     results.add({"key": key, "points": [{"loss": end if np.isfinite(end) else None}]})
     Console().print(f"{end:.3f}  {key}", highlight=False)

@@ -165,8 +165,14 @@ def test_a_method_or_a_pair_is_meant_whole_and_wrong_arguments_are_named(tmp_pat
         assert len(chosen) == count + 1
     with pytest.raises(SystemExit, match="no run has any of nothing"):
         command.pairs(command.Config(only=("nothing",)))
-    with pytest.raises(SystemExit, match="--seeds: benchmarks/results has them"):
-        command.main(command.Config(seeds=1))
+    lion = (f"{CORE[1]} Lion",)
+    for told, options in {
+        "--seeds: benchmarks/results has them": {"seeds": 1},
+        "--seeds must be >= 1: 0": {"seeds": 0},
+        "has no sweep of these runs": {"seeds": 1, "only": lion, "out": tmp_path},
+    }.items():
+        with pytest.raises(SystemExit, match=told):
+            command.main(command.Config(**options))
     (tmp_path / "r.jsonl").write_text('{"key": {}}\nhalf a li')
     with pytest.raises(SystemExit, match=r"r.jsonl:2 is not a result"):
         Results(tmp_path / "r.jsonl")

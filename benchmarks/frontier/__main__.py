@@ -5,9 +5,9 @@ of the grid that are missing, one line of the results for each, and keeps a chec
 of a long run, so that it may be stopped and started again; then it prints tables, and
 writes them, with pictures, to a page beside the results.
 
-The recorded runs are all there: ``--out DIR`` makes those of ``--only`` anew, in files
-of its own, and prints their losses beside the recorded ones. With ``--seeds N`` these
-are N seeds at the recorded rate, without it the whole sweep of rates.
+``--out DIR`` makes runs that are recorded, those of ``--only``, anew in files of its
+own, and prints their losses beside the recorded ones: with ``--seeds N`` N seeds at the
+recorded rate, without it the whole sweep of rates.
 """
 
 import dataclasses
@@ -91,7 +91,8 @@ def run_all(
 ) -> None:
     stop, done = time.monotonic() + config.budget, 0
     if config.out != RECORDED and (about := minutes(config, recorded)):
-        at = f"All runs anew into {results.path}: about {about:.0f} min on two cores."
+        at = f"All runs anew into {results.path}: "
+        at += f"about {max(1, about):.0f} min on two cores."
         console.print(at, highlight=False)
     for run in due(config, results, recorded):
         if time.monotonic() > stop:
@@ -104,12 +105,26 @@ def run_all(
         console.print(f"{at} --out DIR makes it anew.", highlight=False)
 
 
-def main(config: Config) -> None:
-    if config.seeds is not None and config.out == RECORDED:
+def check(config: Config, recorded: Results) -> None:
+    """Ends the program where ``seeds`` means no run."""
+    if config.seeds is None:
+        return
+    if config.seeds < 1:
+        raise SystemExit(f"--seeds must be >= 1: {config.seeds}")
+    if config.out == RECORDED:
         raise SystemExit(f"--seeds: {RECORDED} has them; --out DIR makes them anew")
+    if not anew.runs_again(pairs(config), config.seeds, recorded):
+        raise SystemExit(
+            f"--seeds: {recorded.path} has no sweep of these runs; without --seeds one "
+            "is made"
+        )
+
+
+def main(config: Config) -> None:
+    recorded = Results(RECORDED / f"{config.grid}.jsonl")
+    check(config, recorded)
     console = Console()
     console.width = max(console.width, 150)  # the tables
-    recorded = Results(RECORDED / f"{config.grid}.jsonl")
     path = config.out / recorded.path.name
     results = Results(path, tuned=None if config.seeds is None else recorded)
     chosen = pairs(config)
