@@ -10,6 +10,7 @@ the median over the leaves of ``slamb_jax.momentum_agreement`` after 100 steps.
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,9 +26,11 @@ from sklearn.datasets import load_digits
 
 import slamb_jax
 from benchmarks import rivals
+from examples.common.records import progress_bar
 from examples.common.simulated import AXIS
 
 WORKERS, BATCH, STEPS = 5, 16, 600
+SECONDS = 15  # of a training, about
 LOOKED_AT = 100  # the step after which momenta are compared
 Make = Callable[[Any], optax.GradientTransformation]
 
@@ -154,9 +157,21 @@ def train(
 class Config:
     """The methods to run."""
 
-    only: tuple[str, ...] = ()
-    """methods whose names have one of these in them"""
+    only: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """a method, or else all whose names have this in them; repeat it"""
     seeds: int = 3
+
+
+def chosen(config: Config) -> dict[str, tuple[Make, tuple[float, ...]]]:
+    """The methods that ``only`` means."""
+
+    def is_meant(name: str) -> bool:
+        return any(name == x if x in METHODS else x in name for x in config.only)
+
+    found = {x: METHODS[x] for x in METHODS if not config.only or is_meant(x)}
+    if not found:
+        raise SystemExit(f"--only: no method has any of {', '.join(config.only)}")
+    return found
 
 
 def main(config: Config, console: Console | None = None) -> None:
@@ -166,17 +181,24 @@ def main(config: Config, console: Console | None = None) -> None:
     table = Table(
         "method", "rate", *(f"{x}, {y}" for x in ("alike", "apart") for y in columns)
     )
-    for name, (make, rates) in METHODS.items():
-        if config.only and not any(part in name for part in config.only):
-            continue
-        for rate in rates:
-            cells = []
-            for apart in (False, True):
-                runs = [train(make, rate, apart, seed) for seed in range(config.seeds)]
-                loss, accuracy, agreement = np.mean(runs, 0)
-                cells += [f"{loss:.5f}", f"{100 * accuracy:.1f}"]
-                cells += ["" if np.isnan(agreement) else f"{agreement:.2f}"]
-            table.add_row(name, f"{rate:g}", *cells)
+    methods = chosen(config)
+    count = 2 * config.seeds * sum(len(rates) for _, rates in methods.values())
+    print(f"{count} trainings, about {SECONDS} s each on two cores", flush=True)
+    done = itertools.count(1)
+    with progress_bar("different data", 0, count) as move:
+        for name, (make, rates) in methods.items():
+            for rate in rates:
+                cells = []
+                for apart in (False, True):
+                    runs = []
+                    for seed in range(config.seeds):
+                        runs.append(train(make, rate, apart, seed))
+                        note = f"{name}, rate {rate:g}, seed {seed}"
+                        move(next(done), f"{note}, {'apart' if apart else 'alike'}")
+                    loss, accuracy, agreement = np.mean(runs, 0)
+                    cells += [f"{loss:.5f}", f"{100 * accuracy:.1f}"]
+                    cells += ["" if np.isnan(agreement) else f"{agreement:.2f}"]
+                table.add_row(name, f"{rate:g}", *cells)
     (console or Console(width=100)).print(table)
 
 

@@ -33,6 +33,7 @@ WORKERS, BATCH, STEPS, SEEDS = 8, 8, 300, (0, 1, 2)
 LAMB = "LAMB, dense"
 FORMATS = {"float32": None, "8 bits": "uniform8", "4 bits": "uniform4"}
 B3S = (0.9, 0.93, 0.97, 0.99, 0.997, 0.999)
+RESULTS = Path("benchmarks", "few_bits.jsonl")
 MIDDLE = 0.02  # of the rates, in powers of the root of two
 Point = tuple[float, int]  # b3, and the power of the rate
 
@@ -42,7 +43,8 @@ class Config:
     """The runs to make."""
 
     only: tuple[str, ...] = (LAMB, *FORMATS)
-    results: Path = Path("benchmarks/few_bits.jsonl")
+    out: Path = RESULTS.parent
+    """where few_bits.jsonl is, or will be: elsewhere all is run anew"""
     steps: int = STEPS
     seeds: tuple[int, ...] = SEEDS
 
@@ -77,7 +79,8 @@ def loss(name: str, point: Point, seed: int, config: Config, results: Results) -
     if (known := results.get(key)) is not None:
         return last_loss(known)
     due = evaluation_steps(config.steps, 4)
-    found = train(program(name, b3, config.steps), rate, seed, due=due)
+    Console().print(f"{key}", highlight=False)
+    found = train(program(name, b3, config.steps), rate, seed, due=due, show=True)
     end = float(found.losses[-1])
     results.add({"key": key, "points": [{"loss": end if np.isfinite(end) else None}]})
     Console().print(f"{end:.3f}  {key}", highlight=False)
@@ -111,6 +114,16 @@ def tuned(name: str, config: Config, results: Results) -> Point:
     return point
 
 
+def recorded(name: str, results: Results) -> list[float]:
+    """The losses of all seeds at the tuned point; none if they are not all there."""
+    found: dict[tuple[float, float], list[float]] = {}
+    for result in results:
+        key = result["key"]
+        if key["format"] == name and key["steps"] == STEPS:
+            found.setdefault((key["b3"], key["rate"]), []).append(last_loss(result))
+    return next((x for x in found.values() if len(x) == len(SEEDS)), [])
+
+
 def sent(name: str, steps: int) -> float:
     """Bytes that each worker sends in these steps, read off compiled programs."""
     params = jax.eval_shape(byte_lm().init, jax.random.key(0))
@@ -126,7 +139,7 @@ def sent(name: str, steps: int) -> float:
 
 def main(config: Config) -> None:
     check_names("--only", config.only, (LAMB, *FORMATS))
-    results, console = Results(config.results), Console(width=110)
+    results, console = Results(config.out / RESULTS.name), Console(width=110)
     rows = []
     for name in config.only:
         point = tuned(name, config, results)

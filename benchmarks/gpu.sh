@@ -36,10 +36,10 @@ JAX_DISABLE_MOST_OPTIMIZATIONS=0 part tests 420 python -m pytest -q -n 4 \
   -k "not shard_map and not pmap" $(printf 'tests/test_%s.py ' "${laws[@]}")
 part main-job 180 python -m examples.byte_lm.main --out "$out/byte_lm"
 # 50 M parameters, 2,000 steps: one line for each run, and the next call goes on.
-part huge 600 python -m benchmarks.frontier --grid huge --only AdamW "adamw, H 1" \
-  --budget 420 --results "$out/huge.jsonl"
+part huge 600 python -m benchmarks.frontier --grid huge --only AdamW --only "adamw, H 1" \
+  --budget 420 --out "$out"
 # The optimization track, where its tokens are: hours for a run, which goes on likewise.
 if [ -d data/fineweb10B ]; then
   part track "${TRACK_SECONDS:-600}" python -m benchmarks.frontier --grid track \
-    --results "$out/track.jsonl"
+    --out "$out"
 fi

@@ -1,24 +1,30 @@
-"""CLAIMS.md: it has every figure of the README, and its data have every figure."""
+"""CLAIMS.md: it has every figure of the README, its data have every figure, and its
+commands make them again."""
 
 import functools
+import importlib
 import importlib.util
 import json
 import math
 import re
+import shlex
 from collections import Counter
 from statistics import fmean
 
 import jax
 import pytest
+import tyro
 
 pytest.importorskip("sklearn")
 
 import slamb_jax
+from benchmarks.frontier import __main__ as frontier
 from benchmarks.frontier import report
 from benchmarks.frontier.claims import losses_on_seeds, paired
 from benchmarks.frontier.grid import GRIDS, MARGIN, TESTED_ON
 from benchmarks.frontier.methods import DENSE
 from benchmarks.frontier.results import Results
+from slamb_jax import command_line
 from tests.programs import ROOT
 
 WORDS = {"half": 2, "third": 3, "tenth": 10, "eighteenth": 18, "nineteenth": 19}
@@ -34,7 +40,7 @@ def figures(text):
 
 
 def claims():
-    """The rows: the page, then the seven columns."""
+    """The rows: the page, then the eight columns."""
     page = None
     for line in (ROOT / "CLAIMS.md").read_text().splitlines():
         if line.startswith("## "):
@@ -135,13 +141,51 @@ def test_every_figure_of_the_readme_has_a_row():
 
 @pytest.mark.parametrize("row", list(claims()), ids=lambda row: ": ".join(row[:2]))
 def test_the_data_have_the_figures(row):
-    page, _, figure, command, data, seeds, against, falsifies = row
+    page, _, figure, _, _, data, seeds, against, falsifies = row
     assert all((figures(figure), against, falsifies))
     assert set(figures(figure)) <= set(figures((ROOT / page).read_text())), page
     found = [value for source in data.split("; ") for value in values(source, seeds)]
     assert [x for x in figures(figure) if not has(found, x)] == []
-    for module in re.findall(r"python -m ([\w.]+)", command):
-        assert importlib.util.find_spec(module), module
+
+
+def config_of(arguments):
+    """Of ``python -m MODULE OPTIONS``, which ends here if an option is not known."""
+    _, module, *options = arguments
+    spec = importlib.util.find_spec(module)
+    assert spec, module
+    name = f"{module}.__main__" if spec.submodule_search_locations else module
+    return tyro.cli(importlib.import_module(name).Config, args=options)
+
+
+def is_made_again(config, data, seeds, minutes):
+    """Runs of the frontier: every one of the row, elsewhere, in the minutes it says."""
+    recorded = Results(frontier.RECORDED / f"{config.grid}.jsonl")
+    assert config.out != frontier.RECORDED
+    assert int(minutes) == max(1, round(frontier.minutes(config, recorded)))
+    chosen = {f"{setting}: {method}" for setting, method in frontier.pairs(config)}
+    for name, methods in re.findall(r"\.jsonl` (\S+): ([^;]+)", data):
+        assert {f"{name}: {x.strip()}" for x in methods.split(" / ")} <= chosen
+    wanted = {int(x) for x in re.findall(r"\d", seeds)}
+    assert config.seeds is None or wanted <= set(range(config.seeds))
+
+
+@pytest.mark.parametrize("row", list(claims()), ids=lambda row: ": ".join(row[:2]))
+def test_the_command_makes_the_row_again(row, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    _, _, _, cell, minutes, data, seeds, _, _ = row
+    found = re.findall(r"`((?:python -m|slamb-jax|\.ci/run) [^`]+)`", cell)
+    assert found, cell
+    for program, *arguments in map(shlex.split, found):
+        if program == "slamb-jax":
+            command_line.main(arguments)
+        elif program == "python":
+            config = config_of(arguments)
+            if isinstance(config, frontier.Config):
+                is_made_again(config, data, seeds, minutes)
+        else:
+            steps = re.findall(r"^(\w+)\(\) {", (ROOT / program).read_text(), re.M)
+            assert set(arguments) <= set(steps)
+    assert int(minutes) > 0
 
 
 def test_a_figure_that_the_data_do_not_have_is_refused():

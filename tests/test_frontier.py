@@ -16,7 +16,7 @@ from rich.console import Console
 pytest.importorskip("sklearn")
 
 from benchmarks.frontier import __main__ as command
-from benchmarks.frontier import fineweb, grid, page, report, scale, sweep
+from benchmarks.frontier import anew, fineweb, grid, page, report, scale, sweep
 from benchmarks.frontier.claims import losses_on_seeds, paired
 from benchmarks.frontier.grid import CORE, SEEDS, Setting
 from benchmarks.frontier.methods import DENSE, METHODS, exchanges, make
@@ -165,6 +165,14 @@ def test_a_method_or_a_pair_is_meant_whole_and_wrong_arguments_are_named(tmp_pat
         assert len(chosen) == count + 1
     with pytest.raises(SystemExit, match="no run has any of nothing"):
         command.pairs(command.Config(only=("nothing",)))
+    lion = (f"{CORE[1]} Lion",)
+    for told, options in {
+        "--seeds: benchmarks/results has them": {"seeds": 1},
+        "--seeds must be >= 1: 0": {"seeds": 0},
+        "has no sweep of these runs": {"seeds": 1, "only": lion, "out": tmp_path},
+    }.items():
+        with pytest.raises(SystemExit, match=told):
+            command.main(command.Config(**options))
     (tmp_path / "r.jsonl").write_text('{"key": {}}\nhalf a li')
     with pytest.raises(SystemExit, match=r"r.jsonl:2 is not a result"):
         Results(tmp_path / "r.jsonl")
@@ -295,12 +303,46 @@ def test_what_the_advisor_says_of_losses_is_recorded(payload):
     )  # fmt: skip
 
 
+def test_runs_made_again_stand_beside_the_recorded_ones(results, tmp_path):
+    pairs = [(SETTING, DENSE), (SETTING, "adamw, H 1"), (SETTING, "Lion")]
+    for (_, method), loss in zip(pairs[:2], (2.0, 2.2), strict=True):
+        do_all(results, method, lambda run, loss=loss: loss + 0.1 * run.seed)
+    runs = anew.runs_again(pairs, 2, results)  # Lion was never run
+    assert [(run.method, run.seed) for run in runs] == [
+        (method, seed) for _, method in pairs[:2] for seed in (0, 1)
+    ]
+    assert {run.rate for run in runs if run.method == DENSE} == {
+        sweep.best_rate(SETTING, DENSE, results)
+    }
+    fresh = Results(tmp_path / "fresh.jsonl")
+    assert anew.compared(pairs, fresh, results) is None
+    for run in runs:
+        found = json.loads(json.dumps(results.get(run.key())))
+        found["points"][-1]["loss"] *= 1.01
+        fresh.add(found)
+    shown = anew.compared(pairs, fresh, results)
+    column = {x.header: list(x.cells) for x in shown.columns}
+    assert column["seeds"] == ["0, 1", "0, 1"]
+    assert column["loss"] == ["2.071 ± 0.071", "2.273 ± 0.071"]
+    assert column["recorded"] == ["2.050 ± 0.071", "2.250 ± 0.071"]
+    assert column["all recorded"] == ["2.100 ± 0.100", "2.300 ± 0.100"]
+    assert column["off, %"] == ["+1.00", "+1.00"]
+    assert column["above the first, %"] == column["recorded so"] == ["+0.0", "+9.8"]
+    # Tables of the fresh runs have the recorded rates, and no recorded run.
+    assert report.cells(SETTING, fresh) == {}
+    cells = report.cells(SETTING, Results(fresh.path, tuned=results))
+    assert [len(cell.runs) for cell in cells.values()] == [2, 2]
+    assert cells[DENSE].loss == pytest.approx(2.0705)
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.jsonl")))
 def test_the_recorded_page_is_that_of_the_recorded_data(name, tmp_path, monkeypatch):
     recorded = RESULTS / f"{name}.jsonl"
     shutil.copy(recorded, tmp_path)
     drawn: list[Setting] = []
-    monkeypatch.setattr(page, "picture", lambda found, _: drawn.extend(found))
+    monkeypatch.setattr(
+        page.pictures, "by_setting", lambda found, _: drawn.extend(found)
+    )
     results = Results(tmp_path / recorded.name)
     path = page.write_page(grid.GRIDS[name], results, Console(file=io.StringIO()))
     assert path.read_text() == recorded.with_suffix(".md").read_text()
@@ -318,8 +360,8 @@ def test_the_recorded_page_is_that_of_the_recorded_data(name, tmp_path, monkeypa
 def test_the_command_sweeps_and_draws_and_a_run_that_diverges_ends(tmp_path):
     diverged = execute(Run(SETTING, "AdamW", 1e30, 0), tmp_path)
     assert [point["loss"] for point in diverged["points"]] == [None]
-    path = tmp_path / "r.jsonl"
-    options = ["--grid", "smoke", "--only", "AdamW", "--results", path]
+    path = tmp_path / "smoke.jsonl"
+    options = ["--grid", "smoke", "--only", "AdamW", "--out", tmp_path]
     programs.ended("-m", "benchmarks.frontier", *options)
     found = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(found) >= len(sweep.POWERS) + len(SEEDS) - 1

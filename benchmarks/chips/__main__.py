@@ -115,6 +115,7 @@ def main(config: Config) -> None:
     mesh = mesh_of(config.topology, config.slices)
     steps: dict[str, Step] = {}
     for name in config.only:
+        console.print(f"compiling {name}", highlight=False)
         try:
             steps[name] = compile_step(name, shapes, mesh)
         except jax.errors.JaxRuntimeError as error:

@@ -1,6 +1,7 @@
 """Results as data: one JSON line for each run, appended when the run is done."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,15 @@ Result = dict[str, Any]
 
 
 class Results:
-    """The results in a file, found again by their keys."""
+    """The results in a file, found again by their keys.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+      path: the file.
+      tuned: the results in which rates are chosen; None: these.
+    """
+
+    def __init__(self, path: Path, tuned: "Results | None" = None) -> None:
+        self.path, self.tuned = path, tuned or self
         self._found: dict[str, Result] = {}
         lines = path.read_text().splitlines() if path.exists() else []
         for number, line in enumerate(lines, 1):
@@ -20,6 +26,9 @@ class Results:
                 self._found[_as_text(result["key"])] = result
             except (ValueError, KeyError) as error:
                 raise SystemExit(f"{path}:{number} is not a result: {error}") from error
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self._found.values())
 
     def get(self, key: dict[str, Any]) -> Result | None:
         return self._found.get(_as_text(key))

@@ -33,6 +33,9 @@ class Run:
     rate: float
     seed: int
 
+    def __str__(self) -> str:
+        return f"{self.setting}  {self.method}  rate {self.rate:g}  seed {self.seed}"
+
     def key(self) -> dict[str, Any]:
         return {
             **dataclasses.asdict(self.setting),
@@ -67,7 +70,9 @@ def execute(run: Run, unfinished: Path) -> Result:
     due = simulated.evaluation_steps(setting.steps, EVALUATIONS, ROUND)
     text = json.dumps(run.key(), sort_keys=True)
     resume = unfinished / hashlib.sha256(text.encode()).hexdigest()[:16]
-    found = simulated.train(compiled, run.rate, run.seed, due=due, resume=resume)
+    found = simulated.train(
+        compiled, run.rate, run.seed, due=due, show=True, resume=resume
+    )
     shutil.rmtree(resume)
     params = jax.eval_shape(compiled.task.init, jax.random.key(0))
     rival = make(run.method, run.rate, setting)
@@ -89,11 +94,11 @@ def execute(run: Run, unfinished: Path) -> Result:
 
 
 def record(run: Run, results: Results, console: Console) -> None:
-    """Trains, adds the result, and prints a line of it."""
+    """Trains with a bar below the run's name, adds the result, and prints a line."""
+    console.print(str(run), highlight=False)
     result = execute(run, results.path.parent / "unfinished")
     results.add(result)
     console.print(
-        f"{last_loss(result):.3f}  {run.setting}  {run.method}  rate {run.rate:g}  "
-        f"seed {run.seed}  {result['run_seconds']:.1f} s",
+        f"{last_loss(result):.3f}  {run}  {result['run_seconds']:.1f} s",
         highlight=False,
     )

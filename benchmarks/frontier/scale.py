@@ -4,11 +4,9 @@ import functools
 import math
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import matplotlib
 from rich.table import Table
 from scipy import stats
 
@@ -145,33 +143,3 @@ def length_table(results: Results) -> Table | None:
 
 def percent(gap: Gap) -> str:
     return f"{gap.above:+.1f} ± {100 * gap.half_interval:.1f}"
-
-
-def scale_picture(results: Results, path: Path) -> None:
-    """The gaps against the size, with intervals, and the lines."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, panel = plt.subplots(figsize=(7, 4.4), layout="constrained")
-    for i, name in enumerate(COMPARED):
-        found = gaps(name, results)
-        if not found:
-            continue
-        sizes = [gap.parameters * 1.03**i for gap in found]  # beside each other
-        panel.errorbar(
-            sizes, [gap.above for gap in found],
-            [100 * gap.half_interval for gap in found],
-            fmt="o", color=f"C{i}", capsize=3, label=name,
-        )  # fmt: skip
-        if fit := line(found):
-            ends = found[0].parameters, found[-1].parameters
-            gap_at = [fit.at_million + fit.slope * math.log10(x / 1e6) for x in ends]
-            shown = [100 * math.expm1(y) for y in gap_at]
-            panel.plot(ends, shown, color=f"C{i}", linewidth=1)
-    panel.axhline(0, color="black", linewidth=0.8)
-    panel.set(xscale="log", xlabel="parameters")
-    panel.set_ylabel("loss above the dense optimizer's, %")
-    panel.grid(alpha=0.3)
-    panel.legend()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)

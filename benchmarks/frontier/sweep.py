@@ -30,15 +30,16 @@ def rates(setting: Setting, method: str, results: Results) -> Iterator[Run]:
 
 def best_rate(setting: Setting, method: str, results: Results) -> float | None:
     """The rate whose sweep ended lowest; None if the sweep is not done."""
-    if next(rates(setting, method, results), None) is not None:
+    tuned = results.tuned
+    if next(rates(setting, method, tuned), None) is not None:
         return None
-    done = _done(setting, method, results)
-    return min(done, key=lambda runs: _loss(runs, results))[0].rate
+    done = _done(setting, method, tuned)
+    return min(done, key=lambda runs: _loss(runs, tuned))[0].rate
 
 
 def swept(setting: Setting, method: str, results: Results) -> Iterator[Run]:
     """The runs that its rate was chosen from."""
-    for runs in _done(setting, method, results):
+    for runs in _done(setting, method, results.tuned):
         yield from runs
 
 

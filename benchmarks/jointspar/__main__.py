@@ -47,6 +47,7 @@ def main(config: Config) -> None:
     machine = hardware(mesh.devices.flat[0])
     chosen = [*MODELS, "bandit", *JOBS] if config.part == "all" else [config.part]
     for name in chosen:
+        console.print(f"{name} begins; its table follows", highlight=False)
         if name in MODELS:
             model = MODELS[name](config.batch, config.seed)
             budgets = [share * model.layers for share in config.shares]

@@ -44,6 +44,7 @@ class Config:
     seed: int = 0
     loopback: bool = False  # no namespaces, no rates
     out: Path = Path("runs/network")
+    report: bool = False  # run nothing: the picture of the results in --out only
 
     @property
     def exchange(self) -> slamb_jax.Exchange:
@@ -114,7 +115,18 @@ def measure(config: Config, console: Console) -> list[Row]:
     return found
 
 
+def draw(out: Path, console: Console) -> None:
+    """The picture alone, of results that are there."""
+    if not (out / report.RESULTS).exists():
+        raise SystemExit(f"--report: there is no {out / report.RESULTS}")
+    report.picture(report.read(out), out / report.PICTURE)
+    console.print(f"Wrote {out / report.PICTURE}", highlight=False)
+
+
 def main(config: Config) -> None:
+    if config.report:
+        draw(config.out, Console())
+        return
     check(config)
     for number in (signal.SIGTERM, signal.SIGHUP):  # end as an interrupt does
         signal.signal(number, lambda number, _: sys.exit(128 + number))

@@ -127,3 +127,10 @@ def steps_to(found: Curve, loss: float) -> float | None:
             return step - (step - last[0]) * (loss - here) / (last[1] - here)
         last = step, here
     return None
+
+
+def steps_of(setting: Setting, method: str, results: Results) -> float | None:
+    """Steps of a method to the target; None if it is not reached."""
+    trained = method if method in EXCHANGES else DENSE
+    found = curve(best(setting, trained, results))
+    return steps_to(found, target(setting, results))

@@ -2,15 +2,17 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
 from rich.table import Table
 
-from benchmarks.network.results import Row
+from benchmarks.network.results import Row, Step
+from benchmarks.pictures import COLORS, INK, drawing, label, title
 from examples.common.tables import table
 
+RESULTS, PICTURE = "results.json", "step.png"
 CAPTION = (
     "alone: the same step with nothing sent, on all hosts at once; advised: "
     "slamb_jax.advise, and by how much it is off; link: the wire report's bytes over "
@@ -43,34 +45,48 @@ def measured_table(rows: Sequence[Row], title: str, machine: str) -> Table:
     return table(title, [cells(r) for r in rows], f"{CAPTION}. {machine}")
 
 
-def picture(rows: Sequence[Row], path: Path) -> None:
-    """Measured steps as bars, compute below the exchange; predictions as marks."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+def picture(steps: Sequence[Step], path: Path) -> None:
+    """Measured steps as bars, compute before the exchange; predictions as marks."""
+    rates = list(dict.fromkeys(x.mbit for x in steps))
+    lines = 0.3 * len(steps) + 0.75 * len(rates)
+    with drawing(path, 1.3 + lines, nrows=len(rates), squeeze=False) as (
+        figure,
+        panels,
+    ):
+        for panel, rate in zip(panels.flat, rates, strict=True):
+            here = [x for x in steps if x.mbit == rate]
+            names = [x.optimizer for x in here]
+            alone = [x.alone_seconds * 1e3 for x in here]
+            rest = [(x.step_seconds - x.alone_seconds) * 1e3 for x in here]
+            panel.barh(names, alone, color=COLORS["Muon"], label="nothing sent")
+            panel.barh(
+                names, rest, left=alone, color=COLORS["exchange"], label="the exchange"
+            )
+            for x in here:
+                longer = 1e3 * max(x.step_seconds, x.predicted_seconds or 0)
+                text = f"{x.step_seconds * 1e3:.0f}"
+                label(panel, text, (longer, x.optimizer), (5, 0), INK)
+            if rate:
+                advised = [(x.predicted_seconds or math.nan) * 1e3 for x in here]
+                panel.plot(
+                    advised, names, "|", color="#ff8c42", markersize=19,
+                    markeredgewidth=3, label="advised",
+                )  # fmt: skip
+            panel.invert_yaxis()
+            panel.grid(visible=False, axis="y")
+            panel.margins(x=0.15)
+            panel.set_title(f"{rate:g} Mbit/s" if rate else "not shaped")
+        panels[-1][0].set_xlabel("ms a step")
+        handles = panels[0][0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower left", ncols=3)
+        title(figure, "A step on slow links, and what slamb_jax.advise says of it")
 
-    rates = list(dict.fromkeys(r.mbit for r in rows))
-    size = 2.6 * len(rates) + 1, 3.6
-    figure, axes = plt.subplots(
-        1, len(rates), figsize=size, squeeze=False, layout="constrained"
-    )
-    for ax, rate in zip(axes[0], rates, strict=True):
-        here = [r for r in rows if r.mbit == rate]
-        names = [r.optimizer.replace(", ", "\n") for r in here]
-        alone = [r.alone_seconds * 1e3 for r in here]
-        rest = [(r.step_seconds - r.alone_seconds) * 1e3 for r in here]
-        ax.bar(names, alone, color="tab:gray", label="the step with nothing sent")
-        ax.bar(names, rest, bottom=alone, color="tab:blue", label="the exchange")
-        predicted = [(r.predicted_seconds or float("nan")) * 1e3 for r in here]
-        if rate:
-            ax.plot(names, predicted, "k_", markersize=26, label="advised")
-        ax.set(title=f"{rate:g} Mbit/s" if rate else "not shaped")
-        ax.tick_params(axis="x", labelsize=8)
-        ax.grid(alpha=0.3, axis="y")
-    axes[0][0].set(ylabel="ms a step")
-    handles = axes[0][0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=3, fontsize=8)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+
+def read(out: Path) -> list[Step]:
+    """The steps that ``write`` wrote there."""
+    names = [field.name for field in dataclasses.fields(Step)]
+    rows = json.loads((out / RESULTS).read_text())["rows"]
+    return [Step(**{name: row[name] for name in names}) for row in rows]
 
 
 def write(
@@ -78,7 +94,7 @@ def write(
 ) -> list[Path]:
     """``results.json`` and ``step.png``; returns their paths."""
     out.mkdir(parents=True, exist_ok=True)
-    paths = [out / "results.json", out / "step.png"]
+    paths = [out / RESULTS, out / PICTURE]
     data = {**conditions, "rows": [dataclasses.asdict(r) for r in rows]}
     paths[0].write_text(json.dumps(data, indent=1, default=str) + "\n")
     picture(rows, paths[1])

@@ -22,19 +22,25 @@ Round = Sequence[dict[str, Any]]  # one report of each worker
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """One optimizer at one speed of the links. Bytes are a worker's, per step."""
+class Step:
+    """One optimizer at one speed of the links: its step, measured and advised."""
 
     mbit: float | None  # None: not shaped
     optimizer: str
     step_seconds: float  # median over the cycles of the mean step of a cycle
     alone_seconds: float  # the same step with nothing sent
+    predicted_seconds: float | None  # None where nothing limits the link
+
+
+@dataclasses.dataclass(frozen=True)
+class Row(Step):
+    """With its bytes, a worker's, per step."""
+
     wire_bytes: float  # the wire report's, averages of parameters included
     data_bytes: float  # the interface's, without headers
     header_share: float
     dropped: int  # packets
     advised_bytes: float
-    predicted_seconds: float | None  # None where nothing limits the link
     latency: float  # seconds a message, of a small all-reduce in this run
 
     @property

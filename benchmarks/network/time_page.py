@@ -1,9 +1,8 @@
 """The tables and the picture of the time to loss, from the results, as one page."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
-
-import matplotlib
 
 from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.page import markdown
@@ -15,11 +14,11 @@ from benchmarks.frontier.tasks import task
 from benchmarks.network import losses, timings
 from benchmarks.network.learner import BUCKETS
 from benchmarks.network.losses import DENSE, EXCHANGES
-from benchmarks.network.timings import HIDDEN, TIMED, Link, Pace
+from benchmarks.network.time_picture import picture
+from benchmarks.network.timings import HIDDEN, TIMED, Link
 from examples.common.tables import spread, table
 
 Rows = list[dict[str, str]]
-TICKS = 5, 10, 20, 50, 100, 200  # seconds
 ABOUT = """\
 `python -m benchmarks.network.time_to_loss` measures the seconds until the last loss of
 dense AdamW, whose gradients are averaged in bfloat16 by one all-reduce. No link changes
@@ -35,19 +34,12 @@ since Gloo asks the receiver before it sends a large one.
 """
 
 
-def steps_of(setting: Setting, method: str, results: Results) -> float | None:
-    """Steps of a method to the target; None if it is not reached."""
-    trained = method if method in EXCHANGES else DENSE
-    found = losses.curve(losses.best(setting, trained, results))
-    return losses.steps_to(found, losses.target(setting, results))
-
-
 def losses_table(setting: Setting, results: Results) -> Rows:
     """The runs behind the curves."""
     rows = []
     for method in losses.METHODS:
         runs = losses.best(setting, method, results)
-        steps = steps_of(setting, method, results)
+        steps = losses.steps_of(setting, method, results)
         rows.append(
             {
                 "method": method,
@@ -66,7 +58,7 @@ def ratios(
     setting: Setting, method: str, link: Link, results: Results
 ) -> tuple[float, float] | None:
     """How many times as fast as dense, measured and advised; None: not reached."""
-    steps, dense_steps = (steps_of(setting, x, results) for x in (method, DENSE))
+    steps, dense_steps = (losses.steps_of(setting, x, results) for x in (method, DENSE))
     own, dense = (timings.pace(setting, x, link, results) for x in (method, DENSE))
     if not (steps and dense_steps and own and dense):
         return None
@@ -82,12 +74,12 @@ def link_table(setting: Setting, link: Link, results: Results) -> Rows:
     """All methods on one link."""
     rows = []
     dense = timings.pace(setting, DENSE, link, results)
-    dense_steps = steps_of(setting, DENSE, results)
+    dense_steps = losses.steps_of(setting, DENSE, results)
     for method in (DENSE, BUCKETS, HIDDEN, *EXCHANGES):
         own = timings.pace(setting, method, link, results)
         if own is None or dense is None or dense_steps is None:
             continue
-        steps = steps_of(setting, method, results)
+        steps = losses.steps_of(setting, method, results)
         row = {"method": method, "ms a step": f"{1e3 * own.step:.0f}"}
         row |= dict.fromkeys(("steps", "seconds", "MB sent", "of bfloat16"), "-")
         row |= dict.fromkeys(("of float32", "times as fast", "advised", "off"), "-")
@@ -119,15 +111,33 @@ def overview(
         seconds.append({"link": str(link)})
         ratio.append({"link": str(link)})
         for method in losses.METHODS:
-            pace = timings.pace(setting, method, link, results)
-            steps = steps_of(setting, method, results)
-            known = f"{pace.seconds(steps):.1f}" if pace and steps else "-"
-            seconds[-1][variant_of(method)] = known
+            known = timings.seconds_of(setting, method, link, results)
+            seconds[-1][variant_of(method)] = f"{known:.1f}" if known else "-"
             if method in EXCHANGES:
                 found = ratios(setting, method, link, results)
                 both = f"{found[0]:.2f} ({found[1]:.2f})" if found else "-"
                 ratio[-1][variant_of(method)] = both
     return seconds, ratio
+
+
+def compared(
+    setting: Setting, links: Sequence[Link], results: Results, recorded: Results
+) -> Rows:
+    """Of each link the seconds to the target in two files of results."""
+    rows = []
+    for link, method in itertools.product(links, losses.METHODS):
+        new, old = (
+            timings.seconds_of(setting, method, link, x) for x in (results, recorded)
+        )
+        row = {
+            "link": str(link),
+            "method": method,
+            "seconds": f"{new:.1f}" if new else "-",
+        }
+        row["recorded"] = f"{old:.1f}" if old else "-"
+        row["off"] = f"{100 * (new / old - 1):+.0f} %" if new and old else "-"
+        rows.append(row)
+    return rows
 
 
 def checked_table(setting: Setting, link: Link, results: Results) -> Rows:
@@ -152,47 +162,6 @@ def checked_table(setting: Setting, link: Link, results: Results) -> Rows:
             }
         )
     return rows
-
-
-def picture(
-    setting: Setting, links: Sequence[Link], results: Results, path: Path
-) -> None:
-    """Loss against seconds on each link."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    rows = len({link.mbit for link in links})
-    columns = -(-len(links) // rows)
-    figure, panels = plt.subplots(
-        rows, columns, figsize=(4.2 * columns, 2.9 * rows), sharex=True, sharey=True,
-        squeeze=False, layout="constrained",
-    )  # fmt: skip
-    loss = losses.target(setting, results)
-    for panel, link in zip(panels.flat, links, strict=False):
-        for i, method in enumerate(losses.METHODS):
-            pace: Pace | None = timings.pace(setting, method, link, results)
-            found = losses.curve(losses.best(setting, method, results))
-            if pace is None or not found:
-                continue
-            ours = method.startswith("adamw")
-            seconds = [pace.seconds(step) for step, _ in found]
-            panel.plot(
-                seconds, [y for _, y in found], "o-" if ours else "s--", color=f"C{i}",
-                linewidth=2.2 if ours else 1, markersize=5 if ours else 4, label=method,
-            )  # fmt: skip
-        panel.axhline(loss, color="black", linewidth=0.8)
-        panel.set(xscale="log", title=str(link), ylim=(0.97 * loss, 1.35 * loss))
-        panel.set_xticks(TICKS, map(str, TICKS))
-        panel.minorticks_off()
-        panel.grid(alpha=0.3)
-    for panel in panels[-1]:
-        panel.set_xlabel("seconds")
-    for panel in panels[:, 0]:
-        panel.set_ylabel(f"loss, {task(setting.task).unit}")
-    handles = panels[0][0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncol=3)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def write_page(
@@ -225,7 +194,11 @@ def write_page(
         for method in TIMED
         if (found := results.get(timings.key("steps", setting, method, link)))
     }
-    parts = ["# Time to loss", ABOUT, f"![Loss against seconds]({image.name})"]
+    parts = [
+        "# Time to loss",
+        ABOUT,
+        f"![Seconds to the loss, on each link]({image.name})",
+    ]
     parts += [markdown(table(name, rows)) for name, rows in sections if rows]
     parts.append(f"{'; '.join(sorted(machines))}.")
     path.write_text("\n\n".join(parts) + "\n")

@@ -7,8 +7,9 @@ measured on each link, between jax processes in network namespaces; and their pr
 the time. On one link all methods are trained to the end as well, which shows how far
 the product is off.
 
-Each run is a line of the results; one that is there is not made again. Then the page is
-written, which ``--report`` does alone.
+Each run is a line of the results; one that is there is not made again, and ``--out
+DIR`` makes them all anew, in three hours and a half. Then the page is written, which
+``--report`` does alone; and the seconds stand beside the recorded ones.
 """
 
 import contextlib
@@ -32,8 +33,9 @@ from benchmarks.network import losses, timings
 from benchmarks.network.learner import Ask, Job
 from benchmarks.network.namespaces import Network, missing, network
 from benchmarks.network.processes import Workers, worker_command, workers
-from benchmarks.network.time_page import write_page
+from benchmarks.network.time_page import compared, write_page
 from benchmarks.network.timings import TIMED, Link
+from examples.common.tables import table
 
 START, PATIENCE = 300, 3600  # seconds for a start, and for a run
 RESULTS = Path("benchmarks", "network", "time_to_loss.jsonl")
@@ -49,7 +51,8 @@ class Config:
     steps: int = 300  # of the dense run
     rates: tuple[float, ...] = (50, 200, 1000)  # Mbit/s of every link, each way
     round_trips: tuple[float, ...] = (1, 20, 80)  # ms
-    results: Path = RESULTS
+    out: Path = RESULTS.parent
+    """where time_to_loss.jsonl is, or will be: elsewhere all is run anew"""
     report: bool = False  # run nothing: the page only
 
     @property
@@ -107,14 +110,13 @@ def on_links(config: Config, results: Results, console: Console) -> None:
         running = stack.enter_context(workers(commands))
         running.reports(START)
         for key, ask, link in wanted(config, results):
+            what = f"{key['kind']}: {link or 'nothing sent'}, {ask.method}"
+            console.print(f"{what}, {ask.steps} steps", highlight=False)
             found = timings.result(key, ask, answer(running, net, ask, link))
             results.add(found)
-            console.print(
-                f"{key['kind']}: {link or 'nothing sent'}, {ask.method}: "
-                f"{sum(found['seconds']) / len(found['seconds']):.3f} s a step; "
-                f"compiled in {found['compile_seconds']:.0f} s",
-                highlight=False,
-            )
+            step = sum(found["seconds"]) / len(found["seconds"])
+            compiled = f"compiled in {found['compile_seconds']:.0f} s"
+            console.print(f"{what}: {step:.3f} s a step; {compiled}", highlight=False)
 
 
 def simulated(config: Config, results: Results, console: Console) -> None:
@@ -128,11 +130,14 @@ def main(config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):  # end as an interrupt does
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     jax.config.update("jax_platforms", "cpu")
-    results = Results(config.results)
+    results = Results(config.out / RESULTS.name)
     if not config.report:
         simulated(config, results, console)
         on_links(config, results, console)
     path = write_page(config.setting, config.links, config.checked, results)
+    if config.out != RESULTS.parent and config.setting == Config().setting:
+        both = compared(config.setting, config.links, results, Results(RESULTS))
+        console.print(table("Seconds to the loss, beside the recorded ones", both))
     console.print(f"Wrote {path}", highlight=False)
 
 

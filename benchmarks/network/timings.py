@@ -12,6 +12,7 @@ from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.methods import METHODS
 from benchmarks.frontier.results import Result, Results
 from benchmarks.frontier.tasks import task
+from benchmarks.network import losses
 from benchmarks.network.counters import SHARE, Counters
 from benchmarks.network.learner import BUCKETS, WARM, Ask
 from benchmarks.network.losses import DENSE, EXCHANGES, exchange_of
@@ -146,3 +147,12 @@ def advised(
         update_seconds=(dense.step - both, own.step - both),
     )
     return advice.dense_bfloat16.step_seconds, advice.exchanging.step_seconds
+
+
+def seconds_of(
+    setting: Setting, method: str, link: Link, results: Results
+) -> float | None:
+    """Seconds of a method to the target on a link; None if that is not known."""
+    steps = losses.steps_of(setting, method, results)
+    found = pace(setting, method, link, results)
+    return found.seconds(steps) if found and steps else None
