@@ -119,22 +119,7 @@ def average_parameters_every(
     """
     check_exchange(exchange)
     outer = exchange.outer
-    rounds = exchange.payload is not None and exchange.selection is None
-    if outer is None and rounds:
-        raise ValueError(
-            f"payload={exchange.payload!r} would round the parameters that are "
-            "averaged: give an outer optimizer, or payload=None"
-        )
-    sender: optax.GradientTransformationExtraArgs | None = None
-    if compressor is not None:
-        check_transformation("compressor", compressor)
-        if outer is None or rounds:
-            raise ValueError(
-                "compressor sends the difference to the last average: it needs an "
-                f"outer optimizer, such as optax.sgd(1.0), and payload=None, got "
-                f"{exchange!r}"
-            )
-        sender = optax.with_extra_args_support(compressor)
+    sender = _sender(exchange, compressor)
 
     def init(params: optax.Params) -> AverageParametersState:
         count = jnp.zeros([], jnp.int32)
@@ -182,6 +167,27 @@ def average_parameters_every(
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return on_shards(tx, exchange)
+
+
+def _sender(
+    exchange: Exchange, compressor: optax.GradientTransformation | None
+) -> optax.GradientTransformationExtraArgs | None:
+    """What sends in place of the exchange; raises for what cannot go together."""
+    rounds = exchange.payload is not None and exchange.selection is None
+    if exchange.outer is None and rounds:
+        raise ValueError(
+            f"payload={exchange.payload!r} would round the parameters that are "
+            "averaged: give an outer optimizer, or payload=None"
+        )
+    if compressor is None:
+        return None
+    check_transformation("compressor", compressor)
+    if exchange.outer is None or rounds:
+        raise ValueError(
+            "compressor sends the difference to the last average: it needs an outer "
+            f"optimizer, such as optax.sgd(1.0), and payload=None, got {exchange!r}"
+        )
+    return optax.with_extra_args_support(compressor)
 
 
 def _average_when_due(
