@@ -3,7 +3,6 @@
 In two processes: ``examples/launch/two_processes.sh examples/train.py``.
 """
 
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +33,8 @@ def main(o: Options) -> None:
     jax.config.update("jax_num_cpu_devices", o.workers // o.num_processes)
     jax.distributed.initialize(o.coordinator, o.num_processes, o.process_id)
     mesh = jax.make_mesh((o.workers,), ("data",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    joined = jax.make_array_from_process_local_data  # of the shares of all processes
 
     images, labels = load_digits(return_X_y=True)
     digits = grain.MapDataset.source(list(zip(images[360:], labels[360:], strict=True)))
@@ -63,7 +63,7 @@ def main(o: Options) -> None:
         first, state, at = checkpoints.restore(state) or (0, state, data.get_state())
         data.set_state(at)
         for step in track(range(first + 1, o.steps + 1), disable=o.process_id > 0):
-            batch = jax.make_array_from_process_local_data(sharding, next(data))
+            batch = [joined(split, x) for x in next(data)]
             state, losses = jax.block_until_ready(run(state, batch))
             stop = reached_preemption_sync_point(step)  # after SIGTERM to any process
             if stop or step % o.every == 0 or step == o.steps:
@@ -73,7 +73,7 @@ def main(o: Options) -> None:
                 if o.process_id == 0:
                     print(", ".join(f"{name} {x:.4g}" for name, x in log.items()))
             if stop:
-                sys.exit(143)  # the launchers know that it has saved
+                raise SystemExit(143)  # the launchers know that it has saved
 
 
 if __name__ == "__main__":

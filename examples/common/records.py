@@ -15,6 +15,7 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -74,8 +75,7 @@ class RateColumn(ProgressColumn):
     """Steps per second."""
 
     def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text(f"{speed:.1f}/s" if speed else "", no_wrap=True)
+        return TaskProgressColumn.render_speed(task.finished_speed or task.speed)
 
 
 @contextmanager
