@@ -1,9 +1,6 @@
-"""A whole program to copy: ``python examples/train.py``, on handwritten digits.
+"""A whole program to copy, for one process or several (launch/two_processes.sh)."""
 
-In two processes: ``examples/launch/two_processes.sh examples/train.py``.
-"""
-
-from pathlib import Path
+import signal
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -22,20 +19,23 @@ import slamb_jax
 class Options(NamedTuple):
     steps: int = 300
     every: int = 50  # steps from one evaluation and checkpoint to the next
-    out: Path = Path("runs/train")  # of checkpoints, from which it resumes
+    out: str = "runs/train"  # of checkpoints, from which it resumes
     workers: int = 4  # devices, in all processes together
-    coordinator: str = "localhost:29410"  # host of process 0, and a port of this run
+    coordinator: str | None = None  # host:port of process 0
     process_id: int = 0
     num_processes: int = 1
 
 
 def main(o: Options) -> None:
     jax.config.update("jax_num_cpu_devices", o.workers // o.num_processes)
-    jax.distributed.initialize(o.coordinator, o.num_processes, o.process_id)
+    signals: list[int] = []
+    if o.num_processes > 1:  # jax handles SIGTERM
+        jax.distributed.initialize(o.coordinator, o.num_processes, o.process_id)
+    else:
+        signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     mesh = jax.make_mesh((o.workers,), ("data",))
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     joined = jax.make_array_from_process_local_data  # of the shares of all processes
-
     images, labels = load_digits(return_X_y=True)
     digits = grain.MapDataset.source(list(zip(images[360:], labels[360:], strict=True)))
     batches = digits.seed(0).shuffle().repeat().batch(32 * o.workers // o.num_processes)
@@ -65,7 +65,7 @@ def main(o: Options) -> None:
         for step in track(range(first + 1, o.steps + 1), disable=o.process_id > 0):
             batch = [joined(split, x) for x in next(data)]
             state, losses = jax.block_until_ready(run(state, batch))
-            stop = reached_preemption_sync_point(step)  # after SIGTERM to any process
+            stop = signals or reached_preemption_sync_point(step)
             if stop or step % o.every == 0 or step == o.steps:
                 checkpoints.save(step, state, data.get_state())
                 log = {"step": step, "loss": losses.mean(), **metrics(state)}

@@ -143,29 +143,30 @@ def trained(folder):
 
 @pytest.mark.long
 @needs_tools
-def test_the_program_to_copy_stops_resumes_and_ends_as_in_one_process(tmp_path):
-    out = tmp_path / "two"
-    process = launched(tmp_path, "two", *TWO, TRAIN, "--every", "20")
-    assert programs.wait_until((out / "20").is_dir, process)
-    os.kill(process.pid, signal.SIGTERM)
-    status, told = programs.finish(process)
-    assert status == 143, told
-    at = trained(out)[0]["extra"]["next_index"]
-    assert 20 <= at < 300
-    assert told.count(f"step {at}, loss") == 1
-    code, told = programs.finish(launched(tmp_path, "two", *TWO, TRAIN))
-    assert code == 0, told
-    alone = sys.executable, TRAIN, "--coordinator", f"localhost:{programs.free_port()}"
-    code, told = programs.finish(launched(tmp_path, "one", *alone))
-    assert code == 0, told
-    (metadata, arrays), (alike, want) = map(trained, (out, tmp_path / "one"))
+def test_the_program_to_copy_stops_resumes_and_ends_as_if_it_had_not(tmp_path):
+    """In two processes, then in one, then in two; and in one without a stop."""
+    alone, out, at = (sys.executable, TRAIN), tmp_path / "parts", 0
+    for command in ((*TWO, TRAIN), alone):
+        process = launched(tmp_path, "parts", *command, "--every", "20")
+        first = out / str(20 * (at // 20 + 1))
+        assert programs.wait_until(first.is_dir, process), programs.finish(process)
+        os.kill(process.pid, signal.SIGTERM)
+        status, told = programs.finish(process)
+        assert status == 143, told
+        metadata, _ = trained(out)
+        before, at = at, metadata["extra"]["next_index"]
+        assert before < at < 300
+        assert told.count(f"step {at}, loss") == 1
+    for folder, command in (("parts", (*TWO, TRAIN)), ("whole", alone)):
+        status, told = programs.finish(launched(tmp_path, folder, *command))
+        assert status == 0, told
+    (metadata, arrays), (alike, want) = map(trained, (out, tmp_path / "whole"))
     assert_same_bits(arrays, want)
     assert metadata["extra"] == alike["extra"] == {"next_index": 300}
 
 
 def test_the_program_to_copy_trains(tmp_path):
-    port = f"localhost:{programs.free_port()}"
-    words = "--steps", "20", "--every", "10", "--workers", "2", "--coordinator", port
+    words = "--steps", "20", "--every", "10", "--workers", "2"
     given = {"PYTHONPATH": str(programs.ROOT)}
     told = programs.ended(TRAIN, *words, "--out", tmp_path, **given)
     for name in ("loss", "evaluation"):
