@@ -25,7 +25,7 @@ from examples.common import loop, options, processes, tables
 from examples.hardware import hardware
 
 PROGRAMS = ("cifar10", "bert", "swin")
-FLAGS = {"true": "", "false": "no-"}
+FLAGS = {"true": True, "false": False}
 Setting = tuple[tuple[str, str], ...]
 
 
@@ -44,10 +44,8 @@ def arguments(setting: Setting) -> list[str]:
     """Words of a command line; a value a/b of --grid becomes two words."""
     words: list[str] = []
     for name, value in setting:
-        if name.replace("-", "_") in options.SETTINGS or value not in FLAGS:
-            words += [f"--{name}", *value.split("/")]
-        else:
-            words.append(f"--{FLAGS[value]}{name}")
+        flag = None if name.replace("-", "_") in options.SETTINGS else FLAGS.get(value)
+        words += options.words(name, value.split("/") if flag is None else flag)
     return words
 
 

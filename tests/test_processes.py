@@ -20,6 +20,11 @@ def run_on(mesh, exchange, tx, params=start, steps=4):
     run = slamb_jax.per_worker_step(step, mesh, exchange)
     for t in range(steps):
         batch = np.random.default_rng(t).normal(size=(16, 6)).astype(np.float32)
+        if t % 2:  # a global array, on a mesh that may have Explicit axes
+            spec = jax.sharding.PartitionSpec(mesh.axis_names)
+            sharding = jax.sharding.NamedSharding(mesh, spec)
+            own = lambda index, known=batch: known[index]
+            batch = jax.make_array_from_callback(batch.shape, sharding, own)
         state, _ = run(state, batch, jax.random.key(t))
     return state[0]
 """

@@ -14,14 +14,18 @@ import numpy as np
 import pytest
 import yaml
 
+import slamb_jax
 from examples.bert.train import Config
 from examples.common import records
 from examples.common.loop import Result
 from examples.common.options import parse
 from tests import programs
+from tests.close import assert_same_bits
 
 LAUNCH = programs.EXAMPLES / "launch"
-SCRIPT = "bash", LAUNCH / "two_processes.sh", "bert"
+TWO = "bash", LAUNCH / "two_processes.sh"
+SCRIPT = *TWO, "bert"
+TRAIN = "examples/train.py"
 STEPS = 150
 TINY = {"vocabulary": 120, "layers": 1, "width": 16, "heads": 2, "length": 16}
 TINY |= {"batch-size": 2, "sync-every": 3, "payload": "null", "steps": STEPS}
@@ -32,12 +36,16 @@ needs_tools = pytest.mark.skipif(
 
 
 def started(tmp_path, out, *command):
-    program, *words = command
-    words += [f"--{name}={value}" for name, value in TINY.items()]
+    words = [f"--{name}={value}" for name, value in TINY.items()]
     words += ["--files", tmp_path / "text", "--cache", tmp_path / "tokens"]
+    return launched(tmp_path, out, *command, *words)
+
+
+def launched(tmp_path, out, program, *words):
     return programs.start(
         *words, "--out", tmp_path / out, program=program,
         PORT=str(programs.free_port()),
+        PYTHONPATH=str(programs.ROOT),
         PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"),
         JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.1",
@@ -127,6 +135,46 @@ def test_a_run_goes_on_without_a_process_and_takes_it_in_again(victim, tmp_path)
     assert len(steps) == len({*steps})
 
 
+def trained(folder):
+    """What examples/train.py left there."""
+    with slamb_jax.Checkpoints(folder) as checkpoints:
+        return checkpoints.load(checkpoints.latest())
+
+
+@pytest.mark.long
+@needs_tools
+def test_the_program_to_copy_stops_resumes_and_ends_as_if_it_had_not(tmp_path):
+    """In two processes, then in one, then in two; and in one without a stop."""
+    alone, out, at = (sys.executable, TRAIN), tmp_path / "parts", 0
+    for command in ((*TWO, TRAIN), alone):
+        process = launched(tmp_path, "parts", *command, "--every", "20")
+        first = out / str(20 * (at // 20 + 1))
+        assert programs.wait_until(first.is_dir, process), programs.finish(process)
+        os.kill(process.pid, signal.SIGTERM)
+        status, told = programs.finish(process)
+        assert status == 143, told
+        metadata, _ = trained(out)
+        before, at = at, metadata["extra"]["next_index"]
+        assert before < at < 300
+        assert told.count(f"step {at}, loss") == 1
+    for folder, command in (("parts", (*TWO, TRAIN)), ("whole", alone)):
+        status, told = programs.finish(launched(tmp_path, folder, *command))
+        assert status == 0, told
+    (metadata, arrays), (alike, want) = map(trained, (out, tmp_path / "whole"))
+    assert_same_bits(arrays, want)
+    assert metadata["extra"] == alike["extra"] == {"next_index": 300}
+
+
+def test_the_program_to_copy_trains(tmp_path):
+    words = "--steps", "20", "--every", "10", "--workers", "2"
+    given = {"PYTHONPATH": str(programs.ROOT)}
+    told = programs.ended(TRAIN, *words, "--out", tmp_path, **given)
+    for name in ("loss", "evaluation"):
+        first, last = (float(x) for x in re.findall(rf"{name} ([\d.]+)", told))
+        assert last < first < 2.3  # nats of a guess
+    assert "exchange/share_of_float32 0.0" in told
+
+
 def test_a_program_that_ignores_sigterm_is_told_of(tmp_path, monkeypatch, capfd):
     spec = importlib.util.spec_from_file_location("elastic", LAUNCH / "elastic.py")
     elastic = importlib.util.module_from_spec(spec)
@@ -155,12 +203,33 @@ def test_recipes_name_options_that_exist():
         assert done.returncode == 0
 
 
+def tools_in(folder, **scripts):
+    """A PATH on which these come first."""
+    for name, script in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+@needs_tools
+@pytest.mark.parametrize("program", ["bert", TRAIN])
+def test_slurm_gives_each_process_its_number(program, tmp_path):
+    srun = 'for i in 0 1; do SLURM_PROCID=$i "$@"; done'
+    tools = {"srun": srun, "scontrol": "echo node7; echo node8", "python": 'echo "$@"'}
+    job = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "4100", "SLURM_JOB_NODELIST": "any"}
+    path = tools_in(tmp_path, **tools)
+    words = LAUNCH / "slurm.sh", program, "--out", "here"
+    started = programs.start(*words, program="bash", PATH=path, **job)
+    code, told = programs.finish(started)
+    begin = program if program == TRAIN else "-m examples.bert.main"
+    rest = "--workers 2 --num-processes 2 --coordinator node7:61444"
+    lines = [f"{begin} --out here {rest} --process-id {i}" for i in range(2)]
+    assert (code, told.splitlines()) == (0, lines)
+
+
 @needs_tools
 def test_a_run_starts_again_where_a_process_was_lost(tmp_path):
-    python = tmp_path / "python"  # in place of a program
-    python.write_text('#!/bin/sh\nexit "$STATUS"\n')
-    python.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
+    path = tools_in(tmp_path, python='exit "$STATUS"')  # in place of a program
     for status, times in ((0, 0), (1, 0), (75, 3), (134, 3), (137, 3), (143, 0)):
         given = {"program": SCRIPT[0], "PATH": path, "STATUS": str(status)}
         code, told = programs.finish(programs.start(*SCRIPT[1:], **given))

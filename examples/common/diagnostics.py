@@ -20,11 +20,9 @@ def spread(params: optax.Params) -> jax.Array:
     :math:`\sqrt{\frac1n\sum_i\|p_i-\bar p\|^2}\,/\,\|\bar p\|`
     """
     means = jax.tree.map(lambda p: jnp.mean(p, 0, keepdims=True), params)
-    apart = jax.tree.map(
-        lambda p, m: jnp.mean(jnp.sum((p - m) ** 2, _rest(p))), params, means
-    )
-    norms = jax.tree.map(lambda m: jnp.sum(m**2), means)
-    return jnp.sqrt(optax.tree.sum(apart) / optax.tree.sum(norms))
+    apart = optax.tree.norm(optax.tree.sub(params, means))
+    n = len(jax.tree.leaves(params)[0])
+    return apart / (n**0.5 * optax.tree.norm(means))
 
 
 def trust_ratios(
@@ -39,20 +37,24 @@ def trust_ratios(
     Parameters and state have a leading replica axis. This is LAMB's ratio of a leaf,
     without decay; SLAMB has two, of its fresh and of its stale coordinates.
     """
-    found = [s for s in _states(opt_state) if hasattr(s, "mu") and hasattr(s, "nu")]
-    if not found:
+
+    def has_moments(state: object) -> bool:
+        return hasattr(state, "mu") and hasattr(state, "nu")
+
+    states = jax.tree.leaves(opt_state, is_leaf=has_moments)
+    if not (found := [state for state in states if has_moments(state)]):
         return {}
-    count = jnp.maximum(found[0].count[0], 1).astype(jnp.float32)
-    fix1, fix2 = 1 - b1**count, 1 - b2**count
 
     def ratio(p: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
-        u = (m / fix1) / (jnp.sqrt(v / fix2) + eps)
-        p_norm, u_norm = (jnp.sqrt(jnp.sum(x**2, _rest(x))) for x in (p, u))
-        return jnp.mean(jnp.where((p_norm > 0) & (u_norm > 0), p_norm / u_norm, 1.0))
+        p_norm, u_norm = optax.tree.norm(p), optax.tree.norm(m / (jnp.sqrt(v) + eps))
+        return jnp.where((p_norm > 0) & (u_norm > 0), p_norm / u_norm, 1.0)
 
-    ratios = jax.tree.map(ratio, params, found[0].mu, found[0].nu)
+    count = jnp.maximum(found[0].count[0], 1)
+    mu = optax.tree.bias_correction(found[0].mu, b1, count)
+    nu = optax.tree.bias_correction(found[0].nu, b2, count)
+    ratios = jax.tree.map(jax.vmap(ratio), params, mu, nu)
     return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): x
+        jax.tree_util.keystr(path, simple=True, separator="/"): jnp.mean(x)
         for path, x in jax.tree_util.tree_leaves_with_path(ratios)
     }
 
@@ -75,15 +77,3 @@ def diagnose(
 
     run = jax.jit(both, out_shardings=replicated(mesh))
     return lambda params, opt_state: jax.tree.map(float, run(params, opt_state))
-
-
-def _states(opt_state: optax.OptState) -> list[Any]:
-    """All named tuples in a tree of optimizer states."""
-    if not isinstance(opt_state, tuple):
-        return []
-    own = [opt_state] if hasattr(opt_state, "_fields") else []
-    return own + [s for part in opt_state for s in _states(part)]
-
-
-def _rest(x: jax.Array) -> tuple[int, ...]:
-    return tuple(range(1, x.ndim))

@@ -1,7 +1,7 @@
 """Batches by grain: shuffled, split among the workers, resumable anywhere."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import grain
 import jax
@@ -9,15 +9,8 @@ import numpy as np
 
 Example: TypeAlias = dict[str, np.ndarray]
 Augment: TypeAlias = Callable[[Example, np.random.Generator], Example]
+Source: TypeAlias = grain.sources.RandomAccessDataSource[Example]
 THREADS = grain.ReadOptions(num_threads=4, prefetch_buffer_size=16)
-
-
-class Source(Protocol):
-    """Examples by number: what ``grain.MapDataset.source`` takes."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Example: ...
 
 
 class Arrays:
@@ -54,9 +47,7 @@ def training(
     examples = grain.MapDataset.source(source).seed(seed).shuffle().repeat()
     if augment is not None:
         examples = examples.random_map(augment)
-    here = workers // jax.process_count() * batch_size
-    batches = examples.batch(here)[jax.process_index() :: jax.process_count()]
-    return iter(batches.to_iter_dataset(THREADS))
+    return _own_batches(examples, workers * batch_size)
 
 
 def held_out(source: Source, size: int) -> Iterator[Example]:
@@ -64,27 +55,22 @@ def held_out(source: Source, size: int) -> Iterator[Example]:
 
     The last batch is padded; ``weight`` is 1 for an example and 0 for padding.
     """
+
+    def weighted(index: int, example: Example) -> Example:
+        return {**example, "weight": np.asarray(index < len(source), np.float32)}
+
+    padded = grain.MapDataset.source(source).repeat()
+    full = -(-len(source) // size) * size
+    return _own_batches(padded[:full].map_with_index(weighted), size)
+
+
+def _own_batches(examples: grain.MapDataset, size: int) -> grain.DatasetIterator:
+    """This process's parts of batches of ``size``."""
     if size % jax.process_count():
         raise ValueError(f"size must split over processes, got {size}")
-    batches = grain.MapDataset.source(_Padded(source, size))
-    batches = batches.batch(size // jax.process_count())
-    mine = batches[jax.process_index() :: jax.process_count()]
-    return iter(mine.to_iter_dataset(THREADS))
-
-
-class _Padded:
-    """``source`` with its last example repeated, at weight 0, up to full batches."""
-
-    def __init__(self, source: Source, size: int) -> None:
-        self.source, self.size = source, size
-
-    def __len__(self) -> int:
-        return -(-len(self.source) // self.size) * self.size
-
-    def __getitem__(self, index: int) -> Example:
-        last = len(self.source) - 1
-        weight = np.asarray(index <= last, np.float32)
-        return {**self.source[min(index, last)], "weight": weight}
+    batches = examples.batch(size // jax.process_count())
+    own = batches[jax.process_index() :: jax.process_count()]
+    return iter(own.to_iter_dataset(THREADS))
 
 
 def position(stream: grain.DatasetIterator, workers: int) -> dict[str, Any]:

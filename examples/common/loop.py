@@ -186,10 +186,6 @@ class _Loop:
         self.program = compiled_step(self.task, self.o, self.mesh)
         self.diagnosed = diagnose(self.o, self.mesh)
         self.scored = evaluator(self.task, self.o, self.mesh)
-        self.mean = jax.jit(
-            lambda x: jax.tree.map(lambda x: x.mean(), x),
-            out_shardings=processes.replicated(self.mesh),
-        )
 
     def train(self, state: State, stream: Any, start: int) -> Result | None:
         """To the end; None if it was stopped, and saved."""
@@ -203,7 +199,7 @@ class _Loop:
                 state, metrics = self.one_step(state, stream, step)
                 times.append(time.perf_counter() - began)
                 if step % o.log_every == 0 or step == last:
-                    means = jax.tree.map(float, self.mean(metrics))
+                    means = {name: float(x.mean()) for name, x in metrics.items()}
                     self.log.write(step, means | self.rates(step, times))
                     show(step, _note(means | scores))
                 if step % o.eval_every == 0 or step == last:
@@ -260,10 +256,7 @@ def evaluator(
 
     def scores(state: State) -> dict[str, float]:
         joined = jax.tree.map(np.asarray, slamb_jax.consolidate(state[:2]))
-        params, kept = jax.tree.map(
-            lambda x: jax.make_array_from_callback(x.shape, same, lambda i: x[i]),
-            joined,
-        )
+        params, kept = processes.placed(same, joined)
         total: dict[str, float] = {}
         for batch in inputs.held_out(task.held_out, size):
             sums = run(params, kept, processes.split(mesh, batch))

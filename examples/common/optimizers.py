@@ -1,8 +1,9 @@
 """The optimizers of the programs from the same options, and their bytes."""
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import inspect
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
@@ -17,35 +18,21 @@ UNDECAYED = {"bias", "scale", "relative_position_bias"}
 Make = Callable[..., optax.GradientTransformation]
 
 
-class Kind(NamedTuple):
-    """An optimizer: with an exchange, dense, and its arguments by option."""
-
-    exchanging: Make
-    dense: Make
-    arguments: Mapping[str, str]
-
-
-def _same(*names: str) -> dict[str, str]:
-    return {name: name for name in names}
-
-
-_LION = _same("b1", "b2", "weight_decay", "mask")
-_ADAMW = _LION | _same("eps")
-_MUON = {"b1": "beta", "b2": "adam_b2", "mask": "weight_decay_mask"}
-KINDS = {
-    "adamw": Kind(slamb_jax.adamw, optax.adamw, _ADAMW),
-    "lamb": Kind(slamb_jax.lamb, optax.lamb, _ADAMW | _same("form")),
-    # Its exchange needs a selection.
-    "slamb": Kind(slamb_jax.slamb, optax.lamb, _ADAMW | _same("form", "b3")),
-    "lion": Kind(slamb_jax.lion, optax.lion, _LION),
-    "muon": Kind(slamb_jax.muon, optax.contrib.muon, _ADAMW | _MUON),
-    "sgd": Kind(
+# With an exchange, and dense. SLAMB's exchange needs a selection.
+KINDS: dict[str, tuple[Make, Make]] = {
+    "adamw": (slamb_jax.adamw, optax.adamw),
+    "lamb": (slamb_jax.lamb, optax.lamb),
+    "slamb": (slamb_jax.slamb, optax.lamb),
+    "lion": (slamb_jax.lion, optax.lion),
+    "muon": (slamb_jax.muon, optax.contrib.muon),
+    "sgd": (
         functools.partial(slamb_jax.sgd, momentum=0.9),
         functools.partial(optax.sgd, momentum=0.9),
-        {"b1": "momentum"},
     ),
 }
-EXCHANGING_ONLY = {"form", "b3"}  # options that no optimizer of optax has
+OPTIONS = ("b1", "b2", "b3", "eps", "weight_decay", "form")  # named as arguments, but:
+OTHERWISE = {"momentum": "b1", "beta": "b1", "adam_b2": "b2"}
+MASKS = ("mask", "weight_decay_mask")
 
 
 def dense(
@@ -73,14 +60,14 @@ def optimizer(
     first = optax.identity()
     if o.clip_norm is not None:
         first = optax.clip_by_global_norm(o.clip_norm)
-    kind = KINDS[o.optimizer]
-    if "weight_decay" not in kind.arguments:
+    make = KINDS[o.optimizer][o.dense]
+    if "weight_decay" not in inspect.signature(make).parameters:
         first = optax.chain(first, optax.add_decayed_weights(o.weight_decay or 0, mask))
-    chosen = _arguments(o, mask)
+    chosen = _arguments(make, o, mask)
     if o.dense:
-        tx = dense(optax.chain(first, kind.dense(schedule, **chosen)), AXIS)
+        tx = dense(optax.chain(first, make(schedule, **chosen)), AXIS)
     else:
-        tx = optax.chain(first, kind.exchanging(schedule, o.exchange, **chosen))
+        tx = optax.chain(first, make(schedule, o.exchange, **chosen))
     if o.accumulate_steps > 1:
         tx = slamb_jax.accumulate(tx, o.accumulate_steps)
     return optax.with_extra_args_support(tx)
@@ -92,19 +79,15 @@ def traffic(o: Options, params: optax.Params, mesh: Mesh) -> tuple[Traffic, Traf
     every = Traffic(report.bytes_sent())
     if o.dense:
         return every, every
-    make = functools.partial(
-        KINDS[o.optimizer].exchanging, o.learning_rate, **_arguments(o)
-    )
-    return traffic_of(make, o.exchange, params, mesh), every
+    make, _ = KINDS[o.optimizer]
+    made = functools.partial(make, o.learning_rate, **_arguments(make, o))
+    return traffic_of(made, o.exchange, params, mesh), every
 
 
-def _arguments(o: Options, mask: Any = None) -> dict[str, Any]:
-    """The arguments of the optimizer that the options give."""
-    left_out = EXCHANGING_ONLY if o.dense else set()
-    names = KINDS[o.optimizer].arguments
-    found = {
-        argument: mask if option == "mask" else getattr(o, option)
-        for option, argument in names.items()
-        if option not in left_out
-    }
-    return {argument: x for argument, x in found.items() if x is not None}
+def _arguments(make: Make, o: Options, mask: Any = None) -> dict[str, Any]:
+    """Those of its arguments that the options give."""
+    given = {name: getattr(o, name) for name in OPTIONS}
+    given |= {name: given[option] for name, option in OTHERWISE.items()}
+    given |= dict.fromkeys(MASKS, mask)
+    taken = inspect.signature(make).parameters
+    return {k: x for k, x in given.items() if k in taken and x is not None}

@@ -162,15 +162,15 @@ def from_file(default: T, path: Path) -> T:
     if "exchange" in found:
         exchange = _exchange(found.pop("exchange"), str(path))
         default = dataclasses.replace(default, exchange=exchange)
-    args = [word for name, value in found.items() for word in _words(name, value)]
+    args = [word for name, value in found.items() for word in words(name, value)]
     return tyro.cli(type(default), args=args, default=default, prog=str(path))
 
 
-def _words(name: str, value: Any) -> list[str]:
-    """One option of a file as words of a command line, whose types are then checked."""
+def words(name: str, value: Any) -> list[str]:
+    """An option as words of a command line, whose types are then checked."""
     flag = f"--{name.replace('_', '-')}"
     if isinstance(value, bool):
-        return [flag if value else f"--no-{name.replace('_', '-')}"]
+        return [flag if value else flag.replace("--", "--no-", 1)]
     if isinstance(value, list):
         return [flag, *map(str, value)]
     return [flag, str(value)]

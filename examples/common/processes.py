@@ -1,6 +1,7 @@
 """Workers: devices on one machine or on many, and the signals that stop them."""
 
 import contextlib
+import functools
 import os
 import signal
 from types import FrameType
@@ -17,12 +18,10 @@ from examples.common.options import Options
 
 def start(options: Options) -> Mesh:
     """Joins the processes and arranges the workers; call it before jax is used."""
-    if options.coordinator:
+    if options.coordinator or options.distributed:  # jax finds what is None
         jax.distributed.initialize(
             options.coordinator, options.num_processes, options.process_id
         )
-    elif options.distributed:
-        jax.distributed.initialize()
     if not options.distributed or options.num_processes:
         return local_mesh(options.workers // (options.num_processes or 1))
     return mesh_of(options.workers)
@@ -51,10 +50,13 @@ def mesh_of(workers: int) -> Mesh:
 
 def split(mesh: Mesh, local: Any) -> Any:
     """This process's part of a batch as its part of an array over all workers."""
-    sharding = NamedSharding(mesh, PartitionSpec(AXIS))
-    return jax.tree.map(
-        lambda x: jax.make_array_from_process_local_data(sharding, x), local
-    )
+    return placed(NamedSharding(mesh, PartitionSpec(AXIS)), local)
+
+
+def placed(sharding: NamedSharding, local: Any) -> Any:
+    """A tree of what this process has of global arrays as these."""
+    put = functools.partial(jax.make_array_from_process_local_data, sharding)
+    return jax.tree.map(put, local)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

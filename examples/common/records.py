@@ -9,17 +9,7 @@ from typing import Any, Self
 
 import jax
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
+from rich.progress import MofNCompleteColumn, Progress, TextColumn
 from tensorboardX import SummaryWriter
 
 LINE_SECONDS = 10.0  # between lines of progress where the output is no terminal
@@ -70,30 +60,18 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-class RateColumn(ProgressColumn):
-    """Steps per second."""
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text(f"{speed:.1f}/s" if speed else "", no_wrap=True)
-
-
 @contextmanager
 def progress_bar(
     name: str, start: int, steps: int, *, hidden: bool = False
 ) -> Iterator[Callable[[int, str], None]]:
-    """A function ``(step, note)`` that moves a bar, with rate and time left.
+    """A function ``(step, note)`` that moves a bar, with the time left.
 
     Where the output is no terminal, it prints a line every ten seconds, and the last.
     """
     quiet = hidden or jax.process_index() > 0
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
+        *Progress.get_default_columns(),
         MofNCompleteColumn(),
-        RateColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
     console = Console(quiet=quiet)

@@ -5,6 +5,7 @@
 # has the rule). --out and --cache must be on a disk that all nodes see.
 #
 #   sbatch examples/launch/slurm.sh bert --config examples/bert/configs/large.yaml --files DIR
+#   sbatch examples/launch/slurm.sh examples/train.py
 #
 #SBATCH --job-name=slamb
 #SBATCH --nodes=16
@@ -17,10 +18,12 @@
 #SBATCH --open-mode=append
 set -uo pipefail
 . examples/launch/restart.sh
-program=${1:?the program: cifar10, bert or swin}
+command_of "${1:?the program: cifar10, bert, swin or a .py}"
 shift
-srun python -m "examples.$program.main" "$@" \
-  --workers "$SLURM_NTASKS" --distributed
+host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun bash -c 'exec "$@" --process-id "$SLURM_PROCID"' bash "${command[@]}" "$@" \
+  --workers "$SLURM_NTASKS" --num-processes "$SLURM_NTASKS" \
+  --coordinator "$host:$((61440 + SLURM_JOB_ID % 4096))"
 status=$?
 if [ "$status" -eq 143 ] || lost "$status"; then # 143: stopped by SIGTERM, and saved
   scontrol requeue "$SLURM_JOB_ID"

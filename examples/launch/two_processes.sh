@@ -5,6 +5,8 @@
 #
 #   examples/launch/two_processes.sh PROGRAM [OPTIONS]
 #
+# PROGRAM is cifar10, bert or swin, or a file with options as in examples/train.py.
+#
 # SIGTERM to this script, or to either process, saves at the same step in both and leaves
 # with status 143; the same command resumes from there. If one dies or hangs, the other
 # ends within twice --timeout, and both are started again from the last checkpoint, up to
@@ -12,7 +14,7 @@
 set -euo pipefail
 [ -d examples/launch ] || { echo "start it from the root of the repository" >&2; exit 2; }
 . examples/launch/restart.sh
-program=${1:?the program: cifar10, bert or swin}
+command_of "${1:?the program: cifar10, bert, swin or a .py}"
 shift
 port=${PORT:-29400}
 processes=()
@@ -22,7 +24,7 @@ trap 'stopped=yes; kill -TERM "${processes[@]}" 2>/dev/null || true' TERM INT
 run() { # both, to their end; sets the status
   processes=()
   for id in 0 1; do
-    python -m "examples.$program.main" "$@" --workers 4 \
+    "${command[@]}" "$@" --workers 4 \
       --coordinator "localhost:$port" --process-id "$id" --num-processes 2 &
     processes+=($!)
   done

@@ -153,7 +153,7 @@ def device_put_global(x: Any, there: NamedSharding) -> Any:
     here = mesh_sharding(x)
     if here and here.mesh == there.mesh and here.is_equivalent_to(there, x.ndim):
         return x
-    if there.is_fully_addressable:
+    if there.is_fully_addressable or (here and here.device_set == there.device_set):
         return jax.device_put(x, there)
 
     def put(array: Any) -> jax.Array:

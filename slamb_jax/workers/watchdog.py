@@ -17,6 +17,7 @@ import jax
 from slamb_jax._core.checks import check_integer, check_range
 
 EXIT_STATUS = 75  # EX_TEMPFAIL: start again, from the last checkpoint
+STOPPED_STATUS = 143  # of all processes: they stopped at one step, by SIGTERM
 _PREFIX = "slamb_jax/watchdog/"
 
 
@@ -45,8 +46,9 @@ class Watchdog:
     on standard error and ends its own with exit status 75, within twice ``timeout``: a
     launcher then starts all again from the last checkpoint (:class:`Checkpoints`). If
     process 0 dies, which runs the service, jax itself ends the others (SIGABRT). After
-    an error inside the ``with`` the others end at once; after one that jax raised from
-    a collective, the process first waits to learn who is gone.
+    an error inside the ``with`` (not ``sys.exit(143)``, which all call after SIGTERM)
+    the others end at once; after one that jax raised from a collective, the process
+    first waits to learn who is gone.
 
     Args:
       timeout: seconds without a heartbeat after which a process counts as gone;
@@ -99,7 +101,7 @@ class Watchdog:
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if self._client is None:
             return
-        if isinstance(error, SystemExit) and not error.code:
+        if isinstance(error, SystemExit) and error.code in (None, 0, STOPPED_STATUS):
             error = None  # it ended as it meant to
         if error is not None and _from_exchange(error):
             # Most likely the other end of a link is gone: learn which.
