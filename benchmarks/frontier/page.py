@@ -43,7 +43,7 @@ def write_page(settings: Iterable[Setting], results: Results, console: Console) 
         line(f"![Loss above dense AdamW's, by setting]({image.name})")
         if DENSE in found.get(NOISY, {}):
             pictures.by_bytes(found[NOISY], path.with_name(f"{AGAINST_BYTES}.png"))
-            line(f"![Loss in the end, by bytes sent]({AGAINST_BYTES}.png)")
+            line(f"![Final loss by bytes sent]({AGAINST_BYTES}.png)")
         show(report.overview(found))
         if grid == "scale" and (gaps := scale_table(results)):
             show(gaps)

@@ -32,7 +32,7 @@ NAMES = {  # of a method without its outer step: what a reader calls it, and its
     "adamw, 4 bits, H 1": ("exchange, 4 bits", "exchange"),
     "adamw, largest of 7": ("exchange, largest of 7", "exchange"),
     "adamw, largest of 31": ("exchange, largest of 31", "exchange"),
-    "adamw, outer, H 10": ("outer step in codes, H 10", "outer"),
+    "adamw, outer, H 10": ("quantized outer step, H 10", "outer"),
     "muon, 8 bits": ("Muon + exchange, 8 bits", "Muon"),
     "muon, H 1": ("Muon + exchange", "Muon"),
     "SLAMB, as published": ("SLAMB, as published", "SLAMB"),
@@ -47,7 +47,7 @@ SERIES = {  # of the losses by bytes: color, offset of the label, and methods
     "AdamW, dense": ("AdamW", (-8, 0), (DENSE,)),
     "LAMB, dense": ("LAMB", (-8, 0), ("LAMB",)),
     "AdamW + exchange": ("exchange", (8, 1), BUDGETS),
-    "outer step\nin codes": ("outer", (-8, -2), OUTER),
+    "quantized\nouter step": ("outer", (-8, -2), OUTER),
     "SLAMB, as\npublished": ("SLAMB", (1, 20), ("SLAMB, as published",)),
     "SLAMB,\n8 bits": ("SLAMB", (-1, 20), ()),  # of benchmarks.few_bits
     "DiLoCo": ("DiLoCo", (8, 0), LOCAL),
@@ -57,7 +57,7 @@ SHORTER = {"AdamW, dense": REFERENCES[1], "AdamW + exchange": "adamw, b1 0.8, H 
 GAPS = {  # of what scale.COMPARED compares: color, label, which point and offset
     "adamw, 1/19": ("exchange", "AdamW + exchange, 1/19", -1, (-1, -11)),
     "adamw, 1/45": ("exchange", "largest of 7, 1/45", -1, (8, 1)),
-    "adamw, 1/180": ("outer", "outer step in codes,\n1/180", -1, (8, 0)),
+    "adamw, 1/180": ("outer", "quantized outer step,\n1/180", -1, (8, 0)),
     "muon, 1/18": ("Muon", "Muon + exchange, 1/18", 1, (8, -19)),
 }
 TASKS = {
@@ -127,10 +127,10 @@ def by_bytes(cells: Cells, path: Path) -> None:
         panel.set_xticks([*TICKS], TICKS.values())
         panel.minorticks_off()
         panel.margins(0.08, 0.12)
-        panel.set_ylabel(f"loss in the end, {task(NOISY.task).unit}")
+        panel.set_ylabel(f"final loss, {task(NOISY.task).unit}")
         model = f"byte-level transformer of {parameters(NOISY.task):,} parameters,"
         size = f"{NOISY.workers} workers x {NOISY.batch} sequences, {NOISY.steps} steps"
-        title(figure, "Loss in the end, by bytes sent", model, size)
+        title(figure, "Final loss by bytes sent", model, size)
 
 
 def rows(cells: Cells) -> tuple[str, list[Row]]:
