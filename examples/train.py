@@ -40,7 +40,6 @@ def main(o: Options) -> None:
     digits = grain.MapDataset.source(list(zip(images[360:], labels[360:], strict=True)))
     batches = digits.seed(0).shuffle().repeat().batch(32 * o.workers // o.num_processes)
     data = iter(batches[o.process_id :: o.num_processes].to_iter_dataset())
-
     net = nn.Sequential([nn.LayerNorm(), nn.Dense(256), nn.relu, nn.Dense(10)])
     params = net.init(jax.random.key(0), images[:1])
     exchange = slamb_jax.Exchange("data")
@@ -62,10 +61,11 @@ def main(o: Options) -> None:
     with slamb_jax.Checkpoints(o.out) as checkpoints, slamb_jax.Watchdog(60):
         first, state, at = checkpoints.restore(state) or (0, state, data.get_state())
         data.set_state(at)
-        for step in track(range(first + 1, o.steps + 1), disable=o.process_id > 0):
+        steps = range(first + 1, o.steps + 1)
+        for step in track(steps, f"from step {first + 1}", disable=o.process_id > 0):
             batch = [joined(split, x) for x in next(data)]
             state, losses = jax.block_until_ready(run(state, batch))
-            stop = signals or reached_preemption_sync_point(step)
+            stop = signals or reached_preemption_sync_point(step - first)
             if stop or step % o.every == 0 or step == o.steps:
                 checkpoints.save(step, state, data.get_state())
                 log = {"step": step, "loss": losses.mean(), **metrics(state)}

@@ -114,7 +114,7 @@ def main(config: Config) -> None:
                 size = snapshots.save(t, state)
                 seconds = time.perf_counter() - began
                 say("step", step=t, loss=loss, save=seconds, bytes=size)
-                if multihost_utils.reached_preemption_sync_point(t):
+                if multihost_utils.reached_preemption_sync_point(t - first):
                     return
             say("ended", loss=evaluate(state))
 

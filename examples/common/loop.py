@@ -204,7 +204,7 @@ class _Loop:
                     show(step, _note(means | scores))
                 if step % o.eval_every == 0 or step == last:
                     scores = self.evaluate(state, step)
-                stopped = self.stop.at(step) and step < last
+                stopped = self.stop.now() and step < last
                 position = inputs.position(stream, o.workers)
                 if self.snapshots and (stopped or step % o.snapshot_every == 0):
                     self.snapshots.save(step, state, position)

@@ -72,6 +72,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.number: int | None = None  # of the signal
+        self.calls = 0
         self.alone = jax.process_count() == 1
 
     def __enter__(self) -> Self:
@@ -96,8 +97,11 @@ class Stop:
             if not self.alone:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    def at(self, step: int) -> bool:
-        """Whether to save and stop now; call it once at every step."""
+    def now(self) -> bool:
+        """Whether to save and stop; call it once at every step, on all processes."""
         if self.alone:
             return self.number is not None
-        return bool(multihost_utils.reached_preemption_sync_point(step))
+        # jax counts from 1, also where a run goes on from a later step: of a larger
+        # number first, a signal that came before it would be forgotten.
+        self.calls += 1
+        return bool(multihost_utils.reached_preemption_sync_point(self.calls))

@@ -24,7 +24,7 @@ trap 'stopped=yes; kill -TERM "${processes[@]}" 2>/dev/null || true' TERM INT
 run() { # both, to their end; sets the status
   processes=()
   for id in 0 1; do
-    "${command[@]}" "$@" --workers 4 \
+    "${command[@]}" --workers 4 "$@" \
       --coordinator "localhost:$port" --process-id "$id" --num-processes 2 &
     processes+=($!)
   done

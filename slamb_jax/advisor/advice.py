@@ -103,9 +103,17 @@ class Advice:
         return self.dense_bfloat16.step_seconds / self.exchanging.step_seconds
 
     @property
+    def speedup_hidden(self) -> float:
+        """The same as one in bfloat16 whose exchange hides behind the backward pass."""
+        dense = self.dense_bfloat16
+        hidden = max(dense.compute_seconds, dense.exchange_seconds)
+        return (hidden + dense.update_seconds) / self.exchanging.step_seconds
+
+    @property
     def faster(self) -> bool:
-        """Whether both speed-ups, to the two digits printed, reach ``THRESHOLD``."""
-        return round(min(self.speedup, self.speedup_bfloat16), 2) >= self.THRESHOLD
+        """Whether all speed-ups, to the two digits printed, reach ``THRESHOLD``."""
+        least = min(self.speedup, self.speedup_bfloat16, self.speedup_hidden)
+        return round(least, 2) >= self.THRESHOLD
 
     @property
     def pays(self) -> bool:
@@ -124,19 +132,27 @@ class Advice:
     def verdict(self) -> str:
         """``"may pay: ..."``, ``"may not pay: ..."`` or ``"will not pay: ..."``.
 
-        A step that is not faster will not pay. One that is may not if its loss was
-        higher where it was recorded.
+        A step that is not faster will not pay. One that is may not if a dense step
+        that hides its exchange is as fast, or if its loss was higher where it was
+        recorded.
         """
         return f"{self._speed()} {self._loss()}"
 
     def _speed(self) -> str:
-        will = "may" if self.pays else "may not" if self.faster else "will not"
-        share = self.dense_bfloat16.exchange_seconds / self.dense_bfloat16.step_seconds
+        least = round(min(self.speedup, self.speedup_bfloat16), 2)
+        if self.pays:
+            verdict = "may pay:"
+        elif self.faster:
+            verdict = "may not pay: its loss was higher where it was recorded. Then"
+        else:
+            may = "may not" if least >= self.THRESHOLD else "will not"
+            verdict = f"{may} pay:"
         return (
-            f"{will} pay: a step is {self.speedup:.2f} times as fast as a dense one in "
-            f"float32 and {self.speedup_bfloat16:.2f} times as fast as one in "
-            f"bfloat16, whose exchange is {share:.0%} of its step; to pay, both must "
-            f"be {self.THRESHOLD} or more, without a higher loss."
+            f"{verdict} a step is {self.speedup:.2f} times as fast as a dense one in "
+            f"float32, {self.speedup_bfloat16:.2f} times as fast as one in bfloat16, "
+            f"and {self.speedup_hidden:.2f} times as one in bfloat16 that hides its "
+            "exchange behind the compute as far as it can. To pay, all must be "
+            f"{self.THRESHOLD} or more."
         )
 
     def _loss(self) -> str:
@@ -180,7 +196,10 @@ class Advice:
         which = f"one {wide}, in float32 and in bfloat16"
         if wide != narrow:
             which = f"one in float32 {wide}, and as one in bfloat16 {narrow}"
-        links = f"All else equal, a step is at least as fast as a dense {which}."
+        links = (
+            "Where no dense step hides its exchange, a step is at least as fast as a "
+            f"dense {which}."
+        )
         if not (self.dense.update_seconds or self.exchanging.update_seconds):
             links += (
                 " Both updates are taken to be free: python -m benchmarks.step, in the "

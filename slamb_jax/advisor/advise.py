@@ -47,7 +47,8 @@ def advise(
     Nothing overlaps, since an optax optimizer runs after the backward pass. With
     ``overlap`` the exchange between the workers runs during the compute, and the step
     waits for the rest of it; whether that comes true depends on the compiler. A dense
-    program that exchanges gradients during its backward pass is faster than predicted.
+    program may exchange gradients during its backward pass: ``speedup_hidden`` is
+    beside one that hides all of it that the compute is long enough for.
 
     Args:
       params: a tree of arrays or of ``jax.ShapeDtypeStruct``; or the number d of
