@@ -54,6 +54,7 @@ def byte_lm_bfloat16(layers: int, width: int, heads: int) -> Task:
     """The same in bfloat16, on the source of all that is installed: for GPUs."""
     net = ByteLM(layers, width, heads, CONTEXT, jnp.bfloat16)
     text, held_out = data.load(data.installed(INSTALLED), CONTEXT)
+    print(f"{len(text):,} bytes of source to train on, {len(held_out):,} to evaluate")
     return model.task(net, text, held_out, EVALUATED)
 
 
