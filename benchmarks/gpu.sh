@@ -3,22 +3,22 @@
 #   benchmarks/gpu.sh [FOLDER]            all parts; output in FOLDER, or build/gpu
 #   benchmarks/gpu.sh --tiny [FOLDER]     the same on a CPU, in tiny sizes
 #   benchmarks/gpu.sh --wheels [PYTHON]   fills build/wheels for a Python such as 3.12
-# The machine's python needs jax with CUDA, flax and numpy. It needs no network: the rest
+# The machine's python3 needs jax with CUDA, flax and numpy. It needs no network: the rest
 # is installed from build/wheels, where that folder is. The most telling part is first,
 # each is stopped at its limit, and a second call with the same folder goes on with the
 # frontier. FOLDER/summary.txt has each part's exit status and seconds; the script's own
 # says whether all ended well.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-export PYTHONPATH=$PWD PYTHONUNBUFFERED=1
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 wheels=build/wheels
 needed=(optax chex rich tyro pytest pytest-xdist hypothesis scikit-learn matplotlib
   tensorboardX pyyaml)
 
 if [ "${1:-}" = --wheels ]; then
-  version=${2:-$(python -c 'import platform; print(platform.python_version())')}
+  version=${2:-$(python3 -c 'import platform; print(platform.python_version())')}
   rm -rf "$wheels"
-  python -m pip download -q -d "$wheels" --only-binary=:all: --python-version "$version" \
+  python3 -m pip download -q -d "$wheels" --only-binary=:all: --python-version "$version" \
     --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 \
     --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
     "jax>=0.11" "${needed[@]}" || exit 1
@@ -56,9 +56,9 @@ part() { # name, seconds, command
 
 start() {
   if [ -d "$wheels" ]; then
-    python -m pip install -q --no-index --find-links "$wheels" "${needed[@]}" || return 1
+    python3 -m pip install -q --no-index --find-links "$wheels" "${needed[@]}" || return 1
   fi
-  python -c "
+  python3 -c "
 import jax
 device = jax.devices()[0]
 print(device.device_kind, device.platform, 'jax', jax.__version__)
@@ -74,12 +74,12 @@ if grep -q 'start: exit 3' "$out/summary.txt"; then
 fi
 # (a) The update: ms, passes over the parameters, share of the bandwidth, temporaries. XLA
 # compiles a SLAMB of 389 leaves for too long; layers that are scanned are 21.
-part step 60 python -m benchmarks.step --model "$large" --rounds "$rounds" \
+part step 60 python3 -m benchmarks.step --model "$large" --rounds "$rounds" \
   --only adamw lamb
-part scanned 45 python -m benchmarks.step --model "$scanned" --rounds "$rounds" \
+part scanned 45 python3 -m benchmarks.step --model "$scanned" --rounds "$rounds" \
   --only adamw slamb lamb
 # (b) With the exchange: eight simulated workers, whose codes one device makes and reads.
-part exchange 60 python -m benchmarks.step --model "$exchanged" --rounds "$rounds" \
+part exchange 60 python3 -m benchmarks.step --model "$exchanged" --rounds "$rounds" \
   --workers 8 --only adamw "adamw, in uniform4" "slamb, as published"
 # (c) The laws, as far as one device can break them.
 laws=(
@@ -99,11 +99,11 @@ laws=(
 )
 part laws 90 env XLA_PYTHON_CLIENT_PREALLOCATE=false \
   JAX_DISABLE_MOST_OPTIMIZATIONS=$unoptimized \
-  python -m pytest -v -n "$processes" --dist worksteal \
+  python3 -m pytest -v -n "$processes" --dist worksteal \
   -k "not shard_map and not pmap" "${laws[@]}"
 # (d) Losses at a size that CPUs do not reach: dense AdamW and the default, at two rates.
 part frontier 225 env JAX_COMPILATION_CACHE_DIR="$PWD/build/jax_cache" \
-  python -m benchmarks.frontier --grid "$grid" --budget "$budget" --out "$out"
+  python3 -m benchmarks.frontier --grid "$grid" --budget "$budget" --out "$out"
 
 echo "all: exit $failed after $SECONDS s" | tee -a "$out/summary.txt"
 exit "$failed"

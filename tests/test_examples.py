@@ -99,12 +99,8 @@ def test_in_bfloat16_the_parameters_and_the_loss_stay_in_float32():
     )
     chex.assert_trees_all_equal(params, other)
     assert nets[1].apply({"params": params}, text[:, :-1]).dtype == jnp.bfloat16
-    with_grads = [
-        jax.jit(jax.value_and_grad(functools.partial(next_byte_loss, net)))(
-            params, text
-        )
-        for net in nets
-    ]
+    losses = (functools.partial(next_byte_loss, net) for net in nets)
+    with_grads = [jax.jit(jax.value_and_grad(loss))(params, text) for loss in losses]
     chex.assert_trees_all_equal_dtypes(*with_grads)
     (want, _), (got, _) = with_grads
     assert want != got == pytest.approx(float(want), rel=1e-2)

@@ -1,4 +1,4 @@
-"""benchmarks/gpu.sh, with a python that writes down what it is asked for."""
+"""benchmarks/gpu.sh, with a python3 that writes down what it is asked for."""
 
 import json
 import os
@@ -29,8 +29,8 @@ sys.exit(3 if os.environ["FAILS"] in sys.argv[1:] else 0)
 
 @pytest.fixture
 def call(tmp_path):
-    """Runs the script, where calls of python with an argument fail; what came of it."""
-    python = tmp_path / "bin" / "python"
+    """Runs the script, where calls with an argument fail; what came of it."""
+    python = tmp_path / "bin" / "python3"
     python.parent.mkdir()
     python.write_text(PYTHON)
     python.chmod(0o755)
