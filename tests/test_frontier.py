@@ -175,6 +175,12 @@ def test_at_two_rates_the_first_of_all_methods_is_first(results):
     ]  # fmt: skip
 
 
+def test_when_its_budget_is_spent_it_says_so_and_ends(tmp_path, capsys):
+    command.main(command.Config(grid="tiny", budget=0.0, out=tmp_path))
+    assert "The budget of 0 s is spent: not started." in capsys.readouterr().out
+    assert not (tmp_path / "tiny.jsonl").exists()
+
+
 def test_a_method_or_a_pair_is_meant_whole_and_wrong_arguments_are_named(tmp_path):
     muon = f"{CORE[1]} muon, H 1"
     for only, count in (("AdamW", len(CORE)), (muon, 1), (f"{muon}x", 0)):
