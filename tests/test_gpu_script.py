@@ -79,13 +79,14 @@ def test_each_part_is_a_command_that_means_something(call, tiny):
         assert f"def {test}(" in (ROOT / path).read_text()
 
 
-def test_the_limits_fit_one_call(call):
+def test_the_limits_fit_one_call_and_are_those_of_the_page(call):
     done, _, _ = call()
-    limits = [
-        int(x) for x in re.findall(r"^== .*, at most (\d+) s$", done.stdout, re.M)
-    ]
-    assert len(limits) == len(PARTS)
-    assert sum(limits) + STOPPING * len(limits) <= CALL
+    told = dict(re.findall(r"^== (\w+), at most (\d+) s$", done.stdout, re.M))
+    assert tuple(told) == PARTS
+    assert sum(map(int, told.values())) + STOPPING * len(told) <= CALL
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    for name, limit in told.items():
+        assert f"| `{name}` | {limit} |" in page
 
 
 def test_a_part_that_fails_stops_no_other_and_is_told(call):
