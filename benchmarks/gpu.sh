@@ -1,45 +1,109 @@
 #!/usr/bin/env bash
-# Measurements that need a GPU, in under 30 minutes on one H100: benchmarks/gpu.sh [FOLDER]
-# In an environment with the extra "test" and jax's CUDA build. Each part is stopped at its
-# limit and its output kept in the folder, so that finished parts are there.
+# What needs a GPU, in one call of at most 540 s on a machine with one H100:
+#   benchmarks/gpu.sh [FOLDER]            all parts; output in FOLDER, or build/gpu
+#   benchmarks/gpu.sh --tiny [FOLDER]     the same on a CPU, in tiny sizes
+#   benchmarks/gpu.sh --wheels [PYTHON]   fills build/wheels for a Python such as 3.12
+# The machine's python3 needs jax with CUDA, flax and numpy. It needs no network: the rest
+# is installed from build/wheels, where that folder is. The most telling part is first,
+# each is stopped at its limit, and a second call with the same folder goes on with the
+# frontier. FOLDER/summary.txt has each part's exit status and seconds; the script's own
+# says whether all ended well.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-out=${1:-benchmarks/results/gpu}
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+wheels=build/wheels
+needed=(optax chex rich tyro pytest pytest-xdist hypothesis scikit-learn matplotlib
+  tensorboardX pyyaml)
+
+if [ "${1:-}" = --wheels ]; then
+  version=${2:-$(python3 -c 'import platform; print(platform.python_version())')}
+  rm -rf "$wheels"
+  python3 -m pip download -q -d "$wheels" --only-binary=:all: --python-version "$version" \
+    --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 \
+    --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+    "jax>=0.11" "${needed[@]}" || exit 1
+  # What comes with jax, and is large.
+  rm -f "$wheels"/{jax,jaxlib,numpy,scipy,ml_dtypes,opt_einsum}-*.whl
+  du -sh "$wheels"
+  exit
+fi
+
+# Sizes for a GPU, or tiny ones for a CPU, which may be shared and gets four times as long.
+platform=gpu large=bert-large scanned=bert-large-scanned exchanged=bert-base-scanned
+rounds=20 processes=8 grid=huge budget=170 times=1 unoptimized=0
+export JAX_PLATFORMS=cuda,cpu
+if [ "${1:-}" = --tiny ]; then
+  shift
+  platform=cpu large=bert-tiny scanned=bert-tiny-scanned exchanged=bert-tiny-scanned
+  rounds=3 processes=1 grid=tiny budget=120 times=4 unoptimized=1
+  export JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=1
+fi
+out=${1:-build/gpu}
 mkdir -p "$out"
-export JAX_PLATFORMS=cuda,cpu PYTHONUNBUFFERED=1
+: >"$out/summary.txt"
+failed=0
 
 part() { # name, seconds, command
-  local name=$1 limit=$2
+  local name=$1 limit=$((times * $2)) began=$SECONDS status
   shift 2
-  printf '\n== %s (%d s)\n' "$name" "$SECONDS"
-  timeout "$limit" "$@" 2>&1 | tee "$out/$name.txt"
-  echo "$name: exit ${PIPESTATUS[0]}" | tee -a "$out/parts.txt"
+  printf '\n== %s, at most %d s\n' "$name" "$limit"
+  timeout -k 2 "$limit" "$@" 2>&1 | tee "$out/$name.txt"
+  status=${PIPESTATUS[0]}
+  [ "$status" = 0 ] || failed=1
+  echo "$name: exit $status after $((SECONDS - began)) s of $limit" |
+    tee -a "$out/summary.txt"
 }
 
-python - <<'END' || exit 1
+start() {
+  if [ -d "$wheels" ]; then
+    python3 -m pip install -q --no-index --find-links "$wheels" "${needed[@]}" || return 1
+  fi
+  python3 -c "
 import jax
 device = jax.devices()[0]
-assert device.platform == "gpu", f"the first device is {device}, not a GPU"
-print(device.device_kind, "jax", jax.__version__)
-END
-rm -f "$out/parts.txt"
+print(device.device_kind, device.platform, 'jax', jax.__version__)
+raise SystemExit(0 if device.platform == '$platform' else 3)"
+}
 
-# Times of the update, with passes and the share of the bandwidth that they take.
-part step-base 120 python -m benchmarks.step --model bert-base --rounds 20
-part step-large 180 python -m benchmarks.step --model bert-large --rounds 20
-# With the exchange, eight workers' codes on one device.
-part exchange-base 180 python -m benchmarks.step --model bert-base --workers 8 --rounds 10
-# The laws, where one device is enough: under vmap, and of simulated workers.
-laws=(accumulate average bfloat16 budget codes finite links mean momentum rivals
-  selections simulate slamb)
-JAX_DISABLE_MOST_OPTIMIZATIONS=0 part tests 420 python -m pytest -q -n 4 \
-  -k "not shard_map and not pmap" $(printf 'tests/test_%s.py ' "${laws[@]}")
-part main-job 180 python -m examples.byte_lm.main --out "$out/byte_lm"
-# 50 M parameters, 2,000 steps: one line for each run, and the next call goes on.
-part huge 600 python -m benchmarks.frontier --grid huge --only AdamW --only "adamw, H 1" \
-  --budget 420 --out "$out"
-# The optimization track, where its tokens are: hours for a run, which goes on likewise.
-if [ -d data/fineweb10B ]; then
-  part track "${TRACK_SECONDS:-600}" python -m benchmarks.frontier --grid track \
-    --out "$out"
+part start 45 bash -c "wheels=$wheels platform=$platform needed=(${needed[*]})
+$(declare -f start)
+start"
+if grep -q 'start: exit 3' "$out/summary.txt"; then
+  echo "The first device is no $platform." >&2
+  exit 1
 fi
+# (a) The update: ms, passes over the parameters, share of the bandwidth, temporaries. XLA
+# compiles a SLAMB of 389 leaves for too long; layers that are scanned are 21.
+part step 60 python3 -m benchmarks.step --model "$large" --rounds "$rounds" \
+  --only adamw lamb
+part scanned 45 python3 -m benchmarks.step --model "$scanned" --rounds "$rounds" \
+  --only adamw slamb lamb
+# (b) With the exchange: eight simulated workers, whose codes one device makes and reads.
+part exchange 60 python3 -m benchmarks.step --model "$exchanged" --rounds "$rounds" \
+  --workers 8 --only adamw "adamw, in uniform4" "slamb, as published"
+# (c) The laws, as far as one device can break them.
+laws=(
+  tests/test_codes.py::test_codes_are_those_of_the_formula
+  tests/test_codes.py::test_the_same_seed_gives_the_same_bits
+  tests/test_codes.py::test_zeros_stay_and_extremes_are_finite
+  tests/test_mean.py::test_it_is_the_code_of_the_mean_of_codes
+  tests/test_mean.py::test_what_was_sent_is_the_mean_and_what_rounding_took_of_it
+  tests/test_mean.py::test_what_is_not_finite_reaches_all
+  tests/test_links.py::test_the_mean_momentum_is_that_of_dense_adam
+  tests/test_momentum.py::test_a_leaf_steps_as_by_itself
+  tests/test_slamb.py::test_slamb_follows_the_recorded_run
+  tests/test_slamb.py::test_one_worker_that_exchanges_all_is_optax_lamb
+  tests/test_finite.py::test_a_skipped_step_might_as_well_not_have_been
+  tests/test_bfloat16.py::test_the_master_copy_takes_the_steps_of_float32
+  tests/test_average.py::test_local_steps_end_at_the_minimum_of_the_mean
+)
+part laws 90 env XLA_PYTHON_CLIENT_PREALLOCATE=false \
+  JAX_DISABLE_MOST_OPTIMIZATIONS=$unoptimized \
+  python3 -m pytest -v -n "$processes" --dist worksteal \
+  -k "not shard_map and not pmap" "${laws[@]}"
+# (d) Losses at a size that CPUs do not reach: dense AdamW and the default, at two rates.
+part frontier 225 env JAX_COMPILATION_CACHE_DIR="$PWD/build/jax_cache" \
+  python3 -m benchmarks.frontier --grid "$grid" --budget "$budget" --out "$out"
+
+echo "all: exit $failed after $SECONDS s" | tee -a "$out/summary.txt"
+exit "$failed"

@@ -1,7 +1,10 @@
 """Optimizer steps that take turns on the same buffers: their times and memory."""
 
+import math
+import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +57,8 @@ class Contestant:
         found = traffic(str(self.step.as_text()))
         self.kernels = found.kernels
         self.moved = found.bytes  # through the memory, of a GPU or a TPU
+        parameters = sum(map(math.prod, shapes.values()))
+        self.passes = self.moved / (4 * parameters * workers.number)
         self.treedef: Any
         leaves, self.treedef = jax.tree.flatten(state)
         scalar = 1 if workers.number > 1 else 0  # dimensions of one for each worker
@@ -173,13 +178,26 @@ def race(
     rounds: int,
     seed: int = 0,
     workers: Workers = ALONE,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Contestant]:
-    """Has all take turns, ``rounds`` times after two that do not count."""
+    """Has all take turns, ``rounds`` times after two that do not count.
+
+    What is known of each when it is compiled is told at once. Where there are many
+    cores several are compiled at a time.
+    """
     rng = np.random.default_rng(seed)
     grads = draw(shapes, rng, 1.0, workers)
-    field = {
-        name: Contestant(make(), shapes, workers) for name, make in optimizers.items()
-    }
+
+    def compiled(name: str) -> Contestant:
+        c = Contestant(optimizers[name](), shapes, workers)
+        tell(
+            f"{name}: compiled in {c.compile_seconds:.1f} s, {c.temporary:.0f} MiB of "
+            f"temporaries, {c.passes:.1f} passes, {c.kernels} kernels"
+        )
+        return c
+
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:
+        field = dict(zip(optimizers, pool.map(compiled, optimizers), strict=True))
     params = jax.tree.leaves(draw(shapes, rng, 0.02, workers))
     arrays = [*params, *(jnp.zeros_like(x) for x in [*params, *params])]
     del params

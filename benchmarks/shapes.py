@@ -85,8 +85,11 @@ def swin(width: int, depths: tuple[int, ...], heads: int, *, window: int = 7) ->
 MODELS = {
     "resnet-110": resnet110(),
     "swin-b": swin(128, (2, 2, 18, 2), 4),
+    "bert-tiny": bert(2, 128),
+    "bert-tiny-scanned": scanned(bert(2, 128), 2),
     "bert-base": bert(12, 768),
     "bert-base-scanned": scanned(bert(12, 768), 12),
     "bert-large": bert(24, 1024),
+    "bert-large-scanned": scanned(bert(24, 1024), 24),
     "bert-xl": bert(24, 3072),  # 2.8 B; the paper does not say how deep or wide
 }

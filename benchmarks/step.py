@@ -12,6 +12,7 @@ of two steps within one run, on the same donated buffers; medians of the second 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,7 @@ from benchmarks.race import ALONE, AXIS, Make, Workers, bandwidth, race, seconds
 from benchmarks.rivals import elements
 from benchmarks.shapes import MODELS, abstract
 from examples.common.optimizers import dense
+from examples.common.options import check_names
 from examples.common.processes import local_mesh
 from examples.common.tables import table
 from examples.hardware import hardware
@@ -129,6 +131,8 @@ class Config:
     """the model whose shapes to take"""
     workers: int = 1
     """devices, or simulated ones, each with all of the parameters"""
+    only: tuple[str, ...] = ()
+    """names of optimizers, beside optax's two; none: all"""
     rounds: int = 10
     before: Path | None = None
     """another checkout of this repository, whose optimizers take turns with these"""
@@ -149,16 +153,21 @@ def main(config: Config) -> None:
     if config.before is not None:
         before = ours(package(config.before))
         chosen |= {f"{name}, before": make for name, make in before.items()}
+    check_names("--only", config.only, chosen)
+    if config.only:
+        chosen = {name: chosen[name] for name in (*config.only, *DENSE)}
     d, speed = elements(abstract(shapes)), bandwidth(2**28)
     floor = PASSES * 4 * d * config.workers / speed
-    field = race(chosen, shapes, config.rounds, config.seed, workers)
+    console = Console(width=130)
+    tell = functools.partial(console.print, highlight=False)
+    field = race(chosen, shapes, config.rounds, config.seed, workers, tell)
     lamb, adamw = (seconds(field[f"optax.{name}"].times) for name in ("lamb", "adamw"))
     rows = []
     on_chip = jax.default_backend() != "cpu"  # whose caches would hide much
     for name, c in field.items():
         took = seconds(c.times)
         moved = {
-            "passes": f"{c.moved / (4 * d * config.workers):.1f}",
+            "passes": f"{c.passes:.1f}",
             "of bandwidth": f"{c.moved / took / speed:.0%}",
         }
         rows.append(
@@ -184,7 +193,7 @@ def main(config: Config) -> None:
         f"{hardware(jax.devices()[0])}; {speed / 1e9:.1f} GB/s copied, floor "
         f"{floor * 1000:.1f} ms; median of {config.rounds}, seed {config.seed}"
     )
-    Console(width=130).print(table(title, rows, caption))
+    console.print(table(title, rows, caption))
 
 
 if __name__ == "__main__":

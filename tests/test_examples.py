@@ -1,14 +1,19 @@
 """Simulated runs, the main job, and the README's code."""
 
+import functools
 import json
 import math
 
+import chex
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from benchmarks.frontier.tasks import task
 from examples.byte_lm import data, methods
+from examples.byte_lm.model import ByteLM, next_byte_loss
 from examples.common import simulated
 from examples.common.optimizers import dense
 from tests import programs
@@ -77,6 +82,30 @@ def test_a_run_that_was_stopped_goes_on(whole, tmp_path, monkeypatch):
     assert 0 < found.seconds[0] < found.seconds[1]
 
 
+def test_a_run_that_is_stopped_in_time_goes_on(whole, tmp_path):
+    kept = {"due": [3, 8], "resume": tmp_path / "kept"}
+    for at in (1, 2):  # at the first step that ends too late
+        with pytest.raises(simulated.UnfinishedError, match=f"step {at} of 8"):
+            simulated.train(whole[0], 0.1, **kept, until=0.0)
+    assert simulated.train(whole[0], 0.1, **kept).losses == whole[1].losses
+    assert simulated.train(whole[0], 0.1, due=[3, 8], until=0.0).steps == [3, 8]
+
+
+def test_in_bfloat16_the_parameters_and_the_loss_stay_in_float32():
+    text = np.arange(66, dtype=np.int32).reshape(2, 33)
+    nets = [ByteLM(1, 16, 2, 32, dtype) for dtype in (None, jnp.bfloat16)]
+    params, other = (
+        jax.jit(net.init)(jax.random.key(0), text[:, :-1])["params"] for net in nets
+    )
+    chex.assert_trees_all_equal(params, other)
+    assert nets[1].apply({"params": params}, text[:, :-1]).dtype == jnp.bfloat16
+    losses = (functools.partial(next_byte_loss, net) for net in nets)
+    with_grads = [jax.jit(jax.value_and_grad(loss))(params, text) for loss in losses]
+    chex.assert_trees_all_equal_dtypes(*with_grads)
+    (want, _), (got, _) = with_grads
+    assert want != got == pytest.approx(float(want), rel=1e-2)
+
+
 @pytest.mark.long
 def test_main_job(tmp_path):
     (tmp_path / "text").write_bytes(bytes(range(32, 127)) * 90)
@@ -101,6 +130,15 @@ def test_main_job(tmp_path):
     assert sent["jointspar_lars"] <= 1.01 * sent["dense_lamb"]
     assert "2.00 of 2 blocks active on average" in printed
     assert (tmp_path / "out" / "curves.png").stat().st_size > 10_000
+
+
+def test_what_is_installed_is_read_up_to_so_many_bytes():
+    library = data.standard_library()
+    sizes = [path.stat().st_size for path in library]
+    assert data.installed(sum(sizes[:3])) == library[:3]
+    more = data.installed(sum(sizes) + 2**20)
+    assert more[: len(library)] == library
+    assert sum(path.stat().st_size for path in more) > sum(sizes)
 
 
 def test_no_file_is_in_both_parts(tmp_path):

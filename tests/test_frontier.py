@@ -158,6 +158,29 @@ def test_a_sweep_widens_where_its_best_is_at_an_end(results, best, more):
     assert len(sweep.finished(SETTING, "LAMB", reread)) == len(SEEDS)
 
 
+def test_at_two_rates_the_first_of_all_methods_is_first(results):
+    pairs = [(grid.TINY, method) for method in grid.METHODS_OF[grid.TINY]]
+    due = [(x.method, x.rate) for x in sweep.all_missing(pairs, results)]
+    ours, theirs = (
+        float(f"{grid.TINY.middle(METHODS[method].rate):.3g}") for _, method in pairs
+    )
+    assert due[:2] == [("AdamW", ours), ("adamw, H 1", theirs)]
+    assert [method for method, _ in due] == ["AdamW", "adamw, H 1"] * 2
+    for _, method in pairs:
+        assert len(do_all(results, method, lambda run: run.rate, grid.TINY)) == 2
+    assert list(sweep.all_missing(pairs, results)) == []
+    cells = report.cells(grid.TINY, results)
+    assert [(cell.loss, cell.tuned) for cell in cells.values()] == [
+        (ours, 2), (theirs, 2)
+    ]  # fmt: skip
+
+
+def test_when_its_budget_is_spent_it_says_so_and_ends(tmp_path, capsys):
+    command.main(command.Config(grid="tiny", budget=0.0, out=tmp_path))
+    assert "The budget of 0 s is spent: not started." in capsys.readouterr().out
+    assert not (tmp_path / "tiny.jsonl").exists()
+
+
 def test_a_method_or_a_pair_is_meant_whole_and_wrong_arguments_are_named(tmp_path):
     muon = f"{CORE[1]} muon, H 1"
     for only, count in (("AdamW", len(CORE)), (muon, 1), (f"{muon}x", 0)):

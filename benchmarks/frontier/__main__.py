@@ -25,10 +25,11 @@ from benchmarks.frontier.methods import METHODS
 from benchmarks.frontier.page import write_page
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.run import Run, record
-from benchmarks.frontier.sweep import missing
+from benchmarks.frontier.sweep import all_missing
+from examples.common.simulated import UnfinishedError
 
 RECORDED = Path("benchmarks", "results")
-Grid = Literal["frontier", "unseen", "big", "scale", "huge", "track", "smoke"]
+Grid = Literal["frontier", "unseen", "big", "scale", "huge", "track", "smoke", "tiny"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Config:
     """this many seeds from 0 at the recorded rate; None: the sweep, and its seeds"""
     out: Path = RECORDED
     """where GRID.jsonl is, or will be, and its page"""
-    budget: float = float("inf")  # seconds after which no run is started
+    budget: float = float("inf")
+    """seconds after which a run is stopped, to go on at the next call"""
     report: bool = False  # run nothing: tables and pictures only
 
 
@@ -70,8 +72,7 @@ def due(config: Config, results: Results, recorded: Results) -> Iterator[Run]:
     """The runs that are missing."""
     chosen = pairs(config)
     if config.seeds is None:
-        for pair in chosen:
-            yield from missing(*pair, results)
+        yield from all_missing(chosen, results)
         return
     again = anew.runs_again(chosen, config.seeds, recorded)
     yield from (run for run in again if results.get(run.key()) is None)
@@ -95,10 +96,14 @@ def run_all(
         at += f"about {max(1, about):.0f} min on two cores."
         console.print(at, highlight=False)
     for run in due(config, results, recorded):
-        if time.monotonic() > stop:
-            console.print(f"The budget of {config.budget:g} s is spent.")
+        try:
+            if time.monotonic() > stop:
+                raise UnfinishedError("not started")
+            record(run, results, console, stop)
+        except UnfinishedError as how:
+            at = f"The budget of {config.budget:g} s is spent: {how}."
+            console.print(at, highlight=False)
             return
-        record(run, results, console)
         done += 1
     if not done:
         at = f"Nothing to run: all is in {results.path}."

@@ -11,7 +11,8 @@ LOWER = {
     "byte_lm_427k": 2,
     "byte_lm_1600k": 4,
     "byte_lm_3m": 8,
-    "byte_lm_50m": 16,
+    "byte_lm_10m": 11,
+    "byte_lm_tiny": 0.5,
     "fineweb": 8,
     "masked": 8,
 }
@@ -79,7 +80,11 @@ TRACK = {
     )
     for workers in (8, 16)
 }
-HUGE = (Setting("byte_lm_50m", 8, 8, 2000),)
+# For benchmarks/gpu.sh: 82 MB of text for 10.8 M parameters, and what tries the same
+# code on a CPU. Two rates, one seed, and the first rate of all methods first.
+HUGE = Setting("byte_lm_10m", 8, 128, 1250)
+TINY = Setting("byte_lm_tiny", 8, 2, 50)
+AT_TWO_RATES = {HUGE: (0, 1), TINY: (0, 1)}  # powers of the root of two
 # Where the loss differs more between seeds than between rates, the rate is chosen on
 # the mean of these seeds; elsewhere on the first.
 TUNED_ON = {Setting("digits", 4, 32, 400): SEEDS}
@@ -96,13 +101,15 @@ METHODS_OF = {  # in other settings all
     **dict.fromkeys(SCALE, SCALED),
     **dict.fromkeys(LONGER, SCALED[:4]),
     **TRACK,
+    **dict.fromkeys(AT_TWO_RATES, ("AdamW", "adamw, H 1")),
 }
 GRIDS = {
     "frontier": CORE,
     "unseen": UNSEEN,
     "big": BIG,
     "scale": SCALE + LONGER,
-    "huge": HUGE,
+    "huge": (HUGE,),
+    "tiny": (TINY,),
     "track": tuple(TRACK),
     "smoke": (Setting("digits", 4, 4, 50),),
 }

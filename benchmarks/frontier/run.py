@@ -59,10 +59,11 @@ def program(setting: Setting, method: str) -> simulated.Program:
     )
 
 
-def execute(run: Run, unfinished: Path) -> Result:
+def execute(run: Run, unfinished: Path, until: float = math.inf) -> Result:
     """Trains; the losses, the collectives up to then, and the time of a step.
 
-    A run that was stopped goes on from its last checkpoint below ``unfinished``.
+    A run that was stopped, at ``until`` or else, goes on from its last checkpoint below
+    ``unfinished``.
     """
     began = time.perf_counter()
     setting = run.setting
@@ -71,7 +72,7 @@ def execute(run: Run, unfinished: Path) -> Result:
     text = json.dumps(run.key(), sort_keys=True)
     resume = unfinished / hashlib.sha256(text.encode()).hexdigest()[:16]
     found = simulated.train(
-        compiled, run.rate, run.seed, due=due, show=True, resume=resume
+        compiled, run.rate, run.seed, due=due, show=True, resume=resume, until=until
     )
     shutil.rmtree(resume)
     params = jax.eval_shape(compiled.task.init, jax.random.key(0))
@@ -93,10 +94,12 @@ def execute(run: Run, unfinished: Path) -> Result:
     }
 
 
-def record(run: Run, results: Results, console: Console) -> None:
+def record(
+    run: Run, results: Results, console: Console, until: float = math.inf
+) -> None:
     """Trains with a bar below the run's name, adds the result, and prints a line."""
     console.print(str(run), highlight=False)
-    result = execute(run, results.path.parent / "unfinished")
+    result = execute(run, results.path.parent / "unfinished", until)
     results.add(result)
     console.print(
         f"{last_loss(result):.3f}  {run}  {result['run_seconds']:.1f} s",

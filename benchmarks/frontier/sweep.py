@@ -3,7 +3,14 @@
 import itertools
 from collections.abc import Iterable, Iterator
 
-from benchmarks.frontier.grid import CLAIMED, SEEDS, TESTED_ON, TUNED_ON, Setting
+from benchmarks.frontier.grid import (
+    AT_TWO_RATES,
+    CLAIMED,
+    SEEDS,
+    TESTED_ON,
+    TUNED_ON,
+    Setting,
+)
 from benchmarks.frontier.methods import METHODS
 from benchmarks.frontier.results import Result, Results, last_loss
 from benchmarks.frontier.run import Run
@@ -14,6 +21,10 @@ FURTHER = 6  # more on a side, while the best stands at that end
 
 def rates(setting: Setting, method: str, results: Results) -> Iterator[Run]:
     """The runs of the sweep that are still missing."""
+    if setting in AT_TWO_RATES:
+        for power in AT_TWO_RATES[setting]:
+            yield from _absent(_runs(setting, method, power), results)
+        return
     powers = list(POWERS)
     while True:
         runs = {p: _runs(setting, method, p) for p in powers}
@@ -48,10 +59,25 @@ def missing(setting: Setting, method: str, results: Results) -> Iterator[Run]:
     yield from rates(setting, method, results)
     rate = best_rate(setting, method, results)
     assert rate is not None  # all of its runs were yielded, and are there by now
+    if setting in AT_TWO_RATES:
+        return
     claimed = CLAIMED.get(setting, {})
     more = TESTED_ON if method in {*claimed, *claimed.values()} else ()
     seeds = dict.fromkeys(SEEDS + more)
     yield from _absent((Run(setting, method, rate, seed) for seed in seeds), results)
+
+
+def all_missing(
+    pairs: Iterable[tuple[Setting, str]], results: Results
+) -> Iterator[Run]:
+    """Pair after pair; of settings at two rates the first rate of all pairs first."""
+    few: dict[int, list[Run]] = {}
+    for setting, method in pairs:
+        if setting not in AT_TWO_RATES:
+            yield from missing(setting, method, results)
+        for i, power in enumerate(AT_TWO_RATES.get(setting, ())):
+            few.setdefault(i, []).extend(_runs(setting, method, power))
+    yield from _absent(itertools.chain(*few.values()), results)
 
 
 def finished(

@@ -21,6 +21,7 @@ from examples.common.simulated import Task
 from slamb_jax.jointspar import train_if
 
 APART = 8  # workers whose data differ
+INSTALLED = 2**26  # bytes of source that are read at most
 
 
 class DigitNet(nn.Module):
@@ -46,6 +47,14 @@ def byte_lm(layers: int = 2, width: int = 64, heads: int = 4) -> Task:
     """Predicts the next byte, as examples/byte_lm does."""
     net = ByteLM(layers=layers, width=width, heads=heads, context=CONTEXT)
     text, held_out = data.load(data.standard_library(), CONTEXT)
+    return model.task(net, text, held_out, EVALUATED)
+
+
+def byte_lm_bfloat16(layers: int, width: int, heads: int) -> Task:
+    """The same in bfloat16, on the source of all that is installed: for GPUs."""
+    net = ByteLM(layers, width, heads, CONTEXT, jnp.bfloat16)
+    text, held_out = data.load(data.installed(INSTALLED), CONTEXT)
+    print(f"{len(text):,} bytes of source to train on, {len(held_out):,} to evaluate")
     return model.task(net, text, held_out, EVALUATED)
 
 
@@ -98,7 +107,8 @@ TASKS: dict[str, Callable[[], Task]] = {
     "byte_lm_427k": lambda: byte_lm(layers=3, width=104, heads=8),
     "byte_lm_1600k": lambda: byte_lm(layers=4, width=176, heads=8),
     "byte_lm_3m": lambda: byte_lm(layers=4, width=256, heads=8),
-    "byte_lm_50m": lambda: byte_lm(layers=16, width=512, heads=8),
+    "byte_lm_10m": lambda: byte_lm_bfloat16(layers=6, width=384, heads=6),
+    "byte_lm_tiny": lambda: byte_lm_bfloat16(layers=1, width=32, heads=2),
     "digits": digits,
     "prose": unseen.prose,
     "wide": unseen.wide,

@@ -17,6 +17,20 @@ def standard_library() -> list[Path]:
     return sorted(f for f in files if not SKIPPED & set(f.relative_to(root).parts))
 
 
+def installed(most: int) -> list[Path]:
+    """The standard library's source, then that of what is installed: so many bytes."""
+    root = Path(sysconfig.get_path("purelib"))
+    files = (f for f in root.rglob("*.py") if f.is_file())
+    found = sorted(f for f in files if not SKIPPED & set(f.relative_to(root).parts))
+    kept, total = [], 0
+    for path in standard_library() + found:
+        total += path.stat().st_size
+        if total > most:
+            break
+        kept.append(path)
+    return kept
+
+
 def text_files(paths: Sequence[Path]) -> list[Path]:
     """The files named, and all files below the directories named."""
     found: list[Path] = []

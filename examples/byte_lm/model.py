@@ -21,36 +21,43 @@ class Block(nn.Module):
     """Pre-norm attention and MLP."""
 
     heads: int
+    dtype: jax.typing.DTypeLike | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        width = x.shape[-1]
+        width, dtype = x.shape[-1], self.dtype
         causal = nn.make_causal_mask(x[..., 0])
-        h = nn.LayerNorm()(x)
-        x = x + nn.MultiHeadDotProductAttention(self.heads)(h, mask=causal)
-        h = nn.LayerNorm()(x)
-        return x + nn.Dense(width)(nn.gelu(nn.Dense(4 * width)(h)))
+        h = nn.LayerNorm(dtype=dtype)(x)
+        attention = nn.MultiHeadDotProductAttention(self.heads, dtype=dtype)
+        x = x + attention(h, mask=causal)
+        h = nn.Dense(4 * width, dtype=dtype)(nn.LayerNorm(dtype=dtype)(x))
+        return x + nn.Dense(width, dtype=dtype)(nn.gelu(h))
 
 
 class ByteLM(nn.Module):
-    """Predicts the next byte; input and output embeddings are one."""
+    """Predicts the next byte; input and output embeddings are one.
+
+    ``dtype`` is that of activations and matrix products; None: the parameters'.
+    """
 
     layers: int
     width: int
     heads: int
     context: int
+    dtype: jax.typing.DTypeLike | None = None
 
     @nn.compact
     def __call__(self, tokens: jax.Array, active: Active = None) -> jax.Array:
-        embed = nn.Embed(256, self.width)
+        embed = nn.Embed(256, self.width, dtype=self.dtype)
         place = self.param(
             "place", nn.initializers.normal(0.02), (self.context, self.width)
         )
-        x = embed(tokens) + place[None, : tokens.shape[1]]
+        x = embed(tokens)
+        x = x + place[None, : tokens.shape[1]].astype(x.dtype)
         for i in range(self.layers):
-            block = Block(self.heads, name=f"Block_{i}")
+            block = Block(self.heads, self.dtype, name=f"Block_{i}")
             x = jointspar.train_if(active, f"Block_{i}", block)(x)
-        return embed.attend(nn.LayerNorm()(x))
+        return embed.attend(nn.LayerNorm(dtype=self.dtype)(x))
 
 
 def blocks(params: optax.Params) -> dict[str, str | None]:

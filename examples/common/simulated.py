@@ -84,6 +84,10 @@ class Run:
     probabilities: list[dict[str, float]] = dataclasses.field(default_factory=list)
 
 
+class UnfinishedError(Exception):
+    """A run was stopped in time, and goes on from its checkpoint."""
+
+
 class Program:
     """A method's compiled training step on a task, for any peak rate and seed.
 
@@ -190,6 +194,7 @@ def train(
     sent: Callable[[int], float] | None = None,
     show: bool = False,
     resume: Path | None = None,
+    until: float = math.inf,
 ) -> Run:
     """Trains with one method from a seed, which fixes parameters and batches.
 
@@ -203,10 +208,14 @@ def train(
       show: a progress bar with the last loss.
       resume: a directory, where a checkpoint is kept every ten minutes; a run that was
         stopped goes on from there. None: nothing is kept.
+      until: the ``time.monotonic()`` from which on a run that can resume is stopped.
 
     Returns:
       The losses, bytes and seconds. Training ends at the first evaluation whose loss is
       not finite; that loss and all later ones are nan.
+
+    Raises:
+      UnfinishedError: the run was stopped at ``until``; its checkpoint is there.
     """
     due = sorted(set(due or evaluation_steps(program.steps, 10)))
     if not program.compiled:
@@ -242,9 +251,13 @@ def train(
             move(t, f"evaluation loss {losses[-1]:.3f}" if losses else "")
             if losses and math.isnan(losses[-1]):
                 break
-            if checkpoints is not None and time.monotonic() > saved + SAVED_EVERY:
+            stop = until <= time.monotonic() and t < program.steps
+            late = stop or time.monotonic() > saved + SAVED_EVERY
+            if checkpoints is not None and late:
                 checkpoints.save(t, state, {"kept": [losses, times, seconds]})
                 saved = time.monotonic()
+                if stop:
+                    raise UnfinishedError(f"stopped at step {t} of {program.steps}")
     missing = len(due) - len(losses)
     return Run(
         name=program.method.name,

@@ -1,0 +1,104 @@
+"""benchmarks/gpu.sh, with a python3 that writes down what it is asked for."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import tyro
+
+pytest.importorskip("sklearn")
+
+from benchmarks import step
+from benchmarks.frontier import __main__ as frontier
+from examples.common.options import check_names
+from tests.programs import ROOT
+
+SCRIPT = ROOT / "benchmarks" / "gpu.sh"
+CALL, STOPPING = 540, 2  # seconds of a call, and of the end of a part that is stopped
+PARTS = ("start", "step", "scanned", "exchange", "laws", "frontier")
+PYTHON = f"""#!{sys.executable}
+import json, os, sys
+with open(os.environ["ASKED"], "a") as file:
+    print(json.dumps(sys.argv[1:]), file=file)
+sys.exit(3 if os.environ["FAILS"] in sys.argv[1:] else 0)
+"""
+
+
+@pytest.fixture
+def call(tmp_path):
+    """Runs the script, where calls with an argument fail; what came of it."""
+    python = tmp_path / "bin" / "python3"
+    python.parent.mkdir()
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+
+    def run(*arguments, fails="nothing"):
+        asked, out = tmp_path / "asked", tmp_path / "out"
+        asked.unlink(missing_ok=True)
+        path = f"{python.parent}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", SCRIPT, *arguments, out], capture_output=True, text=True,
+            env={**os.environ, "PATH": path, "ASKED": str(asked), "FAILS": fails},
+        )  # fmt: skip
+        calls = [json.loads(line) for line in asked.read_text().splitlines()]
+        return done, calls, (out / "summary.txt").read_text()
+
+    return run
+
+
+def arguments_of(module, calls):
+    return [x[2:] for x in calls if x[:2] == ["-m", module]]
+
+
+@pytest.mark.parametrize("tiny", [(), ("--tiny",)])
+def test_each_part_is_a_command_that_means_something(call, tiny):
+    done, calls, summary = call(*tiny)
+    assert done.returncode == 0, done.stderr
+    for name in PARTS:
+        assert f"{name}: exit 0 after" in summary
+    steps = arguments_of("benchmarks.step", calls)
+    assert len(steps) == 3
+    for args in steps:
+        config = tyro.cli(step.Config, args=args)
+        known = step.alone() if config.workers == 1 else step.exchanging()
+        check_names("--only", config.only, known)
+    (args,) = arguments_of("benchmarks.frontier", calls)
+    config = tyro.cli(frontier.Config, args=args)
+    methods = [method for _, method in frontier.pairs(config)]
+    assert methods == ["AdamW", "adamw, H 1"]
+    limit = int(re.search(r"frontier, at most (\d+) s", done.stdout)[1])
+    assert config.budget <= limit - 50  # for its start, a compilation and a checkpoint
+    (args,) = arguments_of("pytest", calls)
+    names = [x for x in args if x.startswith("tests/")]
+    assert names
+    for name in names:
+        path, _, test = name.partition("::")
+        assert f"def {test}(" in (ROOT / path).read_text()
+
+
+def test_the_limits_fit_one_call_and_are_those_of_the_page(call):
+    done, _, _ = call()
+    told = dict(re.findall(r"^== (\w+), at most (\d+) s$", done.stdout, re.M))
+    assert tuple(told) == PARTS
+    assert sum(map(int, told.values())) + STOPPING * len(told) <= CALL
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    for name, limit in told.items():
+        assert f"| `{name}` | {limit} |" in page
+
+
+def test_a_part_that_fails_stops_no_other_and_is_told(call):
+    done, _, summary = call(fails="benchmarks.step")
+    assert done.returncode == 1
+    failed = dict.fromkeys(("step", "scanned", "exchange"), "3") | {"all": "1"}
+    status = dict(re.findall(r"^(\w+): exit (\d+) after \d+ s", summary, re.M))
+    assert status == dict.fromkeys(PARTS, "0") | failed
+
+
+def test_without_its_device_nothing_is_run(call):
+    done, calls, _ = call(fails="-c")
+    assert done.returncode == 1
+    assert "The first device is no gpu" in done.stderr
+    assert not arguments_of("benchmarks.step", calls)
