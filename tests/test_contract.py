@@ -42,7 +42,8 @@ def of_leaves(value):
 
 MASKED = {"weight_decay": RATE, "mask": not_vectors}
 SLAMB = slamb_jax.slamb(0.01, PAPER)
-RANDK = "randk_compress_with_error_feedback"
+COMPRESS = "compress_with_error_feedback"
+RANDK = f"randk_{COMPRESS}"
 randk = getattr(slamb_jax, RANDK)
 TABLE = {  # the public function, and what distinguishes the variant
     "slamb": SLAMB,
@@ -71,6 +72,9 @@ TABLE = {  # the public function, and what distinguishes the variant
     "mask_momentum compressor": slamb_jax.mask_momentum(
         MEAN, compressor=optax.identity()
     ),
+    COMPRESS: slamb_jax.compress_with_error_feedback(
+        slamb_jax.compressors.of_exchange(CODED)
+    ),
     RANDK: randk(PAPER),
     f"{RANDK} codes": randk(CODED),
     f"{RANDK} passing": randk(PAPER, keep_residual=False),
@@ -96,7 +100,8 @@ TABLE = {  # the public function, and what distinguishes the variant
         optax.lars(RATE, weight_decay=0.1), FLOAT32, "all", 0.6
     ),
 }
-OF_GRADIENTS = {"average_gradients", "elementwise_rescale", RANDK}  # keep their dtype
+# They keep the dtype of gradients.
+OF_GRADIENTS = {"average_gradients", "elementwise_rescale", RANDK, COMPRESS}
 MOMENTA = {"mask_momentum", "directions.adam", "directions.muon"}  # are in float32
 # Under explicit axes jax does not gather the blocks of a selection.
 NEEDS_AUTO = {

@@ -72,8 +72,16 @@ ARGUMENTS = {  # a value, other than the default, of every argument
     slamb_jax.randk_compress_with_error_feedback: {
         "exchange": PAPER, "keep_residual": False
     },
+    slamb_jax.compress_with_error_feedback: {
+        "compressor": slamb_jax.compressors.of_exchange(ONE), "decay": 0.5
+    },
     slamb_jax.average_gradients: {"exchange": ONE},
-    slamb_jax.average_parameters_every: {"exchange": PAPER},
+    slamb_jax.average_parameters_every: {
+        "exchange": slamb_jax.Exchange(payload=None, outer=optax.sgd(1.0)),
+        "compressor": slamb_jax.compress_with_error_feedback(
+            slamb_jax.compressors.of_exchange(ONE)
+        ),
+    },
     slamb_jax.on_shards: {"tx": optax.sgd(0.1), "exchange": ONE},
     decay.add_decayed_weights: {"weight_decay": RATE, "mask": MASK},
     directions.adam: {"eps": 1e-3, "eps_root": 1e-3, "eps_before_correction": True},

@@ -36,9 +36,12 @@ def check_range(
     open_low: bool = False,
     open_high: bool = False,
     schedule: bool = False,
+    static: bool = False,
     holds: float | None = None,
 ) -> None:
     """Raises unless ``value`` is in the interval; what is traced passes, schedules may.
+
+    ``static``: it decides what the program is, and must be no array.
 
     An array must have a dtype that ``holds`` this usual value of the argument.
     """
@@ -50,8 +53,9 @@ def check_range(
     if dtype is not None:
         is_kind = functools.partial(jnp.issubdtype, dtype)
         real = not value.ndim and any(map(is_kind, (jnp.floating, jnp.integer)))
-    if not real:
-        raise ValueError(f"{name} must be a number in {interval}, got {shown(value)}")
+    if not real or (static and dtype is not None):
+        got = _shown_static(name, value) if static else shown(value)
+        raise ValueError(f"{name} must be a number in {interval}, got {got}")
     way_out = ""
     if dtype is not None and dtype.itemsize < 4:
         way_out = ": pass hyperparam_dtype=jnp.float32 to optax.inject_hyperparams"

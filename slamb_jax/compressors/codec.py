@@ -109,6 +109,7 @@ def from_codec(
     ) -> tuple[Sent, CodecState]:
         del extra_args
         axes.check_local(updates, axis_name)
+        checks.check_floating(updates, "updates")
         step = next_step(state.count)
         rows, rebuild = present(updates, like=updates if params is None else params)
         xs = [x.astype(jnp.float32) for _, x in rows]

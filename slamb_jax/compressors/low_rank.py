@@ -84,6 +84,7 @@ def low_rank(rank: int, axis_name: AxisName) -> optax.GradientTransformationExtr
     ) -> tuple[Sent, LowRankState]:
         del extra_args
         axes.check_local(updates, axis_name)
+        checks.check_floating(updates, "updates")
         rows, rebuild = present(updates, like=updates if params is None else params)
         like = updates if params is None else params
         xs = [x.astype(jnp.float32) for _, x in rows]

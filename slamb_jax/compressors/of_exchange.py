@@ -97,6 +97,7 @@ def of_exchange(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
         del extra_args
         # Where types show it: what was averaged already would be sent for nothing.
         axes.check_local(updates, exchange.axis_name, exchange.shard_axes)
+        checks.check_floating(updates, "updates")
         step = next_step(state.count)
         like = updates if params is None else params
         rows, rebuild = present(updates, like=like, layout=exchange.layout)

@@ -79,7 +79,7 @@ def compress_with_error_feedback(
       <https://arxiv.org/abs/1901.09847>`_, ICML 2019.
     """
     checks.check_transformation("compressor", compressor)
-    checks.check_range("decay", decay, 0.0, 1.0)
+    checks.check_range("decay", decay, 0.0, 1.0, static=True)
     sender = optax.with_extra_args_support(compressor)
 
     def init(params: optax.Params) -> CompressState:
