@@ -62,7 +62,7 @@ class Exchange:
       overlap: exchange at each step what the last one left, so that the exchange can
         run during the forward and backward pass; see :func:`mask_momentum`.
       selection: which coordinates of the momentum are exchanged at a step, such as
-        :class:`slamb_jax.selections.Strided`; for :func:`slamb`, with ``payload=None``.
+        :class:`slamb_jax.selections.Strided`; for :func:`slamb`.
       local_axis_name: the mesh axis (or axes) of the devices of a worker that is a
         group of them, with fast links between. Gradients are averaged densely over it,
         n is the number of groups, and each device exchanges a slice of what its group
