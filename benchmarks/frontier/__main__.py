@@ -26,6 +26,7 @@ from benchmarks.frontier.page import write_page
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.run import Run, record
 from benchmarks.frontier.sweep import missing
+from benchmarks.frontier.wire import use_devices
 
 RECORDED = Path("benchmarks", "results")
 Grid = Literal["frontier", "unseen", "big", "scale", "huge", "track", "smoke"]
@@ -123,6 +124,7 @@ def check(config: Config, recorded: Results) -> None:
 def main(config: Config) -> None:
     recorded = Results(RECORDED / f"{config.grid}.jsonl")
     check(config, recorded)
+    use_devices(max(setting.workers for setting, _ in pairs(config)))
     console = Console()
     console.width = max(console.width, 150)  # the tables
     path = config.out / recorded.path.name
