@@ -261,7 +261,23 @@ class Encoded(NamedTuple):
 
     def mean(self, codes: jax.Array) -> jax.Array:
         """The mean of this device's slice from the codes of all, (workers, bytes)."""
-        return sum_of_rows(self.decode_slice, codes) / np.float32(self.place.n)
+        mean = sum_of_rows(self.decode_slice, codes) / np.float32(self.place.n)
+        if self.quantizer.has_zero:
+            return mean
+        return jnp.where(self._filled(), mean, jnp.zeros_like(mean))
+
+    def _filled(self) -> jax.Array:
+        """Which elements of this device's slice are of arrays, and no padding."""
+        group, counts = self.cut.group, np.diff(self.ends)
+        filled = [
+            (lax.iota(jnp.uint32, count * group.size) < np.uint32(flat_size(shape)))
+            .reshape(group._replace(groups=count))
+            for count, shape in zip(counts.tolist(), self.shapes, strict=True)
+        ]  # fmt: skip
+        slices = _cut_up(jnp.concatenate(filled), self.cut.slice, self.place)
+        slices = slices.reshape(-1, *slices.shape[2:])
+        number = self.place.device * jnp.int32(self.place.n) + self.place.worker
+        return lax.dynamic_index_in_dim(slices, number, keepdims=False)
 
     def encode_mean(self, mean: jax.Array) -> jax.Array:
         """The codes of a slice, uint8 (bytes,)."""
