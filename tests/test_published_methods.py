@@ -105,7 +105,7 @@ CASES = {  # a method, and its naive version
         rivals.demo(0.02, AXIS, chosen=10),
         partial(
             naive.demo, rate=0.02, chosen=10,
-            matrix={"b": (1, 16), "conv": (36, 8), "w": (70, 64)},
+            matrix={"b": (1, 16), "conv": (9, 32), "w": (70, 64)},
         ),
     ),
     "Dion2": (

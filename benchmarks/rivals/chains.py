@@ -6,10 +6,10 @@ from typing import Any
 import optax
 
 import slamb_jax
-from benchmarks.rivals import parts
+from benchmarks.rivals.parts import cosines, masked_momentum, own_adam, two_bits
 from slamb_jax import Exchange, compressors, directions
 
-Rate = float | Callable[[Any], Any]  # or a schedule of it
+Rate = float | Callable[[Any], Any]  # or a schedule
 Tx = optax.GradientTransformation
 
 
@@ -25,18 +25,18 @@ def slamb(rate: Rate, exchange: Exchange, b3: float = 0.93) -> Tx:
     )
 
 
-def one_bit_adam(rate: Rate, axis: str, warm: bool, b2: float = 0.999) -> Tx:
+def one_bit_adam(rate: Rate, axis: str, warm: bool) -> Tx:
     exchange = Exchange(axis, payload=None if warm else "sign")
-    adam = parts.adam(frozen=not warm, b2=b2, eps=1e-8)
+    adam = own_adam(frozen=not warm, eps=1e-8)
     return optax.chain(
         slamb_jax.mask_momentum(exchange, adam, b1=0.9, b2=None),
         optax.scale_by_learning_rate(rate),
     )
 
 
-def one_bit_lamb(rate: Rate, axis: str, warm: bool, b2: float = 0.999) -> Tx:
+def one_bit_lamb(rate: Rate, axis: str, warm: bool) -> Tx:
     exchange = Exchange(axis, payload=None if warm else "sign")
-    adam = parts.adam(frozen=not warm, b2=b2, eps=1e-6)
+    adam = own_adam(frozen=not warm, eps=1e-6)
     return optax.chain(
         slamb_jax.mask_momentum(exchange, adam, b1=0.9, b2=None),
         slamb_jax.layerwise_trust_ratio(exchange),
@@ -68,7 +68,7 @@ def distributed_lion(rate: Rate, axis: str, weight_decay: float = 0.0) -> Tx:
 def dgc(rate: Rate, axis: str, share: float = 0.001) -> Tx:
     top_k = compressors.top_k(share, axis)
     return optax.chain(
-        parts.masked_momentum(top_k, decay=0.9), optax.scale_by_learning_rate(rate)
+        masked_momentum(top_k, decay=0.9), optax.scale_by_learning_rate(rate)
     )
 
 
@@ -88,7 +88,7 @@ def muloco(rate: Rate, axis: str, every: int, outer: Tx) -> Tx:
 
 def sparseloco(optimizer: Tx, axis: str, every: int, share: float = 1 / 64) -> Tx:
     exchange = Exchange(axis, payload=None, sync_every=every, outer=optax.sgd(1.0))
-    largest = compressors.from_codec(parts.two_bits(share), axis)
+    largest = compressors.from_codec(two_bits(share), axis)
     feedback = slamb_jax.compress_with_error_feedback(largest, decay=0.95)
     return optax.chain(
         optimizer, slamb_jax.average_parameters_every(exchange, compressor=feedback)
@@ -96,7 +96,7 @@ def sparseloco(optimizer: Tx, axis: str, every: int, share: float = 1 / 64) -> T
 
 
 def demo(rate: Rate, axis: str, chosen: int = 32) -> Tx:
-    largest = compressors.from_codec(parts.cosines(chosen), axis)
+    largest = compressors.from_codec(cosines(chosen), axis)
     return optax.chain(
         slamb_jax.compress_with_error_feedback(largest, decay=0.999),
         optax.scale_by_sign(),

@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jax.scipy.fft import dctn, idctn
 
 from slamb_jax.compressors import Codec
 
@@ -14,7 +14,9 @@ CHUNK = 4096  # of SparseLoCo: places take 12 bits
 SIDE = 64  # of a chunk of DeMo, at most
 
 
-def adam(frozen: bool, b2: float, eps: float) -> optax.GradientTransformation:
+def own_adam(
+    frozen: bool, eps: float, b2: float = 0.999
+) -> optax.GradientTransformation:
     """Adam's direction of the momentum it gets; ``frozen``: its v stays as it is."""
 
     def update(m: Any, state: Any, params: Any = None) -> Any:
@@ -85,18 +87,26 @@ def cosines(count: int) -> Codec:
 
     def encode(x: jax.Array, common: jax.Array, own: jax.Array) -> Any:
         down, a, across, b = chunks_of(x.shape)
-        c = dctn(x.reshape(down, a, across, b), axes=(1, 3), norm="ortho")
-        c = c.swapaxes(1, 2).reshape(down * across, a * b)
+        blocks = x.reshape(down, a, across, b).swapaxes(1, 2)
+        c = (dct(a) @ blocks @ dct(b).T).reshape(down * across, a * b)
         _, place = jax.lax.top_k(jnp.abs(c), min(count, a * b))
         return jnp.take_along_axis(c, place, 1), place.astype(jnp.uint16)
 
     def decode(code: Any, like: jax.ShapeDtypeStruct, common: jax.Array) -> jax.Array:
         down, a, across, b = chunks_of(like.shape)
         c = scattered(code[0], code[1].astype(jnp.int32), a * b)
-        c = c.reshape(down, across, a, b).swapaxes(1, 2)
-        return idctn(c, axes=(1, 3), norm="ortho").reshape(like.shape)
+        blocks = dct(a).T @ c.reshape(down, across, a, b) @ dct(b)
+        return blocks.swapaxes(1, 2).reshape(like.shape)
 
     return Codec(encode, decode)
+
+
+def dct(size: int) -> jax.Array:
+    """The orthonormal DCT-II as a matrix."""
+    k, i = np.mgrid[:size, :size]
+    matrix = np.sqrt(2 / size) * np.cos(np.pi * (2 * i + 1) * k / (2 * size))
+    matrix[0] /= np.sqrt(2)
+    return jnp.asarray(matrix, jnp.float32)
 
 
 def scattered(values: jax.Array, places: jax.Array, width: int) -> jax.Array:

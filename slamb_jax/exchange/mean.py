@@ -268,16 +268,22 @@ class Encoded(NamedTuple):
 
     def _filled(self) -> jax.Array:
         """Which elements of this device's slice are of arrays, and no padding."""
-        group, counts = self.cut.group, np.diff(self.ends)
-        filled = [
-            (lax.iota(jnp.uint32, count * group.size) < np.uint32(flat_size(shape)))
-            .reshape(group._replace(groups=count))
-            for count, shape in zip(counts.tolist(), self.shapes, strict=True)
-        ]  # fmt: skip
-        slices = _cut_up(jnp.concatenate(filled), self.cut.slice, self.place)
-        slices = slices.reshape(-1, *slices.shape[2:])
+        group, own = self.cut.group, self.cut.slice
+        ends = zip(itertools.pairwise(self.ends), self.shapes, strict=True)
+        of_groups = [  # how many of each group, one behind all of them included
+            flat_size(shape) - i * group.size
+            for (start, end), shape in ends
+            for i in range(end - start)
+        ]
         number = self.place.device * jnp.int32(self.place.n) + self.place.worker
-        return lax.dynamic_index_in_dim(slices, number, keepdims=False)
+        of, plane, of_row, column = (
+            lax.broadcasted_iota(jnp.int32, own, i) for i in range(4)
+        )
+        row = (number * own.groups + of) * own.rows + of_row
+        table = np.minimum([*of_groups, 0], group.size).astype(np.int32)
+        count = jnp.asarray(table)[jnp.minimum(row // group.rows, len(of_groups))]
+        place = (plane * group.rows + row % group.rows) * group.width + column
+        return place < count
 
     def encode_mean(self, mean: jax.Array) -> jax.Array:
         """The codes of a slice, uint8 (bytes,)."""
