@@ -203,7 +203,8 @@ def averaged(make: Callable[..., Any]) -> Callable[..., Any]:
     """An optimizer of optax on each worker, and averages of the parameters."""
 
     def made(rate: Any, exchange: Exchange, **how: Any) -> Any:
-        every, outer = exchange.sync_every, exchange.outer
-        return rivals.diloco(make(rate, **how), AXIS, every, outer)
+        assert exchange.sync_every is not None
+        tx, every = make(rate, **how), exchange.sync_every
+        return rivals.diloco(tx, AXIS, every, exchange.outer)
 
     return made

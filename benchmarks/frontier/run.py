@@ -89,9 +89,8 @@ def execute(run: Run, unfinished: Path) -> Result:
     points: list[dict[str, Any]] = []
     for step, loss in zip(found.steps, found.losses, strict=True):
         finite = math.isfinite(loss)
-        point = {"step": step, "loss": loss if finite else None}
-        point["exchanges"] = sent(step)
-        points.append(point)
+        kept = loss if finite else None
+        points.append({"step": step, "loss": kept, "exchanges": sent(step)})
         if not finite:
             break
     return {

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -57,16 +58,15 @@ def sends_of(made: Made, params: Any, workers: int) -> Callable[[int], list[list
 
     With them the average that gives one copy of the parameters where replicas differ.
     """
-    phases = [(made.then, made.warmup, None)]
+    found = [(payloads(made.then, params, workers), made.warmup, sys.maxsize)]
     if made.first is not None:
-        phases = [(made.first, 0, made.warmup), *phases]
-    found = [(payloads(tx, params, workers), *steps) for tx, *steps in phases]
+        found.append((payloads(made.first, params, workers), 0, made.warmup))
     averages_at = made.exchange.averages_at
 
     def until(steps: int) -> list[list[Any]]:
         often: dict[tuple[str, int], int] = collections.Counter()
         for payload, first, last in found:
-            here = range(first + 1, min(steps, last or steps) + 1)
+            here = range(first + 1, min(steps, last) + 1)
             averages = sum(map(bool, map(averages_at, here)))
             for (kind, conditional), nbytes in payload.items():
                 often[kind, nbytes] += averages if conditional else len(here)

@@ -1,7 +1,7 @@
 """Published methods as chains of public links: docs/guide/published_methods.md."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import optax
 
@@ -9,8 +9,8 @@ import slamb_jax
 from benchmarks.rivals.parts import cosines, masked_momentum, own_adam, two_bits
 from slamb_jax import Exchange, compressors, directions
 
-Rate = float | Callable[[Any], Any]  # or a schedule
-Tx = optax.GradientTransformation
+Rate: TypeAlias = float | Callable[[Any], Any]  # or a schedule
+Tx: TypeAlias = optax.GradientTransformation
 
 
 def slamb(rate: Rate, exchange: Exchange, b3: float = 0.93) -> Tx:
