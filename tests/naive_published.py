@@ -280,7 +280,7 @@ def demo(params, grads, *, rate, chosen, matrix):
     def side(size):
         return max(s for s in range(1, 65) if size % s == 0)
 
-    for gs in grads:
+    for t, gs in enumerate(grads):
         for k, (rows, columns) in matrix.items():
             a, b = side(rows), side(columns)
             update = np.zeros((rows, columns))
@@ -290,13 +290,14 @@ def demo(params, grads, *, rate, chosen, matrix):
                     total = np.zeros((a, b))
                     for i in range(n):
                         error = errors[i][k].reshape(rows, columns)  # a view
-                        x = 0.999 * error[here] + gs[i][k].reshape(rows, columns)[here]
+                        g = gs[i][k].reshape(rows, columns)
+                        x = 0.999 * error[here] + rate(t) * g[here]
                         c = fft.dctn(x, norm="ortho").ravel()
                         c[~largest(c, chosen)] = 0
                         error[here] = x - fft.idctn(c.reshape(a, b), norm="ortho")
                         total += c.reshape(a, b)
                     update[here] = np.sign(fft.idctn(total / n, norm="ortho"))
-            p[k] = p[k] - rate * update.reshape(p[k].shape)
+            p[k] = p[k] - rate(t) * update.reshape(p[k].shape)
     return [p] * n
 
 

@@ -102,9 +102,9 @@ CASES = {  # a method, and its naive version
         partial(naive.sparseloco, rate=0.02, every=2, share=0.05),
     ),
     "DeMo": (
-        rivals.demo(0.02, AXIS, chosen=10),
+        rivals.demo(lambda count: 0.02 / (1 + count), AXIS, chosen=10),
         partial(
-            naive.demo, rate=0.02, chosen=10,
+            naive.demo, rate=lambda count: 0.02 / (1 + count), chosen=10,
             matrix={"b": (1, 16), "conv": (9, 32), "w": (70, 64)},
         ),
     ),

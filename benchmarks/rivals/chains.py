@@ -98,6 +98,7 @@ def sparseloco(optimizer: Tx, axis: str, every: int, share: float = 1 / 64) -> T
 def demo(rate: Rate, axis: str, chosen: int = 32) -> Tx:
     largest = compressors.from_codec(cosines(chosen), axis)
     return optax.chain(
+        optax.scale_by_learning_rate(rate, flip_sign=False),
         slamb_jax.compress_with_error_feedback(largest, decay=0.999),
         optax.scale_by_sign(),
         optax.scale_by_learning_rate(rate),
