@@ -124,13 +124,13 @@ def check(config: Config, recorded: Results) -> None:
 def main(config: Config) -> None:
     recorded = Results(RECORDED / f"{config.grid}.jsonl")
     check(config, recorded)
-    use_devices(max(setting.workers for setting, _ in pairs(config)))
     console = Console()
     console.width = max(console.width, 150)  # the tables
     path = config.out / recorded.path.name
     results = Results(path, tuned=None if config.seeds is None else recorded)
     chosen = pairs(config)
     if not config.report:
+        use_devices(max(setting.workers for setting, _ in chosen))
         run_all(config, results, recorded, console)
     settings = dict.fromkeys(setting for setting, _ in chosen)
     shown = Console(quiet=config.seeds is not None)
