@@ -52,9 +52,10 @@ def exchanging(make: Callable[..., Any], **settings: Any) -> Make:
 
 def dense(make: Callable[..., Any], **settings: Any) -> Make:
     """An optimizer on the mean gradient."""
-    return lambda rate: rivals.dense(make(rate, **settings), AXIS).optimizer
+    return lambda rate: rivals.dense(make(rate, **settings), AXIS)
 
 
+ADAMW = functools.partial(optax.adamw, weight_decay=0.0)
 SGD = functools.partial(slamb_jax.sgd, momentum=0.9)
 NESTEROV = optax.sgd(0.7, momentum=0.5, nesterov=True)
 ADAM_RATES = 1e-3, 3e-3, 1e-2
@@ -88,10 +89,10 @@ METHODS: dict[str, tuple[Make, tuple[float, ...]]] = {
         for name, payload in (("adamw, outer", "ternary"), ("DiLoCo", None))
     },
     "SparseLoCo, H 25": (
-        lambda rate: rivals.sparseloco(rate, AXIS, sync_every=25, chosen=64).optimizer,
+        lambda rate: rivals.sparseloco(ADAMW(rate), AXIS, every=25),
         (1e-3, 3e-3),
     ),
-    "DeMo": (lambda rate: rivals.demo(rate, AXIS, chosen=32).optimizer, (1e-3, 3e-3)),
+    "DeMo": (lambda rate: rivals.demo(rate, AXIS), (1e-3, 3e-3)),
 }
 
 

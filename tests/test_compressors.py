@@ -94,6 +94,13 @@ def test_top_k_sends_the_largest_of_each_worker():
         assert_close(sent.unsent[key].reshape(N, -1), (rows - q).astype("f4"))
 
 
+@pytest.mark.parametrize("shape", [(3,), (9, 128), (70_000,), (2_200_001,)])
+def test_what_fills_up_a_block_of_signs_is_not_in_the_mean(shape):
+    x = jnp.ones((N, *shape)).at[0].set(-1.0)
+    sent, _ = sent_by(ALL["signs"], {"w": x})
+    assert_same_bits(sent.mean["w"], jnp.full(x.shape, 0.5))
+
+
 def test_random_k_draws_others_at_each_step_and_for_each_array():
     ones = stack({"w": jnp.ones(400), "other": jnp.ones(400)}, N)
     masks = []

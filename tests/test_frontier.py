@@ -10,6 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from rich.console import Console
 
@@ -19,10 +20,11 @@ from benchmarks.frontier import __main__ as command
 from benchmarks.frontier import anew, fineweb, grid, page, report, scale, sweep
 from benchmarks.frontier.claims import losses_on_seeds, paired
 from benchmarks.frontier.grid import CORE, SEEDS, Setting
-from benchmarks.frontier.methods import DENSE, METHODS, exchanges, make
+from benchmarks.frontier.methods import DENSE, METHODS, make
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.run import Run, execute
 from benchmarks.frontier.tasks import TASKS, task
+from benchmarks.frontier.wire import Made, sends_of
 from benchmarks.rivals import elements
 from slamb_jax.advisor.advice import RECORDED, Recorded
 from tests import programs
@@ -206,35 +208,44 @@ def test_a_method_or_a_pair_is_meant_whole_and_wrong_arguments_are_named(tmp_pat
 
 SMALL, WHOLE = ("all-reduce", 4 * 430), ("all-reduce", 4 * 4030)
 SLICE = 4 * (64 + 4) + 1 * (32 + 4)
+SIGNS = 2 * (64 + 4) + 1 * (32 + 4)  # of 8 blocks of 512, and one of 256
 
 
 @pytest.mark.parametrize(
-    ("name", "by_step", "in_all"),
+    ("name", "by_steps"),
     [
         # The mean of all parameters follows the last step, where replicas differ.
-        (
-            "SLAMB, as published",
-            {2: [SMALL], 101: [SMALL, WHOLE]},
-            {100: [100, 2], 101: [101, 2]},
-        ),
+        ("SLAMB, as published", {100: (100, 2), 101: (101, 2)}),
         # 13 blocks of 320 of the one and one of 160 of the other leaf, five to a byte,
         # a scale of 4 bytes each, in 4 slices of whole blocks.
-        (
-            "slamb, H 1",
-            {2: [("all-to-all", 4 * SLICE), ("all-gather", SLICE)]},
-            {9: [9, 9]},
-        ),
+        ("slamb, H 1", {9: (9, 9)}),
         # After a step of an outer optimizer all replicas are equal.
-        ("muon, outer, H 10, outer 1 0", {9: []}, {20: [2, 2]}),
+        ("MuLoCo, H 30, outer 1 0", {29: (1,), 30: (1,), 60: (2,)}),
+        ("1-bit LAMB", {9: (9,), 12: (10, 2, 2)}),  # the warm-up is a fifth of 50 steps
     ],
 )
-def test_the_bytes_of_a_step_are_counted(name, by_step, in_all):
+def test_the_bytes_of_all_steps_are_counted(name, by_steps):
+    payloads = {
+        "SLAMB, as published": [SMALL, WHOLE],
+        "slamb, H 1": [("all-to-all", 4 * SLICE), ("all-gather", SLICE)],
+        "1-bit LAMB": [WHOLE, ("all-to-all", 4 * SIGNS), ("all-gather", SIGNS)],
+    }.get(name, [WHOLE])
     like = {"big": (100, 40), "small": (30,)}
     params = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in like.items()}
-    rival = make(name, 1.0, SETTING)
-    assert {t: rival.sends(params, 4, t) for t in by_step} == by_step
-    often = {t: [x[-1] for x in exchanges(rival, params, 4, t)] for t in in_all}
-    assert often == in_all
+    made = make(name, optax.constant_schedule(1.0), SETTING)
+    until = sends_of(made, params, 4)
+    for steps, times in by_steps.items():
+        found = {(kind, nbytes): often for kind, nbytes, often in until(steps)}
+        assert found == dict(zip(payloads, times, strict=False)), steps
+
+
+def test_a_warm_up_is_another_optimizer_with_the_same_state():
+    made = Made(optax.sgd(1.0), first=optax.sgd(10.0), warmup=2)
+    state, steps = made.optimizer.init(jnp.float32(0)), []
+    for _ in range(3):
+        u, state = jax.jit(made.optimizer.update)(jnp.float32(1), state)
+        steps.append(float(u))
+    assert steps == [-10, -10, -1]
 
 
 def test_the_best_outer_step_counts_and_all_runs_are_counted(results):

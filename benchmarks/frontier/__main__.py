@@ -26,6 +26,7 @@ from benchmarks.frontier.page import write_page
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.run import Run, record
 from benchmarks.frontier.sweep import all_missing
+from benchmarks.frontier.wire import use_devices
 from examples.common.simulated import UnfinishedError
 
 RECORDED = Path("benchmarks", "results")
@@ -134,6 +135,7 @@ def main(config: Config) -> None:
     results = Results(path, tuned=None if config.seeds is None else recorded)
     chosen = pairs(config)
     if not config.report:
+        use_devices(max(setting.workers for setting, _ in chosen))
         run_all(config, results, recorded, console)
     settings = dict.fromkeys(setting for setting, _ in chosen)
     shown = Console(quiet=config.seeds is not None)

@@ -1,18 +1,16 @@
 """Kinds of methods: rivals, dense optimizers, and those of this library."""
 
 import dataclasses
-import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 import slamb_jax
 from benchmarks import rivals
 from benchmarks.frontier.grid import Setting
+from benchmarks.frontier.wire import Made
 from examples.common.simulated import AXIS
 from slamb_jax import Exchange
 
@@ -26,13 +24,21 @@ class Method:
     """A row of the tables."""
 
     rate: float  # the middle of the sweep
-    make: Callable[[Any, Setting], rivals.Rival]  # of a rate or a schedule of it
+    make: Callable[[Any, Setting], Made]  # of a schedule of the rate
     key: dict[str, Any]  # with name, setting, rate and seed the key of a result
 
 
-def rival(rate: float, make: Callable[..., rivals.Rival], **settings: Any) -> Method:
-    """A method that is made alike in every setting."""
-    return Method(rate, lambda rate, _: make(rate, AXIS, **settings), settings)
+def rival(
+    rate: float,
+    make: Callable[..., optax.GradientTransformation],
+    *,
+    key: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Method:
+    """A method that is made alike in every setting, and exchanges at every step."""
+    return Method(
+        rate, lambda rate, _: Made(make(rate, AXIS, **settings)), key or settings
+    )
 
 
 def dense(
@@ -45,25 +51,42 @@ def dense(
 ) -> Method:
     """On the mean gradient; with an ``outer`` step every 30 steps that is SNOO."""
 
-    def made(rate: Any, _: Setting) -> rivals.Rival:
+    def made(rate: Any, _: Setting) -> Made:
         tx = make(rate, **how)
         if outer is not None:
             every = Exchange(payload=None, sync_every=30, outer=nesterov(outer))
             tx = optax.chain(tx, slamb_jax.average_parameters_every(every))
-        return rivals.dense(tx, AXIS)
+        return Made(rivals.dense(tx, AXIS))
 
     return Method(rate, made, (key or {}) | how | ({"outer": outer} if outer else {}))
 
 
-def on_lamb(make: Callable[..., rivals.Rival]) -> Callable[..., rivals.Rival]:
-    """LAMB on gradients averaged in some way."""
-    return lambda rate, axis, **how: make(optax.lamb(rate), axis, **how)
+def on(
+    optimizer: Callable[..., Any], make: Callable[..., Any], **how: Any
+) -> Callable[..., Any]:
+    """What exchanges around an optimizer, whose settings are the others."""
+    return lambda rate, axis, **rest: make(optimizer(rate, **rest), axis, **how)
 
 
-def one_bit_lamb(rate: optax.Schedule, setting: Setting, warmup: float) -> rivals.Rival:
-    """1-bit LAMB with a share of the steps as its warm-up."""
-    steps = round(warmup * setting.steps)
-    return rivals.one_bit_lamb(rate, AXIS, setting.workers, steps)
+def sparseloco(rate: Any, every: int, **how: Any) -> Method:
+    """Around AdamW."""
+
+    def made(rate: Any, _: Setting) -> Made:
+        adamw = optax.adamw(rate, weight_decay=0.0, **how)
+        outer = Exchange(AXIS, payload=None, sync_every=every, outer=optax.sgd(1.0))
+        return Made(rivals.sparseloco(adamw, AXIS, every), outer)
+
+    return Method(rate, made, {"sync_every": every, "chosen": 64} | how)
+
+
+def one_bit_lamb(rate: float, warmup: float) -> Method:
+    """With a share of the steps as its warm-up."""
+
+    def made(rate: Any, setting: Setting) -> Made:
+        first, then = (rivals.one_bit_lamb(rate, AXIS, warm) for warm in (True, False))
+        return Made(then, first=first, warmup=round(warmup * setting.steps))
+
+    return Method(rate, made, {"warmup": warmup})
 
 
 def nesterov(outer: Outer) -> optax.GradientTransformation:
@@ -84,18 +107,14 @@ def exchanging(
     the names that they had when the first results were recorded.
     """
 
-    def made(rate: Any, setting: Setting) -> rivals.Rival:
+    def made(rate: Any, setting: Setting) -> Made:
         sized = exchange
         if isinstance(exchange.selection, slamb_jax.selections.Strided):
             selection = dataclasses.replace(
                 exchange.selection, min_size=MIN_SIZE.get(setting.task)
             )
             sized = dataclasses.replace(exchange, selection=selection)
-        return rivals.Rival(
-            make(rate, sized, **how),
-            functools.partial(sends_of, sized),
-            lambda step: bool(sized.averages_at(step)),
-        )
+        return Made(make(rate, sized, **how), sized)
 
     recorded: dict[str, Any] = {"payload": None, "average_payload": exchange.payload}
     recorded |= {"compress_ratio": 0.0, "sync_every": exchange.sync_every, "b3": 1.0}
@@ -127,26 +146,6 @@ def local(
     """Workers step by themselves, and an outer optimizer steps between averages."""
     exchange = Exchange(AXIS, payload=payload, sync_every=every, outer=nesterov(outer))
     return exchanging(make, rate, exchange, (key or {}) | {"outer": outer}, **how)
-
-
-def sends_of(exchange: Exchange, params: Any, workers: int, step: int) -> rivals.Sends:
-    """The collectives of a step."""
-    shapes = tuple(x.shape for x in jax.tree.leaves(params))
-    sizes = [math.prod(shape) for shape in shapes]
-    sends: rivals.Sends = []
-    if exchange.selection is not None:
-        sends = rivals.mean_sends(selected(exchange, shapes), workers)
-    if exchange.averages_at(step):
-        sends = [*sends, *rivals.mean_sends(sizes, workers, exchange.payload)]
-    return sends
-
-
-@functools.cache
-def selected(exchange: Exchange, shapes: tuple[tuple[int, ...], ...]) -> int:
-    """How many coordinates of the momentum a selection exchanges at a step."""
-    params = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    momentum = dataclasses.replace(exchange, sync_every=None)
-    return round(momentum.share(params) * rivals.elements(params))
 
 
 def adamw(rate: Any, exchange: Exchange, **how: Any) -> Any:
@@ -204,7 +203,8 @@ def averaged(make: Callable[..., Any]) -> Callable[..., Any]:
     """An optimizer of optax on each worker, and averages of the parameters."""
 
     def made(rate: Any, exchange: Exchange, **how: Any) -> Any:
-        last = slamb_jax.average_parameters_every(exchange)
-        return optax.chain(make(rate, **how), last)
+        assert exchange.sync_every is not None
+        tx, every = make(rate, **how), exchange.sync_every
+        return rivals.diloco(tx, AXIS, every, exchange.outer)
 
     return made

@@ -3,7 +3,6 @@
 import functools
 from typing import Any
 
-import jax
 import optax
 
 import slamb_jax
@@ -11,7 +10,6 @@ from benchmarks import rivals
 from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.kinds import MIN_SIZE as MIN_SIZE
 from benchmarks.frontier.kinds import (
-    Method,
     adamw,
     averaged,
     dense,
@@ -22,11 +20,13 @@ from benchmarks.frontier.kinds import (
     matrices,
     mean_first,
     of_one,
-    on_lamb,
+    on,
     on_matrices,
     one_bit_lamb,
     rival,
+    sparseloco,
 )
+from benchmarks.frontier.wire import Made
 from examples.common.simulated import AXIS
 from slamb_jax import Exchange
 
@@ -43,14 +43,10 @@ OUTER = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.5), (1.0, 0.0))
 LARGEST = {7: 0.0113, 31: 0.016, 127: 0.0226}  # of so many, and the middle of the rates
 
 METHODS = {
-    "LAMB": rival(0.02, on_lamb(rivals.dense)),
+    "LAMB": rival(0.02, on(optax.lamb, rivals.dense)),
     "LAMB, v of m": dense(of_one(slamb_jax.lamb), 0.02, key=MOMENTUM),
     "AdamW": dense(ADAMW, 0.016, **ADAM),
-    "AdamW, bfloat16": rival(
-        0.016,
-        lambda rate, axis, **how: rivals.dense_bfloat16(ADAMW(rate, **how), axis),
-        **ADAM,
-    ),
+    "AdamW, bfloat16": rival(0.016, on(ADAMW, rivals.dense_bfloat16), **ADAM),
     "AdamW, b1 0.8": dense(ADAMW, 0.016, b1=0.8, **ADAM),
     "AdamW, v of m": dense(of_one(adamw), 0.0113, key=MOMENTUM, **ADAM),
     **{
@@ -110,42 +106,22 @@ METHODS = {
     "DiLoCo, H 10, outer 0.7 0.5": local(
         averaged(ADAMW), 0.008, 10, OUTER[1], None, GRADIENT, **ADAM
     ),
-    "SparseLoCo, H 25": rival(
-        0.016, rivals.sparseloco, sync_every=25, chosen=64, **ADAM
-    ),
-    "SparseLoCo, H 5": rival(0.016, rivals.sparseloco, sync_every=5, chosen=64, **ADAM),
+    "SparseLoCo, H 25": sparseloco(0.016, 25, **ADAM),
+    "SparseLoCo, H 5": sparseloco(0.016, 5, **ADAM),
     "Dion2, 1/4 of the rows": rival(
         0.016,
         lambda rate, axis, **how: rivals.dion2(rate, axis, matrices, **how),
         **ADAM,
     ),
     "DeMo": rival(0.008, rivals.demo, chosen=32),
-    "1-bit LAMB": Method(
-        0.02,
-        lambda rate, setting: one_bit_lamb(rate, setting, warmup=0.2),
-        {"warmup": 0.2},
+    "1-bit LAMB": one_bit_lamb(0.02, warmup=0.2),
+    "PowerSGD, LAMB": rival(
+        0.02, on(optax.lamb, rivals.powersgd, rank=4), key={"rank": 4}
     ),
-    "PowerSGD, LAMB": rival(0.02, on_lamb(rivals.powersgd), rank=4),
 }
 OURS = "adamw,", "muon,", "lion,", "slamb,", "SLAMB"  # whose exchange is this library's
 
 
-def make(method: str, rate: Any, setting: Setting) -> rivals.Rival:
-    """The method at a rate, a number or a schedule."""
+def make(method: str, rate: Any, setting: Setting) -> Made:
+    """The method at a schedule of the rate."""
     return METHODS[method].make(rate, setting)
-
-
-def exchanges(
-    rival: rivals.Rival, params: Any, workers: int, steps: int
-) -> list[list[Any]]:
-    """All collectives of so many steps: [kind, bytes put in, how often].
-
-    With them the average that gives one copy of the parameters where replicas differ.
-    """
-    shapes = jax.eval_shape(lambda x: x, params)
-    sends = [
-        send for t in range(1, steps + 1) for send in rival.sends(shapes, workers, t)
-    ]
-    if not rival.agreed(steps):
-        sends += rivals.mean_sends(rivals.elements(shapes), workers)
-    return [[*send, sends.count(send)] for send in dict.fromkeys(sends)]

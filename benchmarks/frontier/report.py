@@ -13,8 +13,8 @@ from benchmarks.frontier.methods import DENSE, METHODS, OURS
 from benchmarks.frontier.results import Result, Results, last_loss
 from benchmarks.frontier.sweep import finished, swept
 from benchmarks.frontier.tasks import task
-from benchmarks.rivals import wire_bytes
 from examples.common.tables import spread, table
+from slamb_jax.wire import RING_SHARES
 
 COMPARED = 1 / 1000, 1 / 4  # of dense bytes: where rivals are compared
 
@@ -47,7 +47,7 @@ class Cell:
     def bytes(self) -> float:
         """Bytes that each worker sends in a run; as many with every seed."""
         return sum(
-            often * wire_bytes([(kind, payload)], self.workers)
+            often * RING_SHARES[kind](self.workers) * payload
             for kind, payload, often in self.runs[0]["points"][-1]["exchanges"]
         )
 

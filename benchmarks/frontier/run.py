@@ -7,16 +7,19 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import optax
 from rich.console import Console
 
 from benchmarks.frontier.grid import Setting
-from benchmarks.frontier.methods import METHODS, exchanges, make
+from benchmarks.frontier.methods import METHODS, make
 from benchmarks.frontier.results import Result, Results, last_loss
 from benchmarks.frontier.tasks import schedule, task
+from benchmarks.frontier.wire import sends_of
 from examples.common import simulated
 from examples.hardware import hardware
 
@@ -59,6 +62,14 @@ def program(setting: Setting, method: str) -> simulated.Program:
     )
 
 
+@functools.lru_cache(maxsize=1)
+def sends(setting: Setting, method: str) -> Callable[[int], list[list[Any]]]:
+    """What the method sends in so many steps, at any rate."""
+    params = jax.eval_shape(task(setting.task).init, jax.random.key(0))
+    made = make(method, optax.constant_schedule(1.0), setting)
+    return sends_of(made, params, setting.workers)
+
+
 def execute(run: Run, unfinished: Path, until: float = math.inf) -> Result:
     """Trains; the losses, the collectives up to then, and the time of a step.
 
@@ -75,14 +86,12 @@ def execute(run: Run, unfinished: Path, until: float = math.inf) -> Result:
         compiled, run.rate, run.seed, due=due, show=True, resume=resume, until=until
     )
     shutil.rmtree(resume)
-    params = jax.eval_shape(compiled.task.init, jax.random.key(0))
-    rival = make(run.method, run.rate, setting)
+    sent = sends(setting, run.method)
     points: list[dict[str, Any]] = []
     for step, loss in zip(found.steps, found.losses, strict=True):
-        sent = exchanges(rival, params, setting.workers, step)
         finite = math.isfinite(loss)
-        point = {"step": step, "loss": loss if finite else None, "exchanges": sent}
-        points.append(point)
+        kept = loss if finite else None
+        points.append({"step": step, "loss": kept, "exchanges": sent(step)})
         if not finite:
             break
     return {

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import optax
 from jax.sharding import Mesh
 
 from benchmarks import rivals
@@ -58,11 +59,11 @@ class Ask:
         return cls(**found | {"setting": Setting(**found["setting"])})
 
 
-def rival(method: str, rate: Any, setting: Setting) -> rivals.Rival:
+def optimizer(method: str, rate: Any, setting: Setting) -> optax.GradientTransformation:
     """The frontier's method, or dense with its gradients in buckets."""
     if method == BUCKETS:
         return rivals.dense_bfloat16(ADAMW(rate, **ADAM), AXIS, buckets=4)
-    return METHODS[method].make(rate, setting)
+    return METHODS[method].make(rate, setting).optimizer
 
 
 @functools.cache
@@ -72,7 +73,7 @@ def program(
     """A compiled program, and the seconds that took."""
     way = Method(
         method,
-        lambda rate, _: rival(method, rate, setting).optimizer,
+        lambda rate, _: optimizer(method, rate, setting),
         exchange_of(method),
     )
     made = Program(

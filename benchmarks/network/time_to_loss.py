@@ -29,6 +29,7 @@ from benchmarks.frontier.grid import Setting
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.run import record
 from benchmarks.frontier.sweep import best_rate
+from benchmarks.frontier.wire import use_devices
 from benchmarks.network import losses, timings
 from benchmarks.network.learner import Ask, Job
 from benchmarks.network.namespaces import Network, missing, network
@@ -132,6 +133,7 @@ def main(config: Config) -> None:
     jax.config.update("jax_platforms", "cpu")
     results = Results(config.out / RESULTS.name)
     if not config.report:
+        use_devices(config.setting.workers)
         simulated(config, results, console)
         on_links(config, results, console)
     path = write_page(config.setting, config.links, config.checked, results)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.rivals.exchange import Rival, Sends, elements, mean, mean_sends
+import slamb_jax
 
 NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315  # five steps of Keller Jordan's quintic
 
@@ -28,7 +28,7 @@ def dion2(
     momentum: float = 0.95,
     seed: int = 0,
     b2: float = 0.999,
-) -> Rival:
+) -> optax.GradientTransformation:
     r"""Orthogonalizes a random share S of the rows of the mean momentum.
 
     .. math::
@@ -79,7 +79,7 @@ def dion2(
             for key, m in zip(keys, momenta, strict=True)
         ]
         picked = [m[i] for m, i in zip(momenta, rows, strict=True)]
-        picked, rest = mean((picked, rest), axis_name)
+        picked, rest = slamb_jax.average_parameters((picked, rest), axis_name)
         rest, adam_state = adam.update(rest, state.adam)
 
         def step(m: jax.Array, i: jax.Array, x: jax.Array) -> jax.Array:
@@ -97,12 +97,7 @@ def dion2(
         updates = jax.tree.unflatten(jax.tree.structure(grads), updates)
         return updates, Dion2State(count, kept, adam_state)
 
-    def sends(params: optax.Params, workers: int, _: int) -> Sends:
-        shapes = jax.eval_shape(lambda x: split(x)[:2], params)
-        sent = sum(taken(x.shape[0], fraction) * x.shape[1] for x in shapes[0])
-        return mean_sends(sent + elements(shapes[1]), workers)
-
-    return Rival(optax.GradientTransformation(init, update), sends)
+    return optax.GradientTransformation(init, update)
 
 
 def taken(rows: int, fraction: float) -> int:

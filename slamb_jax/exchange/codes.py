@@ -76,6 +76,11 @@ class Quantizer:
 
     values: Values
 
+    @property
+    def has_zero(self) -> bool:
+        """Whether a zero, such as a block is filled up with, is sent as one."""
+        return not isinstance(self.values, Sign)
+
     def group_of(self, size: int) -> Group:
         """How an array of so many elements is cut: the shape of one group.
 

@@ -9,6 +9,7 @@ the links between groups carry the arrays once, and not once for every device.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -261,7 +262,33 @@ class Encoded(NamedTuple):
 
     def mean(self, codes: jax.Array) -> jax.Array:
         """The mean of this device's slice from the codes of all, (workers, bytes)."""
-        return sum_of_rows(self.decode_slice, codes) / np.float32(self.place.n)
+        mean = sum_of_rows(self.decode_slice, codes) / np.float32(self.place.n)
+        if self.quantizer.has_zero:
+            return mean
+        return jnp.where(self._filled(), mean, jnp.zeros_like(mean))
+
+    def _filled(self) -> jax.Array:
+        """Which elements of this device's slice are of arrays, and no padding."""
+        group, own = self.cut.group, self.cut.slice
+        arrays = list(zip(self.shapes, np.diff(self.ends).tolist(), strict=True))
+
+        def counts(size_of: Callable[[tuple[int, ...]], int]) -> jax.Array:
+            """Elements of each group, and of one behind them all."""
+            rest = [size_of(x) - i * group.size for x, n in arrays for i in range(n)]
+            return jnp.asarray(np.minimum([*rest, 0], group.size), jnp.int32)
+
+        # On a TPU the rows that fill up a tile stand among the others, and count.
+        table = lax.platform_dependent(
+            tpu=lambda: counts(flat_size), default=lambda: counts(math.prod)
+        )
+        number = self.place.device * jnp.int32(self.place.n) + self.place.worker
+        of, plane, of_row, column = (
+            lax.broadcasted_iota(jnp.int32, own, i) for i in range(4)
+        )
+        row = (number * own.groups + of) * own.rows + of_row
+        count = table[jnp.minimum(row // group.rows, len(table) - 1)]
+        place = (plane * group.rows + row % group.rows) * group.width + column
+        return place < count
 
     def encode_mean(self, mean: jax.Array) -> jax.Array:
         """The codes of a slice, uint8 (bytes,)."""

@@ -202,8 +202,10 @@ def packs_of(
 ) -> list[Pack]:
     """Which small leaves share an array."""
     quantizer = quantizer_of(exchange.payload)
-    # Without codes a leaf's step is short, and to move the leaf would take longer.
-    if quantizer is None or axis_size(exchange.axis_name) == 1:
+    # Without codes a leaf's step is short, and to move the leaf would take longer. What
+    # is between the leaves of an array must be sent as zeros.
+    one = axis_size(exchange.axis_name) == 1
+    if one or quantizer is None or not quantizer.has_zero:
         return alone([row.leaf for row in rows])
     columns = [[row.g for row in rows], [row.m for row in rows]]
     if second is not None:
