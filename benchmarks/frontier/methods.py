@@ -69,6 +69,7 @@ METHODS = {
         for k, rate in LARGEST.items()
     },
     "adamw, b1 0.8, H 1": mean_first(adamw, 0.008, b1=0.8, **ADAM),
+    "adamw, signs, b1 0.8": mean_first(adamw, 0.0113, "sign", b1=0.8, **ADAM),
     "muon, 4 bits, H 1": mean_first(
         muon, 0.0453, "uniform4", "of the directions", **MUON
     ),
