@@ -91,6 +91,14 @@ def test_a_run_that_is_stopped_in_time_goes_on(whole, tmp_path):
     assert simulated.train(whole[0], 0.1, due=[3, 8], until=0.0).steps == [3, 8]
 
 
+def test_recorded_runs_begin_with_the_parameters_that_they_began_with():
+    """Flax draws them by the number of each layer, in the order of the code."""
+    params = ByteLM(1, 16, 2, 8).init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))
+    block = params["params"]["Block_0"]
+    shapes = {name: block[name]["kernel"].shape for name in ("Dense_0", "Dense_1")}
+    assert shapes == {"Dense_0": (64, 16), "Dense_1": (16, 64)}
+
+
 def test_in_bfloat16_the_parameters_and_the_loss_stay_in_float32():
     text = np.arange(66, dtype=np.int32).reshape(2, 33)
     nets = [ByteLM(1, 16, 2, 32, dtype) for dtype in (None, jnp.bfloat16)]

@@ -1,6 +1,7 @@
 """What the steps of a method send, read off its compiled update."""
 
 import collections
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable
@@ -49,8 +50,9 @@ class Made:
 
 
 def use_devices(workers: int) -> None:
-    """Makes as many devices as there are workers to count for; before jax starts."""
-    jax.config.update("jax_num_cpu_devices", workers)
+    """Makes as many devices as there are workers to count for, unless jax started."""
+    with contextlib.suppress(RuntimeError):  # then those that are there have to do
+        jax.config.update("jax_num_cpu_devices", workers)
 
 
 def sends_of(made: Made, params: Any, workers: int) -> Callable[[int], list[list[Any]]]:

@@ -30,8 +30,10 @@ class Block(nn.Module):
         h = nn.LayerNorm(dtype=dtype)(x)
         attention = nn.MultiHeadDotProductAttention(self.heads, dtype=dtype)
         x = x + attention(h, mask=causal)
-        h = nn.Dense(4 * width, dtype=dtype)(nn.LayerNorm(dtype=dtype)(x))
-        return x + nn.Dense(width, dtype=dtype)(nn.gelu(h))
+        h = nn.LayerNorm(dtype=dtype)(x)
+        # In this order: Flax numbers them so, and draws their parameters by the number.
+        out, wide = nn.Dense(width, dtype=dtype), nn.Dense(4 * width, dtype=dtype)
+        return x + out(nn.gelu(wide(h)))
 
 
 class ByteLM(nn.Module):
