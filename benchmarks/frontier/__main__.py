@@ -12,7 +12,7 @@ recorded rate, without it the whole sweep of rates.
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -137,7 +137,9 @@ def main(config: Config) -> None:
     if not config.report:
         use_devices(max(setting.workers for setting, _ in chosen))
         run_all(config, results, recorded, console)
-    settings = dict.fromkeys(setting for setting, _ in chosen)
+    settings: Iterable[Setting] = dict.fromkeys(setting for setting, _ in chosen)
+    if config.out == RECORDED:  # whose page has all that is recorded
+        settings = GRIDS[config.grid]
     shown = Console(quiet=config.seeds is not None)
     shown.width = console.width
     page = write_page(settings, results, shown)
