@@ -393,6 +393,16 @@ def test_the_recorded_page_is_that_of_the_recorded_data(name, tmp_path, monkeypa
         assert key == json.loads(json.dumps(known)) or "average_b2" in key
 
 
+def test_a_run_of_one_method_keeps_the_page_of_all(tmp_path, monkeypatch):
+    shutil.copy(RESULTS / "frontier.jsonl", tmp_path)
+    monkeypatch.setattr(command, "RECORDED", tmp_path)
+    monkeypatch.setattr(page.pictures, "by_setting", lambda *_: None)
+    monkeypatch.setattr(page.pictures, "by_bytes", lambda *_: None)
+    command.main(command.Config(only=("byte_lm-8x8-300 LAMB",), out=tmp_path))
+    recorded = (RESULTS / "frontier.md").read_text()
+    assert (tmp_path / "frontier.md").read_text() == recorded
+
+
 @pytest.mark.long
 def test_the_command_sweeps_and_draws_and_a_run_that_diverges_ends(tmp_path):
     diverged = execute(Run(SETTING, "AdamW", 1e30, 0), tmp_path)
