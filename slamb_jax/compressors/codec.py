@@ -34,7 +34,7 @@ class Codec(NamedTuple):
     ``common`` is a random key that all workers have alike at a step, another for each
     array: what follows from it need not be sent. ``own`` differs between workers.
 
-    Attributes:
+    Args:
       encode: of x (float32, of any shape), ``common`` and ``own``: the code, as it is
         sent.
       decode: of a code, a ``jax.ShapeDtypeStruct`` of x, and ``common``: the float32
