@@ -41,6 +41,7 @@ class Keeping:
     """In place of a quantizer: the four bytes of so much of each number."""
 
     share: float
+    has_zero = True
 
     def group_of(self, size):
         return Group(1, 2, 8 if size > 64 else 1, 4)
