@@ -8,7 +8,6 @@ steps takes a core a minute.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +106,10 @@ class Config:
 def program(name: str, of_task: str, steps: int) -> Program:
     """The compiled step of a variant, for any rate and seed."""
     variant = VARIANTS[name]
-    make: Callable[[Any, Any], optax.GradientTransformation]
-    if variant is None:
-        make = lambda rate, _: dense(optax.lamb(rate), AXIS)  # noqa: E731
-    else:
-        make = lambda rate, _: variant.chain(rate)  # noqa: E731
+
+    def make(rate: Any, _: Any) -> optax.GradientTransformation:
+        return dense(optax.lamb(rate), AXIS) if variant is None else variant.chain(rate)
+
     return Program(
         task(of_task), Method(name, make), workers=WORKERS, batch=BATCH, steps=steps,
         schedule=schedule(of_task, steps),

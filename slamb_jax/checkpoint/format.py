@@ -198,8 +198,12 @@ def check_fits(what: str, about: dict[str, Any], like: chex.ArrayTree) -> None:
         for name in was | now
         if was.get(name) != now.get(name)
     ]
-    way_out = ": restore into the optimizer that was saved, and begin another with its "
-    way_out = way_out + "parameters" if wrong else ""
+    way_out = ""
+    if wrong:
+        way_out = (
+            ": restore into the optimizer that was saved, and begin another with its "
+            "parameters"
+        )
     saved = about["leaves"]
     expected = {k: shape_and_dtype(x) for k, x in leaves_by_name(like).items()}
     wrong += [f"{name} is missing" for name in expected if name not in saved]

@@ -92,9 +92,7 @@ def from_codec(
       >>> print(sent.mean, sent.unsent)
       [2. 2.] [0.         0.00099993]
     """
-    checks.check_axis_name(axis_name)
-    if axis_name is None:
-        raise ValueError("axis_name must name the axis of the workers, got None")
+    check_has_axis(axis_name)
 
     def init(params: optax.Params) -> CodecState:
         checks.check_floating(params, "params")
@@ -138,6 +136,13 @@ def from_codec(
         return sent, chosen(skip, CodecState(unless(skip, state.count, step)))
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def check_has_axis(axis_name: AxisName) -> None:
+    """Raises unless it names an axis: a compressor sends between workers."""
+    checks.check_axis_name(axis_name)
+    if axis_name is None:
+        raise ValueError("axis_name must name the axis of the workers, got None")
 
 
 def _key(step: jax.Array, index: int) -> jax.Array:

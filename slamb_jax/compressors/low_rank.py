@@ -1,6 +1,5 @@
 """Compressors that send matrices as products of two thin ones."""
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +9,7 @@ import optax
 from slamb_jax._core import axes, checks
 from slamb_jax._core.axes import AxisName
 from slamb_jax._core.leaves import arrays_of, chosen, present, unless
-from slamb_jax.compressors.codec import Sent
+from slamb_jax.compressors.codec import Sent, check_has_axis
 from slamb_jax.exchange import collectives
 
 
@@ -58,9 +57,7 @@ def low_rank(rank: int, axis_name: AxisName) -> optax.GradientTransformationExtr
       Vogels et al., `PowerSGD <https://arxiv.org/abs/1905.13727>`_, NeurIPS 2019.
     """
     checks.check_integer("rank", rank, 1)
-    checks.check_axis_name(axis_name)
-    if axis_name is None:
-        raise ValueError("axis_name must name the axis of the workers, got None")
+    check_has_axis(axis_name)
 
     def init(params: optax.Params) -> LowRankState:
         checks.check_floating(params, "params")
@@ -85,13 +82,13 @@ def low_rank(rank: int, axis_name: AxisName) -> optax.GradientTransformationExtr
         del extra_args
         axes.check_local(updates, axis_name)
         checks.check_floating(updates, "updates")
-        rows, rebuild = present(updates, like=updates if params is None else params)
         like = updates if params is None else params
+        rows, rebuild = present(updates, like=like)
         xs = [x.astype(jnp.float32) for _, x in rows]
         olds = arrays_of(updates, state.q, like)
         thin = [_is_thinner(x, rank) for x in xs]
         # Of a leaf that is sent whole, x itself is all that is sent.
-        ps = _mean(
+        ps = collectives.pmean(
             [
                 x.reshape(_matrix(x)) @ q if is_thin else x
                 for x, q, is_thin in zip(xs, olds, thin, strict=True)
@@ -104,7 +101,7 @@ def low_rank(rank: int, axis_name: AxisName) -> optax.GradientTransformationExtr
             q if p is None else x.reshape(_matrix(x)).T @ p
             for x, q, p in zip(xs, olds, bases, strict=True)
         ]
-        qs = _mean(own, axis_name)
+        qs = collectives.pmean(own, axis_name)
 
         def product(p: jax.Array, q: jax.Array, x: jax.Array) -> jax.Array:
             return (p @ q.T).reshape(x.shape)
@@ -127,8 +124,4 @@ def _matrix(x: jax.Array) -> tuple[int, int]:
 
 def _is_thinner(x: jax.Array, rank: int) -> bool:
     rows, columns = _matrix(x)
-    return rows > 1 and rank * (rows + columns) < math.prod((rows, columns))
-
-
-def _mean(arrays: list[jax.Array], axis_name: AxisName) -> list[jax.Array]:
-    return collectives.pmean(arrays, axis_name)
+    return rows > 1 and rank * (rows + columns) < rows * columns

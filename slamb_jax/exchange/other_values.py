@@ -16,6 +16,7 @@ from slamb_jax.exchange.values import (
     WIDTH,
     ZERO,
     Norm,
+    Ternary,
     least_sent,
     scale_of,
     total,
@@ -155,9 +156,8 @@ class Natural:
         for x, random in zip(planes, _random_bits(planes, seed), strict=True):
             # A carry out of the fraction is as likely as the fraction is large.
             up = _bits_of(jnp.abs(x)) + (random >> np.uint32(9))
-            below = (top >> np.uint32(23)) - (
-                up >> np.uint32(23)
-            )  # wraps above the top
+            # It wraps above the top.
+            below = (top >> np.uint32(23)) - (up >> np.uint32(23))
             is_sent = usable & (jnp.abs(x) >= np.float32(_TINY)) & (below < 127)
             code = below.astype(jnp.uint8) + jnp.where(
                 x > 0, np.uint8(1), np.uint8(128)
@@ -174,16 +174,12 @@ class Natural:
 
 
 @dataclasses.dataclass(frozen=True)
-class TernGrad:
+class TernGrad(Ternary):
     """Three values by stochastic rounding: zero, and the block's largest magnitude.
 
     So each element is right on average. Wen et al., TernGrad, 2017.
     """
 
-    base: int = 3
-    digits: int = 5
-    planes: int = 1
-    block_size: int = 640
     norm: Norm = LARGEST
 
     def encode(
@@ -195,9 +191,6 @@ class TernGrad:
             code = jnp.where(x > 0, np.uint8(2), np.uint8(0))
             codes.append(jnp.where(is_sent, code, np.uint8(1)))
         return codes, jnp.where(jnp.isfinite(size), size, NAN)
-
-    def decode(self, digits: jax.Array, scales: jax.Array) -> jax.Array:
-        return (digits.astype(jnp.float32) - np.float32(1)) * scales
 
 
 @dataclasses.dataclass(frozen=True)
