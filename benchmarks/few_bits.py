@@ -19,7 +19,7 @@ import tyro
 from rich.console import Console
 
 import slamb_jax
-from benchmarks.frontier.results import Results, last_loss
+from benchmarks.frontier.results import Results, last_loss, lowest
 from benchmarks.frontier.tasks import byte_lm, schedule
 from examples.common import processes
 from examples.common.optimizers import dense
@@ -76,15 +76,13 @@ def loss(name: str, point: Point, seed: int, config: Config, results: Results) -
     """The evaluation loss in the end, of a run that is made if it is not there."""
     b3, rate = point[0], float(f"{MIDDLE * 2 ** (point[1] / 2):.3g}")
     key = {"format": name, "b3": b3, "rate": rate, "seed": seed, "steps": config.steps}
-    if (known := results.get(key)) is not None:
-        return last_loss(known)
-    due = evaluation_steps(config.steps, 4)
-    Console().print(f"{key}", highlight=False)
-    found = train(program(name, b3, config.steps), rate, seed, due=due, show=True)
-    end = float(found.losses[-1])
-    results.add({"key": key, "points": [{"loss": end if np.isfinite(end) else None}]})
-    Console().print(f"{end:.3f}  {key}", highlight=False)
-    return end
+
+    def run() -> float:
+        due = evaluation_steps(config.steps, 4)
+        compiled = program(name, b3, config.steps)
+        return train(compiled, rate, seed, due=due, show=True).losses[-1]
+
+    return results.once(key, run)
 
 
 def tuned(name: str, config: Config, results: Results) -> Point:
@@ -97,11 +95,8 @@ def tuned(name: str, config: Config, results: Results) -> Point:
         return min(points, key=at)
 
     def walk(point: Point) -> Point:  # along the rates
-        while (
-            best := best_of((point, *((point[0], point[1] + i) for i in (-1, 1))))
-        ) != point:
-            point = best
-        return point
+        b3, power = point
+        return b3, lowest(lambda x: at((b3, x)), power)
 
     point = walk((0.99, -1))
     while name != LAMB:

@@ -6,6 +6,7 @@ import string
 import sys
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +21,8 @@ from benchmarks import (
     finetune,
     many_leaves,
     race,
+    slamb_accuracy,
+    slamb_gap,
     step,
 )
 from benchmarks.checkouts import package
@@ -228,6 +231,8 @@ def test_a_run_counts_what_it_sent(tmp_path, monkeypatch):
         (few_bits, "only"),
         (finetune, "pairs"),
         (many_leaves, "only"),
+        (slamb_accuracy, "only"),
+        (slamb_gap, "only"),
     ],
 )
 def test_a_name_that_a_benchmark_does_not_know_is_told(benchmark, option):
@@ -235,3 +240,18 @@ def test_a_name_that_a_benchmark_does_not_know_is_told(benchmark, option):
     told = rf"--{option}: \['nothing'\] are .*\['\w"
     with pytest.raises(SystemExit, match=told):
         benchmark.main(config)
+
+
+@pytest.mark.usefixtures("standard_promotion")  # optax mixes types
+@pytest.mark.parametrize("name", slamb_gap.CHAINS)
+def test_chains_of_the_gap_take_a_step(name):
+    tx = slamb_gap.CHAINS[name](0.1)
+    params = {"w": jnp.ones((40, 50)), "b": jnp.ones(30)}
+
+    def step(gradient):
+        updates, _ = tx.update(gradient, tx.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    gradients = jax.tree.map(lambda x: jnp.stack([x] * 4), params)
+    found = jax.eval_shape(jax.vmap(step, axis_name=slamb_gap.AXIS), gradients)
+    chex.assert_trees_all_equal_shapes_and_dtypes(found, gradients)

@@ -21,7 +21,7 @@ from benchmarks.frontier import anew, fineweb, grid, page, report, scale, sweep
 from benchmarks.frontier.claims import losses_on_seeds, paired
 from benchmarks.frontier.grid import CORE, SEEDS, Setting
 from benchmarks.frontier.methods import DENSE, METHODS, make
-from benchmarks.frontier.results import Results
+from benchmarks.frontier.results import Results, lowest
 from benchmarks.frontier.run import Run, execute
 from benchmarks.frontier.tasks import TASKS, task
 from benchmarks.frontier.wire import Made, sends_of
@@ -418,3 +418,24 @@ def test_the_command_sweeps_and_draws_and_a_run_that_diverges_ends(tmp_path):
     assert (last["step"], last["exchanges"]) == (50, [["all-reduce", 4 * d, 50]])
     (picture,) = tmp_path.glob("*.png")
     assert picture.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(("best", "start"), [(3, 0), (-2, 0), (0, 0)])
+def test_the_rate_of_the_lowest_loss_is_found(best, start):
+    tried = []
+
+    def at(power):
+        tried.append(power)
+        return abs(power - best)
+
+    assert lowest(at, start) == best
+    assert {best - 1, best + 1} < set(tried)  # not at an end of what was tried
+
+
+def test_a_run_is_made_once_and_a_loss_that_is_not_finite_is_infinite(tmp_path):
+    results = Results(tmp_path / "runs.jsonl")
+    made = iter([1.5, float("nan")])
+    for key, end in (({"seed": 0}, 1.5), ({"seed": 1}, np.inf)):
+        assert results.once(key, lambda: next(made)) == end
+        again = Results(results.path)
+        assert again.once(key, lambda: pytest.fail("made again")) == end

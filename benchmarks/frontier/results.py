@@ -1,9 +1,12 @@
 """Results as data: one JSON line for each run, appended when the run is done."""
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 Result = dict[str, Any]
 
@@ -38,6 +41,26 @@ class Results:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
             file.write(json.dumps(result) + "\n")
+
+    def once(self, key: dict[str, Any], run: Callable[[], float]) -> float:
+        """The loss in the end, of a run that is made if it is not there."""
+        if (known := self.get(key)) is None:
+            end = float(run())
+            known = {
+                "key": key,
+                "points": [{"loss": end if math.isfinite(end) else None}],
+            }
+            self.add(known)
+            Console().print(f"{end:.3f}  {key}", highlight=False)
+        return last_loss(known)
+
+
+def lowest(at: Callable[[int], float], start: int) -> int:
+    """The power of a rate that ends lowest, found by steps of one."""
+    power = start
+    while (best := min((power, power - 1, power + 1), key=at)) != power:
+        power = best
+    return power
 
 
 def last_loss(result: Result) -> float:
