@@ -37,7 +37,8 @@ def there(platform, fun, *args):
 def test_barriers_change_nothing(platform):
     kept = functools.partial(platform_masked.kept_per_block, of_elements=False)
     once, x = platform_masked.computed_once_on_tpu, jnp.arange(15.0)
-    for barrier in (_platform.recompute_barrier, _platform.materialized, once, kept):
+    apart, again = _platform.computed_apart, _platform.recompute_barrier
+    for barrier in (again, apart, _platform.materialized, once, kept):
         assert_same_bits(there(platform, barrier, x), x)
 
 

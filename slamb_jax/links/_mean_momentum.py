@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from slamb_jax._core.axes import axis_size
 from slamb_jax._core.leaves import Leaf, keep_absent, unless
 from slamb_jax._core.moments import Moments, bias, moved, stored, weights
-from slamb_jax._core.platform import after_exchange, recompute_barrier
+from slamb_jax._core.platform import after_exchange, computed_apart, recompute_barrier
 from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange.codes import quantizer_of
 from slamb_jax.exchange.collectives import psum_each
@@ -192,8 +192,12 @@ class Exchanged(NamedTuple):
 
     def moments(self, rebuild: Callable[..., Any], old: Any) -> list[Any]:
         """mu, nu and nu_mean of the next state."""
-        second = (None, None) if self.second is None else self.second[:2]
-        pairs = zip((self.mus, *second), (old.mu, old.nu, old.nu_mean), strict=True)
+        nus = means = None
+        if self.second is not None:
+            nus, means = self.second.nus, self.second.means
+            if self.of_mus is None:  # else the direction is of what is stored
+                nus = computed_apart(nus)
+        pairs = zip((self.mus, nus, means), (old.mu, old.nu, old.nu_mean), strict=True)
         return [x if new is None else keep_absent(rebuild(new), x) for new, x in pairs]
 
 
