@@ -9,7 +9,7 @@ import pytest
 
 import slamb_jax
 from slamb_jax._core import platform as _platform
-from slamb_jax._core import platform_masked
+from slamb_jax._core import platform_masked, platform_tiles
 from slamb_jax._core.leaves import Leaf
 from slamb_jax.exchange.codes import _RECIPROCALS
 from slamb_jax.exchange.mean import mean_over_workers
@@ -48,15 +48,15 @@ def test_barriers_change_nothing(platform):
 )
 def test_a_flat_array_has_all_elements_and_zeros(platform, shape):
     x = 1 + jnp.arange(np.prod(shape), dtype=jnp.float32).reshape(shape)
-    size = _platform.flat_size(shape) + 5
-    flat = there(platform, lambda x: _platform.flatten(x, size), x)
+    size = platform_tiles.flat_size(shape) + 5
+    flat = there(platform, lambda x: platform_tiles.flatten(x, size), x)
     assert flat.shape == (size,)
     np.testing.assert_array_equal(np.sort(flat)[size - x.size :], x.reshape(-1))
     if platform != "tpu":
         np.testing.assert_array_equal(flat[: x.size], x.reshape(-1))
     elif shape == (16, 256):  # a tile after the other
         np.testing.assert_array_equal(flat[:1024].reshape(8, 128), x[:8, :128])
-    back = there(platform, lambda x: _platform.unflatten(x, shape), flat)
+    back = there(platform, lambda x: platform_tiles.unflatten(x, shape), flat)
     assert_same_bits(back, x)
 
 
@@ -81,7 +81,7 @@ def test_blocks_have_the_norm_of_their_magnitudes(platform, size, two, many):
     """Whether the array fills its groups, its rows, or neither."""
     flat = random_tree({"x": (size,)}, 0)["x"]
     groups = jnp.pad(flat, (0, 4 * 6 * 128 - size)).reshape(4, 3, 2, 128)
-    norms = lambda *x: _platform.block_sizes(*x, two, many)  # noqa: E731
+    norms = lambda *x: platform_tiles.block_sizes(*x, two, many)  # noqa: E731
     got = there(platform, norms, groups, flat)
     assert_close(got, many(jnp.abs(groups), (1, 3))[..., None], units=8)
 
@@ -101,10 +101,10 @@ def test_the_momentum_is_the_same_after_the_exchange(platform, rule, size, skips
     def both(g, m, unit):
         row = Row(Leaf(0, g.shape), g, m, 0.9)
         has = _mean_momentum.ahead(row, step, of)
-        sent, units = has.x / unit, [Unit(unit, jnp.float32(1))]
-        plain = [sent], [_mean_momentum.memory(row, of)]
+        sent, units = has.x / unit, Unit(unit, jnp.float32(1))
+        plain = sent, _mean_momentum.memory(row, of)
         return plain, _mean_momentum._recomputed(
-            of, [row], units, [has], [sent], step, skips=skips
+            of, step, skips, row, units, has.fix, sent
         )
 
     want, got = there(platform, both, g, m, 1 + jnp.square(unit))
@@ -165,7 +165,7 @@ def test_codes_are_those_of_the_flat_array(platform):
         return mean_over_workers([x], [leaf], exchange, "ternary", step).means[0]
 
     def of_flat(x):
-        return _platform.unflatten(mean(_platform.flatten(x, x.size)), shape)
+        return platform_tiles.unflatten(mean(platform_tiles.flatten(x, x.size)), shape)
 
     x, over = random_tree({"w": shape}, 0, 2)["w"], {"axis_name": AXIS}
     got, want = (there(platform, jax.vmap(f, **over), x) for f in (mean, of_flat))

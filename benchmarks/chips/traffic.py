@@ -83,13 +83,19 @@ def traffic_of(module: Module, x: Instruction, body: Body) -> Traffic:
 def size(x: Instruction) -> int:
     """Bytes of an instruction's arrays in the chip's memory."""
     shape = _ON_CHIP.sub("", x.shape)
-    return sum(array.bytes for array in dataclasses.replace(x, shape=shape).arrays)
+    return _bytes(dataclasses.replace(x, shape=shape))
+
+
+def _bytes(x: Instruction) -> int:
+    """Bytes of an instruction's arrays, wherever they are."""
+    return sum(array.bytes for array in x.arrays)
 
 
 def _of_fusion(body: Body) -> float:
     """Bytes that it needs of each of its parameters, and bytes that it writes."""
     needed = _needed(body)
-    read = sum(needed[n] for n, x in body.items() if x.opcode == "parameter")
+    given = {n: size(x) for n, x in body.items() if x.opcode == "parameter"}
+    read = sum(min(full, needed[n]) for n, full in given.items())
     return read + sum(_written(body, x) for x in _results(body))
 
 
@@ -110,7 +116,7 @@ def _written(body: Body, x: Instruction) -> float:
 
 
 def _needed(body: Body) -> dict[str, float]:
-    """Bytes of each value that some result depends on."""
+    """Bytes of each value that some result depends on, wherever they are."""
     users: dict[str, list[tuple[str, int]]] = {}
     for name, x in body.items():
         for place, operand in enumerate(x.operands):
@@ -118,7 +124,7 @@ def _needed(body: Body) -> dict[str, float]:
     last = list(body)[-1]
     needed: dict[str, float] = {}
     for name in reversed(body):  # users follow their operands
-        full, part = size(body[name]), 0.0
+        full, part = _bytes(body[name]), 0.0
         for user, place in users.get(name, []):
             x = body[user]
             if x.opcode in PART and place == 0:
@@ -126,7 +132,7 @@ def _needed(body: Body) -> dict[str, float]:
             elif x.opcode in UPDATES and place == 0:
                 continue  # in place
             elif x.opcode in ELEMENTWISE:
-                part += full * needed[user] / (size(x) or 1)
+                part += full * needed[user] / (_bytes(x) or 1)
             else:
                 part = full
         needed[name] = full if name == last else min(full, part)

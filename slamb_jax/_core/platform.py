@@ -1,4 +1,6 @@
-"""Barriers and platform branches, each with its reason; see also ``platform_masked``.
+"""Barriers and platform branches, each with its reason.
+
+See also ``platform_masked`` and ``platform_tiles``.
 
 All functions here equal a plain reference on every platform; ``tests/test_platform.py``
 compares them. Figures are of ``python -m benchmarks.chips`` (compiled) and
@@ -17,7 +19,6 @@ from jax import lax
 
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
 
-_ROWS, _LANES = 8, 128  # of a TPU's tile of 32-bit elements
 LARGE = 2**16  # elements: below, what a barrier saves is not worth one
 
 
@@ -112,61 +113,6 @@ def after_exchange(
     return lax.platform_dependent(g, m, sent, cuda=keep, rocm=keep, default=again)
 
 
-def flat_size(shape: tuple[int, ...]) -> int:
-    """The number of elements of :func:`flatten`'s result, without its padding."""
-    return math.prod(_in_tiles(shape))
-
-
-def flatten(x: jax.Array, size: int) -> jax.Array:
-    """All elements of ``x``, padded with zeros to ``size``.
-
-    In row-major order; on a TPU tile after tile, the order of its memory, where a
-    row-major reshape would move every element.
-    """
-
-    def in_order(x: jax.Array) -> jax.Array:
-        return jnp.pad(x.reshape(-1), (0, size - x.size))
-
-    def by_tiles(x: jax.Array) -> jax.Array:
-        *lead, rows, columns = shape = _in_tiles(x.shape)
-        x = jnp.pad(x, [(0, a - b) for a, b in zip(shape, x.shape, strict=True)])
-        tiles = (*lead, rows // _ROWS, _ROWS, columns // _LANES, _LANES)
-        return in_order(x.reshape(tiles).swapaxes(-3, -2))
-
-    if not _has_tiles(x.shape):
-        return in_order(x)
-    return lax.platform_dependent(x, tpu=by_tiles, default=in_order)
-
-
-def unflatten(flat: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Undoes :func:`flatten`."""
-
-    def in_order(flat: jax.Array) -> jax.Array:
-        return flat[: math.prod(shape)].reshape(shape)
-
-    def from_tiles(flat: jax.Array) -> jax.Array:
-        *lead, rows, columns = padded = _in_tiles(shape)
-        tiles = (*lead, rows // _ROWS, columns // _LANES, _ROWS, _LANES)
-        x = flat[: math.prod(padded)].reshape(tiles).swapaxes(-3, -2).reshape(padded)
-        return x[tuple(map(slice, shape))]
-
-    if not _has_tiles(shape):
-        return in_order(flat)
-    return lax.platform_dependent(flat, tpu=from_tiles, default=in_order)
-
-
-def _has_tiles(shape: tuple[int, ...]) -> bool:
-    return len(shape) > 1 and shape[-2] >= _ROWS and shape[-1] % _LANES == 0
-
-
-def _in_tiles(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape with its last rows of tiles filled."""
-    if not _has_tiles(shape):
-        return shape
-    *lead, rows, columns = shape
-    return (*lead, rows + -rows % _ROWS, columns)
-
-
 def reduce_blocks(
     planes: Sequence[jax.Array],
     two: Callable[[jax.Array, jax.Array], jax.Array],
@@ -189,38 +135,6 @@ def reduce_blocks(
 
     x = functools.reduce(two, planes)
     return lax.platform_dependent(x, cpu=by_halves, default=at_once)
-
-
-def block_sizes(
-    groups: jax.Array,
-    flat: jax.Array,
-    two: Callable[[jax.Array, jax.Array], jax.Array],
-    many: Callable[..., jax.Array],
-) -> jax.Array:
-    """Reduces the magnitudes of each block, as :func:`reduce_blocks` does.
-
-    From (..., planes, rows, width) to (..., rows, 1). ``flat`` has the elements of
-    ``groups`` in row-major order, without the padding after them. A GPU reduces its
-    rows first: the kernel that computes an array can do that, and saves one reading.
-    """
-    *shape, width = groups.shape
-
-    def planes_first(groups: jax.Array, flat: jax.Array) -> jax.Array:
-        del flat
-        planes = [jnp.abs(groups[..., i, :, :]) for i in range(shape[-2])]
-        return reduce_blocks(planes, two, many)
-
-    def rows_first(groups: jax.Array, flat: jax.Array) -> jax.Array:
-        del groups
-        rows = many(jnp.abs(flat).reshape(-1, width), -1)
-        rows = jnp.pad(rows, (0, math.prod(shape) - rows.size)).reshape(shape)
-        return many(rows, -2)[..., None]
-
-    if flat.size % width:
-        return planes_first(groups, flat)
-    return lax.platform_dependent(
-        groups, flat, cuda=rows_first, rocm=rows_first, default=planes_first
-    )
 
 
 def split_digits(

@@ -15,11 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from slamb_jax._core.platform import (
-    block_sizes,
-    materialized,
-    split_digits,
-)
+from slamb_jax._core.platform import materialized, split_digits
+from slamb_jax._core.platform_tiles import block_sizes, digits_by_tiles, planes_of
 from slamb_jax.exchange.other_values import (
     LargestOf,
     Natural,
@@ -105,10 +102,11 @@ class Quantizer:
 
         ``flat`` is the array that was padded to ``x``, if it was.
         """
-        size = block_sizes(x, x if flat is None else flat, *self.values.norm)
+        flat = x if flat is None else flat
+        size = block_sizes(x, flat, *self.values.norm)
         # A base of 256 has one digit to a byte, and is never multiplied by.
         base, count = np.uint8(self.values.base % 256), self.values.digits
-        planes = [x[..., i, :, :] for i in range(x.shape[-3])]
+        planes = planes_of(x, flat)
         codes, scales = self.values.encode(planes, size, seed)
         # Digits of a byte come from different planes, so that packing is arithmetic
         # between whole arrays and no element moves.
@@ -126,14 +124,18 @@ class Quantizer:
         )
         return out
 
-    def decode(self, packed: jax.Array, scales: jax.Array) -> jax.Array:
-        """Undoes :meth:`encode`."""
+    def decode(
+        self, packed: jax.Array, scales: jax.Array, *, whole: bool = False
+    ) -> jax.Array:
+        """Undoes :meth:`encode`; ``whole``: of all that a large array was cut into."""
         base, count = self.values.base, self.values.digits
         *lead, planes, rows, width = packed.shape
         digits = packed
         if count > 1:
             digits = split_digits(packed, base, count, _RECIPROCALS[base])
             digits = digits.reshape(*lead, planes * count, rows, width)
+        if whole:
+            digits = digits_by_tiles(digits)
         # The scales came as bytes among bytes, without a cast that XLA could widen.
         floats = lax.bitcast_convert_type(scales[..., None, :, None, :], jnp.float32)
         return self.values.decode(digits, floats)

@@ -21,13 +21,8 @@ from jax import lax
 from slamb_jax._core import axes as _axes
 from slamb_jax._core.axes import AxisName, axis_size
 from slamb_jax._core.leaves import Leaf
-from slamb_jax._core.platform import (
-    flat_size,
-    flatten,
-    materialized,
-    sum_of_rows,
-    unflatten,
-)
+from slamb_jax._core.platform import materialized, sum_of_rows
+from slamb_jax._core.platform_tiles import flat_size, flatten, unflatten
 from slamb_jax._core.rounding import hash_u32, hash_words, round_to, step_seed
 from slamb_jax.exchange import collectives as _collectives
 from slamb_jax.exchange.codes import (
@@ -254,7 +249,7 @@ class Encoded(NamedTuple):
 
     def sent(self) -> list[jax.Array]:
         """The arrays as the other workers decode them."""
-        return self._as_arrays([self.quantizer.decode(*x) for x in self.coded])
+        return self._decoded(self.coded)
 
     def decode_slice(self, codes: jax.Array) -> jax.Array:
         """The slice of groups whose codes these are, (bytes,)."""
@@ -305,7 +300,7 @@ class Encoded(NamedTuple):
             (self._joined(digits), self._joined(scales[..., None, :, :]))
         )
         pairs = zip(*columns, strict=True)
-        return self._as_arrays([self.quantizer.decode(x, y[:, 0]) for x, y in pairs])
+        return self._decoded([(x, y[:, 0]) for x, y in pairs])
 
     def mine(self, slices: jax.Array) -> list[jax.Array]:
         """The arrays of this worker's slices (devices, ...), and 0 elsewhere."""
@@ -323,6 +318,9 @@ class Encoded(NamedTuple):
 
     def _of_each(self, groups: jax.Array) -> list[jax.Array]:
         return [groups[a:b] for a, b in itertools.pairwise(self.ends)]
+
+    def _decoded(self, coded: Sequence[tuple[jax.Array, jax.Array]]) -> list[jax.Array]:
+        return self._as_arrays([self.quantizer.decode(*x, whole=True) for x in coded])
 
     def _as_arrays(self, groups: Sequence[jax.Array]) -> list[jax.Array]:
         if self.is_batched:

@@ -5,6 +5,7 @@ step takes M and the worker keeps :math:`m \leftarrow q + e / \beta_1`. In e the
 took nothing, so it counts :math:`1 / \beta_1`: the next x has all of it.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from slamb_jax._core.axes import axis_size
 from slamb_jax._core.leaves import Leaf, keep_absent, unless
 from slamb_jax._core.moments import Moments, bias, moved, stored, weights
 from slamb_jax._core.platform import after_exchange, computed_apart, recompute_barrier
+from slamb_jax._core.platform_tiles import by_tiles
 from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange.codes import quantizer_of
 from slamb_jax.exchange.collectives import psum_each
@@ -114,20 +116,17 @@ class SecondMoment(NamedTuple):
     b2: ArrayLike
     packs: Sequence[Pack] = ()  # of the leaves in each array
 
-    def units(self, step: jax.Array) -> list[Unit]:
-        """The units of each leaf; 1, and all waits, as long as v is unknown."""
+    def unit(self, i: int, step: jax.Array, nu: jax.Array) -> Unit:
+        """The unit of leaf i, whose second moment is ``nu``; 1 as long as v is 0."""
         # v of the step before, on which all workers agree already: that of this step
         # follows from the mean that the units are for.
         fix = jnp.maximum(bias(self.b2, step - 1), _TINY)
-
-        def unit(nu: jax.Array, mean: jax.Array, pack: Pack) -> Unit:
-            root = jnp.sqrt(nu.astype(jnp.float32) / fix)
-            # Of a coordinate whose v is 0 the unit is the floor: x / r stays finite.
-            floor = pack.spread(_FLOOR * jnp.sqrt(mean / fix))
-            size = jnp.where(floor > 0, root + floor, jnp.float32(1))
-            return Unit(size, 1 - _FORGOTTEN * (root / size))
-
-        return list(map(unit, self.nus, self.means or (), self.packs))
+        root = jnp.sqrt(nu.astype(jnp.float32) / fix)
+        # Of a coordinate whose v is 0 the unit is the floor: x / r stays finite.
+        mean = (self.means or ())[i]
+        floor = self.packs[i].spread(_FLOOR * jnp.sqrt(mean / fix))
+        size = jnp.where(floor > 0, root + floor, jnp.float32(1))
+        return Unit(size, 1 - _FORGOTTEN * (root / size))
 
     def after(
         self,
@@ -249,79 +248,108 @@ def exchanged(
 
     Also the second moment as what follows is to read it: once, with the units.
     """
-    has = [ahead(row, step, rule) for row in rows]
-    units = _units(second, step, len(rows))
+    has, nus = [ahead(row, step, rule) for row in rows], _of_units(second, len(rows))
     # In units every coordinate has about the same size, whatever its layer's scale: few
     # bits are well spent, and a scale for each block loses little.
-    sent = [a.x / unit.size for a, unit in zip(has, units, strict=True)]
+    sent = [
+        a.x / _unit(second, i, step, nu).size
+        for i, (a, nu) in enumerate(zip(has, nus, strict=True))
+    ]
     found = mean_over_workers(
         sent, [row.leaf for row in rows], exchange, exchange.payload, step,
         with_errors=True,
     )  # fmt: skip
-    kept = [memory(row, rule) for row in rows]
+    again = None
     if in_codes:
+        again = functools.partial(_recomputed, rule, step, skips)
         if second is not None:
             # v is read once more, where a GPU would keep the units.
             second = second._replace(nus=recompute_barrier(second.nus))
-        units = _units(second, step, len(rows))
-        sent, kept = _recomputed(rule, rows, units, has, sent, step, skips=skips)
-    means = [unit.size * x for unit, x in zip(units, found.means, strict=True)]
-    mus = []
-    for i, (row, unit) in enumerate(zip(rows, units, strict=True)):
+    means, mus = [], []
+    for i, (row, nu) in enumerate(zip(rows, _of_units(second, len(rows)), strict=True)):
+        unit_of = functools.partial(_unit, second, i, step)
+        step_of = functools.partial(
+            _taken_and_kept, rule, row, unit_of, has[i].fix, again
+        )
         # Where v is the unit, rounding of the mean is left alone: n times of it, in one
         # worker's momentum, would be more noise than what it takes away.
         received = found.received_by_others(i, with_lost=second is None)
-        mu = kept[i]
-        if received is not None:
-            error = unit.size * unit.waits * (sent[i] - received)
-            mu = mu + of_error(error, row, has[i].fix)
-        mus.append(mu.astype(row.m.dtype))
+        stored, others = (row.g, row.m, nu), (sent[i], found.means[i], received)
+        if found.lost is None:  # no codes
+            mean, mu = step_of(*stored, *others)
+        else:
+            mean, mu = by_tiles(step_of, stored, others)
+        means.append(mean)
+        mus.append(mu)
     return means, mus, second
 
 
-def _units(second: SecondMoment | None, step: jax.Array, leaves: int) -> list[Unit]:
-    """The unit of each leaf; 1 where there are no codes, or no second moment."""
+def _of_units(
+    second: SecondMoment | None, leaves: int
+) -> Sequence[jax.Array] | Sequence[None]:
+    """The v of each leaf that its unit is of; None where its codes have no unit."""
     if second is None or second.means is None:
-        return [Unit(jnp.float32(1), jnp.float32(1))] * leaves
-    return second.units(step)
+        return [None] * leaves
+    return second.nus
+
+
+def _unit(
+    second: SecondMoment | None, i: int, step: jax.Array, nu: jax.Array | None
+) -> Unit:
+    """The unit of leaf i; 1 where there are no codes, or no second moment."""
+    if second is None or nu is None:
+        return Unit(jnp.float32(1), jnp.float32(1))
+    return second.unit(i, step, nu)
+
+
+def _taken_and_kept(
+    rule: Rule,
+    row: Row,
+    unit_of: Callable[[jax.Array | None], Unit],
+    fix: jax.Array,
+    again: Callable[..., tuple[jax.Array, jax.Array]] | None,
+    g: jax.Array,
+    m: jax.Array,
+    nu: jax.Array | None,
+    sent: jax.Array,
+    mean: jax.Array,
+    received: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """What the step takes of a leaf, or of its tiles, and what the worker keeps."""
+    row, unit = row._replace(g=g, m=m), unit_of(nu)
+    kept = memory(row, rule)
+    if again is not None:
+        sent, kept = again(row, unit, fix, sent)
+    if received is not None:
+        error = unit.size * unit.waits * (sent - received)
+        kept = kept + of_error(error, row, fix)
+    return unit.size * mean, kept.astype(m.dtype)
 
 
 def _recomputed(
     rule: Rule,
-    rows: Sequence[Row],
-    units: Sequence[Unit],
-    has: Sequence[Ahead],
-    sent: Sequence[jax.Array],
     step: jax.Array,
-    *,
     skips: bool,
-) -> tuple[list[jax.Array], list[jax.Array]]:
+    row: Row,
+    unit: Unit,
+    fix: jax.Array,
+    sent: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
     """What was sent, in units, and :func:`memory`, for the step after the exchange.
 
     Kept from before it, each would be one more copy of the parameters.
     """
-    sents, memories = [], []
-    for row, unit, a, x in zip(rows, units, has, sent, strict=True):
-        # The defaults bind this turn's arrays, whenever the function is traced.
 
-        def anew(
-            g: jax.Array, m: jax.Array, row: Row = row, unit: Unit = unit
-        ) -> tuple[jax.Array, jax.Array]:
-            row = row._replace(g=g, m=m)
-            return ahead(row, step, rule).x / unit.size, memory(row, rule)
+    def anew(g: jax.Array, m: jax.Array) -> tuple[jax.Array, jax.Array]:
+        again = row._replace(g=g, m=m)
+        return ahead(again, step, rule).x / unit.size, memory(again, rule)
 
-        def of_sent(
-            sent: jax.Array, row: Row = row, unit: Unit = unit, fix: jax.Array = a.fix
-        ) -> tuple[jax.Array, jax.Array]:
-            return sent, rule.kept_share(row.b1) * (fix * (unit.size * sent))
+    def of_sent(sent: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return sent, rule.kept_share(row.b1) * (fix * (unit.size * sent))
 
-        # A skipped step needs the old momentum once more.
-        in_place = rule.keeps_what_is_sent and not skips
-        of_x = of_sent if in_place else None
-        sent_again, kept = after_exchange(anew, of_x, row.g, row.m, x)
-        sents.append(sent_again)
-        memories.append(kept)
-    return sents, memories
+    # A skipped step needs the old momentum once more.
+    in_place = rule.keeps_what_is_sent and not skips
+    return after_exchange(anew, of_sent if in_place else None, row.g, row.m, sent)
 
 
 def _means_of(arrays: Sequence[jax.Array], packs: Sequence[Pack]) -> list[jax.Array]:
