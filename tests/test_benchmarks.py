@@ -56,6 +56,7 @@ ENTRY %main (x: f32[1000], y: f32[10]) -> $result {
 PART = """%s = f32[10]{0} slice(%a), slice={[0:10]}
   ROOT %r = f32[10]{0} add(%s, %b)"""
 IN_PLACE = "ROOT %r = f32[1000]{0} dynamic-update-slice(%a, %b, %c)"
+ON_CHIP = "ROOT %r = f32[10]{0:T(128)S(1)} negate(%b)"
 CALLING = """HloModule m
 
 %negated (p: (f32[10])) -> (f32[10]) {
@@ -87,6 +88,8 @@ backend_config={"known_trip_count":{"n":"7"}}
         # Of 1000 elements ten are read; ten are read and written in place.
         (FUSION.substitute(result="f32[10]", body=PART), 30, 1, 0),
         (FUSION.substitute(result="f32[1000]", body=IN_PLACE), 20, 1, 0),
+        # Ten are read; what is written stays in a TPU's fast memory.
+        (FUSION.substitute(result="f32[10]", body=ON_CHIP), 10, 1, 0),
         (CALLING + BRANCHES, 0, 0, 1),  # the branch that moves least runs
         (CALLING + LOOP, 7 * 20, 7, 0),
     ],

@@ -60,6 +60,41 @@ def test_a_flat_array_has_all_elements_and_zeros(platform, shape):
     assert_same_bits(back, x)
 
 
+@on_each
+@pytest.mark.parametrize("shape", [(16, 256), (2, 9, 256), (256, 256)])
+def test_groups_have_the_tiles_of_an_array(platform, shape):
+    """Their planes, and the norms of their blocks, on which codes are computed."""
+    x, planes = random_tree({"x": shape}, 0)["x"], 3
+    count = -(-platform_tiles.flat_size(shape) // (planes * 1024))
+
+    def parts(x):
+        flat = platform_tiles.flatten(x, count * planes * 1024)
+        groups = flat.reshape(count, planes, 8, 128)
+        norms = platform_tiles.block_sizes(groups, x, jnp.maximum, jnp.max)
+        return groups, platform_tiles.planes_of(groups, x), norms
+
+    groups, got, norms = there(platform, parts, x)
+    assert_same_bits(np.stack(got, 1), groups)
+    assert_same_bits(norms, np.abs(groups).max((1, 3))[..., None])
+
+
+@on_each
+@pytest.mark.parametrize("shape", [(256, 256), (3, 100, 256), (65536,)])
+def test_elements_are_the_same_by_tiles(platform, shape):
+    x, y = random_tree({"x": shape, "y": shape}, 0).values()
+    fun = lambda x, none, y: (x - y, x.astype(jnp.bfloat16))  # noqa: E731
+    by_tiles = lambda x, y: platform_tiles.by_tiles(fun, (x, None), (y,))  # noqa: E731
+    for got, want in zip(there(platform, by_tiles, x, y), fun(x, None, y), strict=True):
+        assert_same_bits(got, want)
+
+
+@on_each
+@pytest.mark.parametrize("width", [128, 64])
+def test_digits_are_kept(platform, width):
+    digits = jnp.arange(4 * 3 * 8 * width, dtype=jnp.uint8).reshape(4, 3, 8, width)
+    assert_same_bits(there(platform, platform_tiles.digits_by_tiles, digits), digits)
+
+
 reductions = pytest.mark.parametrize(
     ("two", "many"), [(jnp.add, jnp.sum), (jnp.maximum, jnp.max)], ids=["sum", "max"]
 )
