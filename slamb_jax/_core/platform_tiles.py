@@ -83,7 +83,8 @@ def by_tiles(
         return of_elements(*stored, *others)
 
     shape = stored[0].shape
-    if not _has_tiles(shape) or math.prod(shape) < LARGE:
+    whole = _has_tiles(shape) and _in_tiles(shape) == shape  # else each is padded
+    if not whole or math.prod(shape) < LARGE:
         return plain(stored, others)
     return lax.platform_dependent(stored, others, tpu=in_tiles, default=plain)
 
