@@ -88,6 +88,19 @@ def test_the_same_seed_gives_the_same_bits(payload):
     assert (rows[0] != rows[1]).any()  # nor do two blocks share their chances
 
 
+@each
+@pytest.mark.parametrize("size", [2**16, 2**17 + 300, 2**18 + 5])
+def test_an_array_has_the_codes_of_its_groups(payload, size):
+    """Of a CPU too, which codes a few groups at a time: each with bits of its own."""
+    quantizer, group = quantizer_of(payload), group_of(payload, size)
+    x, seed = jnp.asarray(draws(size)), jnp.uint32(5)
+    coded = jax.jit(lambda x: quantizer.encode_array(x, group, seed))(x)
+    groups = jnp.pad(x, (0, -size % group.size)).reshape(-1, *group[1:])
+    of_groups = jax.jit(lambda x: quantizer.encode(x, seed))(groups)
+    chex.assert_trees_all_equal_shapes(coded, of_groups)
+    assert_close(*(quantizer.decode(*y) for y in (coded, of_groups)))
+
+
 @certain
 def test_what_is_not_sent_is_sent_in_time(payload):
     x = rest = draws(640)

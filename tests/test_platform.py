@@ -9,7 +9,7 @@ import pytest
 
 import slamb_jax
 from slamb_jax._core import platform as _platform
-from slamb_jax._core import platform_masked, platform_tiles
+from slamb_jax._core import platform_groups, platform_masked, platform_tiles
 from slamb_jax._core.leaves import Leaf
 from slamb_jax.exchange.codes import _RECIPROCALS
 from slamb_jax.exchange.mean import mean_over_workers
@@ -93,6 +93,35 @@ def test_elements_are_the_same_by_tiles(platform, shape):
 def test_digits_are_kept(platform, width):
     digits = jnp.arange(4 * 3 * 8 * width, dtype=jnp.uint8).reshape(4, 3, 8, width)
     assert_same_bits(there(platform, platform_tiles.digits_by_tiles, digits), digits)
+
+
+@on_each
+@pytest.mark.parametrize("shape", [(7,), (24,), (900,), (1000,), (1, 24 * 6), (8, 128)])
+def test_an_array_is_coded_in_groups(platform, shape, monkeypatch):
+    """Of less than one, of one, of several at a time and their rest; every one once."""
+    monkeypatch.setattr(platform_groups, "_CACHED", 5 * 24)
+    size = 24 * -(-np.prod(shape) // 24)
+    x = jnp.arange(1, 1 + np.prod(shape), dtype=jnp.float32).reshape(shape)
+
+    def code(groups, flat, first):
+        assert len(groups) - 1 <= flat.size / 24 <= len(groups)
+        return groups, first + jnp.arange(len(groups), dtype=jnp.uint32)
+
+    groups, number = there(
+        platform, lambda x: platform_groups.in_groups(code, x, (2, 3, 4)), x
+    )
+    want = there(platform, lambda x: platform_tiles.flatten(x, size), x)
+    assert_same_bits(groups, want.reshape(-1, 2, 3, 4))
+    np.testing.assert_array_equal(number, np.arange(len(groups)))
+
+
+@on_each
+@pytest.mark.parametrize("each", [(3, 1, 8, 1), (3, 2, 1, 1), (3, 2, 8, 1)], ids=str)
+def test_every_row_has_its_own(platform, each):
+    x = random_tree({"x": (3, 2, 8, 16)}, 0)["x"]
+    each = random_tree({"x": each}, 1)["x"]
+    got = there(platform, lambda *x: platform_groups.of_rows(jnp.multiply, *x), x, each)
+    assert_same_bits(got, x * each)
 
 
 reductions = pytest.mark.parametrize(

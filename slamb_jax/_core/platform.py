@@ -1,10 +1,9 @@
 """Barriers and platform branches, each with its reason.
 
-See also ``platform_masked`` and ``platform_tiles``.
-
-All functions here equal a plain reference on every platform; ``tests/test_platform.py``
-compares them. Figures are of ``python -m benchmarks.chips`` (compiled) and
-``python -m benchmarks.step`` (run on a CPU); see ``benchmarks/README.md``.
+See also ``platform_masked``, ``platform_tiles`` and ``platform_groups``. All functions
+here equal a plain reference on every platform; ``tests/test_platform.py`` compares
+them. Figures are of ``python -m benchmarks.chips`` (compiled) and ``python -m
+benchmarks.step`` (run on a CPU); see ``benchmarks/README.md``.
 """
 
 import functools
@@ -51,19 +50,21 @@ def computed_apart(x: Any) -> Any:
     return lax.platform_dependent(x, cuda=apart, rocm=apart, default=lambda x: x)
 
 
-def opaque(tree: Any) -> Any:
-    """The same arrays, of which the compiler of a CPU knows nothing.
+def opaque(tree: Any, fun: Callable[[Any], Any] = lambda x: x) -> Any:
+    """``fun(tree)``, by itself the same arrays, that a CPU computes once and as it is.
 
-    It compiles equal kernels once, and each other one in 20 ms. Slices of an array are
-    equal if where they start is an operand, and if the array is not computed in them.
+    Of them its compiler knows nothing, where it forgets other barriers. It compiles
+    equal kernels once, and each other one in 20 ms. Slices of an array are equal if
+    where they start is an operand, and if the array is not computed in them.
     """
 
     def behind_a_branch(tree: Any) -> Any:
         is_true = lax.optimization_barrier(jnp.bool_(True))
-        zeros = functools.partial(jax.tree.map, jnp.zeros_like)
-        return lax.cond(is_true, lambda x: x, zeros, tree)
+        # Zeros of what is not computed, for their types.
+        zeros = lambda x: jax.tree.map(jnp.zeros_like, fun(x))  # noqa: E731
+        return lax.cond(is_true, fun, zeros, tree)
 
-    return lax.platform_dependent(tree, cpu=behind_a_branch, default=lambda x: x)
+    return lax.platform_dependent(tree, cpu=behind_a_branch, default=fun)
 
 
 def hidden(numbers: Sequence[int]) -> list[jax.Array]:

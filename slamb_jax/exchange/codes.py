@@ -8,14 +8,15 @@ planes.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from slamb_jax._core.platform import materialized, split_digits
+from slamb_jax._core.platform import materialized, opaque, split_digits
+from slamb_jax._core.platform_groups import in_groups, of_rows
 from slamb_jax._core.platform_tiles import block_sizes, digits_by_tiles, planes_of
 from slamb_jax.exchange.other_values import (
     LargestOf,
@@ -24,7 +25,7 @@ from slamb_jax.exchange.other_values import (
     TernGrad,
     Uniform,
 )
-from slamb_jax.exchange.values import WIDTH, Ternary, Values
+from slamb_jax.exchange.values import WIDTH, Draw, Ternary, Values
 
 _ROWS = 8  # of a group of a large array
 _LARGE, _SMALL = 2**16, 2**11  # elements of an array
@@ -46,6 +47,9 @@ _VALUES: dict[str, Values] = {
     "terngrad": TernGrad(),
     "sign": Sign(),
 }
+
+
+Coded: TypeAlias = tuple[jax.Array, jax.Array]  # digits and scales, in bytes
 
 
 class Group(NamedTuple):
@@ -95,19 +99,26 @@ class Quantizer:
         per_byte = self.values.planes * self.values.digits
         return shape.size // per_byte + shape.blocks * _SCALE_BYTES
 
-    def encode(
-        self, x: jax.Array, seed: jax.Array, flat: jax.Array | None = None
-    ) -> tuple[jax.Array, jax.Array]:
-        """Float32 (..., groups, planes, rows, width) to digits and scales, in bytes.
+    def encode(self, x: jax.Array, seed: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Float32 (..., groups, planes, rows, width) to digits and scales, in bytes."""
+        return _kept(self._encode(x, x, Draw(seed, jnp.uint32(0))))
 
-        ``flat`` is the array that was padded to ``x``, if it was.
-        """
-        flat = x if flat is None else flat
+    def encode_array(
+        self, x: jax.Array, group: Group, seed: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The same of the groups that an array of any shape is cut into."""
+
+        def code(groups: jax.Array, flat: jax.Array, first: jax.Array) -> Coded:
+            return self._encode(groups, flat, Draw(seed, first))
+
+        return _kept(in_groups(code, x, group[1:]))
+
+    def _encode(self, x: jax.Array, flat: jax.Array, draw: Draw) -> Coded:
         size = block_sizes(x, flat, *self.values.norm)
         # A base of 256 has one digit to a byte, and is never multiplied by.
         base, count = np.uint8(self.values.base % 256), self.values.digits
         planes = planes_of(x, flat)
-        codes, scales = self.values.encode(planes, size, seed)
+        codes, scales = self.values.encode(planes, size, draw)
         # Digits of a byte come from different planes, so that packing is arithmetic
         # between whole arrays and no element moves.
         packed = []
@@ -118,11 +129,7 @@ class Quantizer:
             packed.append(byte)
         in_bytes = lax.bitcast_convert_type(scales, jnp.uint8)
         in_bytes = in_bytes.reshape(*x.shape[:-3], x.shape[-2], _SCALE_BYTES)
-        # Otherwise XLA flattens what stands in front of it, too.
-        out: tuple[jax.Array, jax.Array] = materialized(
-            (jnp.stack(packed, -3), in_bytes)
-        )
-        return out
+        return jnp.stack(packed, -3), in_bytes
 
     def decode(
         self, packed: jax.Array, scales: jax.Array, *, whole: bool = False
@@ -138,7 +145,9 @@ class Quantizer:
             digits = digits_by_tiles(digits)
         # The scales came as bytes among bytes, without a cast that XLA could widen.
         floats = lax.bitcast_convert_type(scales[..., None, :, None, :], jnp.float32)
-        return self.values.decode(digits, floats)
+        if self.values.planes > 1:
+            return self.values.decode(digits, floats)
+        return of_rows(self.values.decode, digits, floats)
 
     def parted(self, codes: jax.Array, shape: Group) -> tuple[jax.Array, jax.Array]:
         """The digits and the scales of groups of this shape, from (..., nbytes)."""
@@ -149,6 +158,16 @@ class Quantizer:
             *lead, groups, planes // per_byte, rows, width
         )
         return packed, codes[..., end:].reshape(*lead, groups, rows, _SCALE_BYTES)
+
+
+def _kept(coded: Coded) -> Coded:
+    """Codes that no reader computes again.
+
+    A CPU would, for each of the digits that a byte is split into. And XLA would flatten
+    what stands in front of them, too.
+    """
+    out: Coded = opaque(materialized(coded))
+    return out
 
 
 def quantizer_of(payload: str | None) -> Quantizer | None:

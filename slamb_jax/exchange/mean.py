@@ -340,18 +340,22 @@ def encode(
 
     No array is padded for the number of workers: an array ends within a slice.
     """
-    group, flat = cut.group, arrays
+    group = cut.group
     counts = [-(-flat_size(x.shape) // group.size) for x in arrays]
-    groups = [
-        flatten(x, count * group.size).reshape(group._replace(groups=count))
-        for x, count in zip(arrays, counts, strict=True)
-    ]
+
+    def seed_of(i: int) -> jax.Array:
+        return place.seed(seed, jnp.int32(0), 3 + i)
+
     if group.rows == 1:  # see is_batched
-        flat = groups = [jnp.concatenate(groups)]
-    coded = [
-        quantizer.encode(x, place.seed(seed, jnp.int32(0), 3 + i), y)
-        for i, (x, y) in enumerate(zip(groups, flat, strict=True))
-    ]
+        groups = [
+            flatten(x, count * group.size).reshape(group._replace(groups=count))
+            for x, count in zip(arrays, counts, strict=True)
+        ]
+        coded = [quantizer.encode(jnp.concatenate(groups), seed_of(0))]
+    else:
+        coded = [
+            quantizer.encode_array(x, group, seed_of(i)) for i, x in enumerate(arrays)
+        ]
     digits, scales = map(jnp.concatenate, zip(*coded, strict=True))
     # Scales travel behind the digits, in bytes: one collective has one dtype, and each
     # collective has a latency of its own.

@@ -1,20 +1,19 @@
 """Values of fewer codes than the default's, and of finer ones."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from slamb_jax._core.rounding import hash_u32
 from slamb_jax.exchange.values import (
     LARGEST,
     NAN,
     SUM,
     WIDTH,
     ZERO,
+    Draw,
     Norm,
     Ternary,
     least_sent,
@@ -50,9 +49,9 @@ class LargestOf:
         return WIDTH * self.planes * self.digits
 
     def encode(
-        self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
+        self, planes: list[jax.Array], size: jax.Array, draw: Draw
     ) -> tuple[list[jax.Array], jax.Array]:
-        del seed
+        del draw
         count = self.planes
         mean, least = least_sent(size, planes)
         codes, chosen = [], []
@@ -111,13 +110,13 @@ class Uniform:
         return 2 ** (self.bits - 1) - 1
 
     def encode(
-        self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
+        self, planes: list[jax.Array], size: jax.Array, draw: Draw
     ) -> tuple[list[jax.Array], jax.Array]:
         levels = np.float32(self._levels)
         small = size < levels * np.float32(_TINY)
         usable = ~small & jnp.isfinite(size)  # the scale tells NaN and infinity
         codes = []
-        for x, bits in zip(planes, _random_bits(planes, seed), strict=True):
+        for x, bits in zip(planes, draw.bits(planes), strict=True):
             y = jnp.where(usable, x * (levels / size), ZERO)
             low = jnp.floor(y)
             up = _uniform(bits) < y - low
@@ -146,14 +145,14 @@ class Natural:
     norm: Norm = LARGEST
 
     def encode(
-        self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
+        self, planes: list[jax.Array], size: jax.Array, draw: Draw
     ) -> tuple[list[jax.Array], jax.Array]:
         whole = np.uint32(0x7F800000)  # the exponent; below it are 23 bits of fraction
         top = (_bits_of(size) + np.uint32(0x7FFFFF)) & whole
         usable = (size >= np.float32(_TINY)) & (top < whole)
         scale = jnp.where(usable, lax.bitcast_convert_type(top, jnp.float32), ZERO)
         codes = []
-        for x, random in zip(planes, _random_bits(planes, seed), strict=True):
+        for x, random in zip(planes, draw.bits(planes), strict=True):
             # A carry out of the fraction is as likely as the fraction is large.
             up = _bits_of(jnp.abs(x)) + (random >> np.uint32(9))
             # It wraps above the top.
@@ -183,10 +182,10 @@ class TernGrad(Ternary):
     norm: Norm = LARGEST
 
     def encode(
-        self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
+        self, planes: list[jax.Array], size: jax.Array, draw: Draw
     ) -> tuple[list[jax.Array], jax.Array]:
         codes = []
-        for x, random in zip(planes, _random_bits(planes, seed), strict=True):
+        for x, random in zip(planes, draw.bits(planes), strict=True):
             is_sent = _uniform(random) * size < jnp.abs(x)
             code = jnp.where(x > 0, np.uint8(2), np.uint8(0))
             codes.append(jnp.where(is_sent, code, np.uint8(1)))
@@ -207,9 +206,9 @@ class Sign:
     norm: Norm = SUM
 
     def encode(
-        self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
+        self, planes: list[jax.Array], size: jax.Array, draw: Draw
     ) -> tuple[list[jax.Array], jax.Array]:
-        del seed
+        del draw
         # What a block is filled up with is zero.
         count = total([jnp.abs(jnp.sign(x)) for x in planes])
         scale = size / jnp.maximum(count, np.float32(1))
@@ -228,13 +227,3 @@ def _bits_of(x: jax.Array) -> jax.Array:
 def _uniform(bits: jax.Array) -> jax.Array:
     """In [0, 1), of the 24 bits that a float32 holds exactly."""
     return (bits >> np.uint32(8)).astype(jnp.float32) * np.float32(2**-24)
-
-
-def _random_bits(planes: Sequence[jax.Array], seed: jax.Array) -> list[jax.Array]:
-    """Random uint32 for each element, by a hash of its place among them all."""
-    # Not from a key: a hash needs no state, is part of the kernel that rounds, and is
-    # the same under every mapping.
-    *lead, rows, width = planes[0].shape
-    shape = (*lead, len(planes), rows, width)
-    place = lax.iota(jnp.uint32, int(np.prod(shape))).reshape(shape)
-    return [hash_u32(place[..., i, :, :], seed) for i in range(len(planes))]

@@ -1,14 +1,17 @@
 """The values that codes stand for, and the default's: three of them."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from slamb_jax._core.platform import reduce_blocks
+from slamb_jax._core.rounding import hash_u32
 
 # Of a row: the lanes of a TPU, and whole cache lines elsewhere, are read at once.
 WIDTH = 128
@@ -16,6 +19,24 @@ ZERO, NAN = np.float32(0), np.float32(np.nan)
 Norm: TypeAlias = tuple[Callable[..., jax.Array], Callable[..., jax.Array]]
 SUM: Norm = (jnp.add, jnp.sum)  # of two arrays, and of an axis of one
 LARGEST: Norm = (jnp.maximum, jnp.max)
+
+
+class Draw(NamedTuple):
+    """What the random bits of an element are a hash of, beside its place."""
+
+    seed: jax.Array
+    first: jax.Array  # the number of the first group, uint32
+
+    def bits(self, planes: Sequence[jax.Array]) -> list[jax.Array]:
+        """Random uint32 for each element, by a hash of its place among them all."""
+        # Not from a key: a hash needs no state, is part of the kernel that rounds, and
+        # is the same under every mapping.
+        *lead, rows, width = planes[0].shape
+        shape = (*lead, len(planes), rows, width)
+        place = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+        before = self.first * np.uint32(math.prod(shape[-3:]))
+        of_planes = [place[..., i, :, :] + before for i in range(len(planes))]
+        return [hash_u32(x, self.seed) for x in of_planes]
 
 
 class Values(Protocol):
@@ -41,7 +62,7 @@ class Values(Protocol):
     def norm(self) -> Norm: ...
 
     def encode(
-        self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
+        self, planes: list[jax.Array], size: jax.Array, draw: Draw
     ) -> tuple[list[jax.Array], jax.Array]:
         """Float32 planes (..., groups, rows, width) to digits and scales.
 
@@ -69,9 +90,9 @@ class Ternary:
     norm: Norm = SUM
 
     def encode(
-        self, planes: list[jax.Array], size: jax.Array, seed: jax.Array
+        self, planes: list[jax.Array], size: jax.Array, draw: Draw
     ) -> tuple[list[jax.Array], jax.Array]:
-        del seed
+        del draw
         # Ternary Weight Networks have 0.7 of the mean for a bound, where nothing waits.
         mean, least = least_sent(size, planes)
         sizes = [jnp.abs(x) for x in planes]
