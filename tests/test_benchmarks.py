@@ -20,6 +20,7 @@ from benchmarks import (
     few_bits,
     finetune,
     many_leaves,
+    parts,
     race,
     slamb_accuracy,
     slamb_gap,
@@ -258,3 +259,11 @@ def test_chains_of_the_gap_take_a_step(name):
     gradients = jax.tree.map(lambda x: jnp.stack([x] * 4), params)
     found = jax.eval_shape(jax.vmap(step, axis_name=slamb_gap.AXIS), gradients)
     chex.assert_trees_all_equal_shapes_and_dtypes(found, gradients)
+
+
+def test_parts_of_an_exchange_are_timed(capsys):
+    parts.main(parts.Config(payloads=("uniform4",), shape=(256, 256), rounds=1))
+    rows = capsys.readouterr().out
+    assert all(name in rows for name in ("floor", "encode", "decode and multiply"))
+    with pytest.raises(SystemExit, match="--payloads: 'bfloat16' has no codes"):
+        parts.main(parts.Config(payloads=("bfloat16",)))
