@@ -1,9 +1,12 @@
-"""Cost against size: a step's time by parameters, its bytes by workers.
+"""Cost against size: a step's time by parameters, bytes and compilation by workers.
 
 Run from the root of the repository: ``python -m benchmarks.scaling``. Time: update and
-apply of SLAMB on square leaves of 1 M to 400 M parameters in all, medians. Bytes: what
-each worker sends, read off the program compiled for 2 to 64 workers (CPU devices).
+apply on square leaves of 1 M to 300 M parameters in all, dense AdamW and the default
+exchange in turns between two workers on two CPU devices; medians. The largest needs
+16 GB. Bytes: what each worker sends, read off the programs of 2 to 64 CPU devices.
 """
+
+import time
 
 import jax
 import numpy as np
@@ -12,12 +15,19 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 import slamb_jax
-from benchmarks.race import AXIS, race, seconds
+from benchmarks.race import AXIS, Workers, race, seconds
 from benchmarks.shapes import Shapes, abstract
-from benchmarks.step import OPTIMIZERS, RATE
+from benchmarks.step import DENSE, RATE, averaged, exchanging
+from examples.common.processes import local_mesh
 from examples.common.tables import table
 from examples.common.traffic import traffic_of
 from examples.hardware import hardware
+
+TIMED = {"dense": averaged(DENSE["optax.adamw"]), "adamw": exchanging()["adamw"]}
+SENT = {
+    "adamw": (slamb_jax.Exchange(AXIS), lambda x: slamb_jax.adamw(RATE, x)),
+    "SLAMB": (slamb_jax.Exchange.paper(AXIS), lambda x: slamb_jax.slamb(RATE, x)),
+}
 
 
 def shapes_of(millions: int) -> Shapes:
@@ -28,31 +38,50 @@ def shapes_of(millions: int) -> Shapes:
     return shapes
 
 
+def row_of_size(millions: int, rounds: int, seed: int) -> dict[str, str]:
+    """The times of a step with so many parameters."""
+    field = race(TIMED, shapes_of(millions), rounds, seed, Workers(2, local_mesh(2)))
+    d = millions * (2**20 + 1024)
+    dense, ours = (seconds(field[name].times) for name in TIMED)
+    return {
+        "parameters": f"{d:,}",
+        "dense, ms": f"{dense * 1e3:.1f}",
+        "ns each": f"{dense / d * 1e9:.2f}",
+        "adamw, ms": f"{ours * 1e3:.1f}",
+        "ns each ": f"{ours / d * 1e9:.2f}",
+        "/ dense": f"{ours / dense:.2f}",
+        "compile s": f"{field['adamw'].compile_seconds:.1f}",
+    }
+
+
+def row_of_workers(n: int) -> dict[str, str]:
+    """What each of n workers sends, and the seconds to compile it."""
+    row, params = {"workers": f"{n}"}, abstract(shapes_of(2))
+    mesh = Mesh(np.array(jax.devices("cpu")[:n]), (AXIS,))
+    for name, (exchange, make) in SENT.items():
+        began = time.perf_counter()
+        sent = traffic_of(make, exchange, params, mesh)
+        row |= {
+            f"{name}, bytes": f"{sent.each:,.0f}",
+            f"{name}, / ((n-1)/n)": f"{sent.each * n / (n - 1):,.0f}",
+            f"{name}, s": f"{time.perf_counter() - began:.1f}",
+        }
+    return row
+
+
 def main(
-    millions: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 400),
+    millions: tuple[int, ...] = (1, 4, 16, 64, 128, 300),
     workers: tuple[int, ...] = (2, 4, 8, 16, 32, 64),
-    rounds: int = 7,
+    rounds: int = 5,
     seed: int = 0,
 ) -> None:
-    jax.config.update("jax_num_cpu_devices", max(workers))
-    console, rows = Console(width=110), []
-    for number in millions:
-        ours = {"slamb": OPTIMIZERS["slamb"]}
-        field = race(ours, shapes_of(number), rounds, seed)
-        took, d = seconds(field["slamb"].times), number * (2**20 + 1024)
-        row = {"parameters": f"{d:,}", "ms": f"{took * 1e3:.1f}"}
-        rows.append(row | {"ns a parameter": f"{took / d * 1e9:.2f}"})
+    jax.config.update("jax_num_cpu_devices", max(2, *workers))
+    console = Console(width=110)
     caption = f"{hardware(jax.devices()[0])}; median of {rounds}"
-    console.print(table("a step of SLAMB, one worker", rows, caption))
-
-    rows, params, paper = [], abstract(shapes_of(2)), slamb_jax.Exchange.paper(AXIS)
-    for n in workers:
-        mesh = Mesh(np.array(jax.devices("cpu")[:n]), (AXIS,))
-        sent = traffic_of(lambda x: slamb_jax.slamb(RATE, x), paper, params, mesh)
-        row = {"workers": f"{n}", "a step": f"{sent.each:,.0f}"}
-        row |= {"/ (n-1)/n": f"{sent.each * n / (n - 1):,.0f}"}
-        rows.append(row | {"an average": f"{sent.average:,.0f}"})
-    console.print(table("bytes each worker sends, 2.1 M parameters, k = 0.1", rows))
+    sizes = [row_of_size(number, rounds, seed) for number in millions]
+    console.print(table("a step between two workers", sizes, caption))
+    rows = [row_of_workers(n) for n in workers]
+    console.print(table("bytes each sends, 2.1 M parameters; to compile", rows))
 
 
 if __name__ == "__main__":
