@@ -12,12 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.flatten_util import ravel_pytree
 
 import slamb_jax
 from benchmarks import (
     choices,
     different_data,
     few_bits,
+    fewer_bytes,
     finetune,
     many_leaves,
     parts,
@@ -35,7 +37,7 @@ from benchmarks.shapes import MODELS
 from examples.byte_lm.model import blocks
 from slamb_jax import jointspar
 from tests.close import assert_close
-from tests.optimizers import standard_promotion
+from tests.optimizers import random_tree, standard_promotion
 from tests.workers import mesh_of
 
 SHAPES = {"w": (40, 300), "b": (300,)}
@@ -232,6 +234,7 @@ def test_a_run_counts_what_it_sent(tmp_path, monkeypatch):
     [
         (choices, "only"),
         (different_data, "only"),
+        (fewer_bytes, "only"),
         (few_bits, "only"),
         (finetune, "pairs"),
         (many_leaves, "only"),
@@ -267,3 +270,41 @@ def test_parts_of_an_exchange_are_timed(capsys):
     assert all(name in rows for name in ("floor", "encode", "decode and multiply"))
     with pytest.raises(SystemExit, match="--payloads: 'bfloat16' has no codes"):
         parts.main(parts.Config(payloads=("bfloat16",)))
+
+
+def test_codes_of_normal_numbers_keep_less_than_any_could():
+    """No code of as many bits leaves less than Shannon's bound."""
+    rows = {row[""]: row for row in fewer_bytes.energy_left()}
+    for row in rows.values():
+        assert float(row["the least, by Shannon"]) < float(row["left"]) < 1
+    assert abs(float(rows["sign"]["left"]) - (1 - 2 / np.pi)) < 0.01
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_trials_are_steps_of_the_optimizer():
+    """The vector's step is that of adamw in the same codes, where nothing differs."""
+    shapes = {"a": (40, 30), "b": (70,)}
+    trees = [random_tree(shapes, seed) for seed in range(fewer_bytes.WORKERS)]
+    gradients = jax.tree.map(lambda *x: jnp.stack(x), *trees)
+    params = random_tree(shapes, 99)
+    exchange = slamb_jax.Exchange("w")
+    tx = slamb_jax.adamw(0.1, exchange, b1=0.8, b2=0.95, weight_decay=0.0)
+
+    def steps(gradient):
+        new, state = params, tx.init(params)
+        for _ in range(3):
+            updates, state = tx.update(gradient, state, new)
+            new = optax.apply_updates(new, updates)
+        return new
+
+    want = jax.tree.map(lambda x: x[0], jax.vmap(steps, axis_name="w")(gradients))
+    flat, tree_of = ravel_pytree(params)
+    vectors = jnp.stack([ravel_pytree(tree)[0] for tree in trees])
+    step = fewer_bytes.step_of(
+        fewer_bytes.TRIALS["ternary"], fewer_bytes.Leaves(params)
+    )
+    zeros = jnp.zeros_like(flat)
+    state = flat, jnp.zeros_like(vectors), zeros, zeros
+    for t in (1, 2, 3):
+        state = step(state, vectors, jnp.int32(t), jnp.float32(0.1))
+    assert_close(tree_of(state[0]), want)
