@@ -78,7 +78,10 @@ def main(
     jax.config.update("jax_num_cpu_devices", max(2, *workers))
     console = Console(width=110)
     caption = f"{hardware(jax.devices()[0])}; median of {rounds}"
-    sizes = [row_of_size(number, rounds, seed) for number in millions]
+    sizes = []
+    for number in millions:
+        sizes.append(row_of_size(number, rounds, seed))
+        console.print(sizes[-1], highlight=False)  # the larger ones take minutes
     console.print(table("a step between two workers", sizes, caption))
     rows = [row_of_workers(n) for n in workers]
     console.print(table("bytes each sends, 2.1 M parameters; to compile", rows))
