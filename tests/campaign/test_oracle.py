@@ -15,6 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import slamb_jax
+from slamb_jax._core.platform_tiles import flat_size, flatten
 from slamb_jax.exchange import mean as _mean
 from slamb_jax.exchange.codes import Group
 from slamb_jax.exchange.selections import Strided
@@ -49,13 +50,19 @@ class Keeping:
     def nbytes(self, shape):
         return 4 * shape.size + shape.blocks  # a scale is a byte that says nothing
 
-    def encode(self, x, seed, flat=None):
-        del seed, flat
+    def encode_array(self, x, group, seed):
+        count = -(-flat_size(x.shape) // group.size)
+        flat = flatten(x, count * group.size)
+        return self.encode(flat.reshape(count, *group[1:]), seed)
+
+    def encode(self, x, seed):
+        del seed
         in_bytes = jax.lax.bitcast_convert_type(np.float32(self.share) * x, jnp.uint8)
         scales = jnp.zeros((*x.shape[:-3], x.shape[-2], 1), jnp.uint8)
         return in_bytes.reshape(*x.shape[:-1], -1), scales
 
-    def decode(self, digits, scales):
+    def decode(self, digits, scales, *, whole=False):
+        del scales, whole
         in_bytes = digits.reshape(*digits.shape[:-1], -1, 4)
         return jax.lax.bitcast_convert_type(in_bytes, jnp.float32)
 
