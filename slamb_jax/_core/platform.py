@@ -60,8 +60,10 @@ def opaque(tree: Any, fun: Callable[[Any], Any] = lambda x: x) -> Any:
 
     def behind_a_branch(tree: Any) -> Any:
         is_true = lax.optimization_barrier(jnp.bool_(True))
-        # Zeros of what is not computed, for their types.
-        zeros = lambda x: jax.tree.map(jnp.zeros_like, fun(x))  # noqa: E731
+
+        def zeros(tree: Any) -> Any:  # of what is not computed, for their types
+            return jax.tree.map(jnp.zeros_like, fun(tree))
+
         return lax.cond(is_true, fun, zeros, tree)
 
     return lax.platform_dependent(tree, cpu=behind_a_branch, default=fun)
@@ -95,8 +97,8 @@ def after_exchange(
 
     They are computed ``anew(g, m)``: to keep ``sent`` would take one more copy of the
     parameters. A GPU keeps it where the momentum was, if that is not needed any more:
-    ``of_sent(sent)``, which reads one array less. A TPU has it in
-    fast memory and would have to write it, and a CPU took 1.1 times as long.
+    ``of_sent(sent)``, which reads one array less. A TPU has it in fast memory
+    and would have to write it, and a CPU took 1.1 times as long.
     """
 
     def again(g: jax.Array, m: jax.Array, sent: jax.Array) -> Pair:
