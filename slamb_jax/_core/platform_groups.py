@@ -44,19 +44,21 @@ def in_groups(
 
         def some(i: jax.Array, out: Any) -> Any:
             # The last turn begins earlier, and codes some groups once more.
-            first = jnp.minimum(i * np.uint32(few), np.uint32(full - few))
+            place = jnp.minimum(i * np.int32(few), np.int32(full - few))
+            first = place.astype(jnp.uint32)
             start, sizes = (first * np.uint32(size),), (few * size,)
             part = opaque(flat, lambda x: lax.dynamic_slice(x, start, sizes))
             coded = opaque(code(part.reshape(few, *group), part, first))
-            place = functools.partial(lax.dynamic_update_slice_in_dim, axis=0)
-            return jax.tree.map(lambda x, y: place(x, y, first), out, coded)
+            # In jax 0.7 vmap of an update loses it, if where it starts is unsigned.
+            update = functools.partial(lax.dynamic_update_slice_in_dim, axis=0)
+            return jax.tree.map(lambda x, y: update(x, y, place), out, coded)
 
         def behind_zeros(x: jax.Array) -> jax.Array:
             return jnp.pad(x, ((full, 0), *((0, 0),) * (x.ndim - 1)))
 
-        turns = jnp.uint32(-(-full // few))
+        turns = jnp.int32(-(-full // few))
         zeros = jax.tree.map(behind_zeros, last)
-        return lax.fori_loop(jnp.uint32(0), turns, some, zeros)
+        return lax.fori_loop(jnp.int32(0), turns, some, zeros)
 
     return lax.platform_dependent(x, cpu=in_a_loop, default=at_once)
 
