@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 import tyro
 from rich.console import Console
 
 import slamb_jax
-from benchmarks.frontier.results import Results, last_loss, lowest
+from benchmarks.frontier.results import Results, last_loss, lowest, rate_of
 from benchmarks.frontier.tasks import byte_lm, schedule
 from examples.common import processes
 from examples.common.optimizers import dense
 from examples.common.options import check_names
 from examples.common.simulated import AXIS, Method, Program, evaluation_steps, train
-from examples.common.tables import table
+from examples.common.tables import spread, table
 from examples.common.traffic import traffic_of
 from examples.hardware import hardware
 
@@ -74,7 +73,7 @@ def program(name: str, b3: float, steps: int) -> Program:
 
 def loss(name: str, point: Point, seed: int, config: Config, results: Results) -> float:
     """The evaluation loss in the end, of a run that is made if it is not there."""
-    b3, rate = point[0], float(f"{MIDDLE * 2 ** (point[1] / 2):.3g}")
+    b3, rate = point[0], rate_of(MIDDLE, point[1])
     key = {"format": name, "b3": b3, "rate": rate, "seed": seed, "steps": config.steps}
 
     def run() -> float:
@@ -144,8 +143,8 @@ def main(config: Config) -> None:
             {
                 "": name if name == LAMB else f"SLAMB, {name}",
                 "b3": "-" if name == LAMB else f"{point[0]:g}",
-                "rate": f"{MIDDLE * 2 ** (point[1] / 2):.3g}",
-                "loss": f"{np.mean(losses):.3f} ± {np.std(losses, ddof=1):.3f}",
+                "rate": f"{rate_of(MIDDLE, point[1]):.3g}",
+                "loss": spread(losses),
                 "KiB a step": f"{all_bytes / config.steps / 1024:.1f}",
                 "of float32": f"{all_bytes / of_dense:.3f}",
             }

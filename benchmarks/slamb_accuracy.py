@@ -25,13 +25,13 @@ from sklearn.model_selection import StratifiedKFold
 import slamb_jax
 from benchmarks.frontier.kinds import adamw
 from benchmarks.frontier.methods import ADAMW
-from benchmarks.frontier.results import Results, lowest
+from benchmarks.frontier.results import Results, lowest, rate_of
 from benchmarks.frontier.tasks import DigitNet, digits
 from benchmarks.slamb_gap import BATCH, CHAINS, LAMB, WORKERS, Chain
 from examples.common.optimizers import dense
 from examples.common.options import check_names
 from examples.common.simulated import AXIS, Method, Program, State, Task, train
-from examples.common.tables import table
+from examples.common.tables import spread, table
 from examples.hardware import hardware
 from slamb_jax import Exchange
 
@@ -120,17 +120,13 @@ def program(name: str, fold: int, steps: int) -> Program:
 def end_of(
     name: str, steps: int, results: Results, fold: int, power: int
 ) -> float:  # the errors in per cent, or the loss
-    rate = rate_of(name, power)
+    rate = rate_of(COMPARED[name][0], power)
     key = {"optimizer": name, "steps": steps, "rate": rate, "fold": fold}
 
     def run() -> float:
         return train(program(name, fold, steps), rate, fold, due=[steps]).losses[-1]
 
     return results.once(key, run)
-
-
-def rate_of(name: str, power: int) -> float:
-    return float(f"{COMPARED[name][0] * 2 ** (power / 2):.3g}")
 
 
 def main(config: Config) -> None:
@@ -140,12 +136,11 @@ def main(config: Config) -> None:
         end = functools.partial(end_of, name, config.steps, results)
         power = lowest(functools.partial(end, FOLDS), 0)
         right = [100 - end(fold, power) for fold in range(config.folds)]
-        spread = f" ± {np.std(right, ddof=1):.2f}" if len(right) > 1 else ""
         rows.append(
             {
                 "": name,
-                "rate": f"{rate_of(name, power):g}",
-                "accuracy, %": f"{np.mean(right):.2f}{spread}",
+                "rate": f"{rate_of(COMPARED[name][0], power):g}",
+                "accuracy, %": spread(right, 2),
             }
         )
     caption = (

@@ -19,12 +19,12 @@ import tyro
 from rich.console import Console
 
 import slamb_jax
-from benchmarks.frontier.results import Results, lowest
+from benchmarks.frontier.results import Results, lowest, rate_of
 from benchmarks.frontier.tasks import schedule, task
 from examples.common.optimizers import dense
 from examples.common.options import check_names
 from examples.common.simulated import AXIS, Method, Program, evaluation_steps, train
-from examples.common.tables import table
+from examples.common.tables import spread, table
 from examples.hardware import hardware
 from slamb_jax import Exchange, compressors, directions, selections
 
@@ -134,13 +134,9 @@ def program(name: str, of_task: str, steps: int) -> Program:
     )  # fmt: skip
 
 
-def rate_of(power: int) -> float:
-    return float(f"{MIDDLE * 2 ** (power / 2):.3g}")
-
-
 def loss(name: str, power: int, seed: int, config: Config, results: Results) -> float:
     """The evaluation loss in the end."""
-    rate = rate_of(power)
+    rate = rate_of(MIDDLE, power)
     key = {
         "variant": name, "task": config.task, "steps": config.steps, "rate": rate,
         "seed": seed,
@@ -166,12 +162,11 @@ def main(config: Config) -> None:
         losses = [of(seed, power) for seed in config.seeds]
         mean = float(np.mean(losses))
         first = mean if first is None else first
-        spread = f" ± {np.std(losses, ddof=1):.3f}" if len(losses) > 1 else ""
         rows.append(
             {
                 "": name,
-                "rate": f"{rate_of(power):g}",
-                "loss": f"{mean:.3f}{spread}",
+                "rate": f"{rate_of(MIDDLE, power):g}",
+                "loss": spread(losses),
                 "above the first, %": f"{100 * (mean / first - 1):+.1f}",
             }
         )

@@ -21,7 +21,7 @@ from benchmarks.frontier import anew, fineweb, grid, page, report, scale, sweep
 from benchmarks.frontier.claims import losses_on_seeds, paired
 from benchmarks.frontier.grid import CORE, SEEDS, Setting
 from benchmarks.frontier.methods import DENSE, METHODS, make
-from benchmarks.frontier.results import Results, lowest
+from benchmarks.frontier.results import Results, lowest, rate_of
 from benchmarks.frontier.run import Run, execute
 from benchmarks.frontier.tasks import TASKS, task
 from benchmarks.frontier.wire import Made, sends_of
@@ -430,6 +430,12 @@ def test_the_rate_of_the_lowest_loss_is_found(best, start):
 
     assert lowest(at, start) == best
     assert {best - 1, best + 1} < set(tried)  # not at an end of what was tried
+
+
+def test_rates_lie_a_root_of_two_apart_to_three_digits():
+    assert [rate_of(0.02, power) for power in (-2, -1, 0, 1)] == [
+        0.01, 0.0141, 0.02, 0.0283,
+    ]  # fmt: skip
 
 
 def test_a_run_is_made_once_and_a_loss_that_is_not_finite_is_infinite(tmp_path):

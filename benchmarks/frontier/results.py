@@ -63,6 +63,11 @@ def lowest(at: Callable[[int], float], start: int) -> int:
     return power
 
 
+def rate_of(middle: float, power: int) -> float:
+    """The rate at a power of the root of two times the middle, to three digits."""
+    return float(f"{middle * 2 ** (power / 2):.3g}")
+
+
 def last_loss(result: Result) -> float:
     """The evaluation loss in the end; infinite if it was not finite."""
     loss = result["points"][-1]["loss"]

@@ -12,7 +12,7 @@ from benchmarks.frontier.grid import (
     Setting,
 )
 from benchmarks.frontier.methods import METHODS
-from benchmarks.frontier.results import Result, Results, last_loss
+from benchmarks.frontier.results import Result, Results, last_loss, rate_of
 from benchmarks.frontier.run import Run
 
 POWERS = (-1, 0, 1)  # of the root of two, times the middle of the method's rates
@@ -93,9 +93,9 @@ def finished(
 
 def _runs(setting: Setting, method: str, power: int) -> list[Run]:
     """The runs at one rate that its worth is the mean of."""
-    rate = setting.middle(METHODS[method].rate) * 2 ** (power / 2)
+    rate = rate_of(setting.middle(METHODS[method].rate), power)
     seeds = TUNED_ON.get(setting, SEEDS[:1])
-    return [Run(setting, method, float(f"{rate:.3g}"), seed) for seed in seeds]
+    return [Run(setting, method, rate, seed) for seed in seeds]
 
 
 def _done(setting: Setting, method: str, results: Results) -> Iterator[list[Run]]:

@@ -18,10 +18,10 @@ def table(
     return out
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], digits: int = 3) -> str:
     """The mean, and the deviation where there is more than one."""
     mean = statistics.fmean(values)
     if mean == float("inf"):
         return "diverged"
-    deviation = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-    return f"{mean:.3f}{deviation}"
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean:.{digits}f}{deviation}"
