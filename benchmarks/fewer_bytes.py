@@ -23,11 +23,11 @@ from rich.console import Console
 from benchmarks.frontier.results import Results
 from benchmarks.frontier.tasks import task
 from examples.common.options import check_names
-from examples.common.tables import table
+from examples.common.tables import spread, table
 from examples.hardware import hardware
 from slamb_jax.exchange.codes import quantizer_of
 
-WORKERS, BATCH, B2, TOGETHER = 8, 8, 0.95, 2
+B2, TOGETHER = 0.95, 2
 RESULTS = Path("benchmarks", "fewer_bytes.jsonl")
 CODES = "uniform4", "ternary", "sign", "largest_of_7", "largest_of_31", "largest_of_127"
 
@@ -78,6 +78,11 @@ class Config:
     """The runs to make."""
 
     only: tuple[str, ...] = tuple(TRIALS)
+    task: str = "byte_lm"
+    """byte_lm_apart has files of their own for each of eight workers"""
+    workers: int = 8
+    batch: int = 8
+    """sequences of each worker"""
     steps: int = 300
     rates: tuple[float, ...] = (0.008,)
     seeds: tuple[int, ...] = (0,)
@@ -141,8 +146,9 @@ def step_of(trial: Trial, leaves: Leaves) -> Callable[..., Any]:
         mean = q.mean(0, keepdims=True)
         received = sent(mean, down, t)
         error = (x / unit - q) * unit
-        owner = np.arange(v.size) * WORKERS // v.size == np.arange(WORKERS)[:, None]
-        error += trial.mean_waits * WORKERS * owner * ((mean - received) * unit)
+        n = len(g)
+        owner = np.arange(v.size) * n // v.size == np.arange(n)[:, None]
+        error += trial.mean_waits * n * owner * ((mean - received) * unit)
         due = turn_of == t % trial.turns
         waits = 1 - jnp.where(first | ~due, 0.0, trial.forgotten * root / unit)
         m = fix * (x + waits * (1 - b1) / b1 * error)
@@ -156,9 +162,11 @@ def step_of(trial: Trial, leaves: Leaves) -> Callable[..., Any]:
 
 
 @functools.lru_cache(maxsize=1)
-def program(name: str, steps: int) -> Callable[..., jax.Array]:
+def program(
+    name: str, of_task: str, workers: int, steps: int
+) -> Callable[..., jax.Array]:
     """A whole run: parameters, batches and rates to the evaluation loss."""
-    of = task("byte_lm")
+    of = task(of_task)
     shapes = jax.eval_shape(of.init, jax.random.key(0))
     _, tree_of = ravel_pytree(
         jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
@@ -169,8 +177,9 @@ def program(name: str, steps: int) -> Callable[..., jax.Array]:
         def gradient(batch: jax.Array) -> jax.Array:
             return jax.grad(lambda x: of.loss(tree_of(x), batch))(params)
 
-        batch = batch.reshape(-1, TOGETHER, BATCH, *batch.shape[1:])
-        return jax.lax.map(jax.vmap(gradient), batch).reshape(WORKERS, -1)
+        each = len(batch) // workers
+        batch = batch.reshape(-1, TOGETHER, each, *batch.shape[1:])
+        return jax.lax.map(jax.vmap(gradient), batch).reshape(workers, -1)
 
     def run(params: jax.Array, batches: jax.Array, rates: jax.Array) -> jax.Array:
         def body(state: Any, now: Any) -> tuple[Any, None]:
@@ -178,7 +187,7 @@ def program(name: str, steps: int) -> Callable[..., jax.Array]:
             return step(state, gradients(state[0], batch), t, rate), None
 
         zeros = jnp.zeros_like(params)
-        state = params, jnp.zeros((WORKERS, params.size)), zeros, zeros
+        state = params, jnp.zeros((workers, params.size)), zeros, zeros
         state, _ = jax.lax.scan(body, state, (jnp.arange(1, steps + 1), rates, batches))
         return of.loss(tree_of(state[0]), of.held_out)
 
@@ -187,12 +196,12 @@ def program(name: str, steps: int) -> Callable[..., jax.Array]:
 
 def loss(name: str, rate: float, seed: int, config: Config) -> float:
     """The evaluation loss in the end."""
-    of, steps = task("byte_lm"), config.steps
+    of, workers, steps = task(config.task), config.workers, config.steps
     params, _ = ravel_pytree(of.init(jax.random.key(seed)))
-    batches = np.stack(list(of.batches(WORKERS * BATCH, steps, seed)))
+    batches = np.stack(list(of.batches(workers * config.batch, steps, seed)))
     shape = optax.warmup_cosine_decay_schedule(0.0, 1.0, steps // 10, steps)
     rates = rate * np.array([shape(t) for t in range(steps)], np.float32)
-    return float(program(name, steps)(params, batches, rates))
+    return float(program(name, config.task, workers, steps)(params, batches, rates))
 
 
 def energy_left() -> list[dict[str, str]]:
@@ -213,19 +222,26 @@ def energy_left() -> list[dict[str, str]]:
 
 def main(config: Config) -> None:
     check_names("--only", config.only, tuple(TRIALS))
+    if config.workers % TOGETHER:
+        raise SystemExit(f"--workers: {config.workers} is no multiple of {TOGETHER}")
     results, rows = Results(config.out / RESULTS.name), []
     for name in config.only:
         for rate in config.rates:
             losses = []
             for seed in config.seeds:
-                key = {"trial": name, "steps": config.steps, "rate": rate, "seed": seed}
+                key = {
+                    "trial": name, "task": config.task, "workers": config.workers,
+                    "batch": config.batch, "steps": config.steps, "rate": rate,
+                    "seed": seed,
+                }  # fmt: skip
                 run = functools.partial(loss, name, rate, seed, config)
                 losses.append(results.once(key, run))
-            row = {"": name, "rate": f"{rate:g}", "loss": f"{np.mean(losses):.3f}"}
+            row = {"": name, "rate": f"{rate:g}", "loss": spread(losses)}
             rows.append(row)
+    seeds = ", ".join(map(str, config.seeds))
     caption = (
-        f"{WORKERS} workers x {BATCH}, {config.steps} steps, seeds "
-        f"{', '.join(map(str, config.seeds))}; {hardware(jax.devices()[0])}"
+        f"{config.task}, {config.workers} workers x {config.batch}, {config.steps} "
+        f"steps, seeds {seeds}; {hardware(jax.devices()[0])}"
     )
     console = Console(width=100)
     console.print(table("Fewer bytes", rows, caption))
