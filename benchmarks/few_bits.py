@@ -143,7 +143,7 @@ def main(config: Config) -> None:
             {
                 "": name if name == LAMB else f"SLAMB, {name}",
                 "b3": "-" if name == LAMB else f"{point[0]:g}",
-                "rate": f"{rate_of(MIDDLE, point[1]):.3g}",
+                "rate": f"{rate_of(MIDDLE, point[1]):g}",
                 "loss": spread(losses),
                 "KiB a step": f"{all_bytes / config.steps / 1024:.1f}",
                 "of float32": f"{all_bytes / of_dense:.3f}",

@@ -21,7 +21,7 @@ from jax.flatten_util import ravel_pytree
 from rich.console import Console
 
 from benchmarks.frontier.results import Results
-from benchmarks.frontier.tasks import task
+from benchmarks.frontier.tasks import TASKS, task
 from examples.common.options import check_names
 from examples.common.tables import spread, table
 from examples.hardware import hardware
@@ -222,7 +222,8 @@ def energy_left() -> list[dict[str, str]]:
 
 def main(config: Config) -> None:
     check_names("--only", config.only, tuple(TRIALS))
-    if config.workers % TOGETHER:
+    check_names("--task", (config.task,), tuple(TASKS))
+    if config.workers < 1 or config.workers % TOGETHER:
         raise SystemExit(f"--workers: {config.workers} is no multiple of {TOGETHER}")
     results, rows = Results(config.out / RESULTS.name), []
     for name in config.only:

@@ -20,7 +20,7 @@ from rich.console import Console
 
 import slamb_jax
 from benchmarks.frontier.results import Results, lowest, rate_of
-from benchmarks.frontier.tasks import schedule, task
+from benchmarks.frontier.tasks import TASKS, schedule, task
 from examples.common.optimizers import dense
 from examples.common.options import check_names
 from examples.common.simulated import AXIS, Method, Program, evaluation_steps, train
@@ -152,6 +152,7 @@ def loss(name: str, power: int, seed: int, config: Config, results: Results) -> 
 
 def main(config: Config) -> None:
     check_names("--only", config.only, tuple(CHAINS))
+    check_names("--task", (config.task,), tuple(TASKS))
     results, rows, first = Results(config.out / RESULTS.name), [], None
     for name in config.only:
 

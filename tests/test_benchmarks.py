@@ -249,6 +249,18 @@ def test_a_name_that_a_benchmark_does_not_know_is_told(benchmark, option):
         benchmark.main(config)
 
 
+@pytest.mark.parametrize("benchmark", [fewer_bytes, slamb_gap])
+def test_a_task_that_a_benchmark_does_not_know_is_told(benchmark):
+    with pytest.raises(SystemExit, match=r"--task: \['nothing'\] are .*byte_lm_apart"):
+        benchmark.main(benchmark.Config(task="nothing"))
+
+
+@pytest.mark.parametrize("workers", [0, 3, -2])
+def test_trials_tell_of_workers_that_they_cannot_simulate(workers):
+    with pytest.raises(SystemExit, match=f"--workers: {workers} is no multiple"):
+        fewer_bytes.main(fewer_bytes.Config(workers=workers))
+
+
 @pytest.mark.usefixtures("standard_promotion")  # optax mixes types
 @pytest.mark.parametrize("name", slamb_gap.CHAINS)
 def test_chains_of_the_gap_take_a_step(name):
