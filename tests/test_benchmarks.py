@@ -19,7 +19,6 @@ from benchmarks import (
     choices,
     different_data,
     few_bits,
-    fewer_bytes,
     finetune,
     many_leaves,
     parts,
@@ -30,6 +29,9 @@ from benchmarks import (
 )
 from benchmarks.checkouts import package
 from benchmarks.chips.traffic import traffic
+from benchmarks.fewer_bytes import __main__ as fewer_bytes
+from benchmarks.fewer_bytes.step import Leaves, first_state, in_low_rank, step_of
+from benchmarks.fewer_bytes.trials import TRIALS, Trial
 from benchmarks.frontier.results import Results
 from benchmarks.jointspar import models, training
 from benchmarks.jointspar import step as sparse
@@ -292,6 +294,37 @@ def test_codes_of_normal_numbers_keep_less_than_any_could():
     assert abs(float(rows["sign"]["left"]) - (1 - 2 / np.pi)) < 0.01
 
 
+def three_steps(trial, params, gradients):
+    """The parameters as a vector, after three steps on (workers, elements)."""
+    flat, _ = ravel_pytree(params)
+    leaves = Leaves(params)
+    step = step_of(trial, leaves)
+    state = first_state(flat, len(gradients), trial, leaves)
+    for t in (1, 2, 3):
+        state = step(state, gradients, jnp.int32(t), jnp.float32(0.1))
+    return state.params
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_what_is_predicted_cancels_where_nothing_is_rounded():
+    params = random_tree({"a": (40, 30), "b": (70,)}, 99)
+    gradients = jax.random.normal(jax.random.key(1), (4, 1270))
+    want = three_steps(Trial(None), params, gradients)
+    assert_close(three_steps(Trial(None, predicted=0.8), params, gradients), want)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_a_product_of_full_rank_is_the_matrix():
+    params = {"a": jnp.zeros((32, 5, 8)), "b": jnp.zeros(70)}
+    leaves, trial = Leaves(params), Trial(None, rank=32)
+    x = jax.random.normal(jax.random.key(1), (4, 32 * 40 + 70))
+    bases = first_state(x[0], 4, trial, leaves).bases
+    q, _, received, _ = in_low_rank(trial, leaves)(x, None, None, bases, None)
+    bound = 40 * np.finfo(np.float32).eps * np.abs(x).max()  # two sums of 32 and 40
+    np.testing.assert_allclose(q, x, rtol=0, atol=bound)
+    np.testing.assert_allclose(received[0], x.mean(0), rtol=0, atol=bound)
+
+
 @pytest.mark.usefixtures("standard_promotion")
 def test_trials_are_steps_of_the_optimizer():
     """The vector's step is that of adamw in the same codes, where nothing differs."""
@@ -310,13 +343,7 @@ def test_trials_are_steps_of_the_optimizer():
         return new
 
     want = jax.tree.map(lambda x: x[0], jax.vmap(steps, axis_name="w")(gradients))
-    flat, tree_of = ravel_pytree(params)
+    _, tree_of = ravel_pytree(params)
     vectors = jnp.stack([ravel_pytree(tree)[0] for tree in trees])
-    step = fewer_bytes.step_of(
-        fewer_bytes.TRIALS["ternary"], fewer_bytes.Leaves(params)
-    )
-    zeros = jnp.zeros_like(flat)
-    state = flat, jnp.zeros_like(vectors), zeros, zeros
-    for t in (1, 2, 3):
-        state = step(state, vectors, jnp.int32(t), jnp.float32(0.1))
-    assert_close(tree_of(state[0]), want)
+    found = three_steps(TRIALS["ternary"], params, vectors)
+    assert_close(tree_of(found), want)
