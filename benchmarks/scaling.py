@@ -1,11 +1,12 @@
 """Cost against size: a step's time by parameters, bytes and compilation by workers.
 
 Run from the root of the repository: ``python -m benchmarks.scaling``. Time: update and
-apply on square leaves of 1 M to 128 M parameters in all, dense AdamW and the default
+apply on square leaves of 1 M to 300 M parameters in all, dense AdamW and the default
 exchange in turns between two workers on two CPU devices; medians. The largest needs
-10 GB. Bytes: what each worker sends, read off the programs of 2 to 64 CPU devices.
+20 GB. Bytes: what each worker sends, read off the programs of 2 to 64 CPU devices.
 """
 
+import math
 import time
 
 import jax
@@ -23,6 +24,7 @@ from examples.common.tables import table
 from examples.common.traffic import traffic_of
 from examples.hardware import hardware
 
+LARGE = 128  # millions of parameters; else there are hundreds of leaves to compile
 TIMED = {"dense": averaged(DENSE["optax.adamw"]), "adamw": exchanging()["adamw"]}
 SENT = {
     "adamw": (slamb_jax.Exchange(AXIS), lambda x: slamb_jax.adamw(RATE, x)),
@@ -31,20 +33,23 @@ SENT = {
 
 
 def shapes_of(millions: int) -> Shapes:
-    """So many leaves of a million elements (1024 x 1024), each with its bias."""
+    """Square leaves, each with its bias: of 1 M elements, in large models of 4 M."""
+    side = 2048 if millions >= LARGE else 1024
     shapes: Shapes = {}
-    for i in range(millions):
-        shapes |= {f"{i}/kernel": (1024, 1024), f"{i}/bias": (1024,)}
+    for i in range(millions * 1024**2 // side**2):
+        shapes |= {f"{i}/kernel": (side, side), f"{i}/bias": (side,)}
     return shapes
 
 
 def row_of_size(millions: int, rounds: int, seed: int) -> dict[str, str]:
     """The times of a step with so many parameters."""
-    field = race(TIMED, shapes_of(millions), rounds, seed, Workers(2, local_mesh(2)))
-    d = millions * (2**20 + 1024)
+    shapes = shapes_of(millions)
+    field = race(TIMED, shapes, rounds, seed, Workers(2, local_mesh(2)))
+    d = sum(map(math.prod, shapes.values()))
     dense, ours = (seconds(field[name].times) for name in TIMED)
     return {
         "parameters": f"{d:,}",
+        "matrices": f"{len(shapes) // 2}",
         "dense, ms": f"{dense * 1e3:.1f}",
         "ns each": f"{dense / d * 1e9:.2f}",
         "adamw, ms": f"{ours * 1e3:.1f}",
@@ -70,7 +75,7 @@ def row_of_workers(n: int) -> dict[str, str]:
 
 
 def main(
-    millions: tuple[int, ...] = (1, 4, 16, 64, 128),
+    millions: tuple[int, ...] = (1, 4, 16, 64, 128, 300),
     workers: tuple[int, ...] = (2, 4, 8, 16, 32, 64),
     rounds: int = 5,
     seed: int = 0,

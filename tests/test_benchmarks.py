@@ -23,6 +23,7 @@ from benchmarks import (
     many_leaves,
     parts,
     race,
+    scaling,
     slamb_accuracy,
     slamb_gap,
     step,
@@ -276,6 +277,14 @@ def test_chains_of_the_gap_take_a_step(name):
     gradients = jax.tree.map(lambda x: jnp.stack([x] * 4), params)
     found = jax.eval_shape(jax.vmap(step, axis_name=slamb_gap.AXIS), gradients)
     chex.assert_trees_all_equal_shapes_and_dtypes(found, gradients)
+
+
+def test_matrices_of_large_models_are_large():
+    for millions, matrices in ((64, 64), (128, 32), (300, 75)):
+        shapes = scaling.shapes_of(millions)
+        kernels = [shape for shape in shapes.values() if len(shape) == 2]
+        assert len(kernels) == matrices
+        assert sum(map(math.prod, kernels)) == millions * 2**20
 
 
 def test_parts_of_an_exchange_are_timed(capsys):

@@ -31,6 +31,7 @@ class Trial:
 SEVEN, THIRTY_ONE = "largest_of_7", "largest_of_31"
 TRIALS = {
     "float32": Trial(None),
+    "float32, b1 0.9": Trial(None, b1=0.9),
     "ternary": Trial("ternary"),
     "sign": Trial("sign"),
     "sign, b1 0.65": Trial("sign", b1=0.65),
