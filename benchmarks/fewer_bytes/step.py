@@ -11,7 +11,7 @@ import optax
 from benchmarks.fewer_bytes.trials import Trial
 from slamb_jax.exchange.codes import quantizer_of
 
-# Of (n, elements), what each worker sent, what all have told, and their mean as it is
+# (n, elements) that each worker sent; (1, elements) of their mean, and of it as it is
 # received; the bases of the next step.
 Sent: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, list[jax.Array]]
 
@@ -103,7 +103,11 @@ def in_codes(trial: Trial, leaves: Leaves) -> Callable[..., Sent]:
 
 
 def in_low_rank(trial: Trial, leaves: Leaves) -> Callable[..., Sent]:
-    """What is sent of matrices as products of thin ones, and of the rest in codes."""
+    """What is sent of matrices as products of thin ones, and of the rest in codes.
+
+    ``compressors.low_rank`` takes the last dimension as columns, and would send the
+    kernels of attention whole.
+    """
     matrices = leaves.matrices
     others = np.flatnonzero([matrices[i] is None for i in leaves.number])
 

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-B2 = 0.95
-
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
@@ -20,7 +18,7 @@ class Trial:
     b1: float = 0.8
     after: float = 0.0
     """decay rate of a momentum after the exchange"""
-    b2: float = B2
+    b2: float = 0.95
     forgotten: float = 0.5
     mean_waits: float = 0.0
     """the share of what rounding takes of the mean that waits, with one worker"""
