@@ -1,16 +1,27 @@
 """Eight CPU devices, a strict jax, and compiled programs kept for later runs."""
 
+import gc
 import os
+from importlib import metadata
 from pathlib import Path
 
-# Before jax is imported; processes that the tests start inherit all of it. Of a flag
-# that stands twice, XLA takes the last.
-os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=8 " + os.environ.get("XLA_FLAGS", "")
-).strip()
+# Before jax is imported; processes that the tests start inherit all of it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of the tests' time is spent compiling programs that run for milliseconds.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Of a flag that stands twice, XLA takes the last. The older emitters of kernels compile
+# in half the time; jaxlib 0.11 and later may not have them.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        "--xla_force_host_platform_device_count=8",
+        *["--xla_cpu_use_fusion_emitters=false"]
+        * (
+            os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1"
+            and [int(x) for x in metadata.version("jaxlib").split(".")[:2]] < [0, 11]
+        ),
+        os.environ.get("XLA_FLAGS", ""),
+    ]
+).strip()
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent / ".jax_cache")
 )
@@ -43,6 +54,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "filterwarnings", "ignore:Error (reading|writing) persistent compilation cache"
     )
+
+
+def pytest_collection_finish() -> None:
+    """Collects garbage less often: what was imported stays, and tracing makes much."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="module")

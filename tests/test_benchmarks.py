@@ -41,7 +41,7 @@ from examples.byte_lm.model import blocks
 from slamb_jax import jointspar
 from tests.close import assert_close
 from tests.optimizers import random_tree, standard_promotion
-from tests.workers import mesh_of
+from tests.workers import AXIS, mesh_of, train
 
 SHAPES = {"w": (40, 300), "b": (300,)}
 FUSION = string.Template("""HloModule m
@@ -173,12 +173,12 @@ def test_a_worker_has_two_classes_where_data_differ(apart):
 
 @pytest.mark.long
 def test_the_default_is_dense_where_data_differ_and_local_steps_are_not():
-    def train(name, apart=True):
+    def trained(name, apart=True):
         return different_data.train(different_data.METHODS[name][0], 3e-3, apart, 0)
 
     with standard_promotion():
-        dense, ours, local = map(train, ("optax.adamw", "adamw", "DiLoCo, H 30"))
-        alike = train("adamw", apart=False)
+        dense, ours, local = map(trained, ("optax.adamw", "adamw", "DiLoCo, H 30"))
+        alike = trained("adamw", apart=False)
     assert ours[0] < 3 * dense[0]
     assert ours[1] > dense[1] - 0.01
     assert local[0] > 10 * dense[0]  # a loss that this test would notice
@@ -307,7 +307,7 @@ def three_steps(trial, params, gradients):
     """The parameters as a vector, after three steps on (workers, elements)."""
     flat, _ = ravel_pytree(params)
     leaves = Leaves(params)
-    step = step_of(trial, leaves)
+    step = jax.jit(step_of(trial, leaves))
     state = first_state(flat, len(gradients), trial, leaves)
     for t in (1, 2, 3):
         state = step(state, gradients, jnp.int32(t), jnp.float32(0.1))
@@ -341,17 +341,11 @@ def test_trials_are_steps_of_the_optimizer():
     trees = [random_tree(shapes, seed) for seed in range(8)]
     gradients = jax.tree.map(lambda *x: jnp.stack(x), *trees)
     params = random_tree(shapes, 99)
-    exchange = slamb_jax.Exchange("w")
+    exchange = slamb_jax.Exchange(AXIS)
     tx = slamb_jax.adamw(0.1, exchange, b1=0.8, b2=0.95, weight_decay=0.0)
 
-    def steps(gradient):
-        new, state = params, tx.init(params)
-        for _ in range(3):
-            updates, state = tx.update(gradient, state, new)
-            new = optax.apply_updates(new, updates)
-        return new
-
-    want = jax.tree.map(lambda x: x[0], jax.vmap(steps, axis_name="w")(gradients))
+    history = train(tx, params, [gradients] * 3, "vmap")
+    want = jax.tree.map(lambda x: x[0], history[-1][0])
     _, tree_of = ravel_pytree(params)
     vectors = jnp.stack([ravel_pytree(tree)[0] for tree in trees])
     found = three_steps(TRIALS["ternary"], params, vectors)

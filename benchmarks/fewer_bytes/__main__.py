@@ -102,7 +102,7 @@ def energy_left() -> list[dict[str, str]]:
         assert quantizer is not None
         group = quantizer.group_of(x.size)
         groups = x[: x.size // group.size * group.size].reshape(-1, *group[1:])
-        y = quantizer.decode(*quantizer.encode(groups, jnp.uint32(0)))
+        y = quantizer.decode(*jax.jit(quantizer.encode)(groups, jnp.uint32(0)))
         bits = 8 * quantizer.nbytes(group._replace(groups=len(groups))) / groups.size
         left = jnp.sum((groups - y) ** 2) / jnp.sum(groups**2)
         row = {"": payload, "bits": f"{bits:.2f}", "left": f"{left:.3f}"}
