@@ -89,7 +89,7 @@ def test_the_same_seed_gives_the_same_bits(payload):
 
 
 @each
-@pytest.mark.parametrize("size", [2**16, 2**17 + 300, 2**18 + 5])
+@pytest.mark.parametrize("size", [2**16, 2**18 + 5])
 def test_an_array_has_the_codes_of_its_groups(payload, size):
     """Of a CPU too, which codes a few groups at a time: each with bits of its own."""
     quantizer, group = quantizer_of(payload), group_of(payload, size)
