@@ -57,7 +57,8 @@ SIZES = {x for x in TASKS if x[-1] in "km" and x != "byte_lm_23k"}  # of one tas
 @pytest.mark.parametrize("name", sorted(TASKS.keys() - {"fineweb"} - SIZES))
 def test_a_task_starts_from_guessing_and_repeats_its_batches(name):
     job = task(name)
-    loss = float(jax.jit(job.loss)(job.init(jax.random.key(0)), job.held_out))
+    params = jax.jit(job.init)(jax.random.key(0))
+    loss = float(jax.jit(job.loss)(params, job.held_out))
     guesses = {"digits": 10, "autoencoder": 2}.get(name, 256)
     # Where the embedding is the output too, its scale is that of the width.
     off = 1.0 if name in ("prose", "wide") else 0.6
@@ -93,7 +94,7 @@ def test_fineweb_is_read_in_the_order_of_its_files(tmp_path, monkeypatch):
     params = job.init(jax.random.key(0))
     loss, grads = jax.jit(jax.value_and_grad(job.loss))(params, read[0])
     assert float(loss) == pytest.approx(math.log(128))  # its head begins at zero
-    each = jax.vmap(jax.grad(job.loss), (None, 0))(params, read[0][:, None])
+    each = jax.jit(jax.vmap(jax.grad(job.loss), (None, 0)))(params, read[0][:, None])
     mean = jax.tree.map(lambda x: x.mean(0), each)
     for got, want in zip(*map(jax.tree.leaves, (grads, mean)), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-2 * float(jnp.abs(want).max()))
