@@ -1,18 +1,21 @@
 """Programs as users compile them, and as other platforms would run them."""
 
 import contextlib
+import os
 from unittest import mock
 
 from slamb_jax._core import platform as _platform
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
-# What JAX_DISABLE_MOST_OPTIMIZATIONS sets, back at XLA's defaults. An option of the
-# compiler is part of jax's cache keys; the setting of jax is not.
+# What conftest.py and JAX_DISABLE_MOST_OPTIMIZATIONS set, back at XLA's defaults. An
+# option of the compiler is part of jax's cache keys; the setting of jax is not.
 _XLA_DEFAULTS = {
     "xla_backend_optimization_level": 3,
     "xla_llvm_disable_expensive_passes": False,
 }
+if "xla_cpu_use_fusion_emitters" in os.environ["XLA_FLAGS"]:  # else it may be unknown
+    _XLA_DEFAULTS["xla_cpu_use_fusion_emitters"] = True
 
 
 def compile_optimized(lowered):
