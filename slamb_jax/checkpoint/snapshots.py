@@ -19,7 +19,8 @@ from slamb_jax._core.checks import check_integer
 from slamb_jax.checkpoint import format as stored
 from slamb_jax.checkpoint.store import gathered, lock, together
 from slamb_jax.workers import mesh as meshes
-from slamb_jax.workers.keys import are_alike, keys_of_workers
+from slamb_jax.workers.agreement import differing_replicas
+from slamb_jax.workers.keys import keys_of_workers
 from slamb_jax.workers.mesh import raw
 from slamb_jax.workers.replicas import copied_replicas
 
@@ -127,7 +128,7 @@ class Snapshots:
         Args:
           like: a state as :func:`replicate` returned it, for the workers of this job.
             Its structure, shapes, dtypes and shardings count; of its values only the
-            typed random keys, of which those of newcomers are made.
+            typed random keys: of those that differ those of newcomers are made.
 
         Raises:
           ValueError: for a snapshot of another model or optimizer, and for a worker
@@ -143,20 +144,22 @@ class Snapshots:
         step, saved, extras = agreed
         me = jax.process_index()
         mine = _arrays_in(*held[step]) if saved[me] else {}
-        leaves, alike = map(stored.leaves_by_name, (like, are_alike(like)))
+        leaves = stored.leaves_by_name(like)
+        keys = {name: x for name, x in leaves.items() if meshes.is_key(x)}
+        own = {name for name, x in keys.items() if differing_replicas([x])[0]}
         arrays: dict[str, Any] = {}
         for name, x in leaves.items():
             one = raw(jnp.asarray(x))
             rows = mine.get(name, np.zeros((1, *one.shape[1:]), one.dtype))
             rows = rows[np.arange(owners.count(me)) % len(rows)]
-            if not alike[name]:  # random keys, each worker's own
-                keys = meshes.on_raw(meshes.own_replicas, x)
-                fresh = keys_of_workers(keys, jnp.array(self._job[:1]))[0]
+            if name in own:
+                held_keys = meshes.on_raw(meshes.own_replicas, x)
+                fresh = keys_of_workers(held_keys, jnp.array(self._job[:1]))[0]
                 rows[saved[me] :] = jax.random.key_data(fresh)[saved[me] :]
             here = one.sharding, rows, one.shape
             arrays[name] = jax.make_array_from_process_local_data(*here)
         if 0 in saved:  # processes that have nothing
-            names = [name for name in arrays if alike[name]]
+            names = [name for name in arrays if name not in own]
             full = [r for r, owner in enumerate(owners) if saved[owner]]
             empty = [r for r, owner in enumerate(owners) if not saved[owner]]
             copied = copied_replicas([arrays[name] for name in names], full, empty)

@@ -22,11 +22,6 @@ class CompressState(NamedTuple):
     residual: optax.Updates | None  # float32, as the updates; None if nothing is kept
     compressor: optax.OptState
 
-    @staticmethod
-    def after_the_mean() -> tuple[str, ...]:
-        """No field; but what follows in a chain is equal on all workers."""
-        return ()
-
 
 @static("decay")
 def compress_with_error_feedback(

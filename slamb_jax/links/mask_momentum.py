@@ -51,11 +51,6 @@ class MaskMomentumState(NamedTuple):
     compressor: optax.OptState
     direction: optax.OptState
 
-    @staticmethod
-    def after_the_mean() -> tuple[str, ...]:
-        """The fields that are equal on all workers, random keys among them."""
-        return ("direction",)
-
 
 @static("nesterov", "bias_correction", "mu_dtype", "nu_dtype", trees=("b1",))
 def mask_momentum(

@@ -13,16 +13,19 @@ from slamb_jax._core.checks import check_callable, check_integer
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.workers import guards
 from slamb_jax.workers.donation import Donated
-from slamb_jax.workers.keys import are_alike, keys_of_workers, own_key
+from slamb_jax.workers.keys import EqualKeys, begin_equal, keys_of_workers, own_key
 from slamb_jax.workers.step import Step, WorkersStep
 
 
-def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
+def simulated_replicas(
+    tree: chex.ArrayTree, workers: int, *, equal_keys: EqualKeys = None
+) -> chex.ArrayTree:
     """Gives each of n simulated workers its own copy, as :func:`replicate` does.
 
     Args:
       tree: parameters and optimizer state: a tree of arrays or numbers.
       workers: n, at least 1, or a ValueError is raised.
+      equal_keys: as of :func:`replicate`.
 
     Examples:
       >>> import jax.numpy as jnp, slamb_jax
@@ -31,13 +34,13 @@ def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
     """
     check_integer("workers", workers, 1)
 
-    def copies(x: Any, alike: bool) -> jax.Array:
-        if not alike:
+    def copies(x: Any, equal: bool) -> jax.Array:
+        if not equal:
             return keys_of_workers(x, jnp.arange(workers))
         one = jnp.asarray(x, jnp.result_type(x))
         return jnp.broadcast_to(one, (workers, *one.shape))
 
-    return jax.tree.map(copies, tree, are_alike(tree))
+    return jax.tree.map(copies, tree, begin_equal(tree, equal_keys))
 
 
 def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
