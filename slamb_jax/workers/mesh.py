@@ -87,12 +87,10 @@ def state_shardings(
     return jax.tree.map(sharding, state, specs)
 
 
-def using(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
+def using(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
     """Computes on this mesh even where ``jax.set_mesh`` has set one of other types."""
-    if not jax.sharding.get_abstract_mesh().axis_names:
+    if mesh is None or not jax.sharding.get_abstract_mesh().axis_names:
         return contextlib.nullcontext()
-    if not hasattr(jax.sharding, "use_abstract_mesh"):  # jax 0.7
-        return getattr(jax.sharding, "use_mesh")(mesh)  # noqa: B009
     return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 

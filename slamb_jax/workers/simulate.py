@@ -12,7 +12,6 @@ from slamb_jax._core.axes import AxisName, as_tuple
 from slamb_jax._core.checks import check_callable, check_integer
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.workers import guards
-from slamb_jax.workers.donation import Donated
 from slamb_jax.workers.keys import EqualKeys, begin_equal, keys_of_workers, own_key
 from slamb_jax.workers.step import Step, WorkersStep
 
@@ -101,23 +100,12 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
         mapped = jax.vmap(one_worker, axes, axis_name=axis_name, axis_size=workers)
         return mapped(first, jax.tree.map(share, batch))
 
-    jitted = jax.jit(all_workers, donate_argnums=0, static_argnums=3)
-    donated = Donated()
-
-    def checked(state: Any, batch: Any, key: Any) -> tuple[Any, ...]:
+    def place(state: Any, batch: Any, key: Any) -> tuple[Any, ...]:
         guards.check_arguments(state, batch, workers, workers)
         return state, batch, key, _common_counts(state)
 
-    def run(*args: Any) -> tuple[Any, Any]:
-        state, *others = checked(*args)
-        state, report = jitted(donated.unshared(state, others), *others)
-        donated.returned(state)
-        return state, report
-
-    def lower(*args: Any) -> jax.stages.Lowered:
-        return jitted.lower(*checked(*args))
-
-    return WorkersStep(run, lower)
+    jitted = jax.jit(all_workers, donate_argnums=0, static_argnums=3)
+    return WorkersStep(jitted, place)
 
 
 def _simulated_axis(exchange: Exchange) -> AxisName:
