@@ -11,7 +11,6 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from slamb_jax._core import axes, checks
-from slamb_jax._core.hyperparameters import static
 from slamb_jax._core.leaves import (
     Leaf,
     broadcast_blocks,
@@ -37,7 +36,6 @@ class LayerwiseTrustRatioState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
 
 
-@static("mask", "form")
 def layerwise_trust_ratio(
     exchange: Exchange,
     direction: optax.GradientTransformation | None = None,
@@ -223,7 +221,7 @@ class _Link(NamedTuple):
         if self.direction is None or of_nu is None:
             return flat_term(leaf, age, p, u.astype(jnp.float32), inside)
         m, v, of_m = given
-        scalars = of_m, of_nu, jnp.float32(1)
+        scalars = of_m, of_nu
         direction = functools.partial(_direction, self.direction)
         return term_of_moments(leaf, age, p, (m, v), scalars, direction, inside)
 
@@ -249,9 +247,9 @@ def _direction(
     """The direction of a leaf, or of blocks of it, from its moments."""
     # The scalars are arguments, so that a barrier can hold them with the moments: what
     # is outside of it would be computed for all leaves of one shape, and kept.
-    of_m, of_v, one = scalars
+    of_m, of_v = scalars
     m_hat, v_hat = of_m * m.astype(jnp.float32), of_v * v.astype(jnp.float32)
-    given = {"second_moment": v_hat, "of_second_moment": of_v, "one": one}
+    given = {"second_moment": v_hat, "of_second_moment": of_v}
     u, _ = inner.update(m_hat, optax.EmptyState(), None, **given)
     return u.astype(jnp.float32)
 
