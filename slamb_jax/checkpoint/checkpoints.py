@@ -1,18 +1,35 @@
-"""Checkpoints of all replicas, with checksums."""
+"""Checkpoints of all replicas, with checksums, written through Orbax.
 
+No other module of the library uses Orbax.
+"""
+
+import contextlib
 import pathlib
 import re
+import secrets
+import shutil
+import time
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
 
 import chex
+import jax
 import numpy as np
 
 from slamb_jax._core.checks import check_integer
 from slamb_jax.checkpoint import format as stored
-from slamb_jax.checkpoint.store import DamagedCheckpointError, Store
+from slamb_jax.checkpoint import processes
+from slamb_jax.checkpoint.processes import DamagedCheckpointError, together
+from slamb_jax.checkpoint.resizing import resize_leaf
 from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.workers.mesh import check_replicas
+from slamb_jax.workers import mesh as meshes
+from slamb_jax.workers.agreement import checksums
+
+_METADATA = "about"  # the folder of the metadata in a checkpoint
+_UNFINISHED = "[0-9]*.orbax-checkpoint-tmp*"  # the name of an incomplete save
+_UNLIKE = "the checksum of {} is not the one that was saved"
+_SHARED = "on a file system that all processes share"
 
 
 class Restored(NamedTuple):
@@ -74,6 +91,7 @@ class Checkpoints:
         asynchronous: bool = False,
         exchange: Exchange | None = None,
     ) -> None:
+        check_integer("keep", keep, 2)
         self._selects: dict[str, str] = {}
         if exchange is not None:
             check_exchange(exchange)
@@ -81,7 +99,25 @@ class Checkpoints:
                 name: re.sub(" at 0x[0-9a-f]+", "", repr(getattr(exchange, name)))
                 for name in ("selection", "sync_every")
             }
-        self._store = Store(directory, keep=keep, asynchronous=asynchronous)
+        with _refuse_unless("a path that is there or can be made", repr(directory)):
+            self._directory = pathlib.Path(directory).absolute()
+            self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            import orbax.checkpoint
+        except ImportError as error:
+            raise ImportError(
+                "checkpoints need Orbax: pip install 'slamb-jax[checkpoint]'"
+            ) from error
+        self._orbax: Any = orbax.checkpoint
+        options = self._orbax.CheckpointManagerOptions(
+            max_to_keep=keep,
+            enable_async_checkpointing=asynchronous,
+            cleanup_tmp_directories=False,  # a reader would remove a save in progress
+        )
+        self._manager = self._orbax.CheckpointManager(self._directory, options=options)
+        self._damaged: set[int] = set()  # to be removed before the next save
+        self._writing = False
+        self._unlock: Callable[[], object] | None = None  # of process 0, once it writes
 
     def save(
         self, step: int, state: chex.ArrayTree, extra: dict[str, Any] | None = None
@@ -101,19 +137,32 @@ class Checkpoints:
             common replica axis.
         """
         check_integer("step", step, 0)
-        extra = stored.check_extra(extra)
-        n = check_replicas("state", state)
+        n = meshes.check_replicas("state", state)
         if not n:
             raise ValueError(f"state must have leaves, got {state!r}")
-        arrays, leaves = stored.pack(stored.leaves_by_name(state))
-        metadata = {"format": stored.FORMAT, "workers": n, "selects": self._selects}
-        metadata |= {"states": stored.states_by_name(state)}
-        metadata |= {"leaves": leaves, "extra": extra}
-        return self._store.write(step, arrays, stored.with_checksum(metadata))
+        arrays, leaves = _pack(stored.leaves_by_name(state))
+        metadata = stored.describe(
+            state, leaves, extra, format=1, workers=n, selects=self._selects
+        )
+        if not self._writing:
+            self._begin_writing()
+        for damaged in sorted(self._damaged):  # their numbers may be written again
+            self._manager.delete(damaged)
+        self._damaged.clear()
+        latest = self.latest()
+        if latest is not None and step <= latest:
+            raise ValueError(f"step must be larger than the last, {latest}, got {step}")
+        args = self._orbax.args
+        arrays = {name: x for name, x in arrays.items() if x.size}  # Orbax takes no 0
+        items = {"state": args.StandardSave(arrays), _METADATA: args.JsonSave(metadata)}
+        with self._explain_errors(f"checkpoint {step}"):
+            self._manager.save(step, args=args.Composite(**items), force=True)
+        return sum(x.nbytes for x in arrays.values())
 
     def wait(self) -> None:
         """Waits until every save is written."""
-        self._store.wait()
+        with self._explain_errors("a checkpoint"):
+            self._manager.wait_until_finished()
 
     def restore(
         self, like: chex.ArrayTree, step: int | None = None, *,
@@ -138,46 +187,32 @@ class Checkpoints:
           OSError: where reading fails for another reason than the files: memory,
             rights. Nothing is deleted then, nor with a ValueError.
         """
-        if workers is not None and (n := check_replicas("like", like)) != workers:
+        n = meshes.check_replicas("like", like)
+        if workers not in (None, n):
             raise ValueError(f"workers must be those of like, {n}, got {workers!r}")
-        steps = self._store.steps()
-        if step is not None and step not in steps:
-            raise ValueError(f"step must be one of {sorted(steps)}, got {step!r}")
+        steps = self._steps()
+        if step is not None:
+            if step not in steps:
+                raise ValueError(f"step must be one of {sorted(steps)}, got {step!r}")
+            return self._restore(step, like, workers)
         damaged: dict[int, str] = {}
-        restored = None
-        for at in steps if step is None else [step]:
+        for latest in steps:
             try:
-                metadata, state = stored.read_state(self._store, at, like, workers)
+                restored = self._restore(latest, like, workers)
+                break
             except DamagedCheckpointError as error:
-                if step is not None:
-                    raise
-                damaged[at] = str(error)
-                told = f"{error} and is ignored: going back to the one before it"
-                warnings.warn(told, stacklevel=2)
-                continue
-            self._warn_of_another_exchange(at, metadata["selects"])
-            restored = Restored(at, state, metadata["extra"])
-            break
-        if restored is None and len(damaged) > 1:
-            raise ValueError(
-                f"no checkpoint can be read: {'; '.join(damaged.values())}. All are "
-                "kept; to start anew, move them away"
-            )
-        self._store.damaged |= damaged.keys()
+                damaged[latest] = str(error)
+                going_back = f"{error} and is ignored: going back to the one before it"
+                warnings.warn(going_back, stacklevel=2)
+        else:
+            restored = None
+            if len(damaged) > 1:
+                raise ValueError(
+                    f"no checkpoint can be read: {'; '.join(damaged.values())}. All "
+                    "are kept; to start anew, move them away"
+                )
+        self._damaged |= damaged.keys()
         return restored
-
-    def _warn_of_another_exchange(self, step: int, saved: dict[str, str]) -> None:
-        values = [
-            f"{name}={value} where it was {saved[name]}"
-            for name, value in self._selects.items()
-            if saved.get(name, value) != value
-        ]
-        if values:
-            warnings.warn(
-                f"checkpoint {step} is of another exchange: {', '.join(values)}. The "
-                "ages of coordinates are wrong until each has had its turn",
-                stacklevel=3,
-            )
 
     def load(self, step: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Reads a checkpoint to the host, without a state to fit.
@@ -186,22 +221,216 @@ class Checkpoints:
           Its metadata (``workers``, ``leaves``, ``extra``), and all replicas by name.
         """
         try:
-            metadata = stored.read_metadata(self._store, step)
-            return metadata, stored.read_arrays(self._store, step, metadata, {})
+            metadata = self._read_metadata(step)
+            return metadata, self._read_arrays(step, metadata, {})
         except DamagedCheckpointError as error:
             hint = "remove it, and the one before it is the latest"
             raise ValueError(f"{error}: {hint}") from error
 
     def latest(self) -> int | None:
         """The step of the latest checkpoint, sound or damaged; None without any."""
-        return self._store.latest()
+        return self._manager.latest_step()
 
     def close(self) -> None:
         """Waits until every save is written, and releases the directory."""
-        self._store.close()
+        try:
+            self.wait()
+        finally:
+            self._manager.close()
+            if self._unlock is not None:
+                self._unlock()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _begin_writing(self) -> None:
+        """Takes the directory for this run; raises on all processes if one cannot.
+
+        1. Process 0 writes a file, locks the directory against other runs, and removes
+           what runs that were killed left incomplete.
+        2. Every process sees the file, or does not share the directory.
+        3. Other runs may have written in between: the directory is read once more.
+        """
+        # A new name, as a network file system remembers which files were not there.
+        name = f".probe-{processes.gather(secrets.randbits(31))[0]:08x}"
+        probe, first = self._directory / name, jax.process_index() == 0
+        try:
+            with together():
+                if first:  # step 1
+                    with _refuse_unless("one that can be written to", self._directory):
+                        probe.touch()
+                    self._unlock = processes.lock(self._directory, owner=self)
+                    for path in [*self._directory.glob(_UNFINISHED)]:
+                        shutil.rmtree(path)
+            with together(), _refuse_unless(_SHARED, self._directory):  # step 2
+                end = time.monotonic() + 10.0  # a network file system may be late
+                while not probe.exists():
+                    if time.monotonic() > end:
+                        problem = "does not see a file that process 0 wrote"
+                        raise OSError(f"process {jax.process_index()} {problem}")
+                    time.sleep(0.05)
+        except (ValueError, OSError):
+            if self._unlock is not None:
+                self._unlock()
+            raise
+        finally:
+            if first:
+                with contextlib.suppress(OSError):
+                    probe.unlink()
+        self._writing = True
+        self._manager.reload()  # step 3
+
+    @contextlib.contextmanager
+    def _explain_errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of Orbax, TensorStore or the file system
+            raise OSError(
+                f"{what} could not be written into {self._directory}: {error}; "
+                f"the latest complete one is {self.latest()}"
+            ) from error
+
+    def _steps(self) -> list[int]:
+        """The steps of all checkpoints, the latest first, alike for all processes."""
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        with together(), _refuse_unless(_SHARED, self._directory):
+            if steps != processes.gather(steps)[0]:
+                i = jax.process_index()
+                raise OSError(f"process {i} sees the checkpoints {steps}")
+        return steps
+
+    def _restore(
+        self, step: int, like: chex.ArrayTree, workers: int | None
+    ) -> Restored:
+        """Reads one checkpoint.
+
+        1. The metadata are read and verified.
+        2. The number of workers, the states and the leaves must be those of ``like``.
+        3. The arrays are read and verified: each process reads what it holds of
+           ``like``, or, if the number of workers is another, all replicas.
+        4. Then they are resized, and put where those of ``like`` are.
+        """
+        metadata = self._read_metadata(step)  # step 1
+        n, saved = meshes.check_replicas("like", like), metadata["workers"]
+        what = f"checkpoint {self._directory / str(step)}"
+        if n != (workers or saved):  # step 2
+            raise ValueError(
+                f"{what} is of {saved} workers, expected {n}, to which "
+                f"restore(like, workers={n}) resizes it"
+            )
+        stored.check_fits(what, metadata, like)
+        leaves = stored.leaves_by_name(jax.tree.map(jax.numpy.asarray, like))
+        places = {name: meshes.raw(x).sharding for name, x in leaves.items()}
+        arrays = self._read_arrays(step, metadata, places if n == saved else {})  # 3
+        if n != saved:  # step 4
+            for name, leaf in metadata["leaves"].items():
+                x = resize_leaf(name, arrays[name], n, keys=stored.holds_keys(leaf))
+                arrays[name] = meshes.device_put_global(x, places[name])
+        changes = [
+            f"{name}={now} where it was {metadata['selects'][name]}"
+            for name, now in self._selects.items()
+            if metadata["selects"].get(name, now) != now
+        ]
+        if changes:
+            warnings.warn(
+                f"checkpoint {step} is of another exchange: {', '.join(changes)}. The "
+                "ages of coordinates are wrong until each has had its turn",
+                stacklevel=3,
+            )
+        return Restored(step, stored.tree_of(arrays, like), metadata["extra"])
+
+    def _read_metadata(self, step: int) -> dict[str, Any]:
+        """The verified metadata of a checkpoint.
+
+        Raises:
+          DamagedCheckpointError: if files are missing, or differ from those saved.
+          ValueError: for a checkpoint of another program or version of the format.
+        """
+        path, metadata = self._directory / str(step), {}
+        if (path / _METADATA).is_dir():
+            metadata = self._read(step, _METADATA, self._orbax.args.JsonRestore())
+        if metadata.get("format") != 1 or "leaves" not in metadata:
+            problem = "is not one of slamb_jax.Checkpoints"
+            if "format" in metadata:
+                problem = f"has format {metadata['format']}"
+            raise ValueError(
+                f"checkpoint {path} could not be read: it {problem}, of which this "
+                "version of slamb_jax reads 1; it is kept"
+            )
+        if metadata != stored.with_checksum(metadata):
+            raise processes.damaged(path, _UNLIKE.format("its metadata"))
+        return metadata
+
+    def _read_arrays(
+        self, step: int, metadata: dict[str, Any], places: dict[str, Any]
+    ) -> dict[str, Any]:
+        """All verified replicas, on the devices of ``places``, or on the host."""
+        workers, leaves = metadata["workers"], metadata["leaves"]
+        arrays: dict[str, Any] = {}
+        for name, leaf in leaves.items():
+            shape = leaf["shape"] if leaf["once"] else [workers, *leaf["shape"]]
+            # A template, which takes no memory.
+            arrays[name] = np.broadcast_to(np.zeros((), stored.dtype_of(leaf)), shape)
+            if places and not leaf["once"]:
+                arrays[name] = jax.ShapeDtypeStruct(
+                    shape, arrays[name].dtype, sharding=places[name]
+                )
+        sized = {name: x for name, x in arrays.items() if x.size}
+        arrays |= self._read(step, "state", self._orbax.args.StandardRestore(sized))
+        for name, leaf in leaves.items():
+            if leaf["once"]:
+                x = np.broadcast_to(arrays[name], (workers, *leaf["shape"]))
+                arrays[name] = (
+                    meshes.device_put_global(x, places[name]) if places else x
+                )
+        sums = checksums([arrays[name] for name in leaves])
+        for (name, leaf), of_leaf in zip(leaves.items(), sums, strict=True):
+            if (of_leaf != np.array(leaf["checksums"], np.uint32)).any():
+                path = self._directory / str(step)
+                raise processes.damaged(path, _UNLIKE.format(name))
+        return arrays
+
+    def _read(self, step: int, item: str, how: Any) -> dict[str, Any]:
+        """An item of a checkpoint; what its files are to blame for is told as damage."""
+        return processes.read_together(
+            self._directory / str(step),
+            lambda: dict(
+                self._manager.restore(
+                    step, args=self._orbax.args.Composite(**{item: how})
+                )[item]
+            ),
+        )
+
+
+@contextlib.contextmanager
+def _refuse_unless(requirement: str, directory: object) -> Iterator[None]:
+    """A ValueError for what the system says of a directory."""
+    try:
+        yield
+    except (OSError, TypeError) as error:
+        raise ValueError(
+            f"directory must be {requirement}, got {directory}: {error}"
+        ) from error
+
+
+def _pack(leaves: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The arrays to store for the replicas of each leaf, and their metadata."""
+    arrays: dict[str, Any] = {}
+    packed: dict[str, dict[str, Any]] = {}
+    sums = checksums(list(leaves.values()))
+    for (name, x), of_leaf in zip(leaves.items(), sums, strict=True):
+        arrays[name] = meshes.raw(x)
+        once = bool((of_leaf == of_leaf[:1]).all())
+        if once:
+            arrays[name] = np.asarray(meshes.replicated(_first, arrays[name]))
+            of_leaf = of_leaf[:1]
+        packed[name] = {"once": once, "checksums": of_leaf.tolist()}
+        packed[name] |= stored.shape_and_dtype(x)
+    return arrays, packed
+
+
+def _first(x: jax.Array) -> jax.Array:
+    return x[0]

@@ -157,7 +157,7 @@ def muon(
             }
             momentum = optax.partition(momenta, lambda _: kinds)
         return chain_between(
-            exchange, momentum, optax.partition(steps, lambda _: kinds)
+            "muon", exchange, momentum, optax.partition(steps, lambda _: kinds)
         )
 
     return make_for_params(make)
