@@ -40,9 +40,10 @@ class Snapshots:
     another. If a process is lost, the others start again, without it or with another in
     its place, from the latest step that all who are left have. Each worker gets its own
     replica, and newcomer j a copy of survivor j mod s, of s survivors, with new typed
-    random keys. All that is equal on all workers stays equal, to the bit: under the
-    default exchange all but the momentum. The momentum of the lost worker is gone, and
-    where workers step by themselves all that it did since the last average.
+    random keys where those of the workers differ. All that is equal on all workers
+    stays equal, to the bit: under the default exchange all but the momentum. The
+    momentum of the lost worker is gone, and where workers step by themselves all that
+    it did since the last average.
 
     Args:
       directory: this process's own, and the same when it starts again under another

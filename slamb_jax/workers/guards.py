@@ -43,13 +43,12 @@ def check_wrappers(state: chex.ArrayTree) -> None:
             "the state is of optax.MultiSteps around an exchange: it exchanges at each "
             "mini-step, and drops the result of all but the last. Take "
             "slamb_jax.accumulate(tx, every), which exchanges once for the same step",
-            UserWarning,
             stacklevel=3,  # who called replicate, or the init of on_workers
         )
 
 
 def _is_around(state: Any, wrapper: type, *modules: str) -> bool:
-    """Whether a wrapper's state has one in it whose class is from these modules."""
+    """Whether a state of this wrapper has one from these modules in it."""
 
     def parts(tree: Any, is_part: Callable[[object], bool]) -> list[Any]:
         return list(filter(is_part, jax.tree.leaves(tree, is_leaf=is_part)))
@@ -97,39 +96,34 @@ def check_result(out: Any, state: Any) -> tuple[Any, Any]:
 def check_program(
     traced: jax.stages.Traced, mesh: Mesh, exchange: Exchange, trains: bool
 ) -> None:
-    """Looks once at the program of all workers, before it first runs.
+    """Looks at the program of all workers, once, before it runs.
 
     Warns if it ``trains`` and communicates nothing over an axis of workers. Raises if
-    processes have programs that are not the same: they would wait for each other for
-    ever, or add up what does not belong together.
+    processes have programs that differ: they would wait for each other for ever, or add
+    up what does not belong together.
     """
-    axes = [a for a in as_tuple(exchange.axis_name) if mesh.shape[a] > 1]
-    used = _axes_communicated(traced.jaxpr)
-    if trains and (alone := [axis for axis in axes if axis not in used]):
+    used = _axes_communicated(traced.jaxpr) if trains else set(mesh.axis_names)
+    shared = [a for a in as_tuple(exchange.axis_name) if mesh.shape[a] > 1]
+    if alone := [axis for axis in shared if axis not in used]:
         warnings.warn(
             "step changes most of the state and communicates nothing over "
             f"{', '.join(map(repr, alone))}: each worker along it trains by itself, on "
             "its share of the batch. Give the optimizer the exchange, slamb_jax.adamw("
             "rate, exchange) in place of optax.adamw; if this step is local on "
             "purpose, filter this warning",
-            UserWarning,
             stacklevel=4,  # who called the step
         )
     processes = {device.process_index for device in mesh.devices.flat}
     if len(processes) == 1 or len(processes) < jax.process_count():
-        return  # of a step of some processes the others do not know
-    texts = _ADDRESS.sub("", repr(exchange)), traced.lower().as_text()
-    digests = [hashlib.sha256(text.encode()).digest() for text in texts]
-    here = np.stack([np.frombuffer(digest, np.uint32) for digest in digests])
-    of_exchange, of_step = np.asarray(multihost_utils.process_allgather(here)).swapaxes(
-        0, 1
-    )
-    _check_same("exchange must be the same", of_exchange, f"; here it is {exchange!r}")
-    _check_same(
-        "step must be the same program",
-        of_step,
-        ", though the exchange is the same: a rate, a seed, a size or a version is not",
-    )
+        return  # not all processes are here to compare
+    for what, text in (
+        ("exchange must be the same", _ADDRESS.sub("", repr(exchange))),
+        ("step must be the same program", traced.lower().as_text()),
+    ):
+        digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint32)
+        digests = np.asarray(multihost_utils.process_allgather(digest))
+        way_out = f", here with {exchange!r}: a rate, seed, size or version is not"
+        _check_same(what, digests, way_out)
 
 
 def _axes_communicated(program: Any) -> set[Hashable]:

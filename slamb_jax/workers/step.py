@@ -1,5 +1,6 @@
 """A worker's step, as one program of all workers on a mesh."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -27,19 +28,15 @@ _TYPE_NOTE = (
 )
 
 
+@dataclasses.dataclass(eq=False)
 class WorkersStep:
     """The step of all workers: ``(state, batch, key=None) -> (state, report)``."""
 
-    def __init__(
-        self,
-        jitted: Any,
-        place: Callable[[Any, Any, Any], tuple[Any, ...]],
-        mesh: Mesh | None = None,
-        first: Step | None = None,
-    ):
-        """``place`` checks and places the arguments; ``first`` is the first call."""
-        self._jitted, self._place, self._mesh = jitted, place, mesh
-        self._first, self._donated = first, Donated()
+    _jitted: Any
+    _place: Callable[..., tuple[Any, ...]]  # checks and places the arguments
+    _mesh: Mesh | None = None
+    _first: Step | None = None  # the first call, with its checks
+    _donated: Donated = dataclasses.field(default_factory=Donated)
 
     def __call__(self, state: Any, batch: Any, key: Any = None) -> tuple[Any, Any]:
         state, *others = self._place(state, batch, key)
