@@ -262,7 +262,8 @@ def test_a_directory_that_can_only_be_read_is_restored_from(states, copied):
         ("touch", "unlink", "rmdir", "rename"),
         mock.Mock(side_effect=PermissionError(13, "Permission denied")),
     )
-    with mock.patch.multiple(Path, **denied):
+    no_file = mock.patch("tempfile.NamedTemporaryFile", denied["touch"])
+    with mock.patch.multiple(Path, **denied), no_file:
         assert copied.restore(states[1]).step == 2
         with pytest.raises(ValueError, match=r"be written to, got .*denied"):
             copied.save(3, states[1])

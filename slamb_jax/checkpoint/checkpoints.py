@@ -4,10 +4,11 @@ No other module of the library uses Orbax.
 """
 
 import contextlib
+import os
 import pathlib
 import re
-import secrets
 import shutil
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -254,32 +255,27 @@ class Checkpoints:
         2. Every process sees the file, or does not share the directory.
         3. Other runs may have written in between: the directory is read once more.
         """
-        # A new name, as a network file system remembers which files were not there.
-        name = f".probe-{processes.gather(secrets.randbits(31))[0]:08x}"
-        probe, first = self._directory / name, jax.process_index() == 0
-        try:
+        with contextlib.ExitStack() as until_seen:
+            probe = None
             with together():
-                if first:  # step 1
+                if jax.process_index() == 0:  # step 1
                     with _refuse_unless("one that can be written to", self._directory):
-                        probe.touch()
-                    self._unlock = processes.lock(self._directory, owner=self)
+                        file = until_seen.enter_context(
+                            tempfile.NamedTemporaryFile(dir=self._directory)
+                        )
+                    probe = file.name
+                    self._unlock = self._unlock or processes.lock(self._directory, self)
                     for path in [*self._directory.glob(_UNFINISHED)]:
                         shutil.rmtree(path)
+            # A new name, as a network file system remembers which files were not there.
+            probe = processes.gather(probe)[0]
             with together(), _refuse_unless(_SHARED, self._directory):  # step 2
-                end = time.monotonic() + 10.0  # a network file system may be late
-                while not probe.exists():
-                    if time.monotonic() > end:
-                        problem = "does not see a file that process 0 wrote"
-                        raise OSError(f"process {jax.process_index()} {problem}")
+                for _ in range(200):  # such a file system may be some seconds late
+                    if os.path.exists(probe):
+                        break
                     time.sleep(0.05)
-        except (ValueError, OSError):
-            if self._unlock is not None:
-                self._unlock()
-            raise
-        finally:
-            if first:
-                with contextlib.suppress(OSError):
-                    probe.unlink()
+                else:
+                    raise _error_here("does not see a file that process 0 wrote")
         self._writing = True
         self._manager.reload()  # step 3
 
@@ -298,8 +294,7 @@ class Checkpoints:
         steps = sorted(self._manager.all_steps(), reverse=True)
         with together(), _refuse_unless(_SHARED, self._directory):
             if steps != processes.gather(steps)[0]:
-                i = jax.process_index()
-                raise OSError(f"process {i} sees the checkpoints {steps}")
+                raise _error_here(f"sees the checkpoints {steps}")
         return steps
 
     def _restore(
@@ -315,7 +310,7 @@ class Checkpoints:
         """
         metadata = self._read_metadata(step)  # step 1
         n, saved = meshes.check_replicas("like", like), metadata["workers"]
-        what = f"checkpoint {self._directory / str(step)}"
+        what = f"checkpoint {self._path(step)}"
         if n != (workers or saved):  # step 2
             raise ValueError(
                 f"{what} is of {saved} workers, expected {n}, to which "
@@ -324,10 +319,11 @@ class Checkpoints:
         stored.check_fits(what, metadata, like)
         leaves = stored.leaves_by_name(jax.tree.map(jax.numpy.asarray, like))
         places = {name: meshes.raw(x).sharding for name, x in leaves.items()}
-        arrays = self._read_arrays(step, metadata, places if n == saved else {})  # 3
+        there = places if n == saved else {}
+        arrays = self._read_arrays(step, metadata, there)  # step 3
         if n != saved:  # step 4
-            for name, leaf in metadata["leaves"].items():
-                x = resize_leaf(name, arrays[name], n, keys=stored.holds_keys(leaf))
+            for name, x in arrays.items():
+                x = resize_leaf(name, x, n, keys=meshes.is_key(leaves[name]))
                 arrays[name] = meshes.device_put_global(x, places[name])
         changes = [
             f"{name}={now} where it was {metadata['selects'][name]}"
@@ -349,7 +345,7 @@ class Checkpoints:
           DamagedCheckpointError: if files are missing, or differ from those saved.
           ValueError: for a checkpoint of another program or version of the format.
         """
-        path, metadata = self._directory / str(step), {}
+        path, metadata = self._path(step), {}
         if (path / _METADATA).is_dir():
             metadata = self._read(step, _METADATA, self._orbax.args.JsonRestore())
         if metadata.get("format") != 1 or "leaves" not in metadata:
@@ -372,37 +368,33 @@ class Checkpoints:
         arrays: dict[str, Any] = {}
         for name, leaf in leaves.items():
             shape = leaf["shape"] if leaf["once"] else [workers, *leaf["shape"]]
-            # A template, which takes no memory.
-            arrays[name] = np.broadcast_to(np.zeros((), stored.dtype_of(leaf)), shape)
-            if places and not leaf["once"]:
-                arrays[name] = jax.ShapeDtypeStruct(
-                    shape, arrays[name].dtype, sharding=places[name]
-                )
+            dtype, place = stored.dtype_of(leaf), places.get(name)
+            # Templates, which take no memory.
+            arrays[name] = np.broadcast_to(np.zeros((), dtype), shape)
+            if place and not leaf["once"]:
+                arrays[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=place)
         sized = {name: x for name, x in arrays.items() if x.size}
         arrays |= self._read(step, "state", self._orbax.args.StandardRestore(sized))
         for name, leaf in leaves.items():
             if leaf["once"]:
                 x = np.broadcast_to(arrays[name], (workers, *leaf["shape"]))
-                arrays[name] = (
-                    meshes.device_put_global(x, places[name]) if places else x
-                )
+                x = meshes.device_put_global(x, places[name]) if places else x
+                arrays[name] = x
         sums = checksums([arrays[name] for name in leaves])
         for (name, leaf), of_leaf in zip(leaves.items(), sums, strict=True):
             if (of_leaf != np.array(leaf["checksums"], np.uint32)).any():
-                path = self._directory / str(step)
-                raise processes.damaged(path, _UNLIKE.format(name))
+                raise processes.damaged(self._path(step), _UNLIKE.format(name))
         return arrays
 
     def _read(self, step: int, item: str, how: Any) -> dict[str, Any]:
-        """An item of a checkpoint; what its files are to blame for is told as damage."""
+        """An item of a checkpoint; raises on all processes if it fails on one."""
+        args = self._orbax.args.Composite(**{item: how})
         return processes.read_together(
-            self._directory / str(step),
-            lambda: dict(
-                self._manager.restore(
-                    step, args=self._orbax.args.Composite(**{item: how})
-                )[item]
-            ),
+            self._path(step), lambda: dict(self._manager.restore(step, args=args)[item])
         )
+
+    def _path(self, step: int) -> pathlib.Path:
+        return self._directory / str(step)
 
 
 @contextlib.contextmanager
@@ -416,18 +408,21 @@ def _refuse_unless(requirement: str, directory: object) -> Iterator[None]:
         ) from error
 
 
+def _error_here(what: str) -> OSError:
+    """The error of this process."""
+    return OSError(f"process {jax.process_index()} {what}")
+
+
 def _pack(leaves: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The arrays to store for the replicas of each leaf, and their metadata."""
     arrays: dict[str, Any] = {}
     packed: dict[str, dict[str, Any]] = {}
-    sums = checksums(list(leaves.values()))
-    for (name, x), of_leaf in zip(leaves.items(), sums, strict=True):
-        arrays[name] = meshes.raw(x)
-        once = bool((of_leaf == of_leaf[:1]).all())
+    all_sums = checksums(list(leaves.values()))
+    for (name, x), sums in zip(leaves.items(), all_sums, strict=True):
+        arrays[name], once = meshes.raw(x), bool((sums == sums[:1]).all())
         if once:
             arrays[name] = np.asarray(meshes.replicated(_first, arrays[name]))
-            of_leaf = of_leaf[:1]
-        packed[name] = {"once": once, "checksums": of_leaf.tolist()}
+        packed[name] = {"once": once, "checksums": sums[: 1 if once else None].tolist()}
         packed[name] |= stored.shape_and_dtype(x)
     return arrays, packed
 

@@ -73,14 +73,9 @@ def shape_and_dtype(x: Any) -> dict[str, Any]:
     return {"shape": shape, "dtype": str(jnp.result_type(x))}
 
 
-def holds_keys(leaf: dict[str, Any]) -> bool:
-    """Whether a leaf is of typed random keys, of which the words are stored."""
-    return leaf["dtype"].startswith("key<")
-
-
 def dtype_of(leaf: dict[str, Any]) -> jnp.dtype:
-    """The dtype in which a leaf is stored."""
-    return jnp.dtype("uint32" if holds_keys(leaf) else leaf["dtype"])
+    """The dtype in which a leaf is stored; of random keys that of their words."""
+    return jnp.dtype("uint32" if leaf["dtype"].startswith("key<") else leaf["dtype"])
 
 
 def describe(

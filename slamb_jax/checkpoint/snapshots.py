@@ -94,7 +94,8 @@ class Snapshots:
         for x in by_name.values():  # all are on their way while the first is written
             for shard in getattr(raw(x), "addressable_shards", ()):
                 shard.data.copy_to_host_async()
-        arrays, leaves = {}, {}
+        arrays: dict[str, Any] = {}
+        leaves = {}
         for name, x in by_name.items():
             mine = np.ascontiguousarray(meshes.own_replicas(raw(x)))
             mine = mine.reshape(workers := len(mine), -1).view(np.uint8)
