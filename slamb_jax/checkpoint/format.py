@@ -27,7 +27,7 @@ import optax
 from slamb_jax._core.checks import shown
 from slamb_jax.workers import mesh as meshes
 
-_EMPTY = (optax.EmptyState, optax.MaskedNode, optax.MaskedState)
+_MASKS = (optax.MaskedNode, optax.MaskedState)  # which another mask may change
 
 
 def leaves_by_name(tree: chex.ArrayTree) -> dict[str, Any]:
@@ -36,25 +36,25 @@ def leaves_by_name(tree: chex.ArrayTree) -> dict[str, Any]:
     return {jax.tree_util.keystr(path) or "state": x for path, x in leaves}
 
 
-def structure_by_name(tree: Any, at: str = "") -> dict[str, dict[str, str]]:
+def structure_by_name(
+    tree: Any, name: str = "", *, counts: bool = False
+) -> dict[str, dict[str, str]]:
     """The types of the named tuples below the root of a tree, such as links' states.
 
     They tell optimizers apart whose arrays have the same names. Of the empty ones
     those count that a dictionary names: ``{"lion": EmptyState()}`` ends the state of
     :func:`slamb_jax.lion`, as ``optax.named_chain`` makes it.
     """
-
-    def is_state(x: Any) -> bool:
-        return x is not tree and hasattr(x, "_fields")
-
     types: dict[str, dict[str, str]] = {}
-    for path, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_state):
-        if is_state(x):
-            name = at + jax.tree_util.keystr(path)
-            is_named = isinstance(path[-1], jax.tree_util.DictKey)
-            if is_named or not isinstance(x, _EMPTY):
-                types[name] = {"type": type(x).__name__}
-            types |= structure_by_name(x, name)
+    if counts and hasattr(tree, "_fields"):
+        types[name] = {"type": type(tree).__name__}
+    children = jax.tree_util.tree_leaves_with_path(tree, lambda x: x is not tree)
+    for path, x in children:
+        if path:  # else the tree is a leaf
+            named = isinstance(path[0], jax.tree_util.DictKey)
+            empty = isinstance(x, _MASKS if named else (optax.EmptyState, *_MASKS))
+            at = name + jax.tree_util.keystr(path)
+            types |= structure_by_name(x, at, counts=not empty)
     return types
 
 
