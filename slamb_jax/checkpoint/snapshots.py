@@ -102,11 +102,13 @@ class Snapshots:
             arrays[name] = mine[:1] if (mine[1:] == mine[:1]).all() else mine
             leaves[name] = stored.shape_and_dtype(x)
         size = sum(x.nbytes for x in arrays.values())
-        own = {"job": self._job, "step": step, "workers": workers, "leaves": leaves}
-        metadata = json.dumps(stored.describe(state, extra, **own)).encode()
+        metadata = stored.describe(
+            state, extra, leaves=leaves, job=self._job, step=step, workers=workers
+        )
+        text = np.frombuffer(json.dumps(metadata).encode(), np.uint8)
         try:
             with _writing(self._path(step)) as file:
-                np.savez(file, metadata=np.frombuffer(metadata, np.uint8), **arrays)
+                np.savez(file, metadata=text, **arrays)
             older = [saved for saved in self._steps() if saved < step]
             for saved in {*self._steps()} - {*older[-1:], step}:
                 self._path(saved).unlink()
@@ -243,7 +245,7 @@ def _writing(path: pathlib.Path) -> Iterator[IO[bytes]]:
     partial.rename(path)
 
 
-def _read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _read(path: pathlib.Path) -> tuple[stored.Metadata, dict[str, np.ndarray]]:
     """The metadata of a snapshot, and the bytes of each leaf, checked by zip's sums."""
     with path.open("rb") as opened, np.load(opened) as file:
         arrays = {name: file[name] for name in file.files}
