@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from slamb_jax.links._mean_momentum import Row, Rule, Unit
 
 import slamb_jax
 from slamb_jax._core import platform as _platform
@@ -14,7 +15,6 @@ from slamb_jax._core.leaves import Leaf
 from slamb_jax.exchange.codes import _RECIPROCALS
 from slamb_jax.exchange.mean import mean_over_workers
 from slamb_jax.links import _mean_momentum
-from slamb_jax.links._mean_momentum import Row, Rule, Unit
 from tests.close import assert_close, assert_same_bits
 from tests.compiled import PLATFORMS, on_platform
 from tests.optimizers import plain, random_tree

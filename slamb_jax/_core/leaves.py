@@ -1,7 +1,6 @@
 """The leaves of a tree: numbered for every link alike, mapped, and chosen between."""
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -28,7 +27,8 @@ class Leaf:
       shards: the number of shards of each of its layers.
       axes: the mesh axes over which each of its layers is sharded.
       sharded: those over which the leaf is, which for a stack may be more.
-      alike: the size of a leaf whose codes have blocks of the same size; None: its own.
+      parts: the small leaves that are joined in it, one after the other.
+      unit: the elements to a multiple of which each part is padded with zeros.
     """
 
     index: int
@@ -37,7 +37,8 @@ class Leaf:
     shards: int = 1
     axes: tuple[Hashable, ...] = ()
     sharded: tuple[Hashable, ...] = ()
-    alike: int | None = None
+    parts: tuple["Leaf", ...] = ()
+    unit: int = 1
 
     @property
     def size(self) -> int:
@@ -58,14 +59,6 @@ class Leaf:
     def layer_size(self) -> int:
         """Number of elements of one of its layers, all shards together."""
         return math.prod(self.layer_shape) * self.shards
-
-
-def broadcast_blocks(x: jax.Array, leaf: Leaf) -> jax.Array:
-    """One value per block, shape (blocks, 1), as one per element; scalars pass."""
-    if not x.ndim:
-        return x
-    block_size = leaf.size // len(x)
-    return jnp.broadcast_to(x, (len(x), block_size)).reshape(leaf.shape)
 
 
 def leaves_of(params: chex.ArrayTree, layout: LayoutOf | None = None) -> list[Leaf]:
@@ -91,7 +84,8 @@ def present(
     layouts = [()] * len(values)
     if layout is not None:
         layouts = treedef.flatten_up_to(layout(tree if like is None else like))
-    columns = [treedef.flatten_up_to(x) for x in rest]
+    nothing = [None] * len(values)
+    columns = [nothing if x is None else treedef.flatten_up_to(x) for x in rest]
     below = [len(jax.tree.leaves(model)) for model in models]
     index = [0, *itertools.accumulate(below)]
     rows = [
@@ -217,38 +211,13 @@ def is_none(x: Any) -> bool:
     return x is None
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["state"], meta_fields=[]
-)
-@dataclasses.dataclass
-class Chosen:
-    """A link's state in a step that may be skipped, all parts of it chosen already.
-
-    A link that takes the extra argument ``skip`` of ``update``, a bool, calls
-    :func:`unless` for each part of its state as soon as it has computed that part,
-    before its updates depend on it. Then the new part takes the old one's memory. A
-    choice after all links costs a GPU 4 more passes over the parameters instead of 1,
-    and half of their size in temporaries.
-    """
-
-    state: Any
-
-
 def unless(skip: jax.Array | None, old: chex.ArrayTree, new: chex.ArrayTree) -> Any:
-    """``new``, or ``old`` if the step is skipped; None where ``new`` has None."""
+    """``new``, or ``old`` if the step is skipped; None where ``new`` has None.
+
+    Links choose each part of their state as soon as they have computed it, before their
+    updates depend on it. Then the new part takes the old one's memory: a choice after
+    all links costs a GPU half of the parameters' memory.
+    """
     if skip is None:
         return new
-
-    def choose(new: Any, old: Any) -> Any:
-        if isinstance(new, Chosen):
-            return new.state
-        return None if new is None else jnp.where(skip, old, new)
-
-    return jax.tree.map(
-        choose, new, old, is_leaf=lambda x: x is None or isinstance(x, Chosen)
-    )
-
-
-def chosen(skip: jax.Array | None, state: Any) -> Any:
-    """``state`` as a link returns it that has called :func:`unless` for all of it."""
-    return state if skip is None else Chosen(state)
+    return map_present(lambda new, old: jnp.where(skip, old, new), new, old)

@@ -89,7 +89,9 @@ def mean_over_workers(
     for dtype, places in _group_by_wire_type(arrays, leaves, payload, quantizer):
         rounded = [round_to(arrays[i], dtype) for i in places]
         if quantizer is not None:
-            alike = [leaves[i].alike for i in places]
+            alike = [
+                leaves[i].parts[0].size if leaves[i].parts else None for i in places
+            ]
             found = _mean_in_codes(
                 rounded, alike, exchange, quantizer, step, with_errors
             )

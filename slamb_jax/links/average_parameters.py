@@ -16,7 +16,6 @@ from slamb_jax._core.checks import (
 )
 from slamb_jax._core.leaves import (
     arrays_of,
-    chosen,
     keep_absent,
     map_present,
     present,
@@ -163,7 +162,7 @@ def average_parameters_every(
             u = map_present(
                 lambda m, u: (m + u.astype(m.dtype)).astype(u.dtype), moves, updates
             )
-        return u, chosen(skip, state)
+        return u, state
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return on_shards(tx, exchange)

@@ -1,6 +1,6 @@
 """Momentum of which a worker sends what the exchange selects, and keeps the rest."""
 
-import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,27 +10,41 @@ from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax._core import axes, checks
 from slamb_jax._core.hyperparameters import static
-from slamb_jax._core.leaves import arrays_of, chosen, present, unless
+from slamb_jax._core.joining import Joined, join_rows
+from slamb_jax._core.leaves import Leaf, arrays_of, keep_absent, present, unless
 from slamb_jax._core.moments import (
     Decays,
+    Moments,
+    bias,
     check_first_moment,
     decays,
     init_moment,
+    moved,
+    weights,
 )
+from slamb_jax._core.platform import recompute_barrier as recompute
 from slamb_jax._core.rounding import next_step
-from slamb_jax.exchange.blocks import selection_at
-from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.links import _compressor, _mean_momentum
-from slamb_jax.links._mean_momentum import (
-    Exchanged,
-    Row,
-    Rule,
-    SecondMoment,
-    join,
-    packs_of,
+from slamb_jax.compressors.codec import Sent
+from slamb_jax.compressors.of_exchange import (
+    Answer,
+    OfExchangeState,
+    Request,
+    Unit,
+    of_exchange,
+    unit_to_join,
 )
-from slamb_jax.links._packed import alone
-from slamb_jax.links._selected_momentum import step_alone
+from slamb_jax.exchange.selections import AtStep, selection_at
+from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.links._second_moment import (
+    Row,
+    correction_of_v,
+    second_moments,
+    unit_of,
+)
+from slamb_jax.links.compress import (
+    check_keeps_nothing,
+    without_residual,
+)
 from slamb_jax.links.on_shards import on_shards
 
 UNIT_DECAY = 0.98
@@ -50,11 +64,6 @@ class MaskMomentumState(NamedTuple):
     nu_mean: optax.Updates | None  # float32, [] for each leaf: mean of nu, if quantized
     compressor: optax.OptState
     direction: optax.OptState
-
-    @staticmethod
-    def after_the_mean() -> tuple[str, ...]:
-        """The fields that are equal on all workers, random keys among them."""
-        return ("direction",)
 
 
 @static("nesterov", "bias_correction", "mu_dtype", "nu_dtype", trees=("b1",))
@@ -173,24 +182,115 @@ def mask_momentum(
         )
     then = optax.identity() if direction is None else direction
     checks.check_transformation("direction", then)
-    theirs = _compressor.as_compressor(compressor, exchange)
-    # Where only parameters are averaged, the momentum is a worker's own and never late.
-    overlap = exchange.overlap and exchange.averages_momentum
+    # Between averages of the parameters nothing is sent, and nothing is late.
+    sends = exchange.averages_momentum or exchange.selection is not None
+    if compressor is None:
+        compressor = of_exchange(exchange) if sends else optax.identity()
+    checks.check_transformation("compressor", compressor)
     link = _Link(
         exchange,
         optax.with_extra_args_support(then),
-        theirs,
-        Rule(share, nesterov, bias_correction, overlap),
+        optax.with_extra_args_support(compressor),
+        Rule(
+            exchange.averages_momentum,
+            exchange.selection is not None,
+            exchange.overlap and sends,
+            share,
+            nesterov,
+            bias_correction,
+        ),
         b1,
         b2,
         mu_dtype,
         nu_dtype,
-        agree=exchange.averages_momentum,
-        in_codes=exchange.rounds_momentum,
-        has_units=b2 is not None and theirs is None and exchange.rounds_momentum,
     )
     tx = optax.GradientTransformationExtraArgs(link.init, link.update)
     return on_shards(tx, exchange)
+
+
+class Rule(NamedTuple):
+    """Which of the two kinds of exchange it is, and what of the momentum is sent."""
+
+    agrees: bool  # workers agree at each step: the step takes M, and e waits
+    selects: bool  # a selection of the momentum is sent, and the momentum is M + e
+    overlaps: bool  # what is sent is what the last step left
+    share: ArrayLike | None
+    nesterov: bool
+    bias_correction: bool
+
+    def sent_share(self, b1: ArrayLike) -> jax.Array:
+        """The share of the momentum in x."""
+        if self.nesterov and not self.overlaps:
+            return weights(b1)[0] * weights(b1)[0]
+        return weights(b1 if self.share is None else self.share)[0]
+
+    def scale(self, b1: ArrayLike) -> jax.Array:
+        """What the momentum is multiplied by in the state.
+
+        By its share in x, so that an e has a place where that share is 0.
+        """
+        as_it_is = self.selects or self.overlaps
+        return jnp.float32(1) if as_it_is else self.sent_share(b1)
+
+    def correction(self, b1: ArrayLike, step: jax.Array) -> jax.Array:
+        """The bias correction of the momentum; 1 without one."""
+        if not self.bias_correction:
+            return jnp.float32(1)
+        # At step 0, the first with overlap, it would divide 0 by 0.
+        return jnp.maximum(bias(b1, step), 1e-7)
+
+
+class Ahead(NamedTuple):
+    """What a worker has of a leaf to send."""
+
+    x: jax.Array
+    correction: jax.Array  # of the momentum's bias, by which x is divided
+
+
+def ahead(rule: Rule, row: Row, step: jax.Array) -> Ahead:
+    """The momentum after this step's gradient, as far as it is sent."""
+    g, m = row.g.astype(jnp.float32), row.m.astype(jnp.float32)
+    if rule.selects:  # corrected after the exchange, since e stays in the momentum
+        x = m if rule.overlaps else moved(m, g, row.b1)
+        return Ahead(x.astype(row.m.dtype), jnp.float32(1))
+    if rule.overlaps:
+        correction = rule.correction(row.b1, step - 1)
+        return Ahead(m / correction, correction)
+    correction = rule.correction(row.b1, step)
+    if rule.nesterov:
+        # As optax has it: m is corrected as at the next step, g as at this one.
+        b1, new = weights(row.b1)
+        later = rule.correction(row.b1, next_step(step))
+        of_g = b1 * new / later + new / correction
+        return Ahead(m / later + of_g * g, later)
+    x = m + (1 - rule.sent_share(row.b1)) * g
+    return Ahead(x / correction, correction)
+
+
+def take_and_keep(
+    rule: Rule, row: Row, ahead: Ahead, sent: Sent | jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """What the step takes of a leaf, and the momentum that the worker keeps.
+
+    ``sent`` is M and e, which is None where all was sent; or one array, M + e.
+    """
+    g, m = row.g.astype(jnp.float32), row.m.astype(jnp.float32)
+    (b1, new), scale = weights(row.b1), rule.scale(row.b1)
+    kept = b1 * m + scale * new * g  # as if all of x had been sent
+    if rule.agrees and isinstance(sent, Sent):
+        # The step takes M. It took nothing of e, which so counts 1 / b1 in the
+        # momentum; the recurrence adds (1 - b1) / b1 of it.
+        mean, unsent = sent
+        return mean, kept if unsent is None else kept + new * ahead.correction * unsent
+    # The step takes M + e, and the worker keeps it.
+    is_pair = isinstance(sent, Sent)
+    whole = sent.mean.astype(jnp.float32) + sent.unsent if is_pair else sent
+    if rule.selects:
+        kept = moved(whole, g, row.b1) if rule.overlaps else whole
+        return kept, kept
+    if whole is not ahead.x:  # optax.identity() leaves the momentum as it is
+        kept = kept + scale * ahead.correction * (whole - ahead.x)
+    return whole, kept
 
 
 class _Link(NamedTuple):
@@ -198,33 +298,29 @@ class _Link(NamedTuple):
 
     exchange: Exchange
     direction: optax.GradientTransformationExtraArgs
-    compressor: optax.GradientTransformationExtraArgs | None  # None: ours
+    compressor: optax.GradientTransformationExtraArgs
     rule: Rule
     b1: Decays
     b2: ArrayLike | None
     mu_dtype: DTypeLike | None
     nu_dtype: DTypeLike | None
-    agree: bool  # workers agree on M at each step
-    in_codes: bool  # and M is rounded
-    has_units: bool  # to codes of x / r
 
     def init(self, params: optax.Params) -> MaskMomentumState:
         checks.check_floating(params, "params")
+        compressor = without_residual(self.compressor.init(params))
+        check_keeps_nothing(compressor, params)
         mu = init_moment(params, "mu_dtype", self.mu_dtype)
         nu = nu_mean = None
         if self.b2 is not None:
             nu = init_moment(params, "nu_dtype", self.nu_dtype)
-        if self.has_units:
-            # Of a sum over its shards the type no longer varies over their axes.
-            shards = frozenset(self.exchange.shard_axes)
-            nu_mean = jax.tree.map(lambda p: axes.zero_of_sum(p, shards), params)
-        compressed: optax.OptState = optax.EmptyState()
-        if self.compressor is not None:
-            compressed = self.compressor.init(params)
-            _compressor.check_keeps_nothing(compressed, params)
-        inner = self.direction.init(params)
-        count = jnp.zeros([], jnp.int32)
-        return MaskMomentumState(count, mu, nu, nu_mean, compressed, inner)
+            if self.exchange.rounds_momentum and isinstance(
+                compressor, OfExchangeState
+            ):
+                # Of a sum over its shards the type no longer varies over their axes.
+                shards = frozenset(self.exchange.shard_axes)
+                nu_mean = jax.tree.map(lambda p: axes.zero_of_sum(p, shards), params)
+        count, direction = jnp.zeros([], jnp.int32), self.direction.init(params)
+        return MaskMomentumState(count, mu, nu, nu_mean, compressor, direction)
 
     def update(
         self,
@@ -235,93 +331,172 @@ class _Link(NamedTuple):
         **extra_args: Any,
     ) -> tuple[optax.Updates, MaskMomentumState]:
         self._check(updates, state)
-        if skip is not None:  # a direction may be a link, too
-            extra_args = extra_args | {"skip": skip}
-        step = next_step(state.count)
+        extra_args |= {} if skip is None else {"skip": skip}
+        rule, step = self.rule, next_step(state.count)
+        leaves = self._leaves(updates, state, params, step)
+        rows = leaves.joined.rows
+        # 1. x, what this worker has.
+        own = [ahead(rule, row, step) for row in rows]
+        if rule.selects:  # before it is sent: what is not sent stays in its place
+            xs = unless(skip, [row.m for row in rows], [a.x for a in own])
+            own = [a._replace(x=x) for a, x in zip(own, xs, strict=True)]
+        # 2. M, the mean of what the workers send of it, and e, what this one does not.
+        sent, compressor = self._send(leaves, own, state, params, step, extra_args)
+        # 3. What the step takes, and what the worker keeps.
+        again = [_recomputed(row) for row in rows]
+        pairs = [take_and_keep(rule, *x) for x in zip(again, own, sent, strict=True)]
+        taken = [x for x, _ in pairs]
+        mus = [m.astype(row.m.dtype) for row, (_, m) in zip(rows, pairs, strict=True)]
+        mus = unless(skip, [row.m for row in rows], mus)
+        # 4. v, of what all take; or of the worker's own gradient, since to agree on a v
+        # of gradients would be to send them.
+        xs = [row.g.astype(jnp.float32) for row in rows] if rule.selects else taken
+        nus, nu_means = second_moments(rows, xs, self.b2, step, skip)
+        # 5. The direction. The moments were chosen where they were made, before it
+        # reads them.
+        if rule.selects:
+            pairs = zip(rows, mus, strict=True)
+            taken = [
+                m.astype(jnp.float32) * self._fix(row.b1, step) for row, m in pairs
+            ]
+        taken, mus, nus = leaves.joined.split(taken, mus, nus)
+        moments = self._moments(leaves, mus, nus, step)
+        u, direction = self.direction.update(
+            leaves.rebuild(taken), state.direction, params, **extra_args, **moments
+        )
+        old = state.count, state.compressor, state.direction
+        count, compressor, direction = unless(skip, old, (step, compressor, direction))
+        columns = mus, nus, leaves.joined.split_values(nu_means)
+        mu, nu, nu_mean = map(leaves.fill, columns, (state.mu, state.nu, state.nu_mean))
+        return u, MaskMomentumState(count, mu, nu, nu_mean, compressor, direction)
+
+    def _leaves(
+        self,
+        updates: optax.Updates,
+        state: MaskMomentumState,
+        params: optax.Params | None,
+        step: jax.Array,
+    ) -> "_Leaves":
+        """The rows of this step, those of small leaves joined."""
         # Leaves have the numbers that they have among the parameters: a gradient that
         # is None must not shift the selection, or the random bits, of those after it.
         like = state.mu if params is None else params
-        columns, rebuild = present(
-            updates, state.mu, decays(self.b1, state.mu),
+        found, rebuild = present(
+            updates, state.mu, decays(self.b1, state.mu), state.nu, state.nu_mean,
             like=like, layout=self.exchange.layout,
         )  # fmt: skip
-        rows = [Row(*column) for column in columns]
-        second = None
-        if self.b2 is not None:
-            nus, nu_means = (
-                None if tree is None else arrays_of(updates, tree, like)
-                for tree in (state.nu, state.nu_mean)
-            )
-            second = SecondMoment(nus or [], nu_means, self.b2)
-        compress = None
-        if self.compressor is not None:
-            compress = functools.partial(
-                _compressor.compress, self.compressor, rebuild, updates, like,
-                state.compressor, params, extra_args,
-            )  # fmt: skip
-        if self.exchange.selection is None:
-            new = self._agree(rows, second, step, skip, compress)
-        else:
-            at = selection_at(self.exchange, like, step)
-            new = step_alone(self.exchange, self.rule, rows, second, at, skip, compress)
-        u, inner = self.direction.update(
-            rebuild(new.means), state.direction, params,
-            **extra_args, **new.for_direction(rebuild),
-        )  # fmt: skip
-        # The moments were chosen where they were made, before the direction read them.
-        old = state.count, state.compressor, state.direction
-        count, *rest = unless(skip, old, (step, new.compressor, inner))
-        moments = new.moments(rebuild, state)
-        return u, chosen(skip, MaskMomentumState(count, *moments, *rest))
+        at = selection_at(self.exchange, like, step)
 
-    def _agree(
+        def unit(leaf: Leaf) -> int | None:
+            # A compressor of the user's gets the leaves as they are.
+            if not isinstance(state.compressor, OfExchangeState):
+                return None
+            return unit_to_join(self.exchange, at, leaf)
+
+        rows = [Row(*row) for row in found]
+        joined = join_rows(rows, unit, same=["b1"], values=["nu_mean"])
+        return _Leaves(updates, like, [row.b1 for row in rows], joined, at, rebuild)
+
+    def _send(
         self,
-        rows: list[Row],
-        second: SecondMoment | None,
+        leaves: "_Leaves",
+        own: Sequence[Ahead],
+        state: MaskMomentumState,
+        params: optax.Params | None,
         step: jax.Array,
-        skip: jax.Array | None,
-        compress: _compressor.Compress | None,
-    ) -> Exchanged:
-        """The step takes M, and e waits."""
-        compressed: optax.OptState = optax.EmptyState()
-        # A compressor of the user's gets the leaves as they are.
-        packs = (
-            alone([row.leaf for row in rows])
-            if compress
-            else packs_of(rows, second, self.exchange)
-        )
-        rows, second = join(packs, rows, second)
-        if compress is None:
-            means, mus, second = _mean_momentum.exchanged(
-                self.exchange,
-                self.rule,
-                rows,
-                second,
-                step,
-                in_codes=self.in_codes,
-                skips=skip is not None,
+        extra_args: dict[str, Any],
+    ) -> tuple[Sequence[Sent] | Sequence[jax.Array], optax.OptState]:
+        """What the compressor makes of each x, and its state."""
+        rows, xs = leaves.joined.rows, [x for x, _ in own]
+        if isinstance(state.compressor, OfExchangeState):
+            # x once more, for e: to keep it until M is there would take one more copy
+            # of the parameters.
+            again = [
+                (ahead(self.rule, row, step).x, self._unit(row, step))
+                for row in map(_recomputed, rows)
+            ]
+            units = [self._unit(row, step) for row in rows]
+            request = Request(leaves.joined.leaves, leaves.at, units, again)
+            out, new = self.compressor.update(
+                xs, state.compressor, **extra_args, request=request
             )
-        else:
-            means, mus, compressed = _compressor.exchanged_by(
-                compress, self.rule, rows, step, agree=self.agree
-            )
-        mus = unless(skip, [row.m for row in rows], mus)
-        of_nu = jnp.float32(1)
-        if second is not None:
-            second = second.after(means, [row.leaf for row in rows], step, skip)
+            if isinstance(out, Answer):
+                return out.sent, new
+        tree = leaves.rebuild(leaves.joined.split(xs)[0])
+        out, new = self.compressor.update(tree, state.compressor, params, **extra_args)
+        if isinstance(out, Sent):
+            return list(map(Sent, *map(leaves.join, out))), new
+        return leaves.join(out), new
+
+    def _unit(self, row: Row, step: jax.Array) -> Unit | None:
+        return None if self.b2 is None else unit_of(row, self.b2, step)
+
+    def _fix(self, b1: ArrayLike, step: jax.Array) -> jax.Array:
+        """The factor that corrects the bias of a momentum that is M + e."""
+        correction = bias(b1, step) if self.rule.bias_correction else jnp.float32(1)
+        return 1 / correction
+
+    def _moments(
+        self,
+        leaves: "_Leaves",
+        mus: Sequence[jax.Array],
+        nus: Sequence[jax.Array | None],
+        step: jax.Array,
+    ) -> dict[str, Any]:
+        """What a direction gets beside the momentum."""
+        if self.b2 is None:
+            return {}
+        if not self.rule.selects:
             # With overlap M is of the momenta that the last step left.
-            of_nu = second.correction(step - 1 if self.rule.overlap else step)
-        new = Exchanged(means, mus, None, second, of_nu, compressed)
-        return new.split(packs)
+            of_nu = correction_of_v(self.b2, step - 1 if self.rule.overlaps else step)
+        else:
+            of_nu = self._fix(self.b2, step)
+        hats = [of_nu * nu.astype(jnp.float32) for nu in nus if nu is not None]
+        given = {"second_moment": leaves.rebuild(hats), "of_second_moment": of_nu}
+        if self.rule.selects:
+            # Factors, and not corrected moments, so that a direction may read m and v
+            # where they lie: m / (1 - b1^t) would be one more array of their size.
+            fixes = {id(b1): self._fix(b1, step) for b1 in leaves.b1s}
+            of_mus = leaves.rebuild([fixes[id(b1)] for b1 in leaves.b1s])
+            moments = leaves.rebuild(mus), leaves.rebuild(nus), of_mus, of_nu
+            given["moments"] = Moments(*moments)
+        return given
 
     def _check(self, updates: optax.Updates, state: MaskMomentumState) -> None:
         """Raises for gradients that do not fit, or that were averaged already."""
         exchange = self.exchange
         axes.check_local(updates, exchange.axis_name, exchange.shard_axes)
         checks.check_gradients(updates, state.mu)
-        if self.has_units and state.nu_mean is None:
+        rounds = exchange.rounds_momentum and isinstance(
+            state.compressor, OfExchangeState
+        )
+        if rounds and self.b2 is not None and state.nu_mean is None:
             raise ValueError(
                 f"payload={exchange.payload!r} needs units for its codes, got a state "
                 "without nu_mean, as of a single worker or of payload=None: set it to "
                 "jax.tree.map(jnp.mean, state.nu)"
             )
+
+
+class _Leaves(NamedTuple):
+    """The leaves that have a gradient."""
+
+    updates: optax.Updates
+    like: optax.Params
+    b1s: list[ArrayLike]  # of each leaf
+    joined: Joined
+    at: AtStep | None
+    rebuild: Callable[[Sequence[Any]], Any]  # a tree, of a value for each leaf
+
+    def join(self, tree: Any) -> list[jax.Array]:
+        """The array for each row, of a tree like the parameters."""
+        return self.joined.join(arrays_of(self.updates, tree, self.like))
+
+    def fill(self, new: Sequence[Any], old: Any) -> Any:
+        """The new tree of a state; leaves without a gradient stay as they were."""
+        return None if old is None else keep_absent(self.rebuild(new), old)
+
+
+def _recomputed(row: Row) -> Row:
+    g, m, nu = recompute((row.g, row.m, row.nu))
+    return row._replace(g=g, m=m, nu=nu)
