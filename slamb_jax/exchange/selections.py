@@ -205,35 +205,68 @@ class AtStep:
         return self.selection.dense(leaf)
 
     def pack(self, leaf: Leaf, x: jax.Array) -> jax.Array:
-        """The blocks that are exchanged, (slots, block_size); zeros in unused slots."""
+        """The blocks that are exchanged, (slots, block_size); any in an unused slot."""
         if self.is_dense(leaf):
             return x
-        index = self.selection.blocks(self.step, leaf)
-        return self._blocks(leaf, x).at[index].get(mode="fill", fill_value=0)
+        x = jnp.atleast_1d(x)
+        numbers = lax.GatherDimensionNumbers(
+            offset_dims=(1,),
+            collapsed_slice_dims=tuple(range(x.ndim - 1)),
+            start_index_map=tuple(range(x.ndim)),
+        )
+        sizes = (1,) * (x.ndim - 1) + (self.selection.block_size(leaf),)
+        # XLA clamps an index beyond the last by itself; "clip" would do it twice.
+        mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
+        return lax.gather(x, self._starts(leaf), numbers, sizes, mode=mode)
 
     def unpack(self, leaf: Leaf, packed: jax.Array, x: jax.Array) -> jax.Array:
         """``x`` with these blocks replaced."""
         if self.is_dense(leaf):
             return packed
-        blocks, index = self._blocks(leaf, x), self.selection.blocks(self.step, leaf)
-        new = packed.reshape(-1, blocks.shape[1])
+        shape, x = x.shape, jnp.atleast_1d(x)
+        numbers = lax.ScatterDimensionNumbers(
+            update_window_dims=(1,),
+            inserted_window_dims=tuple(range(x.ndim - 1)),
+            scatter_dims_to_operand_dims=tuple(range(x.ndim)),
+        )
         # Unused slots, beyond the last block, are dropped; no other repeats.
-        blocks = blocks.at[index].set(new, mode="drop", unique_indices=True)
-        return blocks.reshape(x.shape)
+        return lax.scatter(
+            x, self._starts(leaf), packed, numbers, unique_indices=True, mode="drop"
+        ).reshape(shape)
 
     def age(self, leaf: Leaf) -> jax.Array | None:
         """Steps since each block was exchanged; None for a dense leaf."""
         return None if self.is_dense(leaf) else self.selection.age(self.step, leaf)
 
-    def _blocks(self, leaf: Leaf, x: jax.Array) -> jax.Array:
-        block_size = self.selection.block_size(leaf)
+    def _starts(self, leaf: Leaf) -> jax.Array:
+        """The first coordinates of each block that is exchanged, (slots, ndim).
+
+        A flat index would need a reshape, after which XLA copies the leaf in place of
+        updating it.
+        """
+        block_size, shape = self.selection.block_size(leaf), leaf.shape or (1,)
         if leaf.size // block_size > _MOST_BLOCKS:
             raise ValueError(
                 f"a leaf of {leaf.size} elements, {leaf.shape}, has more blocks than "
                 f"int32 can number where a block has {block_size}: pad its last "
                 "dimension to a multiple of 128, or keep it as several leaves"
             )
-        return x.reshape(-1, block_size)
+        index, coordinates = self.selection.blocks(self.step, leaf), []
+        for size in (shape[-1] // block_size, *shape[-2:0:-1])[: len(shape) - 1]:
+            index, coordinate = _divide(index, size)
+            coordinates.append(coordinate)
+        # An unused slot is beyond the first dimension.
+        coordinates = [index, *reversed(coordinates)]
+        coordinates[-1] = coordinates[-1] * np.int32(block_size)
+        return jnp.stack(coordinates, -1)
+
+
+def _divide(x: jax.Array, by: int) -> tuple[jax.Array, jax.Array]:
+    """Quotient and remainder of integers that are not negative, in few instructions."""
+    if by & (by - 1) == 0:
+        bits = np.int32(by.bit_length() - 1)
+        return lax.shift_right_logical(x, bits), x & np.int32(by - 1)
+    return lax.div(x, np.int32(by)), lax.rem(x, np.int32(by))
 
 
 def selection_at(exchange: "Exchange", params: Any, step: jax.Array) -> AtStep | None:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.typing import ArrayLike
@@ -260,10 +261,13 @@ class _Link(NamedTuple):
         if age is None:
             ratio = _ratio(*squares, otherwise=1.0)
             # The authors' product form leaves biases and scales unclipped.
-            shape = leaf.parts[0].shape if leaf.parts else leaf.layer_shape
-            if self.form == "sum" or len(shape) > 1:
-                ratio = jnp.clip(ratio, *self.bounds)
-            return spread_over(leaf, ratio)
+            parts = leaf.parts or (leaf,)
+            clips = [self.form == "sum" or len(x.layer_shape) > 1 for x in parts]
+            clipped = jnp.clip(ratio, *self.bounds)
+            if not all(clips):
+                which = np.array(clips) if leaf.parts else clips[0]
+                clipped = jnp.where(which, clipped, ratio)
+            return spread_over(leaf, clipped)
         (p_fresh, u_fresh), (p_stale, u_stale) = squares
         fresh = _ratio(p_fresh, u_fresh, otherwise=1.0)
         stale = _ratio(p_stale, u_stale, otherwise=0.0 if self.form == "sum" else 1.0)
