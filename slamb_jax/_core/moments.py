@@ -24,6 +24,7 @@ from slamb_jax._core.leaves import (
     is_function,
     tree_for,
 )
+from slamb_jax._core.platform import computed_apart
 from slamb_jax._core.rounding import next_step, step_seed, stochastic_round
 
 Form = Literal["sum", "product"]
@@ -110,6 +111,11 @@ def stored(v: jax.Array, dtype: jnp.dtype, step: jax.Array, leaf: Leaf) -> jax.A
     if dtype != jnp.bfloat16:
         return v
     return stochastic_round(v, step_seed(step, leaf.index))
+
+
+def stored_apart(nus: list[Any]) -> list[Any]:
+    """Second moments for the state, where something else reads them in this step."""
+    return computed_apart(nus)
 
 
 def decay_at(

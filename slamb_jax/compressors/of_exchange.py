@@ -16,6 +16,7 @@ import optax
 from slamb_jax._core import axes, checks
 from slamb_jax._core.joining import join_rows
 from slamb_jax._core.leaves import Leaf, present, unless
+from slamb_jax._core.platform import materialized
 from slamb_jax._core.rounding import next_step
 from slamb_jax.compressors.codec import Sent
 from slamb_jax.exchange.codes import quantizer_of
@@ -47,20 +48,21 @@ class Request(NamedTuple):
 
     leaves: Sequence[Leaf]  # that the arrays are of; small ones may be joined
     at: AtStep | None  # what is selected; None: all
-    units: Sequence[Unit | None]  # of the codes of each array; None: 1
-    # The arrays and units once more, behind a barrier: what is not sent is computed of
-    # these, so that none of the first need be kept during the exchange.
-    again: Sequence[tuple[jax.Array, Unit | None]]
+    # The unit of each array's codes, and once more for what follows the exchange, which
+    # would keep the first; None: 1.
+    units: Sequence[Unit | None]
+    units_again: Sequence[Unit | None]
 
 
 class Answer(NamedTuple):
     """What was made of the arrays of a :class:`Request`.
 
-    Of each M and e, or None for an e of nothing; with a selection M + e in its place.
-    Whoever wraps a compressor, and does not pass the request on, returns something
-    else.
+    Of each x, as it was rounded to the type that is sent, M, and e, or None for an e of
+    nothing; with a selection M + e alone. Whoever wraps a compressor, and does not pass
+    the request on, returns something else.
     """
 
+    xs: Sequence[jax.Array]
     sent: Sequence[Sent] | Sequence[jax.Array]
 
 
@@ -129,9 +131,10 @@ def of_exchange(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
             like = updates if params is None else params
             return _send_tree(exchange, updates, like, step), new
         rows = _send(exchange, updates, request, step)
+        xs = [row.x for row in rows]
         if request.at is None:
-            return Answer([Sent(row.mean, row.error) for row in rows]), new
-        return Answer([_put_back(request.at, skip, row) for row in rows]), new
+            return Answer(xs, [Sent(row.mean, row.error) for row in rows]), new
+        return Answer(xs, [_put_back(request.at, skip, row) for row in rows]), new
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -171,8 +174,8 @@ def _send_tree(
     rows = [_Row(*row) for row in found]
     joined = join_rows(rows, lambda leaf: unit_to_join(exchange, at, leaf))
     arrays = [row.x for row in joined.rows]
-    again = [(x, None) for x in arrays]
-    request = Request(joined.leaves, at, [None] * len(arrays), again)
+    units = [None] * len(arrays)
+    request = Request(joined.leaves, at, units, units)
     means, unsent = [], []
     for leaf, x, packed, mean, error in _send(exchange, arrays, request, step):
         if error is None:
@@ -196,28 +199,25 @@ def _send(
     2. Take the mean over the workers, in the wire format.
     3. Compute what the others did not receive of this worker's blocks.
     """
-    leaves, at = request.leaves, request.at
-
-    def pack(leaf: Leaf, x: jax.Array, unit: Unit | None) -> jax.Array:
-        packed = x if at is None else at.pack(leaf, x)
-        return packed if unit is None else packed / unit.size
-
-    packed = list(map(pack, leaves, arrays, request.units))
+    packed = []
+    for leaf, x, unit in zip(request.leaves, arrays, request.units, strict=True):
+        x = x if request.at is None else request.at.pack(leaf, x)
+        # Kept, and not computed anew of the momentum, whose place it can take.
+        packed.append(x if unit is None else materialized(x / unit.size))
     found = mean_over_workers(
-        packed, leaves, exchange, exchange.payload, step, with_errors=True
+        packed, request.leaves, exchange, exchange.payload, step, with_errors=True
     )
     rows = []
-    for i, (leaf, (x, unit)) in enumerate(zip(leaves, request.again, strict=True)):
-        mean, error = found.means[i], None
+    columns = request.leaves, arrays, packed, found.means, request.units_again
+    for i, (leaf, x, sent, mean, unit) in enumerate(zip(*columns, strict=True)):
         # Where v is the unit, rounding of the mean is left alone: n times of it, in one
         # worker's momentum, would be more noise than what it takes away.
         received = found.received_by_others(i, with_lost=unit is None)
-        if received is not None:
-            error = pack(leaf, x, unit).astype(jnp.float32) - received
+        error = None if received is None else sent.astype(jnp.float32) - received
         if unit is not None:
-            mean = unit.size * mean
+            x, mean = unit.size * sent, unit.size * mean
             error = None if error is None else unit.size * unit.waits * error
-        rows.append(_Row(leaf, arrays[i], packed[i], mean, error))
+        rows.append(_Row(leaf, x, sent, mean, error))
     return rows
 
 

@@ -212,12 +212,14 @@ class _Link(NamedTuple):
             for row in joined.rows
         ]
         squares = psum_each(squares, [row.leaf.axes for row in joined.rows])
-        # 2. Their ratios. 3. The step times its ratio: computed anew, since to keep it
-        # until the norms are there would take one more copy of the parameters.
+        # 2. Their ratios. 3. The step times its ratio. Of moments it is computed anew:
+        # to keep it until the norms are there would take a copy of the parameters.
         scaled = []
         for row, of_row in zip(joined.rows, squares, strict=True):
-            u, nu = recompute((row.u, row.nu))
-            stepped = self._stepped(row._replace(u=u, nu=nu), of_nu, decay)
+            if row.nu is not None:
+                u, nu = recompute((row.u, row.nu))
+                row = row._replace(u=u, nu=nu)
+            stepped = self._stepped(row, of_nu, decay)
             scaled.append(self._factor(row.leaf, at, of_row) * stepped)
         new = LayerwiseTrustRatioState(unless(skip, state.count, step))
         return rebuild(joined.split(scaled)[0]), new

@@ -20,6 +20,7 @@ from slamb_jax._core.moments import (
     decays,
     init_moment,
     moved,
+    stored_apart,
     weights,
 )
 from slamb_jax._core.platform import recompute_barrier as recompute
@@ -218,6 +219,11 @@ class Rule(NamedTuple):
     nesterov: bool
     bias_correction: bool
 
+    @property
+    def keeps_what_it_sends(self) -> bool:
+        """Whether the momentum in the state is a multiple of x."""
+        return self.share is None and not (self.nesterov or self.overlaps)
+
     def sent_share(self, b1: ArrayLike) -> jax.Array:
         """The share of the momentum in x."""
         if self.nesterov and not self.overlaps:
@@ -276,7 +282,11 @@ def take_and_keep(
     """
     g, m = row.g.astype(jnp.float32), row.m.astype(jnp.float32)
     (b1, new), scale = weights(row.b1), rule.scale(row.b1)
-    kept = b1 * m + scale * new * g  # as if all of x had been sent
+    # As if all of x had been sent.
+    if rule.keeps_what_it_sends:
+        kept = scale * (ahead.correction * ahead.x)
+    else:
+        kept = b1 * m + scale * new * g
     if rule.agrees and isinstance(sent, Sent):
         # The step takes M. It took nothing of e, which so counts 1 / b1 in the
         # momentum; the recurrence adds (1 - b1) / b1 of it.
@@ -341,7 +351,8 @@ class _Link(NamedTuple):
             xs = unless(skip, [row.m for row in rows], [a.x for a in own])
             own = [a._replace(x=x) for a, x in zip(own, xs, strict=True)]
         # 2. M, the mean of what the workers send of it, and e, what this one does not.
-        sent, compressor = self._send(leaves, own, state, params, step, extra_args)
+        xs, sent, compressor = self._send(leaves, own, state, params, step, extra_args)
+        own = [a._replace(x=x) for a, x in zip(own, xs, strict=True)]
         # 3. What the step takes, and what the worker keeps.
         again = [_recomputed(row) for row in rows]
         pairs = [take_and_keep(rule, *x) for x in zip(again, own, sent, strict=True)]
@@ -351,7 +362,7 @@ class _Link(NamedTuple):
         # 4. v, of what all take; or of the worker's own gradient, since to agree on a v
         # of gradients would be to send them.
         xs = [row.g.astype(jnp.float32) for row in rows] if rule.selects else taken
-        nus, nu_means = second_moments(rows, xs, self.b2, step, skip)
+        nus, nu_means = second_moments(again, xs, self.b2, step, skip)
         # 5. The direction. The moments were chosen where they were made, before it
         # reads them.
         if rule.selects:
@@ -366,6 +377,8 @@ class _Link(NamedTuple):
         )
         old = state.count, state.compressor, state.direction
         count, compressor, direction = unless(skip, old, (step, compressor, direction))
+        if not rule.selects:  # else the direction reads what is stored
+            nus = stored_apart(nus)
         columns = mus, nus, leaves.joined.split_values(nu_means)
         mu, nu, nu_mean = map(leaves.fill, columns, (state.mu, state.nu, state.nu_mean))
         return u, MaskMomentumState(count, mu, nu, nu_mean, compressor, direction)
@@ -405,28 +418,25 @@ class _Link(NamedTuple):
         params: optax.Params | None,
         step: jax.Array,
         extra_args: dict[str, Any],
-    ) -> tuple[Sequence[Sent] | Sequence[jax.Array], optax.OptState]:
+    ) -> tuple[
+        Sequence[jax.Array], Sequence[Sent] | Sequence[jax.Array], optax.OptState
+    ]:
         """What the compressor makes of each x, and its state."""
         rows, xs = leaves.joined.rows, [x for x, _ in own]
         if isinstance(state.compressor, OfExchangeState):
-            # x once more, for e: to keep it until M is there would take one more copy
-            # of the parameters.
-            again = [
-                (ahead(self.rule, row, step).x, self._unit(row, step))
-                for row in map(_recomputed, rows)
-            ]
             units = [self._unit(row, step) for row in rows]
+            again = [self._unit(_recomputed(row), step) for row in rows]
             request = Request(leaves.joined.leaves, leaves.at, units, again)
             out, new = self.compressor.update(
                 xs, state.compressor, **extra_args, request=request
             )
             if isinstance(out, Answer):
-                return out.sent, new
+                return out.xs, out.sent, new
         tree = leaves.rebuild(leaves.joined.split(xs)[0])
         out, new = self.compressor.update(tree, state.compressor, params, **extra_args)
         if isinstance(out, Sent):
-            return list(map(Sent, *map(leaves.join, out))), new
-        return leaves.join(out), new
+            return xs, list(map(Sent, *map(leaves.join, out))), new
+        return xs, leaves.join(out), new
 
     def _unit(self, row: Row, step: jax.Array) -> Unit | None:
         return None if self.b2 is None else unit_of(row, self.b2, step)
