@@ -1,20 +1,16 @@
 """Each function of ``_platform`` equals a plain reference, on every platform."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from slamb_jax.links._mean_momentum import Row, Rule, Unit
 
 import slamb_jax
 from slamb_jax._core import platform as _platform
-from slamb_jax._core import platform_groups, platform_masked, platform_tiles
+from slamb_jax._core import platform_groups, platform_tiles
 from slamb_jax._core.leaves import Leaf
 from slamb_jax.exchange.codes import _RECIPROCALS
 from slamb_jax.exchange.mean import mean_over_workers
-from slamb_jax.links import _mean_momentum
 from tests.close import assert_close, assert_same_bits
 from tests.compiled import PLATFORMS, on_platform
 from tests.optimizers import plain, random_tree
@@ -35,10 +31,12 @@ def there(platform, fun, *args):
 
 @on_each
 def test_barriers_change_nothing(platform):
-    kept = functools.partial(platform_masked.kept_per_block, of_elements=False)
-    once, x = platform_masked.computed_once_on_tpu, jnp.arange(15.0)
-    apart, again = _platform.computed_apart, _platform.recompute_barrier
-    for barrier in (again, apart, _platform.materialized, once, kept):
+    apart, again, x = (
+        _platform.computed_apart,
+        _platform.recompute_barrier,
+        jnp.arange(15.0),
+    )
+    for barrier in (again, apart, _platform.materialized):
         assert_same_bits(there(platform, barrier, x), x)
 
 
@@ -161,31 +159,6 @@ def test_blocks_have_the_norm_of_their_magnitudes(platform, size, two, many):
 
 
 @on_each
-@pytest.mark.parametrize("skips", [False, True])
-@pytest.mark.parametrize("size", [40, 2**16])
-@pytest.mark.parametrize(
-    "rule", [{}, {"share": 0.5}, {"nesterov": True}, {"overlap": True}], ids=str
-)
-def test_the_momentum_is_the_same_after_the_exchange(platform, rule, size, skips):
-    """Whether it is computed of what was sent or anew."""
-    of = Rule(share=None, nesterov=False, bias_correction=True, overlap=False)
-    of, step = of._replace(**rule), jnp.int32(3)
-    g, m, unit = random_tree(dict.fromkeys("gmu", (size,)), 0).values()
-
-    def both(g, m, unit):
-        row = Row(Leaf(0, g.shape), g, m, 0.9)
-        has = _mean_momentum.ahead(row, step, of)
-        sent, units = has.x / unit, Unit(unit, jnp.float32(1))
-        plain = sent, _mean_momentum.memory(row, of)
-        return plain, _mean_momentum._recomputed(
-            of, step, skips, row, units, has.fix, sent
-        )
-
-    want, got = there(platform, both, g, m, 1 + jnp.square(unit))
-    assert_close(got, want, units=8)
-
-
-@on_each
 @pytest.mark.parametrize(("base", "count"), [(3, 5), (16, 2)])
 def test_a_byte_gives_back_its_digits(platform, base, count):
     """All bytes there are."""
@@ -204,29 +177,6 @@ def test_rows_are_decoded_and_summed(platform):
     rows = random_tree({"x": (7, 40)}, 0)["x"]
     got = there(platform, lambda x: _platform.sum_of_rows(jnp.square, x), rows)
     assert_close(got, jnp.square(rows).sum(0), units=8)
-
-
-@on_each
-@pytest.mark.parametrize("in_parts", [False, True])
-@pytest.mark.parametrize("size", [100, 2**16])
-@pytest.mark.parametrize("of_elements", [False, True])
-def test_directions_are_those_of_the_moments(platform, in_parts, size, of_elements):
-    """Before the norms and after them, whatever is kept or computed once more."""
-
-    def direction(scalars, m, v):
-        return scalars[0] * m / (jnp.sqrt(v) + scalars[1])
-
-    def both(m, v, factor):
-        scalars, how = (np.float32(3), np.float32(1)), {"in_parts": in_parts}
-        given = direction, scalars, (m, v)
-        fun, arrays = platform_masked.direction_for_norms(*given, **how)
-        after = platform_masked.direction_for_update(*given, arrays, factor, **how)
-        return fun(*arrays), *after
-
-    m, v = random_tree({"m": (size,), "v": (size,)}, 0).values()
-    v, factor = jnp.square(v), jnp.arange(size if of_elements else 4.0)
-    want = 3 * m / (jnp.sqrt(v) + 1)
-    assert_close(there(platform, both, m, v, factor), (want, want, factor), units=4)
 
 
 @on_each

@@ -222,7 +222,8 @@ class Rule(NamedTuple):
     @property
     def keeps_what_it_sends(self) -> bool:
         """Whether the momentum in the state is a multiple of x."""
-        return self.share is None and not (self.nesterov or self.overlaps)
+        others = self.nesterov or self.overlaps or self.selects
+        return self.share is None and not others
 
     def sent_share(self, b1: ArrayLike) -> jax.Array:
         """The share of the momentum in x."""
