@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -13,7 +14,6 @@ from typing import Any, NoReturn
 import slamb_jax
 from slamb_jax.advisor import Network, advise
 from slamb_jax.advisor.advice import PREFIXES, TIMES, duration
-from slamb_jax.advisor.advise import TYPICAL
 from slamb_jax.exchange.settings import Exchange
 
 _COUNTS = PREFIXES | {"K": 1e3, "B": 1e9}
@@ -150,15 +150,16 @@ def _advise(given: Mapping[str, Any]) -> str:
 
     Says what is recorded of the loss, too. The model is that of slamb_jax.advise.
     """
-    exchange, network = _exchange(given), Network(**_settings_of(Network, given))
+    network = Network(**_settings_of(Network, given))
     updates = [given.get(f"{x}_update", 0.0) for x in ("dense", "exchanging")]
     seconds = {"step_seconds": given["step"], "update_seconds": updates}
-    advice = advise(given["params"], network, exchange, **seconds)
-    printed, numbers = str(advice), {"exchange": exchange.to_json()} | advice.to_json()
+    ask = functools.partial(advise, given["params"], network, **seconds)
+    advice = ask(_exchange(given), budget=given.get("budget"))
+    exchange, printed = advice.exchange, str(advice)
+    numbers = {"exchange": exchange.to_json()} | advice.to_json()
     shares_link = 1 < network.workers_per_node < network.workers
     if shares_link and exchange.local_axis_name is None:
-        groups = dataclasses.replace(exchange, local_axis_name="device")
-        per_node = advise(given["params"], network, groups, **seconds)
+        per_node = ask(dataclasses.replace(exchange, local_axis_name="device"))
         if per_node.speedup >= advice.THRESHOLD * advice.speedup:
             numbers["per_node"] = per_node.to_json()
             text = (
@@ -173,21 +174,9 @@ def _advise(given: Mapping[str, Any]) -> str:
 
 def _exchange(given: Mapping[str, Any]) -> Exchange:
     """The exchange of ``--exchange FILE``, with the options given beside it."""
-    recorded, settings = (
-        given.get("exchange", Exchange()),
-        _settings_of(Exchange, given),
-    )
+    recorded = given.get("exchange", Exchange())
     axis = {"axis_name": recorded.axis_name or "data"}
-    exchange = dataclasses.replace(recorded, **axis | settings)
-    if "budget" not in given:
-        return exchange
-    if "payload" in settings:
-        raise ValueError(
-            f"--budget chooses the payload, which is given: {exchange.payload!r}"
-        )
-    names = {field.name for field in dataclasses.fields(Exchange)} - {"payload"}
-    settings = {name: getattr(exchange, name) for name in names}
-    return Exchange.for_budget(share=given["budget"], params=TYPICAL, **settings)
+    return dataclasses.replace(recorded, **axis | _settings_of(Exchange, given))
 
 
 def _settings_of(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
