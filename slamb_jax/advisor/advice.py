@@ -191,6 +191,7 @@ class Advice:
 
     def __str__(self) -> str:
         times = ("compute", "exchange", "hidden", "update", "step")
+        rows: list[tuple[str, ...]]
         rows = [("", "MB sent", *times, "vs f32", "vs bf16")]
         names = ("dense, float32", "dense, bfloat16", "exchanging")
         costs = (self.dense, self.dense_bfloat16, self.exchanging)

@@ -115,17 +115,15 @@ def advise(
         d, means = nbytes.means_of(exchange, params, _shards(params, exchange))
         whole = sum(x.size for x in jax.tree.leaves(params))
 
-    def dense_step(itemsize: int) -> _Step:
-        gradients = [Transfer("all-reduce", itemsize * d)]
-        return _Step(step_seconds, update_seconds[0], gradients)
-
-    wide, narrow = dense_step(4), dense_step(2)
-    waited = [Transfer("all-reduce", 4 * d, within=True)] if devices > 1 else []
-    hidden = []
-    for mean in means:
-        transfers = nbytes.transfers_of(mean, network.workers // devices, devices)
-        (hidden if exchange.overlap else waited).extend(transfers)
-    ours = _Step(step_seconds, update_seconds[1], waited, hidden, devices)
+    wide, narrow = (
+        _Step(step_seconds, update_seconds[0], [Transfer("all-reduce", itemsize * d)])
+        for itemsize in (4, 2)
+    )
+    nodes = network.workers // devices
+    plan = [x for mean in means for x in nbytes.transfers_of(mean, nodes, devices)]
+    gradients = [Transfer("all-reduce", 4 * d, within=True)] if devices > 1 else []
+    plans = (gradients, plan) if exchange.overlap else (gradients + plan, [])
+    ours = _Step(step_seconds, update_seconds[1], *plans, devices)
     share = nbytes.share(d, means)
     recorded = exchange.averages_momentum and not exchange.overlap
     return Advice(
@@ -227,10 +225,9 @@ class _Step(NamedTuple):
         """
         within = between = network
         if self.devices > 1:
-            link, late = min(network.local_link, 1e18), network.latency
-            within = Network(self.devices, link, latency=late)
-            nodes = network.workers // self.devices
-            between = Network(nodes, network.link, latency=late)
+            local, link, late = network.local_link, network.link, network.latency
+            within = Network(self.devices, min(local, 1e18), latency=late)
+            between = Network(network.workers // self.devices, link, latency=late)
 
         def count(transfers: Sequence[Transfer]) -> np.ndarray:
             """Bytes, those within a node, seconds and those of latency, of a step."""
@@ -238,8 +235,8 @@ class _Step(NamedTuple):
             for x in transfers:
                 among, means = (within, 1) if x.within else (between, self.devices)
                 sent = RING_SHARES[x.kind](among.workers) * x.nbytes
-                seconds = [among.seconds(x.kind, n) for n in (x.nbytes * means, 0)]
-                total += x.per_step * np.array([sent, sent * x.within, *seconds])
+                seconds = (among.seconds(x.kind, n) for n in (x.nbytes * means, 0))
+                total += np.multiply(x.per_step, [sent, sent * x.within, *seconds])
             return total
 
         waited, hidden = count(self.waited), count(self.hidden)
@@ -273,9 +270,8 @@ def _break_even(dense: _Step, ours: _Step, network: Network) -> float:
 
 def _title(d: int, network: Network, exchange: Exchange, share: float) -> str:
     """The model on its network; the exchange and how much it sends."""
-    inside = ""
-    if math.isfinite(network.local_link):
-        inside = f" ({scaled(network.local_link, 'bit/s')} within it)"
+    local = network.local_link
+    inside = f" ({scaled(local, 'bit/s')} within it)" if math.isfinite(local) else ""
     exchange = dataclasses.replace(exchange, param_specs=None, stacked=None)
     shown = re.sub(r"outer=\w+\(init=.*?>\)", "outer=...", repr(exchange))
     lines = (
