@@ -1,6 +1,7 @@
 """JointSpar: an optimizer of which only the layers drawn are exchanged and updated."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -19,15 +20,15 @@ from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.jointspar import distribution
 from slamb_jax.jointspar.distribution import JointSparState, active_layers
 
-Labels: TypeAlias = chex.ArrayTree
-"""A tree like the parameters, or a prefix of it, of strings and None."""
+Labels: TypeAlias = chex.ArrayTree  # of strings and None
+Layers: TypeAlias = Labels | Callable[[optax.Params], Labels]
 
 
 @static("layers", "budget", "p_min", "horizon", "seed")
 def jointspar(
     tx: optax.GradientTransformation,
     exchange: Exchange,
-    layers: Labels | Callable[[optax.Params], Labels],
+    layers: Layers,
     budget: float,
     *,
     p_min: float | None = None,
@@ -154,7 +155,7 @@ def jointspar(
         treedef: Any = jax.tree.structure(params)
         labels, grads = map(treedef.flatten_up_to, (tree, updates))
 
-        # 1. The layers that this worker drew, and those that move: anyone's.
+        # 1. The layers that this worker drew, and those that move: of all workers.
         active, worker = active_layers(state), state.worker
         moves: dict[str | None, Any] = {None: True} | active
         if draws_alone:
@@ -164,30 +165,26 @@ def jointspar(
 
         # 2. The mean of each layer's gradients, and its norm.
         means = [*map(jnp.zeros_like, treedef.flatten_up_to(params))]
-        norms = {}
+        norms, rows = {}, [*zip(labels, grads, strict=True)]
         for name in (None, *names):
-            places = [i for i, g in enumerate(grads) if g is not None]
-            places = [i for i in places if labels[i] == name]
+            places = [i for i, (x, g) in enumerate(rows) if x == name and g is not None]
             layer = [grads[i] for i in places]
             if name is None:
                 layer = pmean(layer, axis_name)
             else:
                 chance = jnp.exp(state.log_p[name])
-                layer, norms[name] = mean(layer, active[name], chance, moves[name])
-            for i, x in zip(places, layer, strict=True):
-                means[i] = x.astype(means[i].dtype)
+                layer, norms[name] = average(layer, active[name], chance, moves[name])
+            for i, mean in zip(places, layer, strict=True):
+                means[i] = mean.astype(means[i].dtype)
 
         # 3. The step of tx, of the layers that move. It is not in the branches of the
         # exchange: the results of a branch take memory of their own, which costs more
         # than this arithmetic.
-        steps, inner = tx.update(
-            treedef.unflatten(means), state.inner, params, **extra_args
-        )
-        rows = zip(labels, grads, strict=True)
-        moving = treedef.unflatten(g is not None and moves[name] for name, g in rows)
-        updates = map_present(
-            lambda _, moves, step: _zero_unless(moves, step), updates, moving, steps
-        )
+        mean = treedef.unflatten(means)
+        steps, inner = tx.update(mean, state.inner, params, **extra_args)
+        moving = treedef.unflatten(g is not None and moves[x] for x, g in rows)
+        updates = map_present(lambda _, *x: _zero_unless(*x), updates, moving, steps)
+        inner = keep_still(moving, state.inner, inner)
 
         # 4. The distribution that the next layers are drawn from.
         columns = (jax.tree.leaves(x) for x in (state.log_p, norms, active))
@@ -195,13 +192,11 @@ def jointspar(
         log_p, max_norm = distribution.update_distribution(
             log_p, norm, drawn, state.max_norm, budget, p_min, horizon
         )
-        return updates, JointSparState(
-            next_step(state.count), state.seed, worker,
-            dict(zip(names, log_p, strict=True)), max_norm,
-            _keep_still(tx, moving, state.inner, inner),
-        )  # fmt: skip
+        chances = dict(zip(names, log_p, strict=True))
+        fields = next_step(state.count), state.seed, worker, chances, max_norm, inner
+        return updates, JointSparState(*fields)
 
-    def mean(
+    def average(
         grads: list[jax.Array], active: jax.Array, chance: jax.Array, moves: jax.Array
     ) -> tuple[list[jax.Array], jax.Array]:
         """Means of a layer's gradients over p, and its norm; 0 if it stands still."""
@@ -212,33 +207,24 @@ def jointspar(
         if axes.axis_size(axis_name) == 1:
             return shares, norm
         sent = shares if draws_alone else [*shares, norm]
-        means = axes.cond(  # all workers take the same branch
-            moves,
-            lambda arrays: pmean(arrays, axis_name),
-            lambda arrays: [*map(jnp.zeros_like, arrays)],
-            sent,
-        )
+        mean = functools.partial(pmean, axis_name=axis_name)
+        zeros = functools.partial(jax.tree.map, jnp.zeros_like)
+        means = axes.cond(moves, mean, zeros, sent)  # the same branch on all workers
         return (means, norm) if draws_alone else (means[:-1], means[-1])
 
+    def keep_still(moving: Any, old: optax.OptState, new: optax.OptState) -> Any:
+        """``new``, with the parts of layers that stand still from ``old``."""
+
+        def is_masked(x: object) -> bool:  # a parameter that a part of tx does not get
+            return isinstance(x, optax.MaskedNode)
+
+        moving = optax.tree.map_params(
+            tx, lambda x, moves: x if is_masked(x) else moves, new, moving,
+            transform_non_params=lambda _: True, is_leaf=is_masked,
+        )  # fmt: skip
+        return jax.tree.map(jnp.where, moving, new, old)
+
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _keep_still(
-    tx: optax.GradientTransformation,
-    moving: chex.ArrayTree,
-    old: optax.OptState,
-    new: optax.OptState,
-) -> optax.OptState:
-    """``new``, with the parts of layers that stand still from ``old``."""
-
-    def is_masked(x: object) -> bool:  # a parameter that a part of tx does not get
-        return isinstance(x, optax.MaskedNode)
-
-    moving = optax.tree.map_params(
-        tx, lambda x, moves: x if is_masked(x) else moves, new, moving,
-        transform_non_params=lambda _: True, is_leaf=is_masked,
-    )  # fmt: skip
-    return jax.tree.map(jnp.where, moving, new, old)
 
 
 def _zero_unless(flag: jax.Array, x: jax.Array) -> jax.Array:
@@ -256,9 +242,7 @@ def _axis_of(exchange: Exchange) -> axes.AxisName | None:
     return exchange.axis_name
 
 
-def _labels(
-    layers: Labels | Callable[[optax.Params], Labels], params: chex.ArrayTree
-) -> tuple[list[str], chex.ArrayTree]:
+def _labels(layers: Layers, params: optax.Params) -> tuple[list[str], Labels]:
     """The distinct labels, sorted, and a tree of the label of each parameter."""
     tree = tree_for(layers, params)
     for path, label in jax.tree_util.tree_leaves_with_path(tree):

@@ -74,8 +74,9 @@ def train_if(
     for label in (name, *(below or ())):
         if label not in active:
             known = ", ".join(map(repr, active))
-            told = f"there is no layer {label!r} in the optimizer, only {known}"
-            raise ValueError(told)
+            raise ValueError(
+                f"there is no layer {label!r} in the optimizer, only {known}"
+            )
     reached: Flag = None if below is None else ()
     if below:
         reached = functools.reduce(operator.or_, [active[x] for x in below])
