@@ -17,6 +17,7 @@ from slamb_jax.advisor.advice import PREFIXES, TIMES, duration
 from slamb_jax.exchange.settings import Exchange
 
 Units: TypeAlias = Mapping[str, float]
+Given: TypeAlias = Mapping[str, Any]  # options on the command line, by name
 _COUNTS = PREFIXES | {"K": 1e3, "B": 1e9}
 _BITS = {"bit": 1, "bit/s": 1, "bps": 1, "b/s": 1, "B/s": 8}
 _RATES = {p + unit: f * n for p, f in PREFIXES.items() for unit, n in _BITS.items()}
@@ -118,7 +119,9 @@ def main(arguments: list[str] | None = None) -> None:
         "--overlap", action=argparse.BooleanOptionalAction,
         help="exchange during the compute; default: --no-overlap",
     )  # fmt: skip
-    reporting.add_argument("program", type=pathlib.Path, help="file with the text")
+    reporting.add_argument(
+        "program", type=pathlib.Path, metavar="PROGRAM", help="file with the text"
+    )
     given = vars(parser.parse_args(arguments))
     try:
         print(given["run"](given))
@@ -126,12 +129,14 @@ def main(arguments: list[str] | None = None) -> None:
         commands.choices[given["command"]].error(str(error))
 
 
-def _add_options(to: Any, options: Options, *, required: bool = False) -> None:
+def _add_options(
+    to: argparse._ActionsContainer, options: Options, *, required: bool = False
+) -> None:
     for name, (parse, metavar, text) in options.items():
         to.add_argument(name, type=parse, metavar=metavar, help=text, required=required)
 
 
-def _report(given: Mapping[str, Any]) -> str:
+def _report(given: Given) -> str:
     """Lists the collectives of a compiled program, as slamb_jax.wire_report does.
 
     PROGRAM has its text: that of compiled.as_text(), or *after_optimizations.txt, which
@@ -141,7 +146,7 @@ def _report(given: Mapping[str, Any]) -> str:
     return json.dumps(report.to_json(), indent=2) if "json" in given else str(report)
 
 
-def _advise(given: Mapping[str, Any]) -> str:
+def _advise(given: Given) -> str:
     """Predicts a step's seconds with an exchange and without, and whether it pays.
 
     Says what is recorded of the loss, too. The model is that of slamb_jax.advise.
@@ -168,14 +173,14 @@ def _advise(given: Mapping[str, Any]) -> str:
     return json.dumps(numbers, indent=2) if "json" in given else printed
 
 
-def _exchange(given: Mapping[str, Any]) -> Exchange:
+def _exchange(given: Given) -> Exchange:
     """The exchange of ``--exchange FILE``, with the options given beside it."""
     recorded = given.get("exchange", Exchange())
     axis = {"axis_name": recorded.axis_name or "data"}
     return dataclasses.replace(recorded, **axis | _settings_of(Exchange, given))
 
 
-def _settings_of(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_of(kind: type[Network | Exchange], given: Given) -> dict[str, Any]:
     """The options that are fields of this dataclass."""
     names = {field.name for field in dataclasses.fields(kind)} & given.keys()
     return {name: given[name] for name in names}

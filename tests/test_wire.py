@@ -64,9 +64,9 @@ def test_groups_in_every_notation():
     for text, want in NOTATIONS.items():
         assert Groups.parse(f"channel_id=1, {text}, dimensions={{0}}") == want
     mesh = Mesh(np.array(jax.devices()[:6]).reshape(3, 2), ("node", "device"))
-    assert Groups.along(mesh, "device") == ROWS
-    assert Groups.along(mesh, "node") == COLUMNS
-    assert Groups.along(mesh, ("node", "device")).members == {frozenset(range(6))}
+    assert Groups.divide(mesh, "device") == ROWS
+    assert Groups.divide(mesh, "node") == COLUMNS
+    assert Groups.divide(mesh, ("node", "device")).members == {frozenset(range(6))}
 
 
 def test_what_cannot_be_counted_is_listed_and_not_added_up():

@@ -6,7 +6,7 @@ import textwrap
 from typing import Any, ClassVar
 
 from slamb_jax.exchange.settings import Exchange
-from slamb_jax.wire.report import in_columns
+from slamb_jax.wire.report import format_table
 
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -201,7 +201,7 @@ class Advice:
             gains = (f"{x.step_seconds / cost.step_seconds:.2f}" for x in costs[:2])
             rows.append((name, sent, *seconds, *gains))
         links = (self.break_even_link, self.break_even_link_bfloat16)
-        wide, narrow = map(_links_up_to, links)
+        wide, narrow = map(_name_links, links)
         which = f"one {wide}, in float32 and in bfloat16"
         if wide != narrow:
             which = f"one in float32 {wide}, and as one in bfloat16 {narrow}"
@@ -224,10 +224,10 @@ class Advice:
                 "optimizer."
             )
         texts = [textwrap.fill(text, 88) for text in texts]
-        return "\n".join([self.title, in_columns(rows, str.rjust), *texts])
+        return "\n".join([self.title, format_table(rows, str.rjust), *texts])
 
 
-def _links_up_to(fastest: float) -> str:
+def _name_links(fastest: float) -> str:
     """The links on which a step takes no longer, in words."""
     if fastest == 0.0:
         return "on no slow link"

@@ -102,11 +102,14 @@ def advise(
         )
     for name, value in zip(("dense", "exchanging"), update_seconds, strict=True):
         checks.check_range(f"update_seconds ({name})", value, 0.0, open_high=True)
+    # 1. The exchange, if a budget chooses its payload. A model of which only the size is
+    # known counts as matrices of a typical size.
     counted = isinstance(params, numbers.Real)
     if counted:
         checks.check_range("params", params, 1.0, open_high=True)
     if budget is not None:
         exchange = _choose_payload(exchange, budget, _TYPICAL if counted else params)
+    # 2. The elements of the model and of one device's shards, and the means of those.
     if counted:
         whole = d = int(float(params))
         size, means = nbytes.means_of(exchange, _TYPICAL)
@@ -114,7 +117,8 @@ def advise(
     else:
         d, means = nbytes.means_of(exchange, params, _shards(params, exchange))
         whole = sum(x.size for x in jax.tree.leaves(params))
-
+    # 3. Three steps: dense in float32 and in bfloat16, and with the exchange. In it the
+    # devices of a worker average their gradients first.
     wide, narrow = (
         _Step(step_seconds, update_seconds[0], [Transfer("all-reduce", itemsize * d)])
         for itemsize in (4, 2)
@@ -124,6 +128,7 @@ def advise(
     gradients = [Transfer("all-reduce", 4 * d, within=True)] if devices > 1 else []
     plans = (gradients, plan) if exchange.overlap else (gradients + plan, [])
     ours = _Step(step_seconds, update_seconds[1], *plans, devices)
+    # 4. What they cost on this network, and on which links they cost the same.
     share = nbytes.share(d, means)
     recorded = exchange.averages_momentum and not exchange.overlap
     return Advice(
@@ -151,7 +156,7 @@ def _choose_payload(
         if isinstance(budget, int | float) and 1 < budget <= 100:
             error.add_note(f"{budget} % is {budget / 100}")
         raise
-    if exchange.payload != Exchange.payload:
+    if exchange.payload != Exchange().payload:
         raise ValueError(
             "budget chooses the payload: exchange must have the default one, got "
             f"payload={exchange.payload!r}"
@@ -262,7 +267,7 @@ def _break_even(dense: _Step, ours: _Step, network: Network) -> float:
     if fast in (None, powers[0]):
         return 0.0 if fast else math.inf
     slow = fast - 1 / 8
-    for _ in range(40):
+    for _ in range(40):  # bisect between the last link that pays and the next
         middle = (slow + fast) / 2
         slow, fast = (middle, fast) if pays(middle) else (slow, middle)
     return 10**slow

@@ -5,7 +5,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,9 +17,10 @@ from slamb_jax._core.rounding import next_step, upcast_f32
 from slamb_jax.exchange.collectives import pany, pmean
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.jointspar import distribution
+from slamb_jax.jointspar.branches import Tree
 from slamb_jax.jointspar.distribution import JointSparState, active_layers
 
-Labels: TypeAlias = chex.ArrayTree  # of strings and None
+Labels: TypeAlias = Tree  # of strings and None
 Layers: TypeAlias = Labels | Callable[[optax.Params], Labels]
 
 
@@ -212,7 +212,7 @@ def jointspar(
         means = axes.cond(moves, mean, zeros, sent)  # the same branch on all workers
         return (means, norm) if draws_alone else (means[:-1], means[-1])
 
-    def keep_still(moving: Any, old: optax.OptState, new: optax.OptState) -> Any:
+    def keep_still(moving: Tree, old: optax.OptState, new: optax.OptState) -> Tree:
         """``new``, with the parts of layers that stand still from ``old``."""
 
         def is_masked(x: object) -> bool:  # a parameter that a part of tx does not get

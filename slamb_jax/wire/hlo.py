@@ -20,7 +20,7 @@ _COMPUTATION = re.compile(r"^\s*(ENTRY\s+)?%?([\w.\-]+)\s*\(.*->.*\{\s*$")
 # ``%name = shape opcode(operands), attributes``. The shape may be a nested tuple, and
 # operands may have shapes with parentheses of their own, but no ``), attribute=``.
 _INSTRUCTION = re.compile(
-    r"^\s*(?:ROOT\s+)?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*?)\)(?:, ([\w\-]+=.*))?$"
+    r"^\s*(?:ROOT\s+)?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*?)\)(?:, ([\w\-]+=.*))?\s*$"
 )
 _COMMENT = re.compile(r"/\*.*?\*/")
 _NAMES = re.compile(r"%?([\w.\-]+)\s*(?:,|$)")

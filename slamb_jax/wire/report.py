@@ -31,8 +31,8 @@ class Groups(NamedTuple):
     members: frozenset[frozenset[int]] | None = None
 
     @classmethod
-    def along(cls, mesh: Mesh, axis_name: AxisName) -> Self:
-        """The groups of a collective over one mesh axis, or several together."""
+    def divide(cls, mesh: Mesh, axis_name: AxisName) -> Self:
+        """The groups of a mesh along one of its axes, or several together."""
         for name in as_tuple(axis_name):
             if not isinstance(mesh, Mesh) or name not in mesh.axis_names:
                 raise ValueError(f"mesh must have the axis {name!r}, got {mesh!r}")
@@ -147,7 +147,7 @@ class WireReport:
           ValueError: for an axis that the mesh does not have, and if a collective
             cannot be counted.
         """
-        members = Groups.along(mesh, axis_name).members
+        members = Groups.divide(mesh, axis_name).members
         chosen = [
             c
             for c in self.collectives
@@ -184,13 +184,13 @@ class WireReport:
         if not self.collectives:
             return "nothing is communicated"
         head = ("kind", "dtype", "elements", "bytes sent", "devices", "runs")
-        return in_columns([head, *(c._row() for c in self.collectives)], str.ljust)
+        return format_table([head, *(c._row() for c in self.collectives)], str.ljust)
 
 
-def in_columns(
+def format_table(
     rows: Sequence[tuple[str, ...]], justify: Callable[[str, int], str]
 ) -> str:
-    """Prints a table, whose first column is justified to the left."""
+    """A table as text, whose first column is justified to the left."""
     first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
     lines = ([x.ljust(first), *map(justify, more, widths)] for x, *more in rows)
     return "\n".join("  ".join(line).rstrip() for line in lines)

@@ -123,7 +123,7 @@ def run_part(part, x, sizes):
 def axis_of(groups, kind, mesh):
     """The axis along which all groups lie; of a permute they are pairs."""
     if kind != "collective-permute":
-        along = {Groups.along(mesh, a).members: a for a in mesh.axis_names}
+        along = {Groups.divide(mesh, a).members: a for a in mesh.axis_names}
         return along.get(groups.members)
     places = np.stack(np.unravel_index(range(mesh.size), mesh.devices.shape), -1)
     for i, name in enumerate(mesh.axis_names):
