@@ -102,8 +102,8 @@ def advise(
         )
     for name, value in zip(("dense", "exchanging"), update_seconds, strict=True):
         checks.check_range(f"update_seconds ({name})", value, 0.0, open_high=True)
-    # 1. The exchange, if a budget chooses its payload. A model of which only the size is
-    # known counts as matrices of a typical size.
+    # 1. The exchange, if a budget chooses its payload. A model of which only the size
+    # is known counts as matrices of a typical size.
     counted = isinstance(params, numbers.Real)
     if counted:
         checks.check_range("params", params, 1.0, open_high=True)

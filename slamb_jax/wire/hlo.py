@@ -20,7 +20,7 @@ _COMPUTATION = re.compile(r"^\s*(ENTRY\s+)?%?([\w.\-]+)\s*\(.*->.*\{\s*$")
 # ``%name = shape opcode(operands), attributes``. The shape may be a nested tuple, and
 # operands may have shapes with parentheses of their own, but no ``), attribute=``.
 _INSTRUCTION = re.compile(
-    r"^\s*(?:ROOT\s+)?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*?)\)(?:, ([\w\-]+=.*))?\s*$"
+    r"(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*?)\)(?:, ([\w\-]+=.*))?"
 )
 _COMMENT = re.compile(r"/\*.*?\*/")
 _NAMES = re.compile(r"%?([\w.\-]+)\s*(?:,|$)")
@@ -116,7 +116,7 @@ def parse_hlo(text: str) -> Module:
         if header := _COMPUTATION.match(line):
             body = computations.setdefault(header[2], {})
             entry = header[2] if header[1] else entry
-        elif match := _INSTRUCTION.match(_COMMENT.sub("", line)):
+        elif match := _INSTRUCTION.fullmatch(_COMMENT.sub("", line).strip()):
             name, shape, opcode, operands, attributes = match.groups(default="")
             if opcode == "constant":
                 operands = ""  # its value
