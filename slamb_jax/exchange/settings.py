@@ -9,7 +9,6 @@ import chex
 import optax
 
 from slamb_jax._core.axes import AxisName
-from slamb_jax._core.checks import check_range
 from slamb_jax._core.keywords import explain_unknown
 from slamb_jax._core.layout import Layout, mesh_axes
 from slamb_jax._core.leaves import LayoutOf
@@ -17,9 +16,6 @@ from slamb_jax.exchange.json_form import value_from_json, value_to_json
 from slamb_jax.exchange.nbytes import share_of
 from slamb_jax.exchange.selections import Selection, Strided
 from slamb_jax.exchange.validity import check_settings
-
-FORMATS = ("ternary", "largest_of_7", "largest_of_31", "largest_of_127")
-"""Payloads that :meth:`Exchange.for_budget` chooses from, the most bytes first."""
 
 _PAPER = {"payload": None, "sync_every": 100, "selection": Strided(0.1)}
 
@@ -158,57 +154,6 @@ class Exchange:
           2023, section 5 and the recorded runs.
         """
         return cls(axis_name, **_PAPER | settings)
-
-    @classmethod
-    def for_budget(
-        cls,
-        axis_name: AxisName | None,
-        share: float,
-        params: chex.ArrayTree,
-        **settings: Any,
-    ) -> "Exchange":
-        """The default settings in the payload that keeps to a share of the bytes.
-
-        The ``payload`` is ``"ternary"``, ``"largest_of_7"``, ``"largest_of_31"`` or
-        ``"largest_of_127"``: the first that is small enough; with an ``outer``
-        optimizer ``"ternary"``, the only one that suits it. The losses that were
-        recorded are in ``benchmarks/results/frontier.md``; ``slamb-jax advise --budget
-        5%`` prints them, too.
-
-        Args:
-          axis_name: the mesh axis of the workers.
-          share: the most bytes, of a mean of float32 gradients; in (0, 1]. It is half
-            of the share of a mean of bfloat16 gradients.
-          params: the parameters, or their shapes and dtypes.
-          settings: others of the exchange, such as ``local_axis_name``.
-
-        Raises:
-          ValueError: if no payload is small enough. An ``outer`` optimizer sends less.
-
-        Examples:
-          >>> import jax, jax.numpy as jnp, slamb_jax
-          >>> params = {"w": jax.ShapeDtypeStruct((4096, 4096), jnp.float32)}
-          >>> exchange = slamb_jax.Exchange.for_budget("data", 0.02, params)
-          >>> exchange.payload, round(exchange.share(params), 3)
-          ('largest_of_7', 0.018)
-        """
-        # "5" is likely to be meant as five per cent, which the error then says.
-        try:
-            check_range("share", share, 0.0, 1.0, open_low=True)
-        except ValueError as error:
-            if isinstance(share, int | float) and 1 < share <= 100:
-                error.add_note(f"{share} % is {share / 100}")
-            raise
-        formats = FORMATS if settings.get("outer") is None else FORMATS[:1]
-        for payload in formats:
-            exchange = cls(axis_name, **{"payload": payload} | settings)
-            if (least := exchange.share(params)) <= share:
-                return exchange
-        raise ValueError(
-            f"share must be at least {least:.2g} for these parameters, got {share!r}: "
-            "to send less give an outer optimizer and a sync_every of 30, say, with "
-            "which all workers must draw from the same data"
-        )
 
     def share(self, params: chex.ArrayTree) -> float:
         """Bytes of a step over those of averaging gradients in float32.

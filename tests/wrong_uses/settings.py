@@ -9,10 +9,10 @@ import slamb_jax
 from slamb_jax.exchange.selections import Strided
 from tests.replay import Replay
 from tests.workers import P
-from tests.wrong_uses.common import INF, NAN, PARAMS, bad, make_slamb, of, slamb
+from tests.wrong_uses.common import INF, NAN, bad, make_slamb, of, slamb
 
 OUTER, PAPER = optax.sgd(0.7), {"selection": Strided(0.1), "payload": None}
-read, budget = slamb_jax.Exchange.from_json, slamb_jax.Exchange.for_budget
+read = slamb_jax.Exchange.from_json
 
 
 def function(step):
@@ -90,8 +90,6 @@ MADE += [
     (of(read, {"payload": {"name": "int8"}}), "payload .*'int8'"),
     (slamb_jax.Exchange(stacked=function).to_json, "stacked .* JSON.* got <fun"),
     (slamb_jax.Exchange.paper(selection=Replay([])).to_json, "selection .*JSON"),
-    (of(budget, "data", 5, PARAMS), r"share must be in \(0.0, 1.0\], got 5"),
-    (of(budget, "data", 1e-4, PARAMS), "share must be at least .*0.0001: to send less"),
     (of(slamb_jax.Exchange().share, {}), "params must have elements, got {}"),
 ]
 
@@ -101,7 +99,7 @@ UNKNOWN = [  # names of the paper, of PyTorch, misspelt ones, and one of nothing
     (of(paper, "data", compress_ratio=0.1), f"Exchange .*'compress_ratio': {strided}"),
     (of(make, "data", k=0.1), f"'k': {strided}"),
     (of(make, "data", H=10), "'H': give sync_every"),
-    (of(budget, "data", 0.5, PARAMS, sync_evry=10), "'sync_evry': give sync_every"),
+    (of(make, "data", sync_evry=10), "'sync_evry': give sync_every"),
     (of(slamb_jax.slamb, **rates, beta3=0.9), "slamb .*'beta3': give b3"),
     (of(slamb_jax.adamw, exchange=make(), lr=0.1), "adamw .*'lr': give learning_rate"),
     (of(slamb_jax.lion, **rates, betas=(0.9, 0.99)), "'betas': give b1 and b2"),
