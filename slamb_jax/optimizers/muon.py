@@ -63,9 +63,9 @@ def muon(
     Args:
       learning_rate: a number, or a schedule of the step from 0.
       exchange: between whom, in what wire format and how often: an :class:`Exchange`.
-        With ``param_specs`` each device gathers the shards of its matrices, in
-        float32, and orthogonalizes whole matrices. Stacks sharded by layers are not
-        gathered.
+        With ``param_specs``, where workers agree, each device gathers the shards of
+        its matrices, in float32, and orthogonalizes whole matrices. Stacks sharded by
+        layers are not gathered.
       ns_coeffs: coefficients of the Newton-Schulz iteration.
       ns_steps: its steps.
       beta: decay rate of the matrices' momentum, in [0, 1).
@@ -88,7 +88,8 @@ def muon(
       own direction, decay and rate.
 
     Raises:
-      ValueError: as :func:`adamw`, and for a mean in another ``payload``.
+      ValueError: as :func:`adamw`, for a mean in another ``payload``, and for
+        ``param_specs`` where workers step by themselves.
 
     Examples:
       >>> import slamb_jax
@@ -109,7 +110,7 @@ def muon(
     checks.check_dtype("mu_dtype", mu_dtype)
     check_mask("weight_decay_mask", weight_decay_mask)
     check_matrices("muon_weight_dimension_numbers", muon_weight_dimension_numbers)
-    _check_payload(check_agrees(exchange))
+    _check_exchange(check_agrees(exchange))
     orthogonalized = directions.muon(
         ns_coeffs,
         ns_steps,
@@ -140,7 +141,7 @@ def muon(
         treedef: Any = jax.tree.structure(params)
         names = ["adam" if x is None else "muon" for x in dimensions]
         kinds = treedef.unflatten(names)
-        if exchange.averages_momentum or exchange.param_specs is not None:
+        if exchange.averages_momentum:
             # One link for both, so that one mean is taken.
             direction = optax.partition(
                 {"muon": orthogonalized, "adam": normalized},
@@ -163,11 +164,17 @@ def muon(
     return make_for_params(make)
 
 
-def _check_payload(exchange: Exchange) -> None:
-    """Raises for a mean in codes that are too coarse to orthogonalize it."""
+def _check_exchange(exchange: Exchange) -> None:
+    """Raises where the mean is too coarse, or specs do not fit the parts of a state."""
     if exchange.rounds_momentum and exchange.payload not in FINE_PAYLOADS:
         raise ValueError(
             f"payload={exchange.payload!r} is too coarse for muon, which orthogonalizes"
             " the mean momentum and the error of its rounding with it: give payload="
             "'uniform8', 'uniform4', 'bfloat16' or None"
+        )
+    if exchange.param_specs is not None and not exchange.averages_momentum:
+        raise ValueError(
+            "muon takes param_specs only where all workers orthogonalize the mean "
+            f"momentum, got sync_every={exchange.sync_every} and outer="
+            f"{exchange.outer!r}: give sync_every=1 and no outer optimizer"
         )
