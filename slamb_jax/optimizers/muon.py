@@ -1,5 +1,6 @@
 """Muon whose workers exchange codes instead of gradients."""
 
+import functools
 from typing import Any
 
 import jax
@@ -13,12 +14,7 @@ from slamb_jax.links import directions
 from slamb_jax.links.directions._matrices import check_matrices, matrices
 from slamb_jax.links.directions.muon import NS_COEFFS
 from slamb_jax.links.mask_momentum import mask_momentum
-from slamb_jax.optimizers._chain import (
-    chain_between,
-    check_agrees,
-    make_for_params,
-    step_by,
-)
+from slamb_jax.optimizers import _chain
 
 FINE_PAYLOADS = (None, "bfloat16", "uniform8", "uniform4")
 """Formats in which the mean of the momenta may be orthogonalized."""
@@ -110,58 +106,48 @@ def muon(
     checks.check_dtype("mu_dtype", mu_dtype)
     check_mask("weight_decay_mask", weight_decay_mask)
     check_matrices("muon_weight_dimension_numbers", muon_weight_dimension_numbers)
-    _check_exchange(check_agrees(exchange))
+    _check_exchange(_chain.check_agrees(exchange))
     orthogonalized = directions.muon(
-        ns_coeffs,
-        ns_steps,
-        eps,
+        ns_coeffs, ns_steps, eps, consistent_rms=consistent_rms,
         weight_dimension_numbers=muon_weight_dimension_numbers,
-        consistent_rms=consistent_rms,
         param_specs=exchange.param_specs,
-    )
+    )  # fmt: skip
     normalized = directions.adam(eps, adam_eps_root)
-    adam_rate = learning_rate if adam_learning_rate is None else adam_learning_rate
+    both = {"muon": orthogonalized, "adam": normalized}
     b1_of = {"muon": beta, "adam": adam_b1}
+    adam_rate = learning_rate if adam_learning_rate is None else adam_learning_rate
     steps = {
-        "muon": step_by(learning_rate, weight_decay, weight_decay_mask),
-        "adam": step_by(adam_rate, adam_weight_decay),
+        "muon": _chain.step_by(learning_rate, weight_decay, weight_decay_mask),
+        "adam": _chain.step_by(adam_rate, adam_weight_decay),
     }
-
-    def momentum_of(
-        direction: optax.GradientTransformation, b1: Any, b2: ArrayLike | None
-    ) -> optax.GradientTransformationExtraArgs:
-        return mask_momentum(
-            exchange, direction, b1, b2, nesterov=nesterov, mu_dtype=mu_dtype
-        )
+    momentum_of = functools.partial(
+        mask_momentum, exchange, nesterov=nesterov, mu_dtype=mu_dtype
+    )
 
     def make(params: optax.Params) -> optax.GradientTransformationExtraArgs:
         dimensions = matrices(
             muon_weight_dimension_numbers, params, exchange.param_specs
         )
         treedef: Any = jax.tree.structure(params)
-        names = ["adam" if x is None else "muon" for x in dimensions]
-        kinds = treedef.unflatten(names)
+        kinds = ["adam" if x is None else "muon" for x in dimensions]
+        labels = treedef.unflatten(kinds)
+        partition = functools.partial(optax.partition, param_labels=lambda _: labels)
         if exchange.averages_momentum:
-            # One link for both, so that one mean is taken.
-            direction = optax.partition(
-                {"muon": orthogonalized, "adam": normalized},
-                lambda _: kinds,
-                mask_compatible_extra_args=True,  # the second moments are
-            )
-            b1s = treedef.unflatten([b1_of[name] for name in names])
+            # One link for both, so that one mean is taken. Its second moments, which
+            # it hands to its direction, are parted as the updates are.
+            direction = partition(both, mask_compatible_extra_args=True)
+            b1s = treedef.unflatten([b1_of[kind] for kind in kinds])
             momentum = momentum_of(direction, b1s, adam_b2)
         else:
             # Nothing is sent here, and matrices keep no second moment.
-            momenta = {
+            own = {
                 "muon": momentum_of(orthogonalized, beta, None),
                 "adam": momentum_of(normalized, adam_b1, adam_b2),
             }
-            momentum = optax.partition(momenta, lambda _: kinds)
-        return chain_between(
-            exchange, momentum, optax.partition(steps, lambda _: kinds)
-        )
+            momentum = partition(own)
+        return _chain.chain_between(exchange, momentum, partition(steps))
 
-    return make_for_params(make)
+    return _chain.make_for_params(make)
 
 
 def _check_exchange(exchange: Exchange) -> None:
