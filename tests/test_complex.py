@@ -10,10 +10,10 @@ import optax
 import pytest
 
 import slamb_jax
-from slamb_jax.links import decay, directions
+from slamb_jax.links import directions
 from tests.close import assert_close
 from tests.optimizers import random_tree, standard_promotion
-from tests.test_contract import PAPER, RATE, TABLE
+from tests.test_contract import PAPER, TABLE
 from tests.workers import AXIS, mesh_of, over_workers, stack
 
 N = 4
@@ -61,9 +61,6 @@ def of_params(fun, in_worker=False):
 
 average = functools.partial(slamb_jax.average_parameters, axis_name=AXIS)
 LINKS = {
-    "add_decayed_weights": decay.add_decayed_weights(0.1),
-    "add_decayed_weights schedule": decay.add_decayed_weights(RATE, {"w": True, "b":
-        False, "scale": True, "empty": True}),
     "average_gradients": slamb_jax.average_gradients(GROUP),
     "average_parameters_every": slamb_jax.average_parameters_every(IN_FLOAT32),
     "average_parameters_every overlap": slamb_jax.average_parameters_every(
@@ -133,7 +130,7 @@ def test_what_is_for_real_numbers_says_how_to_give_it_two(name):
     assert (updates, after) == (jax.eval_shape(lambda: C), state)
 
 
-MIXED = ["add_decayed_weights", "average_parameters_every", "accumulate"]
+MIXED = ["average_parameters_every", "accumulate"]
 OTHERS = [
     *(lambda tx=LINKS[k], p=p: tx.update(p[0], tx.init(p[1]), p[1])
       for k in MIXED for p in ((C, REAL), (REAL, C))),

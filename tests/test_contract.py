@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 import slamb_jax
 from slamb_jax import jointspar, wrappers
 from slamb_jax.exchange.selections import Strided
-from slamb_jax.links import decay, directions
+from slamb_jax.links import directions
 from tests.close import assert_close
 from tests.shards import mesh_with
 from tests.workers import P
@@ -34,10 +34,6 @@ NARROW = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
 
 def not_vectors(params):
     return jax.tree.map(lambda x: x.ndim > 1, params)
-
-
-def of_leaves(value):
-    return lambda params: jax.tree.map(lambda _: value, params)
 
 
 MASKED = {"weight_decay": RATE, "mask": not_vectors}
@@ -64,7 +60,7 @@ TABLE = {  # the public function, and what distinguishes the variant
     "mask_momentum": slamb_jax.mask_momentum(MEAN),
     "mask_momentum 16 bits": slamb_jax.mask_momentum(CODED, b2=0.9, **NARROW),
     "mask_momentum no v": slamb_jax.mask_momentum(
-        MEAN, optax.scale_by_sign(), of_leaves(0.5), None, bias_correction=False
+        MEAN, optax.scale_by_sign(), 0.5, None, bias_correction=False
     ),
     "directions.adam": slamb_jax.mask_momentum(MEAN, directions.adam()),
     "directions.muon": directions.muon(consistent_rms=0.2),
@@ -84,8 +80,6 @@ TABLE = {  # the public function, and what distinguishes the variant
     ),
     "layerwise_trust_ratio": slamb_jax.layerwise_trust_ratio(MEAN, weight_decay=0.1),
     "layerwise_trust_ratio schedule": slamb_jax.layerwise_trust_ratio(MEAN, **MASKED),
-    "add_decayed_weights": decay.add_decayed_weights(0.1),
-    "add_decayed_weights schedule": decay.add_decayed_weights(RATE, not_vectors),
     "average_gradients": slamb_jax.average_gradients(MEAN),
     "average_parameters_every": slamb_jax.average_parameters_every(PAPER),
     "average_parameters_every outer": slamb_jax.average_parameters_every(LOCAL),
@@ -114,10 +108,10 @@ each = pytest.mark.parametrize("name", TABLE)
 
 def public():
     """Names of the public functions that return a transformation."""
-    for space in (slamb_jax, decay, wrappers, jointspar, directions):
+    for space in (slamb_jax, wrappers, jointspar, directions):
         prefix = "directions." if space is directions else ""
         for name, value in vars(space).items():
-            if inspect.isfunction(value) and not name.startswith(("_", "by_kind")):
+            if inspect.isfunction(value) and not name.startswith("_"):
                 returned = inspect.signature(value).return_annotation
                 # on_workers wants trees with a leading axis: test_mappings.py
                 if "GradientTransformation" in str(returned) and name != "on_workers":

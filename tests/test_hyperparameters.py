@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import pytest
 import slamb_jax
 from slamb_jax import jointspar
 from slamb_jax.exchange.selections import Strided
-from slamb_jax.links import decay, directions
+from slamb_jax.links import directions
 from tests.close import assert_close
 from tests.optimizers import random_tree, standard_promotion
 from tests.test_contract import public
@@ -30,13 +31,13 @@ def of_dimensions(ndim, value, other):
     )
 
 
-MASK, B1, LAYERS, KERNELS = (
+MASK, LAYERS, KERNELS = (
     of_dimensions(3, *values)
     for values in (
-        (True, False), (0.5, 0.8), ("one", "two"),
-        (directions.DimensionNumbers(1, 2), None),
+        (True, False), ("one", "two"), (directions.DimensionNumbers(1, 2), None)
     )
 )  # fmt: skip
+B1 = {"w": 0.8, "kernels": 0.5, "b": 0.8}
 ADAM = {"b1": B1, "b2": 0.9, "mu_dtype": jnp.bfloat16, "nu_dtype": jnp.bfloat16}
 STEP = {"learning_rate": RATE, "exchange": ONE, "weight_decay": SLOWER, "mask": MASK}
 RATIO = {"form": "product", "c_min": 0.5, "c_max": 2.0}
@@ -81,7 +82,6 @@ ARGUMENTS = {  # a value, other than the default, of every argument
         ),
     },
     slamb_jax.on_shards: {"tx": optax.sgd(0.1), "exchange": ONE},
-    decay.add_decayed_weights: {"weight_decay": RATE, "mask": MASK},
     directions.adam: {"eps": 1e-3, "eps_root": 1e-3, "eps_before_correction": True},
     directions.muon: MUON | {
         "weight_dimension_numbers": KERNELS, "param_specs": dict.fromkeys(PARAMS)
@@ -113,13 +113,18 @@ def trained(tx, params=PARAMS, own=()):
     return out, state
 
 
+def static_of(make, but=None):
+    """What optax is told to pass on: all that are no numbers."""
+    return [name for name in ARGUMENTS[make] if name not in {but, *NUMBERS}]
+
+
 @each
 def test_injected_every_argument_is_what_it_is_in_a_direct_call(make):
     own = ["second_moment"] if make is directions.adam else []
     # Rounding to 16 bits could fall either way: it is left to the types of the state.
     wide = {x: jnp.float32 for x in ARGUMENTS[make] if x.endswith("dtype")}
     with standard_promotion():  # optax's schedules need it
-        inject = optax.inject_hyperparams(make)
+        inject = optax.inject_hyperparams(make, static_of(make))
         got, _ = trained(inject(**ARGUMENTS[make] | wide), own=own)
         want, _ = trained(make(**ARGUMENTS[make] | wide), own=own)
         assert_close(got, want, units=512)
@@ -140,9 +145,29 @@ case = functools.partial(
 )
 
 
+CALLED = {"weight_dimension_numbers", "muon_weight_dimension_numbers", "layers"}
+
+
+@case([(make, name) for make, name in CASES if name not in NUMBERS | OBJECTS | CALLED])
+def test_what_static_args_does_not_name_is_passed_on_or_refused(make, name):
+    given = ARGUMENTS[make]
+    inject = optax.inject_hyperparams(make, static_of(make, but=name))
+    changed = callable(given[name]) or type(given[name]) in (int, float)
+    said = f"{name} must be .*static_args='{name}'"
+    with pytest.raises(ValueError, match=said) if changed else nullcontext():
+        state = jax.eval_shape(inject(**given).init, PARAMS)
+        assert name not in state.hyperparams
+
+
+@pytest.mark.parametrize("make", [slamb_jax.muon, directions.muon, jointspar.jointspar])
+def test_where_a_called_function_cannot_be_told_another_argument_is_refused(make):
+    """Of the step it may return what is a setting, too."""
+    with pytest.raises(ValueError, match="with all others that are no hyp"):
+        jax.eval_shape(optax.inject_hyperparams(make)(**ARGUMENTS[make]).init, PARAMS)
+
+
 @case([(make, name) for make, name in CASES if name not in NUMBERS | OBJECTS])
 def test_what_a_factory_of_ones_own_lets_be_injected_is_refused(make, name):
-    """It has the signature that optax sees; of ours nothing is injected."""
     given = dict(ARGUMENTS[make])
 
     def own(x):
@@ -224,13 +249,14 @@ def test_a_value_that_float32_rounds_out_of_its_range_is_refused():
 def test_the_guides_call_trains_parameters_of_sixteen_bits(dtype):
     params = optax.tree.cast(PARAMS, dtype)
     given = {"learning_rate": 0.01, "exchange": ONE}
-    for make in (slamb_jax.adamw, slamb_jax.muon, slamb_jax.lion):
-        inject = optax.inject_hyperparams(make, hyperparam_dtype=jnp.float32)
+    for make, static in ((slamb_jax.adamw, ()), (slamb_jax.lion, ()),
+                         (slamb_jax.muon, "ns_steps")):  # fmt: skip
+        inject = optax.inject_hyperparams(make, static, jnp.float32)
         got, _ = trained(inject(**given), params)
         want, _ = trained(make(**given), params)
         assert_close(got, want, units=2)
         with pytest.raises(ValueError, match=r"hyperparam_dtype=jnp\.float32"):
-            optax.inject_hyperparams(make)(**given).init(params)
+            optax.inject_hyperparams(make, static)(**given).init(params)
 
 
 @functools.partial(
@@ -255,17 +281,15 @@ def scaled(stacked):
 
 MODEL = Model(**PARAMS)
 TREES = {  # where an argument is a tree like the parameters, or a function of them
-    slamb_jax.adamw: {"mask": MASK, "b1": B1},
-    slamb_jax.lamb: {"mask": MASK, "b1": B1},
-    slamb_jax.slamb: {"mask": MASK, "b1": B1},
+    slamb_jax.adamw: {"mask": MASK},
+    slamb_jax.lamb: {"mask": MASK},
+    slamb_jax.slamb: {"mask": MASK},
     slamb_jax.lion: {"mask": MASK},
     slamb_jax.muon: {
         "weight_decay_mask": MASK, "muon_weight_dimension_numbers": KERNELS
     },
-    slamb_jax.mask_momentum: {"b1": B1},
     slamb_jax.layerwise_trust_ratio: {"mask": MASK},
     scaled: {"stacked": MASK},
-    decay.add_decayed_weights: {"mask": MASK},
     directions.muon: {"weight_dimension_numbers": KERNELS},
     jointspar.jointspar: {"layers": LAYERS},
 }  # fmt: skip
@@ -273,9 +297,14 @@ TREES = {  # where an argument is a tree like the parameters, or a function of t
 
 @pytest.mark.parametrize("make", TREES, ids=lambda make: make.__qualname__)
 def test_a_tree_that_can_be_called_is_a_tree(make):
-    """The program is that of the function which returns it, injected too."""
-    given = ARGUMENTS.get(make, {}) | {"param_specs": None}
+    """The program is that of the function which returns it, injected too.
+
+    b1 is a tree in both.
+    """
+    given = ARGUMENTS.get(make, {}) | {"param_specs": None, "b1": Model(**B1)}
     given = {x: given[x] for x in given if x in inspect.signature(make).parameters}
+    if make is slamb_jax.lion:
+        given["b1"] = 0.5
     trees = {name: function(MODEL) for name, function in TREES[make].items()}
 
     def program(make, arguments):
@@ -283,7 +312,10 @@ def test_a_tree_that_can_be_called_is_a_tree(make):
         update, state = jax.jit(tx.update), jax.eval_shape(tx.init, MODEL)
         return update.lower(MODEL, state, MODEL).as_text()
 
-    makes = (make,) if make is scaled else (make, optax.inject_hyperparams(make))
+    makes = [make]
+    if make is not scaled:
+        static = [name for name in given if name not in NUMBERS - {"b1"}]
+        makes.append(optax.inject_hyperparams(make, static))
     with standard_promotion():
         for call in makes:
             assert program(call, trees) == program(call, TREES[make])

@@ -84,7 +84,7 @@ KINDS = {
     "lamb": slamb_jax.lamb(0.1, MEAN, mu_dtype="bfloat16", nu_dtype="bfloat16"),
     "lion": slamb_jax.lion(0.1, LATE),
     "sgd": slamb_jax.sgd(0.1, DILOCO, momentum=0.9),
-    **{x.payload: slamb_jax.muon(0.1, x) for x in (MEAN, FINE)},
+    "uniform8": slamb_jax.muon(0.1, FINE),
     "muon": slamb_jax.muon(0.1, DILOCO),
     "accumulate": slamb_jax.accumulate(slamb_jax.adamw(0.1, MEAN), 2),
     "finite": slamb_jax.skip_not_finite(slamb_jax.adamw(0.1, LATE), LATE),

@@ -238,8 +238,8 @@ def test_an_update_of_16_bits_is_that_of_32_rounded_once(name):
     assert_close(got, jax.tree.map(lambda x: x.astype("bfloat16"), want), units=2)
 
 
-@pytest.mark.parametrize("payload", ["uniform8", "uniform4", "ternary"])
-def test_muon_orthogonalizes_the_mean_unless_its_codes_are_coarse(payload):
+@pytest.mark.parametrize("payload", [None, "bfloat16", "uniform8", "uniform4"])
+def test_muon_orthogonalizes_the_mean(payload):
     """Of workers whose own momenta are orthogonal to each other."""
     exchange = slamb_jax.Exchange(AXIS, payload=payload)
     tx = slamb_jax.muon(1.0, exchange, beta=0.0, nesterov=False)
@@ -247,14 +247,13 @@ def test_muon_orthogonalizes_the_mean_unless_its_codes_are_coarse(payload):
     own[0, :4, :4], own[1, 4:, 4:] = np.eye(4), 0.5 * np.eye(4)
     params, _ = train(tx, {"w": np.zeros((8, 8), np.float32)}, [{"w": own}], "vmap")[-1]
     # Each own direction has four singular values of about 1, the mean of both half.
-    assert (np.linalg.norm(params["w"][0]) > 2) == (payload == "uniform8")
+    assert np.linalg.norm(params["w"][0]) > 2
 
 
-@pytest.mark.parametrize("payload", ["ternary", "uniform4"])
-def test_muon_in_coarse_codes_finds_a_minimum_of_the_same_data(payload):
+def test_muon_in_few_bits_finds_a_minimum_of_the_same_data():
     target = random_tree({"w": (16, 24), "b": (24,)}, 0)
     rate = optax.linear_schedule(0.1, 0.0, 300)
-    tx = slamb_jax.muon(rate, slamb_jax.Exchange(AXIS, payload=payload))
+    tx = slamb_jax.muon(rate, slamb_jax.Exchange(AXIS, payload="uniform4"))
     params = descend(
         tx, lambda p, own, t: jax.tree.map(jnp.subtract, p, target),
         jax.tree.map(np.zeros_like, target), np.zeros(4), 300,
@@ -295,8 +294,7 @@ def test_what_codes_round_to_nothing_does_not_step_far(nesterov):
 
 def test_an_orthogonalized_matrix_is_nearly_orthogonal():
     """For every shape, and for kernels of attention: heads together, or one by one."""
-    # optax 0.2.5 has none of its own.
-    dims = getattr(contrib, "MuonDimensionNumbers", directions.DimensionNumbers)
+    dims = contrib.MuonDimensionNumbers
     split = {"q": dims(0, (1, 2)), "o": dims((0, 1), 2), "heads": dims(0, 2), "b": None}
     shapes = {"q": (24, 4, 6), "o": (4, 6, 40), "heads": (20, 3, 30), "b": (7,)}
     tx = directions.muon(ns_steps=20, weight_dimension_numbers=split)

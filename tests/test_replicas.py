@@ -95,7 +95,7 @@ BESIDE = {  # whether the other parameters agree after the first step, and the s
     "frozen": (beside(optax.set_to_zero()), True, True),
     "is ours too": (beside(slamb_jax.sgd(0.1, EXCHANGE)), True, True),
     "is ours under one label": (beside(slamb_jax.sgd(0.1, EXCHANGE), ALL), True, True),
-    "is of another kind": (slamb_jax.muon(0.05, EXCHANGE), True, True),
+    "is of another kind": (slamb_jax.muon(0.05, IN_FLOAT32), True, True),
     "is averaged after all": (averaging(beside(optax.adam(0.1))), True, True),
 }
 

@@ -1,6 +1,5 @@
 """Errors for bad input: each names the argument and the value."""
 
-import functools
 import math
 import numbers
 from typing import Any
@@ -36,12 +35,9 @@ def check_range(
     open_low: bool = False,
     open_high: bool = False,
     schedule: bool = False,
-    static: bool = False,
     holds: float | None = None,
 ) -> None:
     """Raises unless ``value`` is in the interval; what is traced passes, schedules may.
-
-    ``static``: it decides what the program is, and must be no array.
 
     An array must have a dtype that ``holds`` this usual value of the argument.
     """
@@ -51,11 +47,10 @@ def check_range(
     dtype = getattr(value, "dtype", None)
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if dtype is not None:
-        is_kind = functools.partial(jnp.issubdtype, dtype)
-        real = not value.ndim and any(map(is_kind, (jnp.floating, jnp.integer)))
-    if not real or (static and dtype is not None):
-        got = _shown_static(name, value) if static else shown(value)
-        raise ValueError(f"{name} must be a number in {interval}, got {got}")
+        kinds = jnp.floating, jnp.integer
+        real = not value.ndim and any(jnp.issubdtype(dtype, kind) for kind in kinds)
+    if not real:
+        raise ValueError(f"{name} must be a number in {interval}, got {shown(value)}")
     way_out = ""
     if dtype is not None and dtype.itemsize < 4:
         way_out = ": pass hyperparam_dtype=jnp.float32 to optax.inject_hyperparams"
@@ -101,37 +96,34 @@ def known(value: Any) -> float | None:
 
 def check_integer(name: str, value: Any, low: int | None = None) -> None:
     """Raises unless ``value`` is an integer, and at least ``low``."""
-    good = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not good or (low is not None and value < low):
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or (low is not None and value < low):
         bound = "" if low is None else f" of at least {low}"
-        raise ValueError(
-            f"{name} must be an integer{bound}, got {_shown_static(name, value)}"
-        )
+        raise _wrong(name, f"an integer{bound}", value)
 
 
 def check_bool(name: str, value: Any) -> None:
     """Raises unless ``value`` is True or False."""
     if not isinstance(value, bool):
-        raise ValueError(
-            f"{name} must be True or False, got {_shown_static(name, value)}"
-        )
+        raise _wrong(name, "True or False", value)
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Raises unless ``value`` is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(
-            f"{name} must be one of {', '.join(choices)}, got "
-            f"{_shown_static(name, value)}"
-        )
+        raise _wrong(name, f"one of {', '.join(choices)}", value)
 
 
 def check_transformation(name: str, tx: Any) -> None:
     """Raises unless ``tx`` is an optax transformation, made and not its maker."""
     if not isinstance(tx, optax.GradientTransformation):
-        raise ValueError(
-            f"{name} must be an optax.GradientTransformation, got {shown(tx)}"
-        )
+        raise _wrong(name, "an optax.GradientTransformation", tx)
+
+
+def check_callable(name: str, value: Any) -> None:
+    """Raises unless ``value`` can be called."""
+    if not callable(value):
+        raise _wrong(name, "a function", value)
 
 
 def check_dtype(name: str, dtype: DTypeLike | None) -> jnp.dtype:
@@ -139,15 +131,12 @@ def check_dtype(name: str, dtype: DTypeLike | None) -> jnp.dtype:
     try:
         if isinstance(dtype, jax.Array):  # numpy would take the dtype of one
             raise TypeError
-        found = jnp.dtype(jnp.float32 if dtype is None else dtype)
+        of_moment = jnp.dtype(jnp.float32 if dtype is None else dtype)
     except TypeError:
-        found = None
-    if found not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
-        raise ValueError(
-            f"{name} must be None, float32 or bfloat16, got "
-            f"{_shown_static(name, dtype)}"
-        )
-    return found
+        of_moment = None
+    if of_moment not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
+        raise _wrong(name, "None, float32 or bfloat16", dtype)
+    return of_moment
 
 
 def check_axis_name(axis_name: Any, name: str = "axis_name") -> None:
@@ -155,47 +144,85 @@ def check_axis_name(axis_name: Any, name: str = "axis_name") -> None:
     # jax takes a number for the position of an array's axis.
     not_names = numbers.Number | list | set | dict
     if axis_name == () or any(isinstance(n, not_names) for n in as_tuple(axis_name)):
-        raise ValueError(
-            f"{name} must be None, the name of a mesh axis or a tuple of names, got "
-            f"{shown(axis_name)}"
+        raise _wrong(
+            name, "None, the name of a mesh axis or a tuple of names", axis_name
         )
 
 
 def check_static(name: str, value: Any) -> None:
     """Raises for what is no hyperparameter, and yet an array."""
     if isinstance(value, jax.Array):
-        raise ValueError(f"{name} must be static, got {_shown_static(name, value)}")
+        raise _wrong(name, "static", value)
 
 
-def _shown_static(name: str, value: Any) -> str:
-    """A wrong value of what is no hyperparameter; of one injected the way out, too."""
-    injected = isinstance(value, jax.Array)
-    way_out = f": pass static_args={name!r} to optax.inject_hyperparams"
-    return shown(value) + (way_out if injected else "")
+def check_params(params: Any) -> None:
+    """Raises where an update that needs the parameters did not get them."""
+    if params is None:
+        raise ValueError(
+            "params must be passed to update, got None: updates, state = "
+            "tx.update(grads, state, params)"
+        )
+
+
+def _wrong(name: str, what: str, value: Any) -> ValueError:
+    """The error of a value that is no hyperparameter: of an injected one the way out.
+
+    ``optax.inject_hyperparams`` makes an array of a number, and of what a function
+    returns for the step. It cannot know which arguments are hyperparameters.
+    """
+    way_out = ""
+    if isinstance(value, jax.Array):
+        way_out = (
+            f": pass static_args={name!r} to optax.inject_hyperparams, with all others "
+            "that are no hyperparameters"
+        )
+    return ValueError(f"{name} must be {what}, got {shown(value)}{way_out}")
 
 
 def check_floating(tree: chex.ArrayTree, what: str) -> None:
     """Raises for a leaf that no optimizer can step along, and names it."""
     check_real(tree, what)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    for where, leaf in _leaves(what, tree):
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-            found = shown(leaf) if dtype is None else dtype
+            got = shown(leaf) if dtype is None else dtype
             raise ValueError(
-                f"{what} must be real floating point arrays, got {found} at "
-                f"{what}{jax.tree_util.keystr(path)}"
+                f"{what} must be real floating point arrays, got {got} at {where}"
             )
 
 
 def check_real(tree: chex.ArrayTree, what: str) -> None:
     """Raises for a complex leaf, whose imaginary part would be dropped."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    for where, leaf in _leaves(what, tree):
         if is_complex(leaf):
             raise ValueError(
-                f"{what} must be real, got {getattr(leaf, 'dtype', leaf)} at "
-                f"{what}{jax.tree_util.keystr(path)}: make two arrays of its real and "
-                "imaginary parts, as optax.contrib.split_real_and_imaginary(tx) does"
+                f"{what} must be real, got {getattr(leaf, 'dtype', leaf)} at {where}: "
+                "make two arrays of its real and imaginary parts, as "
+                "optax.contrib.split_real_and_imaginary(tx) does"
             )
+
+
+def check_arrays(name: str, tree: chex.ArrayTree) -> None:
+    """Raises for a leaf that is neither an array nor a number, and names it."""
+    for where, leaf in _leaves(name, tree):
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, numbers.Number):
+            raise ValueError(f"{where} must be an array or a number, got {shown(leaf)}")
+
+
+def check_bools(name: str, tree: Any) -> None:
+    """Raises unless all leaves are bools, or arrays of one bool that is known."""
+    for where, x in _leaves(name, tree):
+        of_bool = getattr(x, "dtype", None) == jnp.dtype(bool) and not x.ndim
+        if not isinstance(x, bool) and (not of_bool or isinstance(x, jax.core.Tracer)):
+            raise ValueError(
+                f"{name} must have bools for leaves, got {shown(x)} at {where}"
+            )
+
+
+def _leaves(name: str, tree: chex.ArrayTree) -> list[tuple[str, Any]]:
+    """The leaves of a tree of this name, each behind its path."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [(f"{name}{jax.tree_util.keystr(path)}", leaf) for path, leaf in leaves]
 
 
 def check_same_kind(updates: chex.ArrayTree, params: chex.ArrayTree) -> None:
@@ -212,16 +239,6 @@ def check_same_kind(updates: chex.ArrayTree, params: chex.ArrayTree) -> None:
     jax.tree_util.tree_map_with_path(
         check, updates, params, is_leaf=lambda x: x is None
     )
-
-
-def check_arrays(name: str, tree: chex.ArrayTree) -> None:
-    """Raises for a leaf that is neither an array nor a number, and names it."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if not hasattr(leaf, "dtype") and not isinstance(leaf, numbers.Number):
-            raise ValueError(
-                f"{name}{jax.tree_util.keystr(path)} must be an array or a number, got "
-                f"{shown(leaf)}"
-            )
 
 
 def check_gradients(updates: chex.ArrayTree, moments: chex.ArrayTree) -> None:
@@ -241,29 +258,3 @@ def check_gradients(updates: chex.ArrayTree, moments: chex.ArrayTree) -> None:
     jax.tree_util.tree_map_with_path(
         check, updates, moments, is_leaf=lambda x: x is None
     )
-
-
-def check_callable(name: str, value: Any) -> None:
-    """Raises unless ``value`` can be called."""
-    if not callable(value):
-        raise ValueError(f"{name} must be a function, got {shown(value)}")
-
-
-def check_params(params: Any) -> None:
-    """Raises where an update that needs the parameters did not get them."""
-    if params is None:
-        raise ValueError(
-            "params must be passed to update, got None: updates, state = "
-            "tx.update(grads, state, params)"
-        )
-
-
-def check_bools(name: str, tree: Any) -> None:
-    """Raises unless all leaves are bools, or arrays of one bool that is known."""
-    for path, x in jax.tree_util.tree_leaves_with_path(tree):
-        of_bool = getattr(x, "dtype", None) == jnp.dtype(bool) and not x.ndim
-        if not isinstance(x, bool) and (not of_bool or isinstance(x, jax.core.Tracer)):
-            where = f"{name}{jax.tree_util.keystr(path)}"
-            raise ValueError(
-                f"{name} must have bools for leaves, got {shown(x)} at {where}"
-            )

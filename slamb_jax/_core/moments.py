@@ -1,6 +1,5 @@
 """The rules that the links share: moments, units of codes, Adam's direction, decay."""
 
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import chex
@@ -17,18 +16,13 @@ from slamb_jax._core.checks import (
     check_range,
     known,
 )
-from slamb_jax._core.leaves import (
-    Leaf,
-    broadcast_prefix,
-    check_mask,
-    is_function,
-    tree_for,
-)
+from slamb_jax._core.leaves import Leaf, broadcast_prefix, check_mask
 from slamb_jax._core.platform import computed_apart
-from slamb_jax._core.rounding import next_step, step_seed, stochastic_round
+from slamb_jax._core.rounding import step_seed, stochastic_round
 
 Form = Literal["sum", "product"]
-Decays: TypeAlias = ArrayLike | chex.ArrayTree | Callable[[optax.Params], Any]
+Decays: TypeAlias = ArrayLike | chex.ArrayTree
+"""A decay rate for all leaves, or a tree of them: a prefix of the parameters'."""
 
 
 class Moments(NamedTuple):
@@ -46,8 +40,7 @@ class Moments(NamedTuple):
 
 def check_first_moment(b1: Any, mu_dtype: Any) -> None:
     """Raises for a value out of range."""
-    if not is_function(b1):
-        jax.tree.map(lambda b: check_decay_rate("b1", b), b1)
+    jax.tree.map(lambda b: check_decay_rate("b1", b), b1)
     check_dtype("mu_dtype", mu_dtype)
 
 
@@ -72,9 +65,7 @@ def check_decay(weight_decay: Any, mask: Any) -> None:
 
 def decays(b1: Decays, params: optax.Params) -> chex.ArrayTree:
     """The decay rate of each parameter's momentum."""
-    tree = tree_for(b1, params)
-    jax.tree.map(lambda b: check_decay_rate("b1", b), tree)
-    return broadcast_prefix("b1", tree, params)
+    return broadcast_prefix("b1", b1, params)
 
 
 def init_moment(
@@ -126,26 +117,6 @@ def decay_at(
         return None
     decay = weight_decay(count) if callable(weight_decay) else weight_decay
     return jnp.asarray(decay, jnp.float32)
-
-
-def init_decay(weight_decay: optax.ScalarOrSchedule, state: Any) -> optax.OptState:
-    """A state with a count of steps if the decay follows a schedule, else an empty one.
-
-    ``state`` is a named tuple whose only field is ``count``.
-    """
-    if not callable(weight_decay):
-        return optax.EmptyState()
-    return state(jnp.zeros([], jnp.int32))
-
-
-def step_decay(
-    weight_decay: optax.ScalarOrSchedule, state: Any
-) -> tuple[jax.Array | None, optax.OptState]:
-    """The decay at this step, and the state of :func:`init_decay` for the next."""
-    if not callable(weight_decay):
-        return decay_at(weight_decay, jnp.int32(0)), state
-    count = next_step(state.count)
-    return decay_at(weight_decay, state.count), state._replace(count=count)
 
 
 def add_decay(p: jax.Array, u: jax.Array, decay: jax.Array | None) -> jax.Array:

@@ -9,7 +9,6 @@ import chex
 import optax
 
 from slamb_jax._core.axes import AxisName
-from slamb_jax._core.keywords import explain_unknown
 from slamb_jax._core.layout import Layout, mesh_axes
 from slamb_jax._core.leaves import LayoutOf
 from slamb_jax.exchange.json_form import value_from_json, value_to_json
@@ -204,9 +203,6 @@ class Exchange:
         shown = [repr(given.pop("axis_name"))] if "axis_name" in given else []
         shown += [f"{name}={value!r}" for name, value in given.items()]
         return f"Exchange({', '.join(shown)})"
-
-
-Exchange.__init__ = explain_unknown(Exchange.__init__)  # type: ignore[method-assign]
 
 
 def check_exchange(exchange: object) -> Exchange:

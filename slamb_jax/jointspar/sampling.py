@@ -11,7 +11,6 @@ import numpy as np
 import optax
 
 from slamb_jax._core import axes, checks
-from slamb_jax._core.hyperparameters import static
 from slamb_jax._core.leaves import broadcast_prefix, is_none, map_present, tree_for
 from slamb_jax._core.rounding import next_step, upcast_f32
 from slamb_jax.exchange.collectives import pany, pmean
@@ -24,7 +23,6 @@ Labels: TypeAlias = Tree  # of strings and None
 Layers: TypeAlias = Labels | Callable[[optax.Params], Labels]
 
 
-@static("layers", "budget", "p_min", "horizon", "seed")
 def jointspar(
     tx: optax.GradientTransformation,
     exchange: Exchange,

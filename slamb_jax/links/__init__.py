@@ -11,7 +11,6 @@ from slamb_jax.links.compress import (
     compress_with_error_feedback,
     randk_compress_with_error_feedback,
 )
-from slamb_jax.links.decay import add_decayed_weights
 from slamb_jax.links.elementwise_rescale import elementwise_rescale
 from slamb_jax.links.layerwise_trust_ratio import layerwise_trust_ratio
 from slamb_jax.links.mask_momentum import mask_momentum
@@ -19,7 +18,6 @@ from slamb_jax.links.on_shards import on_shards
 
 __all__ = [
     "Sent",
-    "add_decayed_weights",
     "average_gradients",
     "average_parameters",
     "average_parameters_every",

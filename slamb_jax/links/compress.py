@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax._core import checks
-from slamb_jax._core.hyperparameters import static
 from slamb_jax._core.leaves import arrays_of, keep_absent, present, unless
 from slamb_jax._core.rounding import round_to
 from slamb_jax.compressors.codec import Sent
@@ -23,7 +22,6 @@ class CompressState(NamedTuple):
     compressor: optax.OptState
 
 
-@static("decay")
 def compress_with_error_feedback(
     compressor: optax.GradientTransformation, *, decay: float = 1.0
 ) -> optax.GradientTransformationExtraArgs:
@@ -74,7 +72,8 @@ def compress_with_error_feedback(
       <https://arxiv.org/abs/1901.09847>`_, ICML 2019.
     """
     checks.check_transformation("compressor", compressor)
-    checks.check_range("decay", decay, 0.0, 1.0, static=True)
+    checks.check_static("decay", decay)
+    checks.check_range("decay", decay, 0.0, 1.0)
     sender = optax.with_extra_args_support(compressor)
 
     def init(params: optax.Params) -> CompressState:

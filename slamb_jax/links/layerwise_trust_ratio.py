@@ -11,7 +11,6 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from slamb_jax._core import axes, checks
-from slamb_jax._core.hyperparameters import static
 from slamb_jax._core.joining import (
     Joined,
     join_rows,
@@ -41,7 +40,6 @@ class LayerwiseTrustRatioState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
 
 
-@static("mask", "form")
 def layerwise_trust_ratio(
     exchange: Exchange,
     direction: optax.GradientTransformation | None = None,

@@ -9,7 +9,6 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax._core import axes, checks
-from slamb_jax._core.hyperparameters import static
 from slamb_jax._core.joining import Joined, join_rows
 from slamb_jax._core.leaves import Leaf, arrays_of, keep_absent, present, unless
 from slamb_jax._core.moments import (
@@ -67,7 +66,6 @@ class MaskMomentumState(NamedTuple):
     direction: optax.OptState
 
 
-@static("nesterov", "bias_correction", "mu_dtype", "nu_dtype", trees=("b1",))
 def mask_momentum(
     exchange: Exchange,
     direction: optax.GradientTransformation | None = None,

@@ -1,13 +1,15 @@
 """What the optimizers share: the chain around their own links."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-import jax
+import jax.numpy as jnp
 import optax
 
 from slamb_jax import links
-from slamb_jax._core.checks import check_params
-from slamb_jax._core.leaves import map_present
+from slamb_jax._core.checks import check_params, check_range
+from slamb_jax._core.leaves import keep_absent, map_present, mask_tree
+from slamb_jax._core.moments import check_decay
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.mask_momentum import UNIT_DECAY
 
@@ -28,18 +30,21 @@ def chain_between(
     return optax.chain(*chain)
 
 
-def named(
-    direction: optax.GradientTransformation, state: NamedTuple
-) -> optax.GradientTransformation:
-    """A direction without state, whose name the state of the optimizer then has.
+def make_for_params(
+    make: Callable[[optax.Params], optax.GradientTransformationExtraArgs],
+) -> optax.GradientTransformationExtraArgs:
+    """A transformation whose settings depend on the parameters."""
 
-    Checkpoints compare the names: those of some optimizers differ in nothing else.
-    """
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        check_params(params)
+        return make(params).update(updates, state, params, **extra_args)
 
-    def update(updates: Any, _: Any, params: Any = None) -> tuple[Any, NamedTuple]:
-        return direction.update(updates, optax.EmptyState(), params)[0], state
-
-    return optax.GradientTransformation(lambda params: state, update)
+    return optax.GradientTransformationExtraArgs(lambda p: make(p).init(p), update)
 
 
 def check_agrees(exchange: object) -> Exchange:
@@ -59,26 +64,44 @@ def unit_decay(exchange: Exchange) -> float | None:
     return UNIT_DECAY if exchange.rounds_momentum else None
 
 
-def scale_by_rate(
+def step_by(
     learning_rate: optax.ScalarOrSchedule,
-) -> optax.GradientTransformation:
-    """Minus the rate, in the dtype of the updates also where it is an array."""
-    if not isinstance(learning_rate, jax.Array):
-        return optax.scale_by_learning_rate(learning_rate)
-    rate = learning_rate
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""The step along a direction, :math:`-lr\,(u + \lambda p)`.
 
-    def scaled(updates: Any, params: Any) -> Any:
-        del params
-        return map_present(lambda u: -rate.astype(u.dtype) * u, updates)
+    ``optax.add_decayed_weights`` and ``optax.scale_by_learning_rate`` in float32, as
+    the links in front of it are, and then rounded once, to the dtype of the parameters.
+    """
+    check_range("learning_rate", learning_rate, schedule=True)
+    check_decay(weight_decay, mask)
+    decay = optax.add_decayed_weights(_in_float32(weight_decay))
+    rate = optax.scale_by_learning_rate(_in_float32(learning_rate))
 
-    return optax.stateless(scaled)
-
-
-def cast_to_params() -> optax.GradientTransformation:
-    """The updates in the dtype of their parameters."""
-
-    def cast(updates: Any, params: Any) -> Any:
+    def update(
+        updates: optax.Updates,
+        state: tuple[optax.OptState, optax.OptState],
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, tuple[optax.OptState, optax.OptState]]:
+        del extra_args
         check_params(params)
-        return map_present(lambda u, p: u.astype(p.dtype), updates, params)
+        wide = map_present(lambda _, p: p.astype(jnp.float32), updates, params)
+        # A gradient that is None has no part in a mask, so that optax would refuse it.
+        # To optax leaves that do not decay are such, too.
+        decays = mask_tree(mask, params)
+        chosen = map_present(lambda u, decays: u if decays else None, updates, decays)
+        decayed, decay_state = decay.update(chosen, state[0], wide)
+        u, rate_state = rate.update(keep_absent(decayed, updates), state[1])
+        rounded = map_present(lambda u, p: u.astype(p.dtype), u, params)
+        return rounded, (decay_state, rate_state)
 
-    return optax.stateless(cast)
+    return optax.GradientTransformationExtraArgs(
+        lambda params: (decay.init(params), rate.init(params)), update
+    )
+
+
+def _in_float32(value: optax.ScalarOrSchedule) -> optax.ScalarOrSchedule:
+    """An array in float32: ``optax.inject_hyperparams`` makes some of 16 bits."""
+    return jnp.asarray(value, jnp.float32) if hasattr(value, "dtype") else value

@@ -7,12 +7,10 @@ from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax import links
 from slamb_jax._core import checks
-from slamb_jax._core.hyperparameters import static
 from slamb_jax.exchange import Exchange
-from slamb_jax.optimizers._chain import chain_between, check_agrees, scale_by_rate
+from slamb_jax.optimizers._chain import chain_between, check_agrees, step_by
 
 
-@static("mask", "mu_dtype", "nu_dtype", "nesterov", trees=("b1",))
 def adamw(
     learning_rate: optax.ScalarOrSchedule,
     exchange: Exchange,
@@ -101,11 +99,9 @@ def adamw(
       Loshchilov and Hutter, `Decoupled Weight Decay Regularization
       <https://arxiv.org/abs/1711.05101>`_, 2017.
     """
-    checks.check_range("learning_rate", learning_rate, schedule=True)
     checks.check_decay_rate("b2", b2)
     momentum = links.mask_momentum(
         check_agrees(exchange), links.directions.adam(eps, eps_root), b1, b2,
         nesterov=nesterov, mu_dtype=mu_dtype, nu_dtype=nu_dtype,
     )  # fmt: skip
-    decay = links.add_decayed_weights(weight_decay, mask)
-    return chain_between(exchange, momentum, decay, scale_by_rate(learning_rate))
+    return chain_between(exchange, momentum, step_by(learning_rate, weight_decay, mask))

@@ -7,18 +7,11 @@ from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax import links
 from slamb_jax._core import checks
-from slamb_jax._core.hyperparameters import static
 from slamb_jax._core.moments import Form
 from slamb_jax.exchange import Exchange
-from slamb_jax.optimizers._chain import (
-    cast_to_params,
-    chain_between,
-    check_agrees,
-    scale_by_rate,
-)
+from slamb_jax.optimizers._chain import chain_between, check_agrees, step_by
 
 
-@static("mask", "form", "mu_dtype", "nu_dtype", trees=("b1",))
 def lamb(
     learning_rate: optax.ScalarOrSchedule,
     exchange: Exchange,
@@ -80,7 +73,6 @@ def lamb(
       You et al., `Large Batch Optimization for Deep Learning
       <https://arxiv.org/abs/1904.00962>`_, 2019.
     """
-    checks.check_range("learning_rate", learning_rate, schedule=True)
     checks.check_decay_rate("b2", b2)
     momentum = links.mask_momentum(
         check_agrees(exchange), links.directions.adam(eps), b1, b2,
@@ -90,5 +82,4 @@ def lamb(
         exchange, weight_decay=weight_decay, mask=mask, form=form, c_min=c_min,
         c_max=c_max,
     )  # fmt: skip
-    rate = scale_by_rate(learning_rate)
-    return chain_between(exchange, momentum, ratio, cast_to_params(), rate)
+    return chain_between(exchange, momentum, ratio, step_by(learning_rate))

@@ -1,28 +1,16 @@
 """Lion whose workers exchange codes of their momentum instead of gradients."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax import links
 from slamb_jax._core import checks
-from slamb_jax._core.hyperparameters import static
 from slamb_jax.exchange import Exchange
-from slamb_jax.optimizers._chain import (
-    chain_between,
-    check_agrees,
-    named,
-    scale_by_rate,
-    unit_decay,
-)
+from slamb_jax.optimizers import _chain
 
 
-class LionState(NamedTuple):
-    """Nothing but the name, by which a checkpoint tells optimizers apart."""
-
-
-@static("mask", "mu_dtype")
 def lion(
     learning_rate: optax.ScalarOrSchedule,
     exchange: Exchange,
@@ -75,12 +63,12 @@ def lion(
       Chen et al., `Symbolic Discovery of Optimization Algorithms
       <https://arxiv.org/abs/2302.06675>`_, 2023.
     """
-    checks.check_range("learning_rate", learning_rate, schedule=True)
     checks.check_decay_rate("b1", b1)
     checks.check_decay_rate("b2", b2, open_low=True)
     momentum = links.mask_momentum(
-        check_agrees(exchange), named(optax.scale_by_sign(), LionState()), b2,
-        unit_decay(exchange), share=b1, bias_correction=False, mu_dtype=mu_dtype,
+        _chain.check_agrees(exchange), optax.scale_by_sign(), b2,
+        _chain.unit_decay(exchange), share=b1, bias_correction=False, mu_dtype=mu_dtype,
     )  # fmt: skip
-    decay = links.add_decayed_weights(weight_decay, mask)
-    return chain_between(exchange, momentum, decay, scale_by_rate(learning_rate))
+    return _chain.chain_between(
+        exchange, momentum, _chain.step_by(learning_rate, weight_decay, mask)
+    )

@@ -1,29 +1,14 @@
 """SGD with momentum whose workers exchange codes of it instead of gradients."""
 
-from typing import NamedTuple
-
 import optax
 from jax.typing import DTypeLike
 
 from slamb_jax import links
 from slamb_jax._core import checks
-from slamb_jax._core.hyperparameters import static
 from slamb_jax.exchange import Exchange
-from slamb_jax.optimizers._chain import (
-    cast_to_params,
-    chain_between,
-    check_agrees,
-    named,
-    scale_by_rate,
-    unit_decay,
-)
+from slamb_jax.optimizers import _chain
 
 
-class SGDState(NamedTuple):
-    """Nothing but the name, by which a checkpoint tells optimizers apart."""
-
-
-@static("nesterov", "accumulator_dtype")
 def sgd(
     learning_rate: optax.ScalarOrSchedule,
     exchange: Exchange,
@@ -63,13 +48,12 @@ def sgd(
       >>> import slamb_jax
       >>> tx = slamb_jax.sgd(0.1, slamb_jax.Exchange("data"), momentum=0.9)
     """
-    checks.check_range("learning_rate", learning_rate, schedule=True)
     decay = 0.0 if momentum is None else momentum
     checks.check_decay_rate("momentum", decay)
     checks.check_dtype("accumulator_dtype", accumulator_dtype)
-    direction = named(optax.scale(1 / (1 - decay)), SGDState())
-    mean = links.mask_momentum(
-        check_agrees(exchange), direction, decay, unit_decay(exchange),
-        nesterov=nesterov, bias_correction=False, mu_dtype=accumulator_dtype,
+    mean_momentum = links.mask_momentum(
+        _chain.check_agrees(exchange), optax.scale(1 / (1 - decay)), decay,
+        _chain.unit_decay(exchange), nesterov=nesterov, bias_correction=False,
+        mu_dtype=accumulator_dtype,
     )  # fmt: skip
-    return chain_between(exchange, mean, cast_to_params(), scale_by_rate(learning_rate))
+    return _chain.chain_between(exchange, mean_momentum, _chain.step_by(learning_rate))

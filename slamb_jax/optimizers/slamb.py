@@ -7,14 +7,12 @@ from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax import links
 from slamb_jax._core import checks
-from slamb_jax._core.hyperparameters import static
 from slamb_jax._core.moments import Form
 from slamb_jax.exchange import Exchange
 from slamb_jax.exchange.settings import check_exchange
-from slamb_jax.optimizers._chain import cast_to_params, chain_between, scale_by_rate
+from slamb_jax.optimizers._chain import chain_between, step_by
 
 
-@static("mask", "form", "bias_correction", "mu_dtype", "nu_dtype", trees=("b1",))
 def slamb(
     learning_rate: optax.ScalarOrSchedule,
     exchange: Exchange,
@@ -130,7 +128,6 @@ def slamb(
       Xu et al., `SLAMB: Accelerated Large Batch Training with Sparse Communication
       <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023.
     """
-    checks.check_range("learning_rate", learning_rate, schedule=True)
     checks.check_decay_rate("b2", b2)
     if check_exchange(exchange).selection is None:
         raise ValueError(
@@ -152,10 +149,5 @@ def slamb(
         exchange, ratio, b1, b2,
         bias_correction=bias_correction, mu_dtype=mu_dtype, nu_dtype=nu_dtype,
     )  # fmt: skip
-    return chain_between(
-        exchange,
-        momentum,
-        links.elementwise_rescale(exchange, b3=b3),
-        cast_to_params(),
-        scale_by_rate(learning_rate),
-    )
+    rescale = links.elementwise_rescale(exchange, b3=b3)
+    return chain_between(exchange, momentum, rescale, step_by(learning_rate))

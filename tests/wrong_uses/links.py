@@ -1,6 +1,5 @@
 """Wrong settings of the links, of optimizers, and of the wrappers."""
 
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 import slamb_jax
-from slamb_jax.links import decay, directions
+from slamb_jax.links import directions
 from tests.workers import AXIS, P
 from tests.wrong_uses.common import (
     NAN,
@@ -29,7 +28,6 @@ ALONE, PAPER = slamb_jax.Exchange(), slamb_jax.Exchange.paper()
 CODED = slamb_jax.Exchange(AXIS)
 LOCAL = slamb_jax.Exchange(AXIS, payload=None, sync_every=3)
 randk = slamb_jax.randk_compress_with_error_feedback
-SHARDED_CODES = replace(CODED, param_specs=SPECS)
 momentum = partial(slamb_jax.mask_momentum, ALONE)
 narrowed = partial(slamb_jax.train_in_bfloat16, optax.sgd(0.1))
 
@@ -68,7 +66,9 @@ SHARDS = [
 ]
 
 OPTIMIZERS = {
-    slamb_jax.adamw: {"b1": [1.0], "b2": [None, 1.0], "eps_root": [-1.0]},
+    slamb_jax.adamw: {
+        "b1": [1.0], "b2": [None, 1.0], "eps_root": [-1.0], "weight_decay": [-1.0]
+    },
     slamb_jax.lion: {"b2": [1.5, 0.0, None], "mu_dtype": ["int32"]},
     slamb_jax.muon: {
         "beta": [1.0], "adam_b1": [-1.0], "adam_b2": [1.0], "adam_eps_root": [-1.0]
@@ -96,7 +96,6 @@ ARGUMENTS |= {
     partial(slamb_jax.layerwise_trust_ratio, ALONE): {
         "form": ["product "], "c_max": [-1]
     },
-    decay.add_decayed_weights: {"weight_decay": [-1.0]},
 }  # fmt: skip
 
 LINKS = [
@@ -124,11 +123,13 @@ LINKS += [
     )
 ]  # fmt: skip
 LINKS += [
-    (of(slamb_jax.muon, 0.01, coded), "muon takes param_specs only .*payload='ternary'"
-     ", .*: give payload='uni")
-    for coded in (SHARDED_CODES, replace(SHARDED_CODES, outer=optax.sgd(1.0)))
+    (of(slamb_jax.muon, 0.01, slamb_jax.Exchange(AXIS, payload=payload)),
+     f"payload='{payload}' is too coarse .*'uniform8', 'uniform4', .*or None")
+    for payload in ("ternary", "sign", "largest_of_7")
 ]  # fmt: skip
+SHARDED_LOCAL = slamb_jax.Exchange(AXIS, outer=optax.sgd(1.0), param_specs=SPECS)
 LINKS += [
+    (of(slamb_jax.muon, 0.01, SHARDED_LOCAL), "muon takes param_specs only .*outer="),
     (without_units, "payload='ternary' needs .* without nu_mean.*: set it to"),
     (of(narrowed().init, {"w": HALF}), r"or float32, got float16 at .*\['w'\]"),
     (updating(narrowed, params=None), "params must be passed"),
@@ -139,7 +140,7 @@ LINKS += [
     (updating(of(muon, {"x": None})), "weight_dimension_numbers must have the struct"),
     (of(momentum, b1=(0.9, -0.1)), r"b1 must be in .*got -0.1"),
     (updating(of(momentum, b1={"w": 0.9})), "b1 must have the structure"),
-    (updating(of(momentum, b1=lambda params: 1.5)), "b1 must be in .*got 1.5"),
+    (of(momentum, b1=lambda params: 0.5), "b1 must be a number in .*got <function"),
     (of(slamb_jax.mask_momentum, PAPER, share=0.5), "share=0.5 .*without a selection"),
     (of(slamb_jax.mask_momentum, PAPER, nesterov=True), "nesterov=True .*selection"),
     (of(momentum, compressor=randk(PAPER)), r"compressor must have the exchange of .*"),

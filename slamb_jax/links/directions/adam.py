@@ -1,6 +1,6 @@
 """Adam's direction, of a momentum and a second moment that are there."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,6 @@ from jax.typing import ArrayLike
 
 from slamb_jax._core.checks import SMALL, check_bool, check_range, check_real
 from slamb_jax._core.leaves import map_present
-
-
-class AdamState(NamedTuple):
-    """State of :func:`adam`: nothing but the name, which tells optimizers apart."""
 
 
 def adam(
@@ -61,14 +57,13 @@ def adam(
 
     def update(
         updates: optax.Updates,
-        state: AdamState,
+        state: optax.EmptyState,
         params: optax.Params | None = None,
         *,
         second_moment: optax.Updates | None = None,
         of_second_moment: jax.Array | None = None,
-        one: jax.Array | None = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, AdamState]:
+    ) -> tuple[optax.Updates, optax.EmptyState]:
         del params, extra_args
         if second_moment is None:
             raise ValueError(
@@ -80,10 +75,6 @@ def adam(
         least, under_root = (jnp.asarray(x, jnp.float32) for x in (eps, eps_root))
         if eps_before_correction and of_second_moment is not None:
             least = least * jnp.sqrt(of_second_moment)
-        if one is not None:
-            # layerwise_trust_ratio computes the direction in several places. Of eps as
-            # a constant XLA would make one array for all, as large as the leaf.
-            least = least * one
 
         def direction(m: jax.Array, v: jax.Array) -> jax.Array:
             root = jnp.sqrt(v.astype(jnp.float32) + under_root)
@@ -91,8 +82,4 @@ def adam(
 
         return map_present(direction, updates, second_moment), state
 
-    def init(params: optax.Params) -> AdamState:
-        del params
-        return AdamState()
-
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)

@@ -17,7 +17,6 @@ from slamb_jax._core.checks import (
     check_real,
     check_static,
 )
-from slamb_jax._core.hyperparameters import static
 from slamb_jax._core.layout import bound_axes, broadcast_specs
 from slamb_jax._core.leaves import present
 from slamb_jax.exchange.collectives import gather_shards, own_shard
@@ -35,7 +34,6 @@ NS_COEFFS = (3.4445, -4.7750, 2.0315)
 """Of Keller Jordan's quintic, steepest at zero."""
 
 
-@static("ns_coeffs", "ns_steps", "weight_dimension_numbers", "param_specs")
 def muon(
     ns_coeffs: tuple[float, ...] | tuple[tuple[float, ...], ...] = NS_COEFFS,
     ns_steps: int = 5,
