@@ -1,6 +1,7 @@
 """The leaves of a tree: numbered for every link alike, mapped, and chosen between."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -211,13 +212,38 @@ def is_none(x: Any) -> bool:
     return x is None
 
 
-def unless(skip: jax.Array | None, old: chex.ArrayTree, new: chex.ArrayTree) -> Any:
-    """``new``, or ``old`` if the step is skipped; None where ``new`` has None.
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["state"], meta_fields=[]
+)
+@dataclasses.dataclass
+class Chosen:
+    """A link's state in a step that may be skipped, all parts of it chosen already.
 
-    Links choose each part of their state as soon as they have computed it, before their
-    updates depend on it. Then the new part takes the old one's memory: a choice after
-    all links costs a GPU half of the parameters' memory.
+    A link that takes the extra argument ``skip`` of ``update``, a bool, calls
+    :func:`unless` for each part of its state as soon as it has computed that part,
+    before its updates depend on it. Then the new part takes the old one's memory. With
+    a choice after all links ``adamw`` took 3.2 times the parameters' memory in
+    temporaries on a CPU for 0.2, and half of it more on a GPU.
     """
+
+    state: Any
+
+
+def unless(skip: jax.Array | None, old: chex.ArrayTree, new: chex.ArrayTree) -> Any:
+    """``new``, or ``old`` if the step is skipped; None where ``new`` has None."""
     if skip is None:
         return new
-    return map_present(lambda new, old: jnp.where(skip, old, new), new, old)
+
+    def choose(new: Any, old: Any) -> Any:
+        if isinstance(new, Chosen):
+            return new.state
+        return None if new is None else jnp.where(skip, old, new)
+
+    return jax.tree.map(
+        choose, new, old, is_leaf=lambda x: x is None or isinstance(x, Chosen)
+    )
+
+
+def chosen(skip: jax.Array | None, state: Any) -> Any:
+    """``state`` as a link returns it that has called :func:`unless` for all of it."""
+    return state if skip is None else Chosen(state)

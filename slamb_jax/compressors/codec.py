@@ -11,7 +11,7 @@ from jax import lax
 
 from slamb_jax._core import axes, checks
 from slamb_jax._core.axes import AxisName
-from slamb_jax._core.leaves import present, unless
+from slamb_jax._core.leaves import chosen, present, unless
 from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange import collectives
 
@@ -133,7 +133,7 @@ def from_codec(
         sent = Sent(
             rebuild(means), rebuild([x - y for x, y in zip(xs, q, strict=True)])
         )
-        return sent, CodecState(unless(skip, state.count, step))
+        return sent, chosen(skip, CodecState(unless(skip, state.count, step)))
 
     return optax.GradientTransformationExtraArgs(init, update)
 

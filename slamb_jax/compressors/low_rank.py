@@ -8,7 +8,7 @@ import optax
 
 from slamb_jax._core import axes, checks
 from slamb_jax._core.axes import AxisName
-from slamb_jax._core.leaves import arrays_of, present, unless
+from slamb_jax._core.leaves import arrays_of, chosen, present, unless
 from slamb_jax.compressors.codec import Sent, check_has_axis
 from slamb_jax.exchange import collectives
 
@@ -111,7 +111,7 @@ def low_rank(rank: int, axis_name: AxisName) -> optax.GradientTransformationExtr
             means.append(whole if p is None else product(p, q, x))
             unsent.append(x - (x if p is None else product(p, mine, x)))
         new = LowRankState(unless(skip, state.q, rebuild(qs)))
-        return Sent(rebuild(means), rebuild(unsent)), new
+        return Sent(rebuild(means), rebuild(unsent)), chosen(skip, new)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

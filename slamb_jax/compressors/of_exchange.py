@@ -15,7 +15,7 @@ import optax
 
 from slamb_jax._core import axes, checks
 from slamb_jax._core.joining import join_rows
-from slamb_jax._core.leaves import Leaf, present, unless
+from slamb_jax._core.leaves import Leaf, chosen, present, unless
 from slamb_jax._core.platform import materialized
 from slamb_jax._core.rounding import next_step
 from slamb_jax.compressors.codec import Sent
@@ -126,7 +126,7 @@ def of_exchange(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
         axes.check_local(updates, exchange.axis_name, exchange.shard_axes)
         checks.check_floating(updates, "updates")
         step = next_step(state.count)
-        new = OfExchangeState(unless(skip, state.count, step))
+        new = chosen(skip, OfExchangeState(unless(skip, state.count, step)))
         if request is None:
             like = updates if params is None else params
             return _send_tree(exchange, updates, like, step), new

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -193,8 +193,7 @@ class Strided(Selection):
         return lax.rem(turn, np.int32(self.period))
 
 
-@dataclasses.dataclass(frozen=True)
-class AtStep:
+class AtStep(NamedTuple):
     """A selection at one step: what is exchanged of a leaf, and its ages."""
 
     selection: Selection

@@ -16,6 +16,7 @@ from slamb_jax._core.checks import (
 )
 from slamb_jax._core.leaves import (
     arrays_of,
+    chosen,
     keep_absent,
     map_present,
     present,
@@ -162,7 +163,7 @@ def average_parameters_every(
             u = map_present(
                 lambda m, u: (m + u.astype(m.dtype)).astype(u.dtype), moves, updates
             )
-        return u, state
+        return u, chosen(skip, state)
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return on_shards(tx, exchange)

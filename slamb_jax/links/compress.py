@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax._core import checks
-from slamb_jax._core.leaves import arrays_of, keep_absent, present, unless
+from slamb_jax._core.leaves import arrays_of, chosen, keep_absent, present, unless
 from slamb_jax._core.rounding import round_to
 from slamb_jax.compressors.codec import Sent
 from slamb_jax.compressors.of_exchange import of_exchange
@@ -122,7 +122,7 @@ def compress_with_error_feedback(
             ]
             kept = keep_absent(rebuild(unless(skip, waited, unsent)), state.residual)
         new = CompressState(kept, unless(skip, state.compressor, inner))
-        return rebuild(means), new
+        return rebuild(means), chosen(skip, new)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from slamb_jax._core import axes, checks
 from slamb_jax._core.joining import join_rows, spread_blocks
-from slamb_jax._core.leaves import Leaf, present, unless
+from slamb_jax._core.leaves import Leaf, chosen, present, unless
 from slamb_jax._core.rounding import float32_of, next_step
 from slamb_jax.exchange.selections import selection_at, unit_of_blocks
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -87,7 +87,7 @@ def elementwise_rescale(
         n = axes.axis_size(exchange.axis_name)
         new = ElementwiseRescaleState(unless(skip, state.count, step))
         if exchange.selection is None:  # all is exchanged at every step, and fresh
-            return updates, new
+            return updates, chosen(skip, new)
         like = updates if params is None else params
         at = selection_at(exchange, like, step)
         found, rebuild = present(updates, like=like, layout=exchange.layout)
@@ -104,7 +104,8 @@ def elementwise_rescale(
             wide = u.astype(float32_of(u))
             return (factor.astype(wide.dtype) * wide).astype(u.dtype)
 
-        return rebuild(joined.split([rescale(*row) for row in joined.rows])[0]), new
+        (out,) = joined.split([rescale(*row) for row in joined.rows])
+        return rebuild(out), chosen(skip, new)
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return on_shards(tx, exchange)

@@ -20,7 +20,7 @@ from slamb_jax._core.joining import (
     sum_blocks,
     sum_parts,
 )
-from slamb_jax._core.leaves import Leaf, mask_tree, present, unless
+from slamb_jax._core.leaves import Leaf, chosen, mask_tree, present, unless
 from slamb_jax._core.moments import Form, Moments, add_decay, check_ratio, decay_at
 from slamb_jax._core.platform import recompute_barrier as recompute
 from slamb_jax._core.rounding import next_step
@@ -211,8 +211,9 @@ class _Link(NamedTuple):
         ]
         squares = psum_each(squares, [row.leaf.axes for row in joined.rows])
         # 2. Their ratios. 3. The step times its ratio. Of moments it is computed anew:
-        # to keep it until the norms are there would take a copy of the parameters.
-        scaled = []
+        # to keep it until the norms are there would take a copy of the parameters; and
+        # so would ages of blocks that are elements.
+        scaled, at = [], None if at is None else at._replace(step=recompute(at.step))
         for row, of_row in zip(joined.rows, squares, strict=True):
             if row.nu is not None:
                 u, nu = recompute((row.u, row.nu))
@@ -220,7 +221,7 @@ class _Link(NamedTuple):
             stepped = self._stepped(row, of_nu, decay)
             scaled.append(self._factor(row.leaf, at, of_row) * stepped)
         new = LayerwiseTrustRatioState(unless(skip, state.count, step))
-        return rebuild(joined.split(scaled)[0]), new
+        return rebuild(joined.split(scaled)[0]), chosen(skip, new)
 
     def _join(
         self,
@@ -294,13 +295,26 @@ def squared_norms(
     if age is None:
         p, u = (sum_parts(leaf, x) for x in squares)
         return p, u
+    masks = age == 0, age > 0
+    if len(age) == leaf.size:
+        # Blocks are elements. All sums in one: to mask first would be to keep copies.
+        rows = -1, leaf.unit if leaf.parts else leaf.shape[-1]
+        zero, pairs = jnp.float32(0), [(mask, x) for mask in masks for x in squares]
+        masked = [jnp.where(m.reshape(rows), x.reshape(rows), zero) for m, x in pairs]
+        of_rows = lax.reduce(masked, [zero] * 4, _add, (1,))
+        sums = [sum_parts(leaf, x) for x in of_rows]
+        return (sums[0], sums[1]), (sums[2], sums[3])
     blocks = [sum_blocks(x.reshape(len(age), -1)) for x in squares]
 
     def sum_where(mask: jax.Array) -> Squares:
         p, u = (sum_parts(leaf, jnp.where(mask, x, jnp.float32(0))) for x in blocks)
         return p, u
 
-    return sum_where(age == 0), sum_where(age > 0)
+    return sum_where(masks[0]), sum_where(masks[1])
+
+
+def _add(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> list[jax.Array]:
+    return [x + y for x, y in zip(a, b, strict=True)]
 
 
 def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax._core import axes, checks
 from slamb_jax._core.joining import Joined, join_rows
-from slamb_jax._core.leaves import Leaf, arrays_of, keep_absent, present, unless
+from slamb_jax._core.leaves import Leaf, arrays_of, chosen, keep_absent, present, unless
 from slamb_jax._core.moments import (
     Decays,
     Moments,
@@ -216,11 +216,15 @@ class Rule(NamedTuple):
     share: ArrayLike | None
     nesterov: bool
     bias_correction: bool
+    skips: bool = False
 
     @property
     def keeps_what_it_sends(self) -> bool:
-        """Whether the momentum in the state is a multiple of x."""
-        others = self.nesterov or self.overlaps or self.selects
+        """Whether the momentum in the state is a multiple of x, whose place x can take.
+
+        Not in a step that may be skipped, which needs the old momentum once more.
+        """
+        others = self.nesterov or self.overlaps or self.selects or self.skips
         return self.share is None and not others
 
     def sent_share(self, b1: ArrayLike) -> jax.Array:
@@ -277,7 +281,8 @@ def take_and_keep(
 ) -> tuple[jax.Array, jax.Array]:
     """What the step takes of a leaf, and the momentum that the worker keeps.
 
-    ``sent`` is M and e, which is None where all was sent; or one array, M + e.
+    ``sent`` is M and e, which is None where all was sent; or one array, M + e, by which
+    workers step by themselves.
     """
     g, m = row.g.astype(jnp.float32), row.m.astype(jnp.float32)
     (b1, new), scale = weights(row.b1), rule.scale(row.b1)
@@ -286,20 +291,18 @@ def take_and_keep(
         kept = scale * (ahead.correction * ahead.x)
     else:
         kept = b1 * m + scale * new * g
-    if rule.agrees and isinstance(sent, Sent):
+    if isinstance(sent, Sent):
         # The step takes M. It took nothing of e, which so counts 1 / b1 in the
         # momentum; the recurrence adds (1 - b1) / b1 of it.
         mean, unsent = sent
         return mean, kept if unsent is None else kept + new * ahead.correction * unsent
     # The step takes M + e, and the worker keeps it.
-    is_pair = isinstance(sent, Sent)
-    whole = sent.mean.astype(jnp.float32) + sent.unsent if is_pair else sent
     if rule.selects:
-        kept = moved(whole, g, row.b1) if rule.overlaps else whole
+        kept = moved(sent, g, row.b1) if rule.overlaps else sent
         return kept, kept
-    if whole is not ahead.x:  # optax.identity() leaves the momentum as it is
-        kept = kept + scale * ahead.correction * (whole - ahead.x)
-    return whole, kept
+    if sent is not ahead.x:  # optax.identity() leaves the momentum as it is
+        kept = kept + scale * ahead.correction * (sent - ahead.x)
+    return sent, kept
 
 
 class _Link(NamedTuple):
@@ -341,7 +344,7 @@ class _Link(NamedTuple):
     ) -> tuple[optax.Updates, MaskMomentumState]:
         self._check(updates, state)
         extra_args |= {} if skip is None else {"skip": skip}
-        rule, step = self.rule, next_step(state.count)
+        rule, step = self.rule._replace(skips=skip is not None), next_step(state.count)
         leaves = self._leaves(updates, state, params, step)
         rows = leaves.joined.rows
         # 1. x, what this worker has.
@@ -357,7 +360,8 @@ class _Link(NamedTuple):
         pairs = [take_and_keep(rule, *x) for x in zip(again, own, sent, strict=True)]
         taken = [x for x, _ in pairs]
         mus = [m.astype(row.m.dtype) for row, (_, m) in zip(rows, pairs, strict=True)]
-        mus = unless(skip, [row.m for row in rows], mus)
+        olds = sent if rule.selects else [row.m for row in rows]
+        mus = unless(skip, olds, mus)
         # 4. v, of what all take; or of the worker's own gradient, since to agree on a v
         # of gradients would be to send them.
         xs = [row.g.astype(jnp.float32) for row in rows] if rule.selects else taken
@@ -380,7 +384,8 @@ class _Link(NamedTuple):
             nus = stored_apart(nus)
         columns = mus, nus, leaves.joined.split_values(nu_means)
         mu, nu, nu_mean = map(leaves.fill, columns, (state.mu, state.nu, state.nu_mean))
-        return u, MaskMomentumState(count, mu, nu, nu_mean, compressor, direction)
+        new = MaskMomentumState(count, mu, nu, nu_mean, compressor, direction)
+        return u, chosen(skip, new)
 
     def _leaves(
         self,
@@ -433,9 +438,11 @@ class _Link(NamedTuple):
                 return out.xs, out.sent, new
         tree = leaves.rebuild(leaves.joined.split(xs)[0])
         out, new = self.compressor.update(tree, state.compressor, params, **extra_args)
-        if isinstance(out, Sent):
+        if self.rule.agrees and isinstance(out, Sent):
             return xs, list(map(Sent, *map(leaves.join, out))), new
-        return xs, leaves.join(out), new
+        wholes = leaves.join(optax.tree.add(*out) if isinstance(out, Sent) else out)
+        skip = extra_args.get("skip") if self.rule.selects else None
+        return xs, unless(skip, [row.m for row in rows], wholes), new
 
     def _unit(self, row: Row, step: jax.Array) -> Unit | None:
         return None if self.b2 is None else unit_of(row, self.b2, step)

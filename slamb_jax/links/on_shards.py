@@ -14,7 +14,7 @@ from slamb_jax._core.layout import (
     spec_axes,
     state_specs,
 )
-from slamb_jax._core.leaves import arrays_among, map_present
+from slamb_jax._core.leaves import arrays_among, chosen, map_present, unless
 from slamb_jax.exchange.settings import Exchange, check_exchange
 
 
@@ -103,19 +103,24 @@ def on_shards(
         # Extra arguments that are arrays enter as arguments, since a shard_map must not
         # close over values of the outer one.
         arrays, others = arrays_among(extra_args)
+        skip = arrays.get("skip")
 
         def own(
             updates: Any, state: Any, params: Any, arrays: dict[str, Any]
         ) -> tuple[Any, Any]:
-            return tx.update(updates, state, params, **arrays, **others)
+            u, new = tx.update(updates, state, params, **arrays, **others)
+            # The mark that a link has chosen its state cannot leave the shard_map,
+            # whose results have the structure of the state.
+            return u, unless(arrays.get("skip"), state, new)
 
-        return jax.shard_map(
+        u, new = jax.shard_map(
             own,
             in_specs=(*sharded, PartitionSpec()),
             out_specs=sharded[:2],
             axis_names=set(auto),
             check_vma=tracked,
         )(updates, state, params, arrays)
+        return u, chosen(skip, new)
 
     return optax.GradientTransformationExtraArgs(tx.init, update)
 
