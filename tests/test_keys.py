@@ -1,4 +1,4 @@
-"""Random keys of a state: each worker's own, but for those behind the mean."""
+"""Random keys of a state: each worker's own, but for those of an optimizer."""
 
 from typing import NamedTuple
 
@@ -89,10 +89,12 @@ def test_a_key_behind_the_mean_is_the_same_on_all_workers(case):
 
 
 @pytest.mark.parametrize("case", BEFORE)
-def test_a_key_before_the_mean_is_each_workers_own(case):
-    state = PARAMS, BEFORE[case].init(PARAMS)
-    assert number_of_keys(slamb_jax.replicate(state, mesh_of(N), EXCHANGE)) == N
-    assert number_of_keys(slamb_jax.simulated_replicas(state, N)) == N
+def test_a_key_before_the_mean_is_each_workers_own_if_the_user_says_so(case):
+    """And else that of a dense run, so that no order in a chain is guessed."""
+    state, mesh = (PARAMS, BEFORE[case].init(PARAMS)), mesh_of(N)
+    for n, said in ((1, {}), (N, {"equal_keys": False})):
+        assert number_of_keys(slamb_jax.replicate(state, mesh, EXCHANGE, **said)) == n
+        assert number_of_keys(slamb_jax.simulated_replicas(state, N, **said)) == n
 
 
 def test_a_users_own_key_beside_an_optimizer_is_each_workers_own():
@@ -102,15 +104,49 @@ def test_a_users_own_key_beside_an_optimizer_is_each_workers_own():
         (PARAMS, state, {"dropout": key}),
         [state, (PARAMS, key)],
         {"opt_state": state, "rng": key},
-        Mine(PARAMS, state, key),
     ):
         assert number_of_keys(slamb_jax.simulated_replicas(tree, N)) == N
 
 
-def test_on_workers_begins_with_the_same_keys_behind_the_mean():
+@pytest.mark.parametrize(
+    ("equal_keys", "n"),
+    [
+        (False, N),
+        (True, 1),
+        (Mine(True, True, False), N),
+        (lambda tree: Mine(True, True, "params" in tree._fields), 1),
+    ],
+)
+def test_of_a_named_tuple_of_the_users_own_the_user_says_it(equal_keys, n):
+    """It may be the state of a transformation, or of the whole training."""
+    tree = Mine(PARAMS, OURS.init(PARAMS), jax.random.key(1))
+    replicas = slamb_jax.simulated_replicas(tree, N, equal_keys=equal_keys)
+    assert number_of_keys(replicas) == n
+    for unsaid in (tree, [tree], {"a": (OURS.init(PARAMS), tree)}):
+        with pytest.raises(ValueError, match="equal_keys must be given where a Mine"):
+            slamb_jax.simulated_replicas(unsaid, N)
+
+
+def test_a_tree_says_it_for_each_part():
+    tree = {"opt_state": BEHIND["in the chain"].init(PARAMS), "rng": jax.random.key(1)}
+    for said, own in (
+        (None, {"rng"}),
+        ({"opt_state": False, "rng": True}, {"opt_state"}),
+        ({"opt_state": (False, True), "rng": False}, {"rng"}),
+    ):
+        replicas = slamb_jax.replicate(tree, mesh_of(N), EXCHANGE, equal_keys=said)
+        assert {k for k in tree if number_of_keys(replicas[k]) == N} == own
+
+
+def test_on_workers_begins_with_the_same_keys_unless_the_user_says_otherwise():
     mesh = mesh_of(N)
     params = slamb_jax.replicate(PARAMS, mesh, EXCHANGE)
-    for tx, n in ((BEHIND["in the chain"], 1), (BEFORE["in the chain"], N)):
-        state = slamb_jax.on_workers(tx, mesh, EXCHANGE).init(params)
+    for case, said, n in (
+        (BEHIND, {}, 1),
+        (BEFORE, {}, 1),
+        (BEFORE, {"equal_keys": (False, True)}, N),
+    ):
+        tx = slamb_jax.on_workers(case["in the chain"], mesh, EXCHANGE, **said)
+        state = tx.init(params)
         chex.assert_tree_shape_prefix(keys_of(state), (N,))
         assert number_of_keys(state) == n

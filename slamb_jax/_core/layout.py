@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from slamb_jax._core import axes as _axes
 from slamb_jax._core.checks import check_bools
-from slamb_jax._core.leaves import broadcast_prefix, is_function, tree_for
+from slamb_jax._core.leaves import broadcast_prefix, is_function, is_none, tree_for
 
 Names = tuple[Hashable, ...]
 
@@ -31,14 +31,12 @@ class Layout:
 
     def of(self, params: chex.ArrayTree) -> chex.ArrayTree:
         """The :class:`LeafLayout` of each parameter; None where it is None."""
+        stacked = False if self.stacked is None else tree_for(self.stacked, params)
+        check_bools("stacked", stacked)
+        stacks = broadcast_prefix("stacked", stacked, params)
         specs = broadcast_specs(self.param_specs, params)
-        stacks = broadcast_stacked(self.stacked, params)
-        return jax.tree.map(
-            lambda p, *at: None if p is None else _leaf_layout(p, *at),
-            params,
-            stacks,
-            specs,
-            is_leaf=lambda p: p is None,
+        return jax.tree_util.tree_map_with_path(
+            _leaf_layout, params, stacks, specs, is_leaf=is_none
         )
 
 
@@ -80,8 +78,8 @@ def spec_axes(entries: Iterable[Any] | None) -> Names:
 
 def mesh_axes(param_specs: Any) -> Names:
     """All mesh axes that a tree of specs names, sorted."""
-    found = {a for spec in spec_leaves(param_specs) for a in spec_axes(spec)}
-    return tuple(sorted(found, key=str))
+    names = {a for spec in spec_leaves(param_specs) for a in spec_axes(spec)}
+    return tuple(sorted(names, key=str))
 
 
 def broadcast_specs(param_specs: Any, params: chex.ArrayTree) -> chex.ArrayTree:
@@ -129,10 +127,10 @@ def state_specs(
     def like_params(x: Any) -> bool:
         if jax.tree.structure(x) != treedef:
             return False
-        found = [jnp.shape(leaf)[lead:] for leaf in jax.tree.leaves(x)]
+        inner = [jnp.shape(leaf)[lead:] for leaf in jax.tree.leaves(x)]
         if shapes is not None:
-            return found == list(shapes)
-        return all(len(x) >= len(s or ()) for x, s in zip(found, specs, strict=True))
+            return inner == list(shapes)
+        return all(len(x) >= len(s or ()) for x, s in zip(inner, specs, strict=True))
 
     def spec(path: Any, x: Any) -> Any:
         if like_params(x):
@@ -154,25 +152,16 @@ def state_specs(
     return jax.tree_util.tree_map_with_path(spec, state, is_leaf=like_params)
 
 
-def broadcast_stacked(stacked: Any, params: chex.ArrayTree) -> chex.ArrayTree:
-    """One bool per parameter, from a tree, a prefix of it or a function."""
-    tree = tree_for(stacked, params)
-    tree = False if tree is None else tree
-    check_bools("stacked", tree)
-    stacks = broadcast_prefix("stacked", tree, params)
-
-    def check(path: Any, is_stack: Any, p: Any) -> bool:
-        if is_stack and not jnp.ndim(p):
-            raise ValueError(
-                "stacked must be False for a leaf without dimensions, got True at "
-                f"params{jax.tree_util.keystr(path)}"
-            )
-        return bool(is_stack)
-
-    return jax.tree_util.tree_map_with_path(check, stacks, params)
-
-
-def _leaf_layout(p: Any, stacked: bool, spec: PartitionSpec) -> LeafLayout:
+def _leaf_layout(
+    path: Any, p: Any, stacked: Any, spec: PartitionSpec
+) -> LeafLayout | None:
+    if p is None:
+        return None
+    if stacked and not jnp.ndim(p):
+        raise ValueError(
+            "stacked must be False for a leaf without dimensions, got True at "
+            f"params{jax.tree_util.keystr(path)}"
+        )
     sharded = tuple(sorted(spec_axes(spec), key=str))
     for axis in sharded:
         if not _axes.is_bound(axis):
@@ -189,4 +178,4 @@ def _leaf_layout(p: Any, stacked: bool, spec: PartitionSpec) -> LeafLayout:
     of_layer = spec_axes(spec[1:]) if stacked else sharded
     axes = tuple(sorted(of_layer, key=str))
     shards = _axes.axis_size(axes) if axes else 1
-    return LeafLayout(stacked, shards, axes, sharded)
+    return LeafLayout(bool(stacked), shards, axes, sharded)

@@ -1,18 +1,36 @@
-"""Checkpoints of all replicas, with checksums."""
+"""Checkpoints of all replicas, with checksums, written through Orbax.
 
+No other module of the library uses Orbax.
+"""
+
+import contextlib
+import os
 import pathlib
 import re
+import shutil
+import tempfile
+import time
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
 
 import chex
+import jax
 import numpy as np
 
 from slamb_jax._core.checks import check_integer
 from slamb_jax.checkpoint import format as stored
-from slamb_jax.checkpoint.store import DamagedCheckpointError, Store
+from slamb_jax.checkpoint import processes
+from slamb_jax.checkpoint.processes import DamagedCheckpointError, together
+from slamb_jax.checkpoint.resizing import resize_leaf
 from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.workers.mesh import check_replicas
+from slamb_jax.workers import mesh as meshes
+from slamb_jax.workers.agreement import checksums
+
+_METADATA = "about"  # the folder of the metadata in a checkpoint
+_UNFINISHED = "[0-9]*.orbax-checkpoint-tmp*"  # the name of an incomplete save
+_UNLIKE = "the checksum of {} is not the one that was saved"
+_SHARED = "on a file system that all processes share"
 
 
 class Restored(NamedTuple):
@@ -74,6 +92,7 @@ class Checkpoints:
         asynchronous: bool = False,
         exchange: Exchange | None = None,
     ) -> None:
+        check_integer("keep", keep, 2)
         self._selects: dict[str, str] = {}
         if exchange is not None:
             check_exchange(exchange)
@@ -81,7 +100,25 @@ class Checkpoints:
                 name: re.sub(" at 0x[0-9a-f]+", "", repr(getattr(exchange, name)))
                 for name in ("selection", "sync_every")
             }
-        self._store = Store(directory, keep=keep, asynchronous=asynchronous)
+        with _refuse_unless("a path that is there or can be made", repr(directory)):
+            self._directory = pathlib.Path(directory).absolute()
+            self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            import orbax.checkpoint
+        except ImportError as error:
+            raise ImportError(
+                "checkpoints need Orbax: pip install 'slamb-jax[checkpoint]'"
+            ) from error
+        self._orbax: Any = orbax.checkpoint
+        options = self._orbax.CheckpointManagerOptions(
+            max_to_keep=keep,
+            enable_async_checkpointing=asynchronous,
+            cleanup_tmp_directories=False,  # a reader would remove a save in progress
+        )
+        self._manager = self._orbax.CheckpointManager(self._directory, options=options)
+        self._damaged: set[int] = set()  # to be removed before the next save
+        self._writing = False
+        self._unlock: Callable[[], object] | None = None  # of process 0, once it writes
 
     def save(
         self, step: int, state: chex.ArrayTree, extra: dict[str, Any] | None = None
@@ -101,19 +138,32 @@ class Checkpoints:
             common replica axis.
         """
         check_integer("step", step, 0)
-        extra = stored.check_extra(extra)
-        n = check_replicas("state", state)
+        n = meshes.check_replicas("state", state)
         if not n:
             raise ValueError(f"state must have leaves, got {state!r}")
-        arrays, leaves = stored.pack(stored.leaves_by_name(state))
-        metadata = {"format": stored.FORMAT, "workers": n, "selects": self._selects}
-        metadata |= {"states": stored.states_by_name(state)}
-        metadata |= {"leaves": leaves, "extra": extra}
-        return self._store.write(step, arrays, stored.with_checksum(metadata))
+        arrays, leaves = _pack(stored.leaves_by_name(state))
+        metadata = stored.describe(
+            state, leaves, extra, format=1, workers=n, selects=self._selects
+        )
+        if not self._writing:
+            self._begin_writing()
+        for damaged in sorted(self._damaged):  # their numbers may be written again
+            self._manager.delete(damaged)
+        self._damaged.clear()
+        latest = self.latest()
+        if latest is not None and step <= latest:
+            raise ValueError(f"step must be larger than the last, {latest}, got {step}")
+        args = self._orbax.args
+        arrays = {name: x for name, x in arrays.items() if x.size}  # Orbax takes no 0
+        items = {"state": args.StandardSave(arrays), _METADATA: args.JsonSave(metadata)}
+        with self._explain_errors(f"checkpoint {step}"):
+            self._manager.save(step, args=args.Composite(**items), force=True)
+        return sum(x.nbytes for x in arrays.values())
 
     def wait(self) -> None:
         """Waits until every save is written."""
-        self._store.wait()
+        with self._explain_errors("a checkpoint"):
+            self._manager.wait_until_finished()
 
     def restore(
         self, like: chex.ArrayTree, step: int | None = None, *,
@@ -138,46 +188,32 @@ class Checkpoints:
           OSError: where reading fails for another reason than the files: memory,
             rights. Nothing is deleted then, nor with a ValueError.
         """
-        if workers is not None and (n := check_replicas("like", like)) != workers:
+        n = meshes.check_replicas("like", like)
+        if workers not in (None, n):
             raise ValueError(f"workers must be those of like, {n}, got {workers!r}")
-        steps = self._store.steps()
-        if step is not None and step not in steps:
-            raise ValueError(f"step must be one of {sorted(steps)}, got {step!r}")
+        steps = self._steps()
+        if step is not None:
+            if step not in steps:
+                raise ValueError(f"step must be one of {sorted(steps)}, got {step!r}")
+            return self._restore(step, like, workers)
         damaged: dict[int, str] = {}
-        restored = None
-        for at in steps if step is None else [step]:
+        for latest in steps:
             try:
-                metadata, state = stored.read_state(self._store, at, like, workers)
+                restored = self._restore(latest, like, workers)
+                break
             except DamagedCheckpointError as error:
-                if step is not None:
-                    raise
-                damaged[at] = str(error)
-                told = f"{error} and is ignored: going back to the one before it"
-                warnings.warn(told, stacklevel=2)
-                continue
-            self._warn_of_another_exchange(at, metadata["selects"])
-            restored = Restored(at, state, metadata["extra"])
-            break
-        if restored is None and len(damaged) > 1:
-            raise ValueError(
-                f"no checkpoint can be read: {'; '.join(damaged.values())}. All are "
-                "kept; to start anew, move them away"
-            )
-        self._store.damaged |= damaged.keys()
+                damaged[latest] = str(error)
+                going_back = f"{error} and is ignored: going back to the one before it"
+                warnings.warn(going_back, stacklevel=2)
+        else:
+            restored = None
+            if len(damaged) > 1:
+                raise ValueError(
+                    f"no checkpoint can be read: {'; '.join(damaged.values())}. All "
+                    "are kept; to start anew, move them away"
+                )
+        self._damaged |= damaged.keys()
         return restored
-
-    def _warn_of_another_exchange(self, step: int, saved: dict[str, str]) -> None:
-        values = [
-            f"{name}={value} where it was {saved[name]}"
-            for name, value in self._selects.items()
-            if saved.get(name, value) != value
-        ]
-        if values:
-            warnings.warn(
-                f"checkpoint {step} is of another exchange: {', '.join(values)}. The "
-                "ages of coordinates are wrong until each has had its turn",
-                stacklevel=3,
-            )
 
     def load(self, step: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Reads a checkpoint to the host, without a state to fit.
@@ -186,22 +222,210 @@ class Checkpoints:
           Its metadata (``workers``, ``leaves``, ``extra``), and all replicas by name.
         """
         try:
-            metadata = stored.read_metadata(self._store, step)
-            return metadata, stored.read_arrays(self._store, step, metadata, {})
+            metadata = self._read_metadata(step)
+            return metadata, self._read_arrays(step, metadata, {})
         except DamagedCheckpointError as error:
             hint = "remove it, and the one before it is the latest"
             raise ValueError(f"{error}: {hint}") from error
 
     def latest(self) -> int | None:
         """The step of the latest checkpoint, sound or damaged; None without any."""
-        return self._store.latest()
+        return self._manager.latest_step()
 
     def close(self) -> None:
         """Waits until every save is written, and releases the directory."""
-        self._store.close()
+        try:
+            self.wait()
+        finally:
+            self._manager.close()
+            if self._unlock is not None:
+                self._unlock()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _begin_writing(self) -> None:
+        """Takes the directory for this run; raises on all processes if one cannot.
+
+        1. Process 0 writes a file, locks the directory against other runs, and removes
+           what runs that were killed left incomplete.
+        2. Every process sees the file, or does not share the directory.
+        3. Other runs may have written in between: the directory is read once more.
+        """
+        with contextlib.ExitStack() as until_seen:
+            probe = None
+            with together():
+                if jax.process_index() == 0:  # step 1
+                    with _refuse_unless("one that can be written to", self._directory):
+                        file = until_seen.enter_context(
+                            tempfile.NamedTemporaryFile(dir=self._directory)
+                        )
+                    probe = file.name
+                    self._unlock = self._unlock or processes.lock(self._directory, self)
+                    for path in [*self._directory.glob(_UNFINISHED)]:
+                        shutil.rmtree(path)
+            # A new name, as a network file system remembers which files were not there.
+            probe = processes.gather(probe)[0]
+            with together(), _refuse_unless(_SHARED, self._directory):  # step 2
+                for _ in range(200):  # such a file system may be some seconds late
+                    if os.path.exists(probe):
+                        break
+                    time.sleep(0.05)
+                else:
+                    raise _error_here("does not see a file that process 0 wrote")
+        self._writing = True
+        self._manager.reload()  # step 3
+
+    @contextlib.contextmanager
+    def _explain_errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of Orbax, TensorStore or the file system
+            raise OSError(
+                f"{what} could not be written into {self._directory}: {error}; "
+                f"the latest complete one is {self.latest()}"
+            ) from error
+
+    def _steps(self) -> list[int]:
+        """The steps of all checkpoints, the latest first, alike for all processes."""
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        with together(), _refuse_unless(_SHARED, self._directory):
+            if steps != processes.gather(steps)[0]:
+                raise _error_here(f"sees the checkpoints {steps}")
+        return steps
+
+    def _restore(
+        self, step: int, like: chex.ArrayTree, workers: int | None
+    ) -> Restored:
+        """Reads one checkpoint.
+
+        1. The metadata are read and verified.
+        2. The number of workers, the states and the leaves must be those of ``like``.
+        3. The arrays are read and verified: each process reads what it holds of
+           ``like``, or, if the number of workers is another, all replicas.
+        4. Then they are resized, and put where those of ``like`` are.
+        """
+        metadata = self._read_metadata(step)  # step 1
+        n, saved = meshes.check_replicas("like", like), metadata["workers"]
+        what = f"checkpoint {self._path(step)}"
+        if n != (workers or saved):  # step 2
+            raise ValueError(
+                f"{what} is of {saved} workers, expected {n}, to which "
+                f"restore(like, workers={n}) resizes it"
+            )
+        stored.check_fits(what, metadata, like)
+        leaves = stored.leaves_by_name(jax.tree.map(jax.numpy.asarray, like))
+        places = {name: meshes.raw(x).sharding for name, x in leaves.items()}
+        there = places if n == saved else {}
+        arrays = self._read_arrays(step, metadata, there)  # step 3
+        if n != saved:  # step 4
+            for name, x in arrays.items():
+                x = resize_leaf(name, x, n, keys=meshes.is_key(leaves[name]))
+                arrays[name] = meshes.device_put_global(x, places[name])
+        changes = [
+            f"{name}={now} where it was {metadata['selects'][name]}"
+            for name, now in self._selects.items()
+            if metadata["selects"].get(name, now) != now
+        ]
+        if changes:
+            warnings.warn(
+                f"checkpoint {step} is of another exchange: {', '.join(changes)}. The "
+                "ages of coordinates are wrong until each has had its turn",
+                stacklevel=3,
+            )
+        return Restored(step, stored.tree_of(arrays, like), metadata["extra"])
+
+    def _read_metadata(self, step: int) -> dict[str, Any]:
+        """The verified metadata of a checkpoint.
+
+        Raises:
+          DamagedCheckpointError: if files are missing, or differ from those saved.
+          ValueError: for a checkpoint of another program or version of the format.
+        """
+        path, metadata = self._path(step), {}
+        if (path / _METADATA).is_dir():
+            metadata = self._read(step, _METADATA, self._orbax.args.JsonRestore())
+        if metadata.get("format") != 1 or "leaves" not in metadata:
+            problem = "is not one of slamb_jax.Checkpoints"
+            if "format" in metadata:
+                problem = f"has format {metadata['format']}"
+            raise ValueError(
+                f"checkpoint {path} could not be read: it {problem}, of which this "
+                "version of slamb_jax reads 1; it is kept"
+            )
+        if metadata != stored.with_checksum(metadata):
+            raise processes.damaged(path, _UNLIKE.format("its metadata"))
+        return metadata
+
+    def _read_arrays(
+        self, step: int, metadata: dict[str, Any], places: dict[str, Any]
+    ) -> dict[str, Any]:
+        """All verified replicas, on the devices of ``places``, or on the host."""
+        workers, leaves = metadata["workers"], metadata["leaves"]
+        arrays: dict[str, Any] = {}
+        for name, leaf in leaves.items():
+            shape = leaf["shape"] if leaf["once"] else [workers, *leaf["shape"]]
+            dtype, place = stored.dtype_of(leaf), places.get(name)
+            # Templates, which take no memory.
+            arrays[name] = np.broadcast_to(np.zeros((), dtype), shape)
+            if place and not leaf["once"]:
+                arrays[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+        sized = {name: x for name, x in arrays.items() if x.size}
+        arrays |= self._read(step, "state", self._orbax.args.StandardRestore(sized))
+        for name, leaf in leaves.items():
+            if leaf["once"]:
+                x = np.broadcast_to(arrays[name], (workers, *leaf["shape"]))
+                x = meshes.device_put_global(x, places[name]) if places else x
+                arrays[name] = x
+        sums = checksums([arrays[name] for name in leaves])
+        for (name, leaf), of_leaf in zip(leaves.items(), sums, strict=True):
+            if (of_leaf != np.array(leaf["checksums"], np.uint32)).any():
+                raise processes.damaged(self._path(step), _UNLIKE.format(name))
+        return arrays
+
+    def _read(self, step: int, item: str, how: Any) -> dict[str, Any]:
+        """An item of a checkpoint; raises on all processes if it fails on one."""
+        args = self._orbax.args.Composite(**{item: how})
+        return processes.read_together(
+            self._path(step), lambda: dict(self._manager.restore(step, args=args)[item])
+        )
+
+    def _path(self, step: int) -> pathlib.Path:
+        return self._directory / str(step)
+
+
+@contextlib.contextmanager
+def _refuse_unless(requirement: str, directory: object) -> Iterator[None]:
+    """A ValueError for what the system says of a directory."""
+    try:
+        yield
+    except (OSError, TypeError) as error:
+        raise ValueError(
+            f"directory must be {requirement}, got {directory}: {error}"
+        ) from error
+
+
+def _error_here(what: str) -> OSError:
+    """The error of this process."""
+    return OSError(f"process {jax.process_index()} {what}")
+
+
+def _pack(leaves: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The arrays to store for the replicas of each leaf, and their metadata."""
+    arrays: dict[str, Any] = {}
+    packed: dict[str, dict[str, Any]] = {}
+    all_sums = checksums(list(leaves.values()))
+    for (name, x), sums in zip(leaves.items(), all_sums, strict=True):
+        arrays[name], once = meshes.raw(x), bool((sums == sums[:1]).all())
+        if once:
+            arrays[name] = np.asarray(meshes.replicated(_first, arrays[name]))
+        packed[name] = {"once": once, "checksums": sums[: 1 if once else None].tolist()}
+        packed[name] |= stored.shape_and_dtype(x)
+    return arrays, packed
+
+
+def _first(x: jax.Array) -> jax.Array:
+    return x[0]

@@ -72,17 +72,29 @@ def resize(state: chex.ArrayTree, workers: int) -> chex.ArrayTree:
 def resize_leaf(name: str, x: Any, m: int, *, keys: bool) -> np.ndarray:
     """Turns the n replicas of a leaf, or the words of n keys, into m.
 
+    1. Floating point: each new worker gets the mean of the old ones it overlaps.
+    2. What is equal on all old workers is so on all new ones.
+    3. Keys: each new worker gets that of the old one in whose part its own begins,
+       hashed with its number if the worker before it has that key.
+    4. The numbers of the workers become those of the new ones.
+
     Raises:
-      ValueError: for a leaf that is not floating point and differs between workers.
+      ValueError: for any other leaf: no value of it is right for all workers.
     """
     x = np.asarray(x)
-    if jnp.issubdtype(x.dtype, jnp.inexact):
+    n = len(x)
+    if jnp.issubdtype(x.dtype, jnp.inexact):  # step 1
         return np.stack([_mean_of_overlap(x, j, m) for j in range(m)])
-    if (x == x[:1]).all():
+    if (x == x[:1]).all():  # step 2
         return np.broadcast_to(x[:1], (m, *x.shape[1:])).copy()
-    if keys:
-        return _resized_words(x, m)
-    if x.ndim == 1 and (x == np.arange(len(x))).all():
+    if keys:  # step 3
+        old = [j * n // m for j in range(m)]
+        words = x[old].astype(np.uint32)
+        for j in range(1, m):
+            if old[j] == old[j - 1]:
+                words[j] = hash_u32(words[j], hash_words(j))
+        return words
+    if x.ndim == 1 and (x == np.arange(n)).all():  # step 4
         return np.arange(m, dtype=x.dtype)
     raise ValueError(
         f"state{name} must be the same on all workers, or floating point, to "
@@ -91,23 +103,19 @@ def resize_leaf(name: str, x: Any, m: int, *, keys: bool) -> np.ndarray:
 
 
 def _mean_of_overlap(x: np.ndarray, j: int, m: int) -> np.ndarray:
-    """The mean of the old workers that new worker j overlaps, in units of 1/(n m)."""
+    """The mean of the old workers that new worker j overlaps, in units of 1/(n m).
+
+    1. In these units old worker i has the part from i m to (i + 1) m, and new worker j
+       that from j n to (j + 1) n: a range of old workers overlaps it.
+    2. One old worker is copied, exactly.
+    3. Several are averaged in float64, each with the length of its overlap.
+    """
     n = len(x)
-    old = range(j * n // m, -(-(j + 1) * n // m))
-    if len(old) == 1:
-        return x[old[0]]
-    overlap = [min((i + 1) * m, (j + 1) * n) - max(i * m, j * n) for i in old]
-    wide = x[old[0] : old[-1] + 1]
-    wide = wide.astype(np.complex128 if is_complex(x) else np.float64)
+    first, end = j * n // m, -(-(j + 1) * n // m)  # step 1
+    if end - first == 1:  # step 2
+        return x[first]
+    overlap = [  # step 3
+        min((i + 1) * m, (j + 1) * n) - max(i * m, j * n) for i in range(first, end)
+    ]
+    wide = x[first:end].astype(np.complex128 if is_complex(x) else np.float64)
     return np.average(wide, axis=0, weights=overlap).astype(x.dtype)
-
-
-def _resized_words(words: np.ndarray, m: int) -> np.ndarray:
-    """The words of n keys that differ, for m workers, no two of which share a key."""
-    n, new = len(words), []
-    for j in range(m):
-        old = j * n // m
-        shared = j > 0 and (j - 1) * n // m == old  # with the worker before
-        own = words[old].astype(np.uint32)
-        new.append(hash_u32(own, hash_words(j)) if shared else own)
-    return np.stack(new)

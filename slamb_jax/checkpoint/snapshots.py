@@ -1,14 +1,12 @@
 """Snapshots of each process's own workers, with which the others go on without it."""
 
+import contextlib
 import json
-import math
-import os
 import pathlib
 import secrets
 import warnings
-import weakref
-import zlib
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import IO, Any, NamedTuple
 
 import chex
 import jax
@@ -17,13 +15,12 @@ import numpy as np
 
 from slamb_jax._core.checks import check_integer
 from slamb_jax.checkpoint import format as stored
-from slamb_jax.checkpoint.store import gathered, lock, together
+from slamb_jax.checkpoint.processes import gather, lock, together
 from slamb_jax.workers import mesh as meshes
-from slamb_jax.workers.keys import are_alike, keys_of_workers
+from slamb_jax.workers.agreement import differing_replicas
+from slamb_jax.workers.keys import keys_of_workers
 from slamb_jax.workers.mesh import raw
 from slamb_jax.workers.replicas import copied_replicas
-
-_KEPT = 2  # processes are at most one save apart, so that all have one in common
 
 
 class Recovered(NamedTuple):
@@ -43,9 +40,10 @@ class Snapshots:
     another. If a process is lost, the others start again, without it or with another in
     its place, from the latest step that all who are left have. Each worker gets its own
     replica, and newcomer j a copy of survivor j mod s, of s survivors, with new typed
-    random keys. All that is equal on all workers stays equal, to the bit: under the
-    default exchange all but the momentum. The momentum of the lost worker is gone, and
-    where workers step by themselves all that it did since the last average.
+    random keys where those of the workers differ. All that is equal on all workers
+    stays equal, to the bit: under the default exchange all but the momentum. The
+    momentum of the lost worker is gone, and where workers step by themselves all that
+    it did since the last average.
 
     Args:
       directory: this process's own, and the same when it starts again under another
@@ -65,7 +63,7 @@ class Snapshots:
     def __init__(self, directory: str | pathlib.Path) -> None:
         self._directory = pathlib.Path(directory).absolute()
         self._job = [0, 0]  # the number of this job, from 1, and its random token
-        self._unlock: Any = None  # until this process has the directory
+        self._unlock: Callable[[], object] | None = None  # once it has the directory
 
     def save(
         self, step: int, state: chex.ArrayTree, extra: dict[str, Any] | None = None
@@ -92,42 +90,49 @@ class Snapshots:
                 "snapshots that they have"
             )
         meshes.check_replicas("state", state)
-        by_name, leaves = stored.leaves_by_name(state), {}
-        parts: list[Any] = []
+        by_name = stored.leaves_by_name(state)
         for x in by_name.values():  # all are on their way while the first is written
             for shard in getattr(raw(x), "addressable_shards", ()):
                 shard.data.copy_to_host_async()
+        arrays: dict[str, Any] = {}
+        leaves = {}
         for name, x in by_name.items():
             mine = np.ascontiguousarray(meshes.own_replicas(raw(x)))
             mine = mine.reshape(workers := len(mine), -1).view(np.uint8)
-            rows = 1 if (mine[1:] == mine[:1]).all() else workers
-            parts.append(mine[:rows].reshape(-1))
-            leaves[name] = {"rows": rows} | stored.shape_and_dtype(x)
-        about: dict[str, Any] = {"job": self._job, "step": step, "workers": workers}
-        about |= {"states": stored.states_by_name(state), "leaves": leaves}
-        about |= {"extra": stored.check_extra(extra)} | _sums(parts)
-        text = json.dumps(stored.with_checksum(about)).encode()
+            arrays[name] = mine[:1] if (mine[1:] == mine[:1]).all() else mine
+            leaves[name] = stored.shape_and_dtype(x)
+        size = sum(x.nbytes for x in arrays.values())
+        own = {"job": self._job, "step": step, "workers": workers}
+        metadata = json.dumps(stored.describe(state, leaves, extra, **own)).encode()
         try:
-            _write(self._path(step), text, b"\n", *parts)
-            older = [at for at in self._steps() if at < step]
-            for at in {*self._steps()} - {*older[1 - _KEPT :], step}:
-                self._path(at).unlink()
+            with _writing(self._path(step)) as file:
+                np.savez(file, metadata=np.frombuffer(metadata, np.uint8), **arrays)
+            older = [saved for saved in self._steps() if saved < step]
+            for saved in {*self._steps()} - {*older[-1:], step}:
+                self._path(saved).unlink()
         except OSError as error:
             raise OSError(
-                f"snapshot {step} of {about['bytes']} bytes could not be written into "
+                f"snapshot {step} of {size} bytes could not be written into "
                 f"{self._directory}: {error}"
             ) from error
-        return int(about["bytes"])
+        return size
 
     def restore(self, like: chex.ArrayTree) -> Recovered | None:
         """Goes on from the latest snapshot of all processes; None if there is none.
 
         All processes of a job must call it, before the first save.
 
+        1. Each process reads which sound snapshots it has.
+        2. All agree on a step, and on who has it.
+        3. A process puts its replicas where they belong. If it has more workers now,
+           the new ones get copies of its own, in turn.
+        4. Where typed random keys differ between workers, the new ones get new ones.
+        5. Workers of a process that has nothing get copies over the mesh, in turn.
+
         Args:
           like: a state as :func:`replicate` returned it, for the workers of this job.
             Its structure, shapes, dtypes and shardings count; of its values only the
-            typed random keys, of which those of newcomers are made.
+            typed random keys: of those that differ those of newcomers are made.
 
         Raises:
           ValueError: for a snapshot of another model or optimizer, and for a worker
@@ -136,27 +141,30 @@ class Snapshots:
             read or written to. Either is raised on all processes.
         """
         owners = meshes.processes_of_workers(like)
-        held, told = self._begin(like)
-        agreed = _agreed(told)
+        agreed = _agreed(self._begin_job(like))  # steps 1 and 2
         if agreed is None:
             return None
         step, saved, extras = agreed
         me = jax.process_index()
-        mine = _arrays_in(*held[step]) if saved[me] else {}
-        leaves, alike = map(stored.leaves_by_name, (like, are_alike(like)))
+        mine = _read(self._path(step))[1] if saved[me] else {}
+        leaves = stored.leaves_by_name(like)
+        keys = {name: x for name, x in leaves.items() if meshes.is_key(x)}
+        differing = {name for name, x in keys.items() if differing_replicas([x])[0]}
         arrays: dict[str, Any] = {}
         for name, x in leaves.items():
             one = raw(jnp.asarray(x))
-            rows = mine.get(name, np.zeros((1, *one.shape[1:]), one.dtype))
-            rows = rows[np.arange(owners.count(me)) % len(rows)]
-            if not alike[name]:  # random keys, each worker's own
-                keys = meshes.on_raw(meshes.own_replicas, x)
-                fresh = keys_of_workers(keys, jnp.array(self._job[:1]))[0]
+            rows = mine.get(name, np.zeros((1, one.nbytes // len(one)), np.uint8))
+            rows = rows[np.arange(owners.count(me)) % len(rows)]  # step 3
+            rows = rows.view(one.dtype).reshape(len(rows), *one.shape[1:])
+            if name in differing:  # step 4
+                drawn = meshes.on_raw(meshes.own_replicas, x)
+                fresh = keys_of_workers(drawn, jnp.array(self._job[:1]))[0]
                 rows[saved[me] :] = jax.random.key_data(fresh)[saved[me] :]
-            here = one.sharding, rows, one.shape
-            arrays[name] = jax.make_array_from_process_local_data(*here)
-        if 0 in saved:  # processes that have nothing
-            names = [name for name in arrays if alike[name]]
+            arrays[name] = jax.make_array_from_process_local_data(
+                one.sharding, rows, one.shape
+            )
+        if 0 in saved:  # step 5
+            names = [name for name in arrays if name not in differing]
             full = [r for r, owner in enumerate(owners) if saved[owner]]
             empty = [r for r, owner in enumerate(owners) if not saved[owner]]
             copied = copied_replicas([arrays[name] for name in names], full, empty)
@@ -171,39 +179,40 @@ class Snapshots:
     def _steps(self) -> list[int]:
         return sorted(int(path.stem) for path in self._directory.glob("*.snapshot"))
 
-    def _begin(self, like: chex.ArrayTree) -> tuple[dict[int, Any], list[Any]]:
+    def _begin_job(self, like: chex.ArrayTree) -> list[Any]:
         """Begins a job on the directory, which is locked from now on.
 
-        Returns this process's sound snapshots; and of each process its last job, a
-        token, and what tells its snapshots apart.
+        Returns of each process its last job, a token, and what tells its sound
+        snapshots apart.
         """
         file = self._directory / "job"
         with together():
             self._directory.mkdir(parents=True, exist_ok=True)
-            if self._unlock is None:
-                self._unlock = weakref.finalize(self, os.close, lock(self._directory))
-            held = self._sound(like)
+            self._unlock = self._unlock or lock(self._directory, owner=self)
+            mine = self._sound_snapshots(like)
             last = json.loads(file.read_text()) if file.exists() else [0, 0]
-        names = "job", "step", "workers", "extra"
-        mine = [[about[name] for name in names] for about, _ in held.values()]
-        told = gathered([last, secrets.randbits(31), mine])
+        told = gather([last, secrets.randbits(31), mine])
         self._job = [max(job for job, _, _ in told)[0] + 1, told[0][1]]
-        with together():
-            _write(file, json.dumps(self._job).encode())
-        return held, told
+        with together(), _writing(file) as writing:
+            writing.write(json.dumps(self._job).encode())
+        return told
 
-    def _sound(self, like: chex.ArrayTree) -> dict[int, tuple[dict[str, Any], Any]]:
-        """The metadata and bytes of the snapshots that are not damaged, by step."""
-        sound = {}
+    def _sound_snapshots(self, like: chex.ArrayTree) -> list[list[Any]]:
+        """Job, step, workers and extra of each snapshot that is not damaged."""
+        sound = []
         for step in self._steps():
             what = f"snapshot {self._path(step)}"
             try:
-                sound[step] = _read(self._path(step))
-            except (ValueError, KeyError, TypeError) as error:
-                told = f"{what} is damaged ({error}) and is ignored"
-                warnings.warn(told, stacklevel=4)
+                metadata, _ = _read(self._path(step))
+            except (PermissionError, MemoryError):
+                raise
+            except Exception as error:  # a reader may raise anything
+                warnings.warn(
+                    f"{what} is damaged ({error}) and is ignored", stacklevel=4
+                )
                 continue
-            stored.check_fits(what, sound[step][0], like)
+            stored.check_fits(what, metadata, like)
+            sound.append([metadata[k] for k in ("job", "step", "workers", "extra")])
         return sound
 
 
@@ -225,38 +234,17 @@ def _agreed(told: list[Any]) -> tuple[int, list[int], list[dict[str, Any]]] | No
     return key[-1], [workers for workers, _ in rows], [extra for _, extra in rows]
 
 
-def _write(path: pathlib.Path, *parts: Any) -> None:
-    """Writes a file that no process sees before it is complete."""
+@contextlib.contextmanager
+def _writing(path: pathlib.Path) -> Iterator[IO[bytes]]:
+    """A file to write that no process sees before it is complete."""
     partial = path.with_name("partial")
     with partial.open("wb") as file:
-        file.writelines(parts)
+        yield file
     partial.rename(path)
 
 
-def _sums(parts: list[Any]) -> dict[str, int]:
-    crc = 0
-    for part in parts:
-        crc = zlib.crc32(part, crc)
-    return {"bytes": sum(part.nbytes for part in parts), "crc32": crc}
-
-
-def _read(path: pathlib.Path) -> tuple[dict[str, Any], np.ndarray]:
-    """The metadata of a snapshot and its bytes; raises a ValueError if damaged."""
-    with path.open("rb") as file:
-        about = json.loads(file.readline())
-        body = np.memmap(path, np.uint8, "r", file.tell())
-    if about != stored.with_checksum(about | _sums([body])):
-        raise ValueError("it is not what was saved")
-    return about, body
-
-
-def _arrays_in(about: dict[str, Any], body: np.ndarray) -> dict[str, np.ndarray]:
-    """The replicas of each leaf, or the words of their keys."""
-    arrays, start = {}, 0
-    for name, leaf in about["leaves"].items():
-        dtype, shape = stored.dtype_of(leaf), [leaf["rows"], *leaf["shape"]]
-        part = body[start : start + math.prod(shape) * dtype.itemsize]
-        start += part.size
-        rows = part.view(dtype).reshape(shape)
-        arrays[name] = np.broadcast_to(rows, (about["workers"], *leaf["shape"]))
-    return arrays
+def _read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The metadata of a snapshot, and the bytes of each leaf, checked by zip's sums."""
+    with path.open("rb") as opened, np.load(opened) as file:
+        arrays = {name: file[name] for name in file.files}
+    return json.loads(arrays.pop("metadata").tobytes()), arrays

@@ -26,11 +26,6 @@ class JointSparState(NamedTuple):
     max_norm: jax.Array  # L, float32, shape []
     inner: optax.OptState
 
-    @staticmethod
-    def after_the_mean() -> tuple[str, ...]:
-        """The fields that are equal on all workers, random keys among them."""
-        return ("inner",)
-
 
 def active_layers(state: optax.OptState) -> dict[str, jax.Array]:
     r"""Draws the layers to train at the next step.

@@ -37,11 +37,6 @@ class AverageParametersState(NamedTuple):
     outer: optax.OptState | None = None  # the outer optimizer's
     compressor: optax.OptState | None = None  # a worker's own, as its residual
 
-    @staticmethod
-    def after_the_mean() -> tuple[str, ...]:
-        """The fields that are equal on all workers, random keys among them."""
-        return ("anchor", "outer")
-
 
 def average_parameters_every(
     exchange: Exchange, *, compressor: optax.GradientTransformation | None = None

@@ -53,8 +53,6 @@ def on_shards(
     Raises:
       ValueError: in ``update``, without a mesh that has the axes, and for a state that
         cannot be sharded like the parameters.
-      NotImplementedError: for axes left to the compiler on jax 0.7, whose XLA aborts
-        on some of these programs.
 
     Examples:
       >>> import jax, jax.numpy as jnp, numpy as np, optax, slamb_jax
@@ -89,7 +87,6 @@ def on_shards(
             return tx.update(updates, state, params, **extra_args)
         check_params(params)
         _check_mesh(auto)
-        _check_jax()
         specs = broadcast_specs(param_specs, params)
         specs = jax.tree.map(lambda spec: _restrict(spec, auto), specs, is_leaf=is_spec)
         shapes = [p.shape for p in jax.tree.leaves(params)]
@@ -129,15 +126,6 @@ def _restrict(spec: PartitionSpec, axes: list[Any]) -> PartitionSpec:
     """The spec with only these axes."""
     kept = [tuple(a for a in spec_axes((entry,)) if a in axes) for entry in spec]
     return PartitionSpec(*(names or None for names in kept))
-
-
-def _check_jax() -> None:
-    if not hasattr(jax.lax, "pcast"):
-        raise NotImplementedError(
-            "param_specs over mesh axes that are left to the compiler need a jax newer "
-            f"than 0.7, got {jax.__version__}, whose compiler aborts on some of these "
-            "programs: update inside jax.shard_map over all axes"
-        )
 
 
 def _check_mesh(axes: list[Any]) -> None:

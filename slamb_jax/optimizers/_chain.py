@@ -15,19 +15,21 @@ from slamb_jax.links.mask_momentum import UNIT_DECAY
 
 
 def chain_between(
-    exchange: Exchange, *own: optax.GradientTransformation
+    name: str, exchange: Exchange, *own: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
     """The chain of links, with those at its ends that only some exchanges need.
 
     Where workers are groups of devices, the mean of a group's gradients comes first.
     Where workers step by themselves, the average of their parameters comes last.
+    Behind all is the optimizer's ``name``, as ``{name: EmptyState()}`` in the state:
+    checkpoints compare it, as the states of some optimizers differ in nothing else.
     """
     chain = list(own)
     if exchange.local_axis_name is not None:
         chain.insert(0, links.average_gradients(exchange))
     if not exchange.averages_momentum:
         chain.append(links.average_parameters_every(exchange))
-    return optax.chain(*chain)
+    return optax.chain(*chain, optax.named_chain((name, optax.identity())))
 
 
 def make_for_params(

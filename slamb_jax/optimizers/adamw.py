@@ -104,4 +104,6 @@ def adamw(
         check_agrees(exchange), links.directions.adam(eps, eps_root), b1, b2,
         nesterov=nesterov, mu_dtype=mu_dtype, nu_dtype=nu_dtype,
     )  # fmt: skip
-    return chain_between(exchange, momentum, step_by(learning_rate, weight_decay, mask))
+    return chain_between(
+        "adamw", exchange, momentum, step_by(learning_rate, weight_decay, mask)
+    )

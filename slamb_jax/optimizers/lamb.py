@@ -82,4 +82,4 @@ def lamb(
         exchange, weight_decay=weight_decay, mask=mask, form=form, c_min=c_min,
         c_max=c_max,
     )  # fmt: skip
-    return chain_between(exchange, momentum, ratio, step_by(learning_rate))
+    return chain_between("lamb", exchange, momentum, ratio, step_by(learning_rate))

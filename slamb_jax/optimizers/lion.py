@@ -70,5 +70,5 @@ def lion(
         _chain.unit_decay(exchange), share=b1, bias_correction=False, mu_dtype=mu_dtype,
     )  # fmt: skip
     return _chain.chain_between(
-        exchange, momentum, _chain.step_by(learning_rate, weight_decay, mask)
+        "lion", exchange, momentum, _chain.step_by(learning_rate, weight_decay, mask)
     )

@@ -145,7 +145,7 @@ def muon(
                 "adam": momentum_of(normalized, adam_b1, adam_b2),
             }
             momentum = partition(own)
-        return _chain.chain_between(exchange, momentum, partition(steps))
+        return _chain.chain_between("muon", exchange, momentum, partition(steps))
 
     return _chain.make_for_params(make)
 

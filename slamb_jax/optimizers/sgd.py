@@ -56,4 +56,5 @@ def sgd(
         _chain.unit_decay(exchange), nesterov=nesterov, bias_correction=False,
         mu_dtype=accumulator_dtype,
     )  # fmt: skip
-    return _chain.chain_between(exchange, mean_momentum, _chain.step_by(learning_rate))
+    step = _chain.step_by(learning_rate)
+    return _chain.chain_between("sgd", exchange, mean_momentum, step)

@@ -150,4 +150,4 @@ def slamb(
         bias_correction=bias_correction, mu_dtype=mu_dtype, nu_dtype=nu_dtype,
     )  # fmt: skip
     rescale = links.elementwise_rescale(exchange, b3=b3)
-    return chain_between(exchange, momentum, rescale, step_by(learning_rate))
+    return chain_between("slamb", exchange, momentum, rescale, step_by(learning_rate))

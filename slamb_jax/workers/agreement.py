@@ -69,7 +69,7 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
     copies = [str(differing_copies(x))[1:-1] for x in leaves]
     for what, of, differ in (
         ("the devices of a replica hold different copies", "of replica {}", copies),
-        ("replicas differ", "of {} from the first", _differing(leaves, rtol)),
+        ("replicas differ", "of {} from the first", differing_replicas(leaves, rtol)),
     ):
         pairs = zip(named, differ, strict=True)
         bad = [f"{name or 'the tree'} ({of.format(x)})" for name, x in pairs if x]
@@ -78,7 +78,7 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
             raise AssertionError(f"{what} in {where}")
 
 
-def _differing(leaves: list[Any], rtol: float) -> np.ndarray:
+def differing_replicas(leaves: list[Any], rtol: float = 0.0) -> np.ndarray:
     """How many replicas of each leaf differ from the first."""
     sums = checksums(leaves)
     unlike = (sums != sums[:, :1]).any(-1).sum(1)

@@ -31,28 +31,30 @@ def check_wrappers(state: chex.ArrayTree) -> None:
     One makes one worker skip a step, and the others wait; the other one exchanges at
     every mini-step.
     """
-
-    def parts(tree: Any, is_part: Callable[[object], bool]) -> list[Any]:
-        return list(filter(is_part, jax.tree.leaves(tree, is_leaf=is_part)))
-
-    def has(wrapper: type, *modules: str) -> bool:
-        wrapped = parts(state, lambda x: isinstance(x, wrapper))
-        return bool(parts(wrapped, lambda x: type(x).__module__.startswith(modules)))
-
-    if has(optax.ApplyIfFiniteState, "slamb_jax."):
+    if _is_around(state, optax.ApplyIfFiniteState, "slamb_jax."):
         raise ValueError(
             "the state is of optax.apply_if_finite around an exchange: a worker that "
             "skips a step would leave the others waiting for ever. Take "
             "slamb_jax.skip_not_finite(tx, exchange)"
         )
-    if has(optax.MultiStepsState, "slamb_jax.links.", "slamb_jax.jointspar."):
+    links = "slamb_jax.links.", "slamb_jax.jointspar."
+    if _is_around(state, optax.MultiStepsState, *links):
         warnings.warn(
             "the state is of optax.MultiSteps around an exchange: it exchanges at each "
             "mini-step, and drops the result of all but the last. Take "
             "slamb_jax.accumulate(tx, every), which exchanges once for the same step",
-            UserWarning,
             stacklevel=3,  # who called replicate, or the init of on_workers
         )
+
+
+def _is_around(state: Any, wrapper: type, *modules: str) -> bool:
+    """Whether a state of this wrapper has one from these modules in it."""
+
+    def parts(tree: Any, is_part: Callable[[object], bool]) -> list[Any]:
+        return list(filter(is_part, jax.tree.leaves(tree, is_leaf=is_part)))
+
+    wrapped = parts(state, lambda x: isinstance(x, wrapper))
+    return bool(parts(wrapped, lambda x: type(x).__module__.startswith(modules)))
 
 
 def check_arguments(state: Any, batch: Any, n: int, devices: int) -> None:
@@ -91,32 +93,69 @@ def check_result(out: Any, state: Any) -> tuple[Any, Any]:
     )
 
 
-def warn_if_alone(program: Any, axes: list[Hashable]) -> None:
-    """Warns if a traced step has no collective over one of these axes of workers."""
-    if alone := [axis for axis in axes if not _has_collective(program, axis)]:
+def check_program(
+    traced: jax.stages.Traced, mesh: Mesh, exchange: Exchange, trains: bool
+) -> None:
+    """Looks at the program of all workers, once, before it runs.
+
+    Warns if it ``trains`` and communicates nothing over an axis of workers. Raises if
+    processes have programs that differ: they would wait for each other for ever, or add
+    up what does not belong together.
+    """
+    used = _axes_communicated(traced.jaxpr) if trains else set(mesh.axis_names)
+    shared = [a for a in as_tuple(exchange.axis_name) if mesh.shape[a] > 1]
+    if alone := [axis for axis in shared if axis not in used]:
         warnings.warn(
             "step changes most of the state and communicates nothing over "
             f"{', '.join(map(repr, alone))}: each worker along it trains by itself, on "
             "its share of the batch. Give the optimizer the exchange, slamb_jax.adamw("
             "rate, exchange) in place of optax.adamw; if this step is local on "
             "purpose, filter this warning",
-            UserWarning,
             stacklevel=4,  # who called the step
         )
+    processes = {device.process_index for device in mesh.devices.flat}
+    if len(processes) == 1 or len(processes) < jax.process_count():
+        return  # not all processes are here to compare
+    for what, text in (
+        ("exchange must be the same", _ADDRESS.sub("", repr(exchange))),
+        ("step must be the same program", traced.lower().as_text()),
+    ):
+        digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint32)
+        digests = np.asarray(multihost_utils.process_allgather(digest))
+        way_out = f", here with {exchange!r}: a rate, seed, size or version is not"
+        _check_same(what, digests, way_out)
 
 
-def _has_collective(program: Any, axis: Hashable) -> bool:
+def _axes_communicated(program: Any) -> set[Hashable]:
+    """The axes over which a jaxpr has collectives."""
+    axes: set[Hashable] = set()
     for eqn in program.eqns:
-        names = as_tuple(eqn.params.get("axes", eqn.params.get("axis_name")))
-        if eqn.primitive.name not in _LOCAL and axis in names:
-            return True
+        if eqn.primitive.name not in _LOCAL:
+            named = eqn.params.get("axes", eqn.params.get("axis_name"))
+            axes.update(as_tuple(named))
         called = jax.tree.leaves(list(eqn.params.values()))  # branches are in a tuple
-        if any(hasattr(x, "eqns") and _has_collective(x, axis) for x in called):
-            return True
-    return False
+        axes.update(*(_axes_communicated(x) for x in called if hasattr(x, "eqns")))
+    return axes
 
 
-def check_copies(state: Any, axes: tuple[Any, ...]) -> None:
+def check_same_values(tree: chex.ArrayTree) -> None:
+    """Raises if processes gave :func:`replicate` different values."""
+    named = named_leaves("tree", tree)
+    leaves = list(named.values())
+    traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
+    if jax.process_count() == 1 or not leaves or traced:
+        return
+    way_out = ": begin with the same seed, or the same checkpoint, in each"
+    for name, sums in zip(named, checksums(leaves), strict=True):
+        _check_same(f"{name} must be the same", sums, way_out)
+
+
+def _check_same(what: str, sums: np.ndarray, way_out: str) -> None:
+    if (sums != sums[:1]).any():
+        raise ValueError(f"{what} in all processes, and differs{way_out}")
+
+
+def check_copies(state: Any, axes: tuple[Hashable, ...]) -> None:
     """Raises if the devices of a worker hold different copies of its state."""
     for name, x in named_leaves("state", state).items():
         if differing_copies(x):
@@ -128,44 +167,3 @@ def check_copies(state: Any, axes: tuple[Any, ...]) -> None:
                 "slamb_jax.average_gradients before slamb_jax.accumulate), give "
                 "slamb_jax.skip_not_finite the same exchange, or report it instead."
             )
-
-
-def check_same_values(tree: chex.ArrayTree) -> None:
-    """Raises if processes gave :func:`replicate` different values."""
-    named = named_leaves("tree", tree)
-    leaves = list(named.values())
-    traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
-    if jax.process_count() == 1 or not leaves or traced:
-        return
-    for name, sums in zip(named, checksums(leaves), strict=True):
-        if (sums != sums[:1]).any():
-            raise ValueError(
-                f"{name} must be the same in all processes, and differs: begin with "
-                "the same seed, or the same checkpoint, in each"
-            )
-
-
-def check_same_step(exchange: Exchange, traced: jax.stages.Traced, mesh: Mesh) -> None:
-    """Raises if processes are about to run steps that are not the same.
-
-    They would wait for each other for ever, or add up what does not belong together.
-    A step that some of the processes run is not compared.
-    """
-    processes = {device.process_index for device in mesh.devices.flat}
-    if len(processes) == 1 or len(processes) < jax.process_count():
-        return
-    texts = _ADDRESS.sub("", repr(exchange)), traced.lower().as_text()
-    digests = [hashlib.sha256(text.encode()).digest() for text in texts]
-    here = np.stack([np.frombuffer(digest, np.uint32) for digest in digests])
-    everywhere = np.asarray(multihost_utils.process_allgather(here))
-    exchanges_agree, steps_agree = (everywhere == everywhere[:1]).all((0, 2))
-    if not exchanges_agree:
-        raise ValueError(
-            "exchange must be the same in all processes, and differs; here it is "
-            f"{exchange!r}"
-        )
-    if not steps_agree:
-        raise ValueError(
-            "step must be the same program in all processes, and differs, though the "
-            "exchange is the same: a rate, a seed, a size or a version is not"
-        )

@@ -1,69 +1,56 @@
 """Random keys of the workers: which are each worker's own, and which are equal."""
 
-from collections import OrderedDict
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import chex
 import jax
 import jax.numpy as jnp
 
 from slamb_jax._core.axes import AxisName, worker_index
+from slamb_jax._core.checks import check_bools
+from slamb_jax._core.leaves import broadcast_prefix, tree_for
 from slamb_jax.workers import mesh as meshes
 
+EqualKeys: TypeAlias = bool | chex.ArrayTree | Callable[[Any], Any] | None
+"""Bools for a tree or a prefix of it, a function of the tree to those, or None."""
 
-def are_alike(tree: chex.ArrayTree) -> chex.ArrayTree:
-    """For each leaf, whether it must begin equal on all workers: all but typed keys.
 
-    Keys of an optimizer that act after the mean of the workers must, too, since all
-    workers take the same step. Links say which of their state's fields do
-    (``after_the_mean``), and in a chain all states behind such a link do.
+def begin_equal(tree: chex.ArrayTree, equal_keys: EqualKeys) -> chex.ArrayTree:
+    """For each leaf, whether it begins equal on all workers: all but some typed keys.
+
+    With None those keys do that are in a state of optax or of this library.
     """
-    return _alike(tree, seen=False)
+    if equal_keys is None:
+        return jax.tree.map(_by_type, tree, is_leaf=_is_named_tuple)
+    bools = tree_for(equal_keys, tree)
+    check_bools("equal_keys", bools)
+    return jax.tree.map(
+        lambda x, equal: bool(equal) or not meshes.is_key(x),
+        tree,
+        broadcast_prefix("equal_keys", bools, tree),
+    )
 
 
-def _alike(part: Any, *, seen: bool) -> Any:
-    """Where ``seen``, a mean stands before this part in a chain."""
-    if hasattr(type(part), "after_the_mean"):
-        named, after = part._asdict().items(), part.after_the_mean()
-        return part._replace(
-            **{k: _all(x) if k in after else _alike(x, seen=seen) for k, x in named}
-        )
-    if seen and isinstance(part, tuple) and hasattr(part, "_fields"):
-        return _all(part)  # the state of a transformation, and not a key of the user's
-    # The states of a chain are a tuple, those of a named chain a dict in its order, and
-    # those of a wrapper a named tuple, whose fields tell no order.
-    if type(part) is tuple:
-        return tuple(_in_turn(part, seen=seen))
-    if type(part) in (dict, OrderedDict):
-        values = _in_turn(part.values(), seen=seen)
-        return type(part)(zip(part, values, strict=True))
-    treedef: Any
-    children, treedef = jax.tree.flatten(part, is_leaf=lambda x: x is not part)
-    if len(children) == 1 and children[0] is part:
+def _by_type(part: Any) -> Any:
+    if not _is_named_tuple(part):
         return not meshes.is_key(part)
-    return treedef.unflatten([_alike(x, seen=seen) for x in children])
+    if type(part).__module__.startswith(("optax.", "slamb_jax.")):
+        return jax.tree.map(lambda _: True, part)
+    fields = begin_equal(tuple(part), None)
+    if not all(jax.tree.leaves(fields)):
+        raise ValueError(
+            f"equal_keys must be given where a {type(part).__name__} holds a typed "
+            "random key, got None: False if each worker is to draw its own numbers, as "
+            "for dropout; True if the key is an optimizer's, whose workers must take "
+            "the same step; or a tree of bools, such as (False, True) for (params, "
+            "opt_state)"
+        )
+    return type(part)(*fields)
 
 
-def _in_turn(parts: Iterable[Any], *, seen: bool) -> list[Any]:
-    """Of parts that follow each other: behind one with a mean all have seen it."""
-    out = []
-    for part in parts:
-        has_mean = _has_mean(part)
-        out.append(_alike(part, seen=seen and not has_mean))
-        seen = seen or has_mean
-    return out
-
-
-def _all(part: Any) -> Any:
-    return jax.tree.map(lambda _: True, part)
-
-
-def _has_mean(part: Any) -> bool:
-    def is_link(x: Any) -> bool:
-        return hasattr(type(x), "after_the_mean")
-
-    return any(map(is_link, jax.tree.leaves(part, is_leaf=is_link)))
+def _is_named_tuple(x: Any) -> bool:
+    return isinstance(x, tuple) and hasattr(x, "_fields")
 
 
 def keys_of_workers(keys: jax.Array, numbers: jax.Array) -> jax.Array:

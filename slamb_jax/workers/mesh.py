@@ -87,12 +87,10 @@ def state_shardings(
     return jax.tree.map(sharding, state, specs)
 
 
-def using(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
+def using(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
     """Computes on this mesh even where ``jax.set_mesh`` has set one of other types."""
-    if not jax.sharding.get_abstract_mesh().axis_names:
+    if mesh is None or not jax.sharding.get_abstract_mesh().axis_names:
         return contextlib.nullcontext()
-    if not hasattr(jax.sharding, "use_abstract_mesh"):  # jax 0.7
-        return getattr(jax.sharding, "use_mesh")(mesh)  # noqa: B009
     return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
@@ -172,15 +170,15 @@ def processes_of_workers(state: chex.ArrayTree) -> list[int]:
     processes: list[set[int]] = [set() for _ in range(n)]
     device: Any
     for device, index in sharding.devices_indices_map(first.shape).items():
-        for owners in processes[index[0]]:
-            owners.add(device.process_index)
-    for r, owners in enumerate(processes):
-        if len(owners) > 1:
+        for of_worker in processes[index[0]]:
+            of_worker.add(device.process_index)
+    for r, of_worker in enumerate(processes):
+        if len(of_worker) > 1:
             raise ValueError(
                 f"the devices of a worker must be of one process, got those of worker "
-                f"{r} in processes {sorted(owners)}: use slamb_jax.Checkpoints"
+                f"{r} in processes {sorted(of_worker)}: use slamb_jax.Checkpoints"
             )
-    return [min(owners) for owners in processes]
+    return [min(of_worker) for of_worker in processes]
 
 
 def own_replicas(x: Any) -> np.ndarray:

@@ -12,12 +12,16 @@ from slamb_jax._core.leaves import arrays_among
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers import guards
 from slamb_jax.workers import mesh as meshes
-from slamb_jax.workers.keys import are_alike, keys_of_workers
+from slamb_jax.workers.keys import EqualKeys, begin_equal, keys_of_workers
 from slamb_jax.workers.step import over_workers
 
 
 def on_workers(
-    tx: optax.GradientTransformation, mesh: Mesh, exchange: Exchange
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    exchange: Exchange,
+    *,
+    equal_keys: EqualKeys = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Updates the replica of every worker, for a trainer that jits its own step.
 
@@ -34,6 +38,8 @@ def on_workers(
       mesh: the device mesh.
       exchange: that of the optimizer in ``tx``; without ``local_axis_name``, since each
         device of a group would have a gradient of its own.
+      equal_keys: which typed random keys in the state of ``tx`` begin equal on all
+        workers, as of :func:`replicate`; all, by default, as their steps must be.
 
     Returns:
       A :class:`optax.GradientTransformationExtraArgs` over trees and a state whose
@@ -76,9 +82,9 @@ def on_workers(
         def of_one(params: optax.Params) -> optax.OptState:
             state, me = tx.init(params), worker_index(exchange.axis_name)[None]
             return jax.tree.map(
-                lambda x, alike: x if alike else keys_of_workers(x, me)[0],
+                lambda x, equal: x if equal else keys_of_workers(x, me)[0],
                 state,
-                are_alike(state),
+                begin_equal(state, equal_keys),
             )
 
         of_all = over_workers(of_one, mesh, exchange, ())

@@ -17,17 +17,23 @@ from slamb_jax.exchange.collectives import send
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers import guards
 from slamb_jax.workers import mesh as meshes
-from slamb_jax.workers.keys import are_alike, keys_of_workers
+from slamb_jax.workers.keys import EqualKeys, begin_equal, keys_of_workers
 
 
-def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.ArrayTree:
+def replicate(
+    tree: chex.ArrayTree,
+    mesh: Mesh,
+    exchange: Exchange,
+    *,
+    equal_keys: EqualKeys = None,
+) -> chex.ArrayTree:
     """Gives every worker on the mesh its own copy of ``tree``.
 
     Each leaf gets a leading axis of n workers, sharded over their mesh axis. A typed
     random key (``jax.random.key``, as ``flax.nnx.Rngs`` keep it) is folded with each
-    worker's number, so that no two draw the same dropout masks; raw words stay equal,
-    and so do the keys of an optimizer that act after the mean of the workers, such as
-    that of ``optax.add_noise`` behind an optimizer of this library.
+    worker's number, so that no two draw the same dropout masks. Raw words stay equal,
+    and so do the keys of an optimizer, such as that of ``optax.add_noise``: workers
+    that must stay equal add the same noise, that of a dense run.
 
     Args:
       tree: parameters and optimizer state, arrays or numbers; the same values in each
@@ -35,6 +41,10 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
       mesh: the device mesh.
       exchange: that of the optimizer. With ``param_specs`` every part of ``tree`` with
         the structure of the parameters (as moments have it) is sharded like them.
+      equal_keys: which typed random keys begin equal on all workers: True for all,
+        False for none, a tree of bools or a prefix of one, such as ``(False, True)``
+        for ``(params, opt_state)``, or a function of ``tree`` that returns it. None:
+        those in states of optax's transformations and of this library's.
 
     Returns:
       A tree of arrays of shape ``(n, ...)``, on the mesh with Auto axes, so that they
@@ -43,7 +53,8 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
     Raises:
       ValueError: if the mesh lacks an axis of the exchange, a leaf is neither an array
         nor a number, specs do not fit, or the tree is replicated already; for
-        ``optax.apply_if_finite`` around an exchange; if processes' values differ.
+        ``optax.apply_if_finite`` around an exchange; if processes' values differ; for
+        a key in a named tuple of your own without ``equal_keys``.
 
     Warns:
       UserWarning: for ``optax.MultiSteps`` around an exchange, which then exchanges at
@@ -66,17 +77,18 @@ def replicate(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> chex.Arra
         one = np.asarray(x, dtype=jnp.result_type(x))
         return meshes.device_put_global(np.broadcast_to(one, (n, *one.shape)), there)
 
-    def replicas(x: Any, alike: bool, there: Any) -> jax.Array:
-        if alike:
+    def replicas(x: Any, equal: bool, there: Any) -> jax.Array:
+        if equal:
             return meshes.on_raw(functools.partial(copies, there=there), x)
         return meshes.device_put_global(keys_of_workers(x, jnp.arange(n)), there)
 
     check_arrays("tree", tree)
     _check_is_one_copy(tree, exchange)
     guards.check_wrappers(tree)
-    alike, there = are_alike(tree), meshes.state_shardings(tree, mesh, exchange)
-    out = jax.tree.map(replicas, tree, alike, there)
-    guards.check_same_values(jax.tree.map(lambda x, y: x if y else None, out, alike))
+    equal = begin_equal(tree, equal_keys)
+    there = meshes.state_shardings(tree, mesh, exchange)
+    out = jax.tree.map(replicas, tree, equal, there)
+    guards.check_same_values(jax.tree.map(lambda x, y: x if y else None, out, equal))
     return out
 
 

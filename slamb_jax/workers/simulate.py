@@ -12,17 +12,19 @@ from slamb_jax._core.axes import AxisName, as_tuple
 from slamb_jax._core.checks import check_callable, check_integer
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.workers import guards
-from slamb_jax.workers.donation import Donated
-from slamb_jax.workers.keys import are_alike, keys_of_workers, own_key
+from slamb_jax.workers.keys import EqualKeys, begin_equal, keys_of_workers, own_key
 from slamb_jax.workers.step import Step, WorkersStep
 
 
-def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
+def simulated_replicas(
+    tree: chex.ArrayTree, workers: int, *, equal_keys: EqualKeys = None
+) -> chex.ArrayTree:
     """Gives each of n simulated workers its own copy, as :func:`replicate` does.
 
     Args:
       tree: parameters and optimizer state: a tree of arrays or numbers.
       workers: n, at least 1, or a ValueError is raised.
+      equal_keys: as of :func:`replicate`.
 
     Examples:
       >>> import jax.numpy as jnp, slamb_jax
@@ -31,13 +33,13 @@ def simulated_replicas(tree: chex.ArrayTree, workers: int) -> chex.ArrayTree:
     """
     check_integer("workers", workers, 1)
 
-    def copies(x: Any, alike: bool) -> jax.Array:
-        if not alike:
+    def copies(x: Any, equal: bool) -> jax.Array:
+        if not equal:
             return keys_of_workers(x, jnp.arange(workers))
         one = jnp.asarray(x, jnp.result_type(x))
         return jnp.broadcast_to(one, (workers, *one.shape))
 
-    return jax.tree.map(copies, tree, are_alike(tree))
+    return jax.tree.map(copies, tree, begin_equal(tree, equal_keys))
 
 
 def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
@@ -81,8 +83,8 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
     ) -> tuple[Any, Any]:
         treedef: Any
         leaves, treedef = jax.tree.flatten(state)
-        first = [x[0] if i in common else x for i, x in enumerate(leaves)]
-        of_state = [None if i in common else 0 for i in range(len(leaves))]
+        leaves = [x[0] if i in common else x for i, x in enumerate(leaves)]
+        of_leaves = [None if i in common else 0 for i in range(len(leaves))]
         of_batch = jax.tree.map(lambda x: 0 if x.ndim else None, batch)
 
         def share(x: jax.Array) -> jax.Array:
@@ -94,32 +96,21 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
             out = step(old, batch, *own_key(key, axis_name))
             return guards.check_result(out, old)
 
-        axes = of_state, of_batch
+        axes = of_leaves, of_batch
         mapped = jax.vmap(one_worker, axes, axis_name=axis_name, axis_size=workers)
-        return mapped(first, jax.tree.map(share, batch))
+        return mapped(leaves, jax.tree.map(share, batch))
 
-    jitted = jax.jit(all_workers, donate_argnums=0, static_argnums=3)
-    donated = Donated()
-
-    def checked(state: Any, batch: Any, key: Any) -> tuple[Any, ...]:
+    def place(state: Any, batch: Any, key: Any) -> tuple[Any, ...]:
         guards.check_arguments(state, batch, workers, workers)
         return state, batch, key, _common_counts(state)
 
-    def run(*args: Any) -> tuple[Any, Any]:
-        state, *others = checked(*args)
-        state, report = jitted(donated.unshared(state, others), *others)
-        donated.returned(state)
-        return state, report
-
-    def lower(*args: Any) -> jax.stages.Lowered:
-        return jitted.lower(*checked(*args))
-
-    return WorkersStep(run, lower)
+    jitted = jax.jit(all_workers, donate_argnums=0, static_argnums=3)
+    return WorkersStep(jitted, place)
 
 
 def _simulated_axis(exchange: Exchange) -> AxisName:
     """The one axis of an exchange between simulated workers."""
-    names = as_tuple(check_exchange(exchange).axis_name)
+    check_exchange(exchange)
     for name in ("local_axis_name", "param_specs"):
         if (value := getattr(exchange, name)) is not None:
             raise ValueError(
@@ -127,12 +118,13 @@ def _simulated_axis(exchange: Exchange) -> AxisName:
                 f"being a single device, got {value!r}: give the optimizer and "
                 f"simulated_step dataclasses.replace(exchange, {name}=None)"
             )
-    if len(names) != 1:
+    axes = as_tuple(exchange.axis_name)
+    if len(axes) != 1:
         raise ValueError(
             "exchange must have one axis_name where workers are simulated, got "
             f"{exchange.axis_name!r}"
         )
-    return names[0]
+    return axes[0]
 
 
 def _common_counts(state: Any) -> frozenset[int]:
@@ -171,24 +163,24 @@ def in_chunks(fun: Callable[..., Any], size: int) -> Callable[..., Any]:
     def chunked(*args: Any) -> Any:
         # As a jaxpr, so that what fun closes over is batched like its arguments.
         jaxpr, shape = jax.make_jaxpr(fun, return_shape=True)(*args)
-        captured = len(jaxpr.consts)
 
-        def flat(values: list[Any]) -> list[Any]:
-            consts, arguments = values[:captured], values[captured:]
-            return jax.core.eval_jaxpr(jaxpr.jaxpr, consts, *arguments)
+        def evaluate(consts: list[Any], leaves: list[Any]) -> list[Any]:
+            return jax.core.eval_jaxpr(jaxpr.jaxpr, consts, *leaves)
 
-        call = jax.custom_batching.custom_vmap(flat)
+        call = jax.custom_batching.custom_vmap(evaluate)
 
         @call.def_vmap
-        def rule(n: int, batched: Any, values: list[Any]) -> tuple[Any, list[bool]]:
-            def of_worker(i: jax.Array) -> list[Any]:
-                pairs = zip(values, batched[0], strict=True)
-                return flat([x[i] if is_batched else x for x, is_batched in pairs])
+        def rule(n: int, batched: Any, *values: Any) -> tuple[Any, list[bool]]:
+            def one_worker(i: jax.Array) -> list[Any]:
+                def take(x: jax.Array, is_batched: bool) -> jax.Array:
+                    return x[i] if is_batched else x
 
-            out = jax.lax.map(of_worker, jnp.arange(n), batch_size=size)
+                return evaluate(*jax.tree.map(take, values, tuple(batched)))
+
+            out = jax.lax.map(one_worker, jnp.arange(n), batch_size=size)
             return out, [True] * len(out)
 
-        out = call([*jaxpr.consts, *jax.tree.leaves(args)])
+        out = call(jaxpr.consts, jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shape), out)
 
     return chunked

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from slamb_jax._core.axes import as_tuple, tracked_axes, vary_over
@@ -27,19 +28,31 @@ _TYPE_NOTE = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class WorkersStep:
     """The step of all workers: ``(state, batch, key=None) -> (state, report)``."""
 
-    _run: Step
-    _lower: Callable[..., jax.stages.Lowered]
+    _jitted: Any
+    _place: Callable[..., tuple[Any, ...]]  # checks and places the arguments
+    _mesh: Mesh | None = None
+    _first: Step | None = None  # the first call, with its checks
+    _donated: Donated = dataclasses.field(default_factory=Donated)
 
     def __call__(self, state: Any, batch: Any, key: Any = None) -> tuple[Any, Any]:
-        return self._run(state, batch, key)
+        state, *others = self._place(state, batch, key)
+        with meshes.using(self._mesh):
+            state = self._donated.unshared(state, others, batch, key)
+            if any(isinstance(x, Tracer) for x in jax.tree.leaves((state, others))):
+                return self._jitted(state, *others)
+            state, report = (self._first or self._jitted)(state, *others)
+        self._first = None
+        self._donated.returned(state)
+        return state, report
 
     def lower(self, state: Any, batch: Any, key: Any = None) -> jax.stages.Lowered:
         """The program, as ``jax.jit(fun).lower`` gives it; nothing is run."""
-        return self._lower(state, batch, key)
+        with meshes.using(self._mesh):
+            return self._jitted.lower(*self._place(state, batch, key))
 
 
 def per_worker_step(
@@ -107,45 +120,28 @@ def per_worker_step(
     devices = n * math.prod(mesh.shape[a] for a in local)
     split = NamedSharding(mesh, PartitionSpec(between + local))
     everywhere = NamedSharding(mesh, PartitionSpec())
-    within = local + exchange.shard_axes
     trains: list[bool] = []
     program = _program(step, mesh, exchange, check_vma, trains)
     jitted = jax.jit(program, donate_argnums=0)
-    donated, is_first = Donated(), True
 
-    def placed(state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
+    def place(state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
         guards.check_arguments(state, batch, n, devices)
-        of_state = meshes.state_shardings(state, mesh, exchange, lead=1)
-        of_batch = jax.tree.map(lambda x: split if jnp.ndim(x) else everywhere, batch)
-        of_key = jax.tree.map(lambda _: everywhere, key)
-        there = of_state, of_batch, of_key
+        there = (
+            meshes.state_shardings(state, mesh, exchange, lead=1),
+            jax.tree.map(lambda x: split if jnp.ndim(x) else everywhere, batch),
+            jax.tree.map(lambda _: everywhere, key),
+        )
         return jax.tree.map(meshes.device_put_global, (state, batch, key), there)
 
-    def run(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
-        nonlocal is_first
-        args = placed(state, batch, key)
-        with meshes.using(mesh):
-            args = donated.unshared(args[0], args[1:], batch, key), *args[1:]
-            if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
-                return jitted(*args)
-            if is_first:
-                traced = jitted.trace(*args)  # once: jax keeps it for the call
-                if any(trains):
-                    shared = [a for a in between if mesh.shape[a] > 1]
-                    guards.warn_if_alone(traced.jaxpr, shared)
-                guards.check_same_step(exchange, traced, mesh)
-            state, report = jitted(*args)
-        donated.returned(state)
-        if within and is_first:
+    def first(*args: Any) -> tuple[Any, Any]:
+        traced = jitted.trace(*args)  # once: jax keeps it for the call
+        guards.check_program(traced, mesh, exchange, any(trains))
+        state, report = jitted(*args)
+        if within := local + exchange.shard_axes:
             guards.check_copies(state, within)
-        is_first = False
         return state, report
 
-    def lower(*args: Any) -> jax.stages.Lowered:
-        with meshes.using(mesh):
-            return jitted.lower(*placed(*args))
-
-    return WorkersStep(run, lower)
+    return WorkersStep(jitted, place, mesh, first)
 
 
 def _program(
@@ -156,8 +152,8 @@ def _program(
     Tracing it appends to ``trains`` whether it changes most of the state, in which an
     evaluation at most adds up metrics.
     """
-    both = as_tuple(exchange.axis_name) + as_tuple(exchange.local_axis_name)
-    of_device, of_all = PartitionSpec(both), PartitionSpec()
+    between = as_tuple(exchange.axis_name)
+    both = between + as_tuple(exchange.local_axis_name)
 
     def one_worker(old: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         try:
@@ -174,16 +170,17 @@ def _program(
         return new, report
 
     def program(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        of_device, of_all = PartitionSpec(both), PartitionSpec()
         of_batch = jax.tree.map(lambda x: of_device if jnp.ndim(x) else of_all, batch)
         specs = of_batch, of_all
         workers = over_workers(one_worker, mesh, exchange, specs, check_vma)
         new, report = workers(state, batch, key)
-        if exchange.local_axis_name is not None:  # equal in a group: keep one of each
+        if both != between:  # equal in a group: keep one of each
             new = jax.shard_map(
                 lambda state: state,
                 mesh=mesh,
                 in_specs=of_device,
-                out_specs=PartitionSpec(exchange.axis_name),
+                out_specs=PartitionSpec(between),
                 check_vma=False,
             )(new)
         if exchange.param_specs is not None:

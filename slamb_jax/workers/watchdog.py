@@ -19,6 +19,8 @@ from slamb_jax._core.checks import check_integer, check_range
 EXIT_STATUS = 75  # EX_TEMPFAIL: start again, from the last checkpoint
 STOPPED_STATUS = 143  # of all processes: they stopped at one step, by SIGTERM
 _PREFIX = "slamb_jax/watchdog/"
+_COORDINATOR = "process 0, which coordinates the others"
+_DIED = "it died or was stopped"
 
 
 def _coordination_client() -> Any:
@@ -30,10 +32,10 @@ def _coordination_client() -> Any:
         _ = client.key_value_set, client.key_value_dir_get
     except (ImportError, AttributeError) as error:
         raise RuntimeError(
-            "slamb_jax.Watchdog found no coordination client in jax "
-            f"{jax.__version__} ({error}): it needs key_value_set and "
-            "key_value_dir_get of jax._src.distributed.global_state.client, after "
-            "jax.distributed.initialize. Run without the watchdog, or with another jax"
+            f"slamb_jax.Watchdog found no coordination client in jax {jax.__version__} "
+            f"({error}), jax._src.distributed.global_state.client with key_value_set "
+            "and key_value_dir_get: call jax.distributed.initialize before, or run "
+            "without the watchdog"
         ) from error
     return client
 
@@ -70,10 +72,10 @@ class Watchdog:
     """
 
     def __init__(self, timeout: float, *, step_timeout: float | None = None):
+        self._step_timeout = math.inf if step_timeout is None else step_timeout
         check_range("timeout", timeout, 0.0, open_low=True, open_high=True)
-        if step_timeout is not None:
-            check_range("step_timeout", step_timeout, 0.0, open_low=True)
-        self._timeout, self._step_timeout = timeout, step_timeout or math.inf
+        check_range("step_timeout", self._step_timeout, 0.0, open_low=True)
+        self._timeout = timeout
         self._me, self._all = jax.process_index(), jax.process_count()
         self._client: Any = _coordination_client() if self._all > 1 else None
         self._step, self._beats, self._written, self._state = -1, 0, 0, "runs"
@@ -88,13 +90,10 @@ class Watchdog:
 
     def __enter__(self) -> Self:
         self._beaten = self._answered = self._started = time.monotonic()
-        if self._client is not None:
-            # Two threads: the first may wait for a coordinator that has stopped.
-            self._threads = [
-                threading.Thread(target=self._repeat, args=(work,), daemon=True)
-                for work in (self._write_and_read, self._judge)
-            ]
-        for thread in self._threads:
+        # Two threads: the first may wait for a coordinator that has stopped.
+        for work in (self._write_and_read, self._judge) if self._client else ():
+            thread = threading.Thread(target=self._repeat, args=(work,), daemon=True)
+            self._threads.append(thread)
             thread.start()
         return self
 
@@ -103,7 +102,7 @@ class Watchdog:
             return
         if isinstance(error, SystemExit) and error.code in (None, 0, STOPPED_STATUS):
             error = None  # it ended as it meant to
-        if error is not None and _from_exchange(error):
+        if _from_exchange(error):
             # Most likely the other end of a link is gone: learn which.
             traceback.print_exception(error)
             self._stop.wait(2 * self._timeout)  # the most that silence takes to tell
@@ -121,25 +120,24 @@ class Watchdog:
             except Exception:  # a watchdog that has stopped guards nobody
                 traceback.print_exc()
 
-    def _set(self, key: str, value: str) -> None:
-        self._client.key_value_set(_PREFIX + key, value, allow_overwrite=True)
+    def _set(self, key: object, value: str) -> None:
+        self._client.key_value_set(f"{_PREFIX}{key}", value, allow_overwrite=True)
 
     def _write(self) -> None:
         self._written += 1  # the others look for a change
         # The first step, which compiles, is not timed.
         idle = time.monotonic() - self._beaten if self._beats > 1 else 0.0
         sign = {"sign": self._written, "step": self._step, "idle": idle}
-        self._set(str(self._me), json.dumps(sign | {"state": self._state}))
+        self._set(self._me, json.dumps(sign | {"state": self._state}))
 
     def _write_and_read(self) -> None:
         try:
             self._write()
-            found = self._client.key_value_dir_get(_PREFIX)
+            pairs = self._client.key_value_dir_get(_PREFIX)
         except jax.errors.JaxRuntimeError as error:
-            reason = f"process 0, which coordinates the others, is gone ({error})"
-            self._give_up(reason[:400])
+            self._give_up(f"{_COORDINATOR}, is gone ({error})"[:400])
         now = time.monotonic()
-        signs = {key.rsplit("/", 1)[1]: value for key, value in found}
+        signs = {key.rsplit("/", 1)[1]: value for key, value in pairs}
         if reason := signs.pop("verdict", None):
             self._give_up(reason)
         for index, sign in ((int(k), json.loads(v)) for k, v in signs.items()):
@@ -148,23 +146,22 @@ class Watchdog:
         self._answered = now
 
     def _judge(self) -> None:
-        died = "it died or was stopped"
         silent = time.monotonic() - self._answered
         if silent > self._timeout:
             self._give_up(
-                "process 0, which coordinates the others, has given no answer for "
-                f"{silent:.1f} s: {died}"
+                f"{_COORDINATOR}, has given no answer for {silent:.1f} s: {_DIED}"
             )
         for index in set(range(self._all)) - {self._me}:
             sign, seen = self._seen.get(index, ({}, self._started))
             silent = self._answered - seen  # as of the last answer, not as of now
-            state, who = sign.get("state", ""), f"process {index}"
+            state, at = sign.get("state", ""), f"(last at step {sign.get('step', -1)})"
             if state.startswith("failed"):
-                self._give_up(f"{who} {state} (at step {sign['step']})")
+                self._give_up(f"process {index} {state} {at}")
             if silent > self._timeout and state != "is done":
-                who += f" has given no sign of life for {silent:.1f} s"
-                at = f" (last at step {sign['step']})" if sign else ""
-                self._give_up(f"{who}{at}: {died}")
+                self._give_up(
+                    f"process {index} has given no sign of life for {silent:.1f} s "
+                    f"{at}: {_DIED}"
+                )
         if self._state == "runs" and (reason := self._hung()):
             self._give_up(reason)
 
@@ -178,18 +175,16 @@ class Watchdog:
         all_are = len(behind) == self._all
         if idle <= self._step_timeout or (self._me in behind and not all_are):
             return ""  # of those that hang, the processes ahead of them tell
-        who = "all processes have" if all_are else f"process {str(behind)[1:-1]} has"
-        rest = "" if all_are else ", behind the others: it hangs"
-        return f"{who} been at step {first} for {idle:.1f} s{rest}"
+        at = f"been at step {first} for {idle:.1f} s"
+        if all_are:
+            return f"all processes have {at}"
+        return f"process {str(behind)[1:-1]} has {at}, behind the others: it hangs"
 
     def _give_up(self, reason: str) -> NoReturn:
         self._last_words.acquire()  # if the other thread has it, that ends both
-        said = (
-            f"slamb_jax.Watchdog: {reason}. Process {self._me}, at step {self._step}, "
-            f"ends with exit status {EXIT_STATUS}: start all again from the last "
-            "checkpoint"
-        )
-        print(said, file=sys.stderr, flush=True)
+        me = f"Process {self._me}, at step {self._step}, ends with exit status"
+        said = f"{reason}. {me} {EXIT_STATUS}: start all again from the last checkpoint"
+        print(f"slamb_jax.Watchdog: {said}", file=sys.stderr, flush=True)
 
         def tell() -> None:
             with contextlib.suppress(jax.errors.JaxRuntimeError):

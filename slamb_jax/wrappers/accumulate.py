@@ -6,12 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax._core import axes
-from slamb_jax._core.checks import (
-    check_integer,
-    check_same_kind,
-    check_transformation,
-)
+from slamb_jax._core import axes, checks
 from slamb_jax._core.leaves import keep_absent, map_present, unless
 from slamb_jax._core.rounding import float32_of
 
@@ -55,8 +50,8 @@ def accumulate(
       [0.]
       [-2.]
     """
-    check_transformation("tx", tx)
-    check_integer("every", every, 1)
+    checks.check_transformation("tx", tx)
+    checks.check_integer("every", every, 1)
     tx = optax.with_extra_args_support(tx)
 
     def init(params: optax.Params) -> AccumulateState:
@@ -69,13 +64,13 @@ def accumulate(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, AccumulateState]:
-        check_same_kind(updates, state.mean)
+        checks.check_same_kind(updates, state.mean)
         share = 1 / (state.mini_step + 1).astype(jnp.float32)
-        mean = map_present(
-            lambda g, a: a + (g.astype(a.dtype) - a) * share.astype(a.dtype),
-            updates,
-            state.mean,
-        )
+
+        def add(g: jax.Array, a: jax.Array) -> jax.Array:
+            return a + (g.astype(a.dtype) - a) * share.astype(a.dtype)
+
+        mean = map_present(add, updates, state.mean)
 
         def step(mean: optax.Updates, inner: optax.OptState) -> tuple[Any, ...]:
             gradients = map_present(lambda a, g: a.astype(g.dtype), mean, updates)

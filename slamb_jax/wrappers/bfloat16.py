@@ -89,7 +89,10 @@ def train_in_bfloat16(
 
     def init(params: optax.Params) -> TrainInBfloat16State:
         checks.check_floating(params, "params")
-        _check_no_float16(params)
+        for path, p in jax.tree_util.tree_leaves_with_path(params):
+            if p.dtype == jnp.float16:  # the exponent is too small for small steps
+                where = f"float16 at params{jax.tree_util.keystr(path)}"
+                raise ValueError(f"params must be bfloat16 or float32, got {where}")
         # A copy even of float32: the parameters' own buffers may be donated.
         copy = jax.tree.map(
             lambda p: _rounding.copied(p, p.dtype if wide(p) else jnp.float32), params
@@ -119,18 +122,10 @@ def train_in_bfloat16(
             others = _rounding.hash_u32(bits, 1)
             return to_bfloat16(upcast_f32(new) - upcast_f32(p), others)
 
-        master = state.master
-        if master is not None:
+        master = None
+        if state.master is not None:
             master = keep_absent(map_present(jnp.add, u, old), old)
         out = map_numbered(rounded, u, params, old, like=params)
         return out, TrainInBfloat16State(step, master, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _check_no_float16(params: optax.Params) -> None:
-    """Raises for a leaf whose exponent is too small for what is kept of it."""
-    for path, p in jax.tree_util.tree_leaves_with_path(params):
-        if p.dtype == jnp.float16:
-            where = f"float16 at params{jax.tree_util.keystr(path)}"
-            raise ValueError(f"params must be bfloat16 or float32, got {where}")

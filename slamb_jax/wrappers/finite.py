@@ -138,16 +138,12 @@ def _not_finite(updates: optax.Updates) -> jax.Array:
     # A sum of squares is one vectorized pass; isfinite of each element takes seven
     # times as long on a CPU. Without the barrier the squares would be kept for v.
     squares = [
-        jnp.sum(jnp.square(x.astype(jnp.float32)))
-        for g in jax.tree.leaves(updates)
+        jnp.sum(jnp.square(part.astype(jnp.float32)))
+        for g in map(materialized, jax.tree.leaves(updates))
         if jnp.issubdtype(g.dtype, jnp.inexact)
-        for x in _real_parts(materialized(g))
+        for part in ((g.real, g.imag) if is_complex(g) else (g,))
     ]
     return ~jnp.all(jnp.isfinite(jnp.array(squares, jnp.float32)))
-
-
-def _real_parts(g: jax.Array) -> tuple[jax.Array, ...]:
-    return (g.real, g.imag) if is_complex(g) else (g,)
 
 
 def check_finite(state: chex.ArrayTree, max_consecutive_errors: int = 10) -> None:
@@ -177,23 +173,23 @@ def check_finite(state: chex.ArrayTree, max_consecutive_errors: int = 10) -> Non
     """
     check_integer("max_consecutive_errors", max_consecutive_errors, 0)
 
-    def is_own(x: object) -> bool:
+    def is_skipper(x: object) -> bool:
         return isinstance(x, SkipNotFiniteState)
 
-    found = list(filter(is_own, jax.tree.leaves(state, is_leaf=is_own)))
-    if not found:
+    skippers = list(filter(is_skipper, jax.tree.leaves(state, is_leaf=is_skipper)))
+    if not skippers:
         raise ValueError(
             "state must contain the state of slamb_jax.skip_not_finite, got a "
             f"{type(state).__name__} without one: wrap the optimizer in it"
         )
-    for x in found:
+    for x in skippers:
         in_a_row, in_all = _number(x.notfinite_count), _number(x.total_notfinite)
         if in_a_row > max_consecutive_errors:
             raise FloatingPointError(
                 f"gradients were not finite for {in_a_row} steps in a row ({in_all} in "
-                f"all), more than max_consecutive_errors={max_consecutive_errors}: the "
-                "parameters are those of the last finite step; lower the learning rate "
-                "or the loss scale, or look at the data"
+                f"all), more than max_consecutive_errors={max_consecutive_errors}: "
+                "lower the learning rate or the loss scale, or look at the data; the "
+                "parameters are those of the last finite step"
             )
 
 

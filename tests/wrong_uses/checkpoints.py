@@ -65,7 +65,7 @@ CHECKPOINTS = [
     (restoring({"v": jnp.ones((4, 3))}), r"\['v'\] is missing; \['w'\] is not expec"),
     (restoring({"w": jnp.ones((4, 2))}), r"\['w'\] has shape \[3\], expected \[2\]"),
     (restoring({"w": jnp.ones((4, 3), jnp.bfloat16)}), "float32, expected bfloat16"),
-    (restoring(of_adam()), r"\['opt'\] is no .*; \['opt'\].mu\['w0'\] is .* 2 more"),
+    (restoring(of_adam()), r"\['opt'\] is missing; \['opt'\].mu\['w0'\] is .* 2 more"),
     (restoring(SAVED, of_a_later_format), "has format 2, .* of slamb_jax reads 1"),
     (of(resize, {"u": jnp.ones(())}, 2), r"state\['u'\] .* leading axis"),
     (of(resize, STATE, 2), r"state\['t'\] .*same on all .*\[0, 1"),

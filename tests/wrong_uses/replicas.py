@@ -112,6 +112,11 @@ REPLICAS = [
         "tree must be one copy, .* axis of replicas over 'data'.*consolidate",
     ),
     (replicating({"w": "a"}), r"tree\['w'\].*'a'"),
+    *bad(partial(slamb_jax.simulated_replicas, PARAMS, 2), "equal_keys", "all"),
+    (
+        of(slamb_jax.simulated_replicas, PARAMS, 2, equal_keys=[True]),
+        "equal_keys must have the structure",
+    ),
     (replicating(exchange=SHARDED), "param_specs .*'device', which is not an axis"),
     (replicating(STATE, SHARDED, MESH), "param_specs must have one spec for each"),
     (making(DATA, step="step"), "step .*'step'"),
