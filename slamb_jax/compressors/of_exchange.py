@@ -139,6 +139,11 @@ def of_exchange(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def takes_requests(state: optax.OptState) -> bool:
+    """Whether this is the state of a compressor that answers a :class:`Request`."""
+    return isinstance(state, OfExchangeState)
+
+
 def unit_to_join(exchange: Exchange, at: AtStep | None, leaf: Leaf) -> int | None:
     """Small leaves are joined if padded to a multiple of so many elements.
 

@@ -14,31 +14,30 @@ from slamb_jax._core.leaves import Leaf, arrays_of, chosen, keep_absent, present
 from slamb_jax._core.moments import (
     Decays,
     Moments,
-    bias,
     check_first_moment,
     decays,
     init_moment,
-    moved,
     stored_apart,
-    weights,
 )
-from slamb_jax._core.platform import recompute_barrier as recompute
 from slamb_jax._core.rounding import next_step
 from slamb_jax.compressors.codec import Sent
 from slamb_jax.compressors.of_exchange import (
     Answer,
-    OfExchangeState,
     Request,
-    Unit,
     of_exchange,
+    takes_requests,
     unit_to_join,
 )
 from slamb_jax.exchange.selections import AtStep, selection_at
 from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.links._second_moment import (
+from slamb_jax.links._momentum import (
+    Ahead,
     Row,
-    correction_of_v,
+    Rule,
+    ahead,
+    correct_v,
     second_moments,
+    take_and_keep,
     unit_of,
 )
 from slamb_jax.links.compress import (
@@ -207,104 +206,6 @@ def mask_momentum(
     return on_shards(tx, exchange)
 
 
-class Rule(NamedTuple):
-    """Which of the two kinds of exchange it is, and what of the momentum is sent."""
-
-    agrees: bool  # workers agree at each step: the step takes M, and e waits
-    selects: bool  # a selection of the momentum is sent, and the momentum is M + e
-    overlaps: bool  # what is sent is what the last step left
-    share: ArrayLike | None
-    nesterov: bool
-    bias_correction: bool
-    skips: bool = False
-
-    @property
-    def keeps_what_it_sends(self) -> bool:
-        """Whether the momentum in the state is a multiple of x, whose place x can take.
-
-        Not in a step that may be skipped, which needs the old momentum once more.
-        """
-        others = self.nesterov or self.overlaps or self.selects or self.skips
-        return self.share is None and not others
-
-    def sent_share(self, b1: ArrayLike) -> jax.Array:
-        """The share of the momentum in x."""
-        if self.nesterov and not self.overlaps:
-            return weights(b1)[0] * weights(b1)[0]
-        return weights(b1 if self.share is None else self.share)[0]
-
-    def scale(self, b1: ArrayLike) -> jax.Array:
-        """What the momentum is multiplied by in the state.
-
-        By its share in x, so that an e has a place where that share is 0.
-        """
-        as_it_is = self.selects or self.overlaps
-        return jnp.float32(1) if as_it_is else self.sent_share(b1)
-
-    def correction(self, b1: ArrayLike, step: jax.Array) -> jax.Array:
-        """The bias correction of the momentum; 1 without one."""
-        if not self.bias_correction:
-            return jnp.float32(1)
-        # At step 0, the first with overlap, it would divide 0 by 0.
-        return jnp.maximum(bias(b1, step), 1e-7)
-
-
-class Ahead(NamedTuple):
-    """What a worker has of a leaf to send."""
-
-    x: jax.Array
-    correction: jax.Array  # of the momentum's bias, by which x is divided
-
-
-def ahead(rule: Rule, row: Row, step: jax.Array) -> Ahead:
-    """The momentum after this step's gradient, as far as it is sent."""
-    g, m = row.g.astype(jnp.float32), row.m.astype(jnp.float32)
-    if rule.selects:  # corrected after the exchange, since e stays in the momentum
-        x = m if rule.overlaps else moved(m, g, row.b1)
-        return Ahead(x.astype(row.m.dtype), jnp.float32(1))
-    if rule.overlaps:
-        correction = rule.correction(row.b1, step - 1)
-        return Ahead(m / correction, correction)
-    correction = rule.correction(row.b1, step)
-    if rule.nesterov:
-        # As optax has it: m is corrected as at the next step, g as at this one.
-        b1, new = weights(row.b1)
-        later = rule.correction(row.b1, next_step(step))
-        of_g = b1 * new / later + new / correction
-        return Ahead(m / later + of_g * g, later)
-    x = m + (1 - rule.sent_share(row.b1)) * g
-    return Ahead(x / correction, correction)
-
-
-def take_and_keep(
-    rule: Rule, row: Row, ahead: Ahead, sent: Sent | jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """What the step takes of a leaf, and the momentum that the worker keeps.
-
-    ``sent`` is M and e, which is None where all was sent; or one array, M + e, by which
-    workers step by themselves.
-    """
-    g, m = row.g.astype(jnp.float32), row.m.astype(jnp.float32)
-    (b1, new), scale = weights(row.b1), rule.scale(row.b1)
-    # As if all of x had been sent.
-    if rule.keeps_what_it_sends:
-        kept = scale * (ahead.correction * ahead.x)
-    else:
-        kept = b1 * m + scale * new * g
-    if isinstance(sent, Sent):
-        # The step takes M. It took nothing of e, which so counts 1 / b1 in the
-        # momentum; the recurrence adds (1 - b1) / b1 of it.
-        mean, unsent = sent
-        return mean, kept if unsent is None else kept + new * ahead.correction * unsent
-    # The step takes M + e, and the worker keeps it.
-    if rule.selects:
-        kept = moved(sent, g, row.b1) if rule.overlaps else sent
-        return kept, kept
-    if sent is not ahead.x:  # optax.identity() leaves the momentum as it is
-        kept = kept + scale * ahead.correction * (sent - ahead.x)
-    return sent, kept
-
-
 class _Link(NamedTuple):
     """The settings of one link, and its two functions."""
 
@@ -325,12 +226,10 @@ class _Link(NamedTuple):
         nu = nu_mean = None
         if self.b2 is not None:
             nu = init_moment(params, "nu_dtype", self.nu_dtype)
-            if self.exchange.rounds_momentum and isinstance(
-                compressor, OfExchangeState
-            ):
-                # Of a sum over its shards the type no longer varies over their axes.
-                shards = frozenset(self.exchange.shard_axes)
-                nu_mean = jax.tree.map(lambda p: axes.zero_of_sum(p, shards), params)
+        if self._has_units(compressor):
+            # Of a sum over its shards the type no longer varies over their axes.
+            shards = frozenset(self.exchange.shard_axes)
+            nu_mean = jax.tree.map(lambda p: axes.zero_of_sum(p, shards), params)
         count, direction = jnp.zeros([], jnp.int32), self.direction.init(params)
         return MaskMomentumState(count, mu, nu, nu_mean, compressor, direction)
 
@@ -353,30 +252,28 @@ class _Link(NamedTuple):
             xs = unless(skip, [row.m for row in rows], [a.x for a in own])
             own = [a._replace(x=x) for a, x in zip(own, xs, strict=True)]
         # 2. M, the mean of what the workers send of it, and e, what this one does not.
-        xs, sent, compressor = self._send(leaves, own, state, params, step, extra_args)
-        own = [a._replace(x=x) for a, x in zip(own, xs, strict=True)]
+        answer, compressor = self._send(leaves, own, state, params, step, extra_args)
+        own = [a._replace(x=x) for a, x in zip(own, answer.xs, strict=True)]
         # 3. What the step takes, and what the worker keeps.
-        again = [_recomputed(row) for row in rows]
-        pairs = [take_and_keep(rule, *x) for x in zip(again, own, sent, strict=True)]
-        taken = [x for x, _ in pairs]
-        mus = [m.astype(row.m.dtype) for row, (_, m) in zip(rows, pairs, strict=True)]
-        olds = sent if rule.selects else [row.m for row in rows]
+        if rule.agrees:  # or what was computed of g, m and v would be kept until now
+            rows = [row.read_anew() for row in rows]
+        pairs = list(map(take_and_keep, [rule] * len(rows), rows, own, answer.sent))
+        taken, mus = [x for x, _ in pairs], [m for _, m in pairs]
+        olds = answer.sent if rule.selects else [row.m for row in rows]
         mus = unless(skip, olds, mus)
         # 4. v, of what all take; or of the worker's own gradient, since to agree on a v
         # of gradients would be to send them.
         xs = [row.g.astype(jnp.float32) for row in rows] if rule.selects else taken
-        nus, nu_means = second_moments(again, xs, self.b2, step, skip)
-        # 5. The direction. The moments were chosen where they were made, before it
-        # reads them.
-        if rule.selects:
-            pairs = zip(rows, mus, strict=True)
-            taken = [
-                m.astype(jnp.float32) * self._fix(row.b1, step) for row, m in pairs
-            ]
+        nus, nu_means = second_moments(rows, xs, self.b2, step, skip)
+        # 5. The direction, which reads the moments that were chosen.
         taken, mus, nus = leaves.joined.split(taken, mus, nus)
-        moments = self._moments(leaves, mus, nus, step)
+        given = self._moments(leaves, mus, nus, step)
+        if rule.selects:
+            factors = leaves.corrections(rule, step)
+            pairs = zip(factors, mus, strict=True)
+            taken = [factor * m.astype(jnp.float32) for factor, m in pairs]
         u, direction = self.direction.update(
-            leaves.rebuild(taken), state.direction, params, **extra_args, **moments
+            leaves.rebuild(taken), state.direction, params, **extra_args, **given
         )
         old = state.count, state.compressor, state.direction
         count, compressor, direction = unless(skip, old, (step, compressor, direction))
@@ -402,15 +299,14 @@ class _Link(NamedTuple):
             updates, state.mu, decays(self.b1, state.mu), state.nu, state.nu_mean,
             like=like, layout=self.exchange.layout,
         )  # fmt: skip
+        rows = [Row(*row) for row in found]
         at = selection_at(self.exchange, like, step)
 
         def unit(leaf: Leaf) -> int | None:
             # A compressor of the user's gets the leaves as they are.
-            if not isinstance(state.compressor, OfExchangeState):
-                return None
-            return unit_to_join(self.exchange, at, leaf)
+            is_ours = takes_requests(state.compressor)
+            return unit_to_join(self.exchange, at, leaf) if is_ours else None
 
-        rows = [Row(*row) for row in found]
         joined = join_rows(rows, unit, same=["b1"], values=["nu_mean"])
         return _Leaves(updates, like, [row.b1 for row in rows], joined, at, rebuild)
 
@@ -422,71 +318,60 @@ class _Link(NamedTuple):
         params: optax.Params | None,
         step: jax.Array,
         extra_args: dict[str, Any],
-    ) -> tuple[
-        Sequence[jax.Array], Sequence[Sent] | Sequence[jax.Array], optax.OptState
-    ]:
+    ) -> tuple[Answer, optax.OptState]:
         """What the compressor makes of each x, and its state."""
         rows, xs = leaves.joined.rows, [x for x, _ in own]
-        if isinstance(state.compressor, OfExchangeState):
-            units = [self._unit(row, step) for row in rows]
-            again = [self._unit(_recomputed(row), step) for row in rows]
-            request = Request(leaves.joined.leaves, leaves.at, units, again)
+        if takes_requests(state.compressor):
+            request = Request(
+                leaves.joined.leaves,
+                leaves.at,
+                [unit_of(row, self.b2, step) for row in rows],
+                [unit_of(row.read_anew(), self.b2, step) for row in rows],
+            )
             out, new = self.compressor.update(
                 xs, state.compressor, **extra_args, request=request
             )
             if isinstance(out, Answer):
-                return out.xs, out.sent, new
+                return out, new
         tree = leaves.rebuild(leaves.joined.split(xs)[0])
         out, new = self.compressor.update(tree, state.compressor, params, **extra_args)
         if self.rule.agrees and isinstance(out, Sent):
-            return xs, list(map(Sent, *map(leaves.join, out))), new
+            return Answer(xs, list(map(Sent, *map(leaves.join, out)))), new
         wholes = leaves.join(optax.tree.add(*out) if isinstance(out, Sent) else out)
         skip = extra_args.get("skip") if self.rule.selects else None
-        return xs, unless(skip, [row.m for row in rows], wholes), new
-
-    def _unit(self, row: Row, step: jax.Array) -> Unit | None:
-        return None if self.b2 is None else unit_of(row, self.b2, step)
-
-    def _fix(self, b1: ArrayLike, step: jax.Array) -> jax.Array:
-        """The factor that corrects the bias of a momentum that is M + e."""
-        correction = bias(b1, step) if self.rule.bias_correction else jnp.float32(1)
-        return 1 / correction
+        return Answer(xs, unless(skip, [row.m for row in rows], wholes)), new
 
     def _moments(
         self,
         leaves: "_Leaves",
         mus: Sequence[jax.Array],
-        nus: Sequence[jax.Array | None],
+        nus: Sequence[jax.Array],
         step: jax.Array,
     ) -> dict[str, Any]:
         """What a direction gets beside the momentum."""
         if self.b2 is None:
             return {}
-        if not self.rule.selects:
-            # With overlap M is of the momenta that the last step left.
-            of_nu = correction_of_v(self.b2, step - 1 if self.rule.overlaps else step)
-        else:
-            of_nu = self._fix(self.b2, step)
-        hats = [of_nu * nu.astype(jnp.float32) for nu in nus if nu is not None]
-        given = {"second_moment": leaves.rebuild(hats), "of_second_moment": of_nu}
+        of_nu = correct_v(self.rule, self.b2, step)
+        hats = leaves.rebuild([of_nu * nu.astype(jnp.float32) for nu in nus])
+        given = {"second_moment": hats, "of_second_moment": of_nu}
         if self.rule.selects:
             # Factors, and not corrected moments, so that a direction may read m and v
             # where they lie: m / (1 - b1^t) would be one more array of their size.
-            fixes = {id(b1): self._fix(b1, step) for b1 in leaves.b1s}
-            of_mus = leaves.rebuild([fixes[id(b1)] for b1 in leaves.b1s])
-            moments = leaves.rebuild(mus), leaves.rebuild(nus), of_mus, of_nu
-            given["moments"] = Moments(*moments)
+            columns = mus, nus, leaves.corrections(self.rule, step)
+            given["moments"] = Moments(*map(leaves.rebuild, columns), of_nu)
         return given
+
+    def _has_units(self, compressor: optax.OptState) -> bool:
+        """Whether the compressor of this state sends codes in units of v."""
+        ours = takes_requests(compressor) and self.exchange.rounds_momentum
+        return ours and self.b2 is not None
 
     def _check(self, updates: optax.Updates, state: MaskMomentumState) -> None:
         """Raises for gradients that do not fit, or that were averaged already."""
         exchange = self.exchange
         axes.check_local(updates, exchange.axis_name, exchange.shard_axes)
         checks.check_gradients(updates, state.mu)
-        rounds = exchange.rounds_momentum and isinstance(
-            state.compressor, OfExchangeState
-        )
-        if rounds and self.b2 is not None and state.nu_mean is None:
+        if self._has_units(state.compressor) and state.nu_mean is None:
             raise ValueError(
                 f"payload={exchange.payload!r} needs units for its codes, got a state "
                 "without nu_mean, as of a single worker or of payload=None: set it to "
@@ -512,7 +397,8 @@ class _Leaves(NamedTuple):
         """The new tree of a state; leaves without a gradient stay as they were."""
         return None if old is None else keep_absent(self.rebuild(new), old)
 
-
-def _recomputed(row: Row) -> Row:
-    g, m, nu = recompute((row.g, row.m, row.nu))
-    return row._replace(g=g, m=m, nu=nu)
+    def corrections(self, rule: Rule, step: jax.Array) -> list[jax.Array]:
+        """The factor of each leaf's momentum that corrects its bias."""
+        # One for each rate, and not for each leaf: leaves that have it may be joined.
+        factors = {id(b1): 1 / rule.correction(b1, step) for b1 in self.b1s}
+        return [factors[id(b1)] for b1 in self.b1s]
