@@ -14,7 +14,7 @@ from slamb_jax._core.keywords import explain_unknown
 from slamb_jax._core.layout import Layout, mesh_axes
 from slamb_jax._core.leaves import LayoutOf
 from slamb_jax.exchange.json_form import value_from_json, value_to_json
-from slamb_jax.exchange.nbytes import share_of
+from slamb_jax.exchange.nbytes import means_of, share
 from slamb_jax.exchange.selections import Selection, Strided
 from slamb_jax.exchange.validity import check_settings
 
@@ -49,8 +49,7 @@ class Exchange:
         coordinate. ``"largest_of_7"``, or of another number from 2 to 127: the sign of
         the largest coordinate of so many, in half a byte up to 7 and a byte above.
         ``"uniform8"``, ``"uniform4"``: stochastic rounding to 8 or 4 bits, as in QSGD.
-        ``"natural"``: to powers of two, 8 bits. ``"terngrad"``: to three values, as in
-        TernGrad, 1.7 bits. ``"sign"``: signs and a scale, 1 bit.
+        ``"sign"``: signs and a scale, 1 bit.
         ``"bfloat16"``. None: float32; the parameters' dtype where parameters are
         averaged, and the momentum's under a ``selection``.
       sync_every: H, the steps from one mean to the next, a positive integer. 1: of the
@@ -217,7 +216,7 @@ class Exchange:
         parameters are spread over the steps between them. ``params`` are the
         parameters, or their shapes and dtypes.
         """
-        return share_of(self, params)
+        return share(*means_of(self, params))
 
     def to_json(self) -> dict[str, Any]:
         """The settings that are not the default, as what JSON and YAML can hold.

@@ -1,6 +1,6 @@
 """Which settings of an exchange there are, and which of them go together."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from slamb_jax._core.axes import as_tuple
 from slamb_jax._core.checks import (
@@ -9,67 +9,59 @@ from slamb_jax._core.checks import (
     check_integer,
     check_transformation,
 )
+from slamb_jax.exchange.codecs import CODECS
 from slamb_jax.exchange.selections import Selection
 
-_LARGEST_OF = tuple(f"largest_of_{count}" for count in range(2, 128))
-_PAYLOADS = (
-    *("bfloat16", "uniform8", "uniform4", "natural", "ternary", "terngrad", "sign"),
-    *_LARGEST_OF,
-)
+if TYPE_CHECKING:  # it stands above this file
+    from slamb_jax.exchange.settings import Exchange
 
 
-def check_settings(exchange: Any) -> None:
+def check_settings(exchange: "Exchange") -> None:
     """Raises for a value out of range, and for settings that cannot go together."""
+    payload, selection = exchange.payload, exchange.selection
     check_bool("overlap", exchange.overlap)
-    known = isinstance(exchange.payload, str) and exchange.payload in _PAYLOADS
-    if exchange.payload is not None and not known:
+    is_name = isinstance(payload, str) and payload in ("bfloat16", *CODECS)
+    if payload is not None and not is_name:
         raise ValueError(
-            "payload must be None, 'bfloat16', 'uniform8', 'uniform4', 'natural', "
-            "'ternary', 'terngrad', 'sign' or 'largest_of_N' with N from 2 to 127, "
-            f"such as 'largest_of_7', got {exchange.payload!r}"
+            "payload must be None, 'bfloat16', 'uniform8', 'uniform4', 'ternary', "
+            "'sign' or 'largest_of_N' with N from 2 to 127, such as 'largest_of_7', "
+            f"got {payload!r}"
         )
     if exchange.sync_every is not None:
         check_integer("sync_every", exchange.sync_every, 1)
     if exchange.outer is not None:
         check_transformation("outer", exchange.outer)
-    _check_selection(exchange)
-    _check_average(exchange)
-    _check_axes(exchange)
-
-
-def _check_selection(exchange: Any) -> None:
-    selection = exchange.selection
-    if selection is None:
-        return
-    if not isinstance(selection, Selection):
+    if selection is not None and not isinstance(selection, Selection):
         raise ValueError(
             "selection must be None or a slamb_jax.selections.Selection, such as "
             f"Strided(0.1), got {selection!r}"
         )
-    if exchange.outer is not None:
+    if selection is not None and exchange.outer is not None:
         raise ValueError(
             f"selection={selection!r} averages the parameters themselves every "
             f"sync_every steps: it takes no outer optimizer, got {exchange!r}"
         )
+    _check_average(exchange)
+    _check_axes(exchange)
 
 
-def _check_average(exchange: Any) -> None:
+def _check_average(exchange: "Exchange") -> None:
     payload, every, outer = exchange.payload, exchange.sync_every, exchange.outer
-    if every is None and exchange.selection is None and exchange.axis_name is not None:
+    selects = exchange.selection is not None
+    if every is None and not selects and exchange.axis_name is not None:
         raise ValueError(
             "sync_every=None without a selection exchanges nothing between "
             f"{exchange.axis_name!r}: give one of them, or no axis_name"
         )
-    if outer is not None:
-        if every is None:
-            raise ValueError("outer needs an average: give sync_every too, got None")
-        if payload in _LARGEST_OF:
-            raise ValueError(
-                f"payload={payload!r} sends one coordinate of each group, and the "
-                "others would be lost from the parameters' difference that an outer "
-                "optimizer gets: take 'ternary', 'uniform4' or 'uniform8'"
-            )
-    elif every not in (None, 1) and payload is not None and exchange.selection is None:
+    if outer is not None and every is None:
+        raise ValueError("outer needs an average: give sync_every too, got None")
+    if outer is not None and str(payload).startswith("largest_of_"):
+        raise ValueError(
+            f"payload={payload!r} sends one coordinate of each group, and the others "
+            "would be lost from the parameters' difference that an outer optimizer "
+            "gets: take 'ternary', 'uniform4' or 'uniform8'"
+        )
+    if outer is None and every not in (None, 1) and payload is not None and not selects:
         raise ValueError(
             f"sync_every={every} averages parameters, which payload={payload!r} would "
             "round: give outer=optax.sgd(1.0), whose difference to the last average is "
@@ -78,7 +70,7 @@ def _check_average(exchange: Any) -> None:
         )
 
 
-def _check_axes(exchange: Any) -> None:
+def _check_axes(exchange: "Exchange") -> None:
     check_axis_name(exchange.axis_name)
     check_axis_name(exchange.local_axis_name, "local_axis_name")
     names = exchange.axis_name, exchange.local_axis_name

@@ -19,10 +19,9 @@ from jax.typing import ArrayLike
 from slamb_jax._core.axes import axis_size
 from slamb_jax._core.leaves import Leaf, keep_absent, unless
 from slamb_jax._core.moments import Moments, bias, moved, stored, weights
-from slamb_jax._core.platform import after_exchange, computed_apart, recompute_barrier
-from slamb_jax._core.platform_tiles import by_tiles
+from slamb_jax._core.platform import computed_apart, recompute_barrier
 from slamb_jax._core.rounding import next_step
-from slamb_jax.exchange.codes import quantizer_of
+from slamb_jax.exchange.codecs import codec_of
 from slamb_jax.exchange.collectives import psum_each
 from slamb_jax.exchange.mean import mean_over_workers
 from slamb_jax.exchange.settings import Exchange
@@ -40,11 +39,6 @@ class Rule(NamedTuple):
     nesterov: bool
     bias_correction: bool
     overlap: bool
-
-    @property
-    def keeps_what_is_sent(self) -> bool:
-        """Whether the momentum that is kept is a multiple of what is sent."""
-        return self.share is None and not self.nesterov and not self.overlap
 
     def kept_share(self, b1: ArrayLike) -> jax.Array:
         """c, the share of m in x. The state has c m, where e has a place if c is 0."""
@@ -204,17 +198,17 @@ def packs_of(
     rows: Sequence[Row], second: SecondMoment | None, exchange: Exchange
 ) -> list[Pack]:
     """Which small leaves share an array."""
-    quantizer = quantizer_of(exchange.payload)
+    codec = codec_of(exchange.payload)
     # Without codes a leaf's step is short, and to move the leaf would take longer. What
     # is between the leaves of an array must be sent as zeros.
     one = axis_size(exchange.axis_name) == 1
-    if one or quantizer is None or not quantizer.has_zero:
+    if one or codec is None or not codec.has_zero:
         return alone([row.leaf for row in rows])
     columns = [[row.g for row in rows], [row.m for row in rows]]
     if second is not None:
         columns.append(second.nus)
     leaves, rates = [row.leaf for row in rows], [row.b1 for row in rows]
-    return packs_by_type(leaves, columns, rates, quantizer)
+    return packs_by_type(leaves, columns, rates, codec)
 
 
 def join(
@@ -242,7 +236,6 @@ def exchanged(
     step: jax.Array,
     *,
     in_codes: bool,
-    skips: bool,
 ) -> tuple[list[jax.Array], list[jax.Array], SecondMoment | None]:
     """The mean momentum of the workers, bias-corrected, and what this worker keeps.
 
@@ -261,7 +254,7 @@ def exchanged(
     )  # fmt: skip
     again = None
     if in_codes:
-        again = functools.partial(_recomputed, rule, step, skips)
+        again = functools.partial(_recomputed, rule, step)
         if second is not None:
             # v is read once more, where a GPU would keep the units.
             second = second._replace(nus=recompute_barrier(second.nus))
@@ -275,10 +268,7 @@ def exchanged(
         # worker's momentum, would be more noise than what it takes away.
         received = found.received_by_others(i, with_lost=second is None)
         stored, others = (row.g, row.m, nu), (sent[i], found.means[i], received)
-        if found.lost is None:  # no codes
-            mean, mu = step_of(*stored, *others)
-        else:
-            mean, mu = by_tiles(step_of, stored, others)
+        mean, mu = step_of(*stored, *others)
         means.append(mean)
         mus.append(mu)
     return means, mus, second
@@ -319,7 +309,7 @@ def _taken_and_kept(
     row, unit = row._replace(g=g, m=m), unit_of(nu)
     kept = memory(row, rule)
     if again is not None:
-        sent, kept = again(row, unit, fix, sent)
+        sent, kept = again(row, unit)
     if received is not None:
         error = unit.size * unit.waits * (sent - received)
         kept = kept + of_error(error, row, fix)
@@ -327,29 +317,14 @@ def _taken_and_kept(
 
 
 def _recomputed(
-    rule: Rule,
-    step: jax.Array,
-    skips: bool,
-    row: Row,
-    unit: Unit,
-    fix: jax.Array,
-    sent: jax.Array,
+    rule: Rule, step: jax.Array, row: Row, unit: Unit
 ) -> tuple[jax.Array, jax.Array]:
     """What was sent, in units, and :func:`memory`, for the step after the exchange.
 
     Kept from before it, each would be one more copy of the parameters.
     """
-
-    def anew(g: jax.Array, m: jax.Array) -> tuple[jax.Array, jax.Array]:
-        again = row._replace(g=g, m=m)
-        return ahead(again, step, rule).x / unit.size, memory(again, rule)
-
-    def of_sent(sent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return sent, rule.kept_share(row.b1) * (fix * (unit.size * sent))
-
-    # A skipped step needs the old momentum once more.
-    in_place = rule.keeps_what_is_sent and not skips
-    return after_exchange(anew, of_sent if in_place else None, row.g, row.m, sent)
+    again = row._replace(g=recompute_barrier(row.g), m=recompute_barrier(row.m))
+    return ahead(again, step, rule).x / unit.size, memory(again, rule)
 
 
 def _means_of(arrays: Sequence[jax.Array], packs: Sequence[Pack]) -> list[jax.Array]:

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from slamb_jax._core.axes import varying_axes
 from slamb_jax._core.leaves import Leaf
 from slamb_jax._core.platform import hidden, materialized, opaque, slices
-from slamb_jax.exchange.codes import Quantizer
+from slamb_jax.exchange.codecs import BlockCodec
 
 
 class Pack(NamedTuple):
@@ -107,14 +107,14 @@ def packs_by_type(
     leaves: Sequence[Leaf],
     columns: Sequence[Sequence[jax.Array]],
     rates: Sequence[ArrayLike],
-    quantizer: Quantizer,
+    codec: BlockCodec,
 ) -> list[Pack]:
     """Packs of small leaves whose arrays in each column have the same type.
 
     Their decay rates are the same, too: a number, or the very same array.
     """
     kinds: dict[tuple[Hashable, ...], list[int]] = {}
-    groups = [quantizer.group_of(leaf.size) for leaf in leaves]
+    groups = [codec.group_of(leaf.size) for leaf in leaves]
     for i, (leaf, rate, group) in enumerate(zip(leaves, rates, groups, strict=True)):
         kind: tuple[Hashable, ...] = (i,)  # by itself
         # A sharded leaf has sums over its shards, which others of its array have not.

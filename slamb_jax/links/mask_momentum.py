@@ -299,7 +299,6 @@ class _Link(NamedTuple):
                 second,
                 step,
                 in_codes=self.in_codes,
-                skips=skip is not None,
             )
         else:
             means, mus, compressed = _compressor.exchanged_by(
