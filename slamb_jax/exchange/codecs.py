@@ -30,14 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from slamb_jax._core.platform import (
-    map_groups,
-    materialized,
-    opaque,
-    reduce_blocks,
-    scale_rows,
-    split_digits,
-)
+from slamb_jax._core import platform as _platform
 from slamb_jax._core.rounding import hash_u32
 
 _WIDTH = 128  # of a row: whole cache lines are read at once
@@ -147,7 +140,7 @@ class BlockCodec(abc.ABC):
         def encode(groups: jax.Array, first: jax.Array) -> Code:
             return self._encode(groups, Draw(seed, first))
 
-        return _kept(map_groups(encode, x, group[1:]))
+        return _kept(_platform.map_groups(encode, x, group[1:]))
 
     def _encode(self, groups: jax.Array, draw: Draw) -> Code:
         # 1. The planes. Nothing is copied: they are read where they stand.
@@ -171,13 +164,13 @@ class BlockCodec(abc.ABC):
         *lead, planes, rows, width = packed.shape
         digits = packed
         if self.digits > 1:
-            digits = split_digits(packed, self.base, self.digits)
+            digits = _platform.split_digits(packed, self.base, self.digits)
             digits = digits.reshape(*lead, planes * self.digits, rows, width)
         # The scales came as bytes among bytes, without a cast that XLA could widen.
         floats = lax.bitcast_convert_type(scales[..., None, :, None, :], jnp.float32)
         if self.planes > 1:
             return self.dequantize(digits, floats)
-        return scale_rows(self.dequantize, digits, floats)
+        return _platform.scale_rows(self.dequantize, digits, floats)
 
     def parted(self, in_bytes: jax.Array, shape: Group) -> Code:
         """The code of groups of this shape, from (..., nbytes)."""
@@ -304,7 +297,9 @@ class Uniform(BlockCodec):
 
     def quantize(self, planes: list[jax.Array], draw: Draw) -> Quantized:
         levels = self.levels
-        size = reduce_blocks([jnp.abs(x) for x in planes], jnp.maximum, jnp.max)
+        size = _platform.reduce_blocks(
+            [jnp.abs(x) for x in planes], jnp.maximum, jnp.max
+        )
         is_small = size < levels * _TINY
         usable = ~is_small & jnp.isfinite(size)  # the scale tells NaN and infinity
         digits = []
@@ -362,7 +357,7 @@ def _scale(
 
 def _block_sum(planes: Sequence[jax.Array]) -> jax.Array:
     """The sum of each block, over all of its planes."""
-    return reduce_blocks(planes, jnp.add, jnp.sum)
+    return _platform.reduce_blocks(planes, jnp.add, jnp.sum)
 
 
 def _kept(code: Code) -> Code:
@@ -371,5 +366,5 @@ def _kept(code: Code) -> Code:
     A CPU would, for each of the digits that a byte is split into. And XLA would flatten
     what stands in front of them, too.
     """
-    out: Code = opaque(materialized(code))
+    out: Code = _platform.opaque(_platform.materialized(code))
     return out

@@ -179,16 +179,11 @@ def _mean_in_codes(
         return out
 
     # 1. Encode.
-    parts = [
-        Part.encode(
-            cut,
-            [arrays[i] for i in cut.members],
-            codec,
-            place,
-            hash_u32(seed, hash_words(number)),
-        )
-        for number, cut in enumerate(cuts)
-    ]
+    parts = []
+    for number, cut in enumerate(cuts):
+        members = [arrays[i] for i in cut.members]
+        of_cut = hash_u32(seed, hash_words(number))
+        parts.append(Part(cut, members, codec, place, of_cut))
     # 2. All-to-all.
     received = _send_together([part.slices() for part in parts], to_owners)
     # 3. Average.

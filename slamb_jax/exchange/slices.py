@@ -16,7 +16,7 @@ from jax import lax
 
 from slamb_jax._core.platform import materialized, sum_of_rows
 from slamb_jax._core.rounding import hash_u32, hash_words
-from slamb_jax.exchange.codecs import BlockCodec, Code, Group
+from slamb_jax.exchange.codecs import BlockCodec, Group
 
 _MANY_ROWS = 512  # of a slice: from so many on, filling groups costs under 1 %
 
@@ -71,65 +71,51 @@ class Place(NamedTuple):
     worker: jax.Array
     device: jax.Array  # of its worker
 
-    def seed(self, seed: jax.Array, device: jax.Array, stage: int) -> jax.Array:
-        """The seed of the random bits of one device of this worker at one stage.
 
-        Devices of a worker hold the same arrays, and must round them alike: what is
-        encoded by all has the seed of device 0, an owner's mean that of its own.
-        """
-        number = self.worker * jnp.int32(self.width) + device
-        return hash_u32(hash_u32(number.astype(jnp.uint32), seed), hash_words(stage))
+class Part:
+    """Arrays that are cut alike, in codes: what of them travels, and what it means.
 
+    Attributes:
+      shapes: of the arrays.
+      ends: where the groups of each array end, from 0.
+      is_joined: whether all arrays are encoded together.
+      codes: of each array, or of all together.
+    """
 
-class Part(NamedTuple):
-    """Arrays that are cut alike, in codes: what of them travels, and what it means."""
-
-    cut: Cut
-    codec: BlockCodec
-    place: Place
-    seed: jax.Array
-    shapes: list[tuple[int, ...]]  # of the arrays
-    ends: list[int]  # where the groups of each array end, from 0
-    codes: list[Code]  # of each array, or of all together
-
-    @classmethod
-    def encode(
-        cls,
+    def __init__(
+        self,
         cut: Cut,
         arrays: Sequence[jax.Array],
         codec: BlockCodec,
         place: Place,
         seed: jax.Array,
-    ) -> "Part":
-        """The codes of this worker's arrays."""
-        group = cut.group
-        counts = [-(-x.size // group.size) for x in arrays]
-        shapes, ends = [x.shape for x in arrays], [0, *np.cumsum(counts)]
-        part = cls(cut, codec, place, seed, shapes, ends, [])
-
-        def seed_of(i: int) -> jax.Array:
-            return place.seed(seed, jnp.int32(0), 3 + i)
-
-        if not part.is_joined:
-            codes = [
-                codec.encode_array(x, group, seed_of(i)) for i, x in enumerate(arrays)
+    ) -> None:
+        self.cut, self.codec, self.place, self.seed = cut, codec, place, seed
+        group, none = cut.group, jnp.int32(0)
+        self.shapes = [x.shape for x in arrays]
+        self.ends = [0, *np.cumsum([-(-x.size // group.size) for x in arrays])]
+        # Groups of one row are of small arrays, which share an encoding. A large one is
+        # encoded in its place, since to concatenate would be to copy it.
+        self.is_joined = group.rows == 1
+        if self.is_joined:
+            flat = [jnp.pad(x.reshape(-1), (0, -x.size % group.size)) for x in arrays]
+            groups = jnp.concatenate(flat).reshape(-1, *group[1:])
+            self.codes = [codec.encode(groups, self._seed(none, 3))]
+        else:
+            self.codes = [
+                codec.encode_array(x, group, self._seed(none, 3 + i))
+                for i, x in enumerate(arrays)
             ]
-            return part._replace(codes=codes)
-        padded = [
-            jnp.pad(x.reshape(-1), (0, count * group.size - x.size))
-            for x, count in zip(arrays, counts, strict=True)
-        ]
-        groups = jnp.concatenate(padded).reshape(-1, *group[1:])
-        return part._replace(codes=[codec.encode(groups, seed_of(0))])
 
-    @property
-    def is_joined(self) -> bool:
-        """Whether all arrays are encoded together.
+    def _seed(self, device: jax.Array, stage: int) -> jax.Array:
+        """The seed of the random bits of one device of this worker at one stage.
 
-        Groups of one row are of small arrays, which share an encoding. A large one is
-        encoded in its place, since to concatenate would be to copy it.
+        Devices of a worker hold the same arrays, and must round them alike: what is
+        encoded by all has the seed of device 0, an owner's mean that of its own.
         """
-        return self.cut.group.rows == 1
+        number = self.place.worker * jnp.int32(self.place.width) + device
+        of_device = hash_u32(number.astype(jnp.uint32), self.seed)
+        return hash_u32(of_device, hash_words(stage))
 
     def slices(self) -> jax.Array:
         """The codes in slices for their owners: uint8 (devices, workers, bytes)."""
@@ -153,8 +139,7 @@ class Part(NamedTuple):
 
     def encode_slice(self, mean: jax.Array) -> jax.Array:
         """The code of a slice, uint8 (bytes,)."""
-        seed = self.place.seed(self.seed, self.place.device, 2)
-        code = self.codec.encode(mean, seed)
+        code = self.codec.encode(mean, self._seed(self.place.device, 2))
         return jnp.concatenate([x.reshape(-1) for x in code])
 
     def decode_slice(self, code: jax.Array) -> jax.Array:
@@ -166,19 +151,16 @@ class Part(NamedTuple):
         digits, scales = self.codec.parted(codes, self.cut.slice)
         # Put in the order of the arrays while they are bytes: a GPU would split all
         # digits first, and keep them.
-        columns = materialized(
-            (self._from_slices(digits), self._from_slices(scales[..., None, :, :]))
-        )
-        pairs = zip(*columns, strict=True)
+        columns = [self._from_slices(x) for x in (digits, scales[..., None, :, :])]
+        pairs = zip(*materialized(columns), strict=True)
         return self._arrays([self.codec.decode(x, y[:, 0]) for x, y in pairs])
 
     def own_arrays(self, slices: jax.Array) -> list[jax.Array]:
         """The arrays of this worker's slices (devices, ...), and 0 elsewhere."""
-        x = slices[:, None]
-        is_me = jnp.arange(self.place.n, dtype=jnp.int32) == self.place.worker
-        is_me = is_me.reshape(1, -1, *(1,) * (x.ndim - 2))
-        x = jnp.where(is_me, x, jnp.zeros_like(x))
-        return self._arrays(self._from_slices(x))
+        shape = (len(slices), self.place.n, *slices.shape[1:])
+        is_own = lax.broadcasted_iota(jnp.int32, shape, 1) == self.place.worker
+        x = jnp.broadcast_to(slices[:, None], shape)
+        return self._arrays(self._from_slices(jnp.where(is_own, x, jnp.float32(0))))
 
     def _is_element(self) -> jax.Array:
         """Which elements of this device's slice are of arrays, and no padding."""
@@ -212,15 +194,14 @@ class Part(NamedTuple):
         x, rows = jnp.moveaxis(slices, 3, 0), self.cut.group.rows
         x = x.reshape(len(x), -1, x.shape[-1])[:, : self.ends[-1] * rows]
         x = x.reshape(len(x), -1, rows, x.shape[-1]).swapaxes(0, 1)
-        return [x] if self.is_joined else self._of_each(x)
+        return [x] if self.is_joined else self._of_each_array(x)
 
-    def _of_each(self, groups: jax.Array) -> list[jax.Array]:
-        """The groups of each array."""
+    def _of_each_array(self, groups: jax.Array) -> list[jax.Array]:
         return [groups[a:b] for a, b in itertools.pairwise(self.ends)]
 
     def _arrays(self, groups: Sequence[jax.Array]) -> list[jax.Array]:
         """The arrays that were cut into these groups, without their padding."""
         if self.is_joined:
-            groups = self._of_each(groups[0])
+            groups = self._of_each_array(groups[0])
         pairs = zip(groups, self.shapes, strict=True)
         return [x.reshape(-1)[: math.prod(s)].reshape(s) for x, s in pairs]
