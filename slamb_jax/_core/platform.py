@@ -44,8 +44,8 @@ def computed_apart(x: Any) -> Any:
     """``x`` for the state, which a GPU computes apart from what else is of ``x``.
 
     What is an output it writes first, for others to read: ``lamb`` wrote the second
-    moment so, whose old one it had to copy for that, and kept its direction. It took
-    18.9 passes over the parameters for 14.7, and ``adamw`` 12.4 for 11.9.
+    moment so, whose old one it had to copy for that, and kept its direction. It needed
+    0.98 of the parameters in temporaries, for 0.37.
     """
 
     def apart(x: Any) -> Any:

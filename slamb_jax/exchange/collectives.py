@@ -123,6 +123,7 @@ def all_gather_invariant(
     bits = _as_integers(x)
     is_mine = jnp.arange(axis_size(axis_name), dtype=index.dtype) == index
     is_mine = is_mine.reshape(-1, *(1,) * x.ndim)
+    # Each worker adds zeros for all others.
     bits = lax.psum(jnp.where(is_mine, bits[None], jnp.zeros_like(bits)), axis_name)
     return bits.view(x.dtype)
 
@@ -136,6 +137,7 @@ def gather_shards(x: jax.Array, axes: Sequence[tuple[Hashable, ...]]) -> jax.Arr
 
 def own_shard(x: jax.Array, axes: Sequence[tuple[Hashable, ...]]) -> jax.Array:
     """Undoes :func:`gather_shards`; nothing is sent."""
+    # The first dimension is sharded over the first axes, and so on.
     for i, names in enumerate(axes):
         if names:
             size = x.shape[i] // axis_size(names)
@@ -172,6 +174,7 @@ def psum_each(
     out = list(trees)
     flat = [jax.tree.leaves(tree) for tree in trees]
     types = [frozenset().union(*map(_axes.varying_axes, arrays)) for arrays in flat]
+    # Without axes a tree is whole already.
     kinds = list(zip(axes, types, strict=True))
     for kind in dict.fromkeys(x for x in kinds if x[0]):
         places = [i for i, x in enumerate(kinds) if x == kind]

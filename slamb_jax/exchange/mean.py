@@ -70,6 +70,7 @@ def mean_over_workers(
       step: seeds the random rounding.
       with_errors: whether to return ``sent`` and ``lost``.
     """
+    # 1. What is not sent stays as it is: empty arrays, and all of a single worker's.
     codec = codec_of(payload)
     out = Means(list(arrays), None, None)
     if axis_size(exchange.axis_name) == 1:
@@ -79,8 +80,8 @@ def mean_over_workers(
         wide = [x.astype(jnp.float32) for x in arrays]
         zeros = [jnp.zeros_like(x) for x in wide]
         out = out._replace(sent=wide, lost=None if codec is None else zeros)
-    # One collective for each wire type, whatever the number of leaves: each collective
-    # has a latency, and an all-to-all is never combined with another by XLA.
+    # 2. One collective for each wire type, whatever the number of leaves: each has a
+    # latency, and XLA never combines an all-to-all with another.
     for dtype, places in _group_by_wire_type(arrays, leaves, payload, codec):
         rounded = [round_to(arrays[i], dtype) for i in places]
         if codec is None:
@@ -88,6 +89,7 @@ def mean_over_workers(
         else:
             alike = [leaves[i].alike for i in places]
             group = _mean_in_codes(rounded, alike, exchange, codec, step, with_errors)
+        # 3. The results in the places of their arrays.
         for whole, part in zip(out, group, strict=True):
             if whole is None or part is None:
                 continue
@@ -228,6 +230,8 @@ def _gather_group(x: jax.Array, group: AxisName | None, like: jax.Array) -> jax.
     """The slices of all devices of the group, flat, typed as ``like``."""
     if axis_size(group) == 1:
         return x.reshape(-1)
+    # The devices hold the same now. Types that do not vary over them must say so, which
+    # takes twice the bytes of an all-gather.
     if _axes.tracked_axes(group) <= _axes.varying_axes(like):
         return _collectives.all_gather(x, group).reshape(-1)
     device = _axes.worker_index(group)

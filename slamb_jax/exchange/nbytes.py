@@ -54,6 +54,7 @@ def means_of(
     layout, held = Layout(None, exchange.stacked).of, params
     if shards is not None:
         held = shards
+    # Selections choose by the size of a whole layer, whatever a device holds of it.
     pairs = zip(leaves_of(held, layout), leaves_of(params, layout), strict=True)
     leaves = [
         dataclasses.replace(leaf, shards=whole.layer_size // max(leaf.layer_size, 1))
@@ -102,6 +103,7 @@ def transfers_of(mean: Mean, workers: int, devices: int = 1) -> list[Transfer]:
     exchanges a part, and the worker gathers the parts.
     """
     sizes, wire, often = mean
+    # A slice to each owner, and the owner's mean to all.
     one = slice_nbytes(sizes, wire, workers * devices)
     part = workers * one
     sent = [Transfer("all-to-all", part, often), Transfer("all-gather", one, often)]
@@ -110,6 +112,7 @@ def transfers_of(mean: Mean, workers: int, devices: int = 1) -> list[Transfer]:
         # 16 bits are sent as codes are, since a sum in 16 bits loses digits.
         if jnp.dtype(wire).itemsize != 2:
             sent = [Transfer("all-reduce", part, often)]
+    # What the devices of a worker got, each a part, they share.
     gather = Transfer("all-gather", part, often, within=True)
     return [*sent, gather] if devices > 1 else sent
 

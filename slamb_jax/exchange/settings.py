@@ -264,6 +264,7 @@ class Exchange:
 def _check_settings(exchange: Exchange) -> None:
     """Raises for a value out of range, and for settings that cannot go together."""
     payload, selection = exchange.payload, exchange.selection
+    # 1. Each setting by itself.
     _checks.check_bool("overlap", exchange.overlap)
     is_name = isinstance(payload, str) and payload in ("bfloat16", *CODECS)
     if payload is not None and not is_name:
@@ -281,6 +282,7 @@ def _check_settings(exchange: Exchange) -> None:
             "selection must be None or a slamb_jax.selections.Selection, such as "
             f"Strided(0.1), got {selection!r}"
         )
+    # 2. What cannot go together.
     if selection is not None and exchange.outer is not None:
         raise ValueError(
             f"selection={selection!r} averages the parameters themselves every "
@@ -298,6 +300,8 @@ def _check_average(exchange: Exchange) -> None:
             "sync_every=None without a selection exchanges nothing between "
             f"{exchange.axis_name!r}: give one of them, or no axis_name"
         )
+    # An outer step is taken along the mean of the parameters' differences. They are of
+    # many steps, and a code of few bits loses what no residual brings back.
     if outer is not None and every is None:
         raise ValueError("outer needs an average: give sync_every too, got None")
     if outer is not None and str(payload).startswith("largest_of_"):
@@ -306,6 +310,7 @@ def _check_average(exchange: Exchange) -> None:
             "would be lost from the parameters' difference that an outer optimizer "
             "gets: take 'ternary', 'uniform4' or 'uniform8'"
         )
+    # Without one, parameters themselves are averaged; a selection's are in float32.
     if outer is None and every not in (None, 1) and payload is not None and not selects:
         raise ValueError(
             f"sync_every={every} averages parameters, which payload={payload!r} would "
@@ -318,6 +323,7 @@ def _check_average(exchange: Exchange) -> None:
 def _check_axes(exchange: Exchange) -> None:
     _checks.check_axis_name(exchange.axis_name)
     _checks.check_axis_name(exchange.local_axis_name, "local_axis_name")
+    # Between workers, within a worker, and between its shards are other axes each.
     names = exchange.axis_name, exchange.local_axis_name
     between, within = (set(as_tuple(name)) for name in names)
     if within and (not between or between & within):

@@ -113,6 +113,7 @@ class Part:
         Devices of a worker hold the same arrays, and must round them alike: what is
         encoded by all has the seed of device 0, an owner's mean that of its own.
         """
+        # Every device of all workers has a number, and every stage of it a seed.
         number = self.place.worker * jnp.int32(self.place.width) + device
         of_device = hash_u32(number.astype(jnp.uint32), self.seed)
         return hash_u32(of_device, hash_words(stage))
@@ -157,6 +158,7 @@ class Part:
 
     def own_arrays(self, slices: jax.Array) -> list[jax.Array]:
         """The arrays of this worker's slices (devices, ...), and 0 elsewhere."""
+        # As if every worker's slices were these, and then zeros for all others'.
         shape = (len(slices), self.place.n, *slices.shape[1:])
         is_own = lax.broadcasted_iota(jnp.int32, shape, 1) == self.place.worker
         x = jnp.broadcast_to(slices[:, None], shape)
@@ -182,6 +184,7 @@ class Part:
     def _to_slices(self, groups: jax.Array) -> jax.Array:
         """(groups, planes, rows, ...) to (devices, workers, groups, planes, ...)."""
         own, place = self.cut.slice, self.place
+        # All rows of all groups, one after the other, with those that fill the slices.
         x = groups.swapaxes(0, 1)
         x = x.reshape(len(x), -1, x.shape[-1])
         rest = place.width * place.n * own.groups * own.rows - x.shape[1]
@@ -191,6 +194,7 @@ class Part:
 
     def _from_slices(self, slices: jax.Array) -> list[jax.Array]:
         """Undoes :meth:`_to_slices`: the groups of what was encoded together."""
+        # All rows again, without what filled the slices.
         x, rows = jnp.moveaxis(slices, 3, 0), self.cut.group.rows
         x = x.reshape(len(x), -1, x.shape[-1])[:, : self.ends[-1] * rows]
         x = x.reshape(len(x), -1, rows, x.shape[-1]).swapaxes(0, 1)
