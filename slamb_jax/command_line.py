@@ -82,8 +82,8 @@ _EXCHANGE: Options = {
     "--local-axis-name": (str, "device", "mesh axis of the devices of a node, which is "
                           "then one worker; default: a worker is one device"),
     "--payload": (parse_setting, "uniform8", "wire format: bfloat16, uniform8, "
-                  "uniform4, natural, ternary, terngrad, sign, largest_of_N with N "
-                  "from 2 to 127, or null for float32; default: ternary"),
+                  "uniform4, ternary, sign, largest_of_N with N from 2 to 127, or "
+                  "null for float32; default: ternary"),
     "--sync-every": (parse_setting, "100", "H, steps between averages of the "
                      "parameters, or never; default: 1, the momentum at every step"),
 }  # fmt: skip

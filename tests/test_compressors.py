@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import slamb_jax
+from benchmarks.rivals.parts import natural, terngrad
 from slamb_jax import compressors
 from tests.close import assert_close, assert_same_bits, assert_workers_agree
 from tests.optimizers import gradients, random_tree
@@ -59,8 +60,8 @@ ALL = {
     "low rank": compressors.low_rank(2, AXIS),
     "a user's": compressors.from_codec(compressors.Codec(halves, whole), AXIS),
     "signs": of(payload="sign"),
-    "TernGrad": of(payload="terngrad"),
-    "natural": of(payload="natural"),
+    "TernGrad": compressors.from_codec(terngrad(), AXIS),
+    "natural": compressors.from_codec(natural(), AXIS),
     "by turns": of(
         payload=None, selection=slamb_jax.selections.Strided(0.25, min_size=4)
     ),

@@ -19,7 +19,7 @@ from slamb_jax._core.leaves import Leaf, chosen, present, unless
 from slamb_jax._core.platform import materialized
 from slamb_jax._core.rounding import next_step
 from slamb_jax.compressors.codec import Sent
-from slamb_jax.exchange.codes import quantizer_of
+from slamb_jax.exchange.codecs import codec_of
 from slamb_jax.exchange.mean import mean_over_workers
 from slamb_jax.exchange.selections import AtStep, selection_at, unit_of_blocks
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -152,12 +152,12 @@ def unit_to_join(exchange: Exchange, at: AtStep | None, leaf: Leaf) -> int | Non
     """
     if axes.axis_size(exchange.axis_name) == 1:
         return None
-    quantizer = quantizer_of(exchange.payload)
-    if quantizer is None:
+    codec = codec_of(exchange.payload)
+    if codec is None:
         return unit_of_blocks(at, leaf)
-    if not quantizer.has_zero or not (at is None or at.is_dense(leaf)):
+    if not codec.has_zero or not (at is None or at.is_dense(leaf)):
         return None
-    return quantizer.group_of(leaf.size).size
+    return codec.group_of(leaf.size).size
 
 
 class _Row(NamedTuple):

@@ -8,13 +8,14 @@ from typing import Any
 import chex
 import optax
 
-from slamb_jax._core.axes import AxisName
+from slamb_jax._core import checks as _checks
+from slamb_jax._core.axes import AxisName, as_tuple
 from slamb_jax._core.layout import Layout, mesh_axes
 from slamb_jax._core.leaves import LayoutOf
+from slamb_jax.exchange.codecs import CODECS
 from slamb_jax.exchange.json_form import value_from_json, value_to_json
-from slamb_jax.exchange.nbytes import share_of
+from slamb_jax.exchange.nbytes import means_of, share
 from slamb_jax.exchange.selections import Selection, Strided
-from slamb_jax.exchange.validity import check_settings
 
 _PAPER = {"payload": None, "sync_every": 100, "selection": Strided(0.1)}
 
@@ -44,8 +45,7 @@ class Exchange:
         coordinate. ``"largest_of_7"``, or of another number from 2 to 127: the sign of
         the largest coordinate of so many, in half a byte up to 7 and a byte above.
         ``"uniform8"``, ``"uniform4"``: stochastic rounding to 8 or 4 bits, as in QSGD.
-        ``"natural"``: to powers of two, 8 bits. ``"terngrad"``: to three values, as in
-        TernGrad, 1.7 bits. ``"sign"``: signs and a scale, 1 bit.
+        ``"sign"``: signs and a scale, 1 bit.
         ``"bfloat16"``. None: float32; the parameters' dtype where parameters are
         averaged, and the momentum's under a ``selection``.
       sync_every: H, the steps from one mean to the next, a positive integer. 1: of the
@@ -99,7 +99,7 @@ class Exchange:
     stacked: Any = dataclasses.field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        _check_settings(self)
 
     @functools.cached_property
     def layout(self) -> LayoutOf | None:
@@ -161,7 +161,7 @@ class Exchange:
         parameters are spread over the steps between them. ``params`` are the
         parameters, or their shapes and dtypes.
         """
-        return share_of(self, params)
+        return share(*means_of(self, params))
 
     def to_json(self) -> dict[str, Any]:
         """The settings that are not the default, as what JSON and YAML can hold.
@@ -203,6 +203,87 @@ class Exchange:
         shown = [repr(given.pop("axis_name"))] if "axis_name" in given else []
         shown += [f"{name}={value!r}" for name, value in given.items()]
         return f"Exchange({', '.join(shown)})"
+
+
+def _check_settings(exchange: Exchange) -> None:
+    """Raises for a value out of range, and for settings that cannot go together."""
+    payload, selection = exchange.payload, exchange.selection
+    # 1. Each setting by itself.
+    _checks.check_bool("overlap", exchange.overlap)
+    is_name = isinstance(payload, str) and payload in ("bfloat16", *CODECS)
+    if payload is not None and not is_name:
+        raise ValueError(
+            "payload must be None, 'bfloat16', 'uniform8', 'uniform4', 'ternary', "
+            "'sign' or 'largest_of_N' with N from 2 to 127, such as 'largest_of_7', "
+            f"got {payload!r}"
+        )
+    if exchange.sync_every is not None:
+        _checks.check_integer("sync_every", exchange.sync_every, 1)
+    if exchange.outer is not None:
+        _checks.check_transformation("outer", exchange.outer)
+    if selection is not None and not isinstance(selection, Selection):
+        raise ValueError(
+            "selection must be None or a slamb_jax.selections.Selection, such as "
+            f"Strided(0.1), got {selection!r}"
+        )
+    # 2. What cannot go together.
+    if selection is not None and exchange.outer is not None:
+        raise ValueError(
+            f"selection={selection!r} averages the parameters themselves every "
+            f"sync_every steps: it takes no outer optimizer, got {exchange!r}"
+        )
+    _check_average(exchange)
+    _check_axes(exchange)
+
+
+def _check_average(exchange: Exchange) -> None:
+    payload, every, outer = exchange.payload, exchange.sync_every, exchange.outer
+    selects = exchange.selection is not None
+    if every is None and not selects and exchange.axis_name is not None:
+        raise ValueError(
+            "sync_every=None without a selection exchanges nothing between "
+            f"{exchange.axis_name!r}: give one of them, or no axis_name"
+        )
+    # An outer step is taken along the mean of the parameters' differences. They are of
+    # many steps, and a code of few bits loses what no residual brings back.
+    if outer is not None and every is None:
+        raise ValueError("outer needs an average: give sync_every too, got None")
+    if outer is not None and str(payload).startswith("largest_of_"):
+        raise ValueError(
+            f"payload={payload!r} sends one coordinate of each group, and the others "
+            "would be lost from the parameters' difference that an outer optimizer "
+            "gets: take 'ternary', 'uniform4' or 'uniform8'"
+        )
+    # Without one, parameters themselves are averaged; a selection's are in float32.
+    if outer is None and every not in (None, 1) and payload is not None and not selects:
+        raise ValueError(
+            f"sync_every={every} averages parameters, which payload={payload!r} would "
+            "round: give outer=optax.sgd(1.0), whose difference to the last average is "
+            "rounded instead, or payload=None. To send less at every step take "
+            "payload='largest_of_7'"
+        )
+
+
+def _check_axes(exchange: Exchange) -> None:
+    _checks.check_axis_name(exchange.axis_name)
+    _checks.check_axis_name(exchange.local_axis_name, "local_axis_name")
+    # Between workers, within a worker, and between its shards are other axes each.
+    names = exchange.axis_name, exchange.local_axis_name
+    between, within = (set(as_tuple(name)) for name in names)
+    if within and (not between or between & within):
+        raise ValueError(
+            "local_axis_name must name other mesh axes than axis_name, the axis "
+            f"between the workers, got {exchange.local_axis_name!r} and "
+            f"{exchange.axis_name!r}"
+        )
+    if exchange.layout is None:  # which checks param_specs and stacked
+        return
+    if shared := between & set(exchange.shard_axes):
+        raise ValueError(
+            "param_specs must not name the axis of the workers, "
+            f"{min(map(str, shared))!r}: every worker has parameters of its own, "
+            "sharded over other axes of the mesh"
+        )
 
 
 def check_exchange(exchange: object) -> Exchange:
