@@ -8,7 +8,12 @@ from jax.typing import ArrayLike, DTypeLike
 from slamb_jax import links
 from slamb_jax._core import checks
 from slamb_jax.exchange import Exchange
-from slamb_jax.optimizers import _chain
+from slamb_jax.optimizers._chain import (
+    chain_between,
+    check_agrees,
+    step_by,
+    unit_decay,
+)
 
 
 def lion(
@@ -66,9 +71,8 @@ def lion(
     checks.check_decay_rate("b1", b1)
     checks.check_decay_rate("b2", b2, open_low=True)
     momentum = links.mask_momentum(
-        _chain.check_agrees(exchange), optax.scale_by_sign(), b2,
-        _chain.unit_decay(exchange), share=b1, bias_correction=False, mu_dtype=mu_dtype,
+        check_agrees(exchange), optax.scale_by_sign(), b2,
+        unit_decay(exchange), share=b1, bias_correction=False, mu_dtype=mu_dtype,
     )  # fmt: skip
-    return _chain.chain_between(
-        "lion", exchange, momentum, _chain.step_by(learning_rate, weight_decay, mask)
-    )
+    step = step_by(learning_rate, weight_decay, mask)
+    return chain_between("lion", exchange, momentum, step)

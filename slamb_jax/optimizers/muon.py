@@ -14,7 +14,12 @@ from slamb_jax.links import directions
 from slamb_jax.links.directions._matrices import check_matrices, matrices
 from slamb_jax.links.directions.muon import NS_COEFFS
 from slamb_jax.links.mask_momentum import mask_momentum
-from slamb_jax.optimizers import _chain
+from slamb_jax.optimizers._chain import (
+    chain_between,
+    check_agrees,
+    make_for_params,
+    step_by,
+)
 
 FINE_PAYLOADS = (None, "bfloat16", "uniform8", "uniform4")
 """Formats in which the mean of the momenta may be orthogonalized."""
@@ -106,7 +111,7 @@ def muon(
     checks.check_dtype("mu_dtype", mu_dtype)
     check_mask("weight_decay_mask", weight_decay_mask)
     check_matrices("muon_weight_dimension_numbers", muon_weight_dimension_numbers)
-    _check_exchange(_chain.check_agrees(exchange))
+    _check_exchange(check_agrees(exchange))
     orthogonalized = directions.muon(
         ns_coeffs, ns_steps, eps, consistent_rms=consistent_rms,
         weight_dimension_numbers=muon_weight_dimension_numbers,
@@ -117,8 +122,8 @@ def muon(
     b1_of = {"muon": beta, "adam": adam_b1}
     adam_rate = learning_rate if adam_learning_rate is None else adam_learning_rate
     steps = {
-        "muon": _chain.step_by(learning_rate, weight_decay, weight_decay_mask),
-        "adam": _chain.step_by(adam_rate, adam_weight_decay),
+        "muon": step_by(learning_rate, weight_decay, weight_decay_mask),
+        "adam": step_by(adam_rate, adam_weight_decay),
     }
     momentum_of = functools.partial(
         mask_momentum, exchange, nesterov=nesterov, mu_dtype=mu_dtype
@@ -145,9 +150,9 @@ def muon(
                 "adam": momentum_of(normalized, adam_b1, adam_b2),
             }
             momentum = partition(own)
-        return _chain.chain_between("muon", exchange, momentum, partition(steps))
+        return chain_between("muon", exchange, momentum, partition(steps))
 
-    return _chain.make_for_params(make)
+    return make_for_params(make)
 
 
 def _check_exchange(exchange: Exchange) -> None:

@@ -6,7 +6,12 @@ from jax.typing import DTypeLike
 from slamb_jax import links
 from slamb_jax._core import checks
 from slamb_jax.exchange import Exchange
-from slamb_jax.optimizers import _chain
+from slamb_jax.optimizers._chain import (
+    chain_between,
+    check_agrees,
+    step_by,
+    unit_decay,
+)
 
 
 def sgd(
@@ -52,9 +57,9 @@ def sgd(
     checks.check_decay_rate("momentum", decay)
     checks.check_dtype("accumulator_dtype", accumulator_dtype)
     mean_momentum = links.mask_momentum(
-        _chain.check_agrees(exchange), optax.scale(1 / (1 - decay)), decay,
-        _chain.unit_decay(exchange), nesterov=nesterov, bias_correction=False,
+        check_agrees(exchange), optax.scale(1 / (1 - decay)), decay,
+        unit_decay(exchange), nesterov=nesterov, bias_correction=False,
         mu_dtype=accumulator_dtype,
     )  # fmt: skip
-    step = _chain.step_by(learning_rate)
-    return _chain.chain_between("sgd", exchange, mean_momentum, step)
+    step = step_by(learning_rate)
+    return chain_between("sgd", exchange, mean_momentum, step)
