@@ -124,9 +124,7 @@ def mask_momentum(
       direction: what is done with :math:`\hat M`: any optax transformation. One whose
         ``update`` has an argument ``second_moment`` gets :math:`\hat v`. None:
         :math:`\hat M` itself, for links that follow.
-      b1: decay rate of the momentum, in [0, 1); or a tree of them, a prefix of it, or a
-        function of the parameters that returns one. A function of a number is a
-        schedule to ``optax.inject_hyperparams``.
+      b1: decay rate of the momentum, in [0, 1); or a tree of them, or a prefix of it.
       b2: decay rate of v, in [0, 1). None: no v is kept.
       compressor: what exchanges x in place of
         :func:`randk_compress_with_error_feedback`, which may be given, too: any optax
