@@ -11,6 +11,7 @@ import slamb_jax
 from slamb_jax._core import platform as _platform
 from slamb_jax._core import platform_masked
 from slamb_jax._core.leaves import Leaf
+from slamb_jax.exchange.mean import mean_over_workers
 from slamb_jax.links import _mean_momentum
 from slamb_jax.links._mean_momentum import Row, Rule, Unit
 from tests.close import assert_close, assert_same_bits
@@ -152,6 +153,23 @@ def test_directions_are_those_of_the_moments(platform, in_parts, size, of_elemen
     v, factor = jnp.square(v), jnp.arange(size if of_elements else 4.0)
     want = 3 * m / (jnp.sqrt(v) + 1)
     assert_close(there(platform, both, m, v, factor), (want, want, factor), units=4)
+
+
+@on_each
+def test_codes_are_those_of_the_flat_array(platform):
+    """Of its elements in row-major order, on every platform."""
+    exchange, shape = slamb_jax.Exchange(AXIS), (512, 256)
+
+    def mean(x):
+        leaf, step = Leaf(0, x.shape), jnp.int32(1)
+        return mean_over_workers([x], [leaf], exchange, "ternary", step).means[0]
+
+    def of_flat(x):
+        return mean(x.reshape(-1)).reshape(shape)
+
+    x, over = random_tree({"w": shape}, 0, 2)["w"], {"axis_name": AXIS}
+    got, want = (there(platform, jax.vmap(f, **over), x) for f in (mean, of_flat))
+    assert_close(got, want, units=8)
 
 
 SLAMB = slamb_jax.slamb(
