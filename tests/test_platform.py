@@ -29,7 +29,7 @@ def there(platform, fun, *args):
 
 @on_each
 def test_barriers_change_nothing(platform):
-    barriers = _platform.computed_apart, _platform.recompute_barrier
+    barriers = _platform.computed_apart, _platform.recompute
     for barrier in (*barriers, _platform.materialized):
         x = jnp.arange(15.0)
         assert_same_bits(there(platform, barrier, x), x)

@@ -22,7 +22,7 @@ from slamb_jax._core.joining import (
 )
 from slamb_jax._core.leaves import Leaf, chosen, mask_tree, present, unless
 from slamb_jax._core.moments import Form, Moments, add_decay, check_ratio, decay_at
-from slamb_jax._core.platform import recompute_barrier as recompute
+from slamb_jax._core.recompute import recompute
 from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange.collectives import psum_each
 from slamb_jax.exchange.selections import AtStep, selection_at, unit_of_blocks

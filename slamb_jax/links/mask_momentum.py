@@ -195,6 +195,7 @@ def mask_momentum(
             nesterov,
             bias_correction,
         ),
+        exchange.rounds_momentum,
         b1,
         b2,
         mu_dtype,
@@ -211,6 +212,7 @@ class _Link(NamedTuple):
     direction: optax.GradientTransformationExtraArgs
     compressor: optax.GradientTransformationExtraArgs
     rule: Rule
+    rounds: bool  # the mean of all of the momentum
     b1: Decays
     b2: ArrayLike | None
     mu_dtype: DTypeLike | None
@@ -298,7 +300,7 @@ class _Link(NamedTuple):
             like=like, layout=self.exchange.layout,
         )  # fmt: skip
         rows = [Row(*row) for row in found]
-        at = selection_at(self.exchange, like, step)
+        at = selection_at(self.exchange, like, step) if self.rule.selects else None
 
         def unit(leaf: Leaf) -> int | None:
             # A compressor of the user's gets the leaves as they are.
@@ -361,8 +363,7 @@ class _Link(NamedTuple):
 
     def _has_units(self, compressor: optax.OptState) -> bool:
         """Whether the compressor of this state sends codes in units of v."""
-        ours = takes_requests(compressor) and self.exchange.rounds_momentum
-        return ours and self.b2 is not None
+        return takes_requests(compressor) and self.rounds and self.b2 is not None
 
     def _check(self, updates: optax.Updates, state: MaskMomentumState) -> None:
         """Raises for gradients that do not fit, or that were averaged already."""
