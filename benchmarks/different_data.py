@@ -79,7 +79,6 @@ METHODS: dict[str, tuple[Make, tuple[float, ...]]] = {
     "lion": (exchanging(slamb_jax.lion), (3e-4, 1e-3)),
     "lion, 8 bits": (exchanging(slamb_jax.lion, payload="uniform8"), (3e-4, 1e-3)),
     "Muon (dense)": (dense(optax.contrib.muon), (0.01, 0.03)),
-    "muon": (exchanging(slamb_jax.muon), (0.01, 0.03)),
     "muon, 8 bits": (exchanging(slamb_jax.muon, payload="uniform8"), (0.01, 0.03)),
     **{
         f"{name}, H 30": (

@@ -19,9 +19,8 @@ from rich.console import Console
 
 from examples.common.tables import table
 from examples.hardware import hardware
-from slamb_jax._core.platform_tiles import block_sizes, flatten, unflatten
-from slamb_jax.exchange.codes import Quantizer, quantizer_of
-from slamb_jax.exchange.values import Draw
+from slamb_jax._core.platform import reduce_blocks
+from slamb_jax.exchange.codecs import BlockCodec, Draw, codec_of
 
 SEED = np.uint32(5)
 CALLS = 3  # that are timed at once
@@ -38,36 +37,37 @@ class Config:
     rounds: int = 9
 
 
-def parts_of(quantizer: Quantizer, x: jax.Array) -> dict[str, Part]:
+def parts_of(codec: BlockCodec, x: jax.Array) -> dict[str, Part]:
     """The parts of a payload, on one leaf."""
-    group = quantizer.group_of(x.size)
-    count = -(-x.size // group.size)
-    in_groups = group._replace(groups=count)
-    groups = flatten(x, count * group.size).reshape(in_groups)
-    encode = functools.partial(
-        quantizer.encode_array, group=group, seed=jnp.uint32(SEED)
-    )
+    group = codec.group_of(x.size)
+    flat = jnp.pad(x.reshape(-1), (0, -x.size % group.size))
+    groups = flat.reshape(-1, *group[1:])
+    encode = functools.partial(codec.encode_array, group=group, seed=jnp.uint32(SEED))
     digits, scales = jax.jit(encode)(x)
 
-    def norms(groups: jax.Array, x: jax.Array) -> jax.Array:
-        return block_sizes(groups, x, *quantizer.values.norm)
+    draws = codec.base != 3
+    reduction = (jnp.maximum, jnp.max) if draws else (jnp.add, jnp.sum)
+
+    def norms(groups: jax.Array) -> jax.Array:
+        planes = [jnp.abs(groups[:, i]) for i in range(group.planes)]
+        return reduce_blocks(planes, *reduction)
 
     def random(groups: jax.Array) -> list[jax.Array]:
         planes = [groups[:, i] for i in range(group.planes)]
         return Draw(jnp.uint32(SEED), jnp.uint32(0)).bits(planes)
 
     def decoded(y: jax.Array, digits: jax.Array, scales: jax.Array) -> jax.Array:
-        flat = quantizer.decode(digits, scales).reshape(-1)
-        return y * unflatten(flat, x.shape)
+        flat = codec.decode(digits, scales).reshape(-1)
+        return y * flat[: x.size].reshape(x.shape)
 
     found: dict[str, Part] = {
-        "norm of each block": (norms, (groups, x)),
+        "norm of each block": (norms, (groups,)),
         "random bits, written": (random, (groups,)),
         "encode, all of it": (encode, (x,)),
-        "decode, written in groups": (quantizer.decode, (digits, scales)),
+        "decode, written in groups": (codec.decode, (digits, scales)),
         "decode and multiply, in the leaf's shape": (decoded, (x, digits, scales)),
     }
-    if quantizer.values.base == 3:  # draws nothing
+    if not draws:
         del found["random bits, written"]
     return found
 
@@ -88,10 +88,10 @@ def main(config: Config) -> None:
         ("", "x * y"): (jnp.multiply, (x, x + 1)),
     }
     for payload in config.payloads:
-        quantizer = quantizer_of(payload)
-        if quantizer is None:
+        codec = codec_of(payload)
+        if codec is None:
             raise SystemExit(f"--payloads: {payload!r} has no codes")
-        parts |= {(payload, k): part for k, part in parts_of(quantizer, x).items()}
+        parts |= {(payload, k): part for k, part in parts_of(codec, x).items()}
     compiled = {key: jax.jit(f).lower(*a).compile() for key, (f, a) in parts.items()}
     times: dict[tuple[str, str], list[float]] = {key: [] for key in parts}
     for _ in range(1 + config.rounds):  # the first for new pages

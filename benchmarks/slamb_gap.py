@@ -21,6 +21,7 @@ from rich.console import Console
 import slamb_jax
 from benchmarks.frontier.results import Results, lowest, rate_of
 from benchmarks.frontier.tasks import TASKS, schedule, task
+from benchmarks.rivals.parts import random_share
 from examples.common.optimizers import dense
 from examples.common.options import check_names
 from examples.common.simulated import AXIS, Method, Program, evaluation_steps, train
@@ -107,7 +108,7 @@ CHAINS: dict[str, Chain] = {
     "SLAMB, v of the momentum": slamb(own_gradient=False),
     "SLAMB, 8 bits": slamb(payload="uniform8"),
     "SLAMB, 4 bits": slamb(payload="uniform4"),
-    "a tenth, agreeing": agreeing(compressors.random_k(SHARE, AXIS)),
+    "a tenth, agreeing": agreeing(compressors.from_codec(random_share(SHARE), AXIS)),
     "ternary, agreeing": agreeing(payload="ternary"),
 }
 

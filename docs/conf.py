@@ -47,7 +47,7 @@ nitpicky = True
 nitpick_ignore_regex = [("py:class", ".*")]  # optax's and jax's are not here
 
 # Sphinx imports the modules of the package by their public names.
-for name in ("decay", "directions", "selections"):
+for name in ("directions", "selections"):
     sys.modules[f"slamb_jax.{name}"] = getattr(slamb_jax, name)
 
 # Unions by their names in the code; those that contain others come first.

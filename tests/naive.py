@@ -195,7 +195,7 @@ def largest_of(count, blocks):
 
 
 COUNTS = {"ternary": 1} | {f"largest_of_{x}": x for x in (2, 3, 7, 8, 31, 127)}
-DRAWN = ("uniform8", "uniform4", "natural", "terngrad")
+DRAWN = ("uniform8", "uniform4")
 
 
 def in_blocks(x, group):
@@ -224,9 +224,5 @@ def grid(payload, x, group):
     """The step of each element's grid, between the two values that it may become."""
     blocks = in_blocks(np.asarray(x, np.float64), group)
     step = np.abs(blocks).max((1, 2), keepdims=True)
-    if payload == "natural":  # from one power of two to the next
-        size = np.abs(np.where(blocks == 0, step, blocks))
-        step = 2.0 ** np.floor(np.log2(size, where=size > 0, out=size * 0))
-    else:
-        step = step / {"uniform8": 127, "uniform4": 7, "terngrad": 1}[payload]
+    step = step / {"uniform8": 127, "uniform4": 7}[payload]
     return flat(np.broadcast_to(step, blocks.shape), group, x.size)

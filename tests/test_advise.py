@@ -186,7 +186,7 @@ def test_a_slow_link_pays_and_a_fast_one_does_not():
 )
 def test_the_verdict_prints_its_threshold_and_keeps_to_it(wide, narrow, pays):
     costs = [StepCost(0, seconds, 0, 0) for seconds in (wide, narrow, 1.0)]
-    advice = Advice(*costs, 0.0, 0.0, "", 0.05, "ternary", 9, None)
+    advice = Advice(*costs, 0.0, 0.0, "", 0.05, slamb_jax.Exchange(), 9, None)
     printed = [f"{wide:.2f}", f"{narrow:.2f}"]
     assert all(f"{figure} times" in advice.verdict for figure in printed)
     assert "To pay, all must be 1.05 or more" in advice.verdict

@@ -8,8 +8,8 @@ import optax
 import pytest
 
 import slamb_jax
+from slamb_jax.advisor.advice import RECORDED
 from slamb_jax.exchange.selections import Strided
-from slamb_jax.exchange.settings import FORMATS
 from tests.workers import AXIS
 
 PART = {"selection": Strided(0.1), "payload": None}
@@ -33,10 +33,14 @@ def test_the_steps_that_average(settings, due):
 @pytest.mark.parametrize("share", [1.0, 0.07, 0.06, 0.03, 0.01, 0.005])
 def test_a_budget_is_kept_and_used(share):
     params = {"w": jax.ShapeDtypeStruct((2048, 2048), jnp.float32)}
-    exchange = slamb_jax.Exchange.for_budget(AXIS, share, params, overlap=True)
+    asked = slamb_jax.Exchange(AXIS, overlap=True)
+    network, seconds = slamb_jax.Network(8, 1e9), {"step_seconds": 1.0}
+    advice = slamb_jax.advise(params, network, asked, budget=share, **seconds)
+    exchange, payloads = advice.exchange, [*RECORDED]
     assert exchange.overlap
-    assert exchange.share(params) <= share
-    place = FORMATS.index(exchange.payload)
+    assert advice.share == exchange.share(params) <= share
+    assert advice == slamb_jax.advise(params, network, exchange, **seconds)
+    place = payloads.index(exchange.payload)
     if place > 0:
-        more = dataclasses.replace(exchange, payload=FORMATS[place - 1])
+        more = dataclasses.replace(exchange, payload=payloads[place - 1])
         assert more.share(params) > share

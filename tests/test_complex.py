@@ -20,6 +20,7 @@ N = 4
 SHAPES = {"w": (12, 16), "b": (16,), "scale": (), "empty": (0, 3)}
 EXCHANGE, IN_FLOAT32 = slamb_jax.Exchange(AXIS), slamb_jax.Exchange(AXIS, payload=None)
 SELECTED = slamb_jax.Exchange.paper(AXIS, selection=PAPER.selection, sync_every=2)
+NETWORK = slamb_jax.Network(N, 1e9)
 GROUP = slamb_jax.Exchange("node", local_axis_name=AXIS)
 MOMENTUM = optax.sgd(0.1, momentum=0.9)
 
@@ -135,7 +136,7 @@ OTHERS = [
       for k in MIXED for p in ((C, REAL), (REAL, C))),
     lambda: directions.adam().update(C, optax.EmptyState(), second_moment=REAL),
     lambda: EXCHANGE.share(C),
-    lambda: slamb_jax.Exchange.for_budget(AXIS, 0.1, C),
+    lambda: slamb_jax.advise(C, NETWORK, EXCHANGE, step_seconds=1.0, budget=0.1),
     lambda: slamb_jax.exchange_metrics(EXCHANGE, C),
 ]  # fmt: skip
 

@@ -73,7 +73,6 @@ TABLE = {  # the public function, and what distinguishes the variant
     ),
     RANDK: randk(PAPER),
     f"{RANDK} codes": randk(CODED),
-    f"{RANDK} passing": randk(PAPER, keep_residual=False),
     "elementwise_rescale": slamb_jax.elementwise_rescale(PAPER, b3=0.9),
     "layerwise_trust_ratio selection": slamb_jax.layerwise_trust_ratio(PAPER, b3=0.9),
     "layerwise_trust_ratio direction": slamb_jax.layerwise_trust_ratio(
@@ -101,7 +100,7 @@ MOMENTA = {"mask_momentum", "directions.adam", "directions.muon"}  # are in floa
 NEEDS_AUTO = {
     "slamb", "slamb product", "slamb 16 bits", "mask_momentum selection",
     "layerwise_trust_ratio selection", "layerwise_trust_ratio direction",
-    RANDK, f"{RANDK} passing", "skip_not_finite", "on_shards",
+    RANDK, "skip_not_finite", "on_shards",
     "train_in_bfloat16", "train_in_bfloat16 stochastic",
 }  # fmt: skip
 each = pytest.mark.parametrize("name", TABLE)

@@ -70,9 +70,7 @@ ARGUMENTS = {  # a value, other than the default, of every argument
         "weight_decay": RATE, "mask": MASK,
     },
     slamb_jax.elementwise_rescale: {"exchange": PAPER, "b3": 0.7},
-    slamb_jax.randk_compress_with_error_feedback: {
-        "exchange": PAPER, "keep_residual": False
-    },
+    slamb_jax.randk_compress_with_error_feedback: {"exchange": PAPER},
     slamb_jax.compress_with_error_feedback: {
         "compressor": slamb_jax.compressors.of_exchange(ONE), "decay": 0.5
     },

@@ -12,7 +12,6 @@ import slamb_jax
 from slamb_jax import directions
 from tests.close import assert_close, assert_workers_agree
 from tests.optimizers import exchange, gradients, slamb
-from tests.replay import masks_at
 from tests.workers import AXIS, stack, train
 
 N = 4
@@ -96,10 +95,11 @@ def test_with_identity_each_worker_has_a_momentum_of_its_own(rule):
 
 @pytest.mark.parametrize("settings", [{}, {"payload": "uniform8"}, {"overlap": True}])
 def test_the_link_itself_may_be_the_compressor(settings):
-    """To the bit, with a selection and without, whether or not it keeps a residual."""
+    """To the bit, with a selection and without."""
     for between in (exchange(**settings), slamb_jax.Exchange(AXIS, **settings)):
         grads, runs = gradients(3, SHAPES, N), []
-        for compressor in (None, randk(between), randk(between, keep_residual=False)):
+        of_exchange = slamb_jax.compressors.of_exchange(between)
+        for compressor in (None, randk(between), of_exchange):
             tx = slamb_jax.mask_momentum(between, compressor=compressor)
             runs.append(train(tx, ZEROS, grads, "vmap"))
         chex.assert_trees_all_equal(*runs)
@@ -108,13 +108,37 @@ def test_the_link_itself_may_be_the_compressor(settings):
 def test_a_compressor_may_stand_for_the_selection():
     """One that returns M + e: the worker keeps it, and steps by it."""
     between, runs = exchange(), []
-    link = randk(between, keep_residual=False)
-    users = optax.GradientTransformation(link.init, lambda *args: link.update(*args))
+    ours = slamb_jax.compressors.of_exchange(between)
+
+    def update(updates, state, params=None):
+        sent, state = ours.update(updates, state, params)
+        return jax.tree.map(jnp.add, *sent), state
+
+    users = optax.GradientTransformation(ours.init, update)
     for compressor in (None, users):
         tx = slamb_jax.mask_momentum(between, compressor=compressor)
         history = train(tx, ZEROS, gradients(4, SHAPES, N), "vmap")
         runs.append([(p, state.mu, state.nu) for p, state in history])
     assert_close(*runs)
+
+
+@pytest.mark.parametrize("make", [randk, slamb_jax.compressors.of_exchange])
+@pytest.mark.parametrize("between", [slamb_jax.Exchange(AXIS), AGREE, exchange()])
+def test_the_compressor_that_is_given_is_called(make, between):
+    """One that counts its calls and wraps ours gives our bits."""
+    ours, calls = make(between), []
+
+    def update(updates, state, params=None, **extra_args):
+        calls.append(len(jax.tree.leaves(updates)))
+        return ours.update(updates, state, params, **extra_args)
+
+    counting = optax.GradientTransformationExtraArgs(ours.init, update)
+    grads, runs = gradients(3, SHAPES, N), []
+    for compressor in (None, counting):
+        tx = slamb_jax.mask_momentum(between, compressor=compressor)
+        runs.append(train(tx, ZEROS, grads, "vmap"))
+        assert bool(calls) == (compressor is counting)
+    chex.assert_trees_all_equal(*runs)
 
 
 @pytest.mark.parametrize("compressor", [
@@ -153,16 +177,6 @@ def test_error_feedback_on_gradients_loses_nothing(payload, selected, dtype):
         held = np.float64(state.residual[name]).mean(0)
         room = len(grads) * (2**-7 * 4 if narrow else 2**-20 * 64)
         np.testing.assert_allclose(x + held, given, atol=room, rtol=0)
-
-
-def test_what_is_not_sent_passes_where_no_residual_is_kept():
-    between = exchange(compress_ratio=0.25)
-    tx, g = randk(between, keep_residual=False), gradients(1, SHAPES, N)[0]
-    update = jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS)
-    masks = masks_at(between.selection, [SHAPES[name] for name in sorted(SHAPES)], 1)
-    for (name, got), mask in zip(sorted(update(g).items()), masks, strict=True):
-        own = np.asarray(g[name])
-        assert_close(got, np.where(mask, own.mean(0), own))
 
 
 @pytest.mark.parametrize(

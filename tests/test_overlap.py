@@ -35,7 +35,7 @@ def needs_text(tx):
     text = [k for k, x in body.items() if x.shape.startswith("s32[2,13]")]
     assert [body[name].opcode for name in text] == ["parameter"]
     for name, x in body.items():
-        if any(inner.collective for inner in module.within(x)):
+        if any(inner.collective for inner in module.walk(x)):
             yield text[0] in ancestors(body, name)
 
 

@@ -1,7 +1,5 @@
 """Each function of ``_platform`` equals a plain reference, on every platform."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,12 +7,8 @@ import pytest
 
 import slamb_jax
 from slamb_jax._core import platform as _platform
-from slamb_jax._core import platform_groups, platform_masked, platform_tiles
 from slamb_jax._core.leaves import Leaf
-from slamb_jax.exchange.codes import _RECIPROCALS
 from slamb_jax.exchange.mean import mean_over_workers
-from slamb_jax.links import _mean_momentum
-from slamb_jax.links._mean_momentum import Row, Rule, Unit
 from tests.close import assert_close, assert_same_bits
 from tests.compiled import PLATFORMS, on_platform
 from tests.optimizers import plain, random_tree
@@ -35,64 +29,10 @@ def there(platform, fun, *args):
 
 @on_each
 def test_barriers_change_nothing(platform):
-    kept = functools.partial(platform_masked.kept_per_block, of_elements=False)
-    once, x = platform_masked.computed_once_on_tpu, jnp.arange(15.0)
-    apart, again = _platform.computed_apart, _platform.recompute_barrier
-    for barrier in (again, apart, _platform.materialized, once, kept):
+    barriers = _platform.computed_apart, _platform.recompute
+    for barrier in (*barriers, _platform.materialized):
+        x = jnp.arange(15.0)
         assert_same_bits(there(platform, barrier, x), x)
-
-
-@on_each
-@pytest.mark.parametrize(
-    "shape", [(16, 256), (3, 8, 128), (12, 128), (2, 9, 256), (7, 128), (8,), ()]
-)
-def test_a_flat_array_has_all_elements_and_zeros(platform, shape):
-    x = 1 + jnp.arange(np.prod(shape), dtype=jnp.float32).reshape(shape)
-    size = platform_tiles.flat_size(shape) + 5
-    flat = there(platform, lambda x: platform_tiles.flatten(x, size), x)
-    assert flat.shape == (size,)
-    np.testing.assert_array_equal(np.sort(flat)[size - x.size :], x.reshape(-1))
-    if platform != "tpu":
-        np.testing.assert_array_equal(flat[: x.size], x.reshape(-1))
-    elif shape == (16, 256):  # a tile after the other
-        np.testing.assert_array_equal(flat[:1024].reshape(8, 128), x[:8, :128])
-    back = there(platform, lambda x: platform_tiles.unflatten(x, shape), flat)
-    assert_same_bits(back, x)
-
-
-@on_each
-@pytest.mark.parametrize("shape", [(16, 256), (2, 9, 256), (256, 256)])
-def test_groups_have_the_tiles_of_an_array(platform, shape):
-    """Their planes, and the norms of their blocks, on which codes are computed."""
-    x, planes = random_tree({"x": shape}, 0)["x"], 3
-    count = -(-platform_tiles.flat_size(shape) // (planes * 1024))
-
-    def parts(x):
-        flat = platform_tiles.flatten(x, count * planes * 1024)
-        groups = flat.reshape(count, planes, 8, 128)
-        norms = platform_tiles.block_sizes(groups, x, jnp.maximum, jnp.max)
-        return groups, platform_tiles.planes_of(groups, x), norms
-
-    groups, got, norms = there(platform, parts, x)
-    assert_same_bits(np.stack(got, 1), groups)
-    assert_same_bits(norms, np.abs(groups).max((1, 3))[..., None])
-
-
-@on_each
-@pytest.mark.parametrize("shape", [(256, 256), (3, 100, 256), (65536,)])
-def test_elements_are_the_same_by_tiles(platform, shape):
-    x, y = random_tree({"x": shape, "y": shape}, 0).values()
-    fun = lambda x, none, y: (x - y, x.astype(jnp.bfloat16))  # noqa: E731
-    by_tiles = lambda x, y: platform_tiles.by_tiles(fun, (x, None), (y,))  # noqa: E731
-    for got, want in zip(there(platform, by_tiles, x, y), fun(x, None, y), strict=True):
-        assert_same_bits(got, want)
-
-
-@on_each
-@pytest.mark.parametrize("width", [128, 64])
-def test_digits_are_kept(platform, width):
-    digits = jnp.arange(4 * 3 * 8 * width, dtype=jnp.uint8).reshape(4, 3, 8, width)
-    assert_same_bits(there(platform, platform_tiles.digits_by_tiles, digits), digits)
 
 
 @on_each
@@ -100,28 +40,26 @@ def test_digits_are_kept(platform, width):
 def test_an_array_is_coded_in_groups(platform, shape, monkeypatch):
     """Of less than one, of one, of several at a time and their rest; every one once.
 
-    Two arrays under ``vmap`` as well, where jax 0.7 loses updates at unsigned places.
+    Two arrays under ``vmap`` as well.
     """
-    monkeypatch.setattr(platform_groups, "_CACHED", 5 * 24)
-    size = 24 * -(-np.prod(shape) // 24)
+    monkeypatch.setattr(_platform, "_CACHED", 5 * 24)
     x = jnp.arange(1, 1 + np.prod(shape), dtype=jnp.float32).reshape(shape)
 
-    def code(groups, flat, first):
-        assert len(groups) - 1 <= flat.size / 24 <= len(groups)
+    def code(groups, first):
         return groups, first + jnp.arange(len(groups), dtype=jnp.uint32)
 
     def coded(x):
-        return platform_groups.in_groups(code, x, (2, 3, 4))
+        return _platform.map_groups(code, x, (2, 3, 4))
 
     def want(x):
-        return there(platform, lambda x: platform_tiles.flatten(x, size), x)
+        return jnp.pad(x.reshape(-1), (0, -x.size % 24)).reshape(-1, 2, 3, 4)
 
     groups, number = there(platform, coded, x)
-    assert_same_bits(groups, want(x).reshape(-1, 2, 3, 4))
+    assert_same_bits(groups, want(x))
     np.testing.assert_array_equal(number, np.arange(len(groups)))
     both = jnp.stack([x, x + 1])
     groups, number = there(platform, jax.vmap(coded), both)
-    assert_same_bits(groups, np.stack([want(x) for x in both]).reshape(2, -1, 2, 3, 4))
+    assert_same_bits(groups, jax.vmap(want)(both))
     np.testing.assert_array_equal(number, [np.arange(groups.shape[1])] * 2)
 
 
@@ -130,7 +68,7 @@ def test_an_array_is_coded_in_groups(platform, shape, monkeypatch):
 def test_every_row_has_its_own(platform, each):
     x = random_tree({"x": (3, 2, 8, 16)}, 0)["x"]
     each = random_tree({"x": each}, 1)["x"]
-    got = there(platform, lambda *x: platform_groups.of_rows(jnp.multiply, *x), x, each)
+    got = there(platform, lambda *x: _platform.scale_rows(jnp.multiply, *x), x, each)
     assert_same_bits(got, x * each)
 
 
@@ -149,52 +87,14 @@ def test_blocks_are_reduced(platform, width, two, many):
 
 
 @on_each
-@reductions
-@pytest.mark.parametrize("size", [4 * 6 * 128, 3 * 6 * 128 + 256, 3 * 6 * 128 + 5])
-def test_blocks_have_the_norm_of_their_magnitudes(platform, size, two, many):
-    """Whether the array fills its groups, its rows, or neither."""
-    flat = random_tree({"x": (size,)}, 0)["x"]
-    groups = jnp.pad(flat, (0, 4 * 6 * 128 - size)).reshape(4, 3, 2, 128)
-    norms = lambda *x: platform_tiles.block_sizes(*x, two, many)  # noqa: E731
-    got = there(platform, norms, groups, flat)
-    assert_close(got, many(jnp.abs(groups), (1, 3))[..., None], units=8)
-
-
-@on_each
-@pytest.mark.parametrize("skips", [False, True])
-@pytest.mark.parametrize("size", [40, 2**16])
-@pytest.mark.parametrize(
-    "rule", [{}, {"share": 0.5}, {"nesterov": True}, {"overlap": True}], ids=str
-)
-def test_the_momentum_is_the_same_after_the_exchange(platform, rule, size, skips):
-    """Whether it is computed of what was sent or anew."""
-    of = Rule(share=None, nesterov=False, bias_correction=True, overlap=False)
-    of, step = of._replace(**rule), jnp.int32(3)
-    g, m, unit = random_tree(dict.fromkeys("gmu", (size,)), 0).values()
-
-    def both(g, m, unit):
-        row = Row(Leaf(0, g.shape), g, m, 0.9)
-        has = _mean_momentum.ahead(row, step, of)
-        sent, units = has.x / unit, Unit(unit, jnp.float32(1))
-        plain = sent, _mean_momentum.memory(row, of)
-        return plain, _mean_momentum._recomputed(
-            of, step, skips, row, units, has.fix, sent
-        )
-
-    want, got = there(platform, both, g, m, 1 + jnp.square(unit))
-    assert_close(got, want, units=8)
-
-
-@on_each
-@pytest.mark.parametrize(("base", "count"), [(3, 5), (16, 2)])
+@pytest.mark.parametrize(("base", "count"), [(3, 5), (16, 2), (2, 8)])
 def test_a_byte_gives_back_its_digits(platform, base, count):
     """All bytes there are."""
     places = np.indices((base,) * count).reshape(count, -1)
     packed = (places * base ** np.arange(count)[:, None]).sum(0).astype(np.uint8)
     assert len(np.unique(packed)) == base**count
 
-    given = base, count, _RECIPROCALS[base]
-    split = lambda x: _platform.split_digits(x, *given)  # noqa: E731
+    split = lambda x: _platform.split_digits(x, base, count)  # noqa: E731
     digits = there(platform, split, packed.reshape(1, -1, 1))
     np.testing.assert_array_equal(digits[0, :, :, 0], places)
 
@@ -207,31 +107,8 @@ def test_rows_are_decoded_and_summed(platform):
 
 
 @on_each
-@pytest.mark.parametrize("in_parts", [False, True])
-@pytest.mark.parametrize("size", [100, 2**16])
-@pytest.mark.parametrize("of_elements", [False, True])
-def test_directions_are_those_of_the_moments(platform, in_parts, size, of_elements):
-    """Before the norms and after them, whatever is kept or computed once more."""
-
-    def direction(scalars, m, v):
-        return scalars[0] * m / (jnp.sqrt(v) + scalars[1])
-
-    def both(m, v, factor):
-        scalars, how = (np.float32(3), np.float32(1)), {"in_parts": in_parts}
-        given = direction, scalars, (m, v)
-        fun, arrays = platform_masked.direction_for_norms(*given, **how)
-        after = platform_masked.direction_for_update(*given, arrays, factor, **how)
-        return fun(*arrays), *after
-
-    m, v = random_tree({"m": (size,), "v": (size,)}, 0).values()
-    v, factor = jnp.square(v), jnp.arange(size if of_elements else 4.0)
-    want = 3 * m / (jnp.sqrt(v) + 1)
-    assert_close(there(platform, both, m, v, factor), (want, want, factor), units=4)
-
-
-@on_each
 def test_codes_are_those_of_the_flat_array(platform):
-    """On a TPU in the order of tiles, and else in that of rows."""
+    """Of its elements in row-major order, on every platform."""
     exchange, shape = slamb_jax.Exchange(AXIS), (512, 256)
 
     def mean(x):
@@ -239,7 +116,7 @@ def test_codes_are_those_of_the_flat_array(platform):
         return mean_over_workers([x], [leaf], exchange, "ternary", step).means[0]
 
     def of_flat(x):
-        return platform_tiles.unflatten(mean(platform_tiles.flatten(x, x.size)), shape)
+        return mean(x.reshape(-1)).reshape(shape)
 
     x, over = random_tree({"w": shape}, 0, 2)["w"], {"axis_name": AXIS}
     got, want = (there(platform, jax.vmap(f, **over), x) for f in (mean, of_flat))
@@ -273,4 +150,4 @@ def test_a_step_lowers_for_every_platform(tx):
     state = jax.eval_shape(jax.vmap(tx.init), like)
     update = jax.jit(jax.vmap(tx.update, axis_name=AXIS)).trace(like, state, like)
     lowered = [update.lower(lowering_platforms=(p,)).as_text() for p in PLATFORMS]
-    assert len(set(lowered)) == len(PLATFORMS)
+    assert lowered[0] not in lowered[1:]  # a CPU has branches of its own

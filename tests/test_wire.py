@@ -64,9 +64,9 @@ def test_groups_in_every_notation():
     for text, want in NOTATIONS.items():
         assert Groups.parse(f"channel_id=1, {text}, dimensions={{0}}") == want
     mesh = Mesh(np.array(jax.devices()[:6]).reshape(3, 2), ("node", "device"))
-    assert Groups.along(mesh, "device") == ROWS
-    assert Groups.along(mesh, "node") == COLUMNS
-    assert Groups.along(mesh, ("node", "device")).members == {frozenset(range(6))}
+    assert Groups.divide(mesh, "device") == ROWS
+    assert Groups.divide(mesh, "node") == COLUMNS
+    assert Groups.divide(mesh, ("node", "device")).members == {frozenset(range(6))}
 
 
 def test_what_cannot_be_counted_is_listed_and_not_added_up():
@@ -112,7 +112,7 @@ ENTRY %main (x: f32[800]) -> f32[800] {
     assert len(report) == 3
     module = parse_hlo(text)
     main = module.computations[module.entry]
-    opcodes = {name: [y.opcode for y in module.within(x)] for name, x in main.items()}
+    opcodes = {name: [y.opcode for y in module.walk(x)] for name, x in main.items()}
     assert opcodes["rs-done"] == ["async-done"]
     assert opcodes["rs-start"] == ["async-start", "parameter", "reduce-scatter"]
 
@@ -152,47 +152,6 @@ ENTRY %main (x: f32[32,128]) -> f32[8,128] {
     ]
     assert report.bytes_sent() == 3 * 4096 + 2 * 3 * 1024 + 2 * 1024 + 2 * 3 * 1024
     assert "4 slices" in str(report)
-
-
-COUNTED = """HloModule m
-
-%more (p: (s32[], f32[1])) -> pred[] {
-  %last = s32[]{:T(128)} constant(LAST)
-  %p = (s32[]{:T(128)}, f32[1]{0}) parameter(0)
-  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
-  ROOT %lt = pred[]{:T(512)} compare(%i, %last), direction=LT
-}
-
-%turn (q: (s32[], f32[1])) -> (s32[], f32[1]) {
-  %q = (s32[]{:T(128)}, f32[1]{0}) parameter(0)
-  %j = s32[]{:T(128)} get-tuple-element(%q), index=0
-  %x = f32[1]{0} get-tuple-element(%q), index=1
-  %one = s32[]{:T(128)} constant(STEP)
-  %next = s32[]{:T(128)} add(%j, %one)
-  %ar = f32[1]{0} all-reduce(%x), replica_groups={{0,1}}, to_apply=%add
-  ROOT %t = (s32[]{:T(128)}, f32[1]{0}) tuple(%next, %ar)
-}
-
-ENTRY %main (y: f32[1], n: s32[]) -> (s32[], f32[1]) {
-  %y = f32[1]{0} parameter(0)
-  %n = s32[]{:T(128)} parameter(1)
-  %zero = s32[]{:T(128)} constant(0)
-  %begun = s32[]{:T(128)} copy(%zero)
-  %start = (s32[]{:T(128)}, f32[1]{0}) tuple(%BEGIN, %y)
-  ROOT %w = (s32[]{:T(128)}, f32[1]{0}) while(%start), condition=%more, body=%turn
-}
-"""
-
-
-@pytest.mark.parametrize(
-    ("last", "step", "begin", "times"),
-    [(5, 1, "begun", 5), (5, 2, "begun", 3), (0, 1, "zero", 0), (5, 1, "n", None)],
-)
-def test_loops_whose_turns_no_compiler_says(last, step, begin, times):
-    """As a TPU's does not: they are seen from how the loop counts."""
-    text = COUNTED.replace("LAST", str(last)).replace("STEP", str(step))
-    (of_loop,) = slamb_jax.wire_report(text.replace("BEGIN", begin)).collectives
-    assert of_loop.times == times
 
 
 def test_small_arrays_are_sent_as_one_and_large_ones_alone():

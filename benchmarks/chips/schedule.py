@@ -64,7 +64,7 @@ def hidden(text: str, workers: int) -> Iterator[Hidden]:
     names = list(body)
     for place, name in enumerate(names):
         x = body[name]
-        inside = [y.collective for y in module.within(x)]
+        inside = [y.collective for y in module.walk(x)]
         kind = next((k for k in inside if k is not None), None)
         if kind is None or not x.opcode.endswith("-start"):
             continue
@@ -76,7 +76,7 @@ def hidden(text: str, workers: int) -> Iterator[Hidden]:
             kind,
             RING_SHARES[kind](workers) * payload,
             sum(f.kernels for f in found),
-            sum(any(map(_multiplies, module.within(y))) for y in between),
+            sum(any(map(_multiplies, module.walk(y))) for y in between),
             sum(f.bytes for f in found),
         )
 

@@ -65,7 +65,7 @@ def traffic_of(module: Module, x: Instruction, body: Body) -> Traffic:
         return Traffic(least[0], least[1], least[2] + 1)
     if x.opcode in ("while", "call", "async-start"):
         inside = [_sum(module, c) for c in called]
-        times = module.trips(x, body) or 1
+        times = x.trip_count or 1
         return Traffic(*(times * sum(column) for column in zip(*inside, strict=True)))
     if x.opcode == "fusion" and called:
         return Traffic(_of_fusion(called[0]), 1, 0)

@@ -27,7 +27,7 @@ from benchmarks.frontier.tasks import TASKS, task
 from examples.common.options import check_names
 from examples.common.tables import spread, table
 from examples.hardware import hardware
-from slamb_jax.exchange.codes import quantizer_of
+from slamb_jax.exchange.codecs import codec_of
 
 TOGETHER = 2  # workers whose gradients are computed at a time
 RESULTS = Path("benchmarks", "fewer_bytes", "fewer_bytes.jsonl")
@@ -98,12 +98,12 @@ def energy_left() -> list[dict[str, str]]:
     """Of normal numbers in codes: bits each, and the energy of what rounding takes."""
     x, rows = jax.random.normal(jax.random.key(0), (2**20,)), []
     for payload in CODES:
-        quantizer = quantizer_of(payload)
-        assert quantizer is not None
-        group = quantizer.group_of(x.size)
+        codec = codec_of(payload)
+        assert codec is not None
+        group = codec.group_of(x.size)
         groups = x[: x.size // group.size * group.size].reshape(-1, *group[1:])
-        y = quantizer.decode(*jax.jit(quantizer.encode)(groups, jnp.uint32(0)))
-        bits = 8 * quantizer.nbytes(group._replace(groups=len(groups))) / groups.size
+        y = codec.decode(*jax.jit(codec.encode)(groups, jnp.uint32(0)))
+        bits = 8 * codec.nbytes(group._replace(groups=len(groups))) / groups.size
         left = jnp.sum((groups - y) ** 2) / jnp.sum(groups**2)
         row = {"": payload, "bits": f"{bits:.2f}", "left": f"{left:.3f}"}
         rows.append(row | {"the least, by Shannon": f"{2 ** (-2 * bits):.3f}"})

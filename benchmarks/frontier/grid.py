@@ -76,7 +76,7 @@ TRACK = {
     Setting("fineweb", workers, 512 // workers, steps): methods
     for steps, methods in (
         (5625, ("AdamW", "adamw, H 1", "adamw, largest of 7")),
-        (3250, ("Muon", "muon, H 1")),
+        (3250, ("Muon", "muon, 8 bits")),
     )
     for workers in (8, 16)
 }

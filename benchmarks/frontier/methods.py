@@ -70,6 +70,9 @@ METHODS = {
     },
     "adamw, b1 0.8, H 1": mean_first(adamw, 0.008, b1=0.8, **ADAM),
     "adamw, signs, b1 0.8": mean_first(adamw, 0.0113, "sign", b1=0.8, **ADAM),
+    # Of the recorded runs: each worker orthogonalized its own momentum, in 0.3.0. Now
+    # muon takes the mean first, which is another method in 4 bits, and refuses three
+    # values.
     "muon, 4 bits, H 1": mean_first(
         muon, 0.0453, "uniform4", "of the directions", **MUON
     ),

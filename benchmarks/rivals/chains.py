@@ -60,7 +60,7 @@ def distributed_lion(rate: Rate, axis: str, weight_decay: float = 0.0) -> Tx:
         optax.scale_by_lion(0.9, 0.99),
         slamb_jax.compress_with_error_feedback(votes, decay=0.0),
         optax.scale_by_sign(),
-        slamb_jax.decay.add_decayed_weights(weight_decay),
+        optax.add_decayed_weights(weight_decay),
         optax.scale_by_learning_rate(rate),
     )
 

@@ -52,6 +52,78 @@ def masked_momentum(compressor: Any, decay: float) -> optax.GradientTransformati
     return optax.GradientTransformation(init, update)
 
 
+def random_share(share: float) -> Codec:
+    """Random coordinates of each array, the same ones on all workers."""
+
+    def places(size: int, common: jax.Array) -> jax.Array:
+        draws = jax.random.bits(common, (size,), jnp.uint32)
+        return jax.lax.top_k(draws, max(1, round(share * size)))[1]
+
+    def encode(x: jax.Array, common: jax.Array, own: jax.Array) -> jax.Array:
+        del own
+        return x.reshape(-1)[places(x.size, common)]
+
+    def decode(code: Any, like: jax.ShapeDtypeStruct, common: jax.Array) -> jax.Array:
+        flat = jnp.zeros(like.size).at[places(like.size, common)].set(code)
+        return flat.reshape(like.shape)
+
+    return Codec(encode, decode, averages=True)
+
+
+def terngrad() -> Codec:
+    """Three values by stochastic rounding: 0 and the largest magnitude of each 640.
+
+    So each element is right on average. Five digits share a byte, 3**5 being 243.
+    """
+    powers = 3 ** np.arange(5, dtype=np.uint8)
+
+    def encode(x: jax.Array, common: jax.Array, own: jax.Array) -> Any:
+        blocks = jnp.pad(x.reshape(-1), (0, -x.size % 640)).reshape(-1, 640)
+        scale = jnp.max(jnp.abs(blocks), 1, keepdims=True)
+        is_sent = jax.random.uniform(own, blocks.shape) * scale < jnp.abs(blocks)
+        digits = jnp.where(is_sent, jnp.sign(blocks), 0.0) + 1
+        digits = digits.astype(jnp.uint8).reshape(-1, 5) * powers.reshape(1, 5)
+        return jnp.sum(digits, 1, dtype=jnp.uint8), scale
+
+    def decode(code: Any, like: jax.ShapeDtypeStruct, common: jax.Array) -> jax.Array:
+        packed, scale = code
+        digits = packed.reshape(-1, 1) // powers.reshape(1, 5) % np.uint8(3)
+        blocks = (digits.astype(jnp.float32) - 1).reshape(-1, 640) * scale
+        return blocks.reshape(-1)[: like.size].reshape(like.shape)
+
+    return Codec(encode, decode)
+
+
+def natural() -> Codec:
+    """Signs and powers of two by stochastic rounding, in 8 bits.
+
+    A code counts from the power at or above the largest magnitude of each 256 down to
+    the 126th below it; what is smaller is 0.
+    """
+
+    def encode(x: jax.Array, common: jax.Array, own: jax.Array) -> Any:
+        blocks = jnp.pad(x.reshape(-1), (0, -x.size % 256)).reshape(-1, 256)
+        fraction, power = jnp.frexp(jnp.abs(blocks))  # a fraction from 1/2 to 1
+        up = jax.random.uniform(own, blocks.shape) < 2 * fraction - 1
+        size = jnp.max(jnp.abs(blocks), 1, keepdims=True)
+        of_size, top = jnp.frexp(size)
+        top = jnp.where(of_size > 0.5, top, top - 1)
+        below = top - (power - 1 + up.astype(jnp.int32))
+        code = below + jnp.where(blocks > 0, 1, 128)
+        code = jnp.where((fraction > 0) & (below < 127), code, 0)
+        scale = jnp.where(jnp.isfinite(size), jnp.ldexp(jnp.float32(1), top), jnp.nan)
+        return code.astype(jnp.uint8), scale
+
+    def decode(code: Any, like: jax.ShapeDtypeStruct, common: jax.Array) -> jax.Array:
+        digits, scale = code[0].astype(jnp.int32), code[1]
+        size = jnp.ldexp(scale, -((digits - 1) % 127))
+        blocks = jnp.where(digits < 128, size, -size)
+        blocks = jnp.where(digits > 0, blocks, 0.0)
+        return blocks.reshape(-1)[: like.size].reshape(like.shape)
+
+    return Codec(encode, decode)
+
+
 def two_bits(share: float) -> Codec:
     """Of each 4096 the largest, each as its sign and one of two magnitudes.
 

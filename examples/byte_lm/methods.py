@@ -88,7 +88,12 @@ METHODS = {
         "Lion with the exchange", 0.002, slamb_jax.lion, weight_decay=0.0
     ),
     "dense_muon": _dense("Muon", 0.02, optax.contrib.muon),
-    "muon": _exchanging("Muon with the exchange", 0.02, slamb_jax.muon),
+    "muon": _exchanging(
+        "Muon with the exchange",
+        0.02,
+        slamb_jax.muon,
+        Exchange(AXIS, payload="uniform8"),
+    ),
     "dense_sgd": _dense("SGD", 0.3, optax.sgd, momentum=0.9),
     "sgd": _exchanging("SGD with the exchange", 0.3, slamb_jax.sgd, momentum=0.9),
     "dense_lars": _dense("LARS", 1.0, optax.lars, **LARS),

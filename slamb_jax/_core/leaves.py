@@ -28,7 +28,8 @@ class Leaf:
       shards: the number of shards of each of its layers.
       axes: the mesh axes over which each of its layers is sharded.
       sharded: those over which the leaf is, which for a stack may be more.
-      alike: the size of a leaf whose codes have blocks of the same size; None: its own.
+      parts: the small leaves that are joined in it, one after the other.
+      unit: the elements to a multiple of which each part is padded with zeros.
     """
 
     index: int
@@ -37,7 +38,8 @@ class Leaf:
     shards: int = 1
     axes: tuple[Hashable, ...] = ()
     sharded: tuple[Hashable, ...] = ()
-    alike: int | None = None
+    parts: tuple["Leaf", ...] = ()
+    unit: int = 1
 
     @property
     def size(self) -> int:
@@ -58,14 +60,6 @@ class Leaf:
     def layer_size(self) -> int:
         """Number of elements of one of its layers, all shards together."""
         return math.prod(self.layer_shape) * self.shards
-
-
-def broadcast_blocks(x: jax.Array, leaf: Leaf) -> jax.Array:
-    """One value per block, shape (blocks, 1), as one per element; scalars pass."""
-    if not x.ndim:
-        return x
-    block_size = leaf.size // len(x)
-    return jnp.broadcast_to(x, (len(x), block_size)).reshape(leaf.shape)
 
 
 def leaves_of(params: chex.ArrayTree, layout: LayoutOf | None = None) -> list[Leaf]:
@@ -91,7 +85,8 @@ def present(
     layouts = [()] * len(values)
     if layout is not None:
         layouts = treedef.flatten_up_to(layout(tree if like is None else like))
-    columns = [treedef.flatten_up_to(x) for x in rest]
+    nothing = [None] * len(values)
+    columns = [nothing if x is None else treedef.flatten_up_to(x) for x in rest]
     below = [len(jax.tree.leaves(model)) for model in models]
     index = [0, *itertools.accumulate(below)]
     rows = [
@@ -226,9 +221,9 @@ class Chosen:
 
     A link that takes the extra argument ``skip`` of ``update``, a bool, calls
     :func:`unless` for each part of its state as soon as it has computed that part,
-    before its updates depend on it. Then the new part takes the old one's memory. A
-    choice after all links costs a GPU 4 more passes over the parameters instead of 1,
-    and half of their size in temporaries.
+    before its updates depend on it. Then the new part takes the old one's memory. With
+    a choice after all links ``adamw`` took 3.2 times the parameters' memory in
+    temporaries on a CPU for 0.2, and half of it more on a GPU.
     """
 
     state: Any

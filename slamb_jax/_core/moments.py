@@ -17,6 +17,7 @@ from slamb_jax._core.checks import (
     known,
 )
 from slamb_jax._core.leaves import Leaf, broadcast_prefix, check_mask
+from slamb_jax._core.platform import computed_apart
 from slamb_jax._core.rounding import step_seed, stochastic_round
 
 Form = Literal["sum", "product"]
@@ -101,6 +102,11 @@ def stored(v: jax.Array, dtype: jnp.dtype, step: jax.Array, leaf: Leaf) -> jax.A
     if dtype != jnp.bfloat16:
         return v
     return stochastic_round(v, step_seed(step, leaf.index))
+
+
+def stored_apart(nus: list[Any]) -> list[Any]:
+    """Second moments for the state, where something else reads them in this step."""
+    return computed_apart(nus)
 
 
 def decay_at(

@@ -1,9 +1,9 @@
-"""Barriers and platform branches, each with its reason.
+"""Barriers and platform branches, each with its reason and its figure.
 
-See also ``platform_masked``, ``platform_tiles`` and ``platform_groups``. All functions
-here equal a plain reference on every platform; ``tests/test_platform.py`` compares
-them. Figures are of ``python -m benchmarks.chips`` (compiled) and ``python -m
-benchmarks.step`` (run on a CPU); see ``benchmarks/README.md``.
+All functions here equal a plain reference on every platform; ``tests/test_platform.py``
+compares them. A trick stands here if it saves a tenth of the parameters' memory, or
+15 % of the time of a step that was run. Figures are of ``python -m benchmarks.chips``
+(compiled) and ``python -m benchmarks.step`` (run on a CPU): ``benchmarks/README.md``.
 """
 
 import functools
@@ -19,9 +19,23 @@ from jax import lax
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
 
 LARGE = 2**16  # elements: below, what a barrier saves is not worth one
+_CACHED = 2**17  # elements, with what is computed of them in the caches of a CPU
 
 
-def recompute_barrier(x: Any) -> Any:
+# Barriers.
+
+
+def run_on_cpu(fast: Callable[[Any], Any], plain: Callable[[Any], Any], x: Any) -> Any:
+    """``fast(x)`` on a CPU, and ``plain(x)``, which equals it, elsewhere.
+
+    For the convolutions of JointSpar's backward passes. XLA's CPU backend is fast over
+    (batch, space, feature) only, and does not reorder by itself what is in a branch: a
+    step of a small ResNet took 2.9 s in place of 0.2 s (jax 0.10.2).
+    """
+    return lax.platform_dependent(x, cpu=fast, default=plain)
+
+
+def recompute(x: Any) -> Any:
     """``x``, from which the compiler computes again what it computed from it before.
 
     A GPU would keep the first result in memory from its first use to its second: one
@@ -40,8 +54,8 @@ def computed_apart(x: Any) -> Any:
     """``x`` for the state, which a GPU computes apart from what else is of ``x``.
 
     What is an output it writes first, for others to read: ``lamb`` wrote the second
-    moment so, whose old one it had to copy for that, and kept its direction. It took
-    18.9 passes over the parameters for 14.7, and ``adamw`` 12.4 for 11.9.
+    moment so, whose old one it had to copy for that, and kept its direction. It needed
+    0.98 of the parameters in temporaries, for 0.37.
     """
 
     def apart(x: Any) -> Any:
@@ -86,34 +100,51 @@ def slices(
     ]
 
 
-def after_exchange(
-    anew: Callable[[jax.Array, jax.Array], Pair],
-    of_sent: Callable[[jax.Array], Pair] | None,
-    g: jax.Array,
-    m: jax.Array,
-    sent: jax.Array,
-) -> Pair:
-    """What was sent of a leaf, and the momentum to keep, for the step that follows.
+# Codes of few bits.
 
-    They are computed ``anew(g, m)``: to keep ``sent`` would take one more copy of the
-    parameters. A GPU keeps it where the momentum was, if that is not needed any more:
-    ``of_sent(sent)``, which reads one array less. A TPU has it in fast memory
-    and would have to write it, and a CPU took 1.1 times as long.
+
+def map_groups(
+    encode: Callable[[jax.Array, jax.Array], Any], x: jax.Array, group: tuple[int, ...]
+) -> Any:
+    """``encode(groups, first)`` of an array cut into groups, padded with zeros.
+
+    ``groups`` is (number, *group) and ``first``, uint32, the number of the first of
+    them. A CPU encodes a few at a time, in its caches, and the last group by itself:
+    padded, the array would be copied. With this and the other branches for codes below
+    a step of AdamW took 1.42 times as long as a dense one, for 2.90.
     """
+    size = math.prod(group)
 
-    def again(g: jax.Array, m: jax.Array, sent: jax.Array) -> Pair:
-        del sent
-        return anew(recompute_barrier(g), recompute_barrier(m))
+    def cut(flat: jax.Array) -> jax.Array:
+        return jnp.pad(flat, (0, -flat.size % size)).reshape(-1, *group)
 
-    if of_sent is None or g.size < LARGE:
-        return again(g, m, sent)
-    in_place = of_sent
+    def at_once(x: jax.Array) -> Any:
+        return encode(cut(x.reshape(-1)), jnp.uint32(0))
 
-    def keep(g: jax.Array, m: jax.Array, sent: jax.Array) -> Pair:
-        del g, m
-        return in_place(materialized(sent))
+    def in_a_loop(x: jax.Array) -> Any:
+        flat, full = x.reshape(-1), (x.size - 1) // size
+        few = min(full, max(1, _CACHED // size))
+        last = encode(cut(flat[full * size :]), jnp.uint32(full))
+        if not full:
+            return last
 
-    return lax.platform_dependent(g, m, sent, cuda=keep, rocm=keep, default=again)
+        def encode_few(turn: jax.Array, out: Any) -> Any:
+            # The last turn begins earlier, and encodes some groups once more.
+            first = jnp.minimum(turn * np.uint32(few), np.uint32(full - few))
+            start, sizes = (first * np.uint32(size),), (few * size,)
+            part = opaque(flat, lambda x: lax.dynamic_slice(x, start, sizes))
+            codes = opaque(encode(part.reshape(few, *group), first))
+            update = functools.partial(lax.dynamic_update_slice_in_dim, axis=0)
+            return jax.tree.map(lambda x, y: update(x, y, first), out, codes)
+
+        def behind_zeros(x: jax.Array) -> jax.Array:
+            return jnp.pad(x, ((full, 0), *((0, 0),) * (x.ndim - 1)))
+
+        turns = jnp.uint32(-(-full // few))
+        out = jax.tree.map(behind_zeros, last)
+        return lax.fori_loop(jnp.uint32(0), turns, encode_few, out)
+
+    return lax.platform_dependent(x, cpu=in_a_loop, default=at_once)
 
 
 def reduce_blocks(
@@ -140,14 +171,12 @@ def reduce_blocks(
     return lax.platform_dependent(x, cpu=by_halves, default=at_once)
 
 
-def split_digits(
-    packed: jax.Array, base: int, count: int, reciprocals: Sequence[tuple[int, int]]
-) -> jax.Array:
+def split_digits(packed: jax.Array, base: int, count: int) -> jax.Array:
     """Splits bytes into digits: uint8 (..., rows, width) to (..., count, rows, width).
 
-    The first digit is the least. ``reciprocals`` has, for each power of the base, a
-    factor and a shift that divide a byte by it in 16 bits. A CPU divides in vectors of
-    bytes; a GPU or TPU has no integer division, and takes the reciprocals.
+    The first digit is the least. A CPU divides by one number at a time, in vectors of
+    bytes. Elsewhere no digit depends on the one before: the kernel that reads digits
+    splits them, and they are not in memory, a quarter of the parameters.
     """
     *lead, rows, width = packed.shape
 
@@ -159,14 +188,31 @@ def split_digits(
         return jnp.concatenate(digits, -1).reshape(*lead, count, rows, width)
 
     def at_once(packed: jax.Array) -> jax.Array:
-        wide = packed.astype(jnp.uint16)[..., None, :, :]
-        each = (2, *(1 for _ in lead), count, 1, 1)
-        factor, shift = np.array(reciprocals, np.uint16).T.reshape(each)
-        above = (wide * factor) >> shift
-        factor, shift = np.array(reciprocals[1], np.uint16)
-        return (above - np.uint16(base) * ((above * factor) >> shift)).astype(jnp.uint8)
+        powers = base ** np.arange(count, dtype=np.uint8)
+        powers = powers.reshape(*(1 for _ in lead), count, 1, 1)
+        return lax.div(packed[..., None, :, :], powers) % np.uint8(base)
 
     return lax.platform_dependent(packed, cpu=in_turn, default=at_once)
+
+
+def scale_rows(
+    decode: Callable[[jax.Array, jax.Array], jax.Array],
+    digits: jax.Array,
+    scales: jax.Array,
+) -> jax.Array:
+    """``decode(digits, scales)``, which reads one scale for a row, or for several rows.
+
+    ``digits`` are (..., rows, width), and ``scales`` broadcast to (..., rows, 1). On a
+    CPU every row has its own: the place of one that several rows share is not found in
+    vectors where the rows are read in another shape.
+    """
+
+    def one_each(digits: jax.Array, scales: jax.Array) -> jax.Array:
+        scales = opaque(jnp.broadcast_to(scales, (*digits.shape[:-1], 1)))
+        rows = decode(digits.reshape(-1, digits.shape[-1]), scales.reshape(-1, 1))
+        return rows.reshape(digits.shape)
+
+    return lax.platform_dependent(digits, scales, cpu=one_each, default=decode)
 
 
 def sum_of_rows(decode: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:

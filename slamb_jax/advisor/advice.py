@@ -5,7 +5,8 @@ import math
 import textwrap
 from typing import Any, ClassVar
 
-from slamb_jax.wire.report import in_columns
+from slamb_jax.exchange.settings import Exchange
+from slamb_jax.wire.report import format_table
 
 PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -78,7 +79,7 @@ class Advice:
     #: Bytes of a step over those of averaging gradients in float32, as
     #: :meth:`Exchange.share` counts them; over those in bfloat16 it is twice as much.
     share: float
-    payload: str  #: the wire format of the exchange
+    exchange: Exchange  #: the one asked for, in the payload that keeps to a budget
     parameters: int  #: of the whole model
     recorded: Recorded | None  #: the loss of :func:`adamw` with such an exchange
 
@@ -86,6 +87,11 @@ class Advice:
     THRESHOLD: ClassVar[float] = 1.05
     #: From this share of a step on, latency has a line of its own in the print.
     LATE: ClassVar[float] = 0.25
+
+    @property
+    def payload(self) -> str:
+        """The wire format of the exchange."""
+        return self.exchange.payload or "float32"
 
     @property
     def share_bfloat16(self) -> float:
@@ -139,14 +145,14 @@ class Advice:
         return f"{self._speed()} {self._loss()}"
 
     def _speed(self) -> str:
-        least = round(min(self.speedup, self.speedup_bfloat16), 2)
         if self.pays:
             verdict = "may pay:"
         elif self.faster:
             verdict = "may not pay: its loss was higher where it was recorded. Then"
+        elif round(min(self.speedup, self.speedup_bfloat16), 2) >= self.THRESHOLD:
+            verdict = "may not pay:"
         else:
-            may = "may not" if least >= self.THRESHOLD else "will not"
-            verdict = f"{may} pay:"
+            verdict = "will not pay:"
         return (
             f"{verdict} a step is {self.speedup:.2f} times as fast as a dense one in "
             f"float32, {self.speedup_bfloat16:.2f} times as fast as one in bfloat16, "
@@ -176,49 +182,52 @@ class Advice:
     def to_json(self) -> dict[str, Any]:
         """The numbers and the verdict as JSON can hold them; None is infinity."""
         names = [k for k, x in vars(Advice).items() if isinstance(x, property)]
-        numbers = dataclasses.asdict(self) | {x: getattr(self, x) for x in names}
+        numbers = vars(self) | {name: getattr(self, name) for name in names}
+        del numbers["exchange"]  # which Exchange.to_json writes
+        for name, x in numbers.items():
+            if isinstance(x, StepCost | Recorded):
+                numbers[name] = dataclasses.asdict(x)
         return {k: None if x == math.inf else x for k, x in numbers.items()}
 
     def __str__(self) -> str:
         times = ("compute", "exchange", "hidden", "update", "step")
         rows: list[tuple[str, ...]]
         rows = [("", "MB sent", *times, "vs f32", "vs bf16")]
-        costs = (self.dense, self.dense_bfloat16, self.exchanging)
         names = ("dense, float32", "dense, bfloat16", "exchanging")
+        costs = (self.dense, self.dense_bfloat16, self.exchanging)
         for name, cost in zip(names, costs, strict=True):
             sent = f"{cost.bytes_per_step / 1e6:.4g}"
-            seconds = [duration(getattr(cost, f"{x}_seconds")) for x in times]
-            gains = [f"{x.step_seconds / cost.step_seconds:.2f}" for x in costs[:2]]
+            seconds = (duration(getattr(cost, f"{x}_seconds")) for x in times)
+            gains = (f"{x.step_seconds / cost.step_seconds:.2f}" for x in costs[:2])
             rows.append((name, sent, *seconds, *gains))
-        wide, narrow = map(
-            _on_links, (self.break_even_link, self.break_even_link_bfloat16)
-        )
+        links = (self.break_even_link, self.break_even_link_bfloat16)
+        wide, narrow = map(_name_links, links)
         which = f"one {wide}, in float32 and in bfloat16"
         if wide != narrow:
             which = f"one in float32 {wide}, and as one in bfloat16 {narrow}"
-        links = (
+        even = (
             "Where no dense step hides its exchange, a step is at least as fast as a "
             f"dense {which}."
         )
         if not (self.dense.update_seconds or self.exchanging.update_seconds):
-            links += (
+            even += (
                 " Both updates are taken to be free: python -m benchmarks.step, in the "
                 "repository, measures their seconds; give both."
             )
-        said = [self._speed(), self._loss(), links]
+        texts = [self._speed(), self._loss(), even]
         waits = min(self.exchanging.latency_seconds, self.exchanging.exposed_seconds)
         late = waits / self.exchanging.step_seconds
         if late >= self.LATE:
-            said.append(
+            texts.append(
                 f"Latency is {late:.0%} of the exchanging step. Fewer bytes do not "
                 "shorten it; fewer exchanges do: sync_every=10 or more and an outer "
                 "optimizer."
             )
-        said = [textwrap.fill(x, 88) for x in said]
-        return "\n".join([self.title, in_columns(rows, str.rjust), *said])
+        texts = [textwrap.fill(text, 88) for text in texts]
+        return "\n".join([self.title, format_table(rows, str.rjust), *texts])
 
 
-def _on_links(fastest: float) -> str:
+def _name_links(fastest: float) -> str:
     """The links on which a step takes no longer, in words."""
     if fastest == 0.0:
         return "on no slow link"

@@ -6,11 +6,12 @@ import numbers
 import re
 import textwrap
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from slamb_jax._core import checks
@@ -22,8 +23,8 @@ from slamb_jax.exchange.nbytes import Transfer
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.wire import RING_SHARES
 
-TYPICAL = jax.ShapeDtypeStruct((10_000, 1024), jnp.float32)
-"""A matrix of a model that is given as a number of parameters."""
+# A matrix of a model that is given as a number of parameters.
+_TYPICAL = jax.ShapeDtypeStruct((10_000, 1024), jnp.float32)
 
 
 def advise(
@@ -33,6 +34,7 @@ def advise(
     *,
     step_seconds: float,
     update_seconds: tuple[float, float] = (0.0, 0.0),
+    budget: float | None = None,
 ) -> Advice:
     r"""Predicts a step's seconds with an exchange and without, and whether it pays.
 
@@ -63,10 +65,19 @@ def advise(
       step_seconds: compute of one forward and backward pass on one worker; positive.
       update_seconds: ``(dense, exchanging)``, the seconds of update and application
         that are not in ``step_seconds``.
+      budget: the most bytes, as a share of a mean of float32 gradients; in (0, 1]. It
+        is half of the share of a mean of bfloat16 gradients. The exchange then gets the
+        first ``payload`` of ``"ternary"``, ``"largest_of_7"``, ``"largest_of_31"`` and
+        ``"largest_of_127"`` that is small enough; with an ``outer`` optimizer
+        ``"ternary"``, the only one that suits it. None: its own.
+
+    Returns:
+      An :class:`slamb_jax.advisor.Advice`; its ``exchange`` has the payload.
 
     Raises:
       ValueError: for a value out of range, an exchange without an axis, groups that
-        the network does not have, and ``param_specs`` without a mesh.
+        the network does not have, ``param_specs`` without a mesh, and a ``budget`` that
+        no payload keeps, or beside a payload that is not the default.
 
     Examples:
       >>> import slamb_jax
@@ -75,18 +86,15 @@ def advise(
       >>> advice = slamb_jax.advise(340e6, network, exchange, step_seconds=0.5)
       >>> advice.pays, round(advice.speedup, 2), round(advice.speedup_bfloat16, 2)
       (True, 4.12, 2.45)
+      >>> advice = slamb_jax.advise(
+      ...     340e6, network, exchange, step_seconds=0.5, budget=0.02
+      ... )
+      >>> advice.exchange, round(advice.share, 3)
+      (Exchange('data', payload='largest_of_7'), 0.018)
     """
     if not isinstance(network, Network):
         raise ValueError(f"network must be a slamb_jax.Network, got {network!r}")
     devices = _devices(network, check_exchange(exchange))
-    if isinstance(params, numbers.Real):
-        checks.check_range("params", params, 1.0, open_high=True)
-        d, (size, means) = int(float(params)), nbytes.means_of(exchange, TYPICAL)
-        whole = d
-        means = [x._replace(sizes=(-(-d * sum(x.sizes) // size),)) for x in means]
-    else:
-        d, means = nbytes.means_of(exchange, params, _shards(params, exchange))
-        whole = sum(x.size for x in jax.tree.leaves(params))
     checks.check_range("step_seconds", step_seconds, 0.0, open_low=True, open_high=True)
     if not isinstance(update_seconds, Sequence) or len(update_seconds) != 2:
         raise ValueError(
@@ -94,20 +102,34 @@ def advise(
         )
     for name, value in zip(("dense", "exchanging"), update_seconds, strict=True):
         checks.check_range(f"update_seconds ({name})", value, 0.0, open_high=True)
-
+    # 1. The exchange, if a budget chooses its payload. A model of which only the size
+    # is known counts as matrices of a typical size.
+    counted = isinstance(params, numbers.Real)
+    if counted:
+        checks.check_range("params", params, 1.0, open_high=True)
+    if budget is not None:
+        exchange = _choose_payload(exchange, budget, _TYPICAL if counted else params)
+    # 2. The elements of the model and of one device's shards, and the means of those.
+    if counted:
+        whole = d = int(float(params))
+        size, means = nbytes.means_of(exchange, _TYPICAL)
+        means = [x._replace(sizes=(-(-d * sum(x.sizes) // size),)) for x in means]
+    else:
+        d, means = nbytes.means_of(exchange, params, _shards(params, exchange))
+        whole = sum(x.size for x in jax.tree.leaves(params))
+    # 3. Three steps: dense in float32 and in bfloat16, and with the exchange. In it the
+    # devices of a worker average their gradients first.
     wide, narrow = (
         _Step(step_seconds, update_seconds[0], [Transfer("all-reduce", itemsize * d)])
         for itemsize in (4, 2)
     )
-    plan = [
-        transfer
-        for mean in means
-        for transfer in nbytes.transfers_of(mean, network.workers // devices, devices)
-    ]
+    nodes = network.workers // devices
+    plan = [x for mean in means for x in nbytes.transfers_of(mean, nodes, devices)]
     gradients = [Transfer("all-reduce", 4 * d, within=True)] if devices > 1 else []
     plans = (gradients, plan) if exchange.overlap else (gradients + plan, [])
     ours = _Step(step_seconds, update_seconds[1], *plans, devices)
-    payload, share = exchange.payload or "float32", nbytes.share(d, means)
+    # 4. What they cost on this network, and on which links they cost the same.
+    share = nbytes.share(d, means)
     recorded = exchange.averages_momentum and not exchange.overlap
     return Advice(
         dense=wide.cost(network),
@@ -117,9 +139,36 @@ def advise(
         break_even_link_bfloat16=_break_even(narrow, ours, network),
         title=_title(d, network, exchange, share),
         share=share,
-        payload=payload,
+        exchange=exchange,
         parameters=whole,
-        recorded=RECORDED.get(payload) if recorded else None,
+        recorded=RECORDED.get(exchange.payload or "float32") if recorded else None,
+    )
+
+
+def _choose_payload(
+    exchange: Exchange, budget: float, params: chex.ArrayTree
+) -> Exchange:
+    """The exchange in the first payload that keeps to the budget."""
+    # "5" is likely to be meant as five per cent, which the error then says.
+    try:
+        checks.check_range("budget", budget, 0.0, 1.0, open_low=True)
+    except ValueError as error:
+        if isinstance(budget, int | float) and 1 < budget <= 100:
+            error.add_note(f"{budget} % is {budget / 100}")
+        raise
+    if exchange.payload != Exchange().payload:
+        raise ValueError(
+            "budget chooses the payload: exchange must have the default one, got "
+            f"payload={exchange.payload!r}"
+        )
+    for payload in RECORDED if exchange.outer is None else ("ternary",):
+        chosen = dataclasses.replace(exchange, payload=payload)
+        if (least := chosen.share(params)) <= budget:
+            return chosen
+    raise ValueError(
+        f"budget must be at least {least:.2g} for these parameters, got {budget!r}: "
+        "to send less give an outer optimizer and a sync_every of 30, say, with which "
+        "all workers must draw from the same data"
     )
 
 
@@ -145,7 +194,9 @@ def _shards(params: chex.ArrayTree, exchange: Exchange) -> chex.ArrayTree:
     """Shapes and dtypes of the shard of each leaf that one device holds."""
     checks.check_floating(params, "params")
 
-    def shard(path: Any, x: jax.Array, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+    def shard(
+        path: jax.tree_util.KeyPath, x: jax.Array, spec: PartitionSpec
+    ) -> jax.ShapeDtypeStruct:
         sharding = getattr(x, "sharding", None)
         if any(spec):
             if not isinstance(sharding, NamedSharding):
@@ -167,7 +218,7 @@ class _Step(NamedTuple):
 
     compute: float
     update: float
-    waits_for: Sequence[Transfer]
+    waited: Sequence[Transfer]
     hidden: Sequence[Transfer] = ()  # as far as the compute is long enough
     devices: int = 1  # of one worker
 
@@ -179,21 +230,24 @@ class _Step(NamedTuple):
         """
         within = between = network
         if self.devices > 1:
-            link, late = min(network.local_link, 1e18), network.latency
-            within = Network(self.devices, link, latency=late)
-            nodes = network.workers // self.devices
-            between = Network(nodes, network.link, latency=late)
-        rows = []
-        for i, x in enumerate([*self.hidden, *self.waits_for]):
-            among, together = (within, 1) if x.within else (between, self.devices)
-            sent = x.per_step * RING_SHARES[x.kind](among.workers) * x.nbytes
-            seconds = x.per_step * among.seconds(x.kind, x.nbytes * together)
-            hidden = seconds if i < len(self.hidden) else 0.0
-            late = x.per_step * among.seconds(x.kind, 0)
-            rows.append((sent, seconds, sent if x.within else 0.0, hidden, late))
-        sent, seconds, local, hidden, late = map(math.fsum, zip(*rows, strict=True))
-        hidden = min(self.compute, hidden)
-        return StepCost(sent, self.compute, seconds, self.update, local, hidden, late)
+            local, link, late = network.local_link, network.link, network.latency
+            within = Network(self.devices, min(local, 1e18), latency=late)
+            between = Network(network.workers // self.devices, link, latency=late)
+
+        def count(transfers: Sequence[Transfer]) -> np.ndarray:
+            """Bytes, those within a node, seconds and those of latency, of a step."""
+            total = np.zeros(4)
+            for x in transfers:
+                among, means = (within, 1) if x.within else (between, self.devices)
+                sent = RING_SHARES[x.kind](among.workers) * x.nbytes
+                seconds = (among.seconds(x.kind, n) for n in (x.nbytes * means, 0))
+                total += np.multiply(x.per_step, [sent, sent * x.within, *seconds])
+            return total
+
+        waited, hidden = count(self.waited), count(self.hidden)
+        sent, local, seconds, late = (waited + hidden).tolist()
+        hides = min(self.compute, float(hidden[2]))
+        return StepCost(sent, self.compute, seconds, self.update, local, hides, late)
 
 
 def _break_even(dense: _Step, ours: _Step, network: Network) -> float:
@@ -213,7 +267,7 @@ def _break_even(dense: _Step, ours: _Step, network: Network) -> float:
     if fast in (None, powers[0]):
         return 0.0 if fast else math.inf
     slow = fast - 1 / 8
-    for _ in range(40):
+    for _ in range(40):  # bisect between the last link that pays and the next
         middle = (slow + fast) / 2
         slow, fast = (middle, fast) if pays(middle) else (slow, middle)
     return 10**slow
@@ -221,9 +275,8 @@ def _break_even(dense: _Step, ours: _Step, network: Network) -> float:
 
 def _title(d: int, network: Network, exchange: Exchange, share: float) -> str:
     """The model on its network; the exchange and how much it sends."""
-    inside = ""
-    if math.isfinite(network.local_link):
-        inside = f" ({scaled(network.local_link, 'bit/s')} within it)"
+    local = network.local_link
+    inside = f" ({scaled(local, 'bit/s')} within it)" if math.isfinite(local) else ""
     exchange = dataclasses.replace(exchange, param_specs=None, stacked=None)
     shown = re.sub(r"outer=\w+\(init=.*?>\)", "outer=...", repr(exchange))
     lines = (

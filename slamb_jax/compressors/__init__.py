@@ -10,6 +10,6 @@ send. :func:`slamb_jax.mask_momentum` keeps that in the momentum,
 from slamb_jax.compressors.codec import Codec, from_codec
 from slamb_jax.compressors.low_rank import low_rank
 from slamb_jax.compressors.of_exchange import of_exchange
-from slamb_jax.compressors.sparse import random_k, top_k
+from slamb_jax.compressors.sparse import top_k
 
-__all__ = ["Codec", "from_codec", "of_exchange", "top_k", "random_k", "low_rank"]
+__all__ = ["Codec", "from_codec", "of_exchange", "top_k", "low_rank"]

@@ -14,12 +14,17 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax._core import axes, checks
+from slamb_jax._core.joining import join_rows
 from slamb_jax._core.leaves import Leaf, chosen, present, unless
+from slamb_jax._core.platform import materialized
 from slamb_jax._core.rounding import next_step
 from slamb_jax.compressors.codec import Sent
-from slamb_jax.exchange.blocks import AtStep, Blocks, selection_at
-from slamb_jax.exchange.mean import Means, mean_over_workers
+from slamb_jax.exchange.codecs import codec_of
+from slamb_jax.exchange.mean import mean_over_workers
+from slamb_jax.exchange.selections import AtStep, selection_at, unit_of_blocks
 from slamb_jax.exchange.settings import Exchange, check_exchange
+
+Arrays = Sequence[jax.Array]
 
 
 class OfExchangeState(NamedTuple):
@@ -28,17 +33,37 @@ class OfExchangeState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
 
 
-class ByExchange(optax.GradientTransformationExtraArgs):
-    """What sends by an exchange, by which a link may send in its place."""
+class Unit(NamedTuple):
+    """The unit of each coordinate's codes, the same on all workers."""
 
-    exchange: Exchange
+    size: jax.Array
+    waits: jax.Array  # the share of the quantization error that is kept for later
 
-    # optax's transformations are named tuples, whose fields their subclass keeps: it is
-    # told from a compressor of the user's by its type.
-    def __new__(cls, init: Any, update: Any, exchange: Exchange) -> "ByExchange":
-        tx = super().__new__(cls, init, update)
-        tx.exchange = exchange
-        return tx
+
+class Request(NamedTuple):
+    """What a link asks of the compressor of an exchange: the argument ``request``.
+
+    The updates are then a list of arrays, and an :class:`Answer` comes back.
+    """
+
+    leaves: Sequence[Leaf]  # that the arrays are of; small ones may be joined
+    at: AtStep | None  # what is selected; None: all
+    # The unit of each array's codes, and once more for what follows the exchange, which
+    # would keep the first; None: 1.
+    units: Sequence[Unit | None]
+    units_again: Sequence[Unit | None]
+
+
+class Answer(NamedTuple):
+    """What was made of the arrays of a :class:`Request`.
+
+    Of each x, as it was rounded to the type that is sent, M, and e, or None for an e of
+    nothing; with a selection M + e alone. Whoever wraps a compressor, and does not pass
+    the request on, returns something else.
+    """
+
+    xs: Sequence[jax.Array]
+    sent: Sequence[Sent] | Sequence[jax.Array]
 
 
 def of_exchange(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
@@ -92,96 +117,123 @@ def of_exchange(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
         state: OfExchangeState,
         params: optax.Params | None = None,
         skip: jax.Array | None = None,
+        *,
+        request: Request | None = None,
         **extra_args: Any,
-    ) -> tuple[Sent, OfExchangeState]:
+    ) -> tuple[Any, OfExchangeState]:
         del extra_args
         # Where types show it: what was averaged already would be sent for nothing.
         axes.check_local(updates, exchange.axis_name, exchange.shard_axes)
         checks.check_floating(updates, "updates")
         step = next_step(state.count)
-        like = updates if params is None else params
-        rows, rebuild = present(updates, like=like, layout=exchange.layout)
-        leaves, xs = [leaf for leaf, _ in rows], [x for _, x in rows]
-        sent = Sent(*map(rebuild, send(exchange, xs, leaves, like, step)))
-        return sent, chosen(skip, OfExchangeState(unless(skip, state.count, step)))
+        new = chosen(skip, OfExchangeState(unless(skip, state.count, step)))
+        if request is None:
+            like = updates if params is None else params
+            return _send_tree(exchange, updates, like, step), new
+        rows = _send(exchange, updates, request, step)
+        xs = [row.x for row in rows]
+        if request.at is None:
+            return Answer(xs, [Sent(row.mean, row.error) for row in rows]), new
+        return Answer(xs, [_put_back(request.at, skip, row) for row in rows]), new
 
-    return ByExchange(init, update, exchange)
-
-
-def send(
-    exchange: Exchange,
-    arrays: Sequence[jax.Array],
-    leaves: Sequence[Leaf],
-    params: optax.Params,
-    step: jax.Array,
-) -> tuple[list[jax.Array], list[jax.Array]]:
-    """The mean of what is sent of each array, 0 elsewhere, and what is not, float32."""
-    if exchange.selection is None:
-        found = mean_over_workers(
-            arrays, leaves, exchange, exchange.payload, step, with_errors=True
-        )
-        return found.means, [_unsent(x, found, i) for i, x in enumerate(arrays)]
-    blocks, packed, found = _mean_of_blocks(
-        exchange, selection_at(exchange, params, step), arrays, leaves
-    )
-    errors = [_unsent(x, found, i) for i, x in enumerate(packed)]
-    means = zip(blocks, found.means, arrays, strict=True)
-    unsent = zip(blocks, errors, arrays, strict=True)
-    return (
-        [b.unpack(mean, jnp.zeros_like(x)) for b, mean, x in means],
-        [b.unpack(e, x.astype(jnp.float32)) for b, e, x in unsent],
-    )
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
-def replace_selected(
-    exchange: Exchange,
-    at: AtStep,
-    arrays: Sequence[jax.Array],
-    leaves: Sequence[Leaf],
-    skip: jax.Array | None,
-) -> list[jax.Array]:
-    """The arrays with M + e in their selected blocks: what is not sent stays there.
+def takes_requests(state: optax.OptState) -> bool:
+    """Whether this is the state of a compressor that answers a :class:`Request`."""
+    return isinstance(state, OfExchangeState)
 
-    In a skipped step, themselves: a choice between two momenta would need both in
-    memory, that between their blocks does not.
+
+def unit_to_join(exchange: Exchange, at: AtStep | None, leaf: Leaf) -> int | None:
+    """Small leaves are joined if padded to a multiple of so many elements.
+
+    None for a leaf that stays by itself: no block of codes may be of two leaves, which
+    may differ in scale, and what is between the leaves must be sent as zeros.
     """
-    blocks, packed, found = _mean_of_blocks(exchange, at, arrays, leaves)
-    new = found.means
-    if found.sent is not None:  # None: nothing was rounded, and e is 0 where M is
-        errors = [_unsent(x, found, i) for i, x in enumerate(packed)]
-        pairs = zip(new, errors, strict=True)
-        new = _like([m.astype(jnp.float32) + e for m, e in pairs], new)
-    rows = zip(blocks, unless(skip, packed, new), arrays, strict=True)
-    return [b.unpack(x, whole) for b, x, whole in rows]
+    if axes.axis_size(exchange.axis_name) == 1:
+        return None
+    codec = codec_of(exchange.payload)
+    if codec is None:
+        return unit_of_blocks(at, leaf)
+    if not codec.has_zero or not (at is None or at.is_dense(leaf)):
+        return None
+    return codec.group_of(leaf.size).size
 
 
-def _mean_of_blocks(
-    exchange: Exchange,
-    at: AtStep,
-    arrays: Sequence[jax.Array],
-    leaves: Sequence[Leaf],
-) -> tuple[list[Blocks], list[jax.Array], Means]:
-    """The selected blocks of each array, packed, and their means over the workers."""
-    blocks = [at.blocks(leaf) for leaf in leaves]
-    packed = [b.pack(x) for b, x in zip(blocks, arrays, strict=True)]
-    # Flat, since codes fill up the rows of a matrix to those of a TPU's tiles; what is
-    # packed is small, so that it may be moved.
-    packed = [
-        x if b.starts is None else x.reshape(-1)
-        for b, x in zip(blocks, packed, strict=True)
-    ]
+class _Row(NamedTuple):
+    """An array, what was sent of it, and what came back."""
+
+    leaf: Leaf
+    x: jax.Array
+    packed: jax.Array | None = None  # what is selected of it
+    mean: jax.Array | None = None  # of that, over the workers
+    error: jax.Array | None = None  # what others did not receive of it; None: nothing
+
+
+def _send_tree(
+    exchange: Exchange, updates: optax.Updates, like: Any, step: jax.Array
+) -> Sent:
+    """The mean of what is sent of each leaf, 0 elsewhere, and what is not, float32."""
+    at = selection_at(exchange, like, step)
+    found, rebuild = present(updates, like=like, layout=exchange.layout)
+    rows = [_Row(*row) for row in found]
+    joined = join_rows(rows, lambda leaf: unit_to_join(exchange, at, leaf))
+    arrays = [row.x for row in joined.rows]
+    units = [None] * len(arrays)
+    request = Request(joined.leaves, at, units, units)
+    means, unsent = [], []
+    for leaf, x, packed, mean, error in _send(exchange, arrays, request, step):
+        if error is None:
+            error = jnp.zeros(packed.shape, jnp.float32)
+        if at is not None:
+            mean = at.unpack(leaf, mean, jnp.zeros_like(x))
+            error = at.unpack(leaf, error, x.astype(jnp.float32))
+        means.append(mean)
+        unsent.append(error)
+    return Sent(*map(rebuild, joined.split(means, unsent)))
+
+
+def _send(
+    exchange: Exchange, arrays: Sequence[jax.Array], request: Request, step: jax.Array
+) -> list[_Row]:
+    """Sends what is selected of each array.
+
+    1. Pack the selected blocks, and divide by their units: there every coordinate has
+       about the same size, whatever its layer's scale. So few bits are well spent, and
+       a scale for each block loses little.
+    2. Take the mean over the workers, in the wire format.
+    3. Compute what the others did not receive of this worker's blocks.
+    """
+    packed = []
+    for leaf, x, unit in zip(request.leaves, arrays, request.units, strict=True):
+        x = x if request.at is None else request.at.pack(leaf, x)
+        # Kept, and not computed anew of the momentum, whose place it can take.
+        packed.append(x if unit is None else materialized(x / unit.size))
     found = mean_over_workers(
-        packed, leaves, exchange, exchange.payload, at.step, with_errors=True
+        packed, request.leaves, exchange, exchange.payload, step, with_errors=True
     )
-    return blocks, packed, found
+    rows = []
+    columns = request.leaves, arrays, packed, found.means, request.units_again
+    for i, (leaf, x, sent, mean, unit) in enumerate(zip(*columns, strict=True)):
+        # Where v is the unit, rounding of the mean is left alone: n times of it, in one
+        # worker's momentum, would be more noise than what it takes away.
+        received = found.received_by_others(i, with_lost=unit is None)
+        error = None if received is None else sent.astype(jnp.float32) - received
+        if unit is not None:
+            x, mean = unit.size * sent, unit.size * mean
+            error = None if error is None else unit.size * unit.waits * error
+        rows.append(_Row(leaf, x, sent, mean, error))
+    return rows
 
 
-def _unsent(x: jax.Array, found: Means, i: int) -> jax.Array:
-    """What waits of array i: x - q, and n times what rounding a mean for all took."""
-    received = found.received_by_others(i, with_lost=True)
-    wide = x.astype(jnp.float32)
-    return jnp.zeros_like(wide) if received is None else wide - received
+def _put_back(at: AtStep, skip: jax.Array | None, row: _Row) -> jax.Array:
+    """The array with M + e in its selected blocks: what is not sent stays there.
 
-
-def _like(arrays: Sequence[jax.Array], others: Sequence[jax.Array]) -> list[jax.Array]:
-    return [x.astype(y.dtype) for x, y in zip(arrays, others, strict=True)]
+    In a skipped step, itself: a choice between two momenta would need both in memory,
+    that between their blocks does not.
+    """
+    leaf, x, packed, mean, error = row
+    new = mean
+    if error is not None:
+        new = (mean.astype(jnp.float32) + error).astype(mean.dtype)
+    return at.unpack(leaf, unless(skip, packed, new), x)

@@ -1,4 +1,4 @@
-"""Compressors that send some coordinates of each array, and no others."""
+"""A compressor that sends the largest coordinates of each array."""
 
 import jax
 import jax.numpy as jnp
@@ -51,82 +51,18 @@ def top_k(share: float, axis_name: AxisName) -> optax.GradientTransformationExtr
     ) -> tuple[jax.Array, jax.Array]:
         del common, own
         flat = x.reshape(-1)
-        _, places = lax.top_k(jnp.abs(flat), _count(share, x.size))
-        return flat[places], places.astype(_narrow(x.size))
+        count = min(x.size, max(1, round(share * x.size)))
+        _, places = lax.top_k(jnp.abs(flat), count)
+        narrow = jnp.uint16 if x.size <= 2**16 else jnp.uint32
+        return flat[places], places.astype(narrow)
 
     def decode(
         code: tuple[jax.Array, jax.Array], like: jax.ShapeDtypeStruct, key: jax.Array
     ) -> jax.Array:
         del key
         values, places = code
-        return _scattered(values, places.astype(jnp.int32), like)
+        zeros = jnp.zeros(like.size, like.dtype)
+        places = places.astype(jnp.int32)
+        return zeros.at[places].set(values, unique_indices=True).reshape(like.shape)
 
     return from_codec(Codec(encode, decode), axis_name)
-
-
-def random_k(
-    share: float, axis_name: AxisName
-) -> optax.GradientTransformationExtraArgs:
-    r"""Sends random coordinates of each array, the same ones on all workers.
-
-    .. math:: q_i = x_i \text{ at } k \text{ random places}, \text{ else } 0
-
-    No place is sent, and the values travel in an all-reduce. The places are drawn anew
-    at each step, at a sort of each array: :class:`slamb_jax.selections.Strided`, in an
-    exchange, sends each coordinate once in 1/k steps, and chooses faster.
-
-    Args:
-      share: of the coordinates, in (0, 1]; k is the nearest integer, at least 1.
-      axis_name: the mesh axis (or axes) of the workers.
-
-    Returns:
-      A compressor: a :class:`optax.GradientTransformationExtraArgs` whose ``update``
-      returns :class:`slamb_jax.Sent`.
-
-    Raises:
-      ValueError: for a value out of range.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp, slamb_jax
-      >>> tx = slamb_jax.compressors.random_k(0.25, "data")
-      >>> send = lambda x: tx.update(x, tx.init(x))[0]
-      >>> sent = jax.vmap(send, axis_name="data")(jnp.ones((2, 8)))
-      >>> print((sent.mean != 0).sum(1), (sent.unsent != 0).sum(1))
-      [2 2] [6 6]
-
-    References:
-      Stich et al., `Sparsified SGD with memory <https://arxiv.org/abs/1809.07599>`_,
-      NeurIPS 2018; Xu et al., `SLAMB <https://proceedings.mlr.press/v202/xu23q.html>`_,
-      ICML 2023.
-    """
-    check_range("share", share, 0.0, 1.0, open_low=True)
-
-    def places(size: int, common: jax.Array) -> jax.Array:
-        draws = jax.random.bits(common, (size,), jnp.uint32)
-        return lax.top_k(draws, _count(share, size))[1]
-
-    def encode(x: jax.Array, common: jax.Array, own: jax.Array) -> jax.Array:
-        del own
-        return x.reshape(-1)[places(x.size, common)]
-
-    def decode(
-        code: jax.Array, like: jax.ShapeDtypeStruct, common: jax.Array
-    ) -> jax.Array:
-        return _scattered(code, places(like.size, common), like)
-
-    return from_codec(Codec(encode, decode, averages=True), axis_name)
-
-
-def _count(share: float, size: int) -> int:
-    return min(size, max(1, round(share * size)))
-
-
-def _narrow(size: int) -> jnp.dtype:
-    return jnp.dtype(jnp.uint16 if size <= 2**16 else jnp.uint32)
-
-
-def _scattered(
-    values: jax.Array, places: jax.Array, like: jax.ShapeDtypeStruct
-) -> jax.Array:
-    zeros = jnp.zeros(like.size, like.dtype)
-    return zeros.at[places].set(values, unique_indices=True).reshape(like.shape)

@@ -4,8 +4,9 @@
 ``vmap``; None is a single worker.
 """
 
+import functools
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import chex
@@ -13,13 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from slamb_jax._core.axes import (
-    AxisName,
-    axis_size,
-    tracked_axes,
-    vary_over,
-    varying_axes,
-)
+from slamb_jax._core import axes as _axes
+from slamb_jax._core.axes import AxisName, axis_size
 from slamb_jax._core.platform import hidden, slices
 from slamb_jax._core.rounding import round_to
 
@@ -47,13 +43,13 @@ def pmean(
     if n == 1 and not typed_same:
         return out
     if typed_same:  # nothing is sent of an empty array, but its type is that of a mean
-        over = tracked_axes(axis_name) if axis_name is not None else frozenset()
+        over = _axes.tracked_axes(axis_name) if axis_name is not None else frozenset()
         for i, x in enumerate(arrays):
             if not x.size:
                 none = jnp.zeros(x.shape, x.dtype)
-                out[i] = vary_over(none, varying_axes(x) - over)
+                out[i] = _axes.vary_over(none, _axes.varying_axes(x) - over)
     # Concatenated only with what varies over the same axes: parts keep their types.
-    kinds = [(x.dtype.name, *sorted(map(str, varying_axes(x)))) for x in arrays]
+    kinds = [(x.dtype.name, *sorted(map(str, _axes.varying_axes(x)))) for x in arrays]
     for kind in sorted(set(kinds)):
         places = [i for i, x in enumerate(arrays) if kinds[i] == kind and x.size]
         if not places:
@@ -62,8 +58,8 @@ def pmean(
         is_16_bit = group[0].dtype.itemsize == 2
         means = (_pmean_16_bit if is_16_bit else _pmean_32_bit)(group, axis_name)
         for i, mean in zip(places, means, strict=True):
-            axes = frozenset() if typed_same else varying_axes(arrays[i])
-            out[i] = vary_over(mean, axes)
+            axes = frozenset() if typed_same else _axes.varying_axes(arrays[i])
+            out[i] = _axes.vary_over(mean, axes)
     return out
 
 
@@ -86,9 +82,7 @@ def _pmean_16_bit(
     n, dtype = axis_size(axis_name), arrays[0].dtype
     flat = ravel(arrays)
     slices = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
-    # As integers: XLA widens 16-bit float collectives where it can.
-    received = all_to_all(_as_integers(slices), axis_name)
-    mine = lax.bitcast_convert_type(received, dtype).astype(jnp.float32)
+    mine = all_to_all(slices, axis_name).astype(jnp.float32)
     # In float32, and rounded once: n terms in 16 bits would lose what is small.
     mean = round_to(jnp.mean(mine, axis=0), dtype)
     return unravel(all_gather(mean, axis_name).reshape(-1), arrays)
@@ -107,16 +101,15 @@ def unravel(flat: jax.Array, arrays: Sequence[jax.Array]) -> list[jax.Array]:
 
 def all_to_all(x: jax.Array, axis_name: AxisName | None) -> jax.Array:
     """All-to-all on the leading axis: row i is sent to worker i."""
-    return lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0)
+    send_rows = functools.partial(
+        lax.all_to_all, axis_name=axis_name, split_axis=0, concat_axis=0
+    )
+    return _in_16_bits(send_rows, x)
 
 
 def all_gather(x: jax.Array, axis_name: AxisName | None) -> jax.Array:
     """``x`` of all workers, stacked: shape (n, ...)."""
-    if x.dtype.itemsize != 2:
-        return lax.all_gather(x, axis_name)
-    # Bytes cannot be widened on the way, as 16-bit floats can.
-    bits = lax.all_gather(_as_integers(x), axis_name)
-    return lax.bitcast_convert_type(bits, x.dtype)
+    return _in_16_bits(functools.partial(lax.all_gather, axis_name=axis_name), x)
 
 
 def all_gather_invariant(
@@ -130,6 +123,7 @@ def all_gather_invariant(
     bits = _as_integers(x)
     is_mine = jnp.arange(axis_size(axis_name), dtype=index.dtype) == index
     is_mine = is_mine.reshape(-1, *(1,) * x.ndim)
+    # Each worker adds zeros for all others.
     bits = lax.psum(jnp.where(is_mine, bits[None], jnp.zeros_like(bits)), axis_name)
     return bits.view(x.dtype)
 
@@ -143,6 +137,7 @@ def gather_shards(x: jax.Array, axes: Sequence[tuple[Hashable, ...]]) -> jax.Arr
 
 def own_shard(x: jax.Array, axes: Sequence[tuple[Hashable, ...]]) -> jax.Array:
     """Undoes :func:`gather_shards`; nothing is sent."""
+    # The first dimension is sharded over the first axes, and so on.
     for i, names in enumerate(axes):
         if names:
             size = x.shape[i] // axis_size(names)
@@ -152,10 +147,15 @@ def own_shard(x: jax.Array, axes: Sequence[tuple[Hashable, ...]]) -> jax.Array:
 
 def send(x: jax.Array, axis_name: AxisName, pairs: list[tuple[int, int]]) -> jax.Array:
     """``x`` of the first worker of each pair to the second; zeros to all others."""
+    permute = functools.partial(lax.ppermute, axis_name=axis_name, perm=pairs)
+    return _in_16_bits(permute, x)
+
+
+def _in_16_bits(send: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """``send(x)``, of 16-bit floats as integers: XLA widens floats where it can."""
     if x.dtype.itemsize != 2:
-        return lax.ppermute(x, axis_name, pairs)
-    bits = lax.ppermute(_as_integers(x), axis_name, pairs)
-    return lax.bitcast_convert_type(bits, x.dtype)
+        return send(x)
+    return lax.bitcast_convert_type(send(_as_integers(x)), x.dtype)
 
 
 def _as_integers(x: jax.Array) -> jax.Array:
@@ -173,7 +173,8 @@ def psum_each(
     """
     out = list(trees)
     flat = [jax.tree.leaves(tree) for tree in trees]
-    types = [frozenset().union(*map(varying_axes, arrays)) for arrays in flat]
+    types = [frozenset().union(*map(_axes.varying_axes, arrays)) for arrays in flat]
+    # Without axes a tree is whole already.
     kinds = list(zip(axes, types, strict=True))
     for kind in dict.fromkeys(x for x in kinds if x[0]):
         places = [i for i, x in enumerate(kinds) if x == kind]

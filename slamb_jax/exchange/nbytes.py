@@ -7,7 +7,7 @@ returns the mean of it.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import chex
 import jax
@@ -16,25 +16,12 @@ import jax.numpy as jnp
 from slamb_jax._core.checks import check_floating
 from slamb_jax._core.layout import Layout
 from slamb_jax._core.leaves import leaves_of
-from slamb_jax.exchange.codes import Quantizer, cut_among, quantizer_of
-from slamb_jax.exchange.selections import Selection, elements_sent
+from slamb_jax.exchange.codecs import BlockCodec, codec_of
+from slamb_jax.exchange.selections import elements_sent
+from slamb_jax.exchange.slices import cut_among
 
-
-class Settings(Protocol):
-    """What counts of an :class:`slamb_jax.Exchange`, which stands above this file."""
-
-    @property
-    def payload(self) -> str | None: ...
-    @property
-    def sync_every(self) -> int | None: ...
-    @property
-    def outer(self) -> Any: ...
-    @property
-    def selection(self) -> Selection | None: ...
-    @property
-    def stacked(self) -> Any: ...
-    @property
-    def averages_momentum(self) -> bool: ...
+if TYPE_CHECKING:  # it stands above this file
+    from slamb_jax.exchange.settings import Exchange
 
 
 class Mean(NamedTuple):
@@ -55,7 +42,7 @@ class Transfer(NamedTuple):
 
 
 def means_of(
-    exchange: Settings,
+    exchange: "Exchange",
     params: chex.ArrayTree,
     shards: chex.ArrayTree | None = None,
 ) -> tuple[int, list[Mean]]:
@@ -64,49 +51,49 @@ def means_of(
     ``shards`` are the shapes and dtypes that one device holds of a sharded model.
     """
     check_floating(params, "params")
-    layout, held = (
-        Layout(None, exchange.stacked).of,
-        params if shards is None else shards,
-    )
+    layout, held = Layout(None, exchange.stacked).of, params
+    if shards is not None:
+        held = shards
+    # Selections choose by the size of a whole layer, whatever a device holds of it.
+    pairs = zip(leaves_of(held, layout), leaves_of(params, layout), strict=True)
     leaves = [
-        dataclasses.replace(x, shards=whole.layer_size // max(x.layer_size, 1))
-        for x, whole in zip(
-            leaves_of(held, layout), leaves_of(params, layout), strict=True
-        )
+        dataclasses.replace(leaf, shards=whole.layer_size // max(leaf.layer_size, 1))
+        for leaf, whole in pairs
     ]
-    dtypes = [x.dtype.name for x in jax.tree.leaves(held)]
     sizes = tuple(leaf.size for leaf in leaves)
     if not (elements := sum(sizes)):
         raise ValueError(f"params must have elements, got {params!r}")
+    # Of the momentum: all of it, or what is selected.
+    payload = exchange.payload or "float32"
     if exchange.averages_momentum:
-        return elements, [Mean(sizes, exchange.payload or "float32")]
+        return elements, [Mean(sizes, payload)]
     means = []
     if exchange.selection is not None:
         selection = exchange.selection.for_leaves(leaves)
-        sent = tuple(elements_sent(selection, leaf) for leaf in leaves)
-        means.append(Mean(sent, exchange.payload or "float32"))
+        selected = tuple(elements_sent(selection, leaf) for leaf in leaves)
+        means.append(Mean(selected, payload))
+    # Of the parameters. Differences to the last average are of float32. With a
+    # selection the payload is of the momentum: parameters are never rounded.
     if exchange.sync_every is not None:
-        # Differences to the last average are of float32.
-        # With a selection the payload is of the momentum: parameters are never rounded.
-        own = None if exchange.selection is not None else exchange.payload
-        own = own or ("float32" if exchange.outer is not None else None)
-        wires = [own or dtype for dtype in dtypes]
+        wire = None if exchange.selection is not None else exchange.payload
+        wire = wire or ("float32" if exchange.outer is not None else None)
+        wires = [wire or x.dtype.name for x in jax.tree.leaves(held)]
         for wire in dict.fromkeys(wires):
-            chosen = tuple(n for n, w in zip(sizes, wires, strict=True) if w == wire)
-            means.append(Mean(chosen, wire, 1 / exchange.sync_every))
+            alike = tuple(n for n, w in zip(sizes, wires, strict=True) if w == wire)
+            means.append(Mean(alike, wire, 1 / exchange.sync_every))
     return elements, means
 
 
 def slice_nbytes(sizes: Sequence[int], wire: str, slices: int) -> int:
     """Bytes of one slice of these arrays, where they are cut into so many."""
-    if (codes := _codes(wire)) is None:
+    if (codec := _codec_of(wire)) is None:
         return -(-sum(sizes) // slices) * jnp.dtype(wire).itemsize
-    return sum(codes.nbytes(cut.slice) for cut in cut_among(sizes, codes, slices))
+    return sum(codec.nbytes(cut.slice) for cut in cut_among(sizes, codec, slices))
 
 
-def _codes(wire: str) -> Quantizer | None:
-    """The codes of a wire format; None for a dtype."""
-    return None if "float" in wire else quantizer_of(wire)
+def _codec_of(wire: str) -> BlockCodec | None:
+    """The codec of a wire format; None for a dtype."""
+    return None if "float" in wire else codec_of(wire)
 
 
 def transfers_of(mean: Mean, workers: int, devices: int = 1) -> list[Transfer]:
@@ -116,21 +103,18 @@ def transfers_of(mean: Mean, workers: int, devices: int = 1) -> list[Transfer]:
     exchanges a part, and the worker gathers the parts.
     """
     sizes, wire, often = mean
+    # A slice to each owner, and the owner's mean to all.
     one = slice_nbytes(sizes, wire, workers * devices)
     part = workers * one
-    found = [Transfer("all-to-all", part, often), Transfer("all-gather", one, often)]
-    if _codes(wire) is None:
+    sent = [Transfer("all-to-all", part, often), Transfer("all-gather", one, often)]
+    if _codec_of(wire) is None:
         part = slice_nbytes(sizes, wire, devices)
         # 16 bits are sent as codes are, since a sum in 16 bits loses digits.
         if jnp.dtype(wire).itemsize != 2:
-            found = [Transfer("all-reduce", part, often)]
+            sent = [Transfer("all-reduce", part, often)]
+    # What the devices of a worker got, each a part, they share.
     gather = Transfer("all-gather", part, often, within=True)
-    return [*found, gather] if devices > 1 else found
-
-
-def share_of(exchange: Settings, params: chex.ArrayTree) -> float:
-    """Bytes of a step of an exchange over those of averaging gradients in float32."""
-    return share(*means_of(exchange, params))
+    return [*sent, gather] if devices > 1 else sent
 
 
 def share(elements: int, means: Sequence[Mean]) -> float:

@@ -3,25 +3,27 @@
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import DTypeLike
 
 from slamb_jax._core.checks import check_integer, check_range
-from slamb_jax._core.leaves import Leaf
+from slamb_jax._core.leaves import Leaf, leaves_of
 from slamb_jax._core.rounding import hash_u32, hash_words
+
+if TYPE_CHECKING:
+    from slamb_jax.exchange.settings import Exchange
 
 __all__ = ["Leaf", "Selection", "Strided"]
 
 _LARGEST_MIN_SIZE = 9000  # the authors' grad_size_thr
 _DENSE_SHARE = 0.01  # of all parameters: the most that small matrices may hold
-_TILE = 8, 128  # rows and columns of a TPU's memory
 _WIDTHS = (128, 64, 32, 16, 8, 4, 2)
 _STORED = 2**17  # groups: up to so many, their numbers are a constant of the program
+_MOST_BLOCKS = 2**31 - 2**20  # with room for the numbers of unused slots
 
 
 class Selection(abc.ABC):
@@ -71,6 +73,14 @@ class Selection(abc.ABC):
         It is 0 for the blocks of this step, and ``step`` for blocks that never were.
         """
 
+    def unit(self, leaf: Leaf) -> int | None:
+        """Small leaves may be joined if padded to a multiple of so many elements.
+
+        None for a selection that knows leaves by themselves alone.
+        """
+        del leaf
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class Strided(Selection):
@@ -80,9 +90,7 @@ class Strided(Selection):
     and those into groups of c. At step t group j exchanges its block
     :math:`(t + o_j) \bmod c`, where the offset :math:`o_j` is a hash of (seed, leaf,
     j). The age of block i of the group is :math:`\min(t, (t + o_j - i) \bmod c)`.
-    Nothing is stored or permuted: blocks are copied in the order of memory. In large
-    leaves a group has the blocks of one row in c neighbouring tiles of 8 rows, so that
-    a TPU moves nothing within its tiles.
+    Nothing is stored or permuted: blocks are copied in the order of memory.
 
     w is the largest power of two that divides the last dimension, at most 128, and
     small enough that unused slots cost at most a hundredth of the payload; 1 where
@@ -133,27 +141,24 @@ class Strided(Selection):
 
     def dense(self, leaf: Leaf) -> bool:
         """Leaves of one dimension or fewer, small ones, and all if k is 1."""
+        if leaf.parts:  # which are all dense, or none
+            return self.dense(leaf.parts[0])
         least = _LARGEST_MIN_SIZE if self.min_size is None else self.min_size
         small = len(leaf.layer_shape) <= 1 or leaf.layer_size < least
         return small or leaf.size == 0 or self.period == 1
 
     def block_size(self, leaf: Leaf) -> int:
-        return next((w for w in _WIDTHS if self._fits(leaf, 1, w)), 1)
+        if leaf.parts:
+            return leaf.unit // self.period
+        room = leaf.size // (100 * (self.period + 1))
+        fits = (w for w in _WIDTHS if leaf.shape[-1] % w == 0 and w <= room)
+        return next(fits, 1)
 
     def blocks(self, step: jax.Array, leaf: Leaf) -> jax.Array:
-        rows, columns = self._rows(leaf), self._columns(leaf)
-        place = lax.rem(self._place(step, leaf), np.int32(self.period))
-        index = _numbers(len(place), jnp.int32)
-        if rows == 1:
-            index = place + np.int32(self.period) * index
-        else:
-            chunk, row = divided(index, rows)
-            above, column = divided(place + np.int32(self.period) * chunk, columns)
-            index = (above * np.int32(rows) + row) * np.int32(columns) + column
-        count = leaf.size // self.block_size(leaf)
+        place, count = self._place(step, leaf), self._count(leaf)
+        index = place + np.int32(self.period) * _numbers(len(place))
         # Only a last group that is not full has slots beyond the leaf.
-        uneven = count // rows % self.period
-        return jnp.minimum(index, np.int32(count)) if uneven else index
+        return jnp.minimum(index, np.int32(count)) if count % self.period else index
 
     def age(self, step: jax.Array, leaf: Leaf) -> jax.Array:
         # Ages take c values: they are a table that moves with the step, and the
@@ -161,54 +166,121 @@ class Strided(Selection):
         back = np.arange(self.period, 0, -1, dtype=np.int32)
         since = self._place(step, leaf)[:, None] + back[None]
         since = jnp.minimum(step, lax.rem(since, np.int32(self.period)))
-        return self.in_leaf(since, leaf)[:, None]
+        return since.reshape(-1, 1)[: self._count(leaf)]
 
-    def fresh(self, step: jax.Array, leaf: Leaf) -> jax.Array:
-        """Which blocks of each group are exchanged: bool (groups, c)."""
-        place = lax.rem(self._place(step, leaf), np.int32(self.period))
-        return place[:, None] == np.arange(self.period, dtype=np.int32)[None]
+    def unit(self, leaf: Leaf) -> int | None:
+        """Whole groups."""
+        return self.period * self.block_size(leaf)
 
-    def in_groups(self, x: jax.Array, leaf: Leaf) -> jax.Array:
-        """(blocks, ...) in the leaf's order as (groups, c, ...), padded with zeros."""
-        rows, rest = self._rows(leaf), x.shape[1:]
-        x = x.reshape(-1, rows, self._columns(leaf), *rest).swapaxes(1, 2)
-        x = x.reshape(-1, rows, *rest)  # by tiles
-        padding = ((0, -len(x) % self.period), *((0, 0) for _ in x.shape[1:]))
-        x = jnp.pad(x, padding).reshape(-1, self.period, rows, *rest)
-        return x.swapaxes(1, 2).reshape(-1, self.period, *rest)
-
-    def in_leaf(self, x: jax.Array, leaf: Leaf) -> jax.Array:
-        """Undoes :meth:`in_groups`."""
-        rows, rest = self._rows(leaf), x.shape[2:]
-        x = x.reshape(-1, rows, self.period, *rest).swapaxes(1, 2)
-        x = x.reshape(-1, rows, *rest)[: leaf.size // self.block_size(leaf) // rows]
-        x = x.reshape(-1, self._columns(leaf), rows, *rest).swapaxes(1, 2)
-        return x.reshape(-1, *rest)
-
-    def _rows(self, leaf: Leaf) -> int:
-        """Rows that take their turns side by side, each with groups of its own."""
-        rows, width = _TILE
-        even = len(leaf.shape) > 1 and leaf.shape[-2] % rows == 0
-        return rows if even and self._fits(leaf, rows, width) else 1
-
-    def _fits(self, leaf: Leaf, rows: int, width: int) -> bool:
-        """Whether unused slots cost at most a hundredth with tiles of this size."""
-        room = leaf.size // (100 * (self.period + 1))
-        return leaf.shape[-1] % width == 0 and rows * width <= room
-
-    def _columns(self, leaf: Leaf) -> int:
-        return leaf.shape[-1] // self.block_size(leaf)
+    def _count(self, leaf: Leaf) -> int:
+        """The blocks of the leaf."""
+        return leaf.size // self.block_size(leaf)
 
     def _place(self, step: jax.Array, leaf: Leaf) -> jax.Array:
-        """The block that each group exchanges, modulo c: int32, one per group."""
-        rows = self._rows(leaf)
-        tiles = leaf.size // (self.block_size(leaf) * rows)
-        index = _numbers(-(-tiles // self.period) * rows, jnp.uint32)
+        """Which of its blocks each group exchanges: int32 in [0, c), one per group."""
         # A hash and not a draw: every worker computes it from the leaf's number alone.
         # Neighbours in a leaf, and equal leaves, do not take their turns together.
-        hashed = hash_u32(index, hash_words(self.seed, leaf.index))
-        offset = (hashed % np.uint32(self.period)).astype(np.int32)
-        return lax.rem(step, np.int32(self.period)) + offset
+        size = self.period * self.block_size(leaf)
+        parts = leaf.parts or (leaf,)
+        numbers = [_numbers(-(-part.size // size)).astype(np.uint32) for part in parts]
+        salts = [np.uint32(hash_words(self.seed, part.index)) for part in parts]
+        number, salt = numbers[0], salts[0]
+        if leaf.parts:  # small, so that their numbers are constants
+            number = np.concatenate(numbers)
+            salt = np.repeat(salts, [len(x) for x in numbers])
+        offset = hash_u32(number, salt) % np.uint32(self.period)
+        turn = lax.rem(step, np.int32(self.period)) + offset.astype(np.int32)
+        return lax.rem(turn, np.int32(self.period))
+
+
+class AtStep(NamedTuple):
+    """A selection at one step: what is exchanged of a leaf, and its ages."""
+
+    selection: Selection
+    step: jax.Array
+
+    def is_dense(self, leaf: Leaf) -> bool:
+        """Whether all of the leaf is exchanged."""
+        return self.selection.dense(leaf)
+
+    def pack(self, leaf: Leaf, x: jax.Array) -> jax.Array:
+        """The blocks that are exchanged, (slots, block_size); any in an unused slot."""
+        if self.is_dense(leaf):
+            return x
+        x = jnp.atleast_1d(x)
+        numbers = lax.GatherDimensionNumbers(
+            offset_dims=(1,),
+            collapsed_slice_dims=tuple(range(x.ndim - 1)),
+            start_index_map=tuple(range(x.ndim)),
+        )
+        sizes = (1,) * (x.ndim - 1) + (self.selection.block_size(leaf),)
+        # XLA clamps an index beyond the last by itself; "clip" would do it twice.
+        mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
+        return lax.gather(x, self._starts(leaf), numbers, sizes, mode=mode)
+
+    def unpack(self, leaf: Leaf, packed: jax.Array, x: jax.Array) -> jax.Array:
+        """``x`` with these blocks replaced."""
+        if self.is_dense(leaf):
+            return packed
+        shape, x = x.shape, jnp.atleast_1d(x)
+        numbers = lax.ScatterDimensionNumbers(
+            update_window_dims=(1,),
+            inserted_window_dims=tuple(range(x.ndim - 1)),
+            scatter_dims_to_operand_dims=tuple(range(x.ndim)),
+        )
+        # Unused slots, beyond the last block, are dropped; no other repeats.
+        return lax.scatter(
+            x, self._starts(leaf), packed, numbers, unique_indices=True, mode="drop"
+        ).reshape(shape)
+
+    def age(self, leaf: Leaf) -> jax.Array | None:
+        """Steps since each block was exchanged; None for a dense leaf."""
+        return None if self.is_dense(leaf) else self.selection.age(self.step, leaf)
+
+    def _starts(self, leaf: Leaf) -> jax.Array:
+        """The first coordinates of each block that is exchanged, (slots, ndim).
+
+        A flat index would need a reshape, after which XLA copies the leaf in place of
+        updating it.
+        """
+        block_size, shape = self.selection.block_size(leaf), leaf.shape or (1,)
+        if leaf.size // block_size > _MOST_BLOCKS:
+            raise ValueError(
+                f"a leaf of {leaf.size} elements, {leaf.shape}, has more blocks than "
+                f"int32 can number where a block has {block_size}: pad its last "
+                "dimension to a multiple of 128, or keep it as several leaves"
+            )
+        index, coordinates = self.selection.blocks(self.step, leaf), []
+        for size in (shape[-1] // block_size, *shape[-2:0:-1])[: len(shape) - 1]:
+            index, coordinate = _divide(index, size)
+            coordinates.append(coordinate)
+        # An unused slot is beyond the first dimension.
+        coordinates = [index, *reversed(coordinates)]
+        coordinates[-1] = coordinates[-1] * np.int32(block_size)
+        return jnp.stack(coordinates, -1)
+
+
+def _divide(x: jax.Array, by: int) -> tuple[jax.Array, jax.Array]:
+    """Quotient and remainder of integers that are not negative, in few instructions."""
+    if by & (by - 1) == 0:
+        bits = np.int32(by.bit_length() - 1)
+        return lax.shift_right_logical(x, bits), x & np.int32(by - 1)
+    return lax.div(x, np.int32(by)), lax.rem(x, np.int32(by))
+
+
+def selection_at(exchange: "Exchange", params: Any, step: jax.Array) -> AtStep | None:
+    """The exchange's selection at a step; None where it has none."""
+    if exchange.selection is None:
+        return None
+    leaves = leaves_of(params, exchange.layout)
+    return AtStep(exchange.selection.for_leaves(leaves), step)
+
+
+def unit_of_blocks(at: AtStep | None, leaf: Leaf) -> int | None:
+    """The elements to a multiple of which a leaf is padded to be joined with others."""
+    if at is None or at.is_dense(leaf):
+        return 1
+    return at.selection.unit(leaf)
 
 
 def elements_sent(selection: Selection, leaf: Leaf) -> int:
@@ -223,21 +295,13 @@ def elements_sent(selection: Selection, leaf: Leaf) -> int:
     return slots * selection.block_size(leaf)
 
 
-def divided(x: jax.Array, by: int) -> tuple[jax.Array, jax.Array]:
-    """Quotient and remainder of integers that are not negative, in few instructions."""
-    if by & (by - 1) == 0:
-        bits = by.bit_length() - 1
-        return lax.shift_right_logical(x, np.int32(bits)), x & np.int32(by - 1)
-    return lax.div(x, np.int32(by)), lax.rem(x, np.int32(by))
-
-
-def _numbers(n: int, dtype: DTypeLike) -> Any:
+def _numbers(n: int) -> jax.Array | np.ndarray:
     """0, 1, ..., as a constant where there are few.
 
     Leaves of one shape then differ in no instruction, and XLA compiles the kernels of
     one for all.
     """
-    return np.arange(n, dtype=dtype) if n <= _STORED else lax.iota(dtype, n)
+    return np.arange(n, dtype=np.int32) if n <= _STORED else lax.iota(jnp.int32, n)
 
 
 def _min_size_for(leaves: Sequence[Leaf]) -> int:

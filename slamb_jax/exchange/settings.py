@@ -8,17 +8,14 @@ from typing import Any
 import chex
 import optax
 
-from slamb_jax._core.axes import AxisName
-from slamb_jax._core.checks import check_range
+from slamb_jax._core import checks as _checks
+from slamb_jax._core.axes import AxisName, as_tuple
 from slamb_jax._core.layout import Layout, mesh_axes
 from slamb_jax._core.leaves import LayoutOf
+from slamb_jax.exchange import nbytes as _nbytes
+from slamb_jax.exchange.codecs import CODECS
 from slamb_jax.exchange.json_form import value_from_json, value_to_json
-from slamb_jax.exchange.nbytes import share_of
 from slamb_jax.exchange.selections import Selection, Strided
-from slamb_jax.exchange.validity import check_settings
-
-FORMATS = ("ternary", "largest_of_7", "largest_of_31", "largest_of_127")
-"""Payloads that :meth:`Exchange.for_budget` chooses from, the most bytes first."""
 
 _PAPER = {"payload": None, "sync_every": 100, "selection": Strided(0.1)}
 
@@ -48,10 +45,9 @@ class Exchange:
         coordinate. ``"largest_of_7"``, or of another number from 2 to 127: the sign of
         the largest coordinate of so many, in half a byte up to 7 and a byte above.
         ``"uniform8"``, ``"uniform4"``: stochastic rounding to 8 or 4 bits, as in QSGD.
-        ``"natural"``: to powers of two, 8 bits. ``"terngrad"``: to three values, as in
-        TernGrad, 1.7 bits. ``"sign"``: signs and a scale, 1 bit.
-        ``"bfloat16"``. None: float32; the parameters' dtype where parameters are
-        averaged, and the momentum's under a ``selection``.
+        ``"sign"``: signs and a scale, 1 bit. ``"bfloat16"``. None: float32; the
+        parameters' dtype where parameters are averaged, and the momentum's under a
+        ``selection``.
       sync_every: H, the steps from one mean to the next, a positive integer. 1: of the
         momentum, before all workers step alike. Above 1: of the parameters, which needs
         an ``outer`` optimizer or ``payload=None``. None: never, for a ``selection``.
@@ -103,7 +99,7 @@ class Exchange:
     stacked: Any = dataclasses.field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        _check_settings(self)
 
     @functools.cached_property
     def layout(self) -> LayoutOf | None:
@@ -158,57 +154,6 @@ class Exchange:
         """
         return cls(axis_name, **_PAPER | settings)
 
-    @classmethod
-    def for_budget(
-        cls,
-        axis_name: AxisName | None,
-        share: float,
-        params: chex.ArrayTree,
-        **settings: Any,
-    ) -> "Exchange":
-        """The default settings in the payload that keeps to a share of the bytes.
-
-        The ``payload`` is ``"ternary"``, ``"largest_of_7"``, ``"largest_of_31"`` or
-        ``"largest_of_127"``: the first that is small enough; with an ``outer``
-        optimizer ``"ternary"``, the only one that suits it. The losses that were
-        recorded are in ``benchmarks/results/frontier.md``; ``slamb-jax advise --budget
-        5%`` prints them, too.
-
-        Args:
-          axis_name: the mesh axis of the workers.
-          share: the most bytes, of a mean of float32 gradients; in (0, 1]. It is half
-            of the share of a mean of bfloat16 gradients.
-          params: the parameters, or their shapes and dtypes.
-          settings: others of the exchange, such as ``local_axis_name``.
-
-        Raises:
-          ValueError: if no payload is small enough. An ``outer`` optimizer sends less.
-
-        Examples:
-          >>> import jax, jax.numpy as jnp, slamb_jax
-          >>> params = {"w": jax.ShapeDtypeStruct((4096, 4096), jnp.float32)}
-          >>> exchange = slamb_jax.Exchange.for_budget("data", 0.02, params)
-          >>> exchange.payload, round(exchange.share(params), 3)
-          ('largest_of_7', 0.018)
-        """
-        # "5" is likely to be meant as five per cent, which the error then says.
-        try:
-            check_range("share", share, 0.0, 1.0, open_low=True)
-        except ValueError as error:
-            if isinstance(share, int | float) and 1 < share <= 100:
-                error.add_note(f"{share} % is {share / 100}")
-            raise
-        formats = FORMATS if settings.get("outer") is None else FORMATS[:1]
-        for payload in formats:
-            exchange = cls(axis_name, **{"payload": payload} | settings)
-            if (least := exchange.share(params)) <= share:
-                return exchange
-        raise ValueError(
-            f"share must be at least {least:.2g} for these parameters, got {share!r}: "
-            "to send less give an outer optimizer and a sync_every of 30, say, with "
-            "which all workers must draw from the same data"
-        )
-
     def share(self, params: chex.ArrayTree) -> float:
         """Bytes of a step over those of averaging gradients in float32.
 
@@ -216,7 +161,7 @@ class Exchange:
         parameters are spread over the steps between them. ``params`` are the
         parameters, or their shapes and dtypes.
         """
-        return share_of(self, params)
+        return _nbytes.share(*_nbytes.means_of(self, params))
 
     def to_json(self) -> dict[str, Any]:
         """The settings that are not the default, as what JSON and YAML can hold.
@@ -258,6 +203,87 @@ class Exchange:
         shown = [repr(given.pop("axis_name"))] if "axis_name" in given else []
         shown += [f"{name}={value!r}" for name, value in given.items()]
         return f"Exchange({', '.join(shown)})"
+
+
+def _check_settings(exchange: Exchange) -> None:
+    """Raises for a value out of range, and for settings that cannot go together."""
+    payload, selection = exchange.payload, exchange.selection
+    # 1. Each setting by itself.
+    _checks.check_bool("overlap", exchange.overlap)
+    is_name = isinstance(payload, str) and payload in ("bfloat16", *CODECS)
+    if payload is not None and not is_name:
+        raise ValueError(
+            "payload must be None, 'bfloat16', 'uniform8', 'uniform4', 'ternary', "
+            "'sign' or 'largest_of_N' with N from 2 to 127, such as 'largest_of_7', "
+            f"got {payload!r}"
+        )
+    if exchange.sync_every is not None:
+        _checks.check_integer("sync_every", exchange.sync_every, 1)
+    if exchange.outer is not None:
+        _checks.check_transformation("outer", exchange.outer)
+    if selection is not None and not isinstance(selection, Selection):
+        raise ValueError(
+            "selection must be None or a slamb_jax.selections.Selection, such as "
+            f"Strided(0.1), got {selection!r}"
+        )
+    # 2. What cannot go together.
+    if selection is not None and exchange.outer is not None:
+        raise ValueError(
+            f"selection={selection!r} averages the parameters themselves every "
+            f"sync_every steps: it takes no outer optimizer, got {exchange!r}"
+        )
+    _check_average(exchange)
+    _check_axes(exchange)
+
+
+def _check_average(exchange: Exchange) -> None:
+    payload, every, outer = exchange.payload, exchange.sync_every, exchange.outer
+    selects = exchange.selection is not None
+    if every is None and not selects and exchange.axis_name is not None:
+        raise ValueError(
+            "sync_every=None without a selection exchanges nothing between "
+            f"{exchange.axis_name!r}: give one of them, or no axis_name"
+        )
+    # An outer step is taken along the mean of the parameters' differences. They are of
+    # many steps, and a code of few bits loses what no residual brings back.
+    if outer is not None and every is None:
+        raise ValueError("outer needs an average: give sync_every too, got None")
+    if outer is not None and str(payload).startswith("largest_of_"):
+        raise ValueError(
+            f"payload={payload!r} sends one coordinate of each group, and the others "
+            "would be lost from the parameters' difference that an outer optimizer "
+            "gets: take 'ternary', 'uniform4' or 'uniform8'"
+        )
+    # Without one, parameters themselves are averaged; a selection's are in float32.
+    if outer is None and every not in (None, 1) and payload is not None and not selects:
+        raise ValueError(
+            f"sync_every={every} averages parameters, which payload={payload!r} would "
+            "round: give outer=optax.sgd(1.0), whose difference to the last average is "
+            "rounded instead, or payload=None. To send less at every step take "
+            "payload='largest_of_7'"
+        )
+
+
+def _check_axes(exchange: Exchange) -> None:
+    _checks.check_axis_name(exchange.axis_name)
+    _checks.check_axis_name(exchange.local_axis_name, "local_axis_name")
+    # Between workers, within a worker, and between its shards are other axes each.
+    names = exchange.axis_name, exchange.local_axis_name
+    between, within = (set(as_tuple(name)) for name in names)
+    if within and (not between or between & within):
+        raise ValueError(
+            "local_axis_name must name other mesh axes than axis_name, the axis "
+            f"between the workers, got {exchange.local_axis_name!r} and "
+            f"{exchange.axis_name!r}"
+        )
+    if exchange.layout is None:  # which checks param_specs and stacked
+        return
+    if shared := between & set(exchange.shard_axes):
+        raise ValueError(
+            "param_specs must not name the axis of the workers, "
+            f"{min(map(str, shared))!r}: every worker has parameters of its own, "
+            "sharded over other axes of the mesh"
+        )
 
 
 def check_exchange(exchange: object) -> Exchange:

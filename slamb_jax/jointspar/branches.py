@@ -1,9 +1,10 @@
 """Backward passes in branches: a gradient is computed only where a flag is set."""
 
-import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,34 +12,40 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun, primitives
 
 from slamb_jax._core import axes
+from slamb_jax._core.platform import run_on_cpu
 
-Vjp: TypeAlias = Callable[[Any], tuple[Any, ...]]
+Tree: TypeAlias = chex.ArrayTree
+Vjp: TypeAlias = Callable[[Tree], tuple[Tree, ...]]
 # A gradient is computed always (None), never (()), or if a traced bool is set. None and
 # () are empty trees, which stay static where custom_vjp passes them on.
 Flag: TypeAlias = jax.Array | tuple[()] | None
 Flags: TypeAlias = tuple[Flag, Flag]  # for the gradients of the weights and the inputs
+# Results that are saved for the backward pass; others are computed again there. What a
+# branch reads must lie in memory, while XLA fuses most results away elsewhere: saving
+# them all would cost more than a skipped layer saves.
 _SAVED = ("dot_general", "conv_general_dilated", "random_bits", "random_wrap")
 
 
 def call_if(
-    transforms: Any, fun: Callable[..., Any], weights: Any, inputs: Any, flags: Flags
-) -> Any:
+    transforms: Any, fun: Callable[..., Tree], weights: Tree, inputs: Tree, flags: Flags
+) -> Tree:
     """Calls ``fun(weights, *inputs)``, whose two gradients are computed if flagged.
 
     ``transforms`` is ``jax``, or ``flax.linen`` if the weights are a module's.
     """
 
-    def primal(weights: Any, flags: Flags, *inputs: Any) -> Any:
+    def primal(weights: Tree, flags: Flags, *inputs: Tree) -> Tree:
         return fun(weights, *inputs)
 
-    def forward(weights: Any, flags: Flags, *inputs: Any) -> Any:
-        saving = transforms.checkpoint(fun, policy=_is_saved, prevent_cse=False)
+    def forward(weights: Tree, flags: Flags, *inputs: Tree) -> Any:
+        policy = lambda primitive, *_, **__: primitive.name in _SAVED  # noqa: E731
+        saving = transforms.checkpoint(fun, policy=policy, prevent_cse=False)
         y, vjp = transforms.vjp(saving, weights, *inputs)
         return y, (flags, vjp)
 
-    def backward(residuals: tuple[Flags, Vjp], cotangent: Any) -> tuple[Any, ...]:
-        of_weights, *of_inputs = _conditional_vjp(*residuals, cotangent)
-        return of_weights, None, *of_inputs
+    def backward(residuals: tuple[Flags, Vjp], cotangent: Tree) -> tuple[Tree, ...]:
+        weights, *inputs = _conditional_vjp(*residuals, cotangent)
+        return weights, None, *inputs
 
     if transforms is jax:
         branching: Any = jax.custom_vjp(primal)
@@ -48,19 +55,10 @@ def call_if(
     return branching(weights, flags, *inputs)
 
 
-def _is_saved(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Whether a result is saved for the backward pass, or computed again there.
-
-    What a branch reads must lie in memory, while XLA fuses most results away elsewhere:
-    saving them all would cost more than a skipped layer saves.
-    """
-    return primitive.name in _SAVED
-
-
-def _conditional_vjp(flags: Flags, vjp: Vjp, cotangent: Any) -> tuple[Any, ...]:
+def _conditional_vjp(flags: Flags, vjp: Vjp, cotangent: Tree) -> tuple[Tree, ...]:
     """The results of ``vjp``, each computed if flagged and zeros otherwise."""
 
-    def differentiable(cotangent: Any) -> Any:  # None for integers and keys
+    def differentiable(cotangent: Tree) -> Tree:  # None for integers and keys
         none = jax.dtypes.float0
         return jax.tree.map(lambda x: None if x.dtype == none else x, vjp(cotangent))
 
@@ -70,55 +68,50 @@ def _conditional_vjp(flags: Flags, vjp: Vjp, cotangent: Any) -> tuple[Any, ...]:
         x = jnp.zeros(like.shape, like.dtype)
         return axes.vary_over(x, axes.varying_axes(like))
 
-    def branch(weights: bool, inputs: bool) -> tuple[Any, ...]:
+    def gradients(weights: bool, inputs: bool) -> tuple[Tree, ...]:
         out = none = jax.tree.map(zeros, shapes)
         if weights or inputs:
             out = _call_with_fast_convolutions(differentiable, cotangent)
-        of_inputs = out[1:] if inputs else none[1:]
-        return out[0] if weights else none[0], *of_inputs
+        return (out if weights else none)[0], *(out if inputs else none)[1:]
 
-    def on(flag: Flag, fun: Callable[[bool], Any]) -> Any:
+    def choose(flag: Flag, fun: Callable[[bool], Tree]) -> Tree:
         if flag is None or isinstance(flag, tuple):
             return fun(flag is None)
         return axes.cond(flag, lambda: fun(True), lambda: fun(False))
 
-    return on(flags[0], lambda x: on(flags[1], functools.partial(branch, x)))
+    return choose(flags[0], lambda x: choose(flags[1], partial(gradients, x)))
 
 
-def _call_with_fast_convolutions(vjp: Vjp, cotangent: Any) -> tuple[Any, ...]:
-    """Calls ``vjp``; on a CPU its convolutions run over (batch, space, feature).
-
-    XLA's CPU backend is fast in this order only, and does not reorder those of a branch
-    by itself: a step of a small ResNet takes 2.9 s in place of 0.2 s (jax 0.10.2).
-    """
+def _call_with_fast_convolutions(vjp: Vjp, cotangent: Tree) -> tuple[Tree, ...]:
+    """Calls ``vjp``; on a CPU its convolutions run over (batch, space, feature)."""
     program, shapes = jax.make_jaxpr(vjp, return_shape=True)(cotangent)
     if "conv_general_dilated" not in str(program):
         return vjp(cotangent)
 
-    def on_cpu(cotangent: Any) -> Any:
-        out = jaxpr_as_fun(_reordered(program))(*jax.tree.leaves(cotangent))
+    def reordered(cotangent: Tree) -> Tree:
+        out = jaxpr_as_fun(_reorder(program))(*jax.tree.leaves(cotangent))
         return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
-    return lax.platform_dependent(cotangent, cpu=on_cpu, default=vjp)
+    return run_on_cpu(reordered, vjp, cotangent)
 
 
-def _reordered(program: Any) -> Any:
+def _reorder(program: Any) -> Any:
     """A jaxpr, open or closed, whose convolutions are calls of :func:`_convolve`."""
-    open_one = getattr(program, "jaxpr", program)  # itself, from jax 0.12 on
-    if open_one is not program:
-        return program.replace(jaxpr=_reordered(open_one))
+    jaxpr = getattr(program, "jaxpr", program)  # itself, from jax 0.12 on
+    if jaxpr is not program:
+        return program.replace(jaxpr=_reorder(jaxpr))
 
     def reorder(eqn: Any) -> Any:
         if eqn.primitive is lax.conv_general_dilated_p:
-            convolve = functools.partial(_convolve, **eqn.params)
+            convolve = partial(_convolve, **eqn.params)
             called = jax.make_jaxpr(convolve)(*(x.aval for x in eqn.invars))
             params = {"call_jaxpr": called}
             return eqn.replace(primitive=primitives.closed_call_p, params=params)
-        of_eqn = eqn.params.items()
-        inner = {k: _reordered(x) for k, x in of_eqn if hasattr(x, "eqns")}
+        settings = eqn.params.items()
+        inner = {name: _reorder(x) for name, x in settings if hasattr(x, "eqns")}
         return eqn.replace(params=eqn.params | inner)
 
-    return program.replace(eqns=[*map(reorder, program.eqns)])
+    return jaxpr.replace(eqns=[*map(reorder, jaxpr.eqns)])
 
 
 def _convolve(

@@ -51,14 +51,14 @@ def active_layers(state: optax.OptState) -> dict[str, jax.Array]:
       >>> sorted(active), bool(active["a"])  # s = D: all layers at every step
       (['a', 'b'], True)
     """
-    found = _find(state)
+    link = _find(state)
     # Named, because vmap and a user's configuration may change the default generator.
-    key = jax.random.key(found.seed, impl="threefry2x32")
-    for number in (found.count, found.worker):
+    key = jax.random.key(link.seed, impl="threefry2x32")
+    for number in (link.count, link.worker):
         key = jax.random.fold_in(key, number)
-    names = sorted(found.log_p)
+    names = sorted(link.log_p)
     draws = zip(names, jax.random.uniform(key, (len(names),), jnp.float32), strict=True)
-    return {name: x < jnp.exp(found.log_p[name]) for name, x in draws}
+    return {name: x < jnp.exp(link.log_p[name]) for name, x in draws}
 
 
 def layer_probabilities(state: optax.OptState) -> dict[str, jax.Array]:
@@ -83,13 +83,13 @@ def layer_probabilities(state: optax.OptState) -> dict[str, jax.Array]:
 
 def _find(state: optax.OptState) -> JointSparState:
     leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, JointSparState))
-    found = [x for x in leaves if isinstance(x, JointSparState)]
-    if len(found) != 1:
+    states = [x for x in leaves if isinstance(x, JointSparState)]
+    if len(states) != 1:
         raise ValueError(
-            f"state must contain one state of jointspar, got {len(found)} in "
+            f"state must contain one state of jointspar, got {len(states)} in "
             f"{jax.tree.structure(state)}"
         )
-    return found[0]
+    return states[0]
 
 
 def least_probability(p_min: float | None, budget: float, layers: int) -> float:

@@ -1,9 +1,10 @@
 """JointSpar: an optimizer of which only the layers drawn are exchanged and updated."""
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,13 +16,17 @@ from slamb_jax._core.rounding import next_step, upcast_f32
 from slamb_jax.exchange.collectives import pany, pmean
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.jointspar import distribution
+from slamb_jax.jointspar.branches import Tree
 from slamb_jax.jointspar.distribution import JointSparState, active_layers
+
+Labels: TypeAlias = Tree  # of strings and None
+Layers: TypeAlias = Labels | Callable[[optax.Params], Labels]
 
 
 def jointspar(
     tx: optax.GradientTransformation,
     exchange: Exchange,
-    layers: Any,
+    layers: Layers,
     budget: float,
     *,
     p_min: float | None = None,
@@ -116,42 +121,26 @@ def jointspar(
     checks.check_integer("seed", seed)
     draws_alone = sampling == "per_worker" and axis_name is not None
     tx = optax.with_extra_args_support(tx)
-    link = _Link(tx, axis_name, layers, budget, p_min, horizon, draws_alone, seed)
-    return optax.GradientTransformationExtraArgs(link.init, link.update)
 
-
-class _Link(NamedTuple):
-    """The settings of one link, and its two functions."""
-
-    tx: optax.GradientTransformationExtraArgs
-    axis_name: axes.AxisName | None
-    layers: Any
-    budget: float
-    p_min: float | None
-    horizon: int
-    draws_alone: bool
-    seed: int
-
-    def init(self, params: optax.Params) -> JointSparState:
+    def init(params: optax.Params) -> JointSparState:
         checks.check_floating(params, "params")
-        names, labels = _labels(self.layers, params)
+        names, labels = _labels(layers, params)
         missing = sorted(set(names) - set(jax.tree.leaves(labels)))
         if missing and jax.tree.leaves(params):
-            found = ", ".join(map(repr, missing))
-            raise ValueError(f"layers names {found}, of which there are no parameters")
-        distribution.least_probability(self.p_min, self.budget, len(names))
-        log_p = np.float32(np.log(self.budget / len(names)))
+            shown = ", ".join(map(repr, missing))
+            raise ValueError(f"layers names {shown}, of which there are no parameters")
+        distribution.least_probability(p_min, budget, len(names))
+        log_p = np.float32(np.log(budget / len(names)))
         return JointSparState(
             count=jnp.zeros([], jnp.int32),
-            seed=jnp.asarray(self.seed, jnp.int32),
+            seed=jnp.asarray(seed, jnp.int32),
             worker=jnp.zeros([], jnp.int32),
             log_p={name: jnp.asarray(log_p) for name in names},
             max_norm=jnp.zeros([], jnp.float32),
-            inner=self.tx.init(params),
+            inner=tx.init(params),
         )
 
     def update(
-        self,
         updates: optax.Updates,
         state: JointSparState,
         params: optax.Params | None = None,
@@ -159,82 +148,84 @@ class _Link(NamedTuple):
     ) -> tuple[optax.Updates, JointSparState]:
         checks.check_params(params)
         checks.check_real(updates, "updates")
-        axes.check_local(updates, self.axis_name)
-        names, tree = _labels(self.layers, params)
+        axes.check_local(updates, axis_name)
+        names, tree = _labels(layers, params)
         treedef: Any = jax.tree.structure(params)
         labels, grads = map(treedef.flatten_up_to, (tree, updates))
-        active = active_layers(state)
-        moves: dict[Any, Any] = {None: True} | active
-        worker = state.worker
-        if self.draws_alone:  # a layer moves if at least one worker drew it
-            flags = pany(jnp.stack([*active.values()]), self.axis_name)
+
+        # 1. The layers that this worker drew, and those that move: of all workers.
+        active, worker = active_layers(state), state.worker
+        moves: dict[str | None, Any] = {None: True} | active
+        if draws_alone:
+            flags = pany(jnp.stack([*active.values()]), axis_name)
             moves |= dict(zip(names, flags, strict=True))
-            worker = axes.worker_index(self.axis_name)
-        rows, norms = [*zip(labels, grads, strict=True)], {}
+            worker = axes.worker_index(axis_name)
+
+        # 2. The mean of each layer's gradients, and its norm.
         means = [*map(jnp.zeros_like, treedef.flatten_up_to(params))]
+        norms, rows = {}, [*zip(labels, grads, strict=True)]
         for name in (None, *names):
-            here = [i for i, (x, g) in enumerate(rows) if x == name and g is not None]
-            new = [grads[i] for i in here]
+            places = [i for i, (x, g) in enumerate(rows) if x == name and g is not None]
+            layer = [grads[i] for i in places]
             if name is None:
-                new = pmean(new, self.axis_name)
+                layer = pmean(layer, axis_name)
             else:
-                at = active[name], state.log_p[name], moves[name]
-                new, norms[name] = self._mean(new, *at)
-            for i, mean in zip(here, new, strict=True):
+                chance = jnp.exp(state.log_p[name])
+                layer, norms[name] = average(layer, active[name], chance, moves[name])
+            for i, mean in zip(places, layer, strict=True):
                 means[i] = mean.astype(means[i].dtype)
 
-        # Not in the branches of the exchange: the results of a branch take memory of
-        # their own, which costs more than this arithmetic.
+        # 3. The step of tx, of the layers that move. It is not in the branches of the
+        # exchange: the results of a branch take memory of their own, which costs more
+        # than this arithmetic.
         mean = treedef.unflatten(means)
-        steps, inner = self.tx.update(mean, state.inner, params, **extra_args)
+        steps, inner = tx.update(mean, state.inner, params, **extra_args)
         moving = treedef.unflatten(g is not None and moves[x] for x, g in rows)
-        updates = map_present(lambda _, *at: _zero_unless(*at), updates, moving, steps)
+        updates = map_present(lambda _, *x: _zero_unless(*x), updates, moving, steps)
+        inner = keep_still(moving, state.inner, inner)
+
+        # 4. The distribution that the next layers are drawn from.
         columns = (jax.tree.leaves(x) for x in (state.log_p, norms, active))
         log_p, norm, drawn = map(jnp.stack, columns)
-        settings = self.budget, self.p_min, self.horizon
         log_p, max_norm = distribution.update_distribution(
-            log_p, norm, drawn, state.max_norm, *settings
+            log_p, norm, drawn, state.max_norm, budget, p_min, horizon
         )
-        by_name = dict(zip(names, log_p, strict=True))
-        inner = self._kept(moving, state.inner, inner)
-        count = next_step(state.count)
-        of_next = count, state.seed, worker, by_name, max_norm, inner
-        return updates, JointSparState(*of_next)
+        chances = dict(zip(names, log_p, strict=True))
+        fields = next_step(state.count), state.seed, worker, chances, max_norm, inner
+        return updates, JointSparState(*fields)
 
-    def _mean(
-        self, grads: list[Any], active: jax.Array, log_p: jax.Array, moves: jax.Array
+    def average(
+        grads: list[jax.Array], active: jax.Array, chance: jax.Array, moves: jax.Array
     ) -> tuple[list[jax.Array], jax.Array]:
         """Means of a layer's gradients over p, and its norm; 0 if it stands still."""
-        wide = [*map(upcast_f32, grads)]
-        wide = [_zero_unless(active, x) for x in wide]
-        norm, p = optax.tree.norm(wide).astype(jnp.float32), jnp.exp(log_p)
+        wide = [_zero_unless(active, upcast_f32(g)) for g in grads]
+        norm = optax.tree.norm(wide).astype(jnp.float32)
         pairs = zip(wide, grads, strict=True)
-        shares = [(x / p.astype(x.dtype)).astype(g.dtype) for x, g in pairs]
-        if axes.axis_size(self.axis_name) == 1:
+        shares = [(x / chance.astype(x.dtype)).astype(g.dtype) for x, g in pairs]
+        if axes.axis_size(axis_name) == 1:
             return shares, norm
-        means = axes.cond(  # all workers take the same branch
-            moves,
-            lambda arrays: pmean(arrays, self.axis_name),
-            lambda arrays: [*map(jnp.zeros_like, arrays)],
-            shares if self.draws_alone else [*shares, norm],
-        )
-        return (means, norm) if self.draws_alone else (means[:-1], means[-1])
+        sent = shares if draws_alone else [*shares, norm]
+        mean = functools.partial(pmean, axis_name=axis_name)
+        zeros = functools.partial(jax.tree.map, jnp.zeros_like)
+        means = axes.cond(moves, mean, zeros, sent)  # the same branch on all workers
+        return (means, norm) if draws_alone else (means[:-1], means[-1])
 
-    def _kept(self, moving: Any, old: optax.OptState, new: optax.OptState) -> Any:
+    def keep_still(moving: Tree, old: optax.OptState, new: optax.OptState) -> Tree:
         """``new``, with the parts of layers that stand still from ``old``."""
 
         def is_masked(x: object) -> bool:  # a parameter that a part of tx does not get
             return isinstance(x, optax.MaskedNode)
 
-        def moves(x: Any, moves: Any) -> Any:
-            return x if is_masked(x) else moves
-
-        always = {"transform_non_params": lambda _: True, "is_leaf": is_masked}
-        moving = optax.tree.map_params(self.tx, moves, new, moving, **always)
+        moving = optax.tree.map_params(
+            tx, lambda x, moves: x if is_masked(x) else moves, new, moving,
+            transform_non_params=lambda _: True, is_leaf=is_masked,
+        )  # fmt: skip
         return jax.tree.map(jnp.where, moving, new, old)
 
+    return optax.GradientTransformationExtraArgs(init, update)
 
-def _zero_unless(flag: Any, x: jax.Array) -> jax.Array:
+
+def _zero_unless(flag: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.where(flag, x, jnp.zeros_like(x))
 
 
@@ -249,7 +240,7 @@ def _axis_of(exchange: Exchange) -> axes.AxisName | None:
     return exchange.axis_name
 
 
-def _labels(layers: Any, params: chex.ArrayTree) -> tuple[list[str], chex.ArrayTree]:
+def _labels(layers: Layers, params: optax.Params) -> tuple[list[str], Labels]:
     """The distinct labels, sorted, and a tree of the label of each parameter."""
     tree = tree_for(layers, params)
     for path, label in jax.tree_util.tree_leaves_with_path(tree):

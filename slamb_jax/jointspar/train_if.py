@@ -4,20 +4,22 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
-from slamb_jax.jointspar.branches import Flag, call_if
+from slamb_jax.jointspar.branches import Flag, Tree, call_if
+
+Layer: TypeAlias = Callable[..., Tree]
 
 
 def train_if(
     active: Mapping[str, jax.Array] | None,
     name: str,
-    layer: Callable[..., Any],
+    layer: Layer,
     *,
     below: Sequence[str] | None = None,
-) -> Callable[..., Any]:
+) -> Layer:
     r"""Wraps a layer so that its weight gradient is computed only if it is active.
 
     With :math:`y = f(w, x)` and the cotangent :math:`\bar y` of the output,
@@ -74,8 +76,9 @@ def train_if(
     for label in (name, *(below or ())):
         if label not in active:
             known = ", ".join(map(repr, active))
-            told = f"there is no layer {label!r} in the optimizer, only {known}"
-            raise ValueError(told)
+            raise ValueError(
+                f"there is no layer {label!r} in the optimizer, only {known}"
+            )
     reached: Flag = None if below is None else ()
     if below:
         reached = functools.reduce(operator.or_, [active[x] for x in below])
@@ -84,13 +87,13 @@ def train_if(
     linen: Any = sys.modules.get("flax.linen")
     nnx: Any = sys.modules.get("flax.nnx")
 
-    def train_linen(*inputs: Any, **settings: Any) -> Any:
+    def train_linen(*inputs: Tree, **settings: Any) -> Tree:
         if layer.is_initializing():  # type: ignore[attr-defined]
             return layer(*inputs, **settings)
         return run(linen, lambda module, *x: module(*x, **settings), layer, inputs)
 
-    def train_nnx(*inputs: Any, **settings: Any) -> Any:
-        def call(params: Any, rest: Any, *inputs: Any) -> Any:
+    def train_nnx(*inputs: Tree, **settings: Any) -> Tree:
+        def call(params: Tree, rest: Tree, *inputs: Tree) -> tuple[Tree, Tree]:
             module = nnx.merge(graph, params, rest, copy=True)
             y = module(*inputs, **settings)
             return y, nnx.state(module, nnx.Not(nnx.Param))
@@ -101,7 +104,7 @@ def train_if(
         nnx.update(layer, rest)
         return y
 
-    def train_function(params: Any, *inputs: Any, **settings: Any) -> Any:
+    def train_function(params: Tree, *inputs: Tree, **settings: Any) -> Tree:
         return run(jax, functools.partial(layer, **settings), params, inputs)
 
     if linen and isinstance(layer, linen.Module):

@@ -1,6 +1,6 @@
 """Averages of parameters that drift apart, where workers step by themselves."""
 
-import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -147,14 +147,14 @@ def average_parameters_every(
         state = state._replace(count=unless(skip, state.count, step))
         alone = outer is None and _axes.axis_size(exchange.axis_name) == 1
         if exchange.sync_every is None or alone:
-            return updates, state
-        due = functools.partial(_average_when_due, exchange, sender, step, skip)
+            return updates, chosen(skip, state)
+        average = _Average(exchange, sender, step, skip)
         if not exchange.overlap:
-            u, state = due(updates, params, state)
+            u, state = average.when_due(updates, params, state)
         else:
             # A conditional that got the updates would wait for the gradient.
-            none = map_present(_additive_identity, updates, params)
-            moves, state = due(none, params, state)
+            nothing = map_present(_additive_identity, updates, params)
+            moves, state = average.when_due(nothing, params, state)
             u = map_present(
                 lambda m, u: (m + u.astype(m.dtype)).astype(u.dtype), moves, updates
             )
@@ -185,97 +185,97 @@ def _sender(
     return optax.with_extra_args_support(compressor)
 
 
-def _average_when_due(
-    exchange: Exchange,
-    sender: optax.GradientTransformationExtraArgs | None,
-    step: jax.Array,
-    skip: jax.Array | None,
-    updates: optax.Updates,
-    params: optax.Params,
-    state: AverageParametersState,
-) -> tuple[optax.Updates, AverageParametersState]:
-    """The updates that end in the average, at the steps that have one."""
-    average = functools.partial(_average, exchange, sender, step, skip)
-    due = exchange.averages_at(step)
-    if due is True:  # at every step
-        return average(updates, params, state)
-    out: tuple[optax.Updates, AverageParametersState] = _axes.cond(
-        due, average, lambda updates, _, state: (updates, state), updates, params, state
-    )
-    return out
+class _Average(NamedTuple):
+    """The average of one step: updates that end in it, and the state after it."""
+
+    exchange: Exchange
+    sender: optax.GradientTransformationExtraArgs | None
+    step: jax.Array
+    skip: jax.Array | None
+
+    def when_due(
+        self,
+        updates: optax.Updates,
+        params: optax.Params,
+        state: AverageParametersState,
+    ) -> tuple[optax.Updates, AverageParametersState]:
+        """The average at the steps that have one; at others the updates as they are."""
+        due = self.exchange.averages_at(self.step)
+        now = self._of_parameters if self.exchange.outer is None else self._of_moves
+        if due is True:  # at every step
+            return now(updates, params, state)
+        out: tuple[optax.Updates, AverageParametersState] = _axes.cond(
+            due, now, lambda updates, _, state: (updates, state), updates, params, state
+        )
+        return out
+
+    def _of_parameters(
+        self,
+        updates: optax.Updates,
+        params: optax.Params,
+        state: AverageParametersState,
+    ) -> tuple[optax.Updates, AverageParametersState]:
+        """To the mean of the replicas."""
+        rows, rebuild, ahead = self._ahead(updates, params, params)
+        leaves = [leaf for leaf, *_ in rows]
+        # In the parameters' own dtype: codes would lose what they learned.
+        means = mean_over_workers(ahead, leaves, self.exchange, None, self.step).means
+        pairs = zip(means, rows, strict=True)
+        return rebuild([_move(x, u, p) for x, (_, u, p, _) in pairs]), state
+
+    def _of_moves(
+        self,
+        updates: optax.Updates,
+        params: optax.Params,
+        state: AverageParametersState,
+    ) -> tuple[optax.Updates, AverageParametersState]:
+        """To the next anchor, by a step of the outer optimizer.
+
+        1. Take the mean over the workers of how far each went from the anchor.
+        2. Step from the anchor along it: all workers alike, on the same mean, so that
+           the state of the outer optimizer is the same on all.
+        3. Move the parameters there.
+        """
+        exchange, sends = self.exchange, state.compressor
+        assert exchange.outer is not None
+        rows, rebuild, ahead = self._ahead(updates, params, state.anchor)
+        moves = [x - a for x, (*_, a) in zip(ahead, rows, strict=True)]
+        if self.sender is None:
+            leaves = [leaf for leaf, *_ in rows]
+            means = mean_over_workers(
+                moves, leaves, exchange, exchange.payload, self.step
+            ).means
+        else:
+            sent, sends = self.sender.update(rebuild(moves), sends, params)
+            means = arrays_of(updates, sent, params)
+        # Leaves without a gradient keep their anchor: their difference is nothing.
+        zeros = optax.tree.zeros_like(state.anchor)
+        grads = keep_absent(rebuild([-mean for mean in means]), zeros)
+        steps, outer = exchange.outer.update(grads, state.outer, state.anchor)
+        steps = arrays_of(updates, steps, params)
+        anchors = [a + x for x, (*_, a) in zip(steps, rows, strict=True)]
+        pairs = zip(anchors, rows, strict=True)
+        u = rebuild([_move(x, u, p) for x, (_, u, p, _) in pairs])
+        old = state.anchor, state.outer, state.compressor
+        new = keep_absent(rebuild(anchors), state.anchor), outer, sends
+        anchor, outer, sends = unless(self.skip, old, new)
+        return u, state._replace(anchor=anchor, outer=outer, compressor=sends)
+
+    def _ahead(
+        self, updates: optax.Updates, params: optax.Params, to: optax.Params
+    ) -> tuple[list[Any], Callable[..., Any], list[jax.Array]]:
+        """Rows of leaf, update, parameter and ``to``; and the parameters to average."""
+        rows, rebuild = present(
+            updates, params, to, like=params, layout=self.exchange.layout
+        )
+        ahead = []
+        for _, u, p, x in rows:
+            wide = p.astype(x.dtype)  # float32, if it is to an anchor
+            ahead.append(wide if self.exchange.overlap else wide + u.astype(x.dtype))
+        return rows, rebuild, ahead
 
 
-def _average(
-    exchange: Exchange,
-    sender: optax.GradientTransformationExtraArgs | None,
-    step: jax.Array,
-    skip: jax.Array | None,
-    updates: optax.Updates,
-    params: optax.Params,
-    state: AverageParametersState,
-) -> tuple[optax.Updates, AverageParametersState]:
-    """The updates that end in the average, and the state after it."""
-    if exchange.outer is None:
-        return _to_the_mean(exchange, updates, params, step), state
-    u, new = _to_the_anchor(exchange, sender, updates, params, state, step)
-    return u, state._replace(
-        anchor=unless(skip, state.anchor, new.anchor),
-        outer=unless(skip, state.outer, new.outer),
-        compressor=unless(skip, state.compressor, new.compressor),
-    )
-
-
-def _to_the_mean(
-    exchange: Exchange, updates: optax.Updates, params: optax.Params, step: jax.Array
-) -> optax.Updates:
-    """The updates that take each replica to the mean of all."""
-    rows, rebuild = present(updates, params, like=params, layout=exchange.layout)
-    leaves = [leaf for leaf, _, _ in rows]
-    ahead = [p if exchange.overlap else p + u.astype(p.dtype) for _, u, p in rows]
-    # In the parameters' own dtype: codes of parameters would lose what they learned.
-    means = mean_over_workers(ahead, leaves, exchange, None, step).means
-    return rebuild([_moved(x, u, p) for x, (_, u, p) in zip(means, rows, strict=True)])
-
-
-def _to_the_anchor(
-    exchange: Exchange,
-    sender: optax.GradientTransformationExtraArgs | None,
-    updates: optax.Updates,
-    params: optax.Params,
-    state: AverageParametersState,
-    step: jax.Array,
-) -> tuple[optax.Updates, AverageParametersState]:
-    """The updates that take each replica to the next anchor, and that anchor."""
-    assert exchange.outer is not None
-    rows, rebuild = present(
-        updates, params, state.anchor, like=params, layout=exchange.layout
-    )
-    leaves = [leaf for leaf, *_ in rows]
-    ahead = []
-    for _, u, p, a in rows:
-        wide = p.astype(jnp.float32)
-        ahead.append((wide if exchange.overlap else wide + u.astype(jnp.float32)) - a)
-    sends = state.compressor
-    if sender is None:
-        means = mean_over_workers(ahead, leaves, exchange, exchange.payload, step).means
-    else:
-        sent, sends = sender.update(rebuild(ahead), sends, params)
-        means = arrays_of(updates, sent, params)
-    # Leaves without a gradient keep their anchor: their difference is nothing.
-    grads = keep_absent(
-        rebuild([-mean for mean in means]), optax.tree.zeros_like(state.anchor)
-    )
-    # All workers run it on the same mean, so that its state is the same on all.
-    steps, outer = exchange.outer.update(grads, state.outer, state.anchor)
-    moves = arrays_of(updates, steps, params)
-    anchors = [a + x for x, (*_, a) in zip(moves, rows, strict=True)]
-    pairs = zip(anchors, rows, strict=True)
-    u = rebuild([_moved(x, u, p) for x, (_, u, p, _) in pairs])
-    anchor = keep_absent(rebuild(anchors), state.anchor)
-    return u, state._replace(anchor=anchor, outer=outer, compressor=sends)
-
-
-def _moved(to: jax.Array, u: jax.Array, p: jax.Array) -> jax.Array:
+def _move(to: jax.Array, u: jax.Array, p: jax.Array) -> jax.Array:
     """From p to there, in u's dtype."""
     wide = upcast_f32(p)
     return (to.astype(wide.dtype) - wide).astype(u.dtype)

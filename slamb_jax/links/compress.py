@@ -10,7 +10,7 @@ from slamb_jax._core import checks
 from slamb_jax._core.leaves import arrays_of, chosen, keep_absent, present, unless
 from slamb_jax._core.rounding import round_to
 from slamb_jax.compressors.codec import Sent
-from slamb_jax.compressors.of_exchange import ByExchange, of_exchange
+from slamb_jax.compressors.of_exchange import of_exchange
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.links.on_shards import on_shards
 
@@ -91,6 +91,8 @@ def compress_with_error_feedback(
         **extra_args: Any,
     ) -> tuple[optax.Updates, CompressState]:
         extra_args |= {} if skip is None else {"skip": skip}
+        if not isinstance(state, CompressState):  # without_residual: it passes on
+            return sender.update(updates, state, params, **extra_args)
         residual = updates if state.residual is None else state.residual
         checks.check_gradients(updates, residual)
         like = updates if params is None else params
@@ -134,8 +136,38 @@ def check_sent(sent: Any) -> None:
         )
 
 
+def without_residual(state: optax.OptState) -> optax.OptState:
+    """The state of a compressor, of which a link keeps what is not sent."""
+    return state.compressor if isinstance(state, CompressState) else state
+
+
+def check_keeps_nothing(state: optax.OptState, params: optax.Params) -> None:
+    """Raises for the state of a compressor that has a residual of its own."""
+    shapes = [jnp.shape(x) for x in jax.tree.leaves(params)]
+    treedef: Any = jax.tree.structure(params)
+
+    def is_residual(x: Any) -> bool:
+        leaves = jax.tree.leaves(x)
+        return (
+            jax.tree.structure(x) == treedef
+            and [jnp.shape(leaf) for leaf in leaves] == shapes
+            and all(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves)
+        )
+
+    flat = jax.tree_util.tree_leaves_with_path(state, is_leaf=is_residual)
+    for path, x in flat if shapes else ():
+        if is_residual(x):
+            raise ValueError(
+                f"compressor keeps state{jax.tree_util.keystr(path)}, a residual like "
+                "the parameters. What is not sent waits in the momentum already, and "
+                "would count twice: return slamb_jax.Sent(mean, unsent) and keep "
+                "no residual; or put the compressor in front of an optimizer without "
+                "mask_momentum"
+            )
+
+
 def randk_compress_with_error_feedback(
-    exchange: Exchange, *, keep_residual: bool = True
+    exchange: Exchange,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Exchanges a share of the updates, in few bits; what is not sent waits.
 
@@ -161,10 +193,6 @@ def randk_compress_with_error_feedback(
     Args:
       exchange: between whom, which coordinates when (``selection``), and in what wire
         format (``payload``). It must exchange at every step.
-      keep_residual: False: what is not sent passes on instead,
-        :math:`u = \text{mean} + x_i - q_i`, and nothing is kept. It is for a link that
-        keeps what it gets, as :func:`mask_momentum` keeps the momentum: workers that
-        step by it drift apart.
 
     Returns:
       A :class:`optax.GradientTransformationExtraArgs` whose updates have the dtype of
@@ -196,29 +224,4 @@ def randk_compress_with_error_feedback(
       section 3: momentum masking; Stich et al., `Sparsified SGD with Memory
       <https://arxiv.org/abs/1809.07599>`_, 2018: error feedback.
     """
-    checks.check_bool("keep_residual", keep_residual)
-    compressor = of_exchange(exchange)
-    link = compress_with_error_feedback if keep_residual else _passed_on
-    tx = on_shards(link(compressor), exchange)
-    return ByExchange(tx.init, tx.update, exchange)
-
-
-def _passed_on(
-    compressor: optax.GradientTransformationExtraArgs,
-) -> optax.GradientTransformationExtraArgs:
-    """The mean with what was not sent, in the dtype of the gradients."""
-
-    def update(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        sent, state = compressor.update(updates, state, params, **extra_args)
-        both = jax.tree.map(
-            lambda g, m, e: (m.astype(jnp.float32) + e).astype(g.dtype),
-            updates, sent.mean, sent.unsent,
-        )  # fmt: skip
-        return both, state
-
-    return optax.GradientTransformationExtraArgs(compressor.init, update)
+    return on_shards(compress_with_error_feedback(of_exchange(exchange)), exchange)

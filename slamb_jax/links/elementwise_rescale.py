@@ -8,10 +8,10 @@ import optax
 from jax.typing import ArrayLike
 
 from slamb_jax._core import axes, checks
-from slamb_jax._core.leaves import Leaf, broadcast_blocks, chosen, present, unless
-from slamb_jax._core.platform_masked import kept_per_block
+from slamb_jax._core.joining import join_rows, spread_blocks
+from slamb_jax._core.leaves import Leaf, chosen, present, unless
 from slamb_jax._core.rounding import float32_of, next_step
-from slamb_jax.exchange.blocks import selection_at
+from slamb_jax.exchange.selections import selection_at, unit_of_blocks
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.on_shards import on_shards
 
@@ -89,29 +89,35 @@ def elementwise_rescale(
         if exchange.selection is None:  # all is exchanged at every step, and fresh
             return updates, chosen(skip, new)
         like = updates if params is None else params
-        at_step = selection_at(exchange, like, step)
-        rows, rebuild = present(updates, like=like, layout=exchange.layout)
+        at = selection_at(exchange, like, step)
+        found, rebuild = present(updates, like=like, layout=exchange.layout)
+        joined = join_rows(
+            [_Row(*row) for row in found],
+            lambda leaf: None if n == 1 else unit_of_blocks(at, leaf),
+        )
 
-        def scaled(leaf: Leaf, u: jax.Array) -> jax.Array:
-            if (age := at_step.age(leaf)) is None:
+        def rescale(leaf: Leaf, u: jax.Array) -> jax.Array:
+            if (age := at.age(leaf)) is None:
                 return u
-            r = freshness(age, b3, leaf)
-            # One factor for each block, spread over its elements in the kernel that
-            # multiplies: no array of the leaf's size is made for it.
-            factor = broadcast_blocks(r + (1 - r) / n**0.5, leaf)
+            r = freshness(age, b3)
+            factor = spread_blocks(leaf, r + (1 - r) / n**0.5)
             wide = u.astype(float32_of(u))
             return (factor.astype(wide.dtype) * wide).astype(u.dtype)
 
-        return rebuild([scaled(*row) for row in rows]), chosen(skip, new)
+        (out,) = joined.split([rescale(*row) for row in joined.rows])
+        return rebuild(out), chosen(skip, new)
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return on_shards(tx, exchange)
 
 
-def freshness(age: jax.Array, b3: ArrayLike, leaf: Leaf) -> jax.Array:
+class _Row(NamedTuple):
+    leaf: Leaf
+    u: jax.Array
+
+
+def freshness(age: jax.Array, b3: ArrayLike) -> jax.Array:
     r""":math:`r = \beta_3^\tau`, float32, one per block; exactly 1 where exchanged."""
-    # exp, not pow, which takes a CPU five times as long. It comes last: XLA computes it
-    # once per block, but what follows it once per element of all that uses it.
+    # exp, not pow, which takes a CPU five times as long.
     power = age.astype(jnp.float32) * jnp.log(jnp.asarray(b3, jnp.float32))
-    fresh = jnp.exp(jnp.where(age == 0, jnp.float32(0), power))
-    return kept_per_block(fresh, of_elements=len(age) == leaf.size)
+    return jnp.exp(jnp.where(age == 0, jnp.float32(0), power))

@@ -1,33 +1,37 @@
 """Trust ratios: each layer's step in proportion to its parameters, as LAMB's."""
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.typing import ArrayLike
 
 from slamb_jax._core import axes, checks
-from slamb_jax._core.leaves import (
-    Leaf,
-    broadcast_blocks,
-    chosen,
-    mask_tree,
-    present,
-    unless,
+from slamb_jax._core.joining import (
+    Joined,
+    join_rows,
+    spread_blocks,
+    spread_over,
+    spread_parts,
+    sum_blocks,
+    sum_parts,
 )
+from slamb_jax._core.leaves import Leaf, chosen, mask_tree, present, unless
 from slamb_jax._core.moments import Form, Moments, add_decay, check_ratio, decay_at
+from slamb_jax._core.recompute import recompute
 from slamb_jax._core.rounding import next_step
-from slamb_jax.exchange.blocks import AtStep, selection_at
+from slamb_jax.exchange.collectives import psum_each
+from slamb_jax.exchange.selections import AtStep, selection_at, unit_of_blocks
 from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.links._norms import Term, flat_term, squares_of_leaves, term_of_moments
 from slamb_jax.links.elementwise_rescale import freshness
 from slamb_jax.links.on_shards import on_shards
 
 Bounds = tuple[jax.Array, jax.Array]
+Squares = tuple[jax.Array, jax.Array]  # squared norms of p and u, of each layer
 
 
 class LayerwiseTrustRatioState(NamedTuple):
@@ -143,6 +147,17 @@ def layerwise_trust_ratio(
     return on_shards(tx, exchange)
 
 
+class _Row(NamedTuple):
+    """A leaf at one step, or several small ones that are joined."""
+
+    leaf: Leaf
+    p: jax.Array
+    decays: bool
+    u: jax.Array  # the update; or the first moment, of which the direction makes it
+    nu: jax.Array | None  # the second moment
+    of_mu: jax.Array | None  # the factor that corrects the bias of the first
+
+
 class _Link(NamedTuple):
     """The settings of one link, and its two functions."""
 
@@ -179,126 +194,127 @@ class _Link(NamedTuple):
         checks.check_real(updates, "updates")
         checks.check_real(params, "params")
         step = next_step(state.count)
-        decay = decay_at(self.weight_decay, state.count)
-        at_step = None
-        if self.exchange.selection is not None:
-            at_step = selection_at(self.exchange, params, step)
+        at = selection_at(self.exchange, params, step)
         if self.direction is None:
             moments = None  # they are those of the momentum in front
         elif moments is None:
             none = optax.EmptyState()
             updates, _ = self.direction.update(updates, none, params, **extra_args)
-        rows, rebuild = present(
-            updates, params, mask_tree(self.mask, params), *(moments or ())[:3],
+        decay = decay_at(self.weight_decay, state.count)
+        of_nu = None if moments is None else moments.of_nu
+        joined, rebuild = self._join(updates, params, moments, at)
+        # 1. The squared norms of p and u, over each layer and all of its shards.
+        inside = decay if self.form == "product" else None
+        squares = [
+            squared_norms(row.leaf, at, row.p, self._stepped(row, of_nu, inside))
+            for row in joined.rows
+        ]
+        squares = psum_each(squares, [row.leaf.axes for row in joined.rows])
+        # 2. Their ratios. 3. The step times its ratio. Of moments it is computed anew:
+        # to keep it until the norms are there would take a copy of the parameters; and
+        # so would ages of blocks that are elements.
+        scaled, at = [], None if at is None else at._replace(step=recompute(at.step))
+        for row, of_row in zip(joined.rows, squares, strict=True):
+            if row.nu is not None:
+                u, nu = recompute((row.u, row.nu))
+                row = row._replace(u=u, nu=nu)
+            stepped = self._stepped(row, of_nu, decay)
+            scaled.append(self._factor(row.leaf, at, of_row) * stepped)
+        new = LayerwiseTrustRatioState(unless(skip, state.count, step))
+        return rebuild(joined.split(scaled)[0]), chosen(skip, new)
+
+    def _join(
+        self,
+        updates: optax.Updates,
+        params: optax.Params,
+        moments: Moments | None,
+        at: AtStep | None,
+    ) -> tuple[Joined, Callable[[Sequence[Any]], Any]]:
+        """The rows of this step, those of small leaves joined."""
+        given = (updates, None, None) if moments is None else moments[:3]
+        found, rebuild = present(
+            updates, params, mask_tree(self.mask, params), *given,
             like=params, layout=self.exchange.layout,
         )  # fmt: skip
-        # A decay that follows a schedule is a number of this step; None is no decay at
-        # all, for which nothing is added to the program.
-        of_nu = None if moments is None else moments.of_nu
-        rates = [decay if decays else None for _, _, _, decays, *_ in rows]
-        pairs = zip(rows, rates, strict=True)
-        terms = [self._term(at_step, of_nu, rate, *row) for row, rate in pairs]
-        ratios = _trust_ratios(terms, at_step, self.form, self.bounds)
-        triples = zip(terms, ratios, rates, strict=True)
-        new = LayerwiseTrustRatioState(unless(skip, state.count, step))
-        return rebuild([self._scaled(*x) for x in triples]), chosen(skip, new)
+        rows = [_Row(leaf, *row) for leaf, _, *row in found]
+        alone = axes.axis_size(self.exchange.axis_name) == 1
 
-    def _term(
-        self,
-        at_step: AtStep | None,
-        of_nu: jax.Array | None,
-        decay: jax.Array | None,
-        leaf: Leaf,
-        u: jax.Array,
-        p: jax.Array,
-        _: bool,
-        *given: jax.Array,
-    ) -> Term:
-        """What the norms of a leaf are of."""
-        age = None if at_step is None else at_step.age(leaf)
-        inside = decay if self.form == "product" else None
-        p = p.astype(jnp.float32)
-        if self.direction is None or of_nu is None:
-            return flat_term(leaf, age, p, u.astype(jnp.float32), inside)
-        m, v, of_m = given
-        scalars = of_m, of_nu
-        direction = functools.partial(_direction, self.direction)
-        return term_of_moments(leaf, age, p, (m, v), scalars, direction, inside)
+        def unit(leaf: Leaf) -> int | None:
+            return None if alone else unit_of_blocks(at, leaf)
 
-    def _scaled(
-        self, term: Term, ratios: "_Ratios", decay: jax.Array | None
+        return join_rows(rows, unit, same=["decays", "of_mu"]), rebuild
+
+    def _stepped(
+        self, row: _Row, of_nu: jax.Array | None, decay: jax.Array | None
     ) -> jax.Array:
-        """The direction times its ratio, with decay."""
-        factor = ratios.fresh
-        if term.age is not None:
-            r = freshness(term.age, self.b3, term.leaf)
-            n = axes.axis_size(self.exchange.axis_name)
-            factor = ratios.blend(self.form, r, n, self.bounds)
-        u, factor = term.recompute(factor)
-        return _over_leaf(factor, term) * add_decay(term.p, u, decay)
+        """The direction of a row, with decay, float32."""
+        u = row.u.astype(jnp.float32)
+        if row.nu is not None and self.direction is not None:
+            hats = row.of_mu * u, of_nu * row.nu.astype(jnp.float32)
+            given = {"second_moment": hats[1], "of_second_moment": of_nu}
+            u, _ = self.direction.update(hats[0], optax.EmptyState(), None, **given)
+        rate = decay if row.decays else None
+        return add_decay(row.p.astype(jnp.float32), u.astype(jnp.float32), rate)
 
-
-def _direction(
-    inner: optax.GradientTransformationExtraArgs,
-    scalars: tuple[jax.Array, ...],
-    m: jax.Array,
-    v: jax.Array,
-) -> jax.Array:
-    """The direction of a leaf, or of blocks of it, from its moments."""
-    # The scalars are arguments, so that a barrier can hold them with the moments: what
-    # is outside of it would be computed for all leaves of one shape, and kept.
-    of_m, of_v = scalars
-    m_hat, v_hat = of_m * m.astype(jnp.float32), of_v * v.astype(jnp.float32)
-    given = {"second_moment": v_hat, "of_second_moment": of_v}
-    u, _ = inner.update(m_hat, optax.EmptyState(), None, **given)
-    return u.astype(jnp.float32)
-
-
-class _Ratios(NamedTuple):
-    """Trust ratios of a layer: one for fresh coordinates, one for stale ones.
-
-    In a stack of layers there is one per block, (blocks, 1), or one per layer if the
-    leaf is dense.
-    """
-
-    fresh: jax.Array
-    stale: jax.Array | None  # None for a dense leaf
-
-    def blend(self, form: Form, r: jax.Array, n: int, bounds: Bounds) -> jax.Array:
-        """Their mean by freshness, one per block."""
-        assert self.stale is not None
-        if form == "product":
-            return jnp.clip(r * self.fresh + (1 - r) * self.stale, *bounds)
-        # elementwise_rescale multiplies by r + w, as it does in the product form.
-        w = (1 - r) / n**0.5
-        return (r * self.fresh + w * self.stale) / (r + w)
-
-
-def _trust_ratios(
-    terms: Sequence[Term], at_step: AtStep | None, form: Form, bounds: Bounds
-) -> list[_Ratios]:
-    """The ratios of all leaves, clipped where the form does."""
-    out = []
-    for term, squares in zip(terms, squares_of_leaves(terms, at_step), strict=True):
-        if term.age is None:
+    def _factor(self, leaf: Leaf, at: AtStep | None, squares: Any) -> jax.Array:
+        """The ratio of a row, as it multiplies the array."""
+        age = None if at is None else at.age(leaf)
+        if age is None:
             ratio = _ratio(*squares, otherwise=1.0)
             # The authors' product form leaves biases and scales unclipped.
-            if form == "sum" or len(term.leaf.layer_shape) > 1:
-                ratio = jnp.clip(ratio, *bounds)
-            out.append(_Ratios(ratio, None))
-            continue
-        exchanged, others = (
-            tuple(_per_block(x, term.leaf, len(term.age)) for x in part)
-            for part in squares
-        )
-        fresh = _ratio(*exchanged, otherwise=1.0)
-        if form == "sum":
-            fresh = jnp.clip(fresh, *bounds)
-            stale = jnp.minimum(_ratio(*others, otherwise=0.0), bounds[1])
+            parts = leaf.parts or (leaf,)
+            clips = [self.form == "sum" or len(x.layer_shape) > 1 for x in parts]
+            clipped = jnp.clip(ratio, *self.bounds)
+            if not all(clips):
+                which = np.array(clips) if leaf.parts else clips[0]
+                clipped = jnp.where(which, clipped, ratio)
+            return spread_over(leaf, clipped)
+        (p_fresh, u_fresh), (p_stale, u_stale) = squares
+        fresh = _ratio(p_fresh, u_fresh, otherwise=1.0)
+        stale = _ratio(p_stale, u_stale, otherwise=0.0 if self.form == "sum" else 1.0)
+        if self.form == "sum":
+            fresh = jnp.clip(fresh, *self.bounds)
+            stale = jnp.minimum(stale, self.bounds[1])
+        fresh, stale = (spread_parts(leaf, x, len(age)) for x in (fresh, stale))
+        r = freshness(age, self.b3)
+        if self.form == "product":
+            factor = jnp.clip(r * fresh + (1 - r) * stale, *self.bounds)
         else:
-            stale = _ratio(*others, otherwise=1.0)
-        out.append(_Ratios(fresh, stale))
-    return out
+            # elementwise_rescale multiplies by r + w, as it does in the product form.
+            w = (1 - r) / axes.axis_size(self.exchange.axis_name) ** 0.5
+            factor = (r * fresh + w * stale) / (r + w)
+        return spread_blocks(leaf, factor)
+
+
+def squared_norms(
+    leaf: Leaf, at: AtStep | None, p: jax.Array, u: jax.Array
+) -> Squares | tuple[Squares, Squares]:
+    """Squared norms of p and u; of their fresh blocks, and of their stale ones."""
+    squares = jnp.square(p.astype(jnp.float32)), jnp.square(u)
+    age = None if at is None else at.age(leaf)
+    if age is None:
+        p, u = (sum_parts(leaf, x) for x in squares)
+        return p, u
+    masks = age == 0, age > 0
+    if len(age) == leaf.size:
+        # Blocks are elements. All sums in one: to mask first would be to keep copies.
+        rows = -1, leaf.unit if leaf.parts else leaf.shape[-1]
+        zero, pairs = jnp.float32(0), [(mask, x) for mask in masks for x in squares]
+        masked = [jnp.where(m.reshape(rows), x.reshape(rows), zero) for m, x in pairs]
+        of_rows = lax.reduce(masked, [zero] * 4, _add, (1,))
+        sums = [sum_parts(leaf, x) for x in of_rows]
+        return (sums[0], sums[1]), (sums[2], sums[3])
+    blocks = [sum_blocks(x.reshape(len(age), -1)) for x in squares]
+
+    def sum_where(mask: jax.Array) -> Squares:
+        p, u = (sum_parts(leaf, jnp.where(mask, x, jnp.float32(0))) for x in blocks)
+        return p, u
+
+    return sum_where(masks[0]), sum_where(masks[1])
+
+
+def _add(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> list[jax.Array]:
+    return [x + y for x, y in zip(a, b, strict=True)]
 
 
 def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
@@ -309,21 +325,3 @@ def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
     if p.ndim:
         return jnp.where(lax.min(p, u) > zero, ratio, other)
     return lax.select(lax.gt(lax.min(p, u), zero), ratio, other)
-
-
-def _per_block(x: jax.Array, leaf: Leaf, blocks: int) -> jax.Array:
-    """One value per layer of a stack as one per block; a single layer's as it is."""
-    if not leaf.stacked:
-        return x
-    per_layer = (leaf.layers, blocks // leaf.layers)
-    return jnp.broadcast_to(x[:, None], per_layer).reshape(-1, 1)
-
-
-def _over_leaf(factor: jax.Array, term: Term) -> jax.Array:
-    """A factor as it multiplies the leaf: per block, per layer of a stack, or one."""
-    if term.age is not None:
-        return broadcast_blocks(factor, term.leaf)
-    if not term.leaf.stacked:
-        return factor
-    # Not through blocks: a reshape would gather a leaf on a mesh with explicit axes.
-    return factor.reshape(-1, *(1,) * (len(term.leaf.shape) - 1))

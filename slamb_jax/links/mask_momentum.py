@@ -1,6 +1,6 @@
 """Momentum of which a worker sends what the exchange selects, and keeps the rest."""
 
-import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,27 +9,41 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax._core import axes, checks
-from slamb_jax._core.leaves import arrays_of, chosen, present, unless
+from slamb_jax._core.joining import Joined, join_rows
+from slamb_jax._core.leaves import Leaf, arrays_of, chosen, keep_absent, present, unless
 from slamb_jax._core.moments import (
     Decays,
+    Moments,
     check_first_moment,
     decays,
     init_moment,
+    stored_apart,
 )
 from slamb_jax._core.rounding import next_step
-from slamb_jax.exchange.blocks import selection_at
+from slamb_jax.compressors.codec import Sent
+from slamb_jax.compressors.of_exchange import (
+    Answer,
+    Request,
+    of_exchange,
+    takes_requests,
+    unit_to_join,
+)
+from slamb_jax.exchange.selections import AtStep, selection_at
 from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.links import _compressor, _mean_momentum
-from slamb_jax.links._mean_momentum import (
-    Exchanged,
+from slamb_jax.links._momentum import (
+    Ahead,
     Row,
     Rule,
-    SecondMoment,
-    join,
-    packs_of,
+    ahead,
+    correct_v,
+    second_moments,
+    take_and_keep,
+    unit_of,
 )
-from slamb_jax.links._packed import alone
-from slamb_jax.links._selected_momentum import step_alone
+from slamb_jax.links.compress import (
+    check_keeps_nothing,
+    without_residual,
+)
 from slamb_jax.links.on_shards import on_shards
 
 UNIT_DECAY = 0.98
@@ -110,9 +124,7 @@ def mask_momentum(
       direction: what is done with :math:`\hat M`: any optax transformation. One whose
         ``update`` has an argument ``second_moment`` gets :math:`\hat v`. None:
         :math:`\hat M` itself, for links that follow.
-      b1: decay rate of the momentum, in [0, 1); or a tree of them, a prefix of it, or a
-        function of the parameters that returns one. A function of a number is a
-        schedule to ``optax.inject_hyperparams``.
+      b1: decay rate of the momentum, in [0, 1); or a tree of them, or a prefix of it.
       b2: decay rate of v, in [0, 1). None: no v is kept.
       compressor: what exchanges x in place of
         :func:`randk_compress_with_error_feedback`, which may be given, too: any optax
@@ -166,21 +178,28 @@ def mask_momentum(
         )
     then = optax.identity() if direction is None else direction
     checks.check_transformation("direction", then)
-    theirs = _compressor.as_compressor(compressor, exchange)
-    # Where only parameters are averaged, the momentum is a worker's own and never late.
-    overlap = exchange.overlap and exchange.averages_momentum
+    # Between averages of the parameters nothing is sent, and nothing is late.
+    sends = exchange.averages_momentum or exchange.selection is not None
+    if compressor is None:
+        compressor = of_exchange(exchange) if sends else optax.identity()
+    checks.check_transformation("compressor", compressor)
     link = _Link(
         exchange,
         optax.with_extra_args_support(then),
-        theirs,
-        Rule(share, nesterov, bias_correction, overlap),
+        optax.with_extra_args_support(compressor),
+        Rule(
+            exchange.averages_momentum,
+            exchange.selection is not None,
+            exchange.overlap and sends,
+            share,
+            nesterov,
+            bias_correction,
+        ),
+        exchange.rounds_momentum,
         b1,
         b2,
         mu_dtype,
         nu_dtype,
-        agree=exchange.averages_momentum,
-        in_codes=exchange.rounds_momentum,
-        has_units=b2 is not None and theirs is None and exchange.rounds_momentum,
     )
     tx = optax.GradientTransformationExtraArgs(link.init, link.update)
     return on_shards(tx, exchange)
@@ -191,33 +210,28 @@ class _Link(NamedTuple):
 
     exchange: Exchange
     direction: optax.GradientTransformationExtraArgs
-    compressor: optax.GradientTransformationExtraArgs | None  # None: ours
+    compressor: optax.GradientTransformationExtraArgs
     rule: Rule
+    rounds: bool  # the mean of all of the momentum
     b1: Decays
     b2: ArrayLike | None
     mu_dtype: DTypeLike | None
     nu_dtype: DTypeLike | None
-    agree: bool  # workers agree on M at each step
-    in_codes: bool  # and M is rounded
-    has_units: bool  # to codes of x / r
 
     def init(self, params: optax.Params) -> MaskMomentumState:
         checks.check_floating(params, "params")
+        compressor = without_residual(self.compressor.init(params))
+        check_keeps_nothing(compressor, params)
         mu = init_moment(params, "mu_dtype", self.mu_dtype)
         nu = nu_mean = None
         if self.b2 is not None:
             nu = init_moment(params, "nu_dtype", self.nu_dtype)
-        if self.has_units:
+        if self._has_units(compressor):
             # Of a sum over its shards the type no longer varies over their axes.
             shards = frozenset(self.exchange.shard_axes)
             nu_mean = jax.tree.map(lambda p: axes.zero_of_sum(p, shards), params)
-        compressed: optax.OptState = optax.EmptyState()
-        if self.compressor is not None:
-            compressed = self.compressor.init(params)
-            _compressor.check_keeps_nothing(compressed, params)
-        inner = self.direction.init(params)
-        count = jnp.zeros([], jnp.int32)
-        return MaskMomentumState(count, mu, nu, nu_mean, compressed, inner)
+        count, direction = jnp.zeros([], jnp.int32), self.direction.init(params)
+        return MaskMomentumState(count, mu, nu, nu_mean, compressor, direction)
 
     def update(
         self,
@@ -228,93 +242,162 @@ class _Link(NamedTuple):
         **extra_args: Any,
     ) -> tuple[optax.Updates, MaskMomentumState]:
         self._check(updates, state)
-        if skip is not None:  # a direction may be a link, too
-            extra_args = extra_args | {"skip": skip}
-        step = next_step(state.count)
+        extra_args |= {} if skip is None else {"skip": skip}
+        rule, step = self.rule._replace(skips=skip is not None), next_step(state.count)
+        leaves = self._leaves(updates, state, params, step)
+        rows = leaves.joined.rows
+        # 1. x, what this worker has.
+        own = [ahead(rule, row, step) for row in rows]
+        if rule.selects:  # before it is sent: what is not sent stays in its place
+            xs = unless(skip, [row.m for row in rows], [a.x for a in own])
+            own = [a._replace(x=x) for a, x in zip(own, xs, strict=True)]
+        # 2. M, the mean of what the workers send of it, and e, what this one does not.
+        answer, compressor = self._send(leaves, own, state, params, step, extra_args)
+        own = [a._replace(x=x) for a, x in zip(own, answer.xs, strict=True)]
+        # 3. What the step takes, and what the worker keeps.
+        if rule.agrees:  # or what was computed of g, m and v would be kept until now
+            rows = [row.read_anew() for row in rows]
+        pairs = list(map(take_and_keep, [rule] * len(rows), rows, own, answer.sent))
+        taken, mus = [x for x, _ in pairs], [m for _, m in pairs]
+        olds = answer.sent if rule.selects else [row.m for row in rows]
+        mus = unless(skip, olds, mus)
+        # 4. v, of what all take; or of the worker's own gradient, since to agree on a v
+        # of gradients would be to send them.
+        xs = [row.g.astype(jnp.float32) for row in rows] if rule.selects else taken
+        nus, nu_means = second_moments(rows, xs, self.b2, step, skip)
+        # 5. The direction, which reads the moments that were chosen.
+        taken, mus, nus = leaves.joined.split(taken, mus, nus)
+        given = self._moments(leaves, mus, nus, step)
+        if rule.selects:
+            factors = leaves.corrections(rule, step)
+            pairs = zip(factors, mus, strict=True)
+            taken = [factor * m.astype(jnp.float32) for factor, m in pairs]
+        u, direction = self.direction.update(
+            leaves.rebuild(taken), state.direction, params, **extra_args, **given
+        )
+        old = state.count, state.compressor, state.direction
+        count, compressor, direction = unless(skip, old, (step, compressor, direction))
+        if not rule.selects:  # else the direction reads what is stored
+            nus = stored_apart(nus)
+        columns = mus, nus, leaves.joined.split_values(nu_means)
+        mu, nu, nu_mean = map(leaves.fill, columns, (state.mu, state.nu, state.nu_mean))
+        new = MaskMomentumState(count, mu, nu, nu_mean, compressor, direction)
+        return u, chosen(skip, new)
+
+    def _leaves(
+        self,
+        updates: optax.Updates,
+        state: MaskMomentumState,
+        params: optax.Params | None,
+        step: jax.Array,
+    ) -> "_Leaves":
+        """The rows of this step, those of small leaves joined."""
         # Leaves have the numbers that they have among the parameters: a gradient that
         # is None must not shift the selection, or the random bits, of those after it.
         like = state.mu if params is None else params
-        columns, rebuild = present(
-            updates, state.mu, decays(self.b1, state.mu),
+        found, rebuild = present(
+            updates, state.mu, decays(self.b1, state.mu), state.nu, state.nu_mean,
             like=like, layout=self.exchange.layout,
         )  # fmt: skip
-        rows = [Row(*column) for column in columns]
-        second = None
-        if self.b2 is not None:
-            nus, nu_means = (
-                None if tree is None else arrays_of(updates, tree, like)
-                for tree in (state.nu, state.nu_mean)
-            )
-            second = SecondMoment(nus or [], nu_means, self.b2)
-        compress = None
-        if self.compressor is not None:
-            compress = functools.partial(
-                _compressor.compress, self.compressor, rebuild, updates, like,
-                state.compressor, params, extra_args,
-            )  # fmt: skip
-        if self.exchange.selection is None:
-            new = self._agree(rows, second, step, skip, compress)
-        else:
-            at = selection_at(self.exchange, like, step)
-            new = step_alone(self.exchange, self.rule, rows, second, at, skip, compress)
-        u, inner = self.direction.update(
-            rebuild(new.means), state.direction, params,
-            **extra_args, **new.for_direction(rebuild),
-        )  # fmt: skip
-        # The moments were chosen where they were made, before the direction read them.
-        old = state.count, state.compressor, state.direction
-        count, *rest = unless(skip, old, (step, new.compressor, inner))
-        moments = new.moments(rebuild, state)
-        return u, chosen(skip, MaskMomentumState(count, *moments, *rest))
+        rows = [Row(*row) for row in found]
+        at = selection_at(self.exchange, like, step) if self.rule.selects else None
 
-    def _agree(
+        def unit(leaf: Leaf) -> int | None:
+            # A compressor of the user's gets the leaves as they are.
+            is_ours = takes_requests(state.compressor)
+            return unit_to_join(self.exchange, at, leaf) if is_ours else None
+
+        joined = join_rows(rows, unit, same=["b1"], values=["nu_mean"])
+        return _Leaves(updates, like, [row.b1 for row in rows], joined, at, rebuild)
+
+    def _send(
         self,
-        rows: list[Row],
-        second: SecondMoment | None,
+        leaves: "_Leaves",
+        own: Sequence[Ahead],
+        state: MaskMomentumState,
+        params: optax.Params | None,
         step: jax.Array,
-        skip: jax.Array | None,
-        compress: _compressor.Compress | None,
-    ) -> Exchanged:
-        """The step takes M, and e waits."""
-        compressed: optax.OptState = optax.EmptyState()
-        # A compressor of the user's gets the leaves as they are.
-        packs = (
-            alone([row.leaf for row in rows])
-            if compress
-            else packs_of(rows, second, self.exchange)
-        )
-        rows, second = join(packs, rows, second)
-        if compress is None:
-            means, mus, second = _mean_momentum.exchanged(
-                self.exchange,
-                self.rule,
-                rows,
-                second,
-                step,
-                in_codes=self.in_codes,
-                skips=skip is not None,
+        extra_args: dict[str, Any],
+    ) -> tuple[Answer, optax.OptState]:
+        """What the compressor makes of each x, and its state."""
+        rows, xs = leaves.joined.rows, [x for x, _ in own]
+        if takes_requests(state.compressor):
+            request = Request(
+                leaves.joined.leaves,
+                leaves.at,
+                [unit_of(row, self.b2, step) for row in rows],
+                [unit_of(row.read_anew(), self.b2, step) for row in rows],
             )
-        else:
-            means, mus, compressed = _compressor.exchanged_by(
-                compress, self.rule, rows, step, agree=self.agree
+            out, new = self.compressor.update(
+                xs, state.compressor, **extra_args, request=request
             )
-        mus = unless(skip, [row.m for row in rows], mus)
-        of_nu = jnp.float32(1)
-        if second is not None:
-            second = second.after(means, [row.leaf for row in rows], step, skip)
-            # With overlap M is of the momenta that the last step left.
-            of_nu = second.correction(step - 1 if self.rule.overlap else step)
-        new = Exchanged(means, mus, None, second, of_nu, compressed)
-        return new.split(packs)
+            if isinstance(out, Answer):
+                return out, new
+        tree = leaves.rebuild(leaves.joined.split(xs)[0])
+        out, new = self.compressor.update(tree, state.compressor, params, **extra_args)
+        if self.rule.agrees and isinstance(out, Sent):
+            return Answer(xs, list(map(Sent, *map(leaves.join, out)))), new
+        wholes = leaves.join(optax.tree.add(*out) if isinstance(out, Sent) else out)
+        skip = extra_args.get("skip") if self.rule.selects else None
+        return Answer(xs, unless(skip, [row.m for row in rows], wholes)), new
+
+    def _moments(
+        self,
+        leaves: "_Leaves",
+        mus: Sequence[jax.Array],
+        nus: Sequence[jax.Array],
+        step: jax.Array,
+    ) -> dict[str, Any]:
+        """What a direction gets beside the momentum."""
+        if self.b2 is None:
+            return {}
+        of_nu = correct_v(self.rule, self.b2, step)
+        hats = leaves.rebuild([of_nu * nu.astype(jnp.float32) for nu in nus])
+        given = {"second_moment": hats, "of_second_moment": of_nu}
+        if self.rule.selects:
+            # Factors, and not corrected moments, so that a direction may read m and v
+            # where they lie: m / (1 - b1^t) would be one more array of their size.
+            columns = mus, nus, leaves.corrections(self.rule, step)
+            given["moments"] = Moments(*map(leaves.rebuild, columns), of_nu)
+        return given
+
+    def _has_units(self, compressor: optax.OptState) -> bool:
+        """Whether the compressor of this state sends codes in units of v."""
+        return takes_requests(compressor) and self.rounds and self.b2 is not None
 
     def _check(self, updates: optax.Updates, state: MaskMomentumState) -> None:
         """Raises for gradients that do not fit, or that were averaged already."""
         exchange = self.exchange
         axes.check_local(updates, exchange.axis_name, exchange.shard_axes)
         checks.check_gradients(updates, state.mu)
-        if self.has_units and state.nu_mean is None:
+        if self._has_units(state.compressor) and state.nu_mean is None:
             raise ValueError(
                 f"payload={exchange.payload!r} needs units for its codes, got a state "
                 "without nu_mean, as of a single worker or of payload=None: set it to "
                 "jax.tree.map(jnp.mean, state.nu)"
             )
+
+
+class _Leaves(NamedTuple):
+    """The leaves that have a gradient."""
+
+    updates: optax.Updates
+    like: optax.Params
+    b1s: list[ArrayLike]  # of each leaf
+    joined: Joined
+    at: AtStep | None
+    rebuild: Callable[[Sequence[Any]], Any]  # a tree, of a value for each leaf
+
+    def join(self, tree: Any) -> list[jax.Array]:
+        """The array for each row, of a tree like the parameters."""
+        return self.joined.join(arrays_of(self.updates, tree, self.like))
+
+    def fill(self, new: Sequence[Any], old: Any) -> Any:
+        """The new tree of a state; leaves without a gradient stay as they were."""
+        return None if old is None else keep_absent(self.rebuild(new), old)
+
+    def corrections(self, rule: Rule, step: jax.Array) -> list[jax.Array]:
+        """The factor of each leaf's momentum that corrects its bias."""
+        # One for each rate, and not for each leaf: leaves that have it may be joined.
+        factors = {id(b1): 1 / rule.correction(b1, step) for b1 in self.b1s}
+        return [factors[id(b1)] for b1 in self.b1s]

@@ -74,6 +74,5 @@ def lion(
         check_agrees(exchange), optax.scale_by_sign(), b2,
         unit_decay(exchange), share=b1, bias_correction=False, mu_dtype=mu_dtype,
     )  # fmt: skip
-    return chain_between(
-        "lion", exchange, momentum, step_by(learning_rate, weight_decay, mask)
-    )
+    step = step_by(learning_rate, weight_decay, mask)
+    return chain_between("lion", exchange, momentum, step)

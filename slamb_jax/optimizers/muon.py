@@ -1,5 +1,6 @@
 """Muon whose workers exchange codes instead of gradients."""
 
+import functools
 from typing import Any
 
 import jax
@@ -63,9 +64,9 @@ def muon(
     Args:
       learning_rate: a number, or a schedule of the step from 0.
       exchange: between whom, in what wire format and how often: an :class:`Exchange`.
-        With ``param_specs`` each device gathers the shards of its matrices, in
-        float32, and orthogonalizes whole matrices. Stacks sharded by layers are not
-        gathered.
+        With ``param_specs``, where workers agree, each device gathers the shards of
+        its matrices, in float32, and orthogonalizes whole matrices. Stacks sharded by
+        layers are not gathered.
       ns_coeffs: coefficients of the Newton-Schulz iteration.
       ns_steps: its steps.
       beta: decay rate of the matrices' momentum, in [0, 1).
@@ -88,7 +89,8 @@ def muon(
       own direction, decay and rate.
 
     Raises:
-      ValueError: as :func:`adamw`, and for a mean in another ``payload``.
+      ValueError: as :func:`adamw`, for a mean in another ``payload``, and for
+        ``param_specs`` where workers step by themselves.
 
     Examples:
       >>> import slamb_jax
@@ -109,65 +111,61 @@ def muon(
     checks.check_dtype("mu_dtype", mu_dtype)
     check_mask("weight_decay_mask", weight_decay_mask)
     check_matrices("muon_weight_dimension_numbers", muon_weight_dimension_numbers)
-    _check_payload(check_agrees(exchange))
+    _check_exchange(check_agrees(exchange))
     orthogonalized = directions.muon(
-        ns_coeffs,
-        ns_steps,
-        eps,
+        ns_coeffs, ns_steps, eps, consistent_rms=consistent_rms,
         weight_dimension_numbers=muon_weight_dimension_numbers,
-        consistent_rms=consistent_rms,
         param_specs=exchange.param_specs,
-    )
+    )  # fmt: skip
     normalized = directions.adam(eps, adam_eps_root)
-    adam_rate = learning_rate if adam_learning_rate is None else adam_learning_rate
+    both = {"muon": orthogonalized, "adam": normalized}
     b1_of = {"muon": beta, "adam": adam_b1}
+    adam_rate = learning_rate if adam_learning_rate is None else adam_learning_rate
     steps = {
         "muon": step_by(learning_rate, weight_decay, weight_decay_mask),
         "adam": step_by(adam_rate, adam_weight_decay),
     }
-
-    def momentum_of(
-        direction: optax.GradientTransformation, b1: Any, b2: ArrayLike | None
-    ) -> optax.GradientTransformationExtraArgs:
-        return mask_momentum(
-            exchange, direction, b1, b2, nesterov=nesterov, mu_dtype=mu_dtype
-        )
+    momentum_of = functools.partial(
+        mask_momentum, exchange, nesterov=nesterov, mu_dtype=mu_dtype
+    )
 
     def make(params: optax.Params) -> optax.GradientTransformationExtraArgs:
         dimensions = matrices(
             muon_weight_dimension_numbers, params, exchange.param_specs
         )
         treedef: Any = jax.tree.structure(params)
-        names = ["adam" if x is None else "muon" for x in dimensions]
-        kinds = treedef.unflatten(names)
-        if exchange.averages_momentum or exchange.param_specs is not None:
-            # One link for both, so that one mean is taken.
-            direction = optax.partition(
-                {"muon": orthogonalized, "adam": normalized},
-                lambda _: kinds,
-                mask_compatible_extra_args=True,  # the second moments are
-            )
-            b1s = treedef.unflatten([b1_of[name] for name in names])
+        kinds = ["adam" if x is None else "muon" for x in dimensions]
+        labels = treedef.unflatten(kinds)
+        partition = functools.partial(optax.partition, param_labels=lambda _: labels)
+        if exchange.averages_momentum:
+            # One link for both, so that one mean is taken. Its second moments, which
+            # it hands to its direction, are parted as the updates are.
+            direction = partition(both, mask_compatible_extra_args=True)
+            b1s = treedef.unflatten([b1_of[kind] for kind in kinds])
             momentum = momentum_of(direction, b1s, adam_b2)
         else:
             # Nothing is sent here, and matrices keep no second moment.
-            momenta = {
+            own = {
                 "muon": momentum_of(orthogonalized, beta, None),
                 "adam": momentum_of(normalized, adam_b1, adam_b2),
             }
-            momentum = optax.partition(momenta, lambda _: kinds)
-        return chain_between(
-            "muon", exchange, momentum, optax.partition(steps, lambda _: kinds)
-        )
+            momentum = partition(own)
+        return chain_between("muon", exchange, momentum, partition(steps))
 
     return make_for_params(make)
 
 
-def _check_payload(exchange: Exchange) -> None:
-    """Raises for a mean in codes that are too coarse to orthogonalize it."""
+def _check_exchange(exchange: Exchange) -> None:
+    """Raises where the mean is too coarse, or specs do not fit the parts of a state."""
     if exchange.rounds_momentum and exchange.payload not in FINE_PAYLOADS:
         raise ValueError(
             f"payload={exchange.payload!r} is too coarse for muon, which orthogonalizes"
             " the mean momentum and the error of its rounding with it: give payload="
             "'uniform8', 'uniform4', 'bfloat16' or None"
+        )
+    if exchange.param_specs is not None and not exchange.averages_momentum:
+        raise ValueError(
+            "muon takes param_specs only where all workers orthogonalize the mean "
+            f"momentum, got sync_every={exchange.sync_every} and outer="
+            f"{exchange.outer!r}: give sync_every=1 and no outer optimizer"
         )

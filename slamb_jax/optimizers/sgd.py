@@ -61,4 +61,5 @@ def sgd(
         unit_decay(exchange), nesterov=nesterov, bias_correction=False,
         mu_dtype=accumulator_dtype,
     )  # fmt: skip
-    return chain_between("sgd", exchange, mean_momentum, step_by(learning_rate))
+    step = step_by(learning_rate)
+    return chain_between("sgd", exchange, mean_momentum, step)

@@ -3,8 +3,8 @@
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Self
 
 import jax
 import numpy as np
@@ -31,26 +31,26 @@ class Groups(NamedTuple):
     members: frozenset[frozenset[int]] | None = None
 
     @classmethod
-    def along(cls, mesh: Mesh, axis_name: AxisName) -> "Groups":
-        """The groups of a collective over one mesh axis, or several together."""
+    def divide(cls, mesh: Mesh, axis_name: AxisName) -> Self:
+        """The groups of a mesh along one of its axes, or several together."""
         for name in as_tuple(axis_name):
             if not isinstance(mesh, Mesh) or name not in mesh.axis_names:
                 raise ValueError(f"mesh must have the axis {name!r}, got {mesh!r}")
-        return cls._over(mesh.shape, as_tuple(axis_name))
+        return cls._split(mesh.shape, as_tuple(axis_name))
 
     @classmethod
-    def parse(cls, attributes: str) -> "Groups":
+    def parse(cls, attributes: str) -> Self:
         """The groups in the attributes of an instruction, in any of XLA's notations."""
         if match := _LISTS.search(attributes):
-            return cls._of(map(_integers, re.findall(r"\{[\d,]*\}", match[1])))
+            return cls._list(map(_integers, re.findall(r"\{[\d,]*\}", match[1])))
         if match := _IOTA.search(attributes):
             shape = _integers(match[2])
             order = _integers(match[3]) if match[3] else None
             ids = np.arange(math.prod(shape)).reshape(shape).transpose(order)
-            return cls._of(ids.reshape(-1, int(match[1])).tolist())
+            return cls._list(ids.reshape(-1, int(match[1])).tolist())
         if match := _MESH.search(attributes):
             sizes = {k: int(n) for k, n in re.findall(r"'([^']*)'=(\d+)", match[1])}
-            return cls._over(sizes, re.findall(r"'([^']*)'", match[2]))
+            return cls._split(sizes, re.findall(r"'([^']*)'", match[2]))
         if match := _SLICES.search(attributes):
             # Slices; of an all-to-all, devices: 100,000 times the slice plus a number.
             among = _integers(re.sub(r"x\{.*", "", match[1]))
@@ -58,15 +58,15 @@ class Groups(NamedTuple):
         return cls(None)
 
     @classmethod
-    def _over(cls, sizes: Mapping[Any, int], names: Sequence[Any]) -> "Groups":
+    def _split(cls, sizes: Mapping[Hashable, int], names: Sequence[Hashable]) -> Self:
         """The groups over these axes of a mesh whose axes have these sizes."""
         ids = np.arange(math.prod(sizes.values())).reshape([*sizes.values()])
         axes = [[*sizes].index(name) for name in names]
         ids = np.moveaxis(ids, axes, range(-len(axes), 0))
-        return cls._of(ids.reshape(-1, math.prod(sizes[x] for x in names)).tolist())
+        return cls._list(ids.reshape(-1, math.prod(sizes[x] for x in names)).tolist())
 
     @classmethod
-    def _of(cls, rows: Iterable[Sequence[int]]) -> "Groups":
+    def _list(cls, rows: Iterable[Sequence[int]]) -> Self:
         members = frozenset(map(frozenset, rows))
         return cls(max(map(len, members)) or None, members)
 
@@ -147,7 +147,7 @@ class WireReport:
           ValueError: for an axis that the mesh does not have, and if a collective
             cannot be counted.
         """
-        members = Groups.along(mesh, axis_name).members
+        members = Groups.divide(mesh, axis_name).members
         chosen = [
             c
             for c in self.collectives
@@ -171,7 +171,7 @@ class WireReport:
             raise ValueError(f"dense must send something in every call, got:\n{dense}")
         return (self.bytes_sent() + self.bytes_sent(conditional=True) / every) / whole
 
-    def to_json(self) -> list[dict[str, Any]]:
+    def to_json(self) -> list[dict[str, str | float | None]]:
         """One mapping for each collective, of values that JSON can hold."""
         names = ("kind", "dtype", "elements", "conditional", "times", "between_slices")
         return [
@@ -184,13 +184,13 @@ class WireReport:
         if not self.collectives:
             return "nothing is communicated"
         head = ("kind", "dtype", "elements", "bytes sent", "devices", "runs")
-        return in_columns([head, *(c._row() for c in self.collectives)], str.ljust)
+        return format_table([head, *(c._row() for c in self.collectives)], str.ljust)
 
 
-def in_columns(
+def format_table(
     rows: Sequence[tuple[str, ...]], justify: Callable[[str, int], str]
 ) -> str:
-    """Prints a table, whose first column is justified to the left."""
+    """A table as text, whose first column is justified to the left."""
     first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
     lines = ([x.ljust(first), *map(justify, more, widths)] for x, *more in rows)
     return "\n".join("  ".join(line).rstrip() for line in lines)
@@ -257,7 +257,7 @@ def _walk(
             continue  # the computation that it calls is the reduction
         inside, runs = conditional or x.opcode == "conditional", times
         if x.opcode == "while":
-            trips = module.trips(x, body)
+            trips = x.trip_count
             runs = None if trips is None or times is None else times * trips
         for called in x.called:
             yield from _walk(module, called, inside, runs)

@@ -15,9 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import slamb_jax
-from slamb_jax._core.platform_tiles import flat_size, flatten
 from slamb_jax.exchange import mean as _mean
-from slamb_jax.exchange.codes import Group
+from slamb_jax.exchange.codecs import Group
 from slamb_jax.exchange.selections import Strided
 from slamb_jax.optimizers._chain import chain_between
 from tests.campaign.draws import drawn
@@ -39,7 +38,7 @@ TREES = st.lists(st.sampled_from(SHAPES), min_size=1, max_size=4)
 
 @dataclasses.dataclass(frozen=True)
 class Keeping:
-    """In place of a quantizer: the four bytes of so much of each number."""
+    """In place of a codec: the four bytes of so much of each number."""
 
     share: float
     has_zero = True
@@ -51,9 +50,8 @@ class Keeping:
         return 4 * shape.size + shape.blocks  # a scale is a byte that says nothing
 
     def encode_array(self, x, group, seed):
-        count = -(-flat_size(x.shape) // group.size)
-        flat = flatten(x, count * group.size)
-        return self.encode(flat.reshape(count, *group[1:]), seed)
+        flat = jnp.pad(x.reshape(-1), (0, -x.size % group.size))
+        return self.encode(flat.reshape(-1, *group[1:]), seed)
 
     def encode(self, x, seed):
         del seed
@@ -61,12 +59,12 @@ class Keeping:
         scales = jnp.zeros((*x.shape[:-3], x.shape[-2], 1), jnp.uint8)
         return in_bytes.reshape(*x.shape[:-1], -1), scales
 
-    def decode(self, digits, scales, *, whole=False):
-        del scales, whole
+    def decode(self, digits, scales):
+        del scales
         in_bytes = digits.reshape(*digits.shape[:-1], -1, 4)
         return jax.lax.bitcast_convert_type(in_bytes, jnp.float32)
 
-    def parted(self, codes, shape):
+    def split_bytes(self, codes, shape):
         digits, scales = jnp.split(codes, [4 * shape.size], -1)
         digits = digits.reshape(*codes.shape[:-1], *shape[:3], -1)
         return digits, scales.reshape(*codes.shape[:-1], shape.groups, shape.rows, 1)
@@ -185,7 +183,7 @@ def test_follows_the_oracle(settings, shapes, n, seed):
     oracle = Workers(params, n, settings | {"decays": decays})
     selection = masked and selection_of(settings, shapes, rng)
     codes, rate = settings["codes"], RATES[settings["rate"]]
-    keeping = mock.patch.object(_mean, "quantizer_of", return_value=Keeping(codes))
+    keeping = mock.patch.object(_mean, "codec_of", return_value=Keeping(codes))
     keeping = keeping if isinstance(codes, float) else contextlib.nullcontext()
     with keeping, standard_promotion():
         tx = optimizer_of(settings, decays, selection)

@@ -25,6 +25,7 @@ def advise(params=1e6, network=NETWORK, exchange=None, **settings):
 
 
 GROUPS = slamb_jax.Exchange("data", local_axis_name="x")
+WIDE = slamb_jax.Exchange("data", payload="uniform8")
 SHARDED = slamb_jax.Exchange("data", param_specs=P("model"))
 LOWERED = jax.jit(jnp.sin).lower(1.0).as_text()  # StableHLO
 
@@ -50,6 +51,10 @@ ADVICE = [
     *bad(advise, "step_seconds", 0.0, None),
     (of(advise, update_seconds=(0.1, -1)), r"update_seconds \(exchanging\) .*-1"),
     *bad(advise, "update_seconds", 3, wanted=r"\(dense, exchanging\)"),
+    *bad(advise, "budget", 0, NAN, "5%", wanted=r"\(0.0, 1.0\]"),
+    (of(advise, budget=5), r"budget must be in \(0.0, 1.0\], got 5"),
+    (of(advise, budget=1e-4), "budget must be at least .*0.0001: to send less"),
+    (of(advise, exchange=WIDE, budget=0.1), "budget chooses the payload.*'uniform8'"),
     (of(WireReport(()).bytes_over, mesh_of(2), "model"), "mesh .* the axis 'model'"),
     (of(WireReport(()).share, WireReport(())), "dense must send something"),
     *bad(slamb_jax.wire_report, "program", "no program", 3),

@@ -34,7 +34,7 @@ COMMANDS = [
     (command(ADVISE + "--link 10"), "--link: must be a rate such as .*, got '10'"),
     (command(ADVISE + "--lin 10Gbit"), "unrecognized arguments: --lin 10Gbit"),
     (command(ADVISE + "--step 5"), "--step: .*'5'"),
-    (command(ADVISE + "--budget 0.05%"), "share must be at least 0.00.*outer"),
+    (command(ADVISE + "--budget 0.05%"), "budget must be at least 0.00.*outer"),
     (command(ADVISE + "--budget five"), "a share such as 5% or 0.05, .*got 'five'"),
     (command(ADVISE + "--budget 101%"), "--budget: must be a share .*got '101%'"),
     (command(ADVISE + "--budget 0"), "--budget: must be a share .*got '0'"),

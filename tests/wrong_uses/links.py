@@ -127,7 +127,9 @@ LINKS += [
      f"payload='{payload}' is too coarse .*'uniform8', 'uniform4', .*or None")
     for payload in ("ternary", "sign", "largest_of_7")
 ]  # fmt: skip
+SHARDED_LOCAL = slamb_jax.Exchange(AXIS, outer=optax.sgd(1.0), param_specs=SPECS)
 LINKS += [
+    (of(slamb_jax.muon, 0.01, SHARDED_LOCAL), "muon takes param_specs only .*outer="),
     (without_units, "payload='ternary' needs .* without nu_mean.*: set it to"),
     (of(narrowed().init, {"w": HALF}), r"or float32, got float16 at .*\['w'\]"),
     (updating(narrowed, params=None), "params must be passed"),

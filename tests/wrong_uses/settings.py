@@ -9,10 +9,10 @@ import slamb_jax
 from slamb_jax.exchange.selections import Strided
 from tests.replay import Replay
 from tests.workers import P
-from tests.wrong_uses.common import INF, NAN, PARAMS, bad, make_slamb, of, slamb
+from tests.wrong_uses.common import INF, NAN, bad, make_slamb, of, slamb
 
 OUTER, PAPER = optax.sgd(0.7), {"selection": Strided(0.1), "payload": None}
-read, budget = slamb_jax.Exchange.from_json, slamb_jax.Exchange.for_budget
+read = slamb_jax.Exchange.from_json
 
 
 def function(step):
@@ -90,8 +90,6 @@ MADE += [
     (of(read, {"payload": {"name": "int8"}}), "payload .*'int8'"),
     (slamb_jax.Exchange(stacked=function).to_json, "stacked .* JSON.* got <fun"),
     (slamb_jax.Exchange.paper(selection=Replay([])).to_json, "selection .*JSON"),
-    (of(budget, "data", 5, PARAMS), r"share must be in \(0.0, 1.0\], got 5"),
-    (of(budget, "data", 1e-4, PARAMS), "share must be at least .*0.0001: to send less"),
     (of(slamb_jax.Exchange().share, {}), "params must have elements, got {}"),
 ]
 
@@ -99,7 +97,7 @@ make, paper = slamb_jax.Exchange, slamb_jax.Exchange.paper
 rates = {"learning_rate": 0.1, "exchange": make()}
 UNKNOWN = [  # Python's own errors: the function that is called has the arguments
     (of(paper, "data", compress_ratio=0.1), "Exchange.* argument 'compress_ratio'"),
-    (of(budget, "data", 0.5, PARAMS, sync_evry=10), "Exchange.* argument 'sync_evry'"),
+    (of(make, "data", sync_evry=10), "Exchange.* argument 'sync_evry'"),
     (of(slamb_jax.slamb, **rates, beta3=0.9), "slamb.* argument 'beta3'"),
     (of(slamb_jax.mask_momentum, make(), xyz=1), "mask_momentum.* argument 'xyz'"),
 ]
