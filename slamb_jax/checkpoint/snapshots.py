@@ -208,10 +208,11 @@ class Snapshots:
                 metadata, _ = _read(self._path(step))
             except (PermissionError, MemoryError):
                 raise
-            except Exception as error:  # a reader may raise anything
-                warnings.warn(
-                    f"{what} is damaged ({error}) and is ignored", stacklevel=4
-                )
+            except (
+                Exception
+            ) as error:  # a damaged file may make a reader raise anything
+                problem = f"{what} is damaged ({error}) and is ignored"
+                warnings.warn(problem, stacklevel=4)
                 continue
             stored.check_fits(what, metadata, like)
             sound.append([metadata[k] for k in ("job", "step", "workers", "extra")])
@@ -248,5 +249,6 @@ def _writing(path: pathlib.Path) -> Iterator[IO[bytes]]:
 def _read(path: pathlib.Path) -> tuple[stored.Metadata, dict[str, np.ndarray]]:
     """The metadata of a snapshot, and the bytes of each leaf, checked by zip's sums."""
     with path.open("rb") as opened, np.load(opened) as file:
-        arrays = {name: file[name] for name in file.files}
-    return json.loads(arrays.pop("metadata").tobytes()), arrays
+        metadata = json.loads(file["metadata"].tobytes())
+        # Of all leaves: damage of the file's table of contents may hide one.
+        return metadata, {name: file[name] for name in metadata["leaves"]}
