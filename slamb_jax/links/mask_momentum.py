@@ -278,9 +278,9 @@ class _Link(NamedTuple):
         count, compressor, direction = unless(skip, old, (step, compressor, direction))
         if not rule.selects:  # else the direction reads what is stored
             nus = stored_apart(nus)
-        columns = mus, nus, leaves.joined.split_values(nu_means)
-        moments = zip(columns, (state.mu, state.nu, state.nu_mean), strict=True)
-        mu, nu, nu_mean = (leaves.fill(new, old) for new, old in moments)
+        nu_means = leaves.joined.split_values(nu_means)
+        mu, nu = leaves.fill(mus, state.mu), leaves.fill(nus, state.nu)
+        nu_mean = leaves.fill(nu_means, state.nu_mean)
         new = MaskMomentumState(count, mu, nu, nu_mean, compressor, direction)
         return u, chosen(skip, new)
 
