@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from slamb_jax._core.rounding import hash_u32
-from slamb_jax.exchange.codecs import codec_of
-from slamb_jax.exchange.slices import cut_among
+from slamb_jax.exchange.codecs import codec_of, cut_among
 from tests.close import assert_close
 from tests.naive import COUNTS, DRAWN, coded, grid, in_blocks
 

@@ -6,6 +6,7 @@ would be to copy them.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -105,6 +106,32 @@ def join_rows(
         one = len(group) == 1
         joined.append(group[0] if one else _join_rows(group, unit, same, values))
     return Joined([places for _, places in groups], joined)
+
+
+class ArrayRow(NamedTuple):
+    """An array, and where joined the leaves that it is of."""
+
+    leaf: Leaf
+    x: jax.Array
+
+
+def join_arrays(
+    arrays: Sequence[jax.Array],
+    unit_of: Callable[[Leaf], int | None],
+    leaves: Sequence[Leaf] = (),
+) -> Joined:
+    """Joins small arrays, which keep their order; those of ``leaves`` with parts are.
+
+    Those of one mesh only: all are whole, or shards over the same axes.
+    """
+    rows = []
+    for i, x in enumerate(arrays):
+        leaf = Leaf(i, x.shape)
+        if leaves:
+            leaf = replace(leaf, parts=leaves[i].parts, unit=leaves[i].unit)
+        rows.append(ArrayRow(leaf, x))
+    joined = join_rows(rows, lambda leaf: None if leaf.parts else unit_of(leaf))
+    return Joined(joined.places[::-1], joined.rows[::-1])
 
 
 def _kind(x: Any, is_common: bool) -> Hashable:

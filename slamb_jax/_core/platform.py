@@ -133,7 +133,7 @@ def map_groups(
             first = jnp.minimum(turn * np.uint32(few), np.uint32(full - few))
             start, sizes = (first * np.uint32(size),), (few * size,)
             part = opaque(flat, lambda x: lax.dynamic_slice(x, start, sizes))
-            codes = opaque(encode(part.reshape(few, *group), first))
+            codes = encode(part.reshape(few, *group), first)
             update = functools.partial(lax.dynamic_update_slice_in_dim, axis=0)
             return jax.tree.map(lambda x, y: update(x, y, first), out, codes)
 

@@ -226,10 +226,14 @@ def _send(
     rows = []
     columns = request.leaves, arrays, packed, found.means, request.units_again
     for i, (leaf, x, sent, mean, unit) in enumerate(zip(*columns, strict=True)):
-        # Where v is the unit, rounding of the mean is left alone: n times of it, in one
-        # worker's momentum, would be more noise than what it takes away.
-        received = found.received_by_others(i, with_lost=unit is None)
-        error = None if received is None else sent.astype(jnp.float32) - received
+        error = None
+        if found.sent is not None:
+            received = found.sent[i]
+            # Where v is the unit, rounding of the mean is left alone: n times of it, in
+            # one worker's momentum, would be more noise than what it takes away.
+            if found.lost is not None and unit is None:
+                received = received - found.lost[i]
+            error = sent.astype(jnp.float32) - received
         if unit is not None:
             x, mean = unit.size * sent, unit.size * mean
             error = None if error is None else unit.size * unit.waits * error

@@ -37,6 +37,7 @@ _WIDTH = 128  # of a row: whole cache lines are read at once
 _ROWS = 8  # of a group of a large array
 _LARGE, _SMALL = 2**16, 2**11  # elements of an array
 _SCALE_BYTES = 4
+_MANY_ROWS = 512  # of a slice: from so many on, filling groups costs under 1 %
 _ZERO, _NAN = np.float32(0), np.float32(np.nan)
 _TINY = np.finfo(np.float32).tiny
 
@@ -130,22 +131,24 @@ class BlockCodec(abc.ABC):
         per_byte = self.planes * self.digits
         return shape.size // per_byte + shape.blocks * _SCALE_BYTES
 
-    def encode(self, groups: jax.Array, seed: jax.Array) -> Code:
-        """The code of float32 groups, (..., groups, planes, rows, width)."""
-        return _kept(self._encode(groups, Draw(seed, jnp.uint32(0))))
-
     def encode_array(self, x: jax.Array, group: Group, seed: jax.Array) -> Code:
         """The code of the groups that an array of any shape is cut into."""
+        out: Code = _platform.map_groups(
+            lambda groups, first: self.encode(groups, seed, first), x, group[1:]
+        )
+        return out
 
-        def encode(groups: jax.Array, first: jax.Array) -> Code:
-            return self._encode(groups, Draw(seed, first))
+    def encode(
+        self, groups: jax.Array, seed: jax.Array, first: jax.Array | None = None
+    ) -> Code:
+        """The code of float32 groups, (..., groups, planes, rows, width).
 
-        return _kept(_platform.map_groups(encode, x, group[1:]))
-
-    def _encode(self, groups: jax.Array, draw: Draw) -> Code:
+        ``first`` is the number of the first of them, uint32; None: 0.
+        """
         # 1. The planes. Nothing is copied: they are read where they stand.
         planes = [groups[..., i, :, :] for i in range(groups.shape[-3])]
         # 2. Digits and scales.
+        draw = Draw(seed, jnp.uint32(0) if first is None else first)
         digits, scales = self.quantize(planes, draw)
         # 3. Bytes: the first plane's digit is the least. A base of 256 has one digit to
         # a byte, and is never multiplied by.
@@ -157,7 +160,11 @@ class BlockCodec(abc.ABC):
             packed.append(byte)
         in_bytes = lax.bitcast_convert_type(scales, jnp.uint8)
         shape = (*groups.shape[:-3], groups.shape[-2], _SCALE_BYTES)
-        return jnp.stack(packed, -3), in_bytes.reshape(shape)
+        # Kept: a CPU would compute the code again for each of the digits that a byte is
+        # split into. And XLA would flatten what stands in front of it, too.
+        code = jnp.stack(packed, -3), in_bytes.reshape(shape)
+        out: Code = _platform.opaque(_platform.materialized(code))
+        return out
 
     def decode(self, packed: jax.Array, scales: jax.Array) -> jax.Array:
         """Undoes :meth:`encode`."""
@@ -333,6 +340,48 @@ def codec_of(payload: str | None) -> BlockCodec | None:
     return None if payload in (None, "bfloat16") else CODECS[payload]
 
 
+class Cut(NamedTuple):
+    """How arrays are cut into groups, and the groups among the owners.
+
+    Attributes:
+      group: the shape of one group.
+      slice: the shape of an owner's slice of all groups.
+      members: the places of the arrays that are cut so.
+    """
+
+    group: Group
+    slice: Group
+    members: list[int]
+
+
+def cut_among(
+    sizes: Sequence[int],
+    codec: BlockCodec,
+    owners: int,
+    alike: Sequence[int] | None = None,
+) -> list[Cut]:
+    """Cuts arrays of these sizes into as many slices as there are owners.
+
+    A long slice is of whole groups, a short one of some of their rows. No block is of
+    two arrays, which may differ in scale. ``alike`` has the sizes of arrays that have
+    blocks of the same size; None for the arrays' own.
+    """
+    kinds: dict[Group, list[int]] = {}
+    for i, (size, like) in enumerate(zip(sizes, alike or sizes, strict=True)):
+        if size:
+            kinds.setdefault(codec.group_of(like), []).append(i)
+    cuts = []
+    # Sorted, since all workers, and the count of the bytes, must cut alike.
+    for group in sorted(kinds, reverse=True):
+        groups = sum(-(-sizes[i] // group.size) for i in kinds[group])
+        rows = -(-groups * group.rows // owners)
+        own = group._replace(rows=rows)
+        if rows >= _MANY_ROWS:
+            own = group._replace(groups=-(-rows // group.rows))
+        cuts.append(Cut(group, own, kinds[group]))
+    return cuts
+
+
 def _mean_and_least(sizes: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
     """Each block's mean magnitude, and the least magnitude that counts as large.
 
@@ -358,13 +407,3 @@ def _scale(
 def _block_sum(planes: Sequence[jax.Array]) -> jax.Array:
     """The sum of each block, over all of its planes."""
     return _platform.reduce_blocks(planes, jnp.add, jnp.sum)
-
-
-def _kept(code: Code) -> Code:
-    """A code that no reader computes again.
-
-    A CPU would, for each of the digits that a byte is split into. And XLA would flatten
-    what stands in front of them, too.
-    """
-    out: Code = _platform.opaque(_platform.materialized(code))
-    return out

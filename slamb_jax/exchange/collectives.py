@@ -16,64 +16,66 @@ from jax import lax
 
 from slamb_jax._core import axes as _axes
 from slamb_jax._core.axes import AxisName, axis_size
+from slamb_jax._core.joining import join_arrays
 from slamb_jax._core.platform import hidden, slices
 from slamb_jax._core.rounding import round_to
-
-_LARGE = 2**20  # elements: an array of that many gains nothing from concatenation
 
 
 def pmean(
     arrays: Sequence[jax.Array],
     axis_name: AxisName | None,
     *,
+    within: AxisName | None = None,
     typed_same: bool = False,
 ) -> list[jax.Array]:
     """Means over the workers in one exchange, in the dtype of each array.
 
-    Arrays of 32 bits are averaged by an all-reduce, the small ones concatenated: a
-    runtime that reduces operand after operand (gloo, on CPU) takes milliseconds for
-    each. Arrays of 16 bits are summed in float32 by the worker that owns the slice and
+    Arrays of 32 bits are averaged by an all-reduce, the small ones joined: a runtime
+    that reduces operand after operand (gloo, on CPU) takes milliseconds for each.
+    Arrays of 16 bits are summed in float32 by the worker that owns the slice and
     rounded once: an all-to-all and an all-gather, with the bytes of a 16-bit
     all-reduce. (XLA's CPU backend widens a 16-bit all-reduce, and a sum of thousands
     of 16-bit terms loses what was saved.) The types vary as those of the arrays;
     ``typed_same``: those of 32-bit means do not vary over the axis.
+
+    With ``within``, the axis of the devices of one worker, which hold the same arrays,
+    each device averages a slice with its counterparts, and the worker gathers them. So
+    the slow links carry the arrays once, and not once for every device.
     """
-    n = axis_size(axis_name)
     out = list(arrays)
-    if n == 1 and not typed_same:
+    if axis_size(axis_name) == 1 and not typed_same:
         return out
-    if typed_same:  # nothing is sent of an empty array, but its type is that of a mean
-        over = _axes.tracked_axes(axis_name) if axis_name is not None else frozenset()
-        for i, x in enumerate(arrays):
-            if not x.size:
-                none = jnp.zeros(x.shape, x.dtype)
-                out[i] = _axes.vary_over(none, _axes.varying_axes(x) - over)
-    # Concatenated only with what varies over the same axes: parts keep their types.
-    kinds = [(x.dtype.name, *sorted(map(str, _axes.varying_axes(x)))) for x in arrays]
-    for kind in sorted(set(kinds)):
-        places = [i for i, x in enumerate(arrays) if kinds[i] == kind and x.size]
-        if not places:
-            continue
-        group = [arrays[i] for i in places]
-        is_16_bit = group[0].dtype.itemsize == 2
-        means = (_pmean_16_bit if is_16_bit else _pmean_32_bit)(group, axis_name)
-        for i, mean in zip(places, means, strict=True):
+    over = _axes.tracked_axes(axis_name) if axis_name is not None else frozenset()
+    # Joined only with what varies over the same axes: parts keep their types.
+    kinds: dict[tuple[str, ...], list[int]] = {}
+    for i, x in enumerate(arrays):
+        varying = _axes.varying_axes(x)
+        if x.size:
+            kind = (x.dtype.name, *sorted(map(str, varying)))
+            kinds.setdefault(kind, []).append(i)
+        elif typed_same:  # nothing is sent of it, but its type is that of a mean
+            out[i] = _axes.vary_over(jnp.zeros(x.shape, x.dtype), varying - over)
+    for kind in sorted(kinds):
+        group = [arrays[i] for i in kinds[kind]]
+        mean = _pmean_16_bit if group[0].dtype.itemsize == 2 else _pmean_32_bit
+        if (devices := axis_size(within)) == 1:
+            means = mean(group, axis_name)
+        else:
+            flat = ravel(group)
+            rows = jnp.pad(flat, (0, -flat.size % devices)).reshape(devices, -1)
+            (row,) = mean([own_slice(rows, within)], axis_name)
+            means = unravel(gather_slices(row, within, like=flat), group)
+        for i, x in zip(kinds[kind], means, strict=True):
             axes = frozenset() if typed_same else _axes.varying_axes(arrays[i])
-            out[i] = _axes.vary_over(mean, axes)
+            out[i] = _axes.vary_over(x, axes)
     return out
 
 
 def _pmean_32_bit(
     arrays: Sequence[jax.Array], axis_name: AxisName | None
 ) -> list[jax.Array]:
-    # Large ones by themselves: to concatenate them would be to copy them.
-    small = [x for x in arrays if x.size < _LARGE]
-    large = [x for x in arrays if x.size >= _LARGE]
-    operands = large + ([ravel(small)] if small else [])
-    means = lax.pmean(operands, axis_name)
-    of_small = iter(unravel(means[-1], small) if small else [])
-    of_large = iter(means)
-    return [next(of_small if x.size < _LARGE else of_large) for x in arrays]
+    joined = join_arrays(arrays, lambda leaf: 1)
+    return joined.split(lax.pmean([row.x for row in joined.rows], axis_name))[0]
 
 
 def _pmean_16_bit(
@@ -81,8 +83,8 @@ def _pmean_16_bit(
 ) -> list[jax.Array]:
     n, dtype = axis_size(axis_name), arrays[0].dtype
     flat = ravel(arrays)
-    slices = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
-    mine = all_to_all(slices, axis_name).astype(jnp.float32)
+    rows = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
+    mine = all_to_all(rows, axis_name).astype(jnp.float32)
     # In float32, and rounded once: n terms in 16 bits would lose what is small.
     mean = round_to(jnp.mean(mine, axis=0), dtype)
     return unravel(all_gather(mean, axis_name).reshape(-1), arrays)
@@ -126,6 +128,24 @@ def all_gather_invariant(
     # Each worker adds zeros for all others.
     bits = lax.psum(jnp.where(is_mine, bits[None], jnp.zeros_like(bits)), axis_name)
     return bits.view(x.dtype)
+
+
+def own_slice(slices: jax.Array, group: AxisName | None) -> jax.Array:
+    """The slice that this device of its group exchanges."""
+    if axis_size(group) == 1:
+        return slices[0]
+    return lax.dynamic_index_in_dim(slices, _axes.worker_index(group), keepdims=False)
+
+
+def gather_slices(x: jax.Array, group: AxisName | None, like: jax.Array) -> jax.Array:
+    """The slices of all devices of the group, flat, typed as ``like``."""
+    if axis_size(group) == 1:
+        return x.reshape(-1)
+    # The devices hold the same now. Types that do not vary over them must say so, which
+    # takes twice the bytes of an all-gather.
+    if _axes.tracked_axes(group) <= _axes.varying_axes(like):
+        return all_gather(x, group).reshape(-1)
+    return all_gather_invariant(x, _axes.worker_index(group), group).reshape(-1)
 
 
 def gather_shards(x: jax.Array, axes: Sequence[tuple[Hashable, ...]]) -> jax.Array:

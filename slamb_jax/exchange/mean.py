@@ -1,15 +1,17 @@
 """Means over the workers: the only algorithm of the library that sends in codes.
 
 In codes, every worker owns a slice of the arrays; see :func:`_mean_in_codes`. What is
-not in codes is averaged by an all-reduce, or in 16 bits by one of ``collectives``.
+not in codes is averaged by :func:`slamb_jax.exchange.collectives.pmean`.
 
-Where a worker is a group of devices that hold the same arrays, each device exchanges a
-slice with its counterparts in the other groups, and the group gathers the results. So
-the links between groups carry the arrays once, and not once for every device.
+No array is padded for the number of workers: an array ends within a slice. A slice is
+cut between rows of groups, and never between planes, whose digits share bytes. Where a
+worker is a group of devices, each device of it owns a slice, too.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import itertools
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +19,14 @@ import numpy as np
 from jax import lax
 
 from slamb_jax._core import axes as _axes
-from slamb_jax._core.axes import AxisName, axis_size
+from slamb_jax._core.axes import axis_size
+from slamb_jax._core.joining import ArrayRow, join_arrays
 from slamb_jax._core.leaves import Leaf
+from slamb_jax._core.platform import materialized, sum_of_rows
 from slamb_jax._core.rounding import hash_u32, hash_words, round_to, step_seed
 from slamb_jax.exchange import collectives as _collectives
-from slamb_jax.exchange.codecs import BlockCodec, codec_of
+from slamb_jax.exchange.codecs import BlockCodec, Cut, codec_of, cut_among
 from slamb_jax.exchange.settings import Exchange
-from slamb_jax.exchange.slices import Part, Place, cut_among
 
 
 class Means(NamedTuple):
@@ -41,14 +44,6 @@ class Means(NamedTuple):
     means: list[jax.Array]
     sent: list[jax.Array] | None
     lost: list[jax.Array] | None
-
-    def received_by_others(self, i: int, *, with_lost: bool) -> jax.Array | None:
-        """What others got of this array i; ``with_lost``, less what its mean lost."""
-        if self.sent is None:
-            return None
-        if self.lost is None or not with_lost:
-            return self.sent[i]
-        return self.sent[i] - self.lost[i]
 
 
 def mean_over_workers(
@@ -70,81 +65,53 @@ def mean_over_workers(
       step: seeds the random rounding.
       with_errors: whether to return ``sent`` and ``lost``.
     """
-    # 1. What is not sent stays as it is: empty arrays, and all of a single worker's.
-    codec = codec_of(payload)
-    out = Means(list(arrays), None, None)
-    if axis_size(exchange.axis_name) == 1:
-        return out
-    with_errors = with_errors and payload is not None  # else nothing is rounded
-    if with_errors:
-        wide = [x.astype(jnp.float32) for x in arrays]
-        zeros = [jnp.zeros_like(x) for x in wide]
-        out = out._replace(sent=wide, lost=None if codec is None else zeros)
-    # 2. One collective for each wire type, whatever the number of leaves: each has a
-    # latency, and XLA never combines an all-to-all with another.
-    for dtype, places in _group_by_wire_type(arrays, leaves, payload, codec):
-        rounded = [round_to(arrays[i], dtype) for i in places]
-        if codec is None:
-            group = Means(_dense_mean(rounded, exchange), rounded, None)
-        else:
-            # Joined leaves have blocks as each of them has by itself.
-            alike = [(*leaves[i].parts, leaves[i])[0].size for i in places]
-            group = _mean_in_codes(rounded, alike, exchange, codec, step, with_errors)
-        # 3. The results in the places of their arrays.
-        for whole, part in zip(out, group, strict=True):
-            if whole is None or part is None:
-                continue
-            for i, x in zip(places, part, strict=True):
+    axis_name, group = exchange.axis_name, exchange.local_axis_name
+    # 1. What is not sent stays as it is: all of a single worker's, and empty arrays.
+    if axis_size(axis_name) == 1:
+        return Means(list(arrays), None, None)
+    # 2. Without codes, of the types that are sent.
+    if (codec := codec_of(payload)) is None:
+        rounded = [round_to(x, payload or x.dtype) for x in arrays]
+        means = _collectives.pmean(rounded, axis_name, within=group)
+        means = [mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]
+        if payload is None or not with_errors:
+            return Means(means, None, None)
+        return Means(means, [x.astype(jnp.float32) for x in rounded], None)
+    # 3. In codes, by two collectives for each kind, whatever the number of leaves: each
+    # has a latency, and XLA never combines an all-to-all with another. Arrays that
+    # differ between the shards of a worker share no scale with arrays that do not.
+    wide = [round_to(x, jnp.float32) for x in arrays]
+    kinds: dict[Hashable, list[int]] = {}
+    for i, (x, leaf) in enumerate(zip(wide, leaves, strict=True)):
+        if x.size:
+            varying = sorted(map(str, _axes.varying_axes(x)))
+            kinds.setdefault((leaf.sharded, *varying), []).append(i)
+    zeros = [jnp.zeros_like(x) for x in wide]
+    out = Means(list(arrays), wide, zeros if with_errors else None)
+    for kind in sorted(kinds, key=repr):
+        places = kinds[kind]
+        joined = join_arrays(
+            [wide[i] for i in places],
+            lambda leaf: codec.group_of(leaf.size).size,
+            [leaves[i] for i in places],
+        )
+        found = _mean_in_codes(joined.rows, exchange, codec, step, with_errors)
+        for column, new in zip(out, joined.split(*found), strict=False):
+            for i, x in zip(places, new, strict=True):
                 # A mean's type does not vary over the workers; the state's, that it
                 # goes into, does.
-                varying = _axes.varying_axes(arrays[i])
-                whole[i] = _axes.vary_over(x.astype(whole[i].dtype), varying)
-    return out
-
-
-def _group_by_wire_type(
-    arrays: Sequence[jax.Array],
-    leaves: Sequence[Leaf],
-    payload: str | None,
-    codec: BlockCodec | None,
-) -> list[tuple[str, list[int]]]:
-    """The wire dtype of arrays that may be sent together, and their places.
-
-    Arrays that differ between the shards of a worker share neither a scale nor a type
-    with arrays that do not.
-    """
-    kinds: dict[tuple[object, ...], list[int]] = {}
-    for i, (x, leaf) in enumerate(zip(arrays, leaves, strict=True)):
-        dtype = "float32" if codec is not None else payload or x.dtype.name
-        varying = sorted(map(str, _axes.varying_axes(x)))
-        if x.size:
-            kinds.setdefault((dtype, leaf.sharded, *varying), []).append(i)
-    return [(str(kind[0]), kinds[kind]) for kind in sorted(kinds, key=repr)]
-
-
-def _dense_mean(arrays: list[jax.Array], exchange: Exchange) -> list[jax.Array]:
-    """The mean in the dtype of the arrays, which is the same for all."""
-    group = exchange.local_axis_name
-    if group is None:
-        return _collectives.pmean(arrays, exchange.axis_name)
-    # Each device of a group sends a part: the slow links carry the arrays once, and not
-    # once for every device.
-    flat = _collectives.ravel(arrays)
-    slices = jnp.pad(flat, (0, -flat.size % axis_size(group)))
-    mine = _own_slice(slices.reshape(axis_size(group), -1), group)
-    (mean,) = _collectives.pmean([mine], exchange.axis_name)
-    whole = _gather_group(mean, group, like=flat)[: flat.size]
-    return _collectives.unravel(whole, arrays)
+                x = x.astype(column[i].dtype)
+                column[i] = _axes.vary_over(x, _axes.varying_axes(arrays[i]))
+    return out if with_errors else Means(out.means, None, None)
 
 
 def _mean_in_codes(
-    arrays: list[jax.Array],
-    alike: Sequence[int],
+    rows: Sequence[ArrayRow],
     exchange: Exchange,
     codec: BlockCodec,
     step: jax.Array,
     with_errors: bool,
-) -> Means:
+) -> list[list[jax.Array]]:
     """The mean of float32 arrays in codes, to the owner of each slice and back.
 
     1. Encode: a worker encodes its arrays, and cuts the codes into a slice for each
@@ -164,76 +131,171 @@ def _mean_in_codes(
     # All workers round with bits of their own, or their errors would add up in the mean
     # in place of cancelling.
     seed = step_seed(step, 0, 0x5A17)
-    cuts = cut_among([x.size for x in arrays], codec, n * width, alike)
-
-    def to_owners(codes: jax.Array) -> jax.Array:
-        return _collectives.all_to_all(_own_slice(codes, group), axis_name)
-
-    def to_all(codes: jax.Array) -> jax.Array:
-        shared = _collectives.all_gather(codes, axis_name)
-        return _gather_group(shared, group, like=arrays[0]).reshape(width, n, -1)
-
-    def arrange(columns: list[list[jax.Array]]) -> list[jax.Array]:
-        """The arrays of all parts, in their order."""
-        out = list(arrays)
-        for cut, column in zip(cuts, columns, strict=True):
-            for i, x in zip(cut.members, column, strict=True):
-                out[i] = x
-        return out
-
+    # Joined leaves have blocks as each of them has by itself.
+    alike = [(*leaf.parts, leaf)[0].size for leaf, _ in rows]
+    cuts = cut_among([x.size for _, x in rows], codec, n * width, alike)
     # 1. Encode.
     parts = []
     for number, cut in enumerate(cuts):
-        members = [arrays[i] for i in cut.members]
+        members = [rows[i] for i in cut.members]
         of_cut = hash_u32(seed, hash_words(number))
-        parts.append(Part(cut, members, codec, place, of_cut))
-    # 2. All-to-all.
-    received = _send_together([part.slices() for part in parts], to_owners)
+        parts.append(_Part(cut, members, codec, place, of_cut))
+    # 2. All-to-all, of all parts in one, and of what this device exchanges.
+    slices = [part.slices() for part in parts]
+    ends = np.cumsum([x.shape[-1] for x in slices])[:-1]
+    own = _collectives.own_slice(jnp.concatenate(slices, -1), group)
+    received = jnp.split(_collectives.all_to_all(own, axis_name), ends, -1)
     # 3. Average.
     means = [part.mean(x) for part, x in zip(parts, received, strict=True)]
     # 4. Encode again.
     codes = [part.encode_slice(x) for part, x in zip(parts, means, strict=True)]
-    # 5. All-gather.
-    shared = _send_together(codes, to_all)
+    # 5. All-gather, first between the workers and then within.
+    shared = _collectives.all_gather(jnp.concatenate(codes), axis_name)
+    shared = _collectives.gather_slices(shared, group, like=rows[0].x)
+    shared = jnp.split(shared.reshape(width, n, -1), ends, -1)
     # 6. Decode.
-    out = arrange(
-        [part.decode_slices(x) for part, x in zip(parts, shared, strict=True)]
-    )
-    if not with_errors:
-        return Means(out, None, None)
-    # The owner alone knows the error of the second encoding. It counts n times, since
-    # the owner is one of the n workers whose momenta are averaged next time.
-    errors = []
-    for part, mean, code in zip(parts, means, codes, strict=True):
-        error = np.float32(n) * (mean - part.decode_slice(code))
-        whole = _gather_group(error, group, like=arrays[0])
-        errors.append(part.own_arrays(whole.reshape(width, *mean.shape)))
-    return Means(out, arrange([part.sent() for part in parts]), arrange(errors))
+    out: list[list[Any]] = [[None] * len(rows) for _ in range(3 if with_errors else 1)]
+    for part, mean, code, all_codes in zip(parts, means, codes, shared, strict=True):
+        found = [part.decode_slices(all_codes)]
+        if with_errors:
+            # The owner alone knows the error of the second encoding. It counts n times,
+            # since the owner is one of the n workers whose momenta are averaged next.
+            error = np.float32(n) * (mean - part.decode_slice(code))
+            errors = _collectives.gather_slices(error, group, like=rows[0].x)
+            lost = part.own_arrays(errors.reshape(width, *mean.shape))
+            found += [part.sent(), lost]
+        for column, arrays in zip(out, found, strict=True):
+            for i, x in zip(part.cut.members, arrays, strict=True):
+                column[i] = x
+    return out
 
 
-def _send_together(
-    codes: list[jax.Array], send: Callable[[jax.Array], jax.Array]
-) -> list[jax.Array]:
-    """Sends the codes of several parts in one collective."""
-    ends = np.cumsum([x.shape[-1] for x in codes])[:-1]
-    return jnp.split(send(jnp.concatenate(codes, -1)), ends, axis=-1)
+class Place(NamedTuple):
+    """Which device of how many this is."""
+
+    n: int  # workers
+    width: int  # devices of a worker
+    worker: jax.Array
+    device: jax.Array  # of its worker
 
 
-def _own_slice(slices: jax.Array, group: AxisName | None) -> jax.Array:
-    """The slice that this device of its group exchanges."""
-    if axis_size(group) == 1:
-        return slices[0]
-    device = _axes.worker_index(group)
-    return lax.dynamic_index_in_dim(slices, device, keepdims=False)
+class _Part:
+    """Arrays that are cut alike, in codes: what of them travels, and what it means.
 
+    Attributes:
+      shapes: of the arrays.
+      ends: where the groups of each array end, from 0.
+      codes: of each array.
+    """
 
-def _gather_group(x: jax.Array, group: AxisName | None, like: jax.Array) -> jax.Array:
-    """The slices of all devices of the group, flat, typed as ``like``."""
-    if axis_size(group) == 1:
-        return x.reshape(-1)
-    # The devices hold the same now. Types that do not vary over them must say so, which
-    # takes twice the bytes of an all-gather.
-    if _axes.tracked_axes(group) <= _axes.varying_axes(like):
-        return _collectives.all_gather(x, group).reshape(-1)
-    device = _axes.worker_index(group)
-    return _collectives.all_gather_invariant(x, device, group).reshape(-1)
+    def __init__(
+        self,
+        cut: Cut,
+        rows: Sequence[ArrayRow],
+        codec: BlockCodec,
+        place: Place,
+        seed: jax.Array,
+    ) -> None:
+        self.cut, self.codec, self.place, self.seed = cut, codec, place, seed
+        self.leaves, arrays = zip(*rows, strict=True)
+        self.shapes = [x.shape for x in arrays]
+        self.ends = [0, *np.cumsum([-(-x.size // cut.group.size) for x in arrays])]
+        # Each in its place, since to concatenate them would be to copy them.
+        self.codes = [
+            codec.encode_array(x, cut.group, self._seed(jnp.int32(0), 3 + i))
+            for i, x in enumerate(arrays)
+        ]
+
+    def _seed(self, device: jax.Array, stage: int) -> jax.Array:
+        """The seed of the random bits of one device of this worker at one stage.
+
+        Devices of a worker hold the same arrays, and must round them alike: what is
+        encoded by all has the seed of device 0, an owner's mean that of its own.
+        """
+        # Every device of all workers has a number, and every stage of it a seed.
+        number = self.place.worker * jnp.int32(self.place.width) + device
+        of_device = hash_u32(number.astype(jnp.uint32), self.seed)
+        return hash_u32(of_device, hash_words(stage))
+
+    def slices(self) -> jax.Array:
+        """The codes in slices for their owners: uint8 (devices, workers, bytes)."""
+        own, owners = self.cut.slice, (self.place.width, self.place.n)
+        digits, scales = map(jnp.concatenate, zip(*self.codes, strict=True))
+        # Scales travel behind the digits, in bytes: one collective has one dtype, and
+        # each collective has a latency of its own.
+        columns = []
+        for x in (digits, scales[:, None]):
+            # All rows of all groups, one after the other, and those that fill slices.
+            x = x.swapaxes(0, 1).reshape(x.shape[1], -1, x.shape[-1])
+            rest = math.prod(owners) * own.groups * own.rows - x.shape[1]
+            x = jnp.pad(x, ((0, 0), (0, rest), (0, 0)))
+            x = x.reshape(len(x), *owners, own.groups, own.rows, x.shape[-1])
+            columns.append(jnp.moveaxis(x, 0, 3).reshape(*owners, -1))
+        return jnp.concatenate(columns, -1)
+
+    def sent(self) -> list[jax.Array]:
+        """The arrays as the other workers decode them."""
+        return self._arrays([self.codec.decode(*code) for code in self.codes])
+
+    def mean(self, received: jax.Array) -> jax.Array:
+        """The mean of this device's slice from the codes of all, (workers, bytes)."""
+        mean = sum_of_rows(self.decode_slice, received) / np.float32(self.place.n)
+        if self.codec.has_zero:
+            return mean
+        return jnp.where(self._is_element(), mean, jnp.zeros_like(mean))
+
+    def encode_slice(self, mean: jax.Array) -> jax.Array:
+        """The code of a slice, uint8 (bytes,)."""
+        code = self.codec.encode(mean, self._seed(self.place.device, 2))
+        return jnp.concatenate([x.reshape(-1) for x in code])
+
+    def decode_slice(self, code: jax.Array) -> jax.Array:
+        """The slice of groups whose code this is, (bytes,)."""
+        return self.codec.decode(*self.codec.split_bytes(code, self.cut.slice))
+
+    def decode_slices(self, codes: jax.Array) -> list[jax.Array]:
+        """The arrays of all slices, from codes (devices, workers, bytes)."""
+        digits, scales = self.codec.split_bytes(codes, self.cut.slice)
+        # Put in the order of the arrays while they are bytes: a GPU would split all
+        # digits first, and keep them.
+        columns = [self._from_slices(x) for x in (digits, scales[..., None, :, :])]
+        pairs = zip(*materialized(columns), strict=True)
+        return self._arrays([self.codec.decode(x, y[:, 0]) for x, y in pairs])
+
+    def own_arrays(self, slices: jax.Array) -> list[jax.Array]:
+        """The arrays of this worker's slices (devices, ...), and 0 elsewhere."""
+        # As if every worker's slices were these, and then zeros for all others'.
+        shape = (len(slices), self.place.n, *slices.shape[1:])
+        is_own = lax.broadcasted_iota(jnp.int32, shape, 1) == self.place.worker
+        x = jnp.broadcast_to(slices[:, None], shape)
+        return self._arrays(self._from_slices(jnp.where(is_own, x, jnp.float32(0))))
+
+    def _is_element(self) -> jax.Array:
+        """Which elements of this device's slice are of leaves, and no padding."""
+        group, own = self.cut.group, self.cut.slice
+        # The elements of each group, and of one behind them all.
+        sizes = [x.size for leaf in self.leaves for x in leaf.parts or (leaf,)]
+        rest = [size - i for size in sizes for i in range(0, size, group.size)]
+        counts = jnp.asarray(np.minimum([*rest, 0], group.size), jnp.int32)
+        # The row of all groups, and from it the group and the place in it.
+        number = self.place.device * jnp.int32(self.place.n) + self.place.worker
+        of, plane, of_row, column = (
+            lax.broadcasted_iota(jnp.int32, own, i) for i in range(4)
+        )
+        row = (number * own.groups + of) * own.rows + of_row
+        count = counts[jnp.minimum(row // group.rows, len(counts) - 1)]
+        place = (plane * group.rows + row % group.rows) * group.width + column
+        return place < count
+
+    def _from_slices(self, slices: jax.Array) -> list[jax.Array]:
+        """The groups of each array: undoes the cut of :meth:`slices`."""
+        # All rows again, without what filled the slices.
+        x, rows = jnp.moveaxis(slices, 3, 0), self.cut.group.rows
+        x = x.reshape(len(x), -1, x.shape[-1])[:, : self.ends[-1] * rows]
+        x = x.reshape(len(x), -1, rows, x.shape[-1]).swapaxes(0, 1)
+        return [x[a:b] for a, b in itertools.pairwise(self.ends)]
+
+    def _arrays(self, groups: Sequence[jax.Array]) -> list[jax.Array]:
+        """The arrays that were cut into these groups, without their padding."""
+        pairs = zip(groups, self.shapes, strict=True)
+        return [x.reshape(-1)[: math.prod(s)].reshape(s) for x, s in pairs]

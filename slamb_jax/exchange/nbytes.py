@@ -16,9 +16,8 @@ import jax.numpy as jnp
 from slamb_jax._core.checks import check_floating
 from slamb_jax._core.layout import Layout
 from slamb_jax._core.leaves import leaves_of
-from slamb_jax.exchange.codecs import BlockCodec, codec_of
+from slamb_jax.exchange.codecs import BlockCodec, codec_of, cut_among
 from slamb_jax.exchange.selections import elements_sent
-from slamb_jax.exchange.slices import cut_among
 
 if TYPE_CHECKING:  # it stands above this file
     from slamb_jax.exchange.settings import Exchange
