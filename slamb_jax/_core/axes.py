@@ -139,11 +139,12 @@ def check_local(
     axis_size(axis_name)  # raises for an unbound axis
     tracked = tracked_axes(axis_name)
     for path, x in jax.tree_util.tree_leaves_with_path(updates):
-        check_varies(path, x, tracked, shard_axes)
+        where = f"updates{jax.tree_util.keystr(path)}"
+        check_varies(where, x, tracked, shard_axes)
 
 
 def check_varies(
-    path: Any, x: jax.Array, axes: Axes, shard_axes: tuple[Hashable, ...] = ()
+    where: str, x: jax.Array, axes: Axes, shard_axes: tuple[Hashable, ...] = ()
 ) -> None:
     """Raises for a gradient whose type does not vary over all of these axes."""
     missing = axes - varying_axes(x)
@@ -156,7 +157,7 @@ def check_varies(
         "the optimizer the exchange of slamb_jax.per_worker_step."
     )
     raise ValueError(
-        f"updates{jax.tree_util.keystr(path)} does not vary over the mesh axis "
+        f"{where} does not vary over the mesh axis "
         f"{names}: it was summed or averaged over it already, and an exchange would "
         "save nothing. jax.grad inside jax.shard_map sums the gradient of parameters "
         "that do not vary over an axis. Let slamb_jax.replicate and "

@@ -111,14 +111,17 @@ def from_codec(
         step = next_step(state.count)
         rows, rebuild = present(updates, like=updates if params is None else params)
         xs = [x.astype(jnp.float32) for _, x in rows]
-        common = [_key(step, leaf.index) for leaf, _ in rows]
+        key = jax.random.fold_in(jax.random.key(0), step)
+        common = [jax.random.fold_in(key, leaf.index) for leaf, _ in rows]
         worker = axes.worker_index(axis_name)
         own = [jax.random.fold_in(key, worker) for key in common]
         codes = [codec.encode(*row) for row in zip(xs, common, own, strict=True)]
 
         def decoded(codes: Sequence[Any]) -> list[jax.Array]:
-            rows = zip(codes, xs, common, strict=True)
-            return [codec.decode(code, _like(x), key) for code, x, key in rows]
+            return [
+                codec.decode(code, jax.ShapeDtypeStruct(x.shape, x.dtype), key)
+                for code, x, key in zip(codes, xs, common, strict=True)
+            ]
 
         q = decoded(codes)
         if codec.averages:
@@ -130,9 +133,8 @@ def from_codec(
             means = [x / n for x in _sum_of_all(codes, decoded, axis_name)]
         varying = [axes.varying_axes(x) for x in xs]
         means = [axes.vary_over(m, v) for m, v in zip(means, varying, strict=True)]
-        sent = Sent(
-            rebuild(means), rebuild([x - y for x, y in zip(xs, q, strict=True)])
-        )
+        unsent = [x - y for x, y in zip(xs, q, strict=True)]
+        sent = Sent(rebuild(means), rebuild(unsent))
         return sent, chosen(skip, CodecState(unless(skip, state.count, step)))
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -143,14 +145,6 @@ def check_has_axis(axis_name: AxisName) -> None:
     checks.check_axis_name(axis_name)
     if axis_name is None:
         raise ValueError("axis_name must name the axis of the workers, got None")
-
-
-def _key(step: jax.Array, index: int) -> jax.Array:
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), step), index)
-
-
-def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def _sum_of_all(

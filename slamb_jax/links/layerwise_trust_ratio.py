@@ -20,8 +20,8 @@ from slamb_jax._core.joining import (
     sum_blocks,
     sum_parts,
 )
-from slamb_jax._core.leaves import Leaf, chosen, mask_tree, present, unless
-from slamb_jax._core.moments import Form, Moments, add_decay, check_ratio, decay_at
+from slamb_jax._core.leaves import Leaf, bool_for_each, chosen, present, unless
+from slamb_jax._core.moments import Form, Moments, check_decay, decay_at
 from slamb_jax._core.recompute import recompute
 from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange.collectives import psum_each
@@ -135,7 +135,13 @@ def layerwise_trust_ratio(
     """
     check_exchange(exchange)
     checks.check_range("b3", b3, 0.0, 1.0, holds=checks.NEAR_ONE)
-    check_ratio(weight_decay, mask, form, c_min, c_max)
+    check_decay(weight_decay, mask)
+    checks.check_choice("form", form, ("sum", "product"))
+    checks.check_range("c_min", c_min, 0.0)
+    checks.check_range("c_max", c_max, 0.0)
+    low, high = checks.known(c_min), checks.known(c_max)
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"c_min must not exceed c_max, got {c_min!r} and {c_max!r}")
     # As arrays, since optax.inject_hyperparams makes them arrays of its own dtype.
     bounds = jnp.asarray(c_min, jnp.float32), jnp.asarray(c_max, jnp.float32)
     inner = None
@@ -233,7 +239,7 @@ class _Link(NamedTuple):
         """The rows of this step, those of small leaves joined."""
         given = (updates, None, None) if moments is None else moments[:3]
         found, rebuild = present(
-            updates, params, mask_tree(self.mask, params), *given,
+            updates, params, bool_for_each("mask", self.mask, params), *given,
             like=params, layout=self.exchange.layout,
         )  # fmt: skip
         rows = [_Row(leaf, *row) for leaf, _, *row in found]
@@ -253,8 +259,10 @@ class _Link(NamedTuple):
             hats = row.of_mu * u, of_nu * row.nu.astype(jnp.float32)
             given = {"second_moment": hats[1], "of_second_moment": of_nu}
             u, _ = self.direction.update(hats[0], optax.EmptyState(), None, **given)
-        rate = decay if row.decays else None
-        return add_decay(row.p.astype(jnp.float32), u.astype(jnp.float32), rate)
+        u = u.astype(jnp.float32)
+        if decay is None or not row.decays:
+            return u
+        return u + decay * row.p.astype(jnp.float32)
 
     def _factor(self, leaf: Leaf, at: AtStep | None, squares: Any) -> jax.Array:
         """The ratio of a row, as it multiplies the array."""

@@ -8,7 +8,7 @@ import optax
 
 from slamb_jax import links
 from slamb_jax._core.checks import check_params, check_range
-from slamb_jax._core.leaves import keep_absent, map_present, mask_tree
+from slamb_jax._core.leaves import bool_for_each, keep_absent, map_present
 from slamb_jax._core.moments import check_decay
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.mask_momentum import UNIT_DECAY
@@ -92,7 +92,7 @@ def step_by(
         wide = map_present(lambda _, p: p.astype(jnp.float32), updates, params)
         # A gradient that is None has no part in a mask, so that optax would refuse it.
         # To optax leaves that do not decay are such, too.
-        decays = mask_tree(mask, params)
+        decays = bool_for_each("mask", mask, params)
         chosen = map_present(lambda u, decays: u if decays else None, updates, decays)
         decayed, decay_state = decay.update(chosen, state[0], wide)
         u, rate_state = rate.update(keep_absent(decayed, updates), state[1])

@@ -11,8 +11,7 @@ from slamb_jax._core import checks
 from slamb_jax._core.leaves import check_mask
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.links import directions
-from slamb_jax.links.directions._matrices import check_matrices, matrices
-from slamb_jax.links.directions.muon import NS_COEFFS
+from slamb_jax.links.directions.muon import NS_COEFFS, check_matrices, matrices
 from slamb_jax.links.mask_momentum import mask_momentum
 from slamb_jax.optimizers._chain import (
     chain_between,
