@@ -9,7 +9,6 @@ from typing import Any
 
 import chex
 import jax
-import jax.numpy as jnp
 
 Axes = frozenset[Hashable]
 AxisName = Hashable | tuple[Hashable, ...]
@@ -74,11 +73,6 @@ def vary_over(x: jax.Array, axes: Axes) -> jax.Array:
     if not hasattr(jax.lax, "pcast"):  # jax 0.8.0 and 0.8.1
         return jax.lax.pvary(x, missing)  # type: ignore[attr-defined]
     return jax.lax.pcast(x, missing, to="varying")
-
-
-def zero_of_sum(x: Any, shards: Axes) -> jax.Array:
-    """A float32 zero, typed as the sum of ``x`` over itself and its shards is."""
-    return vary_over(jnp.zeros([], jnp.float32), varying_axes(x) - shards)
 
 
 def tracked_axes(axis_name: AxisName) -> Axes:

@@ -1,11 +1,11 @@
 """A compressor of two functions: how an array is sent, and how it is read."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
@@ -153,24 +153,21 @@ def _sum_of_all(
     """The sums over the workers of what their codes stand for."""
     treedef: Any
     arrays, treedef = jax.tree.flatten(codes)
+    # 1. The codes of all arrays as bytes, in one message.
     in_bytes = [_as_bytes(x) for x in arrays]
-    ends = [0, *itertools.accumulate(x.size for x in in_bytes)]
+    ends = np.cumsum([x.size for x in in_bytes])
     gathered = collectives.all_gather(jnp.concatenate(in_bytes), axis_name)
 
-    def of_worker(row: jax.Array) -> list[jax.Array]:
-        parts = [row[a:b] for a, b in itertools.pairwise(ends)]
-        pairs = zip(parts, arrays, strict=True)
-        return decoded(treedef.unflatten([_from_bytes(x, y) for x, y in pairs]))
-
-    # One worker's after the other's: decoded together they would take n times the
+    # 2. One worker's after the other's: decoded together they would take n times the
     # parameters' memory.
-    first = of_worker(gathered[0])
+    def decode_row(row: jax.Array) -> list[jax.Array]:
+        codes = map(_from_bytes, jnp.split(row, ends[:-1]), arrays)
+        return decoded(treedef.unflatten(codes))
 
     def add(total: list[jax.Array], row: jax.Array) -> tuple[list[jax.Array], None]:
-        pairs = zip(total, of_worker(row), strict=True)
-        return [x + y for x, y in pairs], None
+        return jax.tree.map(jnp.add, total, decode_row(row)), None
 
-    return lax.scan(add, first, gathered[1:])[0]
+    return lax.scan(add, decode_row(gathered[0]), gathered[1:])[0]
 
 
 def _as_bytes(x: jax.Array) -> jax.Array:

@@ -327,9 +327,5 @@ def _add(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> list[jax.Array]:
 
 def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
     """Root of p over u; ``otherwise`` where one of them is 0."""
-    # In lax: tracing the ratios of many layers in jnp takes as long as compiling them.
-    zero, other = jnp.float32(0), jnp.float32(otherwise)
-    ratio = lax.div(lax.sqrt(p), lax.sqrt(u))
-    if p.ndim:
-        return jnp.where(lax.min(p, u) > zero, ratio, other)
-    return lax.select(lax.gt(lax.min(p, u), zero), ratio, other)
+    ratio = lax.sqrt(p) / lax.sqrt(u)
+    return jnp.where(lax.min(p, u) > 0, ratio, jnp.float32(otherwise))

@@ -229,7 +229,10 @@ class _Link(NamedTuple):
         if self._has_units(compressor):
             # Of a sum over its shards the type no longer varies over their axes.
             shards = frozenset(self.exchange.shard_axes)
-            nu_mean = jax.tree.map(lambda p: axes.zero_of_sum(p, shards), params)
+            zero = jnp.zeros([], jnp.float32)
+            nu_mean = jax.tree.map(
+                lambda p: axes.vary_over(zero, axes.varying_axes(p) - shards), params
+            )
         count, direction = jnp.zeros([], jnp.int32), self.direction.init(params)
         return MaskMomentumState(count, mu, nu, nu_mean, compressor, direction)
 

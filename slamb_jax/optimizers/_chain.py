@@ -1,6 +1,5 @@
 """What the optimizers share: the chain around their own links."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -30,23 +29,6 @@ def chain_between(
     if not exchange.averages_momentum:
         chain.append(links.average_parameters_every(exchange))
     return optax.chain(*chain, optax.named_chain((name, optax.identity())))
-
-
-def make_for_params(
-    make: Callable[[optax.Params], optax.GradientTransformationExtraArgs],
-) -> optax.GradientTransformationExtraArgs:
-    """A transformation whose settings depend on the parameters."""
-
-    def update(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        check_params(params)
-        return make(params).update(updates, state, params, **extra_args)
-
-    return optax.GradientTransformationExtraArgs(lambda p: make(p).init(p), update)
 
 
 def check_agrees(exchange: object) -> Exchange:
