@@ -255,7 +255,8 @@ class _Link(NamedTuple):
     ) -> jax.Array:
         """The direction of a row, with decay, float32."""
         u = row.u.astype(jnp.float32)
-        if row.nu is not None and self.direction is not None:
+        if self.direction and row.nu is not None and row.of_mu is not None:
+            assert of_nu is not None
             hats = row.of_mu * u, of_nu * row.nu.astype(jnp.float32)
             given = {"second_moment": hats[1], "of_second_moment": of_nu}
             u, _ = self.direction.update(hats[0], optax.EmptyState(), None, **given)

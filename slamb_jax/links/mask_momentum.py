@@ -272,9 +272,8 @@ class _Link(NamedTuple):
         taken, mus, nus = leaves.joined.split(taken, mus, nus)
         given = self._moments(leaves, mus, nus, step)
         if rule.selects:
-            factors = leaves.corrections(rule, step)
-            pairs = zip(factors, mus, strict=True)
-            taken = [factor * m.astype(jnp.float32) for factor, m in pairs]
+            factors = zip(leaves.corrections(rule, step), mus, strict=True)
+            taken = [factor * m.astype(jnp.float32) for factor, m in factors]
         u, direction = self.direction.update(
             leaves.rebuild(taken), state.direction, params, **extra_args, **given
         )
@@ -282,8 +281,9 @@ class _Link(NamedTuple):
         count, compressor, direction = unless(skip, old, (step, compressor, direction))
         if not rule.selects:  # else the direction reads what is stored
             nus = stored_apart(nus)
-        columns = mus, nus, leaves.joined.split_values(nu_means)
-        mu, nu, nu_mean = map(leaves.fill, columns, (state.mu, state.nu, state.nu_mean))
+        nu_means = leaves.joined.split_values(nu_means)
+        mu, nu = leaves.fill(mus, state.mu), leaves.fill(nus, state.nu)
+        nu_mean = leaves.fill(nu_means, state.nu_mean)
         new = MaskMomentumState(count, mu, nu, nu_mean, compressor, direction)
         return u, chosen(skip, new)
 
@@ -327,6 +327,7 @@ class _Link(NamedTuple):
         rows, xs = leaves.joined.rows, [x for x, _ in own]
         if takes_requests(state.compressor):
             request = Request(
+                self.exchange,
                 leaves.joined.leaves,
                 leaves.at,
                 [unit_of(row, self.b2, step) for row in rows],
@@ -349,20 +350,21 @@ class _Link(NamedTuple):
         self,
         leaves: "_Leaves",
         mus: Sequence[jax.Array],
-        nus: Sequence[jax.Array],
+        nus: Sequence[jax.Array | None],
         step: jax.Array,
     ) -> dict[str, Any]:
         """What a direction gets beside the momentum."""
         if self.b2 is None:
             return {}
         of_nu = correct_v(self.rule, self.b2, step)
-        hats = leaves.rebuild([of_nu * nu.astype(jnp.float32) for nu in nus])
-        given = {"second_moment": hats, "of_second_moment": of_nu}
+        hats = [of_nu * nu.astype(jnp.float32) for nu in nus if nu is not None]
+        given = {"second_moment": leaves.rebuild(hats), "of_second_moment": of_nu}
         if self.rule.selects:
             # Factors, and not corrected moments, so that a direction may read m and v
             # where they lie: m / (1 - b1^t) would be one more array of their size.
-            columns = mus, nus, leaves.corrections(self.rule, step)
-            given["moments"] = Moments(*map(leaves.rebuild, columns), of_nu)
+            of_mus = leaves.corrections(self.rule, step)
+            mu, nu, of_mu = map(leaves.rebuild, (mus, nus, of_mus))
+            given["moments"] = Moments(mu, nu, of_mu, of_nu)
         return given
 
     def _has_units(self, compressor: optax.OptState) -> bool:
