@@ -54,7 +54,14 @@ def check_range(
     way_out = ""
     if dtype is not None and dtype.itemsize < 4:
         way_out = ": pass hyperparam_dtype=jnp.float32 to optax.inject_hyperparams"
-        _check_holds(name, value, holds, way_out)
+        # 16 bits may round a usual value, or its distance to 1, away.
+        if holds is not None and jnp.issubdtype(dtype, jnp.floating):
+            rounded = float(np.asarray(holds, dtype))
+            if abs(rounded - holds) > 0.01 * min(holds, 1 - holds):
+                raise ValueError(
+                    f"{name} must be of 32 bits, got {shown(value)}: in {dtype} "
+                    f"{holds:g} is {rounded:g}{way_out}"
+                )
     number = known(value)
     if number is None:
         return
@@ -66,18 +73,6 @@ def check_range(
     below = number < high if open_high else number <= high
     if not (above and below):  # a NaN fails both
         raise ValueError(f"{name} must be in {interval}, got {shown(value)}{way_out}")
-
-
-def _check_holds(name: str, value: Any, usual: float | None, way_out: str) -> None:
-    """Raises for a dtype that rounds a usual value, or its distance to 1, away."""
-    if usual is None or not jnp.issubdtype(value.dtype, jnp.floating):
-        return
-    rounded = float(np.asarray(usual, value.dtype))
-    if abs(rounded - usual) > 0.01 * min(usual, 1 - usual):
-        raise ValueError(
-            f"{name} must be of 32 bits, got {shown(value)}: in {value.dtype} "
-            f"{usual:g} is {rounded:g}{way_out}"
-        )
 
 
 def check_decay_rate(name: str, value: Any, *, open_low: bool = False) -> None:
@@ -156,6 +151,7 @@ def check_dtype(name: str, dtype: DTypeLike | None) -> jnp.dtype:
         of_moment = None
     is_allowed = of_moment in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))
     _check(is_allowed, name, "None, float32 or bfloat16", dtype)
+    assert of_moment is not None
     return of_moment
 
 

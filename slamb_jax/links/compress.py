@@ -79,7 +79,7 @@ def compress_with_error_feedback(
     def init(params: optax.Params) -> CompressState:
         checks.check_floating(params, "params")
         residual = None
-        if decay:
+        if decay:  # in float32: small remainders add up in it for many steps
             residual = optax.tree.zeros_like(params, dtype=jnp.float32)
         return CompressState(residual, sender.init(params))
 
@@ -91,7 +91,8 @@ def compress_with_error_feedback(
         **extra_args: Any,
     ) -> tuple[Any, optax.OptState]:
         extra_args |= {} if skip is None else {"skip": skip}
-        if not isinstance(state, CompressState):  # without_residual: it passes on
+        # A link that keeps what is not sent keeps no residual: see without_residual.
+        if not isinstance(state, CompressState):
             return sender.update(updates, state, params, **extra_args)
         residual = updates if state.residual is None else state.residual
         checks.check_gradients(updates, residual)
@@ -108,7 +109,8 @@ def compress_with_error_feedback(
                 f"got {checks.shown(sent)}: see slamb_jax.compressors"
             )
         means = map_present(lambda g, mean: mean.astype(g.dtype), updates, sent.mean)
-        # 3. What was not sent waits, and what a narrow gradient cannot hold of x.
+        # 3. What was not sent waits, and what a narrow gradient cannot hold of x. It
+        # keeps its place where a leaf has no gradient at this step.
         kept = None
         if decay:
             unsent = map_present(
@@ -134,6 +136,7 @@ def check_keeps_nothing(state: optax.OptState, params: optax.Params) -> None:
     shapes = [jnp.shape(x) for x in jax.tree.leaves(params)]
     treedef: Any = jax.tree.structure(params)
 
+    # By shape and type: a residual may have any name, and lie anywhere in a state.
     def is_residual(x: Any) -> bool:
         leaves = jax.tree.leaves(x)
         return (

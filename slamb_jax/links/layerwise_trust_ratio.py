@@ -246,10 +246,12 @@ class _Link(NamedTuple):
         u = row.u.astype(jnp.float32)
         if self.direction and row.nu is not None and row.of_mu is not None:
             assert of_nu is not None
+            # The direction's own arguments, as mask_momentum would pass them.
             hats = row.of_mu * u, of_nu * row.nu.astype(jnp.float32)
             given = {"second_moment": hats[1], "of_second_moment": of_nu}
             u, _ = self.direction.update(hats[0], optax.EmptyState(), None, **given)
         u = u.astype(jnp.float32)
+        # Decay is added in float32: in 16 bits it would be lost beside a larger u.
         if decay is None or not row.decays:
             return u
         return u + decay * row.p.astype(jnp.float32)
@@ -270,9 +272,10 @@ class _Link(NamedTuple):
         (p_fresh, u_fresh), (p_stale, u_stale) = squares
         fresh = _ratio(p_fresh, u_fresh, otherwise=1.0)
         stale = _ratio(p_stale, u_stale, otherwise=0.0 if self.form == "sum" else 1.0)
-        if self.form == "sum":
+        if self.form == "sum":  # the product form clips what comes out
             fresh = jnp.clip(fresh, *self.bounds)
             stale = jnp.minimum(stale, self.bounds[1])
+        # Both ratios are of a layer, and its blocks differ in how fresh they are.
         fresh, stale = (spread_parts(leaf, x, len(age)) for x in (fresh, stale))
         r = freshness(age, self.b3)
         if self.form == "product":
@@ -298,10 +301,8 @@ def squared_norms(
     if len(age) == leaf.size:
         # Blocks are elements. All sums in one: to mask first would be to keep copies.
         rows = -1, leaf.unit if leaf.parts else leaf.shape[-1]
-        pairs = [
-            (mask.reshape(rows), x.reshape(rows)) for mask in masks for x in squares
-        ]
-        masked = [jnp.where(mask, x, zero) for mask, x in pairs]
+        p_u = [x.reshape(rows) for x in squares]
+        masked = [jnp.where(m.reshape(rows), x, zero) for m in masks for x in p_u]
         add = functools.partial(jax.tree.map, lax.add)
         sums = lax.reduce(masked, [zero] * 4, add, (1,))
     else:
@@ -314,5 +315,6 @@ def squared_norms(
 
 def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
     """Root of p over u; ``otherwise`` where one of them is 0."""
+    # Roots first: the quotient of the squares overflows sooner.
     ratio = lax.sqrt(p) / lax.sqrt(u)
     return jnp.where(lax.min(p, u) > 0, ratio, jnp.float32(otherwise))

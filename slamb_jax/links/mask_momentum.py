@@ -268,7 +268,8 @@ class _Link(NamedTuple):
         # of gradients would be to send them.
         xs = [row.g.astype(jnp.float32) for row in rows] if rule.selects else taken
         nus, nu_means = second_moments(rows, xs, self.b2, step, skip)
-        # 5. The direction, which reads the moments that were chosen.
+        # 5. The direction, which reads the moments that were chosen: only then can the
+        # new ones take the old ones' memory in a step that may be skipped.
         taken, mus, nus = leaves.joined.split(taken, mus, nus)
         given = self._moments(leaves, mus, nus, step)
         if rule.selects:

@@ -94,12 +94,14 @@ def on_shards(
                 "slamb_jax.per_worker_step, jax.shard_map or jax.set_mesh"
             )
 
+        # A shard_map that is manual over some axes takes specs of these alone.
         def restrict(spec: PartitionSpec) -> PartitionSpec:
             kept = [[a for a in spec_axes((entry,)) if a in auto] for entry in spec]
             return PartitionSpec(*(tuple(names) or None for names in kept))
 
         specs = broadcast_specs(param_specs, params)
         specs = jax.tree.map(restrict, specs, is_leaf=is_spec)
+        # These tell where in the state there are trees like the parameters.
         shapes = [p.shape for p in jax.tree.leaves(params)]
         sharded = (
             map_present(lambda g, spec: spec, updates, specs),

@@ -97,6 +97,7 @@ def muon(
     check_matrices("weight_dimension_numbers", weight_dimension_numbers)
     if consistent_rms is not None:
         checks.check_range("consistent_rms", consistent_rms, 0.0, open_low=True)
+    # Constants of the program, one row for each step.
     coeffs = np.asarray(ns_coeffs, np.float32)
     if coeffs.ndim == 1:
         coeffs = np.broadcast_to(coeffs, (ns_steps, *coeffs.shape))
@@ -125,14 +126,16 @@ def muon(
         return own_shard(step(m), axes)
 
     def orthogonalize_each(m: jax.Array, dimensions: DimensionNumbers) -> jax.Array:
+        # 1. A batch of matrices: rows and columns go last.
         parts = rows_and_columns(m.shape, dimensions)
         batch = tuple(i for i in range(m.ndim) if i not in sum(parts, ()))
         order = (*batch, *sum(parts, ()))
         rows, columns = (math.prod(m.shape[i] for i in part) for part in parts)
         turned = m.transpose(order)
-        # A batch of matrices in one product each, whatever their number.
+        # 2. All of the batch in one product each, whatever their number.
         x = turned.reshape(-1, rows, columns)
         x = jax.vmap(lambda x: orthogonalize(x, steps, eps))(x)
+        # 3. Scaled, so that one learning rate suits matrices of any shape.
         scale: Any = max(1.0, columns / rows) ** 0.5
         if consistent_rms is not None:
             scale = max(rows, columns) ** 0.5 * consistent_rms
@@ -147,6 +150,7 @@ def muon(
     ) -> tuple[optax.Updates, optax.EmptyState]:
         del params, extra_args
         checks.check_real(updates, "updates")
+        # Leaves that are no matrices pass: an optimizer gives them another direction.
         rows, rebuild = present(updates, broadcast_specs(param_specs, updates))
         numbers = matrices(weight_dimension_numbers, updates, param_specs)
         return rebuild([direction(m, numbers[x.index], at) for x, m, at in rows]), state
@@ -162,6 +166,7 @@ def matrices(
     A function that chooses them sees the shapes of whole leaves, also among shards.
     """
     if is_function(numbers):
+        # On shapes alone: nothing is gathered to choose.
         specs = broadcast_specs(param_specs, params)
         axes = jax.tree.map(bound_axes, specs, is_leaf=is_spec)
         whole = functools.partial(map_present, gather_shards)
@@ -205,6 +210,7 @@ def rows_and_columns(
         tuple(axis % ndim for axis in ((x,) if isinstance(x, int) else x))
         for x in (dimensions.reduction_axis, dimensions.output_axis)
     )
+    # A dimension of both would be its own row and column.
     if len({*rows, *columns}) < len(rows) + len(columns):
         raise ValueError(
             "weight_dimension_numbers must name each dimension once, got "
@@ -218,6 +224,7 @@ def orthogonalize(x: jax.Array, steps: np.ndarray, eps: ArrayLike) -> jax.Array:
     # X X^T is then of the shorter side.
     if x.shape[0] > x.shape[1]:
         return orthogonalize(x.T, steps, eps).T
+    # The iteration converges where no singular value is above 1, as none now is.
     x = x / (jnp.sqrt(jnp.sum(jnp.square(x))) + jnp.asarray(eps, jnp.float32))
     for a, b, c in steps:
         square = x @ x.T
