@@ -9,7 +9,6 @@ from typing import Any
 
 import chex
 import jax
-import jax.numpy as jnp
 
 Axes = frozenset[Hashable]
 AxisName = Hashable | tuple[Hashable, ...]
@@ -76,11 +75,6 @@ def vary_over(x: jax.Array, axes: Axes) -> jax.Array:
     return jax.lax.pcast(x, missing, to="varying")
 
 
-def zero_of_sum(x: Any, shards: Axes) -> jax.Array:
-    """A float32 zero, typed as the sum of ``x`` over itself and its shards is."""
-    return vary_over(jnp.zeros([], jnp.float32), varying_axes(x) - shards)
-
-
 def tracked_axes(axis_name: AxisName) -> Axes:
     """The subset of the axes that ``check_vma=True`` tracks in types."""
     indices = map(worker_index, as_tuple(axis_name))
@@ -139,11 +133,12 @@ def check_local(
     axis_size(axis_name)  # raises for an unbound axis
     tracked = tracked_axes(axis_name)
     for path, x in jax.tree_util.tree_leaves_with_path(updates):
-        check_varies(path, x, tracked, shard_axes)
+        where = f"updates{jax.tree_util.keystr(path)}"
+        check_varies(where, x, tracked, shard_axes)
 
 
 def check_varies(
-    path: Any, x: jax.Array, axes: Axes, shard_axes: tuple[Hashable, ...] = ()
+    where: str, x: jax.Array, axes: Axes, shard_axes: tuple[Hashable, ...] = ()
 ) -> None:
     """Raises for a gradient whose type does not vary over all of these axes."""
     missing = axes - varying_axes(x)
@@ -156,7 +151,7 @@ def check_varies(
         "the optimizer the exchange of slamb_jax.per_worker_step."
     )
     raise ValueError(
-        f"updates{jax.tree_util.keystr(path)} does not vary over the mesh axis "
+        f"{where} does not vary over the mesh axis "
         f"{names}: it was summed or averaged over it already, and an exchange would "
         "save nothing. jax.grad inside jax.shard_map sums the gradient of parameters "
         "that do not vary over an axis. Let slamb_jax.replicate and "

@@ -54,7 +54,14 @@ def check_range(
     way_out = ""
     if dtype is not None and dtype.itemsize < 4:
         way_out = ": pass hyperparam_dtype=jnp.float32 to optax.inject_hyperparams"
-        _check_holds(name, value, holds, way_out)
+        # 16 bits may round a usual value, or its distance to 1, away.
+        if holds is not None and jnp.issubdtype(dtype, jnp.floating):
+            rounded = float(np.asarray(holds, dtype))
+            if abs(rounded - holds) > 0.01 * min(holds, 1 - holds):
+                raise ValueError(
+                    f"{name} must be of 32 bits, got {shown(value)}: in {dtype} "
+                    f"{holds:g} is {rounded:g}{way_out}"
+                )
     number = known(value)
     if number is None:
         return
@@ -66,18 +73,6 @@ def check_range(
     below = number < high if open_high else number <= high
     if not (above and below):  # a NaN fails both
         raise ValueError(f"{name} must be in {interval}, got {shown(value)}{way_out}")
-
-
-def _check_holds(name: str, value: Any, usual: float | None, way_out: str) -> None:
-    """Raises for a dtype that rounds a usual value, or its distance to 1, away."""
-    if usual is None or not jnp.issubdtype(value.dtype, jnp.floating):
-        return
-    rounded = float(np.asarray(usual, value.dtype))
-    if abs(rounded - usual) > 0.01 * min(usual, 1 - usual):
-        raise ValueError(
-            f"{name} must be of 32 bits, got {shown(value)}: in {value.dtype} "
-            f"{usual:g} is {rounded:g}{way_out}"
-        )
 
 
 def check_decay_rate(name: str, value: Any, *, open_low: bool = False) -> None:
@@ -94,36 +89,56 @@ def known(value: Any) -> float | None:
     return float(jax.device_get(value))
 
 
+def _check(is_right: bool, name: str, what: str, value: Any) -> None:
+    """Raises for a wrong value that is no hyperparameter.
+
+    ``optax.inject_hyperparams`` makes an array of a number, and of what a function
+    returns for the step. It cannot know which arguments are hyperparameters.
+    """
+    if is_right:
+        return
+    way_out = ""
+    if isinstance(value, jax.Array):
+        way_out = (
+            f": pass static_args={name!r} to optax.inject_hyperparams, with all others "
+            "that are no hyperparameters"
+        )
+    raise ValueError(f"{name} must be {what}, got {shown(value)}{way_out}")
+
+
 def check_integer(name: str, value: Any, low: int | None = None) -> None:
     """Raises unless ``value`` is an integer, and at least ``low``."""
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or (low is not None and value < low):
-        bound = "" if low is None else f" of at least {low}"
-        raise _wrong(name, f"an integer{bound}", value)
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    bound = "" if low is None else f" of at least {low}"
+    is_right = is_whole and (low is None or value >= low)
+    _check(is_right, name, f"an integer{bound}", value)
 
 
 def check_bool(name: str, value: Any) -> None:
     """Raises unless ``value`` is True or False."""
-    if not isinstance(value, bool):
-        raise _wrong(name, "True or False", value)
+    _check(isinstance(value, bool), name, "True or False", value)
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Raises unless ``value`` is one of ``choices``."""
-    if not isinstance(value, str) or value not in choices:
-        raise _wrong(name, f"one of {', '.join(choices)}", value)
+    is_one = isinstance(value, str) and value in choices
+    _check(is_one, name, f"one of {', '.join(choices)}", value)
 
 
 def check_transformation(name: str, tx: Any) -> None:
     """Raises unless ``tx`` is an optax transformation, made and not its maker."""
-    if not isinstance(tx, optax.GradientTransformation):
-        raise _wrong(name, "an optax.GradientTransformation", tx)
+    is_one = isinstance(tx, optax.GradientTransformation)
+    _check(is_one, name, "an optax.GradientTransformation", tx)
 
 
 def check_callable(name: str, value: Any) -> None:
     """Raises unless ``value`` can be called."""
-    if not callable(value):
-        raise _wrong(name, "a function", value)
+    _check(callable(value), name, "a function", value)
+
+
+def check_static(name: str, value: Any) -> None:
+    """Raises for what is no hyperparameter, and yet an array."""
+    _check(not isinstance(value, jax.Array), name, "static", value)
 
 
 def check_dtype(name: str, dtype: DTypeLike | None) -> jnp.dtype:
@@ -134,25 +149,21 @@ def check_dtype(name: str, dtype: DTypeLike | None) -> jnp.dtype:
         of_moment = jnp.dtype(jnp.float32 if dtype is None else dtype)
     except TypeError:
         of_moment = None
-    if of_moment not in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)):
-        raise _wrong(name, "None, float32 or bfloat16", dtype)
+    is_allowed = of_moment in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))
+    _check(is_allowed, name, "None, float32 or bfloat16", dtype)
+    assert of_moment is not None
     return of_moment
 
 
 def check_axis_name(axis_name: Any, name: str = "axis_name") -> None:
     """Raises unless ``axis_name`` is None, a name or a tuple of names."""
     # jax takes a number for the position of an array's axis.
-    not_names = numbers.Number | list | set | dict
-    if axis_name == () or any(isinstance(n, not_names) for n in as_tuple(axis_name)):
-        raise _wrong(
-            name, "None, the name of a mesh axis or a tuple of names", axis_name
-        )
-
-
-def check_static(name: str, value: Any) -> None:
-    """Raises for what is no hyperparameter, and yet an array."""
-    if isinstance(value, jax.Array):
-        raise _wrong(name, "static", value)
+    other = numbers.Number | list | set | dict
+    is_right = axis_name != () and not any(
+        isinstance(part, other) for part in as_tuple(axis_name)
+    )
+    what = "None, the name of a mesh axis or a tuple of names"
+    _check(is_right, name, what, axis_name)
 
 
 def check_params(params: Any) -> None:
@@ -162,21 +173,6 @@ def check_params(params: Any) -> None:
             "params must be passed to update, got None: updates, state = "
             "tx.update(grads, state, params)"
         )
-
-
-def _wrong(name: str, what: str, value: Any) -> ValueError:
-    """The error of a value that is no hyperparameter: of an injected one the way out.
-
-    ``optax.inject_hyperparams`` makes an array of a number, and of what a function
-    returns for the step. It cannot know which arguments are hyperparameters.
-    """
-    way_out = ""
-    if isinstance(value, jax.Array):
-        way_out = (
-            f": pass static_args={name!r} to optax.inject_hyperparams, with all others "
-            "that are no hyperparameters"
-        )
-    return ValueError(f"{name} must be {what}, got {shown(value)}{way_out}")
 
 
 def check_floating(tree: chex.ArrayTree, what: str) -> None:
@@ -219,42 +215,35 @@ def check_bools(name: str, tree: Any) -> None:
             )
 
 
-def _leaves(name: str, tree: chex.ArrayTree) -> list[tuple[str, Any]]:
-    """The leaves of a tree of this name, each behind its path."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return [(f"{name}{jax.tree_util.keystr(path)}", leaf) for path, leaf in leaves]
-
-
 def check_same_kind(updates: chex.ArrayTree, params: chex.ArrayTree) -> None:
     """Raises where one of update and parameter is complex; None is no update."""
-
-    def check(path: Any, u: Any, p: Any) -> None:
+    for where, u, p in _leaves("updates", updates, params):
         if u is not None and is_complex(u) != is_complex(p):
             raise ValueError(
-                f"updates{jax.tree_util.keystr(path)} must be complex where its "
-                f"parameter is, and real where that is, got {u.dtype} for {p.dtype}: "
-                "take the real part (jax.numpy.real), or make the parameter complex"
+                f"{where} must be complex where its parameter is, and real where that "
+                f"is, got {u.dtype} for {p.dtype}: take the real part "
+                "(jax.numpy.real), or make the parameter complex"
             )
-
-    jax.tree_util.tree_map_with_path(
-        check, updates, params, is_leaf=lambda x: x is None
-    )
 
 
 def check_gradients(updates: chex.ArrayTree, moments: chex.ArrayTree) -> None:
     """Raises for a gradient that does not fit its moment; None is none."""
     check_floating(updates, "updates")
-
-    def check(path: Any, g: jax.Array | None, m: jax.Array) -> None:
-        if g is None:
-            return
-        if g.shape != m.shape:
+    for where, g, m in _leaves("updates", updates, moments):
+        if g is not None and g.shape != m.shape:
             raise ValueError(
-                f"updates{jax.tree_util.keystr(path)} must have the shape of its "
-                f"parameter, got {g.shape} for {m.shape}"
+                f"{where} must have the shape of its parameter, got {g.shape} for "
+                f"{m.shape}"
             )
-        check_varies(path, g, varying_axes(m))
+        if g is not None:
+            check_varies(where, g, varying_axes(m))
 
-    jax.tree_util.tree_map_with_path(
-        check, updates, moments, is_leaf=lambda x: x is None
-    )
+
+def _leaves(name: str, tree: chex.ArrayTree, *others: Any) -> list[tuple[Any, ...]]:
+    """The leaves of a tree of this name behind their paths, and those of others."""
+    is_leaf = (lambda x: x is None) if others else None
+    treedef: Any
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    names = [f"{name}{jax.tree_util.keystr(path)}" for path, _ in leaves]
+    columns = map(treedef.flatten_up_to, others)
+    return list(zip(names, (leaf for _, leaf in leaves), *columns, strict=True))

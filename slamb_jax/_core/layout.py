@@ -1,8 +1,8 @@
 """Which leaves are stacks of layers, and over which mesh axes leaves are sharded."""
 
-import dataclasses
+import functools
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import chex
 import jax
@@ -11,63 +11,45 @@ from jax.sharding import PartitionSpec
 
 from slamb_jax._core import axes as _axes
 from slamb_jax._core.checks import check_bools
-from slamb_jax._core.leaves import broadcast_prefix, is_function, is_none, tree_for
+from slamb_jax._core.leaves import (
+    LayoutOf,
+    Leaf,
+    bool_for_each,
+    broadcast_prefix,
+    is_function,
+    is_none,
+)
 
 Names = tuple[Hashable, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """``param_specs`` and ``stacked`` as the user gave them."""
-
-    param_specs: Any
-    stacked: Any
-
-    def __post_init__(self) -> None:
-        for spec in spec_leaves(self.param_specs):
-            _check_spec(spec)
-        if self.stacked is not None and not is_function(self.stacked):
-            check_bools("stacked", self.stacked)
-
-    def of(self, params: chex.ArrayTree) -> chex.ArrayTree:
-        """The :class:`LeafLayout` of each parameter; None where it is None."""
-        stacked = False if self.stacked is None else tree_for(self.stacked, params)
+def layout_of(param_specs: Any, stacked: Any) -> LayoutOf:
+    """The layout that the user gave as ``param_specs`` and ``stacked``, checked."""
+    for spec in jax.tree.leaves(param_specs, is_leaf=is_spec):
+        if not is_spec(spec) or not all(
+            name is None or isinstance(name, str | tuple) for name in spec or ()
+        ):
+            raise ValueError(
+                "param_specs must have jax.sharding.PartitionSpec of axis names, or "
+                f"None, for leaves, got {spec!r}"
+            )
+    if stacked is not None and not is_function(stacked):
         check_bools("stacked", stacked)
-        stacks = broadcast_prefix("stacked", stacked, params)
-        specs = broadcast_specs(self.param_specs, params)
-        return jax.tree_util.tree_map_with_path(
-            _leaf_layout, params, stacks, specs, is_leaf=is_none
-        )
+    return functools.partial(_lay_out, param_specs, stacked)
 
 
-class LeafLayout(NamedTuple):
-    """The layout of one leaf; see :class:`slamb_jax.selections.Leaf`."""
-
-    stacked: bool = False
-    shards: int = 1
-    axes: Names = ()
-    sharded: Names = ()
+def _lay_out(param_specs: Any, stacked: Any, params: chex.ArrayTree) -> chex.ArrayTree:
+    """The :class:`Leaf` of each parameter; None where it is None."""
+    stacks = bool_for_each("stacked", stacked, params, default=False)
+    specs = broadcast_specs(param_specs, params)
+    return jax.tree_util.tree_map_with_path(
+        _lay_out_leaf, params, stacks, specs, is_leaf=is_none
+    )
 
 
 def is_spec(x: Any) -> bool:
     """Whether ``x`` is a leaf of a tree of specs; None is an unsharded parameter."""
     return x is None or isinstance(x, PartitionSpec)
-
-
-def spec_leaves(param_specs: Any) -> list[Any]:
-    """The leaves of a tree of specs, None among them."""
-    return jax.tree.leaves(param_specs, is_leaf=is_spec)
-
-
-def _check_spec(spec: Any) -> None:
-    plain = is_spec(spec) and all(
-        name is None or isinstance(name, str | tuple) for name in spec or ()
-    )
-    if not plain:
-        raise ValueError(
-            "param_specs must have jax.sharding.PartitionSpec of axis names, or None, "
-            f"for leaves, got {spec!r}"
-        )
 
 
 def spec_axes(entries: Iterable[Any] | None) -> Names:
@@ -78,8 +60,8 @@ def spec_axes(entries: Iterable[Any] | None) -> Names:
 
 def mesh_axes(param_specs: Any) -> Names:
     """All mesh axes that a tree of specs names, sorted."""
-    names = {a for spec in spec_leaves(param_specs) for a in spec_axes(spec)}
-    return tuple(sorted(names, key=str))
+    specs = jax.tree.leaves(param_specs, is_leaf=is_spec)
+    return tuple(sorted({a for spec in specs for a in spec_axes(spec)}, key=str))
 
 
 def broadcast_specs(param_specs: Any, params: chex.ArrayTree) -> chex.ArrayTree:
@@ -152,9 +134,7 @@ def state_specs(
     return jax.tree_util.tree_map_with_path(spec, state, is_leaf=like_params)
 
 
-def _leaf_layout(
-    path: Any, p: Any, stacked: Any, spec: PartitionSpec
-) -> LeafLayout | None:
+def _lay_out_leaf(path: Any, p: Any, stacked: Any, spec: PartitionSpec) -> Leaf | None:
     if p is None:
         return None
     if stacked and not jnp.ndim(p):
@@ -175,7 +155,8 @@ def _leaf_layout(
                 f"param_specs has {spec} for a leaf that does not vary over the mesh "
                 f"axis {axis!r}: every device holds all of it"
             )
+    # What cuts a stack between its layers leaves each of them whole.
     of_layer = spec_axes(spec[1:]) if stacked else sharded
     axes = tuple(sorted(of_layer, key=str))
     shards = _axes.axis_size(axes) if axes else 1
-    return LeafLayout(bool(stacked), shards, axes, sharded)
+    return Leaf(0, jnp.shape(p), bool(stacked), shards, axes, sharded)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
@@ -12,9 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from slamb_jax._core.checks import check_bools, shown
-
-LayoutOf: TypeAlias = Callable[[Any], Any]
-"""Of parameters, the tree of how each is stacked and sharded; see ``layout``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +58,10 @@ class Leaf:
         return math.prod(self.layer_shape) * self.shards
 
 
+LayoutOf: TypeAlias = Callable[[chex.ArrayTree], chex.ArrayTree]
+"""Of parameters, the :class:`Leaf` of each; see ``layout``."""
+
+
 def leaves_of(params: chex.ArrayTree, layout: LayoutOf | None = None) -> list[Leaf]:
     """The leaves of a tree, without those that are None."""
     return [leaf for leaf, _ in present(params, layout=layout)[0]]
@@ -82,18 +82,17 @@ def present(
     treedef: Any
     values, treedef = jax.tree.flatten(tree, is_leaf=is_none)
     models = values if like is None else treedef.flatten_up_to(like)
-    layouts = [()] * len(values)
+    leaves: list[Leaf | None] = [Leaf(0, ())] * len(values)
     if layout is not None:
-        layouts = treedef.flatten_up_to(layout(tree if like is None else like))
+        leaves = treedef.flatten_up_to(layout(tree if like is None else like))
     nothing = [None] * len(values)
     columns = [nothing if x is None else treedef.flatten_up_to(x) for x in rest]
-    below = [len(jax.tree.leaves(model)) for model in models]
-    index = [0, *itertools.accumulate(below)]
-    rows = [
-        (Leaf(i, x.shape, *at), x, *others)
-        for i, at, x, *others in zip(index, layouts, values, *columns, strict=False)
-        if x is not None
-    ]
+    rows, index = [], 0
+    for leaf, model, x, *others in zip(leaves, models, values, *columns, strict=True):
+        if x is not None:
+            leaf = dataclasses.replace(leaf, index=index, shape=x.shape)
+            rows.append((leaf, x, *others))
+        index += len(jax.tree.leaves(model))
 
     def rebuild(out: Sequence[Any]) -> chex.ArrayTree:
         given = iter(out)
@@ -107,18 +106,6 @@ def arrays_of(updates: Any, tree: Any, like: Any) -> list[jax.Array]:
     return [x for _, _, x in present(updates, tree, like=like)[0]]
 
 
-def map_numbered(
-    fn: Callable[..., Any],
-    tree: chex.ArrayTree,
-    *rest: chex.ArrayTree,
-    like: chex.ArrayTree | None = None,
-    layout: LayoutOf | None = None,
-) -> chex.ArrayTree:
-    """``jax.tree.map`` whose function also gets the :class:`Leaf`; None stays None."""
-    rows, rebuild = present(tree, *rest, like=like, layout=layout)
-    return rebuild([fn(*row) for row in rows])
-
-
 def is_function(x: Any) -> bool:
     """Whether it is a function of the parameters, and no tree like them.
 
@@ -127,11 +114,6 @@ def is_function(x: Any) -> bool:
     if not callable(x) or isinstance(x, jax.tree_util.Partial):
         return callable(x)
     return all(map(callable, jax.tree.leaves(x, is_leaf=is_none)))
-
-
-def tree_for(given: Any, params: chex.ArrayTree) -> Any:
-    """A tree, or what a function of the parameters returns, as the user gave it."""
-    return given(params) if is_function(given) else given
 
 
 def check_mask(name: str, mask: Any) -> None:
@@ -148,13 +130,14 @@ def check_mask(name: str, mask: Any) -> None:
     check_bools(name, mask)
 
 
-def mask_tree(mask: Any, params: chex.ArrayTree) -> chex.ArrayTree:
-    """A mask (a tree, a prefix of it or a function) as one bool per parameter."""
-    if mask is None:
-        return jax.tree.map(lambda _: True, params)
-    tree = tree_for(mask, params)
-    check_bools("mask", tree)
-    return broadcast_prefix("mask", tree, params)
+def bool_for_each(
+    name: str, given: Any, params: chex.ArrayTree, default: bool = True
+) -> chex.ArrayTree:
+    """One bool per parameter, of a tree, a prefix of it, a function, or of None."""
+    given = default if given is None else given
+    tree = given(params) if is_function(given) else given
+    check_bools(name, tree)
+    return broadcast_prefix(name, tree, params)
 
 
 def broadcast_prefix(

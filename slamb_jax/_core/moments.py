@@ -7,16 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
-from slamb_jax._core.checks import (
-    check_choice,
-    check_decay_rate,
-    check_dtype,
-    check_range,
-    known,
-)
-from slamb_jax._core.leaves import Leaf, broadcast_prefix, check_mask
+from slamb_jax._core.checks import check_range
+from slamb_jax._core.leaves import Leaf, check_mask
 from slamb_jax._core.platform import computed_apart
 from slamb_jax._core.rounding import step_seed, stochastic_round
 
@@ -38,41 +32,10 @@ class Moments(NamedTuple):
     of_nu: jax.Array
 
 
-def check_first_moment(b1: Any, mu_dtype: Any) -> None:
-    """Raises for a value out of range."""
-    jax.tree.map(lambda b: check_decay_rate("b1", b), b1)
-    check_dtype("mu_dtype", mu_dtype)
-
-
-def check_ratio(
-    weight_decay: Any, mask: Any, form: Any, c_min: Any, c_max: Any
-) -> None:
-    """Raises for an argument of a trust ratio that is out of range."""
-    check_decay(weight_decay, mask)
-    check_choice("form", form, ("sum", "product"))
-    check_range("c_min", c_min, 0.0)
-    check_range("c_max", c_max, 0.0)
-    low, high = known(c_min), known(c_max)
-    if low is not None and high is not None and low > high:
-        raise ValueError(f"c_min must not exceed c_max, got {c_min!r} and {c_max!r}")
-
-
 def check_decay(weight_decay: Any, mask: Any) -> None:
     """Raises for a decay that is negative, and for a mask that is not of bools."""
     check_range("weight_decay", weight_decay, 0.0, schedule=True)
     check_mask("mask", mask)
-
-
-def decays(b1: Decays, params: optax.Params) -> chex.ArrayTree:
-    """The decay rate of each parameter's momentum."""
-    return broadcast_prefix("b1", b1, params)
-
-
-def init_moment(
-    params: optax.Params, name: str, dtype: DTypeLike | None
-) -> optax.Updates:
-    """Zeros like the parameters; ``name`` is the argument that gives the dtype."""
-    return optax.tree.zeros_like(params, dtype=check_dtype(name, dtype))
 
 
 def weights(b: ArrayLike) -> tuple[jax.Array, jax.Array]:
@@ -117,8 +80,3 @@ def decay_at(
         return None
     decay = weight_decay(count) if callable(weight_decay) else weight_decay
     return jnp.asarray(decay, jnp.float32)
-
-
-def add_decay(p: jax.Array, u: jax.Array, decay: jax.Array | None) -> jax.Array:
-    """``u`` with decay added, if there is any."""
-    return u if decay is None else u + decay * p

@@ -1,11 +1,11 @@
 """A compressor of two functions: how an array is sent, and how it is read."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
@@ -111,14 +111,17 @@ def from_codec(
         step = next_step(state.count)
         rows, rebuild = present(updates, like=updates if params is None else params)
         xs = [x.astype(jnp.float32) for _, x in rows]
-        common = [_key(step, leaf.index) for leaf, _ in rows]
+        key = jax.random.fold_in(jax.random.key(0), step)
+        common = [jax.random.fold_in(key, leaf.index) for leaf, _ in rows]
         worker = axes.worker_index(axis_name)
         own = [jax.random.fold_in(key, worker) for key in common]
         codes = [codec.encode(*row) for row in zip(xs, common, own, strict=True)]
 
         def decoded(codes: Sequence[Any]) -> list[jax.Array]:
-            rows = zip(codes, xs, common, strict=True)
-            return [codec.decode(code, _like(x), key) for code, x, key in rows]
+            return [
+                codec.decode(code, jax.ShapeDtypeStruct(x.shape, x.dtype), key)
+                for code, x, key in zip(codes, xs, common, strict=True)
+            ]
 
         q = decoded(codes)
         if codec.averages:
@@ -130,9 +133,8 @@ def from_codec(
             means = [x / n for x in _sum_of_all(codes, decoded, axis_name)]
         varying = [axes.varying_axes(x) for x in xs]
         means = [axes.vary_over(m, v) for m, v in zip(means, varying, strict=True)]
-        sent = Sent(
-            rebuild(means), rebuild([x - y for x, y in zip(xs, q, strict=True)])
-        )
+        unsent = [x - y for x, y in zip(xs, q, strict=True)]
+        sent = Sent(rebuild(means), rebuild(unsent))
         return sent, chosen(skip, CodecState(unless(skip, state.count, step)))
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -145,38 +147,27 @@ def check_has_axis(axis_name: AxisName) -> None:
         raise ValueError("axis_name must name the axis of the workers, got None")
 
 
-def _key(step: jax.Array, index: int) -> jax.Array:
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), step), index)
-
-
-def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
-
-
 def _sum_of_all(
     codes: Any, decoded: Callable[[Any], list[jax.Array]], axis_name: AxisName
 ) -> list[jax.Array]:
     """The sums over the workers of what their codes stand for."""
     treedef: Any
     arrays, treedef = jax.tree.flatten(codes)
+    # 1. The codes of all arrays as bytes, in one message.
     in_bytes = [_as_bytes(x) for x in arrays]
-    ends = [0, *itertools.accumulate(x.size for x in in_bytes)]
+    ends = np.cumsum([x.size for x in in_bytes])
     gathered = collectives.all_gather(jnp.concatenate(in_bytes), axis_name)
 
-    def of_worker(row: jax.Array) -> list[jax.Array]:
-        parts = [row[a:b] for a, b in itertools.pairwise(ends)]
-        pairs = zip(parts, arrays, strict=True)
-        return decoded(treedef.unflatten([_from_bytes(x, y) for x, y in pairs]))
-
-    # One worker's after the other's: decoded together they would take n times the
+    # 2. One worker's after the other's: decoded together they would take n times the
     # parameters' memory.
-    first = of_worker(gathered[0])
+    def decode_row(row: jax.Array) -> list[jax.Array]:
+        codes = map(_from_bytes, jnp.split(row, ends[:-1]), arrays)
+        return decoded(treedef.unflatten(codes))
 
     def add(total: list[jax.Array], row: jax.Array) -> tuple[list[jax.Array], None]:
-        pairs = zip(total, of_worker(row), strict=True)
-        return [x + y for x, y in pairs], None
+        return jax.tree.map(jnp.add, total, decode_row(row)), None
 
-    return lax.scan(add, first, gathered[1:])[0]
+    return lax.scan(add, decode_row(gathered[0]), gathered[1:])[0]
 
 
 def _as_bytes(x: jax.Array) -> jax.Array:

@@ -63,14 +63,17 @@ def low_rank(rank: int, axis_name: AxisName) -> optax.GradientTransformationExtr
         checks.check_floating(params, "params")
         rows, rebuild = present(params)
 
-        def first(index: int, x: jax.Array) -> jax.Array:
-            shape = (_matrix(x)[1], rank) if _is_thinner(x, rank) else (0, rank)
-            key = jax.random.fold_in(jax.random.key(0), index)
-            # Of the parameters' type, which may vary over mesh axes.
+        qs = []
+        for leaf, x in rows:
+            size, columns = _matrix(x)
+            # Of a leaf that is sent whole, since two thin ones are no smaller: empty.
+            is_thinner = size > 1 and rank * (size + columns) < size * columns
+            key = jax.random.fold_in(jax.random.key(0), leaf.index)
+            shape = columns if is_thinner else 0, rank
             q = jax.random.normal(key, shape, jnp.float32)
-            return axes.vary_over(q, axes.varying_axes(x))
-
-        return LowRankState(rebuild([first(leaf.index, x) for leaf, x in rows]))
+            # Of the parameters' type, which may vary over mesh axes.
+            qs.append(axes.vary_over(q, axes.varying_axes(x)))
+        return LowRankState(rebuild(qs))
 
     def update(
         updates: optax.Updates,
@@ -86,30 +89,25 @@ def low_rank(rank: int, axis_name: AxisName) -> optax.GradientTransformationExtr
         rows, rebuild = present(updates, like=like)
         xs = [x.astype(jnp.float32) for _, x in rows]
         olds = arrays_of(updates, state.q, like)
-        thin = [_is_thinner(x, rank) for x in xs]
-        # Of a leaf that is sent whole, x itself is all that is sent.
-        ps = collectives.pmean(
-            [
-                x.reshape(_matrix(x)) @ q if is_thin else x
-                for x, q, is_thin in zip(xs, olds, thin, strict=True)
-            ],
-            axis_name,
-        )
-        pairs = zip(ps, thin, strict=True)
-        bases = [jnp.linalg.qr(p)[0] if is_thin else None for p, is_thin in pairs]
+        pairs = list(zip(xs, olds, strict=True))
+        # 1. The mean of X Q; or, of a leaf that is sent whole, of all that is sent.
+        left = [x.reshape(_matrix(x)) @ q if q.size else x for x, q in pairs]
+        ps = collectives.pmean(left, axis_name)
+        # 2. P, the same on all workers, and the mean of X^T P.
+        ps = [
+            jnp.linalg.qr(p)[0] if q.size else p for p, q in zip(ps, olds, strict=True)
+        ]
         own = [
-            q if p is None else x.reshape(_matrix(x)).T @ p
-            for x, q, p in zip(xs, olds, bases, strict=True)
+            x.reshape(_matrix(x)).T @ p if q.size else q
+            for (x, q), p in zip(pairs, ps, strict=True)
         ]
         qs = collectives.pmean(own, axis_name)
-
-        def product(p: jax.Array, q: jax.Array, x: jax.Array) -> jax.Array:
-            return (p @ q.T).reshape(x.shape)
-
+        # 3. What their products stand for, of all workers and of this one.
         means, unsent = [], []
-        for x, whole, p, mine, q in zip(xs, ps, bases, own, qs, strict=True):
-            means.append(whole if p is None else product(p, q, x))
-            unsent.append(x - (x if p is None else product(p, mine, x)))
+        for x, p, mine, q in zip(xs, ps, own, qs, strict=True):
+            means.append((p @ q.T).reshape(x.shape) if q.size else p)
+            sent = (p @ mine.T).reshape(x.shape) if q.size else x
+            unsent.append(x - sent)
         new = LowRankState(unless(skip, state.q, rebuild(qs)))
         return Sent(rebuild(means), rebuild(unsent)), chosen(skip, new)
 
@@ -120,8 +118,3 @@ def _matrix(x: jax.Array) -> tuple[int, int]:
     """Rows and columns of an array seen as a matrix."""
     columns = x.shape[-1] if x.ndim > 1 else x.size
     return x.size // max(columns, 1), columns
-
-
-def _is_thinner(x: jax.Array, rank: int) -> bool:
-    rows, columns = _matrix(x)
-    return rows > 1 and rank * (rows + columns) < rows * columns

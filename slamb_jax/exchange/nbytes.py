@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from slamb_jax._core.checks import check_floating
-from slamb_jax._core.layout import Layout
+from slamb_jax._core.layout import layout_of
 from slamb_jax._core.leaves import leaves_of
 from slamb_jax.exchange.codecs import BlockCodec, codec_of, cut_among
 from slamb_jax.exchange.selections import elements_sent
@@ -50,7 +50,7 @@ def means_of(
     ``shards`` are the shapes and dtypes that one device holds of a sharded model.
     """
     check_floating(params, "params")
-    layout, held = Layout(None, exchange.stacked).of, params
+    layout, held = layout_of(None, exchange.stacked), params
     if shards is not None:
         held = shards
     # Selections choose by the size of a whole layer, whatever a device holds of it.

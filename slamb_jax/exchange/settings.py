@@ -10,7 +10,7 @@ import optax
 
 from slamb_jax._core import checks as _checks
 from slamb_jax._core.axes import AxisName, as_tuple
-from slamb_jax._core.layout import Layout, mesh_axes
+from slamb_jax._core.layout import layout_of, mesh_axes
 from slamb_jax._core.leaves import LayoutOf
 from slamb_jax.exchange import nbytes as _nbytes
 from slamb_jax.exchange.codecs import CODECS
@@ -106,7 +106,7 @@ class Exchange:
         """How leaves are sharded and stacked, of parameters; None if none is."""
         if self.param_specs is None and self.stacked is None:
             return None
-        return Layout(self.param_specs, self.stacked).of
+        return layout_of(self.param_specs, self.stacked)
 
     @functools.cached_property
     def shard_axes(self) -> tuple[Hashable, ...]:

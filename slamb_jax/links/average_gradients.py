@@ -74,6 +74,7 @@ def mean_gradients(
     """
     if local_axis_name is None:
         return updates
+    # What was averaged already would be averaged for nothing, where types show it.
     _axes.check_local(updates, local_axis_name)
     axes = _axes.tracked_axes(local_axis_name)
     rows, rebuild = present(updates, updates if params is None else params)

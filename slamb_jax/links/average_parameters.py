@@ -138,6 +138,7 @@ def average_parameters_every(
         check_same_kind(updates, params)
         if outer is not None:
             check_real(params, "params")
+        # Where types show several workers, no axis to average over would be a mistake.
         if exchange.axis_name is None:
             _axes.check_local(updates, None, exchange.shard_axes)
         step = next_step(state.count)
@@ -145,6 +146,7 @@ def average_parameters_every(
         # workers: of the conditional below one branch has a collective, in which a
         # worker would wait for ever for another that took the other branch.
         state = state._replace(count=unless(skip, state.count, step))
+        # The mean of one is itself; an outer optimizer steps even for one worker.
         alone = outer is None and _axes.axis_size(exchange.axis_name) == 1
         if exchange.sync_every is None or alone:
             return updates, chosen(skip, state)
@@ -277,6 +279,7 @@ class _Average(NamedTuple):
 
 def _move(to: jax.Array, u: jax.Array, p: jax.Array) -> jax.Array:
     """From p to there, in u's dtype."""
+    # The difference in float32: it is small, and p may be of 16 bits.
     wide = upcast_f32(p)
     return (to.astype(wide.dtype) - wide).astype(u.dtype)
 
@@ -316,6 +319,7 @@ def average_parameters(
         return params
     leaves, treedef = jax.tree.flatten(params)
     places = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    # In float32 at least: a sum of many 16-bit numbers loses what each adds.
     wide = [upcast_f32(leaves[i]) for i in places]
     means = _collectives.pmean(wide, axis_name, typed_same=True)
     for i, mean in zip(places, means, strict=True):

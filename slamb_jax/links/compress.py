@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax._core import checks
-from slamb_jax._core.leaves import arrays_of, chosen, keep_absent, present, unless
+from slamb_jax._core.leaves import chosen, keep_absent, map_present, unless
 from slamb_jax._core.rounding import round_to
 from slamb_jax.compressors.codec import Sent
 from slamb_jax.compressors.of_exchange import of_exchange
@@ -79,7 +79,7 @@ def compress_with_error_feedback(
     def init(params: optax.Params) -> CompressState:
         checks.check_floating(params, "params")
         residual = None
-        if decay:
+        if decay:  # in float32: small remainders add up in it for many steps
             residual = optax.tree.zeros_like(params, dtype=jnp.float32)
         return CompressState(residual, sender.init(params))
 
@@ -91,49 +91,39 @@ def compress_with_error_feedback(
         **extra_args: Any,
     ) -> tuple[Any, optax.OptState]:
         extra_args |= {} if skip is None else {"skip": skip}
-        if not isinstance(state, CompressState):  # without_residual: it passes on
+        # A link that keeps what is not sent keeps no residual: see without_residual.
+        if not isinstance(state, CompressState):
             return sender.update(updates, state, params, **extra_args)
         residual = updates if state.residual is None else state.residual
         checks.check_gradients(updates, residual)
-        like = updates if params is None else params
-        rows, rebuild = present(updates, residual, like=like)
-        gs, waited = ([row[i] for row in rows] for i in (1, 2))
-        wide = [g.astype(jnp.float32) for g in gs]
+        # 1. What the worker has to send: its gradient, and what still waits.
+        wide = map_present(lambda g: g.astype(jnp.float32), updates)
         if decay:
-            wide = [g + decay * e for g, e in zip(wide, waited, strict=True)]
-        # Sent in the dtype of the gradients, which is the wire's where no payload is.
-        narrow = [round_to(x, g.dtype) for x, g in zip(wide, gs, strict=True)]
-        sent, inner = sender.update(
-            rebuild(narrow), state.compressor, params, **extra_args
-        )
-        check_sent(sent)
-        means = [
-            mean.astype(g.dtype)
-            for mean, g in zip(arrays_of(updates, sent.mean, like), gs, strict=True)
-        ]
+            wide = map_present(lambda x, e: x + decay * e, wide, state.residual)
+        # 2. Sent in the gradients' dtype, which is the wire's where no payload is.
+        narrow = map_present(lambda x, g: round_to(x, g.dtype), wide, updates)
+        sent, inner = sender.update(narrow, state.compressor, params, **extra_args)
+        if not isinstance(sent, Sent):
+            raise ValueError(
+                "compressor must return slamb_jax.Sent(mean, unsent) from its update, "
+                f"got {checks.shown(sent)}: see slamb_jax.compressors"
+            )
+        means = map_present(lambda g, mean: mean.astype(g.dtype), updates, sent.mean)
+        # 3. What was not sent waits, and what a narrow gradient cannot hold of x. It
+        # keeps its place where a leaf has no gradient at this step.
         kept = None
         if decay:
-            # What a narrow gradient cannot hold of x waits, too.
-            unsent = [
-                e.astype(jnp.float32) + (x - y.astype(jnp.float32))
-                for e, x, y in zip(
-                    arrays_of(updates, sent.unsent, like), wide, narrow, strict=True
-                )
-            ]
-            kept = keep_absent(rebuild(unless(skip, waited, unsent)), state.residual)
+            unsent = map_present(
+                lambda x, y, e: e.astype(jnp.float32) + (x - y.astype(jnp.float32)),
+                wide,
+                narrow,
+                sent.unsent,
+            )
+            kept = keep_absent(unless(skip, state.residual, unsent), state.residual)
         new = CompressState(kept, unless(skip, state.compressor, inner))
-        return rebuild(means), chosen(skip, new)
+        return means, chosen(skip, new)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def check_sent(sent: Any) -> None:
-    """Raises for what a compressor must not return."""
-    if not isinstance(sent, Sent):
-        raise ValueError(
-            "compressor must return slamb_jax.Sent(mean, unsent) from its update, got "
-            f"{checks.shown(sent)}: see slamb_jax.compressors"
-        )
 
 
 def without_residual(state: optax.OptState) -> optax.OptState:
@@ -146,6 +136,7 @@ def check_keeps_nothing(state: optax.OptState, params: optax.Params) -> None:
     shapes = [jnp.shape(x) for x in jax.tree.leaves(params)]
     treedef: Any = jax.tree.structure(params)
 
+    # By shape and type: a residual may have any name, and lie anywhere in a state.
     def is_residual(x: Any) -> bool:
         leaves = jax.tree.leaves(x)
         return (

@@ -1,6 +1,6 @@
 """Trust ratios: each layer's step in proportion to its parameters, as LAMB's."""
 
-from collections.abc import Callable, Sequence
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,6 @@ from jax.typing import ArrayLike
 
 from slamb_jax._core import axes, checks
 from slamb_jax._core.joining import (
-    Joined,
     join_rows,
     spread_blocks,
     spread_over,
@@ -20,8 +19,8 @@ from slamb_jax._core.joining import (
     sum_blocks,
     sum_parts,
 )
-from slamb_jax._core.leaves import Leaf, chosen, mask_tree, present, unless
-from slamb_jax._core.moments import Form, Moments, add_decay, check_ratio, decay_at
+from slamb_jax._core.leaves import Leaf, bool_for_each, chosen, present, unless
+from slamb_jax._core.moments import Form, Moments, check_decay, decay_at
 from slamb_jax._core.recompute import recompute
 from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange.collectives import psum_each
@@ -30,7 +29,6 @@ from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.elementwise_rescale import freshness
 from slamb_jax.links.on_shards import on_shards
 
-Bounds = tuple[jax.Array, jax.Array]
 Squares = tuple[jax.Array, jax.Array]  # squared norms of p and u, of each layer
 
 
@@ -135,7 +133,13 @@ def layerwise_trust_ratio(
     """
     check_exchange(exchange)
     checks.check_range("b3", b3, 0.0, 1.0, holds=checks.NEAR_ONE)
-    check_ratio(weight_decay, mask, form, c_min, c_max)
+    check_decay(weight_decay, mask)
+    checks.check_choice("form", form, ("sum", "product"))
+    checks.check_range("c_min", c_min, 0.0)
+    checks.check_range("c_max", c_max, 0.0)
+    low, high = checks.known(c_min), checks.known(c_max)
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"c_min must not exceed c_max, got {c_min!r} and {c_max!r}")
     # As arrays, since optax.inject_hyperparams makes them arrays of its own dtype.
     bounds = jnp.asarray(c_min, jnp.float32), jnp.asarray(c_max, jnp.float32)
     inner = None
@@ -167,7 +171,7 @@ class _Link(NamedTuple):
     weight_decay: optax.ScalarOrSchedule
     mask: Any
     form: Form
-    bounds: Bounds
+    bounds: tuple[jax.Array, jax.Array]
 
     def init(self, params: optax.Params) -> LayerwiseTrustRatioState:
         checks.check_real(params, "params")
@@ -202,17 +206,29 @@ class _Link(NamedTuple):
             updates, _ = self.direction.update(updates, none, params, **extra_args)
         decay = decay_at(self.weight_decay, state.count)
         of_nu = None if moments is None else moments.of_nu
-        joined, rebuild = self._join(updates, params, moments, at)
-        # 1. The squared norms of p and u, over each layer and all of its shards.
+        # 1. The rows of this step, those of small leaves joined.
+        given = (updates, None, None) if moments is None else moments[:3]
+        found, rebuild = present(
+            updates, params, bool_for_each("mask", self.mask, params), *given,
+            like=params, layout=self.exchange.layout,
+        )  # fmt: skip
+        alone = axes.axis_size(self.exchange.axis_name) == 1
+        joined = join_rows(
+            [_Row(leaf, *row) for leaf, _, *row in found],
+            lambda leaf: None if alone else unit_of_blocks(at, leaf),
+            same=["decays", "of_mu"],
+        )
+        # 2. The squared norms of p and u, over each layer and all of its shards. Those
+        # of the sum form are without decay, as the authors have it.
         inside = decay if self.form == "product" else None
         squares = [
             squared_norms(row.leaf, at, row.p, self._stepped(row, of_nu, inside))
             for row in joined.rows
         ]
         squares = psum_each(squares, [row.leaf.axes for row in joined.rows])
-        # 2. Their ratios. 3. The step times its ratio. Of moments it is computed anew:
-        # to keep it until the norms are there would take a copy of the parameters; and
-        # so would ages of blocks that are elements.
+        # 3. Their ratios, and the step times its ratio. Of moments the step is computed
+        # anew: to keep it until the norms are there would take a copy of the
+        # parameters; and so would ages of blocks that are elements.
         scaled, at = [], None if at is None else at._replace(step=recompute(at.step))
         for row, of_row in zip(joined.rows, squares, strict=True):
             if row.nu is not None:
@@ -223,27 +239,6 @@ class _Link(NamedTuple):
         new = LayerwiseTrustRatioState(unless(skip, state.count, step))
         return rebuild(joined.split(scaled)[0]), chosen(skip, new)
 
-    def _join(
-        self,
-        updates: optax.Updates,
-        params: optax.Params,
-        moments: Moments | None,
-        at: AtStep | None,
-    ) -> tuple[Joined, Callable[[Sequence[Any]], Any]]:
-        """The rows of this step, those of small leaves joined."""
-        given = (updates, None, None) if moments is None else moments[:3]
-        found, rebuild = present(
-            updates, params, mask_tree(self.mask, params), *given,
-            like=params, layout=self.exchange.layout,
-        )  # fmt: skip
-        rows = [_Row(leaf, *row) for leaf, _, *row in found]
-        alone = axes.axis_size(self.exchange.axis_name) == 1
-
-        def unit(leaf: Leaf) -> int | None:
-            return None if alone else unit_of_blocks(at, leaf)
-
-        return join_rows(rows, unit, same=["decays", "of_mu"]), rebuild
-
     def _stepped(
         self, row: _Row, of_nu: jax.Array | None, decay: jax.Array | None
     ) -> jax.Array:
@@ -251,11 +246,15 @@ class _Link(NamedTuple):
         u = row.u.astype(jnp.float32)
         if self.direction and row.nu is not None and row.of_mu is not None:
             assert of_nu is not None
+            # The direction's own arguments, as mask_momentum would pass them.
             hats = row.of_mu * u, of_nu * row.nu.astype(jnp.float32)
             given = {"second_moment": hats[1], "of_second_moment": of_nu}
             u, _ = self.direction.update(hats[0], optax.EmptyState(), None, **given)
-        rate = decay if row.decays else None
-        return add_decay(row.p.astype(jnp.float32), u.astype(jnp.float32), rate)
+        u = u.astype(jnp.float32)
+        # Decay is added in float32: in 16 bits it would be lost beside a larger u.
+        if decay is None or not row.decays:
+            return u
+        return u + decay * row.p.astype(jnp.float32)
 
     def _factor(self, leaf: Leaf, at: AtStep | None, squares: Any) -> jax.Array:
         """The ratio of a row, as it multiplies the array."""
@@ -273,9 +272,10 @@ class _Link(NamedTuple):
         (p_fresh, u_fresh), (p_stale, u_stale) = squares
         fresh = _ratio(p_fresh, u_fresh, otherwise=1.0)
         stale = _ratio(p_stale, u_stale, otherwise=0.0 if self.form == "sum" else 1.0)
-        if self.form == "sum":
+        if self.form == "sum":  # the product form clips what comes out
             fresh = jnp.clip(fresh, *self.bounds)
             stale = jnp.minimum(stale, self.bounds[1])
+        # Both ratios are of a layer, and its blocks differ in how fresh they are.
         fresh, stale = (spread_parts(leaf, x, len(age)) for x in (fresh, stale))
         r = freshness(age, self.b3)
         if self.form == "product":
@@ -297,32 +297,24 @@ def squared_norms(
         p, u = (sum_parts(leaf, x) for x in squares)
         return p, u
     masks = age == 0, age > 0
+    zero = jnp.float32(0)
     if len(age) == leaf.size:
         # Blocks are elements. All sums in one: to mask first would be to keep copies.
         rows = -1, leaf.unit if leaf.parts else leaf.shape[-1]
-        zero, pairs = jnp.float32(0), [(mask, x) for mask in masks for x in squares]
-        masked = [jnp.where(m.reshape(rows), x.reshape(rows), zero) for m, x in pairs]
-        of_rows = lax.reduce(masked, [zero] * 4, _add, (1,))
-        sums = [sum_parts(leaf, x) for x in of_rows]
-        return (sums[0], sums[1]), (sums[2], sums[3])
-    blocks = [sum_blocks(x.reshape(len(age), -1)) for x in squares]
-
-    def sum_where(mask: jax.Array) -> Squares:
-        p, u = (sum_parts(leaf, jnp.where(mask, x, jnp.float32(0))) for x in blocks)
-        return p, u
-
-    return sum_where(masks[0]), sum_where(masks[1])
-
-
-def _add(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> list[jax.Array]:
-    return [x + y for x, y in zip(a, b, strict=True)]
+        p_u = [x.reshape(rows) for x in squares]
+        masked = [jnp.where(m.reshape(rows), x, zero) for m in masks for x in p_u]
+        add = functools.partial(jax.tree.map, lax.add)
+        sums = lax.reduce(masked, [zero] * 4, add, (1,))
+    else:
+        # A mask of whole blocks is cheaper to apply to their sums.
+        blocks = [sum_blocks(x.reshape(len(age), -1)) for x in squares]
+        sums = [jnp.where(mask, x, zero) for mask in masks for x in blocks]
+    p_fresh, u_fresh, p_stale, u_stale = (sum_parts(leaf, x) for x in sums)
+    return (p_fresh, u_fresh), (p_stale, u_stale)
 
 
 def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
     """Root of p over u; ``otherwise`` where one of them is 0."""
-    # In lax: tracing the ratios of many layers in jnp takes as long as compiling them.
-    zero, other = jnp.float32(0), jnp.float32(otherwise)
-    ratio = lax.div(lax.sqrt(p), lax.sqrt(u))
-    if p.ndim:
-        return jnp.where(lax.min(p, u) > zero, ratio, other)
-    return lax.select(lax.gt(lax.min(p, u), zero), ratio, other)
+    # Roots first: the quotient of the squares overflows sooner.
+    ratio = lax.sqrt(p) / lax.sqrt(u)
+    return jnp.where(lax.min(p, u) > 0, ratio, jnp.float32(otherwise))

@@ -10,15 +10,16 @@ from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax._core import axes, checks
 from slamb_jax._core.joining import Joined, join_rows
-from slamb_jax._core.leaves import Leaf, arrays_of, chosen, keep_absent, present, unless
-from slamb_jax._core.moments import (
-    Decays,
-    Moments,
-    check_first_moment,
-    decays,
-    init_moment,
-    stored_apart,
+from slamb_jax._core.leaves import (
+    Leaf,
+    arrays_of,
+    broadcast_prefix,
+    chosen,
+    keep_absent,
+    present,
+    unless,
 )
+from slamb_jax._core.moments import Decays, Moments, stored_apart
 from slamb_jax._core.rounding import next_step
 from slamb_jax.compressors.codec import Sent
 from slamb_jax.compressors.of_exchange import (
@@ -163,8 +164,7 @@ def mask_momentum(
       <https://arxiv.org/abs/2102.02888>`_, 2021: the mean of momenta in units of v.
     """
     check_exchange(exchange)
-    check_first_moment(b1, mu_dtype)
-    checks.check_dtype("nu_dtype", nu_dtype)
+    jax.tree.map(lambda rate: checks.check_decay_rate("b1", rate), b1)
     checks.check_bool("nesterov", nesterov)
     checks.check_bool("bias_correction", bias_correction)
     if share is not None:
@@ -198,8 +198,8 @@ def mask_momentum(
         exchange.rounds_momentum,
         b1,
         b2,
-        mu_dtype,
-        nu_dtype,
+        checks.check_dtype("mu_dtype", mu_dtype),
+        checks.check_dtype("nu_dtype", nu_dtype),
     )
     tx = optax.GradientTransformationExtraArgs(link.init, link.update)
     return on_shards(tx, exchange)
@@ -215,21 +215,24 @@ class _Link(NamedTuple):
     rounds: bool  # the mean of all of the momentum
     b1: Decays
     b2: ArrayLike | None
-    mu_dtype: DTypeLike | None
-    nu_dtype: DTypeLike | None
+    mu_dtype: jnp.dtype
+    nu_dtype: jnp.dtype
 
     def init(self, params: optax.Params) -> MaskMomentumState:
         checks.check_floating(params, "params")
         compressor = without_residual(self.compressor.init(params))
         check_keeps_nothing(compressor, params)
-        mu = init_moment(params, "mu_dtype", self.mu_dtype)
+        mu = optax.tree.zeros_like(params, dtype=self.mu_dtype)
         nu = nu_mean = None
         if self.b2 is not None:
-            nu = init_moment(params, "nu_dtype", self.nu_dtype)
+            nu = optax.tree.zeros_like(params, dtype=self.nu_dtype)
         if self._has_units(compressor):
             # Of a sum over its shards the type no longer varies over their axes.
             shards = frozenset(self.exchange.shard_axes)
-            nu_mean = jax.tree.map(lambda p: axes.zero_of_sum(p, shards), params)
+            zero = jnp.zeros([], jnp.float32)
+            nu_mean = jax.tree.map(
+                lambda p: axes.vary_over(zero, axes.varying_axes(p) - shards), params
+            )
         count, direction = jnp.zeros([], jnp.int32), self.direction.init(params)
         return MaskMomentumState(count, mu, nu, nu_mean, compressor, direction)
 
@@ -265,7 +268,8 @@ class _Link(NamedTuple):
         # of gradients would be to send them.
         xs = [row.g.astype(jnp.float32) for row in rows] if rule.selects else taken
         nus, nu_means = second_moments(rows, xs, self.b2, step, skip)
-        # 5. The direction, which reads the moments that were chosen.
+        # 5. The direction, which reads the moments that were chosen: only then can the
+        # new ones take the old ones' memory in a step that may be skipped.
         taken, mus, nus = leaves.joined.split(taken, mus, nus)
         given = self._moments(leaves, mus, nus, step)
         if rule.selects:
@@ -295,8 +299,9 @@ class _Link(NamedTuple):
         # Leaves have the numbers that they have among the parameters: a gradient that
         # is None must not shift the selection, or the random bits, of those after it.
         like = state.mu if params is None else params
+        b1s = broadcast_prefix("b1", self.b1, state.mu)
         found, rebuild = present(
-            updates, state.mu, decays(self.b1, state.mu), state.nu, state.nu_mean,
+            updates, state.mu, b1s, state.nu, state.nu_mean,
             like=like, layout=self.exchange.layout,
         )  # fmt: skip
         rows = [Row(*row) for row in found]

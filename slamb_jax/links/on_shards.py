@@ -86,9 +86,22 @@ def on_shards(
         if not auto:
             return tx.update(updates, state, params, **extra_args)
         check_params(params)
-        _check_mesh(auto)
+        names = jax.sharding.get_abstract_mesh().axis_names
+        if missing := [a for a in auto if a not in names]:
+            raise ValueError(
+                f"param_specs names the mesh axis {missing[0]!r}, and the mesh here "
+                f"has {', '.join(map(repr, names)) or 'none'}: update inside "
+                "slamb_jax.per_worker_step, jax.shard_map or jax.set_mesh"
+            )
+
+        # A shard_map that is manual over some axes takes specs of these alone.
+        def restrict(spec: PartitionSpec) -> PartitionSpec:
+            kept = [[a for a in spec_axes((entry,)) if a in auto] for entry in spec]
+            return PartitionSpec(*(tuple(names) or None for names in kept))
+
         specs = broadcast_specs(param_specs, params)
-        specs = jax.tree.map(lambda spec: _restrict(spec, auto), specs, is_leaf=is_spec)
+        specs = jax.tree.map(restrict, specs, is_leaf=is_spec)
+        # These tell where in the state there are trees like the parameters.
         shapes = [p.shape for p in jax.tree.leaves(params)]
         sharded = (
             map_present(lambda g, spec: spec, updates, specs),
@@ -120,19 +133,3 @@ def on_shards(
         return u, chosen(skip, new)
 
     return optax.GradientTransformationExtraArgs(tx.init, update)
-
-
-def _restrict(spec: PartitionSpec, axes: list[Any]) -> PartitionSpec:
-    """The spec with only these axes."""
-    kept = [tuple(a for a in spec_axes((entry,)) if a in axes) for entry in spec]
-    return PartitionSpec(*(names or None for names in kept))
-
-
-def _check_mesh(axes: list[Any]) -> None:
-    present = jax.sharding.get_abstract_mesh().axis_names
-    if missing := [a for a in axes if a not in present]:
-        raise ValueError(
-            f"param_specs names the mesh axis {missing[0]!r}, and the mesh here has "
-            f"{', '.join(map(repr, present)) or 'none'}: update inside "
-            "slamb_jax.per_worker_step, jax.shard_map or jax.set_mesh"
-        )

@@ -1,6 +1,5 @@
 """What the optimizers share: the chain around their own links."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,7 +7,7 @@ import optax
 
 from slamb_jax import links
 from slamb_jax._core.checks import check_params, check_range
-from slamb_jax._core.leaves import keep_absent, map_present, mask_tree
+from slamb_jax._core.leaves import bool_for_each, keep_absent, map_present
 from slamb_jax._core.moments import check_decay
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.mask_momentum import UNIT_DECAY
@@ -30,23 +29,6 @@ def chain_between(
     if not exchange.averages_momentum:
         chain.append(links.average_parameters_every(exchange))
     return optax.chain(*chain, optax.named_chain((name, optax.identity())))
-
-
-def make_for_params(
-    make: Callable[[optax.Params], optax.GradientTransformationExtraArgs],
-) -> optax.GradientTransformationExtraArgs:
-    """A transformation whose settings depend on the parameters."""
-
-    def update(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        check_params(params)
-        return make(params).update(updates, state, params, **extra_args)
-
-    return optax.GradientTransformationExtraArgs(lambda p: make(p).init(p), update)
 
 
 def check_agrees(exchange: object) -> Exchange:
@@ -92,7 +74,7 @@ def step_by(
         wide = map_present(lambda _, p: p.astype(jnp.float32), updates, params)
         # A gradient that is None has no part in a mask, so that optax would refuse it.
         # To optax leaves that do not decay are such, too.
-        decays = mask_tree(mask, params)
+        decays = bool_for_each("mask", mask, params)
         chosen = map_present(lambda u, decays: u if decays else None, updates, decays)
         decayed, decay_state = decay.update(chosen, state[0], wide)
         u, rate_state = rate.update(keep_absent(decayed, updates), state[1])

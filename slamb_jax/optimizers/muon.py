@@ -11,15 +11,9 @@ from slamb_jax._core import checks
 from slamb_jax._core.leaves import check_mask
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.links import directions
-from slamb_jax.links.directions._matrices import check_matrices, matrices
-from slamb_jax.links.directions.muon import NS_COEFFS
+from slamb_jax.links.directions.muon import NS_COEFFS, check_matrices, matrices
 from slamb_jax.links.mask_momentum import mask_momentum
-from slamb_jax.optimizers._chain import (
-    chain_between,
-    check_agrees,
-    make_for_params,
-    step_by,
-)
+from slamb_jax.optimizers._chain import chain_between, check_agrees, step_by
 
 FINE_PAYLOADS = (None, "bfloat16", "uniform8", "uniform4")
 """Formats in which the mean of the momenta may be orthogonalized."""
@@ -107,8 +101,6 @@ def muon(
     checks.check_range("adam_weight_decay", adam_weight_decay, 0.0, schedule=True)
     if adam_learning_rate is not None:
         checks.check_range("adam_learning_rate", adam_learning_rate, schedule=True)
-    checks.check_bool("nesterov", nesterov)
-    checks.check_dtype("mu_dtype", mu_dtype)
     check_mask("weight_decay_mask", weight_decay_mask)
     check_matrices("muon_weight_dimension_numbers", muon_weight_dimension_numbers)
     _check_exchange(check_agrees(exchange))
@@ -120,39 +112,46 @@ def muon(
     normalized = directions.adam(eps, adam_eps_root)
     both = {"muon": orthogonalized, "adam": normalized}
     b1_of = {"muon": beta, "adam": adam_b1}
+    momentum_of = functools.partial(
+        mask_momentum, exchange, nesterov=nesterov, mu_dtype=mu_dtype
+    )
+    # Of workers that step by themselves: their matrices keep no second moment.
+    alone = {
+        "muon": momentum_of(orthogonalized, beta, None),
+        "adam": momentum_of(normalized, adam_b1, adam_b2),
+    }
     adam_rate = learning_rate if adam_learning_rate is None else adam_learning_rate
     steps = {
         "muon": step_by(learning_rate, weight_decay, weight_decay_mask),
         "adam": step_by(adam_rate, adam_weight_decay),
     }
-    momentum_of = functools.partial(
-        mask_momentum, exchange, nesterov=nesterov, mu_dtype=mu_dtype
-    )
 
     def make(params: optax.Params) -> optax.GradientTransformationExtraArgs:
-        dimensions = matrices(
-            muon_weight_dimension_numbers, params, exchange.param_specs
-        )
+        numbers = muon_weight_dimension_numbers
+        dimensions = matrices(numbers, params, exchange.param_specs)
         treedef: Any = jax.tree.structure(params)
         kinds = ["adam" if x is None else "muon" for x in dimensions]
         labels = treedef.unflatten(kinds)
         partition = functools.partial(optax.partition, param_labels=lambda _: labels)
+        momentum = partition(alone)
         if exchange.averages_momentum:
             # One link for both, so that one mean is taken. Its second moments, which
             # it hands to its direction, are parted as the updates are.
             direction = partition(both, mask_compatible_extra_args=True)
             b1s = treedef.unflatten([b1_of[kind] for kind in kinds])
             momentum = momentum_of(direction, b1s, adam_b2)
-        else:
-            # Nothing is sent here, and matrices keep no second moment.
-            own = {
-                "muon": momentum_of(orthogonalized, beta, None),
-                "adam": momentum_of(normalized, adam_b1, adam_b2),
-            }
-            momentum = partition(own)
         return chain_between("muon", exchange, momentum, partition(steps))
 
-    return make_for_params(make)
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        checks.check_params(params)
+        return make(params).update(updates, state, params, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(lambda p: make(p).init(p), update)
 
 
 def _check_exchange(exchange: Exchange) -> None:

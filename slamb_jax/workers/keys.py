@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from slamb_jax._core.axes import AxisName, worker_index
-from slamb_jax._core.checks import check_bools
-from slamb_jax._core.leaves import broadcast_prefix, tree_for
+from slamb_jax._core.leaves import bool_for_each
 from slamb_jax.workers import mesh as meshes
 
 EqualKeys: TypeAlias = bool | chex.ArrayTree | Callable[[Any], Any] | None
@@ -23,12 +22,10 @@ def begin_equal(tree: chex.ArrayTree, equal_keys: EqualKeys) -> chex.ArrayTree:
     """
     if equal_keys is None:
         return jax.tree.map(_by_type, tree, is_leaf=_is_named_tuple)
-    bools = tree_for(equal_keys, tree)
-    check_bools("equal_keys", bools)
     return jax.tree.map(
         lambda x, equal: bool(equal) or not meshes.is_key(x),
         tree,
-        broadcast_prefix("equal_keys", bools, tree),
+        bool_for_each("equal_keys", equal_keys, tree),
     )
 
 

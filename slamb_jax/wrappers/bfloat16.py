@@ -8,7 +8,7 @@ import optax
 
 from slamb_jax._core import checks
 from slamb_jax._core import rounding as _rounding
-from slamb_jax._core.leaves import Leaf, keep_absent, map_numbered, map_present
+from slamb_jax._core.leaves import Leaf, keep_absent, map_present, present
 from slamb_jax._core.rounding import upcast_f32
 
 
@@ -125,7 +125,8 @@ def train_in_bfloat16(
         master = None
         if state.master is not None:
             master = keep_absent(map_present(jnp.add, u, old), old)
-        out = map_numbered(rounded, u, params, old, like=params)
+        rows, rebuild = present(u, params, old, like=params)
+        out = rebuild([rounded(*row) for row in rows])
         return out, TrainInBfloat16State(step, master, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -11,8 +11,7 @@ updates. So most optax transformations are one:
 ... )
 """
 
-from slamb_jax.links.directions._matrices import DimensionNumbers
 from slamb_jax.links.directions.adam import adam
-from slamb_jax.links.directions.muon import muon
+from slamb_jax.links.directions.muon import DimensionNumbers, muon
 
 __all__ = ["DimensionNumbers", "adam", "muon"]

@@ -70,13 +70,16 @@ def adam(
                 "directions.adam needs the argument second_moment, which "
                 "slamb_jax.mask_momentum with a b2 passes to its direction"
             )
+        # A complex v would be a square, and no square of an absolute value.
         check_real(updates, "updates")
         # As float32 arrays: optax.inject_hyperparams may give them another dtype.
         least, under_root = (jnp.asarray(x, jnp.float32) for x in (eps, eps_root))
+        # v comes corrected. An eps that is added before has to be corrected with it.
         if eps_before_correction and of_second_moment is not None:
             least = least * jnp.sqrt(of_second_moment)
 
         def direction(m: jax.Array, v: jax.Array) -> jax.Array:
+            # Moments may be kept in 16 bits; what is made of them is float32.
             root = jnp.sqrt(v.astype(jnp.float32) + under_root)
             return m.astype(jnp.float32) / (root + least)
 

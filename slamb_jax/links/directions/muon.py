@@ -1,7 +1,9 @@
 """Muon's direction: the momentum of every matrix, orthogonalized."""
 
 import functools
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,28 +12,27 @@ import optax
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from slamb_jax._core.checks import (
-    SMALL,
-    check_integer,
-    check_range,
-    check_real,
-    check_static,
-)
-from slamb_jax._core.layout import bound_axes, broadcast_specs
-from slamb_jax._core.leaves import present
+from slamb_jax._core import checks
+from slamb_jax._core.layout import bound_axes, broadcast_specs, is_spec
+from slamb_jax._core.leaves import broadcast_prefix, is_function, map_present, present
 from slamb_jax.exchange.collectives import gather_shards, own_shard
-from slamb_jax.links.directions._matrices import (
-    DimensionNumbers,
-    Matrices,
-    as_matrices,
-    check_matrices,
-    matrices,
-    orthogonalize,
-    rows_and_columns,
-)
 
 NS_COEFFS = (3.4445, -4.7750, 2.0315)
 """Of Keller Jordan's quintic, steepest at zero."""
+
+
+class DimensionNumbers(NamedTuple):
+    """Which dimensions of a parameter are a matrix's rows, and which its columns.
+
+    The others are a batch of matrices. ``optax.contrib.MuonDimensionNumbers`` has the
+    same fields and serves as well.
+    """
+
+    reduction_axis: int | Sequence[int] = 0
+    output_axis: int | Sequence[int] = 1
+
+
+Matrices = Any  # a tree of dimension numbers, None for others; or a function
 
 
 def muon(
@@ -90,13 +91,22 @@ def muon(
       al., `Muon is Scalable for LLM Training <https://arxiv.org/abs/2502.16982>`_,
       2025: ``consistent_rms``.
     """
-    check_static("ns_coeffs", ns_coeffs)
-    check_integer("ns_steps", ns_steps, 1)
-    check_range("eps", eps, 0.0, open_low=True, holds=SMALL)
+    checks.check_static("ns_coeffs", ns_coeffs)
+    checks.check_integer("ns_steps", ns_steps, 1)
+    checks.check_range("eps", eps, 0.0, open_low=True, holds=checks.SMALL)
     check_matrices("weight_dimension_numbers", weight_dimension_numbers)
     if consistent_rms is not None:
-        check_range("consistent_rms", consistent_rms, 0.0, open_low=True)
-    steps = _of_steps(ns_coeffs, ns_steps)
+        checks.check_range("consistent_rms", consistent_rms, 0.0, open_low=True)
+    # Constants of the program, one row for each step.
+    coeffs = np.asarray(ns_coeffs, np.float32)
+    if coeffs.ndim == 1:
+        coeffs = np.broadcast_to(coeffs, (ns_steps, *coeffs.shape))
+    if coeffs.shape[1:] != (3,) or len(coeffs) < ns_steps:
+        raise ValueError(
+            "ns_coeffs must be three numbers, or three for each of "
+            f"ns_steps={ns_steps} steps, got {ns_coeffs!r}"
+        )
+    steps = coeffs[-ns_steps:]
 
     def direction(
         m: jax.Array, dimensions: DimensionNumbers | None, spec: PartitionSpec
@@ -109,18 +119,23 @@ def muon(
         of_matrix = sum(rows_and_columns(m.shape, dimensions), ())
         axes = [x if i in of_matrix else () for i, x in enumerate(bound_axes(spec))]
         m = gather_shards(m, axes)
-        there = jax.typeof(m).sharding
-        of = functools.partial(whole, dimensions=dimensions)
-        if any(there.spec):  # on a mesh with Explicit axes: left to the compiler
-            of = jax.sharding.auto_axes(of, out_sharding=there)
-        return own_shard(of(m), axes)
+        sharding = jax.typeof(m).sharding
+        step = functools.partial(orthogonalize_each, dimensions=dimensions)
+        if any(sharding.spec):  # on a mesh with Explicit axes: left to the compiler
+            step = jax.sharding.auto_axes(step, out_sharding=sharding)
+        return own_shard(step(m), axes)
 
-    def whole(m: jax.Array, dimensions: DimensionNumbers) -> jax.Array:
-        order, sizes = as_matrices(m.shape, dimensions)
+    def orthogonalize_each(m: jax.Array, dimensions: DimensionNumbers) -> jax.Array:
+        # 1. A batch of matrices: rows and columns go last.
+        parts = rows_and_columns(m.shape, dimensions)
+        batch = tuple(i for i in range(m.ndim) if i not in sum(parts, ()))
+        order = (*batch, *sum(parts, ()))
+        rows, columns = (math.prod(m.shape[i] for i in part) for part in parts)
         turned = m.transpose(order)
-        # A batch of matrices in one product each, whatever their number.
-        x = jax.vmap(lambda x: orthogonalize(x, steps, eps))(turned.reshape(sizes))
-        _, rows, columns = sizes
+        # 2. All of the batch in one product each, whatever their number.
+        x = turned.reshape(-1, rows, columns)
+        x = jax.vmap(lambda x: orthogonalize(x, steps, eps))(x)
+        # 3. Scaled, so that one learning rate suits matrices of any shape.
         scale: Any = max(1.0, columns / rows) ** 0.5
         if consistent_rms is not None:
             scale = max(rows, columns) ** 0.5 * consistent_rms
@@ -134,7 +149,8 @@ def muon(
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.EmptyState]:
         del params, extra_args
-        check_real(updates, "updates")
+        checks.check_real(updates, "updates")
+        # Leaves that are no matrices pass: an optimizer gives them another direction.
         rows, rebuild = present(updates, broadcast_specs(param_specs, updates))
         numbers = matrices(weight_dimension_numbers, updates, param_specs)
         return rebuild([direction(m, numbers[x.index], at) for x, m, at in rows]), state
@@ -142,14 +158,75 @@ def muon(
     return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
-def _of_steps(ns_coeffs: Any, ns_steps: int) -> np.ndarray:
-    """The coefficients of each step; raises for another number of them."""
-    coeffs = np.asarray(ns_coeffs, np.float32)
-    if coeffs.ndim == 1:
-        coeffs = np.broadcast_to(coeffs, (ns_steps, *coeffs.shape))
-    if coeffs.shape[1:] != (3,) or len(coeffs) < ns_steps:
+def matrices(
+    numbers: Matrices, params: optax.Params, param_specs: Any = None
+) -> list[DimensionNumbers | None]:
+    """The dimension numbers of each leaf; None for those that are no matrices.
+
+    A function that chooses them sees the shapes of whole leaves, also among shards.
+    """
+    if is_function(numbers):
+        # On shapes alone: nothing is gathered to choose.
+        specs = broadcast_specs(param_specs, params)
+        axes = jax.tree.map(bound_axes, specs, is_leaf=is_spec)
+        whole = functools.partial(map_present, gather_shards)
+        numbers = numbers(jax.eval_shape(lambda x: whole(x, axes), params))
+    if numbers is None:
+        return [
+            DimensionNumbers() if x.ndim == 2 else None for x in jax.tree.leaves(params)
+        ]
+
+    check_matrices("weight_dimension_numbers", numbers)
+    # False for None, which would be no leaf of the tree that follows.
+    numbers = jax.tree.map(lambda x: x or False, numbers, is_leaf=_is_numbers)
+    each = broadcast_prefix("weight_dimension_numbers", numbers, params, _is_numbers)
+    leaves = jax.tree.leaves(each, is_leaf=lambda x: hasattr(x, "reduction_axis"))
+    return [x or None for x in leaves]
+
+
+def check_matrices(name: str, numbers: Matrices) -> None:
+    """Raises unless it is a tree of dimension numbers and None, or a function."""
+    checks.check_static(name, numbers)
+    if is_function(numbers):
+        return
+    for x in jax.tree.leaves(numbers, is_leaf=_is_numbers):
+        if not _is_numbers(x):
+            got = checks.shown(x)
+            raise ValueError(
+                f"{name} must have DimensionNumbers or None for leaves, got {got}"
+            )
+
+
+def _is_numbers(x: Any) -> bool:
+    return x is None or hasattr(x, "reduction_axis")
+
+
+def rows_and_columns(
+    shape: tuple[int, ...], dimensions: DimensionNumbers
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which dimensions are a matrix's rows, and which its columns."""
+    ndim = len(shape)
+    rows, columns = (
+        tuple(axis % ndim for axis in ((x,) if isinstance(x, int) else x))
+        for x in (dimensions.reduction_axis, dimensions.output_axis)
+    )
+    # A dimension of both would be its own row and column.
+    if len({*rows, *columns}) < len(rows) + len(columns):
         raise ValueError(
-            "ns_coeffs must be three numbers, or three for each of "
-            f"ns_steps={ns_steps} steps, got {ns_coeffs!r}"
+            "weight_dimension_numbers must name each dimension once, got "
+            f"{dimensions!r} for shape {shape}"
         )
-    return coeffs[-ns_steps:]
+    return rows, columns
+
+
+def orthogonalize(x: jax.Array, steps: np.ndarray, eps: ArrayLike) -> jax.Array:
+    """A matrix with the same singular vectors, whose singular values are near one."""
+    # X X^T is then of the shorter side.
+    if x.shape[0] > x.shape[1]:
+        return orthogonalize(x.T, steps, eps).T
+    # The iteration converges where no singular value is above 1, as none now is.
+    x = x / (jnp.sqrt(jnp.sum(jnp.square(x))) + jnp.asarray(eps, jnp.float32))
+    for a, b, c in steps:
+        square = x @ x.T
+        x = a * x + (b * square + c * (square @ square)) @ x
+    return x
