@@ -108,11 +108,10 @@ def write_commands(app):
     """A page of what the command line says of itself."""
     os.environ["COLUMNS"] = "88"  # as wide as argparse writes
     page = ["# slamb-jax, on the command line\n"]
-    for command in ("advise", "report"):
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-            slamb_jax.command_line.main([command, "--help"])
-        page.append(f"## slamb-jax {command}\n\n```text\n{said.getvalue()}```\n")
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        slamb_jax.command_line.main(["advise", "--help"])
+    page.append(f"## slamb-jax advise\n\n```text\n{said.getvalue()}```\n")
     there = pathlib.Path(app.srcdir, "generated")
     there.mkdir(exist_ok=True)
     (there / "command_line.md").write_text("\n".join(page))

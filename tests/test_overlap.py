@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import slamb_jax
+from benchmarks.chips.traffic import walk
 from slamb_jax.wire.hlo import parse_hlo
 from tests.compiled import compile_optimized
 from tests.optimizers import exchange, random_tree, slamb, train_step
@@ -35,7 +36,7 @@ def needs_text(tx):
     text = [k for k, x in body.items() if x.shape.startswith("s32[2,13]")]
     assert [body[name].opcode for name in text] == ["parameter"]
     for name, x in body.items():
-        if any(inner.collective for inner in module.walk(x)):
+        if any(inner.collective for inner in walk(module, x)):
             yield text[0] in ancestors(body, name)
 
 

@@ -8,7 +8,6 @@ those chips are workers in nodes on slower links. Large models take minutes.
 """
 
 import dataclasses
-import itertools
 from typing import Literal
 
 import jax
@@ -40,8 +39,6 @@ class Config:
     """layers: four matrices of 1024 x 4096, with biases"""
     topology: str = "h100:1x1x8"
     """or h100:1x128x8, v5p:8x8x16, ..."""
-    slices: int = 1
-    """of a TPU"""
     only: tuple[str, ...] = tuple(OPTIMIZERS)
     """steps by their names in the table"""
     links: tuple[float, ...] = ()
@@ -53,7 +50,7 @@ class Config:
     workers_per_node: int = 8
 
 
-def compiled_table(steps: dict[str, Step], title: str, slices: int) -> Table:
+def compiled_table(steps: dict[str, Step], title: str) -> Table:
     rows = []
     for name, step in steps.items():
         row = {
@@ -65,11 +62,9 @@ def compiled_table(steps: dict[str, Step], title: str, slices: int) -> Table:
             "kernels": f"{step.traffic.kernels}",
             "conditionals": f"{step.traffic.conditionals}",
         }
-        links = (False, True) if slices > 1 else (False,)
-        for between, average in itertools.product(links, (False, True)):
-            sent = step.sent(between_slices=between, conditional=average)
-            when = "an average" if average else "a step"
-            row[f"MB {when}{', network' * between}"] = f"{sent / 1e6:.1f}"
+        for average, when in ((False, "a step"), (True, "an average")):
+            sent = step.report.bytes_sent(conditional=average)
+            row[f"MB {when}"] = f"{sent / 1e6:.1f}"
         rows.append(row)
     return table(title, rows, f"compiled on {hardware(jax.devices()[0])}")
 
@@ -112,7 +107,7 @@ def main(config: Config) -> None:
     check_names("--only", config.only, OPTIMIZERS)
     console = Console(width=140)
     shapes = LAYERS if config.model == "layers" else MODELS[config.model]
-    mesh = mesh_of(config.topology, config.slices)
+    mesh = mesh_of(config.topology)
     steps: dict[str, Step] = {}
     for name in config.only:
         console.print(f"compiling {name}", highlight=False)
@@ -124,9 +119,9 @@ def main(config: Config) -> None:
         millions = elements(abstract(shapes)) / 1e6
         title = (
             f"{config.model}, {millions:.1f} M parameters in {len(shapes)} leaves; "
-            f"{config.slices} x {config.topology}, {mesh.size} chips"
+            f"{config.topology}, {mesh.size} chips"
         )
-        console.print(compiled_table(steps, title, config.slices))
+        console.print(compiled_table(steps, title))
     if config.links and set(COMPARED) <= set(steps):
         chip = CHIPS[mesh.devices.flat[0].device_kind]
         dense, ours = (steps[n].traffic.bytes / chip.bandwidth for n in COMPARED)

@@ -53,12 +53,6 @@ class Step:
     traffic: Traffic
     report: WireReport
 
-    def sent(self, *, between_slices: bool, conditional: bool) -> float:
-        chosen = (
-            c for c in self.report.collectives if c.between_slices == between_slices
-        )
-        return WireReport(tuple(chosen)).bytes_sent(conditional=conditional)
-
 
 def compile_step(name: str, shapes: Shapes, mesh: Mesh) -> Step:
     """Update and apply, each worker with its own gradients, parameters and moments."""

@@ -19,12 +19,12 @@ from rich.console import Console
 
 import slamb_jax
 from benchmarks.chips.targets import AXIS, mesh_of, on_chips
-from benchmarks.chips.traffic import traffic_of
+from benchmarks.chips.traffic import traffic_of, walk
 from benchmarks.rivals import elements
 from examples.byte_lm.model import ByteLM
 from examples.common.tables import table
 from examples.hardware import hardware
-from slamb_jax.wire import RING_SHARES, Instruction, parse_hlo
+from slamb_jax.wire.hlo import RING_SHARES, Instruction, parse_hlo
 
 LATENCY_HIDING = {  # options of XLA, by the chip's platform
     "gpu": ("xla_gpu_enable_latency_hiding_scheduler",),
@@ -64,7 +64,7 @@ def hidden(text: str, workers: int) -> Iterator[Hidden]:
     names = list(body)
     for place, name in enumerate(names):
         x = body[name]
-        inside = [y.collective for y in module.walk(x)]
+        inside = [y.collective for y in walk(module, x)]
         kind = next((k for k in inside if k is not None), None)
         if kind is None or not x.opcode.endswith("-start"):
             continue
@@ -76,7 +76,7 @@ def hidden(text: str, workers: int) -> Iterator[Hidden]:
             kind,
             RING_SHARES[kind](workers) * payload,
             sum(f.kernels for f in found),
-            sum(any(map(_multiplies, module.walk(y))) for y in between),
+            sum(any(map(_multiplies, walk(module, y))) for y in between),
             sum(f.bytes for f in found),
         )
 

@@ -59,8 +59,8 @@ CHIPS = {
 }
 
 
-def mesh_of(topology: str, slices: int = 1) -> Mesh:
-    """All chips of a topology on one axis, slice after slice.
+def mesh_of(topology: str) -> Mesh:
+    """All chips of a topology on one axis.
 
     ``h100:1x128x8`` is one partition of 128 hosts of 8 GPUs; ``v5p:8x8x16`` a TPU's.
     """
@@ -73,8 +73,7 @@ def mesh_of(topology: str, slices: int = 1) -> Mesh:
         description = topologies.get_topology_desc(topology=shape, **wanted)
     else:
         os.environ |= WITHOUT_TPU | os.environ
-        several = {"num_slices": slices} if slices > 1 else {}
-        description = topologies.get_topology_desc(topology, "tpu", **several)
+        description = topologies.get_topology_desc(topology, "tpu")
     return Mesh(np.array(description.devices), (AXIS,))
 
 

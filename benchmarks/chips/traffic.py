@@ -9,9 +9,10 @@ are counted too.
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from slamb_jax.wire import Instruction, Module, parse_hlo
+from slamb_jax.wire.hlo import Instruction, Module, parse_hlo
 
 Body = dict[str, Instruction]
 FREE = {  # instructions that move nothing
@@ -42,6 +43,14 @@ class Traffic(NamedTuple):
     bytes: float
     kernels: int
     conditionals: int
+
+
+def walk(module: Module, instruction: Instruction) -> Iterator[Instruction]:
+    """The instruction, and those of every computation that it calls."""
+    yield instruction
+    for name in instruction.called:
+        for x in module.computations.get(name, {}).values():
+            yield from walk(module, x)
 
 
 def traffic(text: str) -> Traffic:

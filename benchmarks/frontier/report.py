@@ -14,7 +14,7 @@ from benchmarks.frontier.results import Result, Results, last_loss
 from benchmarks.frontier.sweep import finished, swept
 from benchmarks.frontier.tasks import task
 from examples.common.tables import spread, table
-from slamb_jax.wire import RING_SHARES
+from slamb_jax.wire.hlo import RING_SHARES
 
 COMPARED = 1 / 1000, 1 / 4  # of dense bytes: where rivals are compared
 

@@ -1,9 +1,8 @@
 """The prediction of :func:`slamb_jax.advise`, its verdict and its table."""
 
 import dataclasses
-import math
 import textwrap
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.wire.report import format_table
@@ -14,23 +13,21 @@ TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """How far a loss ended above dense AdamW's after as many steps, in per cent.
+    """How far losses ended from dense AdamW's after as many steps, in per cent.
 
     Each was at its best rate, and at the better of b1 0.9 and 0.8 that was tried, on
     small language models: ``frontier.md`` and ``scale.md`` in ``benchmarks/results``.
     """
 
-    above: float  #: with 120,576 parameters, 8 workers and 300 steps
-    interval: tuple[float, float]  #: of 95 %
+    interval: tuple[float, float]  #: the ends of the intervals of 95 % of all sizes
     sizes: tuple[int, int]  #: the fewest and the most parameters that were tried
-    intervals: tuple[float, float]  #: the ends of those of all sizes
 
 
 RECORDED = {
-    "ternary": Recorded(0.8, (-0.5, 2.1), (23_008, 426_920), (-2.6, 4.0)),
-    "largest_of_7": Recorded(6.7, (5.0, 8.3), (23_008, 120_576), (1.5, 11.6)),
-    "largest_of_31": Recorded(14.8, (12.8, 16.9), (120_576, 120_576), (12.8, 16.9)),
-    "largest_of_127": Recorded(28.5, (25.7, 31.2), (120_576, 120_576), (25.7, 31.2)),
+    "ternary": Recorded((-2.6, 4.0), (23_008, 426_920)),
+    "largest_of_7": Recorded((1.5, 11.6), (23_008, 120_576)),
+    "largest_of_31": Recorded((12.8, 16.9), (120_576, 120_576)),
+    "largest_of_127": Recorded((25.7, 31.2), (120_576, 120_576)),
 }
 """That of :func:`slamb_jax.adamw` with all of its momentum exchanged, by payload."""
 
@@ -70,33 +67,17 @@ class Advice:
     dense: StepCost  #: a step whose gradients are averaged in float32
     dense_bfloat16: StepCost  #: a step whose gradients are averaged in bfloat16
     exchanging: StepCost  #: a step with the exchange
-    #: The bits per second of a link, on which, and on every slower one, ``exchanging``
-    #: takes no longer than ``dense``: infinite from 10 Tbit/s on; 0 if on slow ones it
-    #: takes longer.
-    break_even_link: float
-    break_even_link_bfloat16: float  #: the same against ``dense_bfloat16``
     title: str  #: the question, in words
     #: Bytes of a step over those of averaging gradients in float32, as
     #: :meth:`Exchange.share` counts them; over those in bfloat16 it is twice as much.
     share: float
     exchange: Exchange  #: the one asked for, in the payload that keeps to a budget
-    parameters: int  #: of the whole model
     recorded: Recorded | None  #: the loss of :func:`adamw` with such an exchange
 
     #: The least speed-up that pays; less is within the model's error.
     THRESHOLD: ClassVar[float] = 1.05
     #: From this share of a step on, latency has a line of its own in the print.
     LATE: ClassVar[float] = 0.25
-
-    @property
-    def payload(self) -> str:
-        """The wire format of the exchange."""
-        return self.exchange.payload or "float32"
-
-    @property
-    def share_bfloat16(self) -> float:
-        """Bytes of a step over those of averaging gradients in bfloat16."""
-        return 2 * self.share
 
     @property
     def speedup(self) -> float:
@@ -125,14 +106,6 @@ class Advice:
     def pays(self) -> bool:
         """Whether a step is ``faster``, and no loss above dense AdamW's is recorded."""
         return self.faster and (self.recorded is None or self.recorded.interval[0] <= 0)
-
-    @property
-    def expected_loss(self) -> float | None:
-        """The recorded loss above dense AdamW's, in %; None for a size not tried."""
-        if self.recorded is None:
-            return None
-        least, most = self.recorded.sizes
-        return self.recorded.above if least <= self.parameters <= most else None
 
     @property
     def verdict(self) -> str:
@@ -164,30 +137,15 @@ class Advice:
     def _loss(self) -> str:
         if self.recorded is None:
             return "No loss is recorded for this exchange: train a dense run beside it."
-        if self.expected_loss is None:
-            sizes = " to ".join(f"{x:,}" for x in dict.fromkeys(self.recorded.sizes))
-            low, high = self.recorded.intervals
-            model = scaled(self.parameters, "parameters")
-            begin = f"No loss is forecast for {model}: train a dense run beside it. "
-            by = f"{low:+.1f} to {high:+.1f} % (the intervals of 95 %)"
-        else:
-            begin, sizes, (low, high) = "", "120,576", self.recorded.interval
-            by = f"{self.expected_loss:+.1f} % ({low:+.1f} to {high:+.1f} %, 95 %)"
+        low, high = self.recorded.interval
+        sizes = " to ".join(f"{x:,}" for x in dict.fromkeys(self.recorded.sizes))
         return (
-            f"{begin}In {self.payload} the loss differed from dense AdamW's after as "
-            f"many steps by {by}, on small language models of {sizes} parameters, each "
-            "at its best b1 and rate (benchmarks/results, in the repository)."
+            f"In {self.exchange.payload} the loss differed from dense AdamW's after as "
+            f"many steps by {low:+.1f} to {high:+.1f} % (the intervals of 95 %), on "
+            f"small language models of {sizes} parameters, each at its best b1 and "
+            "rate (benchmarks/results, in the repository). For other models no loss is "
+            "forecast: train a dense run beside it."
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """The numbers and the verdict as JSON can hold them; None is infinity."""
-        names = [k for k, x in vars(Advice).items() if isinstance(x, property)]
-        numbers = vars(self) | {name: getattr(self, name) for name in names}
-        del numbers["exchange"]  # which Exchange.to_json writes
-        for name, x in numbers.items():
-            if isinstance(x, StepCost | Recorded):
-                numbers[name] = dataclasses.asdict(x)
-        return {k: None if x == math.inf else x for k, x in numbers.items()}
 
     def __str__(self) -> str:
         times = ("compute", "exchange", "hidden", "update", "step")
@@ -200,21 +158,12 @@ class Advice:
             seconds = (duration(getattr(cost, f"{x}_seconds")) for x in times)
             gains = (f"{x.step_seconds / cost.step_seconds:.2f}" for x in costs[:2])
             rows.append((name, sent, *seconds, *gains))
-        links = (self.break_even_link, self.break_even_link_bfloat16)
-        wide, narrow = map(_name_links, links)
-        which = f"one {wide}, in float32 and in bfloat16"
-        if wide != narrow:
-            which = f"one in float32 {wide}, and as one in bfloat16 {narrow}"
-        even = (
-            "Where no dense step hides its exchange, a step is at least as fast as a "
-            f"dense {which}."
-        )
+        texts = [self._speed(), self._loss()]
         if not (self.dense.update_seconds or self.exchanging.update_seconds):
-            even += (
-                " Both updates are taken to be free: python -m benchmarks.step, in the "
-                "repository, measures their seconds; give both."
+            texts.append(
+                "Both updates are taken to be free: python -m benchmarks.step, in the "
+                "repository, measures their seconds, which slamb_jax.advise takes."
             )
-        texts = [self._speed(), self._loss(), even]
         waits = min(self.exchanging.latency_seconds, self.exchanging.exposed_seconds)
         late = waits / self.exchanging.step_seconds
         if late >= self.LATE:
@@ -225,14 +174,6 @@ class Advice:
             )
         texts = [textwrap.fill(text, 88) for text in texts]
         return "\n".join([self.title, format_table(rows, str.rjust), *texts])
-
-
-def _name_links(fastest: float) -> str:
-    """The links on which a step takes no longer, in words."""
-    if fastest == 0.0:
-        return "on no slow link"
-    slower = "" if fastest == math.inf else f" slower than {scaled(fastest, 'bit/s')}"
-    return f"on every link{slower}"
 
 
 def scaled(value: float, unit: str) -> str:

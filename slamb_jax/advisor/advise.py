@@ -6,7 +6,6 @@ import numbers
 import re
 import textwrap
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import chex
 import jax
@@ -21,10 +20,7 @@ from slamb_jax.advisor.network import Network
 from slamb_jax.exchange import nbytes
 from slamb_jax.exchange.nbytes import Transfer
 from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.wire import RING_SHARES
-
-# A matrix of a model that is given as a number of parameters.
-_TYPICAL = jax.ShapeDtypeStruct((10_000, 1024), jnp.float32)
+from slamb_jax.wire.hlo import RING_SHARES
 
 
 def advise(
@@ -44,7 +40,7 @@ def advise(
     every H steps, which is amortized. Arrays of 32 bits use an all-reduce. Arrays of 16
     bits and codes use an all-to-all and an all-gather, which load the link of a node
     with many workers more. The leaves are taken to share one collective; where XLA
-    makes several, each adds its latency (:meth:`Network.report_seconds` counts them).
+    makes several, each adds its latency.
 
     Nothing overlaps, since an optax optimizer runs after the backward pass. With
     ``overlap`` the exchange between the workers runs during the compute, and the step
@@ -54,7 +50,7 @@ def advise(
 
     Args:
       params: a tree of arrays or of ``jax.ShapeDtypeStruct``; or the number d of
-        parameters, taken to lie in unsharded float32 matrices of ten million elements.
+        parameters, taken to lie in one unsharded float32 matrix.
         Of a leaf with a ``NamedSharding`` only the shard of one device counts, so d and
         the links are those of one device if the model is sharded.
       network: the workers and their links.
@@ -103,44 +99,37 @@ def advise(
     for name, value in zip(("dense", "exchanging"), update_seconds, strict=True):
         checks.check_range(f"update_seconds ({name})", value, 0.0, open_high=True)
     # 1. The exchange, if a budget chooses its payload. A model of which only the size
-    # is known counts as matrices of a typical size.
+    # is known is one matrix.
     counted = isinstance(params, numbers.Real)
     if counted:
-        checks.check_range("params", params, 1.0, open_high=True)
+        checks.check_range("params", params, 1.0, 1e15)
+        params = jax.ShapeDtypeStruct((1, int(float(params))), jnp.float32)
     if budget is not None:
-        exchange = _choose_payload(exchange, budget, _TYPICAL if counted else params)
-    # 2. The elements of the model and of one device's shards, and the means of those.
-    if counted:
-        whole = d = int(float(params))
-        size, means = nbytes.means_of(exchange, _TYPICAL)
-        means = [x._replace(sizes=(-(-d * sum(x.sizes) // size),)) for x in means]
-    else:
-        d, means = nbytes.means_of(exchange, params, _shards(params, exchange))
-        whole = sum(x.size for x in jax.tree.leaves(params))
-    # 3. Three steps: dense in float32 and in bfloat16, and with the exchange. In it the
-    # devices of a worker average their gradients first.
-    wide, narrow = (
-        _Step(step_seconds, update_seconds[0], [Transfer("all-reduce", itemsize * d)])
-        for itemsize in (4, 2)
-    )
+        exchange = _choose_payload(exchange, budget, params)
+    # 2. The elements of one device's shards, and the means of those.
+    shards = None if counted else _shards(params, exchange)
+    d, means = nbytes.means_of(exchange, params, shards)
+    # 3. The exchange's collectives. The devices of a worker average their gradients
+    # before, and only what comes after may run during the compute.
     nodes = network.workers // devices
     plan = [x for mean in means for x in nbytes.transfers_of(mean, nodes, devices)]
     gradients = [Transfer("all-reduce", 4 * d, within=True)] if devices > 1 else []
     plans = (gradients, plan) if exchange.overlap else (gradients + plan, [])
-    ours = _Step(step_seconds, update_seconds[1], *plans, devices)
-    # 4. What they cost on this network, and on which links they cost the same.
+    # 4. What three steps cost: dense in float32 and in bfloat16, and with the exchange.
+    before, after = update_seconds
+    wide, narrow = (
+        _cost(network, step_seconds, before, [Transfer("all-reduce", itemsize * d)])
+        for itemsize in (4, 2)
+    )
     share = nbytes.share(d, means)
     recorded = exchange.averages_momentum and not exchange.overlap
     return Advice(
-        dense=wide.cost(network),
-        dense_bfloat16=narrow.cost(network),
-        exchanging=ours.cost(network),
-        break_even_link=_break_even(wide, ours, network),
-        break_even_link_bfloat16=_break_even(narrow, ours, network),
+        dense=wide,
+        dense_bfloat16=narrow,
+        exchanging=_cost(network, step_seconds, after, *plans, devices),
         title=_title(d, network, exchange, share),
         share=share,
         exchange=exchange,
-        parameters=whole,
         recorded=RECORDED.get(exchange.payload or "float32") if recorded else None,
     )
 
@@ -149,13 +138,7 @@ def _choose_payload(
     exchange: Exchange, budget: float, params: chex.ArrayTree
 ) -> Exchange:
     """The exchange in the first payload that keeps to the budget."""
-    # "5" is likely to be meant as five per cent, which the error then says.
-    try:
-        checks.check_range("budget", budget, 0.0, 1.0, open_low=True)
-    except ValueError as error:
-        if isinstance(budget, int | float) and 1 < budget <= 100:
-            error.add_note(f"{budget} % is {budget / 100}")
-        raise
+    checks.check_range("budget", budget, 0.0, 1.0, open_low=True)
     if exchange.payload != Exchange().payload:
         raise ValueError(
             "budget chooses the payload: exchange must have the default one, got "
@@ -213,64 +196,39 @@ def _shards(params: chex.ArrayTree, exchange: Exchange) -> chex.ArrayTree:
     return jax.tree_util.tree_map_with_path(shard, params, specs)
 
 
-class _Step(NamedTuple):
-    """A step: its seconds beside the exchange, and its collectives."""
+def _cost(
+    network: Network,
+    compute: float,
+    update: float,
+    waited: Sequence[Transfer],
+    hidden: Sequence[Transfer] = (),
+    devices: int = 1,
+) -> StepCost:
+    """What a step costs that waits for some collectives, and hides others.
 
-    compute: float
-    update: float
-    waited: Sequence[Transfer]
-    hidden: Sequence[Transfer] = ()  # as far as the compute is long enough
-    devices: int = 1  # of one worker
-
-    def cost(self, network: Network) -> StepCost:
-        """What it costs on this network.
-
-        With several devices in a worker, device i of each node takes part in one mean,
-        and the means share the link of the node.
-        """
-        within = between = network
-        if self.devices > 1:
-            local, link, late = network.local_link, network.link, network.latency
-            within = Network(self.devices, min(local, 1e18), latency=late)
-            between = Network(network.workers // self.devices, link, latency=late)
-
-        def count(transfers: Sequence[Transfer]) -> np.ndarray:
-            """Bytes, those within a node, seconds and those of latency, of a step."""
-            total = np.zeros(4)
-            for x in transfers:
-                among, means = (within, 1) if x.within else (between, self.devices)
-                sent = RING_SHARES[x.kind](among.workers) * x.nbytes
-                seconds = (among.seconds(x.kind, n) for n in (x.nbytes * means, 0))
-                total += np.multiply(x.per_step, [sent, sent * x.within, *seconds])
-            return total
-
-        waited, hidden = count(self.waited), count(self.hidden)
-        sent, local, seconds, late = (waited + hidden).tolist()
-        hides = min(self.compute, float(hidden[2]))
-        return StepCost(sent, self.compute, seconds, self.update, local, hides, late)
-
-
-def _break_even(dense: _Step, ours: _Step, network: Network) -> float:
-    """The link on which, and on each slower one, our step takes no longer.
-
-    Infinite if on every link; 0 if on slow ones it takes longer.
+    With several devices in a worker, device i of each node takes part in one mean, and
+    the means share the link of the node.
     """
-    single = network.workers == network.workers_per_node
+    within = between = network
+    if devices > 1:
+        local, link, late = network.local_link, network.link, network.latency
+        within = Network(devices, min(local, 1e18), latency=late)
+        between = Network(network.workers // devices, link, latency=late)
 
-    def pays(power: float) -> bool:
-        local = 10**power if single else network.local_link
-        other = dataclasses.replace(network, link=10**power, local_link=local)
-        return ours.cost(other).step_seconds <= dense.cost(other).step_seconds
+    def count(transfers: Sequence[Transfer]) -> np.ndarray:
+        """Bytes, those within a node, seconds and those of latency, of a step."""
+        total = np.zeros(4)
+        for x in transfers:
+            among, means = (within, 1) if x.within else (between, devices)
+            sent = RING_SHARES[x.kind](among.workers) * x.nbytes
+            seconds = (among.seconds(x.kind, n) for n in (x.nbytes * means, 0))
+            total += np.multiply(x.per_step, [sent, sent * x.within, *seconds])
+        return total
 
-    powers = [1 + i / 8 for i in range(8 * 12 + 1)]  # 10 bit/s up to 10 Tbit/s
-    fast = next((power for power in powers if not pays(power)), None)
-    if fast in (None, powers[0]):
-        return 0.0 if fast else math.inf
-    slow = fast - 1 / 8
-    for _ in range(40):  # bisect between the last link that pays and the next
-        middle = (slow + fast) / 2
-        slow, fast = (middle, fast) if pays(middle) else (slow, middle)
-    return 10**slow
+    behind = count(hidden)
+    sent, local_sent, seconds, latency = (count(waited) + behind).tolist()
+    hides = min(compute, float(behind[2]))
+    return StepCost(sent, compute, seconds, update, local_sent, hides, latency)
 
 
 def _title(d: int, network: Network, exchange: Exchange, share: float) -> str:

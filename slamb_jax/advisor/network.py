@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from slamb_jax._core.checks import check_choice, check_integer, check_range
-from slamb_jax.wire import RING_SHARES, WireReport
+from slamb_jax.wire.hlo import RING_SHARES
 
 # Measured by benchmarks/network over TCP: in an all-to-all, acknowledgements wait in a
 # queue after the data of the other direction.
@@ -101,25 +101,3 @@ class Network:
         slow, fast = bits / hops / link, bits / hops / local
         around = (slow / 2 + self.latency + (w - 1) * fast / 2) / w
         return (hops - 1) * max(slow, fast, around) + slow + self.latency
-
-    def report_seconds(self, report: WireReport, *, conditional: bool = False) -> float:
-        """Seconds of the collectives of a compiled program, in sequence.
-
-        Args:
-          report: the :func:`wire_report` of the program.
-          conditional: count those inside conditionals instead of those outside.
-
-        Raises:
-          ValueError: for a collective that cannot be counted, or that is not among
-            all ``workers``.
-        """
-        chosen = [c for c in report.collectives if c.conditional == conditional]
-        bad = [c for c in chosen if c.times is None or c.group_size != self.workers]
-        if bad:
-            raise ValueError(
-                f"report must have collectives of {self.workers} workers whose number "
-                f"is known, got {bad[0]}"
-            )
-        return math.fsum(
-            self.seconds(c.kind, c.payload_bytes) * (c.times or 0) for c in chosen
-        )

@@ -21,8 +21,8 @@ from slamb_jax._core.rounding import next_step, upcast_f32
 from slamb_jax.exchange.collectives import pany, pmean
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.jointspar import distribution
-from slamb_jax.jointspar.branches import Tree
 from slamb_jax.jointspar.distribution import JointSparState, active_layers
+from slamb_jax.jointspar.train_if import Tree
 
 Labels: TypeAlias = Tree  # of strings and None
 Layers: TypeAlias = Labels | Callable[[optax.Params], Labels]
@@ -186,7 +186,7 @@ def jointspar(
         mean = treedef.unflatten(means)
         steps, inner = tx.update(mean, state.inner, params, **extra_args)
         moving = treedef.unflatten(g is not None and moves[x] for x, g in rows)
-        updates = map_present(lambda _, *x: _zero_unless(*x), updates, moving, steps)
+        updates = map_present(lambda _, *x: jnp.where(*x, 0), updates, moving, steps)
         inner = keep_still(moving, state.inner, inner)
 
         # 4. The distribution that the next layers are drawn from.
@@ -203,7 +203,7 @@ def jointspar(
         grads: list[jax.Array], active: jax.Array, chance: jax.Array, moves: jax.Array
     ) -> tuple[list[jax.Array], jax.Array]:
         """Means of a layer's gradients over p, and its norm; 0 if it stands still."""
-        wide = [_zero_unless(active, upcast_f32(g)) for g in grads]
+        wide = [jnp.where(active, upcast_f32(g), 0) for g in grads]
         norm = optax.tree.norm(wide).astype(jnp.float32)
         pairs = zip(wide, grads, strict=True)
         shares = [(x / chance.astype(x.dtype)).astype(g.dtype) for x, g in pairs]
@@ -211,8 +211,8 @@ def jointspar(
             return shares, norm
         sent = shares if draws_alone else [*shares, norm]
         mean = functools.partial(pmean, axis_name=axis_name)
-        zeros = functools.partial(jax.tree.map, jnp.zeros_like)
-        means = axes.cond(moves, mean, zeros, sent)  # the same branch on all workers
+        # All workers take the same branch.
+        means = axes.cond(moves, mean, optax.tree.zeros_like, sent)
         return (means, norm) if draws_alone else (means[:-1], means[-1])
 
     def keep_still(moving: Tree, old: optax.OptState, new: optax.OptState) -> Tree:
@@ -228,10 +228,6 @@ def jointspar(
         return jax.tree.map(jnp.where, moving, new, old)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _zero_unless(flag: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.where(flag, x, jnp.zeros_like(x))
 
 
 def _axis_of(exchange: Exchange) -> axes.AxisName | None:

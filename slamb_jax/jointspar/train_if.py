@@ -6,11 +6,27 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import chex
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import jaxpr_as_fun, primitives
 
-from slamb_jax.jointspar.branches import Flag, Tree, call_if
+from slamb_jax._core import axes
+from slamb_jax._core.platform import run_on_cpu
 
+Tree: TypeAlias = chex.ArrayTree
 Layer: TypeAlias = Callable[..., Tree]
+Vjp: TypeAlias = Callable[[Tree], tuple[Tree, ...]]
+# A gradient is computed always (None), never (()), or if a traced bool is set. None and
+# () are empty trees, which stay static where custom_vjp passes them on.
+Flag: TypeAlias = jax.Array | tuple[()] | None
+Flags: TypeAlias = tuple[Flag, Flag]  # for the gradients of the weights and the inputs
+# Results that are saved for the backward pass; others are computed again there. What a
+# branch reads must lie in memory, while XLA fuses most results away elsewhere: saving
+# them all would cost more than a skipped layer saves.
+_SAVED = ("dot_general", "conv_general_dilated", "random_bits", "random_wrap")
 
 
 def train_if(
@@ -82,7 +98,7 @@ def train_if(
     reached: Flag = None if below is None else ()
     if below:
         reached = functools.reduce(operator.or_, [active[x] for x in below])
-    run = functools.partial(call_if, flags=(active[name], reached))
+    run = functools.partial(_call_if, flags=(active[name], reached))
     # This library never imports Flax: it is there if the layer is a module of it.
     linen: Any = sys.modules.get("flax.linen")
     nnx: Any = sys.modules.get("flax.nnx")
@@ -110,3 +126,107 @@ def train_if(
     if linen and isinstance(layer, linen.Module):
         return train_linen
     return train_nnx if nnx and isinstance(layer, nnx.Module) else train_function
+
+
+def _call_if(
+    transforms: Any, fun: Callable[..., Tree], weights: Tree, inputs: Tree, flags: Flags
+) -> Tree:
+    """Calls ``fun(weights, *inputs)``, whose two gradients are computed if flagged.
+
+    ``transforms`` is ``jax``, or ``flax.linen`` if the weights are a module's.
+    """
+
+    def primal(weights: Tree, flags: Flags, *inputs: Tree) -> Tree:
+        return fun(weights, *inputs)
+
+    def forward(weights: Tree, flags: Flags, *inputs: Tree) -> Any:
+        policy = lambda primitive, *_, **__: primitive.name in _SAVED  # noqa: E731
+        saving = transforms.checkpoint(fun, policy=policy, prevent_cse=False)
+        y, vjp = transforms.vjp(saving, weights, *inputs)
+        return y, (flags, vjp)
+
+    def backward(residuals: tuple[Flags, Vjp], cotangent: Tree) -> tuple[Tree, ...]:
+        weights, *inputs = _conditional_vjp(*residuals, cotangent)
+        return weights, None, *inputs
+
+    if transforms is jax:
+        branching: Any = jax.custom_vjp(primal)
+        branching.defvjp(forward, backward)
+    else:
+        branching = transforms.custom_vjp(primal, forward, backward)
+    return branching(weights, flags, *inputs)
+
+
+def _conditional_vjp(flags: Flags, vjp: Vjp, cotangent: Tree) -> tuple[Tree, ...]:
+    """The results of ``vjp``, each computed if flagged and zeros otherwise."""
+
+    def differentiable(cotangent: Tree) -> Tree:  # None for integers and keys
+        none = jax.dtypes.float0
+        return jax.tree.map(lambda x: None if x.dtype == none else x, vjp(cotangent))
+
+    shapes = jax.eval_shape(differentiable, cotangent)
+
+    def zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
+        x = jnp.zeros(like.shape, like.dtype)
+        return axes.vary_over(x, axes.varying_axes(like))
+
+    def gradients(weights: bool, inputs: bool) -> tuple[Tree, ...]:
+        out = none = jax.tree.map(zeros, shapes)
+        if weights or inputs:
+            out = _call_with_fast_convolutions(differentiable, cotangent)
+        return (out if weights else none)[0], *(out if inputs else none)[1:]
+
+    def choose(flag: Flag, fun: Callable[[bool], Tree]) -> Tree:
+        if flag is None or isinstance(flag, tuple):
+            return fun(flag is None)
+        return axes.cond(flag, lambda: fun(True), lambda: fun(False))
+
+    return choose(flags[0], lambda x: choose(flags[1], functools.partial(gradients, x)))
+
+
+def _call_with_fast_convolutions(vjp: Vjp, cotangent: Tree) -> tuple[Tree, ...]:
+    """Calls ``vjp``; on a CPU its convolutions run over (batch, space, feature)."""
+    program, shapes = jax.make_jaxpr(vjp, return_shape=True)(cotangent)
+    if "conv_general_dilated" not in str(program):
+        return vjp(cotangent)
+
+    def reordered(cotangent: Tree) -> Tree:
+        out = jaxpr_as_fun(_reorder(program))(*jax.tree.leaves(cotangent))
+        return jax.tree.unflatten(jax.tree.structure(shapes), out)
+
+    return run_on_cpu(reordered, vjp, cotangent)
+
+
+def _reorder(program: Any) -> Any:
+    """A jaxpr, open or closed, whose convolutions are calls of :func:`_convolve`."""
+    jaxpr = getattr(program, "jaxpr", program)  # itself, from jax 0.12 on
+    if jaxpr is not program:
+        return program.replace(jaxpr=_reorder(jaxpr))
+
+    def reorder(eqn: Any) -> Any:
+        if eqn.primitive is lax.conv_general_dilated_p:
+            convolve = functools.partial(_convolve, **eqn.params)
+            called = jax.make_jaxpr(convolve)(*(x.aval for x in eqn.invars))
+            params = {"call_jaxpr": called}
+            return eqn.replace(primitive=primitives.closed_call_p, params=params)
+        settings = eqn.params.items()
+        inner = {name: _reorder(x) for name, x in settings if hasattr(x, "eqns")}
+        return eqn.replace(params=eqn.params | inner)
+
+    return jaxpr.replace(eqns=[*map(reorder, jaxpr.eqns)])
+
+
+def _convolve(
+    x: jax.Array, kernel: jax.Array, *, dimension_numbers: Any, **params: Any
+) -> jax.Array:
+    """A convolution over (batch, space, feature), transposed from and to its order."""
+    lhs, rhs, out = dimension_numbers  # places of batch, feature, space; out, in, space
+    space = "0123456789"[: x.ndim - 2]
+    params.pop("out_sharding", None)  # None: there is no explicit sharding here
+    y = lax.conv_general_dilated(
+        lax.transpose(x, (lhs[0], *lhs[2:], lhs[1])),
+        lax.transpose(kernel, (*rhs[2:], rhs[1], rhs[0])),
+        dimension_numbers=(f"N{space}C", f"{space}IO", f"N{space}C"),
+        **params,
+    )
+    return lax.transpose(y, np.argsort((out[0], *out[2:], out[1])))

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 RING_SHARES: dict[str, Callable[[int], float]] = {
@@ -29,7 +29,6 @@ _CALLED = re.compile(
     r"\b(?:calls|to_apply|body|condition|(?:true|false|branch)_computations?)"
     r"=(\{[^}]*\}|%?[\w.\-]+)"
 )
-_BETWEEN_SLICES = re.compile(r'_megascale_transfer_type="(\w+)"')
 _TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
@@ -76,8 +75,8 @@ class Instruction:
     def collective(self) -> str | None:
         """The kind of collective that the instruction is or starts, or None."""
         kind = self.opcode.removesuffix("-start")
-        if kind == "send" and (transfer := _BETWEEN_SLICES.search(self.attributes)):
-            kind = transfer[1].lower().replace("_", "-")
+        if kind == "send":  # a collective only between TPU slices, by their hosts
+            return kind if "_megascale" in self.attributes else None
         return kind if kind in COLLECTIVES else None
 
     @property
@@ -99,13 +98,6 @@ class Module(NamedTuple):
 
     computations: dict[str, Body]
     entry: str
-
-    def walk(self, instruction: Instruction) -> Iterator[Instruction]:
-        """The instruction, and those of every computation that it calls."""
-        yield instruction
-        for name in instruction.called:
-            for x in self.computations.get(name, {}).values():
-                yield from self.walk(x)
 
 
 def parse_hlo(text: str) -> Module:

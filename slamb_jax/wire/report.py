@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Self
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -19,56 +19,49 @@ _LISTS = re.compile(
 )
 _IOTA = re.compile(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]*)\](?:T\(([\d,]*)\))?")
 _MESH = re.compile(r"replica_groups=mesh\[(.*?)\]\s*\{(.*?)\}")
-_SLICES = re.compile(r'_megascale_target="?([^"\s]*?)"?,_xla')
 _LOWERED = re.compile(r"\b(?:stablehlo|mhlo|func\.func)\b")
 
 
-class Groups(NamedTuple):
-    """Which devices take part in a collective together; None where it is not known."""
+Groups: TypeAlias = frozenset[frozenset[int]]
+"""The devices that take part in a collective together, by their places on the mesh.
 
-    size: int | None  # devices (or TPU slices) of one group
-    # By positions on the mesh; of a permute, each pair of source and target.
-    members: frozenset[frozenset[int]] | None = None
+Of a permute they are the pairs of source and target.
+"""
 
-    @classmethod
-    def divide(cls, mesh: Mesh, axis_name: AxisName) -> Self:
-        """The groups of a mesh along one of its axes, or several together."""
-        for name in as_tuple(axis_name):
-            if not isinstance(mesh, Mesh) or name not in mesh.axis_names:
-                raise ValueError(f"mesh must have the axis {name!r}, got {mesh!r}")
-        return cls._split(mesh.shape, as_tuple(axis_name))
 
-    @classmethod
-    def parse(cls, attributes: str) -> Self:
-        """The groups in the attributes of an instruction, in any of XLA's notations."""
-        if match := _LISTS.search(attributes):
-            return cls._list(map(_integers, re.findall(r"\{[\d,]*\}", match[1])))
-        if match := _IOTA.search(attributes):
-            shape = _integers(match[2])
-            order = _integers(match[3]) if match[3] else None
-            ids = np.arange(math.prod(shape)).reshape(shape).transpose(order)
-            return cls._list(ids.reshape(-1, int(match[1])).tolist())
-        if match := _MESH.search(attributes):
-            sizes = {k: int(n) for k, n in re.findall(r"'([^']*)'=(\d+)", match[1])}
-            return cls._split(sizes, re.findall(r"'([^']*)'", match[2]))
-        if match := _SLICES.search(attributes):
-            # Slices; of an all-to-all, devices: 100,000 times the slice plus a number.
-            among = _integers(re.sub(r"x\{.*", "", match[1]))
-            return cls(len({i // 100_000 or i for i in among}))
-        return cls(None)
+def divide_mesh(mesh: Mesh, axis_name: AxisName) -> Groups:
+    """The groups of a mesh along one of its axes, or several together."""
+    for name in as_tuple(axis_name):
+        if not isinstance(mesh, Mesh) or name not in mesh.axis_names:
+            raise ValueError(f"mesh must have the axis {name!r}, got {mesh!r}")
+    return _divide(mesh.shape, as_tuple(axis_name))
 
-    @classmethod
-    def _split(cls, sizes: Mapping[Hashable, int], names: Sequence[Hashable]) -> Self:
-        """The groups over these axes of a mesh whose axes have these sizes."""
-        ids = np.arange(math.prod(sizes.values())).reshape([*sizes.values()])
-        axes = [[*sizes].index(name) for name in names]
-        ids = np.moveaxis(ids, axes, range(-len(axes), 0))
-        return cls._list(ids.reshape(-1, math.prod(sizes[x] for x in names)).tolist())
 
-    @classmethod
-    def _list(cls, rows: Iterable[Sequence[int]]) -> Self:
-        members = frozenset(map(frozenset, rows))
-        return cls(max(map(len, members)) or None, members)
+def parse_groups(attributes: str) -> Groups | None:
+    """The groups in the attributes of an instruction, in any of XLA's notations."""
+    if match := _LISTS.search(attributes):
+        return _group(map(_integers, re.findall(r"\{[\d,]*\}", match[1])))
+    if match := _IOTA.search(attributes):
+        shape = _integers(match[2])
+        order = _integers(match[3]) if match[3] else None
+        ids = np.arange(math.prod(shape)).reshape(shape).transpose(order)
+        return _group(ids.reshape(-1, int(match[1])).tolist())
+    if match := _MESH.search(attributes):
+        sizes = {k: int(n) for k, n in re.findall(r"'([^']*)'=(\d+)", match[1])}
+        return _divide(sizes, re.findall(r"'([^']*)'", match[2]))
+    return None
+
+
+def _divide(sizes: Mapping[Hashable, int], names: Sequence[Hashable]) -> Groups:
+    """The groups over these axes of a mesh whose axes have these sizes."""
+    ids = np.arange(math.prod(sizes.values())).reshape([*sizes.values()])
+    axes = [[*sizes].index(name) for name in names]
+    ids = np.moveaxis(ids, axes, range(-len(axes), 0))
+    return _group(ids.reshape(-1, math.prod(sizes[x] for x in names)).tolist())
+
+
+def _group(rows: Iterable[Sequence[int]]) -> Groups:
+    return frozenset(map(frozenset, rows))
 
 
 def _integers(text: str) -> list[int]:
@@ -83,19 +76,16 @@ class Collective:
     dtype: str  #: XLA's name of the element type, ``"mixed"`` if they differ
     elements: int  #: elements of each device's payload
     payload_bytes: int  #: bytes of each device's payload
-    groups: Groups  #: the devices that take part together
+    groups: Groups | None  #: the devices that take part together, if they are known
     conditional: bool  #: whether it is in a branch of a conditional
     #: Runs per call, or None if the number is not known. A branch counts as taken at
     #: every turn of the loops around it.
     times: int | None
-    #: Whether it uses the data-center network that joins TPU slices. Its groups are
-    #: then of slices, and each device of a slice sends its share.
-    between_slices: bool = False
 
     @property
     def group_size(self) -> int | None:
-        """Devices (or slices) that take part together; None if it is not known."""
-        return self.groups.size
+        """Devices that take part together; None if it is not known."""
+        return max(map(len, self.groups or ()), default=0) or None
 
     @property
     def wire_bytes(self) -> float | None:
@@ -112,7 +102,7 @@ class Collective:
         elif self.times != 1:
             runs += f", {'at most ' if self.conditional else ''}{self.times} times"
         sent = "not counted" if self.wire_bytes is None else f"{self.wire_bytes:.0f}"
-        devices = f"{self.group_size or '?'}{' slices' if self.between_slices else ''}"
+        devices = str(self.group_size or "?")
         return (self.kind, self.dtype, str(self.elements), sent, devices, runs)
 
 
@@ -147,11 +137,9 @@ class WireReport:
           ValueError: for an axis that the mesh does not have, and if a collective
             cannot be counted.
         """
-        members = Groups.divide(mesh, axis_name).members
+        groups = divide_mesh(mesh, axis_name)
         chosen = [
-            c
-            for c in self.collectives
-            if c.wire_bytes is None or c.groups.members == members
+            c for c in self.collectives if c.wire_bytes is None or c.groups == groups
         ]
         return WireReport(tuple(chosen)).bytes_sent(conditional=conditional)
 
@@ -170,15 +158,6 @@ class WireReport:
         if not (whole := dense.bytes_sent()):
             raise ValueError(f"dense must send something in every call, got:\n{dense}")
         return (self.bytes_sent() + self.bytes_sent(conditional=True) / every) / whole
-
-    def to_json(self) -> list[dict[str, str | float | None]]:
-        """One mapping for each collective, of values that JSON can hold."""
-        names = ("kind", "dtype", "elements", "conditional", "times", "between_slices")
-        return [
-            {name: getattr(c, name) for name in names}
-            | {"bytes_sent": c.wire_bytes, "devices": c.group_size}
-            for c in self.collectives
-        ]
 
     def __str__(self) -> str:
         if not self.collectives:
@@ -202,7 +181,8 @@ def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> Wire
     Bytes sent are per device, by the ring convention: with g devices and a payload of
     B bytes each, an all-reduce sends 2 (g-1)/g B, an all-gather (g-1) B, a
     reduce-scatter or all-to-all (g-1)/g B, a permute B. A collective that cannot be
-    counted (of another kind, or in a loop of unknown length) is listed as such.
+    counted (of another kind, between TPU slices, or in a loop of unknown length) is
+    listed as such.
 
     Args:
       program: the result of ``lower`` of ``jax.jit`` or ``nnx.jit``, which is then
@@ -249,10 +229,9 @@ def _walk(
                 dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
                 elements=sum(array.elements for array in arrays),
                 payload_bytes=sum(array.bytes for array in arrays),
-                groups=Groups.parse(x.attributes),
+                groups=parse_groups(x.attributes),
                 conditional=conditional,
                 times=times,
-                between_slices=x.opcode == "send",
             )
             continue  # the computation that it calls is the reduction
         inside, runs = conditional or x.opcode == "conditional", times

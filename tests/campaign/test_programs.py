@@ -14,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding
 
 import slamb_jax
 from benchmarks.chips import targets
-from slamb_jax.wire import RING_SHARES, Groups
+from slamb_jax.wire.hlo import RING_SHARES
+from slamb_jax.wire.report import divide_mesh
 from tests.campaign.draws import drawn
 from tests.compiled import compile_optimized
 from tests.test_chips import needs
@@ -123,12 +124,12 @@ def run_part(part, x, sizes):
 def axis_of(groups, kind, mesh):
     """The axis along which all groups lie; of a permute they are pairs."""
     if kind != "collective-permute":
-        along = {Groups.divide(mesh, a).members: a for a in mesh.axis_names}
-        return along.get(groups.members)
+        along = {divide_mesh(mesh, a): a for a in mesh.axis_names}
+        return along.get(groups)
     places = np.stack(np.unravel_index(range(mesh.size), mesh.devices.shape), -1)
     for i, name in enumerate(mesh.axis_names):
         others = np.delete(places, i, axis=1)
-        pairs = [others[sorted(pair)] for pair in groups.members or ()]
+        pairs = [others[sorted(pair)] for pair in groups or ()]
         if all((one == other).all() for one, other in pairs):
             return name
     return None

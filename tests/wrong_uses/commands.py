@@ -16,15 +16,6 @@ def command(text):
 ADVISE = "advise --params 1M --workers 8 --link 1Gbit --step 1s "
 
 
-def advising(contents):
-    def call(directory):
-        path = directory / "exchange.json"
-        path.write_text(contents)
-        command_line.main([*ADVISE.split(), "--exchange", str(path)])
-
-    return call
-
-
 COMMANDS = [
     (command(""), "arguments are required: command"),
     (command("average"), "invalid choice: 'average'"),
@@ -39,13 +30,7 @@ COMMANDS = [
     (command(ADVISE + "--budget 101%"), "--budget: must be a share .*got '101%'"),
     (command(ADVISE + "--budget 0"), "--budget: must be a share .*got '0'"),
     (command(ADVISE + "--budget 5% --payload null"), "chooses the payload.*None"),
-    (command(ADVISE + "--sync-every 1.5"), "sync_every .*'1.5'"),
     (command(ADVISE + "--overlap 3"), "unrecognized arguments: 3"),
-    (command(ADVISE + "--exchange /nowhere"), "--exchange: /nowhere: .*No such file"),
-    (advising("[1, 2]"), r"--exchange: .*exchange.json: settings .*\[1, 2\]"),
-    (advising('{"ratio": 0.1}'), "'ratio' is not a setting of an Exchange"),
-    (command("report /nowhere"), "No such file .*'/nowhere'"),
-    (command("report pyproject.toml"), "program must be compiled, or its HLO text"),
 ]
 
 
