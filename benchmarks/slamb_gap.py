@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
@@ -21,7 +22,6 @@ from rich.console import Console
 import slamb_jax
 from benchmarks.frontier.results import Results, lowest, rate_of
 from benchmarks.frontier.tasks import TASKS, schedule, task
-from benchmarks.rivals.parts import random_share
 from examples.common.optimizers import dense
 from examples.common.options import check_names
 from examples.common.simulated import AXIS, Method, Program, evaluation_steps, train
@@ -90,6 +90,24 @@ def agreeing(compressor: Any = None, payload: str | None = None) -> Chain:
         slamb_jax.layerwise_trust_ratio(exchange),
         optax.scale_by_learning_rate(rate),
     )
+
+
+def random_share(share: float) -> compressors.Codec:
+    """Random coordinates of each array, the same ones on all workers."""
+
+    def places(size: int, common: jax.Array) -> jax.Array:
+        draws = jax.random.bits(common, (size,), jnp.uint32)
+        return jax.lax.top_k(draws, max(1, round(share * size)))[1]
+
+    def encode(x: jax.Array, common: jax.Array, own: jax.Array) -> jax.Array:
+        del own
+        return x.reshape(-1)[places(x.size, common)]
+
+    def decode(code: Any, like: jax.ShapeDtypeStruct, common: jax.Array) -> jax.Array:
+        flat = jnp.zeros(like.size).at[places(like.size, common)].set(code)
+        return flat.reshape(like.shape)
+
+    return compressors.Codec(encode, decode, averages=True)
 
 
 CHAINS: dict[str, Chain] = {

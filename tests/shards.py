@@ -14,9 +14,7 @@ from slamb_jax.exchange.selections import Leaf, Selection, Strided
 from tests.workers import AXIS, P
 
 N, SHARDS = 4, 2
-OLD = not hasattr(jax.lax, "pcast")  # jax 0.7: only axes that are manual
 ALONE = pytest.mark.filterwarnings("ignore:step changes most of the state")
-auto = pytest.mark.skipif(OLD, reason="needs a jax newer than 0.7")
 
 
 def mesh_with(sizes, kind=AxisType.Auto):

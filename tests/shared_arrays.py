@@ -97,7 +97,7 @@ def main():
     on_mesh("sharded", mesh_4x2(), sharded)
     simulated = slamb_jax.simulated_step(step, N, exchange)
     check("simulated", simulated, lambda x: slamb_jax.simulated_replicas(x, N))
-    with (getattr(jax, "set_mesh", None) or jax.sharding.use_mesh)(mesh):
+    with jax.set_mesh(mesh):
         one = {"twice, same": KINDS["twice, same"]}
         on_mesh("under set_mesh", mesh, exchange, kinds=one)
 

@@ -17,7 +17,7 @@ import slamb_jax
 from slamb_jax.exchange.selections import Strided
 from tests.close import assert_close, assert_same_bits
 from tests.optimizers import random_tree, step_on_gradients, train_step
-from tests.shards import auto, mesh_4x2, mesh_with
+from tests.shards import mesh_4x2, mesh_with
 from tests.workers import AXIS, P, mesh_of, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "odd": (7, 11), "empty": (0, 3), "scale": ()}
@@ -198,7 +198,6 @@ def test_init_on_shapes_alone_tells_where_the_state_will_lie(specs):
     assert wheres[0] == wheres[1]
 
 
-@auto
 def test_a_sharded_model_stays_sharded():
     specs = {"w": P(None, "model"), "b": P("model")}
     settings = slamb_jax.Exchange(AXIS, param_specs=specs)

@@ -7,6 +7,8 @@ import pytest
 
 import slamb_jax
 from slamb_jax._core import platform as _platform
+from slamb_jax._core.leaves import Leaf
+from slamb_jax.exchange.mean import mean_over_workers
 from tests.close import assert_close, assert_same_bits
 from tests.compiled import PLATFORMS, on_platform
 from tests.optimizers import plain, random_tree
@@ -27,7 +29,7 @@ def there(platform, fun, *args):
 
 @on_each
 def test_barriers_change_nothing(platform):
-    barriers = _platform.computed_apart, _platform.recompute_barrier
+    barriers = _platform.computed_apart, _platform.recompute
     for barrier in (*barriers, _platform.materialized):
         x = jnp.arange(15.0)
         assert_same_bits(there(platform, barrier, x), x)
@@ -102,6 +104,23 @@ def test_rows_are_decoded_and_summed(platform):
     rows = random_tree({"x": (7, 40)}, 0)["x"]
     got = there(platform, lambda x: _platform.sum_of_rows(jnp.square, x), rows)
     assert_close(got, jnp.square(rows).sum(0), units=8)
+
+
+@on_each
+def test_codes_are_those_of_the_flat_array(platform):
+    """Of its elements in row-major order, on every platform."""
+    exchange, shape = slamb_jax.Exchange(AXIS), (512, 256)
+
+    def mean(x):
+        leaf, step = Leaf(0, x.shape), jnp.int32(1)
+        return mean_over_workers([x], [leaf], exchange, "ternary", step).means[0]
+
+    def of_flat(x):
+        return mean(x.reshape(-1)).reshape(shape)
+
+    x, over = random_tree({"w": shape}, 0, 2)["w"], {"axis_name": AXIS}
+    got, want = (there(platform, jax.vmap(f, **over), x) for f in (mean, of_flat))
+    assert_close(got, want, units=8)
 
 
 SLAMB = slamb_jax.slamb(

@@ -237,7 +237,6 @@ def whole_surface(mesh, simulates):
     return fresh["pair"], slamb_jax.consolidate(ends), agreement
 
 
-@pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="jax 0.7 has use_mesh alone")
 @KINDS
 def test_all_works_under_set_mesh(kind):
     mesh = mesh_with({AXIS: 4}, kind)

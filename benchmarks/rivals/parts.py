@@ -52,24 +52,6 @@ def masked_momentum(compressor: Any, decay: float) -> optax.GradientTransformati
     return optax.GradientTransformation(init, update)
 
 
-def random_share(share: float) -> Codec:
-    """Random coordinates of each array, the same ones on all workers."""
-
-    def places(size: int, common: jax.Array) -> jax.Array:
-        draws = jax.random.bits(common, (size,), jnp.uint32)
-        return jax.lax.top_k(draws, max(1, round(share * size)))[1]
-
-    def encode(x: jax.Array, common: jax.Array, own: jax.Array) -> jax.Array:
-        del own
-        return x.reshape(-1)[places(x.size, common)]
-
-    def decode(code: Any, like: jax.ShapeDtypeStruct, common: jax.Array) -> jax.Array:
-        flat = jnp.zeros(like.size).at[places(like.size, common)].set(code)
-        return flat.reshape(like.shape)
-
-    return Codec(encode, decode, averages=True)
-
-
 def terngrad() -> Codec:
     """Three values by stochastic rounding: 0 and the largest magnitude of each 640.
 

@@ -67,14 +67,13 @@ def varying_axes(x: Any) -> Axes:
 
 
 def vary_over(x: jax.Array, axes: Axes) -> jax.Array:
-    """``x`` with a type that varies over ``axes`` too; XLA removes it.
-
-    ``lax.pcast`` is not in every jax supported, and fails under ``vmap``.
-    """
-    for axis in sorted(axes - varying_axes(x), key=str):
-        other = jnp.broadcast_to(worker_index(axis), x.shape).astype(x.dtype)
-        x = jnp.where(jnp.zeros(x.shape, bool), other, x)
-    return x
+    """``x`` with a type that varies over ``axes`` too, which costs nothing."""
+    missing = tuple(sorted(axes - varying_axes(x), key=str))
+    if not missing:
+        return x
+    if not hasattr(jax.lax, "pcast"):  # jax 0.8.0 and 0.8.1
+        return jax.lax.pvary(x, missing)  # type: ignore[attr-defined]
+    return jax.lax.pcast(x, missing, to="varying")
 
 
 def zero_of_sum(x: Any, shards: Axes) -> jax.Array:

@@ -85,23 +85,25 @@ def join_rows(
       values: the fields with one value for each leaf, which are stacked. All others are
         arrays of the leaf's shape, or None.
     """
-    kinds: dict[Hashable, list[int]] = {}
+    kinds: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(rows):
         leaf: Leaf = row[0]
         is_small = 0 < leaf.size < SMALL and not leaf.sharded and not leaf.stacked
         unit = unit_of(leaf) if is_small else None
         fields = zip(row._fields[1:], row[1:], strict=True)
         types = [_kind(x, name in same) for name, x in fields if name not in values]
-        kinds.setdefault((i, None) if unit is None else (unit, *types), []).append(i)
+        kind: tuple[Any, ...] = (None, i) if unit is None else (unit, *types)
+        kinds.setdefault(kind, []).append(i)
     # In reverse: so XLA keeps what was sent where momenta were, and a step of twelve
     # matrices on a GPU has a third of the temporary memory.
-    groups = list(reversed(kinds.items()))
+    groups = list(kinds.items())
+    if any(unit is not None for (unit, *_), _ in groups):
+        groups.reverse()
     joined = []
     for (unit, *_), places in groups:
         group = [rows[i] for i in places]
-        joined.append(
-            group[0] if len(group) == 1 else _join_rows(group, unit, same, values)
-        )
+        one = len(group) == 1
+        joined.append(group[0] if one else _join_rows(group, unit, same, values))
     return Joined([places for _, places in groups], joined)
 
 
@@ -205,7 +207,7 @@ def _split(leaf: Leaf, arrays: Column) -> list[list[Any]]:
     """The parts of each array."""
     if not leaf.parts:
         return [[x] for x in arrays]
-    starts = hidden(np.cumsum([0, *_units_of(leaf)[:-1]]) * leaf.unit)
+    starts = hidden((np.cumsum([0, *_units_of(leaf)[:-1]]) * leaf.unit).tolist())
     shapes = [part.shape for part in leaf.parts]
     # Opaque, or a CPU would compute the whole array again in each part's kernel.
     given = iter(opaque([x for x in arrays if x is not None]))

@@ -35,7 +35,7 @@ def run_on_cpu(fast: Callable[[Any], Any], plain: Callable[[Any], Any], x: Any) 
     return lax.platform_dependent(x, cpu=fast, default=plain)
 
 
-def recompute_barrier(x: Any) -> Any:
+def recompute(x: Any) -> Any:
     """``x``, from which the compiler computes again what it computed from it before.
 
     A GPU would keep the first result in memory from its first use to its second: one

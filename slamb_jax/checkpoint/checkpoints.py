@@ -4,12 +4,10 @@ No other module of the library uses Orbax.
 """
 
 import contextlib
-import os
 import pathlib
 import re
 import shutil
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
@@ -28,6 +26,8 @@ from slamb_jax.workers import mesh as meshes
 from slamb_jax.workers.agreement import checksums
 
 _METADATA = "about"  # the folder of the metadata in a checkpoint
+_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_NOT_OF_FILES = (OSError, MemoryError, jax.errors.JaxRuntimeError)  # but _MISSING is
 _UNFINISHED = "[0-9]*.orbax-checkpoint-tmp*"  # the name of an incomplete save
 _UNLIKE = "the checksum of {} is not the one that was saved"
 _SHARED = "on a file system that all processes share"
@@ -143,7 +143,7 @@ class Checkpoints:
             raise ValueError(f"state must have leaves, got {state!r}")
         arrays, leaves = _pack(stored.leaves_by_name(state))
         metadata = stored.describe(
-            state, leaves, extra, format=1, workers=n, selects=self._selects
+            state, extra, leaves=leaves, format=1, workers=n, selects=self._selects
         )
         if not self._writing:
             self._begin_writing()
@@ -252,29 +252,26 @@ class Checkpoints:
 
         1. Process 0 writes a file, locks the directory against other runs, and removes
            what runs that were killed left incomplete.
-        2. Every process sees the file, or does not share the directory.
+        2. Every process sees the file. Orbax would wait for ever where they do not
+           share the directory.
         3. Other runs may have written in between: the directory is read once more.
         """
         with contextlib.ExitStack() as until_seen:
-            probe = None
+            probe = ""
             with together():
                 if jax.process_index() == 0:  # step 1
                     with _refuse_unless("one that can be written to", self._directory):
                         file = until_seen.enter_context(
                             tempfile.NamedTemporaryFile(dir=self._directory)
                         )
-                    probe = file.name
+                    probe = pathlib.Path(file.name).name
                     self._unlock = self._unlock or processes.lock(self._directory, self)
                     for path in [*self._directory.glob(_UNFINISHED)]:
                         shutil.rmtree(path)
             # A new name, as a network file system remembers which files were not there.
             probe = processes.gather(probe)[0]
             with together(), _refuse_unless(_SHARED, self._directory):  # step 2
-                for _ in range(200):  # such a file system may be some seconds late
-                    if os.path.exists(probe):
-                        break
-                    time.sleep(0.05)
-                else:
+                if not (self._directory / probe).exists():
                     raise _error_here("does not see a file that process 0 wrote")
         self._writing = True
         self._manager.reload()  # step 3
@@ -310,13 +307,12 @@ class Checkpoints:
         """
         metadata = self._read_metadata(step)  # step 1
         n, saved = meshes.check_replicas("like", like), metadata["workers"]
-        what = f"checkpoint {self._path(step)}"
         if n != (workers or saved):  # step 2
             raise ValueError(
-                f"{what} is of {saved} workers, expected {n}, to which "
+                f"{self._name(step)} is of {saved} workers, expected {n}, to which "
                 f"restore(like, workers={n}) resizes it"
             )
-        stored.check_fits(what, metadata, like)
+        stored.check_fits(self._name(step), metadata, like)
         leaves = stored.leaves_by_name(jax.tree.map(jax.numpy.asarray, like))
         places = {name: meshes.raw(x).sharding for name, x in leaves.items()}
         there = places if n == saved else {}
@@ -345,19 +341,19 @@ class Checkpoints:
           DamagedCheckpointError: if files are missing, or differ from those saved.
           ValueError: for a checkpoint of another program or version of the format.
         """
-        path, metadata = self._path(step), {}
-        if (path / _METADATA).is_dir():
+        metadata: dict[str, Any] = {}
+        if (self._directory / str(step) / _METADATA).is_dir():
             metadata = self._read(step, _METADATA, self._orbax.args.JsonRestore())
         if metadata.get("format") != 1 or "leaves" not in metadata:
             problem = "is not one of slamb_jax.Checkpoints"
             if "format" in metadata:
                 problem = f"has format {metadata['format']}"
             raise ValueError(
-                f"checkpoint {path} could not be read: it {problem}, of which this "
-                "version of slamb_jax reads 1; it is kept"
+                f"{self._name(step)} could not be read: it {problem}, of which "
+                "this version of slamb_jax reads 1; it is kept"
             )
         if metadata != stored.with_checksum(metadata):
-            raise processes.damaged(path, _UNLIKE.format("its metadata"))
+            raise self._damage(step, _UNLIKE.format("its metadata"))
         return metadata
 
     def _read_arrays(
@@ -383,18 +379,35 @@ class Checkpoints:
         sums = checksums([arrays[name] for name in leaves])
         for (name, leaf), of_leaf in zip(leaves.items(), sums, strict=True):
             if (of_leaf != np.array(leaf["checksums"], np.uint32)).any():
-                raise processes.damaged(self._path(step), _UNLIKE.format(name))
+                raise self._damage(step, _UNLIKE.format(name))
         return arrays
 
     def _read(self, step: int, item: str, how: Any) -> dict[str, Any]:
-        """An item of a checkpoint; raises on all processes if it fails on one."""
-        args = self._orbax.args.Composite(**{item: how})
-        return processes.read_together(
-            self._path(step), lambda: dict(self._manager.restore(step, args=args)[item])
-        )
+        """An item of a checkpoint; raises on all processes if it fails on one.
 
-    def _path(self, step: int) -> pathlib.Path:
-        return self._directory / str(step)
+        Raises:
+          DamagedCheckpointError: where the files are to blame.
+          OSError: where reading failed for another reason: memory, rights.
+        """
+        args = self._orbax.args.Composite(**{item: how})
+        with together():
+            try:
+                return dict(self._manager.restore(step, args=args)[item])
+            except (
+                Exception
+            ) as error:  # a damaged file may make a reader raise anything
+                problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+                if isinstance(error, _MISSING) or not isinstance(error, _NOT_OF_FILES):
+                    raise self._damage(step, problem) from error
+                raise OSError(
+                    f"{self._name(step)} could not be read ({problem}); it is kept"
+                ) from error
+
+    def _damage(self, step: int, problem: str) -> DamagedCheckpointError:
+        return DamagedCheckpointError(f"{self._name(step)} is damaged ({problem})")
+
+    def _name(self, step: int) -> str:
+        return f"checkpoint {self._directory / str(step)}"
 
 
 @contextlib.contextmanager

@@ -79,9 +79,8 @@ def dtype_of(leaf: dict[str, Any]) -> jnp.dtype:
 
 
 def describe(
-    state: chex.ArrayTree, leaves: dict[str, Any], extra: dict[str, Any] | None,
-    **rest: Any,
-) -> dict[str, Any]:  # fmt: skip
+    state: chex.ArrayTree, extra: dict[str, Any] | None, **rest: Any
+) -> dict[str, Any]:
     """The metadata of a state; ``rest`` has what only the caller knows.
 
     Raises:
@@ -93,8 +92,8 @@ def describe(
         raise ValueError(
             f"extra must be a dict that JSON can hold, got {shown(extra)}: {error}"
         ) from error
-    rest |= {"structure": structure_by_name(state), "leaves": leaves}
-    return with_checksum(rest | {"extra": extra or {}})
+    rest |= {"structure": structure_by_name(state), "extra": extra or {}}
+    return with_checksum(rest)
 
 
 def with_checksum(metadata: dict[str, Any]) -> dict[str, Any]:

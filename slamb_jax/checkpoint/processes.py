@@ -6,15 +6,10 @@ import os
 import pathlib
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
-import jax
 import numpy as np
 from jax.experimental import multihost_utils
-
-T = TypeVar("T")
-_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-_NOT_OF_FILES = (OSError, MemoryError, jax.errors.JaxRuntimeError)  # but _MISSING is
 
 
 class DamagedCheckpointError(ValueError):
@@ -49,29 +44,6 @@ def together() -> Iterator[None]:
         raise raised
     if worst >= 0:
         raise _ERRORS[worst](message) from raised
-
-
-def read_together(path: pathlib.Path, read: Callable[[], T]) -> T:
-    """What ``read`` returns; raises on all processes if it fails on one.
-
-    Raises:
-      DamagedCheckpointError: where the files are to blame.
-      OSError: where reading failed for another reason: memory, rights.
-    """
-    with together():
-        try:
-            return read()
-        except Exception as error:  # a damaged file may make a reader raise anything
-            problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            if isinstance(error, _MISSING) or not isinstance(error, _NOT_OF_FILES):
-                raise damaged(path, problem) from error
-            message = f"checkpoint {path} could not be read ({problem}); it is kept"
-            raise OSError(message) from error
-
-
-def damaged(path: pathlib.Path, problem: str) -> DamagedCheckpointError:
-    """The error of a damaged checkpoint."""
-    return DamagedCheckpointError(f"checkpoint {path} is damaged ({problem})")
 
 
 def lock(directory: pathlib.Path, owner: object) -> Callable[[], object]:

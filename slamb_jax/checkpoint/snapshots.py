@@ -102,8 +102,8 @@ class Snapshots:
             arrays[name] = mine[:1] if (mine[1:] == mine[:1]).all() else mine
             leaves[name] = stored.shape_and_dtype(x)
         size = sum(x.nbytes for x in arrays.values())
-        own = {"job": self._job, "step": step, "workers": workers}
-        metadata = json.dumps(stored.describe(state, leaves, extra, **own)).encode()
+        own = {"job": self._job, "step": step, "workers": workers, "leaves": leaves}
+        metadata = json.dumps(stored.describe(state, extra, **own)).encode()
         try:
             with _writing(self._path(step)) as file:
                 np.savez(file, metadata=np.frombuffer(metadata, np.uint8), **arrays)

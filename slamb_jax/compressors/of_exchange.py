@@ -46,6 +46,7 @@ class Request(NamedTuple):
     The updates are then a list of arrays, and an :class:`Answer` comes back.
     """
 
+    exchange: Exchange  # of the link
     leaves: Sequence[Leaf]  # that the arrays are of; small ones may be joined
     at: AtStep | None  # what is selected; None: all
     # The unit of each array's codes, and once more for what follows the exchange, which
@@ -130,6 +131,11 @@ def of_exchange(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
         if request is None:
             like = updates if params is None else params
             return _send_tree(exchange, updates, like, step), new
+        if request.exchange != exchange:
+            raise ValueError(
+                "compressor must have the exchange of mask_momentum, got "
+                f"{exchange!r} for {request.exchange!r}"
+            )
         rows = _send(exchange, updates, request, step)
         xs = [row.x for row in rows]
         if request.at is None:
@@ -161,13 +167,18 @@ def unit_to_join(exchange: Exchange, at: AtStep | None, leaf: Leaf) -> int | Non
 
 
 class _Row(NamedTuple):
+    leaf: Leaf
+    x: jax.Array
+
+
+class _Exchanged(NamedTuple):
     """An array, what was sent of it, and what came back."""
 
     leaf: Leaf
     x: jax.Array
-    packed: jax.Array | None = None  # what is selected of it
-    mean: jax.Array | None = None  # of that, over the workers
-    error: jax.Array | None = None  # what others did not receive of it; None: nothing
+    packed: jax.Array  # what is selected of it
+    mean: jax.Array  # of that, over the workers
+    error: jax.Array | None  # what others did not receive of it; None: nothing
 
 
 def _send_tree(
@@ -180,7 +191,7 @@ def _send_tree(
     joined = join_rows(rows, lambda leaf: unit_to_join(exchange, at, leaf))
     arrays = [row.x for row in joined.rows]
     units = [None] * len(arrays)
-    request = Request(joined.leaves, at, units, units)
+    request = Request(exchange, joined.leaves, at, units, units)
     means, unsent = [], []
     for leaf, x, packed, mean, error in _send(exchange, arrays, request, step):
         if error is None:
@@ -195,7 +206,7 @@ def _send_tree(
 
 def _send(
     exchange: Exchange, arrays: Sequence[jax.Array], request: Request, step: jax.Array
-) -> list[_Row]:
+) -> list[_Exchanged]:
     """Sends what is selected of each array.
 
     1. Pack the selected blocks, and divide by their units: there every coordinate has
@@ -222,11 +233,11 @@ def _send(
         if unit is not None:
             x, mean = unit.size * sent, unit.size * mean
             error = None if error is None else unit.size * unit.waits * error
-        rows.append(_Row(leaf, x, sent, mean, error))
+        rows.append(_Exchanged(leaf, x, sent, mean, error))
     return rows
 
 
-def _put_back(at: AtStep, skip: jax.Array | None, row: _Row) -> jax.Array:
+def _put_back(at: AtStep, skip: jax.Array | None, row: _Exchanged) -> jax.Array:
     """The array with M + e in its selected blocks: what is not sent stays there.
 
     In a skipped step, itself: a choice between two momenta would need both in memory,

@@ -172,7 +172,7 @@ class BlockCodec(abc.ABC):
             return self.dequantize(digits, floats)
         return _platform.scale_rows(self.dequantize, digits, floats)
 
-    def parted(self, in_bytes: jax.Array, shape: Group) -> Code:
+    def split_bytes(self, in_bytes: jax.Array, shape: Group) -> Code:
         """The code of groups of this shape, from (..., nbytes)."""
         groups, planes, rows, width = shape
         lead, per_byte = in_bytes.shape[:-1], self.planes * self.digits

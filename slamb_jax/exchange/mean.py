@@ -139,7 +139,7 @@ def _dense_mean(arrays: list[jax.Array], exchange: Exchange) -> list[jax.Array]:
 
 def _mean_in_codes(
     arrays: list[jax.Array],
-    alike: list[int | None],
+    alike: Sequence[int],
     exchange: Exchange,
     codec: BlockCodec,
     step: jax.Array,

@@ -184,10 +184,11 @@ class Strided(Selection):
         parts = leaf.parts or (leaf,)
         numbers = [_numbers(-(-part.size // size)).astype(np.uint32) for part in parts]
         salts = [np.uint32(hash_words(self.seed, part.index)) for part in parts]
-        number, salt = numbers[0], salts[0]
         if leaf.parts:  # small, so that their numbers are constants
-            number = np.concatenate(numbers)
-            salt = np.repeat(salts, [len(x) for x in numbers])
+            number: Any = np.concatenate(numbers)
+            salt: Any = np.repeat(salts, [len(x) for x in numbers])
+        else:
+            number, salt = numbers[0], salts[0]
         offset = hash_u32(number, salt) % np.uint32(self.period)
         turn = lax.rem(step, np.int32(self.period)) + offset.astype(np.int32)
         return lax.rem(turn, np.int32(self.period))

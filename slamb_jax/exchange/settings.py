@@ -12,9 +12,9 @@ from slamb_jax._core import checks as _checks
 from slamb_jax._core.axes import AxisName, as_tuple
 from slamb_jax._core.layout import Layout, mesh_axes
 from slamb_jax._core.leaves import LayoutOf
+from slamb_jax.exchange import nbytes as _nbytes
 from slamb_jax.exchange.codecs import CODECS
 from slamb_jax.exchange.json_form import value_from_json, value_to_json
-from slamb_jax.exchange.nbytes import means_of, share
 from slamb_jax.exchange.selections import Selection, Strided
 
 _PAPER = {"payload": None, "sync_every": 100, "selection": Strided(0.1)}
@@ -45,9 +45,9 @@ class Exchange:
         coordinate. ``"largest_of_7"``, or of another number from 2 to 127: the sign of
         the largest coordinate of so many, in half a byte up to 7 and a byte above.
         ``"uniform8"``, ``"uniform4"``: stochastic rounding to 8 or 4 bits, as in QSGD.
-        ``"sign"``: signs and a scale, 1 bit.
-        ``"bfloat16"``. None: float32; the parameters' dtype where parameters are
-        averaged, and the momentum's under a ``selection``.
+        ``"sign"``: signs and a scale, 1 bit. ``"bfloat16"``. None: float32; the
+        parameters' dtype where parameters are averaged, and the momentum's under a
+        ``selection``.
       sync_every: H, the steps from one mean to the next, a positive integer. 1: of the
         momentum, before all workers step alike. Above 1: of the parameters, which needs
         an ``outer`` optimizer or ``payload=None``. None: never, for a ``selection``.
@@ -161,7 +161,7 @@ class Exchange:
         parameters are spread over the steps between them. ``params`` are the
         parameters, or their shapes and dtypes.
         """
-        return share(*means_of(self, params))
+        return _nbytes.share(*_nbytes.means_of(self, params))
 
     def to_json(self) -> dict[str, Any]:
         """The settings that are not the default, as what JSON and YAML can hold.

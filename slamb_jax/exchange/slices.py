@@ -145,11 +145,11 @@ class Part:
 
     def decode_slice(self, code: jax.Array) -> jax.Array:
         """The slice of groups whose code this is, (bytes,)."""
-        return self.codec.decode(*self.codec.parted(code, self.cut.slice))
+        return self.codec.decode(*self.codec.split_bytes(code, self.cut.slice))
 
     def decode_slices(self, codes: jax.Array) -> list[jax.Array]:
         """The arrays of all slices, from codes (devices, workers, bytes)."""
-        digits, scales = self.codec.parted(codes, self.cut.slice)
+        digits, scales = self.codec.split_bytes(codes, self.cut.slice)
         # Put in the order of the arrays while they are bytes: a GPU would split all
         # digits first, and keep them.
         columns = [self._from_slices(x) for x in (digits, scales[..., None, :, :])]
@@ -198,14 +198,15 @@ class Part:
         x, rows = jnp.moveaxis(slices, 3, 0), self.cut.group.rows
         x = x.reshape(len(x), -1, x.shape[-1])[:, : self.ends[-1] * rows]
         x = x.reshape(len(x), -1, rows, x.shape[-1]).swapaxes(0, 1)
-        return [x] if self.is_joined else self._of_each_array(x)
+        return [x] if self.is_joined else self._split(x)
 
-    def _of_each_array(self, groups: jax.Array) -> list[jax.Array]:
+    def _split(self, groups: jax.Array) -> list[jax.Array]:
+        """The groups of each array."""
         return [groups[a:b] for a, b in itertools.pairwise(self.ends)]
 
     def _arrays(self, groups: Sequence[jax.Array]) -> list[jax.Array]:
         """The arrays that were cut into these groups, without their padding."""
         if self.is_joined:
-            groups = self._of_each_array(groups[0])
+            groups = self._split(groups[0])
         pairs = zip(groups, self.shapes, strict=True)
         return [x.reshape(-1)[: math.prod(s)].reshape(s) for x, s in pairs]

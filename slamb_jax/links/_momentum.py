@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from slamb_jax._core.joining import spread_over, sum_parts
 from slamb_jax._core.leaves import Leaf, unless
 from slamb_jax._core.moments import bias, moved, stored, weights
-from slamb_jax._core.platform import recompute_barrier as recompute
+from slamb_jax._core.recompute import recompute
 from slamb_jax._core.rounding import next_step
 from slamb_jax.compressors.codec import Sent
 from slamb_jax.compressors.of_exchange import Unit

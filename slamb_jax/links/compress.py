@@ -85,11 +85,11 @@ def compress_with_error_feedback(
 
     def update(
         updates: optax.Updates,
-        state: CompressState,
+        state: Any,
         params: optax.Params | None = None,
         skip: jax.Array | None = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, CompressState]:
+    ) -> tuple[Any, optax.OptState]:
         extra_args |= {} if skip is None else {"skip": skip}
         if not isinstance(state, CompressState):  # without_residual: it passes on
             return sender.update(updates, state, params, **extra_args)

@@ -97,7 +97,7 @@ def elementwise_rescale(
         )
 
         def rescale(leaf: Leaf, u: jax.Array) -> jax.Array:
-            if (age := at.age(leaf)) is None:
+            if at is None or (age := at.age(leaf)) is None:
                 return u
             r = freshness(age, b3)
             factor = spread_blocks(leaf, r + (1 - r) / n**0.5)

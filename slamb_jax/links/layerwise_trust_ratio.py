@@ -22,7 +22,7 @@ from slamb_jax._core.joining import (
 )
 from slamb_jax._core.leaves import Leaf, chosen, mask_tree, present, unless
 from slamb_jax._core.moments import Form, Moments, add_decay, check_ratio, decay_at
-from slamb_jax._core.platform import recompute_barrier as recompute
+from slamb_jax._core.recompute import recompute
 from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange.collectives import psum_each
 from slamb_jax.exchange.selections import AtStep, selection_at, unit_of_blocks
@@ -249,7 +249,8 @@ class _Link(NamedTuple):
     ) -> jax.Array:
         """The direction of a row, with decay, float32."""
         u = row.u.astype(jnp.float32)
-        if row.nu is not None and self.direction is not None:
+        if self.direction and row.nu is not None and row.of_mu is not None:
+            assert of_nu is not None
             hats = row.of_mu * u, of_nu * row.nu.astype(jnp.float32)
             given = {"second_moment": hats[1], "of_second_moment": of_nu}
             u, _ = self.direction.update(hats[0], optax.EmptyState(), None, **given)

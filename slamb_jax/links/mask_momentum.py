@@ -195,6 +195,7 @@ def mask_momentum(
             nesterov,
             bias_correction,
         ),
+        exchange.rounds_momentum,
         b1,
         b2,
         mu_dtype,
@@ -211,6 +212,7 @@ class _Link(NamedTuple):
     direction: optax.GradientTransformationExtraArgs
     compressor: optax.GradientTransformationExtraArgs
     rule: Rule
+    rounds: bool  # the mean of all of the momentum
     b1: Decays
     b2: ArrayLike | None
     mu_dtype: DTypeLike | None
@@ -267,9 +269,8 @@ class _Link(NamedTuple):
         taken, mus, nus = leaves.joined.split(taken, mus, nus)
         given = self._moments(leaves, mus, nus, step)
         if rule.selects:
-            factors = leaves.corrections(rule, step)
-            pairs = zip(factors, mus, strict=True)
-            taken = [factor * m.astype(jnp.float32) for factor, m in pairs]
+            factors = zip(leaves.corrections(rule, step), mus, strict=True)
+            taken = [factor * m.astype(jnp.float32) for factor, m in factors]
         u, direction = self.direction.update(
             leaves.rebuild(taken), state.direction, params, **extra_args, **given
         )
@@ -277,8 +278,9 @@ class _Link(NamedTuple):
         count, compressor, direction = unless(skip, old, (step, compressor, direction))
         if not rule.selects:  # else the direction reads what is stored
             nus = stored_apart(nus)
-        columns = mus, nus, leaves.joined.split_values(nu_means)
-        mu, nu, nu_mean = map(leaves.fill, columns, (state.mu, state.nu, state.nu_mean))
+        nu_means = leaves.joined.split_values(nu_means)
+        mu, nu = leaves.fill(mus, state.mu), leaves.fill(nus, state.nu)
+        nu_mean = leaves.fill(nu_means, state.nu_mean)
         new = MaskMomentumState(count, mu, nu, nu_mean, compressor, direction)
         return u, chosen(skip, new)
 
@@ -298,7 +300,7 @@ class _Link(NamedTuple):
             like=like, layout=self.exchange.layout,
         )  # fmt: skip
         rows = [Row(*row) for row in found]
-        at = selection_at(self.exchange, like, step)
+        at = selection_at(self.exchange, like, step) if self.rule.selects else None
 
         def unit(leaf: Leaf) -> int | None:
             # A compressor of the user's gets the leaves as they are.
@@ -321,6 +323,7 @@ class _Link(NamedTuple):
         rows, xs = leaves.joined.rows, [x for x, _ in own]
         if takes_requests(state.compressor):
             request = Request(
+                self.exchange,
                 leaves.joined.leaves,
                 leaves.at,
                 [unit_of(row, self.b2, step) for row in rows],
@@ -343,26 +346,26 @@ class _Link(NamedTuple):
         self,
         leaves: "_Leaves",
         mus: Sequence[jax.Array],
-        nus: Sequence[jax.Array],
+        nus: Sequence[jax.Array | None],
         step: jax.Array,
     ) -> dict[str, Any]:
         """What a direction gets beside the momentum."""
         if self.b2 is None:
             return {}
         of_nu = correct_v(self.rule, self.b2, step)
-        hats = leaves.rebuild([of_nu * nu.astype(jnp.float32) for nu in nus])
-        given = {"second_moment": hats, "of_second_moment": of_nu}
+        hats = [of_nu * nu.astype(jnp.float32) for nu in nus if nu is not None]
+        given = {"second_moment": leaves.rebuild(hats), "of_second_moment": of_nu}
         if self.rule.selects:
             # Factors, and not corrected moments, so that a direction may read m and v
             # where they lie: m / (1 - b1^t) would be one more array of their size.
-            columns = mus, nus, leaves.corrections(self.rule, step)
-            given["moments"] = Moments(*map(leaves.rebuild, columns), of_nu)
+            of_mus = leaves.corrections(self.rule, step)
+            mu, nu, of_mu = map(leaves.rebuild, (mus, nus, of_mus))
+            given["moments"] = Moments(mu, nu, of_mu, of_nu)
         return given
 
     def _has_units(self, compressor: optax.OptState) -> bool:
         """Whether the compressor of this state sends codes in units of v."""
-        ours = takes_requests(compressor) and self.exchange.rounds_momentum
-        return ours and self.b2 is not None
+        return takes_requests(compressor) and self.rounds and self.b2 is not None
 
     def _check(self, updates: optax.Updates, state: MaskMomentumState) -> None:
         """Raises for gradients that do not fit, or that were averaged already."""

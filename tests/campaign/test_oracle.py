@@ -64,7 +64,7 @@ class Keeping:
         in_bytes = digits.reshape(*digits.shape[:-1], -1, 4)
         return jax.lax.bitcast_convert_type(in_bytes, jnp.float32)
 
-    def parted(self, codes, shape):
+    def split_bytes(self, codes, shape):
         digits, scales = jnp.split(codes, [4 * shape.size], -1)
         digits = digits.reshape(*codes.shape[:-1], *shape[:3], -1)
         return digits, scales.reshape(*codes.shape[:-1], shape.groups, shape.rows, 1)

@@ -17,7 +17,7 @@ from slamb_jax.exchange.selections import Strided
 from tests.campaign.draws import SEED, TIMES, name_of, pairwise
 from tests.close import assert_agree_but, assert_close, assert_same_bits
 from tests.optimizers import random_tree, standard_promotion, step_on_gradients
-from tests.shards import OLD, Tiled, in_shard_map, mesh_with
+from tests.shards import Tiled, in_shard_map, mesh_with
 from tests.workers import P, over_workers, stack
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -270,8 +270,6 @@ def case(i, row):
 
 @pytest.mark.parametrize("row", [case(i, row) for i, row in enumerate(ROWS)])
 def test_any_two_settings_together(row, monkeypatch):
-    if OLD and "shards" in row["layout"] and row["mapping"] == "per_worker_step":
-        pytest.skip("axes that are left to the compiler need a jax newer than 0.7")
     monkeypatch.setattr(_codes, "_LARGE", row["large"])
     state = one_of_each_group(row, run_in_place(row))
     chex.assert_tree_all_finite(state)

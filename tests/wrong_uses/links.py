@@ -143,7 +143,10 @@ LINKS += [
     (of(momentum, b1=lambda params: 0.5), "b1 must be a number in .*got <function"),
     (of(slamb_jax.mask_momentum, PAPER, share=0.5), "share=0.5 .*without a selection"),
     (of(slamb_jax.mask_momentum, PAPER, nesterov=True), "nesterov=True .*selection"),
-    (of(momentum, compressor=randk(PAPER)), r"compressor must have the exchange of .*"),
+    (
+        updating(of(momentum, compressor=randk(PAPER))),
+        r"compressor must have the exchange of .*",
+    ),
     (of(randk, LOCAL), "exchange must exchange at every step, got .*sync_every=3"),
     (
         initial(of(slamb_jax.layerwise_trust_ratio, ALONE, optax.ema(0.9)), PARAMS),

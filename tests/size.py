@@ -1,0 +1,133 @@
+"""How large the library is, and what an update goes through.
+
+Run from the root of the repository: ``python -m tests.size``. Lines of code are those
+with code on them: no docstrings, comments or blank lines. An update's files and
+functions are those of the library that run while it is traced, comprehensions and
+lambdas apart; a move is a call from one file into another.
+"""
+
+import ast
+import collections
+import io
+import json
+import sys
+import tokenize
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import slamb_jax
+
+ROOT = Path(slamb_jax.__file__).parent
+LIMITS = Path(__file__).with_suffix(".json")
+SHAPES = {"w": (512, 512), "b": (512,), "v": (100, 200)}
+NOT_CODE = {
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+def lines(path):
+    """The lines of code of a file, and its comments."""
+    source = path.read_text()
+    docstrings, code, comments = set(), set(), 0
+    for node in ast.walk(ast.parse(source)):
+        value = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            docstrings |= set(range(node.lineno, node.end_lineno + 1))
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            comments += 1
+        elif token.type not in NOT_CODE:
+            code |= set(range(token.start[0], token.end[0] + 1))
+    return len(code - docstrings), comments
+
+
+def lines_by_folder():
+    """Lines of code and comments of each folder; of files beside them under ``.``."""
+    code, comments = collections.Counter(), collections.Counter()
+    for path in sorted(ROOT.rglob("*.py")):
+        folder = path.relative_to(ROOT).parts[0] if path.parent != ROOT else "."
+        counted = lines(path)
+        code[folder] += counted[0]
+        comments[folder] += counted[1]
+    return code, comments
+
+
+def longest_functions():
+    """Functions by their lines of code without a docstring, the longest first."""
+    lengths = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                last, first = node.end_lineno, body[0].lineno if body else 0
+                name = f"{path.relative_to(ROOT)}:{node.name}"
+                lengths[name] = last - first + 1 if body else 0
+    return sorted(lengths.items(), key=lambda pair: -pair[1])
+
+
+def walk(tx):
+    """The files, functions and moves of an update of four workers."""
+    params = {name: jnp.ones(shape) for name, shape in SHAPES.items()}
+    state = jax.eval_shape(tx.init, params)
+    files, functions, moves, before = set(), set(), 0, None
+
+    def see(frame, event, arg):
+        nonlocal moves, before
+        name, file = frame.f_code.co_name, frame.f_code.co_filename
+        is_ours = event == "call" and file.startswith(str(ROOT))
+        if not is_ours or name.startswith("<"):
+            return
+        moves += file != before
+        before = file
+        files.add(file)
+        functions.add((file, name))
+
+    args = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((4, *x.shape), x.dtype), (params, state, params)
+    )
+    sys.setprofile(see)
+    try:
+        jax.eval_shape(jax.vmap(tx.update, axis_name="data"), *args)
+    finally:
+        sys.setprofile(None)
+    return {"files": len(files), "functions": len(functions), "moves": moves}
+
+
+def walks():
+    """Of a default update, and of one of SLAMB as a flat chain."""
+    paper = slamb_jax.Exchange.paper("data")
+    adam = slamb_jax.directions.adam(1e-6, eps_before_correction=True)
+    flat = optax.chain(
+        slamb_jax.mask_momentum(paper, adam, b2=0.999),
+        slamb_jax.layerwise_trust_ratio(paper, b3=0.93),
+        slamb_jax.elementwise_rescale(paper, b3=0.93),
+        optax.scale_by_learning_rate(6e-3),
+        slamb_jax.average_parameters_every(paper),
+    )
+    return {
+        "adamw": walk(slamb_jax.adamw(1e-3, slamb_jax.Exchange("data"))),
+        "slamb, flat": walk(flat),
+    }
+
+
+def main():
+    code, comments = lines_by_folder()
+    print(f"{'':14}{'lines of code':>14}{'comments to 100':>17}")
+    for folder, count in sorted(code.items()):
+        print(f"{folder:14}{count:14,}{100 * comments[folder] / count:17.1f}")
+    print(f"{'all':14}{code.total():14,}{100 * comments.total() / code.total():17.1f}")
+    for name, found in walks().items():
+        print(name, *(f"{count} {what}" for what, count in found.items()), sep=", ")
+    print("longest:", *(f"{n} {lines}" for n, lines in longest_functions()[:5]))
+    print("limits:", json.loads(LIMITS.read_text()))
+
+
+if __name__ == "__main__":
+    main()
