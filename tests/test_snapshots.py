@@ -2,22 +2,24 @@
 
 import signal
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from slamb_jax.checkpoint import Snapshots
-from slamb_jax.checkpoint.snapshots import _agreed
+from slamb_jax.checkpoint.snapshots import _agreed, _read
 from tests.close import assert_same_bits
-from tests.damage import mislead, tear
+from tests.damage import flip, mislead, tear
 from tests.programs import resumable
 from tests.test_checkpoint import a_state, assert_restored
 
 N = 4
 EXTRA = {"position": 1120}
 DAMAGE = {
-    "flip": lambda raw: raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:],
+    "flip": flip,
+    "flip the end": lambda raw: raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:],
     "torn": tear,
     "empty": lambda raw: b"",
     "null": lambda raw: b"null\n",
@@ -45,6 +47,25 @@ def test_a_damaged_file_is_never_read(damage, tmp_path):
     (tmp_path / "partial").write_bytes(b"of a process that was killed")
     with pytest.warns(UserWarning, match=r"6\.snapshot is damaged .* and is ignored"):
         assert_restored(Snapshots(tmp_path).restore(state), 3, state)
+
+
+def test_whichever_bit_is_flipped_nothing_else_is_read(tmp_path):
+    state = {"w": jnp.arange(8.0).reshape(2, 4), "b": jnp.ones((2, 3), jnp.bfloat16)}
+    saved(tmp_path, state, 1)
+    file = tmp_path / "1.snapshot"
+    raw, (metadata, arrays) = file.read_bytes(), _read(file)
+    bits = np.random.default_rng(0).integers(0, 8, len(raw))
+    sound = 0
+    for i, bit in enumerate(bits):
+        file.write_bytes(raw[:i] + bytes([raw[i] ^ 1 << bit]) + raw[i + 1 :])
+        try:
+            found, read = _read(file)
+        except Exception:
+            continue
+        sound += 1
+        assert found == metadata
+        chex.assert_trees_all_equal(read, arrays)
+    assert sound < len(raw) / 2  # of the others the flipped byte tells nothing
 
 
 def test_steps_of_a_history_that_was_left_are_removed(tmp_path):

@@ -215,18 +215,18 @@ class Checkpoints:
         self._damaged |= damaged.keys()
         return restored
 
-    def load(self, step: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def load(self, step: int) -> tuple[stored.Metadata, dict[str, np.ndarray]]:
         """Reads a checkpoint to the host, without a state to fit.
 
         Returns:
           Its metadata (``workers``, ``leaves``, ``extra``), and all replicas by name.
+
+        Raises:
+          ValueError: as :meth:`restore` of a ``step``; remove a damaged one, and the
+            one before it is the latest.
         """
-        try:
-            metadata = self._read_metadata(step)
-            return metadata, self._read_arrays(step, metadata, {})
-        except DamagedCheckpointError as error:
-            hint = "remove it, and the one before it is the latest"
-            raise ValueError(f"{error}: {hint}") from error
+        metadata = self._read_metadata(step)
+        return metadata, self._read_arrays(step, metadata, {})
 
     def latest(self) -> int | None:
         """The step of the latest checkpoint, sound or damaged; None without any."""
@@ -315,8 +315,8 @@ class Checkpoints:
         stored.check_fits(self._name(step), metadata, like)
         leaves = stored.leaves_by_name(jax.tree.map(jax.numpy.asarray, like))
         places = {name: meshes.raw(x).sharding for name, x in leaves.items()}
-        there = places if n == saved else {}
-        arrays = self._read_arrays(step, metadata, there)  # step 3
+        on_devices = places if n == saved else {}
+        arrays = self._read_arrays(step, metadata, on_devices)  # step 3
         if n != saved:  # step 4
             for name, x in arrays.items():
                 x = resize_leaf(name, x, n, keys=meshes.is_key(leaves[name]))
@@ -334,14 +334,14 @@ class Checkpoints:
             )
         return Restored(step, stored.tree_of(arrays, like), metadata["extra"])
 
-    def _read_metadata(self, step: int) -> dict[str, Any]:
+    def _read_metadata(self, step: int) -> stored.Metadata:
         """The verified metadata of a checkpoint.
 
         Raises:
           DamagedCheckpointError: if files are missing, or differ from those saved.
           ValueError: for a checkpoint of another program or version of the format.
         """
-        metadata: dict[str, Any] = {}
+        metadata: stored.Metadata = {}
         if (self._directory / str(step) / _METADATA).is_dir():
             metadata = self._read(step, _METADATA, self._orbax.args.JsonRestore())
         if metadata.get("format") != 1 or "leaves" not in metadata:
@@ -357,7 +357,7 @@ class Checkpoints:
         return metadata
 
     def _read_arrays(
-        self, step: int, metadata: dict[str, Any], places: dict[str, Any]
+        self, step: int, metadata: stored.Metadata, places: dict[str, Any]
     ) -> dict[str, Any]:
         """All verified replicas, on the devices of ``places``, or on the host."""
         workers, leaves = metadata["workers"], metadata["leaves"]
@@ -426,10 +426,10 @@ def _error_here(what: str) -> OSError:
     return OSError(f"process {jax.process_index()} {what}")
 
 
-def _pack(leaves: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def _pack(leaves: dict[str, Any]) -> tuple[dict[str, Any], stored.Metadata]:
     """The arrays to store for the replicas of each leaf, and their metadata."""
     arrays: dict[str, Any] = {}
-    packed: dict[str, dict[str, Any]] = {}
+    packed: stored.Metadata = {}
     all_sums = checksums(list(leaves.values()))
     for (name, x), sums in zip(leaves.items(), all_sums, strict=True):
         arrays[name], once = meshes.raw(x), bool((sums == sums[:1]).all())

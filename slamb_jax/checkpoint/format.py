@@ -17,7 +17,7 @@ A snapshot's metadata have ``structure``, ``leaves`` and ``extra``, too. Version
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, TypeAlias
 
 import chex
 import jax
@@ -27,13 +27,29 @@ import optax
 from slamb_jax._core.checks import shown
 from slamb_jax.workers import mesh as meshes
 
+Metadata: TypeAlias = dict[str, Any]
+"""A JSON object."""
+
 _MASKS = (optax.MaskedNode, optax.MaskedState)  # which another mask may change
 
 
 def leaves_by_name(tree: chex.ArrayTree) -> dict[str, Any]:
     """The leaves of a tree, by their names in a checkpoint."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path) or "state": x for path, x in leaves}
+    return {_name_at(path): x for path, x in leaves}
+
+
+def tree_of(arrays: dict[str, Any], like: chex.ArrayTree) -> chex.ArrayTree:
+    """The tree of these arrays by name, with keys in place of their words."""
+
+    def leaf(path: Any, x: Any) -> Any:
+        return meshes.on_raw(lambda _: arrays[_name_at(path)], x)
+
+    return jax.tree_util.tree_map_with_path(leaf, like)
+
+
+def _name_at(path: Any) -> str:
+    return jax.tree_util.keystr(path) or "state"
 
 
 def structure_by_name(
@@ -58,29 +74,20 @@ def structure_by_name(
     return types
 
 
-def tree_of(arrays: dict[str, Any], like: chex.ArrayTree) -> Any:
-    """The tree of these arrays by name, with keys in place of their words."""
-    leaves = [
-        meshes.on_raw(lambda _, name=name: arrays[name], x)  # type: ignore[misc]
-        for name, x in leaves_by_name(like).items()
-    ]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
-def shape_and_dtype(x: Any) -> dict[str, Any]:
+def shape_and_dtype(x: Any) -> Metadata:
     """The metadata of a leaf that a state must share with the checkpoint."""
     shape = list(jnp.shape(meshes.raw(x))[1:])
     return {"shape": shape, "dtype": str(jnp.result_type(x))}
 
 
-def dtype_of(leaf: dict[str, Any]) -> jnp.dtype:
+def dtype_of(leaf: Metadata) -> jnp.dtype:
     """The dtype in which a leaf is stored; of random keys that of their words."""
     return jnp.dtype("uint32" if leaf["dtype"].startswith("key<") else leaf["dtype"])
 
 
 def describe(
     state: chex.ArrayTree, extra: dict[str, Any] | None, **rest: Any
-) -> dict[str, Any]:
+) -> Metadata:
     """The metadata of a state; ``rest`` has what only the caller knows.
 
     Raises:
@@ -96,14 +103,14 @@ def describe(
     return with_checksum(rest)
 
 
-def with_checksum(metadata: dict[str, Any]) -> dict[str, Any]:
+def with_checksum(metadata: Metadata) -> Metadata:
     """The metadata with a checksum of the rest, as JSON holds it."""
     rest = {k: x for k, x in metadata.items() if k != "checksum"}
     text = json.dumps(json.loads(json.dumps(rest)), sort_keys=True)  # keys are strings
     return rest | {"checksum": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
 
-def check_fits(what: str, saved: dict[str, Any], like: chex.ArrayTree) -> None:
+def check_fits(what: str, saved: Metadata, like: chex.ArrayTree) -> None:
     """Raises unless the structure and leaves in the metadata are those of ``like``."""
     given = saved["leaves"]
     expected = {name: shape_and_dtype(x) for name, x in leaves_by_name(like).items()}

@@ -102,11 +102,13 @@ class Snapshots:
             arrays[name] = mine[:1] if (mine[1:] == mine[:1]).all() else mine
             leaves[name] = stored.shape_and_dtype(x)
         size = sum(x.nbytes for x in arrays.values())
-        own = {"job": self._job, "step": step, "workers": workers, "leaves": leaves}
-        metadata = json.dumps(stored.describe(state, extra, **own)).encode()
+        metadata = stored.describe(
+            state, extra, leaves=leaves, job=self._job, step=step, workers=workers
+        )
+        text = np.frombuffer(json.dumps(metadata).encode(), np.uint8)
         try:
             with _writing(self._path(step)) as file:
-                np.savez(file, metadata=np.frombuffer(metadata, np.uint8), **arrays)
+                np.savez(file, metadata=text, **arrays)
             older = [saved for saved in self._steps() if saved < step]
             for saved in {*self._steps()} - {*older[-1:], step}:
                 self._path(saved).unlink()
@@ -206,10 +208,11 @@ class Snapshots:
                 metadata, _ = _read(self._path(step))
             except (PermissionError, MemoryError):
                 raise
-            except Exception as error:  # a reader may raise anything
-                warnings.warn(
-                    f"{what} is damaged ({error}) and is ignored", stacklevel=4
-                )
+            except (
+                Exception
+            ) as error:  # a damaged file may make a reader raise anything
+                problem = f"{what} is damaged ({error}) and is ignored"
+                warnings.warn(problem, stacklevel=4)
                 continue
             stored.check_fits(what, metadata, like)
             sound.append([metadata[k] for k in ("job", "step", "workers", "extra")])
@@ -243,8 +246,9 @@ def _writing(path: pathlib.Path) -> Iterator[IO[bytes]]:
     partial.rename(path)
 
 
-def _read(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _read(path: pathlib.Path) -> tuple[stored.Metadata, dict[str, np.ndarray]]:
     """The metadata of a snapshot, and the bytes of each leaf, checked by zip's sums."""
     with path.open("rb") as opened, np.load(opened) as file:
-        arrays = {name: file[name] for name in file.files}
-    return json.loads(arrays.pop("metadata").tobytes()), arrays
+        metadata = json.loads(file["metadata"].tobytes())
+        # Of all leaves: damage of the file's table of contents may hide one.
+        return metadata, {name: file[name] for name in metadata["leaves"]}
