@@ -1,8 +1,9 @@
 """Large-batch training in JAX that exchanges a fraction of the bytes.
 
-An :class:`Exchange` says between whom, what, how much and how often; :func:`adamw`,
-:func:`slamb`, :func:`lion`, :func:`muon` and :func:`sgd` are the optimizers;
-:func:`replicate` and :func:`per_worker_step` run them on a mesh.
+An :class:`Exchange` says between whom, what, how much and how often; :func:`slamb`,
+:func:`adamw`, :func:`lamb`, :func:`lion`, :func:`muon` and :func:`sgd` are the
+optimizers, chains of the links below; :func:`replicate` and :func:`per_worker_step` run
+them on a mesh.
 """
 
 from slamb_jax import compressors, jointspar

@@ -21,7 +21,6 @@ from benchmarks import (
     few_bits,
     finetune,
     many_leaves,
-    parts,
     race,
     scaling,
     slamb_accuracy,
@@ -31,6 +30,7 @@ from benchmarks import (
 from benchmarks.checkouts import package
 from benchmarks.chips.traffic import traffic
 from benchmarks.fewer_bytes import __main__ as fewer_bytes
+from benchmarks.fewer_bytes.codes import CODES
 from benchmarks.fewer_bytes.step import Leaves, first_state, in_low_rank, step_of
 from benchmarks.fewer_bytes.trials import TRIALS, Trial
 from benchmarks.frontier.results import Results
@@ -39,6 +39,7 @@ from benchmarks.jointspar import step as sparse
 from benchmarks.shapes import MODELS
 from examples.byte_lm.model import blocks
 from slamb_jax import jointspar
+from slamb_jax.exchange.codecs import codec_of
 from tests.close import assert_close
 from tests.optimizers import random_tree, standard_promotion
 from tests.workers import AXIS, mesh_of, train
@@ -287,20 +288,22 @@ def test_matrices_of_large_models_are_large():
         assert sum(map(math.prod, kernels)) == millions * 2**20
 
 
-def test_parts_of_an_exchange_are_timed(capsys):
-    parts.main(parts.Config(payloads=("uniform4",), shape=(256, 256), rounds=1))
-    rows = capsys.readouterr().out
-    assert all(name in rows for name in ("floor", "encode", "decode and multiply"))
-    with pytest.raises(SystemExit, match="--payloads: 'bfloat16' has no codes"):
-        parts.main(parts.Config(payloads=("bfloat16",)))
-
-
 def test_codes_of_normal_numbers_keep_less_than_any_could():
     """No code of as many bits leaves less than Shannon's bound."""
     rows = {row[""]: row for row in fewer_bytes.energy_left()}
     for row in rows.values():
         assert float(row["the least, by Shannon"]) < float(row["left"]) < 1
     assert abs(float(rows["sign"]["left"]) - (1 - 2 / np.pi)) < 0.01
+
+
+@pytest.mark.parametrize("size", [70, 3000, 70_000])
+@pytest.mark.parametrize("payload", [name for name in CODES if name != "uniform4"])
+def test_what_codes_stand_for_is_what_the_library_decodes(payload, size):
+    x = jax.random.normal(jax.random.key(0), (1, size))
+    codec = codec_of(payload)
+    code = codec.encode_array(x, codec.group_of(size), jnp.uint32(0))
+    want = codec.decode(*code).reshape(1, -1)[:, :size]
+    assert_close(CODES[payload].stands_for(x), want)
 
 
 def three_steps(trial, params, gradients):

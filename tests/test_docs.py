@@ -124,6 +124,21 @@ def test_public_names_are_documented(name, thing):
         assert ">>>" in thing.__doc__
 
 
+def test_each_module_has_its_tests_in_the_table():
+    home = ROOT / "tests"
+    table = (home / "README.md").read_text().split("## From a module to its tests")[1]
+    rows = re.findall(r"^\| (`.*`) \| (`.*`) \|$", table, re.M)
+    modules, files = (
+        [name for row in rows for name in re.findall("`(.*?)`", row[i])] for i in (0, 1)
+    )
+    package = ROOT / "slamb_jax"
+    wanted = [path.relative_to(package) for path in package.rglob("*.py")]
+    assert sorted(modules) == sorted(
+        str(path) for path in wanted if path.name != "__init__.py"
+    )
+    assert [name for name in files if not (home / name).exists()] == []
+
+
 def test_the_version_is_that_of_the_changelog_and_the_citation():
     changes, citation = (
         (ROOT / x).read_text() for x in ("CHANGELOG.md", "CITATION.cff")
