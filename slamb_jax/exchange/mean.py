@@ -97,6 +97,7 @@ def mean_over_workers(
         )
         found = _mean_in_codes(joined.rows, exchange, codec, step, with_errors)
         for column, new in zip(out, joined.split(*found), strict=False):
+            assert column is not None
             for i, x in zip(places, new, strict=True):
                 # A mean's type does not vary over the workers; the state's, that it
                 # goes into, does.
@@ -150,9 +151,9 @@ def _mean_in_codes(
     # 4. Encode again.
     codes = [part.encode_slice(x) for part, x in zip(parts, means, strict=True)]
     # 5. All-gather, first between the workers and then within.
-    shared = _collectives.all_gather(jnp.concatenate(codes), axis_name)
-    shared = _collectives.gather_slices(shared, group, like=rows[0].x)
-    shared = jnp.split(shared.reshape(width, n, -1), ends, -1)
+    of_all = _collectives.all_gather(jnp.concatenate(codes), axis_name)
+    of_all = _collectives.gather_slices(of_all, group, like=rows[0].x)
+    shared = jnp.split(of_all.reshape(width, n, -1), ends, -1)
     # 6. Decode.
     out: list[list[Any]] = [[None] * len(rows) for _ in range(3 if with_errors else 1)]
     for part, mean, code, all_codes in zip(parts, means, codes, shared, strict=True):
