@@ -181,7 +181,9 @@ def jointspar(
         mean = treedef.unflatten(means)
         steps, inner = tx.update(mean, state.inner, params, **extra_args)
         moving = treedef.unflatten(g is not None and moves[x] for x, g in rows)
-        updates = map_present(lambda _, *x: jnp.where(*x, 0), updates, moving, steps)
+        updates = map_present(
+            lambda _, flag, step: jnp.where(flag, step, 0), updates, moving, steps
+        )
         inner = keep_still(moving, state.inner, inner)
 
         # 4. The distribution that the next layers are drawn from.
