@@ -67,7 +67,8 @@ def mesh_axes(param_specs: Any) -> Names:
 def broadcast_specs(param_specs: Any, params: chex.ArrayTree) -> chex.ArrayTree:
     """One spec per parameter, from a tree or a prefix of it."""
 
-    def check(path: Any, spec: Any, p: Any) -> PartitionSpec:
+    def checked(path: Any, spec: Any, p: Any) -> PartitionSpec:
+        spec = spec or PartitionSpec()
         if p is not None and len(spec) > jnp.ndim(p):
             raise ValueError(
                 f"param_specs must have at most one entry per dimension, got {spec} "
@@ -76,8 +77,7 @@ def broadcast_specs(param_specs: Any, params: chex.ArrayTree) -> chex.ArrayTree:
         return spec
 
     specs = broadcast_prefix("param_specs", param_specs, params, is_spec)
-    specs = jax.tree.map(lambda s: s or PartitionSpec(), specs, is_leaf=is_spec)
-    return jax.tree_util.tree_map_with_path(check, specs, params, is_leaf=is_spec)
+    return jax.tree_util.tree_map_with_path(checked, specs, params, is_leaf=is_spec)
 
 
 def bound_axes(spec: PartitionSpec) -> list[Names]:
