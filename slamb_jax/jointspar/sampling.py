@@ -11,7 +11,12 @@ import numpy as np
 import optax
 
 from slamb_jax._core import axes, checks
-from slamb_jax._core.leaves import broadcast_prefix, is_none, map_present, tree_for
+from slamb_jax._core.leaves import (
+    broadcast_prefix,
+    is_function,
+    is_none,
+    map_present,
+)
 from slamb_jax._core.rounding import next_step, upcast_f32
 from slamb_jax.exchange.collectives import pany, pmean
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -240,7 +245,7 @@ def _axis_of(exchange: Exchange) -> axes.AxisName | None:
 
 def _labels(layers: Layers, params: optax.Params) -> tuple[list[str], Labels]:
     """The distinct labels, sorted, and a tree of the label of each parameter."""
-    tree = tree_for(layers, params)
+    tree = layers(params) if is_function(layers) else layers
     for path, label in jax.tree_util.tree_leaves_with_path(tree):
         if not isinstance(label, str):
             raise ValueError(
