@@ -1,6 +1,5 @@
 """A compressor of two functions: how an array is sent, and how it is read."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -160,12 +159,10 @@ def _sum_of_all(
     treedef: Any
     arrays, treedef = jax.tree.flatten(codes)
     in_bytes = [_as_bytes(x) for x in arrays]
-    ends = [0, *itertools.accumulate(x.size for x in in_bytes)]
-    gathered = collectives.all_gather(jnp.concatenate(in_bytes), axis_name)
+    gathered = collectives.all_gather(collectives.ravel(in_bytes), axis_name)
 
     def of_worker(row: jax.Array) -> list[jax.Array]:
-        parts = [row[a:b] for a, b in itertools.pairwise(ends)]
-        pairs = zip(parts, arrays, strict=True)
+        pairs = zip(collectives.unravel(row, in_bytes), arrays, strict=True)
         return decoded(treedef.unflatten([_from_bytes(x, y) for x, y in pairs]))
 
     # One worker's after the other's: decoded together they would take n times the
