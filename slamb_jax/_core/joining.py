@@ -6,7 +6,6 @@ would be to copy them.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -26,6 +25,13 @@ from slamb_jax._core.platform import (
 SMALL = 2**16  # elements: a leaf with fewer is joined with others
 Row: TypeAlias = Any  # a named tuple that begins with a Leaf
 Column: TypeAlias = Sequence[Any]  # an array for each row, or None
+
+
+class ArrayRow(NamedTuple):
+    """A row of one array alone."""
+
+    leaf: Leaf
+    x: jax.Array
 
 
 class Joined(NamedTuple):
@@ -53,7 +59,9 @@ class Joined(NamedTuple):
         """Undoes :meth:`join` of several columns."""
         out: list[list[Any]] = [[None] * sum(map(len, self.places)) for _ in columns]
         for i, (places, leaf) in enumerate(zip(self.places, self.leaves, strict=True)):
-            pieces = _split(leaf, [column[i] for column in columns])
+            arrays = [column[i] for column in columns]
+            is_alone = len(places) == 1  # though it may have parts since before
+            pieces = [[x] for x in arrays] if is_alone else _split(leaf, arrays)
             for column, parts in zip(out, pieces, strict=True):
                 for place, x in zip(places, parts, strict=True):
                     column[place] = x
@@ -79,7 +87,7 @@ def join_rows(
 
     Args:
       rows: one for each leaf. Stacks and shards stay by themselves: they have sums of
-        layers and over devices.
+        layers and over devices. So do leaves that were joined before.
       unit_of: the elements to a multiple of which a leaf is padded; None for one that
         stays by itself.
       same: the fields that leaves of one row have in common, such as a decay rate.
@@ -89,8 +97,9 @@ def join_rows(
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(rows):
         leaf: Leaf = row[0]
-        is_small = 0 < leaf.size < SMALL and not leaf.sharded and not leaf.stacked
-        unit = unit_of(leaf) if is_small else None
+        is_small = 0 < leaf.size < SMALL and not leaf.parts
+        fits = is_small and not leaf.sharded and not leaf.stacked
+        unit = unit_of(leaf) if fits else None
         fields = zip(row._fields[1:], row[1:], strict=True)
         types = [_kind(x, name in same) for name, x in fields if name not in values]
         kind: tuple[Any, ...] = (None, i) if unit is None else (unit, *types)
@@ -106,32 +115,6 @@ def join_rows(
         one = len(group) == 1
         joined.append(group[0] if one else _join_rows(group, unit, same, values))
     return Joined([places for _, places in groups], joined)
-
-
-class ArrayRow(NamedTuple):
-    """An array, and where joined the leaves that it is of."""
-
-    leaf: Leaf
-    x: jax.Array
-
-
-def join_arrays(
-    arrays: Sequence[jax.Array],
-    unit_of: Callable[[Leaf], int | None],
-    leaves: Sequence[Leaf] = (),
-) -> Joined:
-    """Joins small arrays, which keep their order; those of ``leaves`` with parts are.
-
-    Those of one mesh only: all are whole, or shards over the same axes.
-    """
-    rows = []
-    for i, x in enumerate(arrays):
-        leaf = Leaf(i, x.shape)
-        if leaves:
-            leaf = replace(leaf, parts=leaves[i].parts, unit=leaves[i].unit)
-        rows.append(ArrayRow(leaf, x))
-    joined = join_rows(rows, lambda leaf: None if leaf.parts else unit_of(leaf))
-    return Joined(joined.places[::-1], joined.rows[::-1])
 
 
 def _kind(x: Any, is_common: bool) -> Hashable:
@@ -232,8 +215,6 @@ def _join(arrays: Column, leaf: Leaf) -> Any:
 
 def _split(leaf: Leaf, arrays: Column) -> list[list[Any]]:
     """The parts of each array."""
-    if not leaf.parts:
-        return [[x] for x in arrays]
     starts = hidden((np.cumsum([0, *_units_of(leaf)[:-1]]) * leaf.unit).tolist())
     shapes = [part.shape for part in leaf.parts]
     # Opaque, or a CPU would compute the whole array again in each part's kernel.

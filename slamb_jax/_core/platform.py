@@ -58,10 +58,10 @@ def computed_apart(x: Any) -> Any:
     0.98 of the parameters in temporaries, for 0.37.
     """
 
-    def apart(x: Any) -> Any:
+    def on_gpu(x: Any) -> Any:
         return jax.tree.map(lambda x: materialized(jnp.ones((), x.dtype)) * x, x)
 
-    return lax.platform_dependent(x, cuda=apart, rocm=apart, default=lambda x: x)
+    return lax.platform_dependent(x, cuda=on_gpu, rocm=on_gpu, default=lambda x: x)
 
 
 def opaque(tree: Any, fun: Callable[[Any], Any] = lambda x: x) -> Any:
@@ -72,15 +72,14 @@ def opaque(tree: Any, fun: Callable[[Any], Any] = lambda x: x) -> Any:
     where they start is an operand, and if the array is not computed in them.
     """
 
-    def behind_a_branch(tree: Any) -> Any:
+    def on_cpu(tree: Any) -> Any:
         is_true = lax.optimization_barrier(jnp.bool_(True))
+        # The other branch is never run: zeros of the same types.
+        return lax.cond(
+            is_true, fun, lambda tree: jax.tree.map(jnp.zeros_like, fun(tree)), tree
+        )
 
-        def zeros(tree: Any) -> Any:  # of what is not computed, for their types
-            return jax.tree.map(jnp.zeros_like, fun(tree))
-
-        return lax.cond(is_true, fun, zeros, tree)
-
-    return lax.platform_dependent(tree, cpu=behind_a_branch, default=fun)
+    return lax.platform_dependent(tree, cpu=on_cpu, default=fun)
 
 
 def hidden(numbers: Sequence[int]) -> list[jax.Array]:
@@ -115,18 +114,15 @@ def map_groups(
     """
     size = math.prod(group)
 
-    def cut(flat: jax.Array) -> jax.Array:
-        return jnp.pad(flat, (0, -flat.size % size)).reshape(-1, *group)
+    def elsewhere(x: jax.Array, first: int = 0) -> Any:
+        padded = jnp.pad(x.reshape(-1), (0, -x.size % size))
+        return encode(padded.reshape(-1, *group), jnp.uint32(first))
 
-    def at_once(x: jax.Array) -> Any:
-        return encode(cut(x.reshape(-1)), jnp.uint32(0))
-
-    def in_a_loop(x: jax.Array) -> Any:
+    def on_cpu(x: jax.Array) -> Any:
         flat, full = x.reshape(-1), (x.size - 1) // size
-        few = min(full, max(1, _CACHED // size))
-        last = encode(cut(flat[full * size :]), jnp.uint32(full))
-        if not full:
-            return last
+        few = max(1, _CACHED // size)
+        if full < few:  # all of it is in the caches
+            return elsewhere(x)
 
         def encode_few(turn: jax.Array, out: Any) -> Any:
             # The last turn begins earlier, and encodes some groups once more.
@@ -137,14 +133,15 @@ def map_groups(
             update = functools.partial(lax.dynamic_update_slice_in_dim, axis=0)
             return jax.tree.map(lambda x, y: update(x, y, first), out, codes)
 
-        def behind_zeros(x: jax.Array) -> jax.Array:
-            return jnp.pad(x, ((full, 0), *((0, 0),) * (x.ndim - 1)))
-
+        # The last group by itself, behind zeros in place of the others.
+        last = elsewhere(flat[full * size :], full)
+        out = jax.tree.map(
+            lambda x: jnp.pad(x, ((full, 0), *((0, 0),) * (x.ndim - 1))), last
+        )
         turns = jnp.uint32(-(-full // few))
-        out = jax.tree.map(behind_zeros, last)
         return lax.fori_loop(jnp.uint32(0), turns, encode_few, out)
 
-    return lax.platform_dependent(x, cpu=in_a_loop, default=at_once)
+    return lax.platform_dependent(x, cpu=on_cpu, default=elsewhere)
 
 
 def reduce_blocks(
@@ -159,16 +156,16 @@ def reduce_blocks(
     element.
     """
 
-    def at_once(x: jax.Array) -> jax.Array:
+    def elsewhere(x: jax.Array) -> jax.Array:
         return many(x, -1, keepdims=True)
 
-    def by_halves(x: jax.Array) -> jax.Array:
+    def on_cpu(x: jax.Array) -> jax.Array:
         while x.shape[-1] > 1 and x.shape[-1] % 2 == 0:
             x = two(*jnp.split(x, 2, -1))
-        return at_once(x)
+        return elsewhere(x)
 
     x = functools.reduce(two, planes)
-    return lax.platform_dependent(x, cpu=by_halves, default=at_once)
+    return lax.platform_dependent(x, cpu=on_cpu, default=elsewhere)
 
 
 def split_digits(packed: jax.Array, base: int, count: int) -> jax.Array:
@@ -180,19 +177,19 @@ def split_digits(packed: jax.Array, base: int, count: int) -> jax.Array:
     """
     *lead, rows, width = packed.shape
 
-    def in_turn(packed: jax.Array) -> jax.Array:
+    def on_cpu(packed: jax.Array) -> jax.Array:
         flat, digits = packed.reshape(*lead, rows * width), []
         for _ in range(count):
             digits.append(lax.rem(flat, np.uint8(base)))
             flat = lax.div(flat, np.uint8(base))
         return jnp.concatenate(digits, -1).reshape(*lead, count, rows, width)
 
-    def at_once(packed: jax.Array) -> jax.Array:
+    def elsewhere(packed: jax.Array) -> jax.Array:
         powers = base ** np.arange(count, dtype=np.uint8)
         powers = powers.reshape(*(1 for _ in lead), count, 1, 1)
         return lax.div(packed[..., None, :, :], powers) % np.uint8(base)
 
-    return lax.platform_dependent(packed, cpu=in_turn, default=at_once)
+    return lax.platform_dependent(packed, cpu=on_cpu, default=elsewhere)
 
 
 def scale_rows(
@@ -207,12 +204,12 @@ def scale_rows(
     vectors where the rows are read in another shape.
     """
 
-    def one_each(digits: jax.Array, scales: jax.Array) -> jax.Array:
+    def on_cpu(digits: jax.Array, scales: jax.Array) -> jax.Array:
         scales = opaque(jnp.broadcast_to(scales, (*digits.shape[:-1], 1)))
         rows = decode(digits.reshape(-1, digits.shape[-1]), scales.reshape(-1, 1))
         return rows.reshape(digits.shape)
 
-    return lax.platform_dependent(digits, scales, cpu=one_each, default=decode)
+    return lax.platform_dependent(digits, scales, cpu=on_cpu, default=decode)
 
 
 def sum_of_rows(decode: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
@@ -222,15 +219,14 @@ def sum_of_rows(decode: Callable[[jax.Array], jax.Array], rows: jax.Array) -> ja
     six times as long.
     """
 
-    def in_a_loop(rows: jax.Array) -> jax.Array:
-        def row(i: jax.Array) -> jax.Array:
-            return decode(lax.dynamic_index_in_dim(rows, i, keepdims=False))
+    def on_cpu(rows: jax.Array) -> jax.Array:
+        def add(i: jax.Array, total: jax.Array) -> jax.Array:
+            row = lax.dynamic_index_in_dim(rows, i, keepdims=False)
+            return total + decode(row)
 
-        return lax.fori_loop(
-            1, len(rows), lambda i, total: total + row(i), row(jnp.int32(0))
-        )
+        return lax.fori_loop(1, len(rows), add, decode(rows[0]))
 
-    def at_once(rows: jax.Array) -> jax.Array:
+    def elsewhere(rows: jax.Array) -> jax.Array:
         return jnp.sum(jax.vmap(decode)(rows), 0)
 
-    return lax.platform_dependent(rows, cpu=in_a_loop, default=at_once)
+    return lax.platform_dependent(rows, cpu=on_cpu, default=elsewhere)

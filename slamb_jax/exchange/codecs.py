@@ -42,7 +42,9 @@ _ZERO, _NAN = np.float32(0), np.float32(np.nan)
 _TINY = np.finfo(np.float32).tiny
 
 Code: TypeAlias = tuple[jax.Array, jax.Array]
-"""Packed digits and scales, both in bytes: uint8."""
+"""Digits (..., groups, planes, rows, width) and scales (..., groups, 1, rows, 4).
+
+Both in bytes, uint8; the digits of several planes share one."""
 Quantized: TypeAlias = tuple[list[jax.Array], jax.Array]
 """Digits of each plane, uint8, and float32 scales (..., rows, 1)."""
 
@@ -159,7 +161,7 @@ class BlockCodec(abc.ABC):
                 byte = base * byte + digit
             packed.append(byte)
         in_bytes = lax.bitcast_convert_type(scales, jnp.uint8)
-        shape = (*groups.shape[:-3], groups.shape[-2], _SCALE_BYTES)
+        shape = (*groups.shape[:-3], 1, groups.shape[-2], _SCALE_BYTES)
         # Kept: a CPU would compute the code again for each of the digits that a byte is
         # split into. And XLA would flatten what stands in front of it, too.
         code = jnp.stack(packed, -3), in_bytes.reshape(shape)
@@ -174,7 +176,7 @@ class BlockCodec(abc.ABC):
             digits = _platform.split_digits(packed, self.base, self.digits)
             digits = digits.reshape(*lead, planes * self.digits, rows, width)
         # The scales came as bytes among bytes, without a cast that XLA could widen.
-        floats = lax.bitcast_convert_type(scales[..., None, :, None, :], jnp.float32)
+        floats = lax.bitcast_convert_type(scales[..., None, :], jnp.float32)
         if self.planes > 1:
             return self.dequantize(digits, floats)
         return _platform.scale_rows(self.dequantize, digits, floats)
@@ -185,7 +187,7 @@ class BlockCodec(abc.ABC):
         lead, per_byte = in_bytes.shape[:-1], self.planes * self.digits
         digits, scales = jnp.split(in_bytes, [shape.size // per_byte], -1)
         digits = digits.reshape(*lead, groups, planes // per_byte, rows, width)
-        return digits, scales.reshape(*lead, groups, rows, _SCALE_BYTES)
+        return digits, scales.reshape(*lead, groups, 1, rows, _SCALE_BYTES)
 
 
 class Ternary(BlockCodec):
@@ -336,8 +338,8 @@ CODECS: dict[str, BlockCodec] = {
 
 
 def codec_of(payload: str | None) -> BlockCodec | None:
-    """The codec of a payload; None for float32 and bfloat16, which need none."""
-    return None if payload in (None, "bfloat16") else CODECS[payload]
+    """The codec of a payload; None for a dtype, such as bfloat16, which needs none."""
+    return None if payload is None or "float" in payload else CODECS[payload]
 
 
 class Cut(NamedTuple):

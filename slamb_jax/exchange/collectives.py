@@ -16,7 +16,8 @@ from jax import lax
 
 from slamb_jax._core import axes as _axes
 from slamb_jax._core.axes import AxisName, axis_size
-from slamb_jax._core.joining import join_arrays
+from slamb_jax._core.joining import ArrayRow, join_rows
+from slamb_jax._core.leaves import Leaf
 from slamb_jax._core.platform import hidden, slices
 from slamb_jax._core.rounding import round_to
 
@@ -74,8 +75,10 @@ def pmean(
 def _pmean_32_bit(
     arrays: Sequence[jax.Array], axis_name: AxisName | None
 ) -> list[jax.Array]:
-    joined = join_arrays(arrays, lambda leaf: 1)
-    return joined.split(lax.pmean([row.x for row in joined.rows], axis_name))[0]
+    rows = [ArrayRow(Leaf(i, x.shape), x) for i, x in enumerate(arrays)]
+    joined = join_rows(rows, lambda leaf: 1)
+    means: list[jax.Array] = lax.pmean([row.x for row in joined.rows], axis_name)
+    return joined.split(means)[0]
 
 
 def _pmean_16_bit(

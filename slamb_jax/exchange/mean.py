@@ -20,7 +20,7 @@ from jax import lax
 
 from slamb_jax._core import axes as _axes
 from slamb_jax._core.axes import axis_size
-from slamb_jax._core.joining import ArrayRow, join_arrays
+from slamb_jax._core.joining import ArrayRow, Joined, join_rows
 from slamb_jax._core.leaves import Leaf
 from slamb_jax._core.platform import materialized, sum_of_rows
 from slamb_jax._core.rounding import hash_u32, hash_words, round_to, step_seed
@@ -42,8 +42,8 @@ class Means(NamedTuple):
     """
 
     means: list[jax.Array]
-    sent: list[jax.Array] | None
-    lost: list[jax.Array] | None
+    sent: list[jax.Array] | None = None
+    lost: list[jax.Array] | None = None
 
 
 def mean_over_workers(
@@ -68,15 +68,15 @@ def mean_over_workers(
     axis_name, group = exchange.axis_name, exchange.local_axis_name
     # 1. What is not sent stays as it is: all of a single worker's, and empty arrays.
     if axis_size(axis_name) == 1:
-        return Means(list(arrays), None, None)
+        return Means(list(arrays))
     # 2. Without codes, of the types that are sent.
     if (codec := codec_of(payload)) is None:
         rounded = [round_to(x, payload or x.dtype) for x in arrays]
         means = _collectives.pmean(rounded, axis_name, within=group)
         means = [mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]
         if payload is None or not with_errors:
-            return Means(means, None, None)
-        return Means(means, [x.astype(jnp.float32) for x in rounded], None)
+            return Means(means)
+        return Means(means, [x.astype(jnp.float32) for x in rounded])
     # 3. In codes, by two collectives for each kind, whatever the number of leaves: each
     # has a latency, and XLA never combines an all-to-all with another. Arrays that
     # differ between the shards of a worker share no scale with arrays that do not.
@@ -86,24 +86,27 @@ def mean_over_workers(
         if x.size:
             varying = sorted(map(str, _axes.varying_axes(x)))
             kinds.setdefault((leaf.sharded, *varying), []).append(i)
-    zeros = [jnp.zeros_like(x) for x in wide]
-    out = Means(list(arrays), wide, zeros if with_errors else None)
+    columns = [list(arrays)]
+    if with_errors:
+        columns += [list(wide), [jnp.zeros_like(x) for x in wide]]
     for kind in sorted(kinds, key=repr):
-        places = kinds[kind]
-        joined = join_arrays(
-            [wide[i] for i in places],
-            lambda leaf: codec.group_of(leaf.size).size,
-            [leaves[i] for i in places],
-        )
+        # 4. Small ones as one, but for what was joined before.
+        places, rows = kinds[kind], []
+        for i in places:
+            leaf = Leaf(i, wide[i].shape, parts=leaves[i].parts, unit=leaves[i].unit)
+            rows.append(ArrayRow(leaf, wide[i]))
+        joined = join_rows(rows, lambda leaf: codec.group_of(leaf.size).size)
+        pairs = sorted(zip(*joined, strict=True), key=lambda pair: pair[0][0])
+        joined = Joined([x for x, _ in pairs], [x for _, x in pairs])  # as given
+        # 5. The mean of each kind, in the places of its arrays.
         found = _mean_in_codes(joined.rows, exchange, codec, step, with_errors)
-        for column, new in zip(out, joined.split(*found), strict=False):
-            assert column is not None
+        for column, new in zip(columns, joined.split(*found), strict=True):
             for i, x in zip(places, new, strict=True):
                 # A mean's type does not vary over the workers; the state's, that it
                 # goes into, does.
                 x = x.astype(column[i].dtype)
                 column[i] = _axes.vary_over(x, _axes.varying_axes(arrays[i]))
-    return out if with_errors else Means(out.means, None, None)
+    return Means(*columns)
 
 
 def _mean_in_codes(
@@ -146,18 +149,17 @@ def _mean_in_codes(
     ends = np.cumsum([x.shape[-1] for x in slices])[:-1]
     own = _collectives.own_slice(jnp.concatenate(slices, -1), group)
     received = jnp.split(_collectives.all_to_all(own, axis_name), ends, -1)
-    # 3. Average.
-    means = [part.mean(x) for part, x in zip(parts, received, strict=True)]
-    # 4. Encode again.
-    codes = [part.encode_slice(x) for part, x in zip(parts, means, strict=True)]
+    # 3. Average, and 4. encode again.
+    pairs = [part.average(x) for part, x in zip(parts, received, strict=True)]
+    means, codes = zip(*pairs, strict=True)
     # 5. All-gather, first between the workers and then within.
-    of_all = _collectives.all_gather(jnp.concatenate(codes), axis_name)
-    of_all = _collectives.gather_slices(of_all, group, like=rows[0].x)
-    shared = jnp.split(of_all.reshape(width, n, -1), ends, -1)
+    shared = _collectives.all_gather(jnp.concatenate(codes), axis_name)
+    shared = _collectives.gather_slices(shared, group, like=rows[0].x)
+    wholes = jnp.split(shared.reshape(width, n, -1), ends, -1)
     # 6. Decode.
     out: list[list[Any]] = [[None] * len(rows) for _ in range(3 if with_errors else 1)]
-    for part, mean, code, all_codes in zip(parts, means, codes, shared, strict=True):
-        found = [part.decode_slices(all_codes)]
+    for part, mean, code, whole in zip(parts, means, codes, wholes, strict=True):
+        found = [part.decode_slices(whole)]
         if with_errors:
             # The owner alone knows the error of the second encoding. It counts n times,
             # since the owner is one of the n workers whose momenta are averaged next.
@@ -225,7 +227,7 @@ class _Part:
         # Scales travel behind the digits, in bytes: one collective has one dtype, and
         # each collective has a latency of its own.
         columns = []
-        for x in (digits, scales[:, None]):
+        for x in (digits, scales):
             # All rows of all groups, one after the other, and those that fill slices.
             x = x.swapaxes(0, 1).reshape(x.shape[1], -1, x.shape[-1])
             rest = math.prod(owners) * own.groups * own.rows - x.shape[1]
@@ -238,17 +240,16 @@ class _Part:
         """The arrays as the other workers decode them."""
         return self._arrays([self.codec.decode(*code) for code in self.codes])
 
-    def mean(self, received: jax.Array) -> jax.Array:
-        """The mean of this device's slice from the codes of all, (workers, bytes)."""
-        mean = sum_of_rows(self.decode_slice, received) / np.float32(self.place.n)
-        if self.codec.has_zero:
-            return mean
-        return jnp.where(self._is_element(), mean, jnp.zeros_like(mean))
+    def average(self, received: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The mean of this device's slice from the codes of all, (workers, bytes).
 
-    def encode_slice(self, mean: jax.Array) -> jax.Array:
-        """The code of a slice, uint8 (bytes,)."""
+        And the code of the mean, uint8 (bytes,).
+        """
+        mean = sum_of_rows(self.decode_slice, received) / np.float32(self.place.n)
+        if not self.codec.has_zero:
+            mean = jnp.where(self._is_element(), mean, jnp.zeros_like(mean))
         code = self.codec.encode(mean, self._seed(self.place.device, 2))
-        return jnp.concatenate([x.reshape(-1) for x in code])
+        return mean, jnp.concatenate([x.reshape(-1) for x in code])
 
     def decode_slice(self, code: jax.Array) -> jax.Array:
         """The slice of groups whose code this is, (bytes,)."""
@@ -256,12 +257,11 @@ class _Part:
 
     def decode_slices(self, codes: jax.Array) -> list[jax.Array]:
         """The arrays of all slices, from codes (devices, workers, bytes)."""
-        digits, scales = self.codec.split_bytes(codes, self.cut.slice)
+        code = self.codec.split_bytes(codes, self.cut.slice)
         # Put in the order of the arrays while they are bytes: a GPU would split all
         # digits first, and keep them.
-        columns = [self._from_slices(x) for x in (digits, scales[..., None, :, :])]
-        pairs = zip(*materialized(columns), strict=True)
-        return self._arrays([self.codec.decode(x, y[:, 0]) for x, y in pairs])
+        columns = materialized([self._from_slices(x) for x in code])
+        return self._arrays(list(map(self.codec.decode, *columns)))
 
     def own_arrays(self, slices: jax.Array) -> list[jax.Array]:
         """The arrays of this worker's slices (devices, ...), and 0 elsewhere."""

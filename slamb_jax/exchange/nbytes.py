@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from slamb_jax._core.checks import check_floating
 from slamb_jax._core.layout import layout_of
 from slamb_jax._core.leaves import leaves_of
-from slamb_jax.exchange.codecs import BlockCodec, codec_of, cut_among
+from slamb_jax.exchange.codecs import codec_of, cut_among
 from slamb_jax.exchange.selections import elements_sent
 
 if TYPE_CHECKING:  # it stands above this file
@@ -50,9 +50,8 @@ def means_of(
     ``shards`` are the shapes and dtypes that one device holds of a sharded model.
     """
     check_floating(params, "params")
-    layout, held = layout_of(None, exchange.stacked), params
-    if shards is not None:
-        held = shards
+    layout = layout_of(None, exchange.stacked)
+    held = params if shards is None else shards
     # Selections choose by the size of a whole layer, whatever a device holds of it.
     pairs = zip(leaves_of(held, layout), leaves_of(params, layout), strict=True)
     leaves = [
@@ -85,14 +84,9 @@ def means_of(
 
 def slice_nbytes(sizes: Sequence[int], wire: str, slices: int) -> int:
     """Bytes of one slice of these arrays, where they are cut into so many."""
-    if (codec := _codec_of(wire)) is None:
+    if (codec := codec_of(wire)) is None:
         return -(-sum(sizes) // slices) * jnp.dtype(wire).itemsize
     return sum(codec.nbytes(cut.slice) for cut in cut_among(sizes, codec, slices))
-
-
-def _codec_of(wire: str) -> BlockCodec | None:
-    """The codec of a wire format; None for a dtype."""
-    return None if "float" in wire else codec_of(wire)
 
 
 def transfers_of(mean: Mean, workers: int, devices: int = 1) -> list[Transfer]:
@@ -106,7 +100,7 @@ def transfers_of(mean: Mean, workers: int, devices: int = 1) -> list[Transfer]:
     one = slice_nbytes(sizes, wire, workers * devices)
     part = workers * one
     sent = [Transfer("all-to-all", part, often), Transfer("all-gather", one, often)]
-    if _codec_of(wire) is None:
+    if codec_of(wire) is None:
         part = slice_nbytes(sizes, wire, devices)
         # 16 bits are sent as codes are, since a sum in 16 bits loses digits.
         if jnp.dtype(wire).itemsize != 2:

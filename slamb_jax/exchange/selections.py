@@ -253,20 +253,12 @@ class AtStep(NamedTuple):
             )
         index, coordinates = self.selection.blocks(self.step, leaf), []
         for size in (shape[-1] // block_size, *shape[-2:0:-1])[: len(shape) - 1]:
-            index, coordinate = _divide(index, size)
-            coordinates.append(coordinate)
+            coordinates.append(lax.rem(index, np.int32(size)))
+            index = lax.div(index, np.int32(size))
         # An unused slot is beyond the first dimension.
         coordinates = [index, *reversed(coordinates)]
         coordinates[-1] = coordinates[-1] * np.int32(block_size)
         return jnp.stack(coordinates, -1)
-
-
-def _divide(x: jax.Array, by: int) -> tuple[jax.Array, jax.Array]:
-    """Quotient and remainder of integers that are not negative, in few instructions."""
-    if by & (by - 1) == 0:
-        bits = np.int32(by.bit_length() - 1)
-        return lax.shift_right_logical(x, bits), x & np.int32(by - 1)
-    return lax.div(x, np.int32(by)), lax.rem(x, np.int32(by))
 
 
 def selection_at(exchange: "Exchange", params: Any, step: jax.Array) -> AtStep | None:
@@ -279,21 +271,16 @@ def selection_at(exchange: "Exchange", params: Any, step: jax.Array) -> AtStep |
 
 def unit_of_blocks(at: AtStep | None, leaf: Leaf) -> int | None:
     """The elements to a multiple of which a leaf is padded to be joined with others."""
-    if at is None or at.is_dense(leaf):
-        return 1
-    return at.selection.unit(leaf)
+    return 1 if at is None or at.is_dense(leaf) else at.selection.unit(leaf)
 
 
 def elements_sent(selection: Selection, leaf: Leaf) -> int:
     """Elements of the leaf that are exchanged per step, unused slots included."""
     if selection.dense(leaf):
         return leaf.size
-
-    def blocks(step: jax.Array) -> jax.Array:
-        return selection.blocks(step, leaf)
-
-    slots = jax.eval_shape(blocks, jax.ShapeDtypeStruct((), jnp.int32)).size
-    return slots * selection.block_size(leaf)
+    step = jax.ShapeDtypeStruct((), jnp.int32)
+    blocks = jax.eval_shape(lambda step: selection.blocks(step, leaf), step)
+    return blocks.size * selection.block_size(leaf)
 
 
 def _numbers(n: int) -> jax.Array | np.ndarray:

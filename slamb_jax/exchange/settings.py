@@ -193,8 +193,10 @@ class Exchange:
         given = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            plain = isinstance(value, str | int)  # others may be trees
-            if value is not field.default and not (plain and value == field.default):
+            # Only names and numbers are compared: others may be trees.
+            if isinstance(value, str | int) and value == field.default:
+                continue
+            if value is not field.default:
                 given[field.name] = value
         return given
 

@@ -56,7 +56,7 @@ class Keeping:
     def encode(self, x, seed):
         del seed
         in_bytes = jax.lax.bitcast_convert_type(np.float32(self.share) * x, jnp.uint8)
-        scales = jnp.zeros((*x.shape[:-3], x.shape[-2], 1), jnp.uint8)
+        scales = jnp.zeros((*x.shape[:-3], 1, x.shape[-2], 1), jnp.uint8)
         return in_bytes.reshape(*x.shape[:-1], -1), scales
 
     def decode(self, digits, scales):
@@ -67,7 +67,8 @@ class Keeping:
     def split_bytes(self, codes, shape):
         digits, scales = jnp.split(codes, [4 * shape.size], -1)
         digits = digits.reshape(*codes.shape[:-1], *shape[:3], -1)
-        return digits, scales.reshape(*codes.shape[:-1], shape.groups, shape.rows, 1)
+        lead = *codes.shape[:-1], shape.groups
+        return digits, scales.reshape(*lead, 1, shape.rows, 1)
 
 
 @st.composite
@@ -140,7 +141,9 @@ def optimizer_of(given, mask, selection):
     }[given["optimizer"]]
     if given["optimizer"] == "momentum":
         mean = slamb_jax.mask_momentum(exchange, b2=None, **arguments)
-        return chain_between(exchange, mean, optax.scale_by_learning_rate(rate))
+        return chain_between(
+            "momentum", exchange, mean, optax.scale_by_learning_rate(rate)
+        )
     if "weight_decay" in arguments:
         arguments["mask"] = mask
     return getattr(slamb_jax, given["optimizer"])(rate, exchange, **arguments)
