@@ -249,12 +249,12 @@ def over_workers(
             own = jax.tree.map(functools.partial(meshes.on_raw, vary), own)
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), fun(own, *args))
 
-    sharded = exchange.param_specs is not None  # over axes left to the compiler
+    # Axes that are not named are left to the compiler; none names all of the mesh.
     return jax.shard_map(
         one_worker,
         mesh=mesh,
         in_specs=(PartitionSpec(between), *specs),
         out_specs=PartitionSpec(between + local),
         check_vma=check_vma,
-        **({"axis_names": set(between)} if sharded else {}),
+        axis_names=set(between) if exchange.param_specs is not None else set(),
     )
