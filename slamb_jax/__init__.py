@@ -25,19 +25,19 @@ from slamb_jax.links import (
 )
 from slamb_jax.optimizers import adamw, lamb, lion, muon, sgd, slamb
 from slamb_jax.wire import wire_report
-from slamb_jax.workers.agreement import assert_replicas_agree, momentum_agreement
-from slamb_jax.workers.metrics import exchange_metrics
+from slamb_jax.workers.agreement import (
+    assert_replicas_agree,
+    exchange_metrics,
+    momentum_agreement,
+)
 from slamb_jax.workers.on_workers import on_workers
-from slamb_jax.workers.replicas import consolidate, replicate
-from slamb_jax.workers.simulate import in_chunks, simulated_replicas, simulated_step
+from slamb_jax.workers.replicas import consolidate, replicate, simulated_replicas
+from slamb_jax.workers.simulate import in_chunks, simulated_step
 from slamb_jax.workers.step import per_worker_step
 from slamb_jax.workers.watchdog import Watchdog
-from slamb_jax.wrappers import (
-    accumulate,
-    check_finite,
-    skip_not_finite,
-    train_in_bfloat16,
-)
+from slamb_jax.wrappers.accumulate import accumulate
+from slamb_jax.wrappers.bfloat16 import train_in_bfloat16
+from slamb_jax.wrappers.finite import check_finite, skip_not_finite
 
 __version__ = "0.3.0"
 

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 import slamb_jax
-from slamb_jax.workers import donation
+from slamb_jax.workers import step as steps
 from slamb_jax.workers.mesh import replicated
 from slamb_jax.workers.replicas import mean_replica
 from tests.close import assert_close
@@ -276,8 +276,8 @@ def test_arrays_that_a_step_returned_are_not_asked_where_they_lie(monkeypatch):
     state = slamb_jax.replicate(
         {"a": jnp.ones(3), "b": jnp.ones(3)}, mesh_of(N), EXCHANGE
     )
-    asked, buffer = [], donation._buffer
-    monkeypatch.setattr(donation, "_buffer", lambda x: asked.append(x) or buffer(x))
+    asked, buffer = [], steps._buffer
+    monkeypatch.setattr(steps, "_buffer", lambda x: asked.append(x) or buffer(x))
     for _ in range(3):
         state, _ = run(state, batch_of(0))
     assert len(asked) == 2 + 3  # the first state, and the batch at each step

@@ -178,7 +178,7 @@ def check_params(params: Any) -> None:
 def check_floating(tree: chex.ArrayTree, what: str) -> None:
     """Raises for a leaf that no optimizer can step along, and names it."""
     check_real(tree, what)
-    for where, leaf in _leaves(what, tree):
+    for where, leaf in named_leaves(what, tree).items():
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
             got = shown(leaf) if dtype is None else dtype
@@ -189,7 +189,7 @@ def check_floating(tree: chex.ArrayTree, what: str) -> None:
 
 def check_real(tree: chex.ArrayTree, what: str) -> None:
     """Raises for a complex leaf, whose imaginary part would be dropped."""
-    for where, leaf in _leaves(what, tree):
+    for where, leaf in named_leaves(what, tree).items():
         if is_complex(leaf):
             raise ValueError(
                 f"{what} must be real, got {getattr(leaf, 'dtype', leaf)} at {where}: "
@@ -200,19 +200,25 @@ def check_real(tree: chex.ArrayTree, what: str) -> None:
 
 def check_arrays(name: str, tree: chex.ArrayTree) -> None:
     """Raises for a leaf that is neither an array nor a number, and names it."""
-    for where, leaf in _leaves(name, tree):
+    for where, leaf in named_leaves(name, tree).items():
         if not hasattr(leaf, "dtype") and not isinstance(leaf, numbers.Number):
             raise ValueError(f"{where} must be an array or a number, got {shown(leaf)}")
 
 
 def check_bools(name: str, tree: Any) -> None:
     """Raises unless all leaves are bools, or arrays of one bool that is known."""
-    for where, x in _leaves(name, tree):
+    for where, x in named_leaves(name, tree).items():
         of_bool = getattr(x, "dtype", None) == jnp.dtype(bool) and not x.ndim
         if not isinstance(x, bool) and (not of_bool or isinstance(x, jax.core.Tracer)):
             raise ValueError(
                 f"{name} must have bools for leaves, got {shown(x)} at {where}"
             )
+
+
+def named_leaves(name: str, tree: chex.ArrayTree) -> dict[str, Any]:
+    """The leaves of an argument by the names that errors give them."""
+    flat = jax.tree_util.tree_leaves_with_path(tree)
+    return {name + jax.tree_util.keystr(path): x for path, x in flat}
 
 
 def check_same_kind(updates: chex.ArrayTree, params: chex.ArrayTree) -> None:

@@ -18,9 +18,8 @@ from slamb_jax.checkpoint import format as stored
 from slamb_jax.checkpoint.processes import gather, lock, together
 from slamb_jax.workers import mesh as meshes
 from slamb_jax.workers.agreement import differing_replicas
-from slamb_jax.workers.keys import keys_of_workers
 from slamb_jax.workers.mesh import raw
-from slamb_jax.workers.replicas import copied_replicas
+from slamb_jax.workers.replicas import copied_replicas, keys_of_workers
 
 
 class Recovered(NamedTuple):

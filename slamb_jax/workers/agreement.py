@@ -1,7 +1,8 @@
-"""Whether replicas agree, to the bit or to a tolerance, and how far momenta do."""
+"""Whether replicas agree, how far momenta do, and other numbers for a log."""
 
-import itertools
 import math
+import statistics
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -10,15 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from slamb_jax._core.checks import check_range
+from slamb_jax._core.checks import check_range, named_leaves
 from slamb_jax._core.rounding import float32_of, hash_u32, upcast_f32
-from slamb_jax.workers.mesh import (
-    check_replicas,
-    mesh_sharding,
-    named_leaves,
-    raw,
-    stacked,
-)
+from slamb_jax.exchange.nbytes import means_of, share
+from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.workers.mesh import check_replicas, mesh_sharding, raw, stacked
 
 
 def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
@@ -81,13 +78,13 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
 def differing_replicas(leaves: list[Any], rtol: float = 0.0) -> np.ndarray:
     """How many replicas of each leaf differ from the first."""
     sums = checksums(leaves)
-    unlike = (sums != sums[:, :1]).any(-1).sum(1)
-    floating = [jnp.issubdtype(x.dtype, jnp.inexact) for x in leaves]
-    if rtol > 0 and any(floating):
-        norms = stacked(_distances, list(itertools.compress(leaves, floating)))
-        distance, norm = norms[..., :-1], norms[..., -1:]
-        unlike[floating] = (~(distance <= rtol * norm)).sum(1)  # a NaN is never near
-    return unlike
+    differ = (sums != sums[:, :1]).any(-1)
+    if rtol > 0:
+        norms = stacked(_distances, list(map(raw, leaves)))
+        near = norms[..., :-1] <= rtol * norms[..., -1:]  # a NaN is never near
+        floating = [[jnp.issubdtype(x.dtype, jnp.inexact)] for x in leaves]
+        differ = np.where(floating, ~near, differ)
+    return differ.sum(1)
 
 
 def _distances(x: jax.Array) -> jax.Array:
@@ -187,11 +184,75 @@ def leaves_in(state: chex.ArrayTree, field: str) -> dict[str, Any]:
 
 
 def _agreement(m: jax.Array) -> jax.Array:
-    def one_for_zero(x: jax.Array) -> jax.Array:
-        return jnp.where(x > 0, x, np.float32(1))
-
     wide = m.astype(float32_of(m)).reshape(len(m), -1)
-    largest = one_for_zero(jnp.max(jnp.abs(wide)))  # over which no square overflows
-    wide = wide / largest.astype(wide.dtype)
-    of_mean = jnp.linalg.norm(jnp.mean(wide, 0))
-    return np.float32(len(m)) * of_mean / one_for_zero(jnp.linalg.norm(wide))
+    tiny = np.finfo(np.float32).tiny  # for a momentum of zeros
+    largest = jnp.maximum(jnp.max(jnp.abs(wide)), tiny)
+    wide = wide / largest.astype(wide.dtype)  # so that no square overflows
+    norm = jnp.maximum(jnp.linalg.norm(wide), np.float32(1))  # 0 or at least 1
+    return np.float32(len(m)) * jnp.linalg.norm(jnp.mean(wide, 0)) / norm
+
+
+def exchange_metrics(
+    exchange: Exchange, params: chex.ArrayTree
+) -> Callable[[chex.ArrayTree], dict[str, float]]:
+    r"""Makes a function of the state that returns numbers of the exchange for a log.
+
+    Args:
+      exchange: the exchange of the optimizer.
+      params: the parameters, or their shapes and dtypes, without an axis of replicas.
+
+    Returns:
+      A function of the state of all workers, to call in each process, and seldom, since
+      it averages the momenta once. It returns a dictionary:
+
+      * ``exchange/bytes_per_step``: bytes that each of n workers sends in a step, on
+        average: its share of :math:`8 P (n - 1) / n`, those of a ring all-reduce of P
+        float32 gradients. :func:`wire_report` counts them in the compiled program.
+      * ``exchange/share_of_float32`` and ``exchange/share_of_bfloat16``: these bytes
+        over those of averaging gradients in that dtype.
+      * ``exchange/agreement``: the median of :func:`momentum_agreement`, if the state
+        has a momentum.
+      * ``exchange/skipped_steps``: all that :func:`skip_not_finite` skipped, if the
+        state has it.
+
+    Raises:
+      ValueError: if ``exchange`` is no exchange or ``params`` are empty or not floating
+        point; when called, for a state without a leading axis of replicas, and if
+        ``params`` had that axis.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, slamb_jax
+      >>> exchange, params = slamb_jax.Exchange("data"), jnp.ones((64, 100))
+      >>> tx = slamb_jax.adamw(0.1, exchange)
+      >>> metrics = slamb_jax.exchange_metrics(exchange, params)
+      >>> step = jax.vmap(lambda g: tx.update(g, tx.init(g), g)[1], axis_name="data")
+      >>> numbers = metrics(step(jnp.ones((4, 64, 100))))
+      >>> print(numbers["exchange/bytes_per_step"], numbers["exchange/agreement"])
+      2040.0 2.0
+    """
+    elements, means = means_of(check_exchange(exchange), params)
+    of_float32 = share(elements, means)
+
+    def metrics(state: chex.ArrayTree) -> dict[str, float]:
+        n = check_replicas("state", state)
+        momenta = leaves_in(state, "mu").values()
+        if n > 1 and elements == sum(x.size for x in momenta):
+            raise ValueError(
+                f"params must be one copy, got {elements} elements, as many as the "
+                f"momenta of all {n} workers: take those before slamb_jax.replicate, "
+                "or slamb_jax.consolidate(params)"
+            )
+        out = {
+            "exchange/bytes_per_step": of_float32 * 8 * elements * (n - 1) / n,
+            "exchange/share_of_float32": of_float32,
+            "exchange/share_of_bfloat16": 2 * of_float32,
+        }
+        if momenta:
+            agreement = momentum_agreement(state).values()
+            out["exchange/agreement"] = statistics.median(agreement)
+        if skipped := leaves_in(state, "total_notfinite"):
+            most = stacked(jnp.max, list(skipped.values())).max()
+            out["exchange/skipped_steps"] = float(most)
+        return out
+
+    return metrics

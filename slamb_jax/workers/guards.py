@@ -3,7 +3,7 @@
 import hashlib
 import re
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 import chex
@@ -15,10 +15,10 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from slamb_jax._core.axes import as_tuple
-from slamb_jax._core.checks import shown
+from slamb_jax._core.checks import named_leaves
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers.agreement import checksums, differing_copies
-from slamb_jax.workers.mesh import check_replicas, named_leaves
+from slamb_jax.workers.mesh import check_replicas, is_held
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # Primitives that name an axis, but send nothing over it.
@@ -31,14 +31,14 @@ def check_wrappers(state: chex.ArrayTree) -> None:
     One makes one worker skip a step, and the others wait; the other one exchanges at
     every mini-step.
     """
-    if _is_around(state, optax.ApplyIfFiniteState, "slamb_jax."):
+    if _is_around(state, "ApplyIfFiniteState", "slamb_jax."):
         raise ValueError(
             "the state is of optax.apply_if_finite around an exchange: a worker that "
             "skips a step would leave the others waiting for ever. Take "
             "slamb_jax.skip_not_finite(tx, exchange)"
         )
     links = "slamb_jax.links.", "slamb_jax.jointspar."
-    if _is_around(state, optax.MultiStepsState, *links):
+    if _is_around(state, "MultiStepsState", *links):
         warnings.warn(
             "the state is of optax.MultiSteps around an exchange: it exchanges at each "
             "mini-step, and drops the result of all but the last. Take "
@@ -47,21 +47,20 @@ def check_wrappers(state: chex.ArrayTree) -> None:
         )
 
 
-def _is_around(state: Any, wrapper: type, *modules: str) -> bool:
+def _is_around(state: Any, wrapper: str, *modules: str) -> bool:
     """Whether a state of this wrapper has one from these modules in it."""
 
-    def parts(tree: Any, is_part: Callable[[object], bool]) -> list[Any]:
-        return list(filter(is_part, jax.tree.leaves(tree, is_leaf=is_part)))
+    def is_of_modules(x: object) -> bool:
+        return type(x).__module__.startswith(modules)
 
-    wrapped = parts(state, lambda x: isinstance(x, wrapper))
-    return bool(parts(wrapped, lambda x: type(x).__module__.startswith(modules)))
+    wrapped = optax.tree.get_all_with_path(state, wrapper)
+    return any(map(is_of_modules, jax.tree.leaves(wrapped, is_leaf=is_of_modules)))
 
 
 def check_arguments(state: Any, batch: Any, n: int, devices: int) -> None:
     """Raises unless ``state`` is there n times and ``batch`` can be split."""
     for name, x in named_leaves("state", state).items():
-        traced = isinstance(x, jax.core.Tracer)
-        if isinstance(x, jax.Array) and not traced and x.is_deleted():
+        if is_held(x) and x.is_deleted():
             raise ValueError(  # jaxlib may crash on it
                 f"{name} was donated to an earlier step and is gone: go on with the "
                 "state that the step returned, or keep a copy "
@@ -82,15 +81,13 @@ def check_result(out: Any, state: Any) -> tuple[Any, Any]:
     """What a step returned; raises unless it is a state like the old and a report."""
     wanted: Any = jax.tree.structure(state)
     is_pair = isinstance(out, tuple) and len(out) == 2
-    if is_pair and jax.tree.structure(out[0]) == wanted:
-        return out
-    wrong = f"got {shown(out)}"
-    if is_pair:
-        wrong = f"the state of the structure that it got, {wanted}, got {out[0]}"
-    raise ValueError(
-        f"step must return a pair, the new state and a report, {wrong}: return state, "
-        "None if there is nothing to report"
-    )
+    if not is_pair or jax.tree.structure(out[0]) != wanted:
+        raise ValueError(
+            "step must return a pair, the new state and a report, and that state of "
+            f"the structure that it got, {wanted}, got {jax.tree.structure(out)}: "
+            "return state, None if there is nothing to report"
+        )
+    return out
 
 
 def check_program(
@@ -142,8 +139,7 @@ def check_same_values(tree: chex.ArrayTree) -> None:
     """Raises if processes gave :func:`replicate` different values."""
     named = named_leaves("tree", tree)
     leaves = list(named.values())
-    traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
-    if jax.process_count() == 1 or not leaves or traced:
+    if jax.process_count() == 1 or not leaves or not all(map(is_held, leaves)):
         return
     way_out = ": begin with the same seed, or the same checkpoint, in each"
     for name, sums in zip(named, checksums(leaves), strict=True):

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from slamb_jax._core.axes import as_tuple
+from slamb_jax._core.checks import named_leaves
 from slamb_jax._core.layout import state_specs
 from slamb_jax.exchange.settings import Exchange, check_exchange
 
@@ -43,12 +44,6 @@ def workers_on(mesh: Mesh, exchange: Exchange) -> tuple[int, Mesh]:
     if exchange.param_specs is not None or not is_set:
         mesh = Mesh(mesh.devices, mesh.axis_names)
     return math.prod(mesh.shape[a] for a in workers), mesh
-
-
-def named_leaves(name: str, tree: chex.ArrayTree) -> dict[str, Any]:
-    """The leaves of an argument by the names that errors give them."""
-    flat = jax.tree_util.tree_leaves_with_path(tree)
-    return {name + jax.tree_util.keystr(path): x for path, x in flat}
 
 
 def check_replicas(name: str, tree: chex.ArrayTree, workers: int | None = None) -> int:
@@ -191,6 +186,11 @@ def own_replicas(x: Any) -> np.ndarray:
         empty = np.empty((len(part), *x.shape[1:]), x.dtype)
         rows.setdefault(shard.index[0].start or 0, empty)[:, *shard.index[1:]] = part
     return np.concatenate([rows[r] for r in sorted(rows)])
+
+
+def is_held(x: object) -> bool:
+    """Whether a leaf is an array that has values now: it is not traced."""
+    return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
 
 
 def is_key(x: object) -> bool:

@@ -12,7 +12,7 @@ from slamb_jax._core.leaves import arrays_among
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers import guards
 from slamb_jax.workers import mesh as meshes
-from slamb_jax.workers.keys import EqualKeys, begin_equal, keys_of_workers
+from slamb_jax.workers.replicas import EqualKeys, begin_equal, keys_of_workers
 from slamb_jax.workers.step import over_workers
 
 

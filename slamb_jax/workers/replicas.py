@@ -1,7 +1,8 @@
 """Replicas, one for each worker: made of one tree, and averaged into one."""
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import chex
 import jax
@@ -9,15 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from slamb_jax._core.axes import as_tuple, worker_index
-from slamb_jax._core.checks import check_arrays
+from slamb_jax._core.axes import AxisName, as_tuple, worker_index
+from slamb_jax._core.checks import check_arrays, check_integer
 from slamb_jax._core.layout import spec_axes
+from slamb_jax._core.leaves import bool_for_each
 from slamb_jax._core.rounding import upcast_f32
 from slamb_jax.exchange.collectives import send
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers import guards
 from slamb_jax.workers import mesh as meshes
-from slamb_jax.workers.keys import EqualKeys, begin_equal, keys_of_workers
+
+EqualKeys: TypeAlias = bool | chex.ArrayTree | Callable[[Any], Any] | None
+"""Bools for a tree or a prefix of it, a function of the tree to those, or None."""
 
 
 def replicate(
@@ -92,6 +96,32 @@ def replicate(
     return out
 
 
+def simulated_replicas(
+    tree: chex.ArrayTree, workers: int, *, equal_keys: EqualKeys = None
+) -> chex.ArrayTree:
+    """Gives each of n simulated workers its own copy, as :func:`replicate` does.
+
+    Args:
+      tree: parameters and optimizer state: a tree of arrays or numbers.
+      workers: n, at least 1, or a ValueError is raised.
+      equal_keys: as of :func:`replicate`.
+
+    Examples:
+      >>> import jax.numpy as jnp, slamb_jax
+      >>> slamb_jax.simulated_replicas({"w": jnp.ones(3)}, 128)["w"].shape
+      (128, 3)
+    """
+    check_integer("workers", workers, 1)
+
+    def copies(x: Any, equal: bool) -> jax.Array:
+        if not equal:
+            return keys_of_workers(x, jnp.arange(workers))
+        one = jnp.asarray(x, jnp.result_type(x))
+        return jnp.broadcast_to(one, (workers, *one.shape))
+
+    return jax.tree.map(copies, tree, begin_equal(tree, equal_keys))
+
+
 def _check_is_one_copy(tree: chex.ArrayTree, exchange: Exchange) -> None:
     """Raises if every leaf has a leading axis over the workers."""
     names = as_tuple(exchange.axis_name)
@@ -103,6 +133,53 @@ def _check_is_one_copy(tree: chex.ArrayTree, exchange: Exchange) -> None:
             f"over {exchange.axis_name!r}, as slamb_jax.replicate returns them: go on "
             "with it as it is, or take slamb_jax.consolidate(tree) first"
         )
+
+
+def begin_equal(tree: chex.ArrayTree, equal_keys: EqualKeys) -> chex.ArrayTree:
+    """For each leaf, whether it begins equal on all workers: all but some typed keys.
+
+    With None those keys do that are in a state of optax or of this library.
+    """
+    if equal_keys is None:
+        return jax.tree.map(_by_type, tree, is_leaf=_is_named_tuple)
+    return jax.tree.map(
+        lambda x, equal: bool(equal) or not meshes.is_key(x),
+        tree,
+        bool_for_each("equal_keys", equal_keys, tree),
+    )
+
+
+def _by_type(part: Any) -> Any:
+    if not _is_named_tuple(part):
+        return not meshes.is_key(part)
+    if type(part).__module__.startswith(("optax.", "slamb_jax.")):
+        return jax.tree.map(lambda _: True, part)
+    fields = begin_equal(tuple(part), None)
+    if not all(jax.tree.leaves(fields)):
+        raise ValueError(
+            f"equal_keys must be given where a {type(part).__name__} holds a typed "
+            "random key, got None: False if each worker is to draw its own numbers, as "
+            "for dropout; True if the key is an optimizer's, whose workers must take "
+            "the same step; or a tree of bools, such as (False, True) for (params, "
+            "opt_state)"
+        )
+    return type(part)(*fields)
+
+
+def _is_named_tuple(x: Any) -> bool:
+    return isinstance(x, tuple) and hasattr(x, "_fields")
+
+
+def keys_of_workers(keys: jax.Array, numbers: jax.Array) -> jax.Array:
+    """Keys of any shape, folded with the number of each worker: (n, ...)."""
+    fold = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))
+    folded = fold(keys.reshape(-1), numbers.astype(jnp.uint32))
+    return folded.reshape(len(numbers), *keys.shape)
+
+
+def own_key(key: jax.Array | None, axis_name: AxisName) -> tuple[jax.Array, ...]:
+    """The arguments of a step after the batch: the worker's key, if there is one."""
+    return () if key is None else (jax.random.fold_in(key, worker_index(axis_name)),)
 
 
 def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:

@@ -3,43 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax._core.axes import AxisName, as_tuple
+from slamb_jax._core.axes import as_tuple
 from slamb_jax._core.checks import check_callable, check_integer
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.workers import guards
-from slamb_jax.workers.keys import EqualKeys, begin_equal, keys_of_workers, own_key
+from slamb_jax.workers.replicas import own_key
 from slamb_jax.workers.step import Step, WorkersStep
-
-
-def simulated_replicas(
-    tree: chex.ArrayTree, workers: int, *, equal_keys: EqualKeys = None
-) -> chex.ArrayTree:
-    """Gives each of n simulated workers its own copy, as :func:`replicate` does.
-
-    Args:
-      tree: parameters and optimizer state: a tree of arrays or numbers.
-      workers: n, at least 1, or a ValueError is raised.
-      equal_keys: as of :func:`replicate`.
-
-    Examples:
-      >>> import jax.numpy as jnp, slamb_jax
-      >>> slamb_jax.simulated_replicas({"w": jnp.ones(3)}, 128)["w"].shape
-      (128, 3)
-    """
-    check_integer("workers", workers, 1)
-
-    def copies(x: Any, equal: bool) -> jax.Array:
-        if not equal:
-            return keys_of_workers(x, jnp.arange(workers))
-        one = jnp.asarray(x, jnp.result_type(x))
-        return jnp.broadcast_to(one, (workers, *one.shape))
-
-    return jax.tree.map(copies, tree, begin_equal(tree, equal_keys))
 
 
 def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
@@ -76,15 +49,23 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
     """
     check_callable("step", step)
     check_integer("workers", workers, 1)
-    axis_name = _simulated_axis(exchange)
+    axes = as_tuple(check_exchange(exchange).axis_name)
+    one_device = exchange.local_axis_name is None and exchange.param_specs is None
+    if len(axes) != 1 or not one_device:
+        raise ValueError(
+            "exchange must have one axis_name and be without local_axis_name and "
+            "without param_specs where each worker is simulated, on a single device, "
+            f"got axis_name={exchange.axis_name!r} in {exchange!r}: give the optimizer "
+            "and simulated_step dataclasses.replace(exchange, ...) without them"
+        )
+    axis_name = axes[0]
 
     def all_workers(
-        state: Any, batch: Any, key: Any, common: frozenset[int]
+        state: Any, batch: Any, key: Any, of_leaves: tuple[int | None, ...]
     ) -> tuple[Any, Any]:
-        treedef: Any
         leaves, treedef = jax.tree.flatten(state)
-        leaves = [x[0] if i in common else x for i, x in enumerate(leaves)]
-        of_leaves = [None if i in common else 0 for i in range(len(leaves))]
+        pairs = zip(leaves, of_leaves, strict=True)
+        leaves = [x[0] if axis is None else x for x, axis in pairs]
         of_batch = jax.tree.map(lambda x: 0 if x.ndim else None, batch)
 
         def share(x: jax.Array) -> jax.Array:
@@ -92,51 +73,28 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
             return x.reshape(*rows, *x.shape[1:])
 
         def one_worker(leaves: list[Any], batch: Any) -> tuple[Any, Any]:
-            old = treedef.unflatten(leaves)
+            old: Any = jax.tree.unflatten(treedef, leaves)
             out = step(old, batch, *own_key(key, axis_name))
             return guards.check_result(out, old)
 
-        axes = of_leaves, of_batch
-        mapped = jax.vmap(one_worker, axes, axis_name=axis_name, axis_size=workers)
+        split = list(of_leaves), of_batch
+        mapped = jax.vmap(one_worker, split, axis_name=axis_name, axis_size=workers)
         return mapped(leaves, jax.tree.map(share, batch))
 
     def place(state: Any, batch: Any, key: Any) -> tuple[Any, ...]:
         guards.check_arguments(state, batch, workers, workers)
-        return state, batch, key, _common_counts(state)
+        return state, batch, key, tuple(map(_axis_of, jax.tree.leaves(state)))
 
     jitted = jax.jit(all_workers, donate_argnums=0, static_argnums=3)
     return WorkersStep(jitted, place)
 
 
-def _simulated_axis(exchange: Exchange) -> AxisName:
-    """The one axis of an exchange between simulated workers."""
-    check_exchange(exchange)
-    for name in ("local_axis_name", "param_specs"):
-        if (value := getattr(exchange, name)) is not None:
-            raise ValueError(
-                f"exchange must be without {name} where workers are simulated, each "
-                f"being a single device, got {value!r}: give the optimizer and "
-                f"simulated_step dataclasses.replace(exchange, {name}=None)"
-            )
-    axes = as_tuple(exchange.axis_name)
-    if len(axes) != 1:
-        raise ValueError(
-            "exchange must have one axis_name where workers are simulated, got "
-            f"{exchange.axis_name!r}"
-        )
-    return axes[0]
-
-
-def _common_counts(state: Any) -> frozenset[int]:
-    """The numbers of the leaves that are one integer, the same for all workers."""
-
-    def is_common(x: Any) -> bool:
-        if len(x.shape) != 1 or not jnp.issubdtype(x.dtype, jnp.integer):
-            return False
-        has_no_value = isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct)
-        return has_no_value or not np.ptp(np.asarray(x))
-
-    return frozenset(i for i, x in enumerate(jax.tree.leaves(state)) if is_common(x))
+def _axis_of(x: Any) -> int | None:
+    """The axis of the workers in a leaf; None for a count that is the same for all."""
+    if len(x.shape) != 1 or not jnp.issubdtype(x.dtype, jnp.integer):
+        return 0
+    has_no_value = isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct)
+    return None if has_no_value or not np.ptp(np.asarray(x)) else 0
 
 
 def in_chunks(fun: Callable[..., Any], size: int) -> Callable[..., Any]:

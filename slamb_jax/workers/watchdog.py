@@ -33,9 +33,8 @@ def _coordination_client() -> Any:
     except (ImportError, AttributeError) as error:
         raise RuntimeError(
             f"slamb_jax.Watchdog found no coordination client in jax {jax.__version__} "
-            f"({error}), jax._src.distributed.global_state.client with key_value_set "
-            "and key_value_dir_get: call jax.distributed.initialize before, or run "
-            "without the watchdog"
+            f"({error}), jax._src.distributed.global_state.client: call "
+            "jax.distributed.initialize before, or run without the watchdog"
         ) from error
     return client
 
@@ -78,8 +77,8 @@ class Watchdog:
         self._timeout = timeout
         self._me, self._all = jax.process_index(), jax.process_count()
         self._client: Any = _coordination_client() if self._all > 1 else None
-        self._step, self._beats, self._written, self._state = -1, 0, 0, "runs"
-        self._seen: dict[int, tuple[dict[str, Any], float]] = {}  # signs, and when
+        self._step, self._beats, self._state = -1, 0, "runs"
+        self._seen: dict[int, tuple[dict[str, Any], float]]  # signs, and when
         self._stop, self._last_words = threading.Event(), threading.Lock()
         self._threads: list[threading.Thread] = []
 
@@ -89,7 +88,9 @@ class Watchdog:
         self._step, self._beats, self._beaten = step, self._beats + 1, time.monotonic()
 
     def __enter__(self) -> Self:
-        self._beaten = self._answered = self._started = time.monotonic()
+        self._beaten = self._answered = time.monotonic()
+        unseen = {"state": "is to come", "step": -1}, self._answered
+        self._seen = dict.fromkeys(range(self._all), unseen)
         # Two threads: the first may wait for a coordinator that has stopped.
         for work in (self._write_and_read, self._judge) if self._client else ():
             thread = threading.Thread(target=self._repeat, args=(work,), daemon=True)
@@ -113,10 +114,12 @@ class Watchdog:
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # nobody is there
             self._write()
 
-    def _repeat(self, work: Callable[[], None]) -> None:
+    def _repeat(self, work: Callable[[], str]) -> None:
+        """Works until it gets a reason to end this process."""
         while not self._stop.wait(self._timeout / 5):
             try:
-                work()
+                if reason := work():
+                    self._give_up(reason)
             except Exception:  # a watchdog that has stopped guards nobody
                 traceback.print_exc()
 
@@ -124,51 +127,46 @@ class Watchdog:
         self._client.key_value_set(f"{_PREFIX}{key}", value, allow_overwrite=True)
 
     def _write(self) -> None:
-        self._written += 1  # the others look for a change
+        now = time.monotonic()  # the others look for a change
         # The first step, which compiles, is not timed.
-        idle = time.monotonic() - self._beaten if self._beats > 1 else 0.0
-        sign = {"sign": self._written, "step": self._step, "idle": idle}
-        self._set(self._me, json.dumps(sign | {"state": self._state}))
+        idle = now - self._beaten if self._beats > 1 else 0.0
+        sign = {"now": now, "step": self._step, "idle": idle, "state": self._state}
+        self._set(self._me, json.dumps(sign))
 
-    def _write_and_read(self) -> None:
+    def _write_and_read(self) -> str:
         try:
             self._write()
             pairs = self._client.key_value_dir_get(_PREFIX)
         except jax.errors.JaxRuntimeError as error:
-            self._give_up(f"{_COORDINATOR}, is gone ({error})"[:400])
+            return f"{_COORDINATOR}, is gone ({error})"[:400]
         now = time.monotonic()
         signs = {key.rsplit("/", 1)[1]: value for key, value in pairs}
-        if reason := signs.pop("verdict", None):
-            self._give_up(reason)
+        verdict: str = signs.pop("verdict", "")
         for index, sign in ((int(k), json.loads(v)) for k, v in signs.items()):
-            if index not in self._seen or self._seen[index][0] != sign:
+            if self._seen[index][0] != sign:
                 self._seen[index] = sign, now
         self._answered = now
+        return verdict
 
-    def _judge(self) -> None:
+    def _judge(self) -> str:
         silent = time.monotonic() - self._answered
         if silent > self._timeout:
-            self._give_up(
-                f"{_COORDINATOR}, has given no answer for {silent:.1f} s: {_DIED}"
-            )
+            return f"{_COORDINATOR}, has given no answer for {silent:.1f} s: {_DIED}"
         for index in set(range(self._all)) - {self._me}:
-            sign, seen = self._seen.get(index, ({}, self._started))
+            sign, seen = self._seen[index]
             silent = self._answered - seen  # as of the last answer, not as of now
-            state, at = sign.get("state", ""), f"(last at step {sign.get('step', -1)})"
+            state, at = sign["state"], f"(last at step {sign['step']})"
             if state.startswith("failed"):
-                self._give_up(f"process {index} {state} {at}")
+                return f"process {index} {state} {at}"
             if silent > self._timeout and state != "is done":
-                self._give_up(
-                    f"process {index} has given no sign of life for {silent:.1f} s "
-                    f"{at}: {_DIED}"
-                )
-        if self._state == "runs" and (reason := self._hung()):
-            self._give_up(reason)
+                gave = f"has given no sign of life for {silent:.1f} s"
+                return f"process {index} {gave} {at}: {_DIED}"
+        return self._hung() if self._state == "runs" else ""
 
     def _hung(self) -> str:
         """The reason to end because a process takes too long for a step, if any."""
-        signs = {index: sign for index, (sign, _) in self._seen.copy().items()}
-        running = {i: sign for i, sign in signs.items() if sign["state"] == "runs"}
+        seen = self._seen.items()
+        running = {i: sign for i, (sign, _) in seen if sign["state"] == "runs"}
         first = min((sign["step"] for sign in running.values()), default=0)
         behind = sorted(i for i, sign in running.items() if sign["step"] == first)
         idle = min((running[i]["idle"] for i in behind), default=0.0)

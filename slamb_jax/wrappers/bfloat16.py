@@ -82,17 +82,12 @@ def train_in_bfloat16(
     def wide(p: jax.Array) -> bool:
         return p.dtype.itemsize >= 4
 
-    def to_bfloat16(x: jax.Array, seed: jax.Array) -> jax.Array:
-        if rounding == "master":
-            return _rounding.round_to(x, jnp.bfloat16)
-        return _rounding.stochastic_round(x, seed)
-
     def init(params: optax.Params) -> TrainInBfloat16State:
         checks.check_floating(params, "params")
-        for path, p in jax.tree_util.tree_leaves_with_path(params):
+        for where, p in checks.named_leaves("params", params).items():
             if p.dtype == jnp.float16:  # the exponent is too small for small steps
-                where = f"float16 at params{jax.tree_util.keystr(path)}"
-                raise ValueError(f"params must be bfloat16 or float32, got {where}")
+                got = f"got float16 at {where}"
+                raise ValueError(f"params must be bfloat16 or float32, {got}")
         # A copy even of float32: the parameters' own buffers may be donated.
         copy = jax.tree.map(
             lambda p: _rounding.copied(p, p.dtype if wide(p) else jnp.float32), params
@@ -118,15 +113,20 @@ def train_in_bfloat16(
             if wide(p):
                 return u
             bits = _rounding.step_seed(step, seed, leaf.index)
-            new = to_bfloat16(x + u, bits)
+            new = upcast_f32(_to_bfloat16(x + u, rounding, bits))
             others = _rounding.hash_u32(bits, 1)
-            return to_bfloat16(upcast_f32(new) - upcast_f32(p), others)
+            return _to_bfloat16(new - upcast_f32(p), rounding, others)
 
-        master = None
-        if state.master is not None:
-            master = keep_absent(map_present(jnp.add, u, old), old)
+        stepped = keep_absent(map_present(jnp.add, u, old), old)
+        master = stepped if rounding == "master" else None
         rows, rebuild = present(u, params, old, like=params)
         out = rebuild([rounded(*row) for row in rows])
         return out, TrainInBfloat16State(step, master, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _to_bfloat16(x: jax.Array, rounding: str, seed: jax.Array) -> jax.Array:
+    if rounding == "master":
+        return _rounding.round_to(x, jnp.bfloat16)
+    return _rounding.stochastic_round(x, seed)

@@ -1,6 +1,5 @@
 """Steps whose gradients are not finite: skipped by all workers, and counted."""
 
-from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import chex
@@ -118,11 +117,8 @@ def skip_not_finite(
 
 def _any_device(flag: jax.Array, exchange: Exchange) -> jax.Array:
     """Whether ``flag`` is set on any device that takes part in the exchange."""
-    axes: tuple[Hashable, ...] = (
-        *_axes.as_tuple(exchange.axis_name),
-        *_axes.as_tuple(exchange.local_axis_name),
-        *(a for a in exchange.shard_axes if _axes.is_bound(a)),
-    )
+    between, local = map(_axes.as_tuple, (exchange.axis_name, exchange.local_axis_name))
+    axes = between + local + tuple(filter(_axes.is_bound, exchange.shard_axes))
     agreed = pany(flag, axes or None)
     for axis in _axes.missed_axes(agreed, axes):
         raise ValueError(
@@ -173,16 +169,13 @@ def check_finite(state: chex.ArrayTree, max_consecutive_errors: int = 10) -> Non
     """
     check_integer("max_consecutive_errors", max_consecutive_errors, 0)
 
-    def is_skipper(x: object) -> bool:
-        return isinstance(x, SkipNotFiniteState)
-
-    skippers = list(filter(is_skipper, jax.tree.leaves(state, is_leaf=is_skipper)))
+    skippers = optax.tree.get_all_with_path(state, "SkipNotFiniteState")
     if not skippers:
         raise ValueError(
             "state must contain the state of slamb_jax.skip_not_finite, got a "
             f"{type(state).__name__} without one: wrap the optimizer in it"
         )
-    for x in skippers:
+    for _, x in skippers:
         in_a_row, in_all = _number(x.notfinite_count), _number(x.total_notfinite)
         if in_a_row > max_consecutive_errors:
             raise FloatingPointError(
