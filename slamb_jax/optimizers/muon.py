@@ -101,7 +101,7 @@ def muon(
     checks.check_range("adam_weight_decay", adam_weight_decay, 0.0, schedule=True)
     if adam_learning_rate is not None:
         checks.check_range("adam_learning_rate", adam_learning_rate, schedule=True)
-    checks.check_dtype("mu_dtype", mu_dtype)  # before it is taken for a function
+    checks.check_dtype("mu_dtype", mu_dtype)
     check_mask("weight_decay_mask", weight_decay_mask)
     check_matrices("muon_weight_dimension_numbers", muon_weight_dimension_numbers)
     _check_exchange(check_agrees(exchange))
