@@ -1,5 +1,6 @@
 """The documents: their code runs, they name what is public, and they build."""
 
+import ast
 import contextlib
 import doctest
 import importlib
@@ -122,6 +123,18 @@ def test_public_names_are_documented(name, thing):
     if inspect.isfunction(thing):
         assert "Args:" in thing.__doc__
         assert ">>>" in thing.__doc__
+
+
+def test_benchmarks_and_examples_import_public_names():
+    reader = "slamb_jax.wire.hlo"  # of programs' texts
+    private = []
+    for path in (*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("examples/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = getattr(node, "module", None) or ""
+            if name.split(".")[0] == "slamb_jax" and name != reader:
+                public = importlib.import_module(name).__all__
+                private += [x.name for x in node.names if x.name not in public]
+    assert private == []
 
 
 def test_each_module_has_its_tests_in_the_table():

@@ -14,9 +14,15 @@ from benchmarks.frontier.results import Result, Results, last_loss
 from benchmarks.frontier.sweep import finished, swept
 from benchmarks.frontier.tasks import task
 from examples.common.tables import spread, table
-from slamb_jax.wire.hlo import RING_SHARES
 
 COMPARED = 1 / 1000, 1 / 4  # of dense bytes: where rivals are compared
+RING_SHARES = {  # of its payload, what each of n workers sends around a ring
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "all-gather": lambda n: n - 1,
+    "reduce-scatter": lambda n: (n - 1) / n,
+    "all-to-all": lambda n: (n - 1) / n,
+    "collective-permute": lambda n: 1,
+}
 
 
 @dataclasses.dataclass(frozen=True)
