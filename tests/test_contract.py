@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 
 import slamb_jax
-from slamb_jax import jointspar, wrappers
+from slamb_jax import jointspar
 from slamb_jax.exchange.selections import Strided
 from slamb_jax.links import directions
 from tests.close import assert_close
@@ -108,7 +108,7 @@ each = pytest.mark.parametrize("name", TABLE)
 
 def public():
     """Names of the public functions that return a transformation."""
-    for space in (slamb_jax, wrappers, jointspar, directions):
+    for space in (slamb_jax, jointspar, directions):
         prefix = "directions." if space is directions else ""
         for name, value in vars(space).items():
             if inspect.isfunction(value) and not name.startswith("_"):
