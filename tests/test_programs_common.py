@@ -1,5 +1,6 @@
 """What the programs share: options, sweeps, sizes, input, bytes, diagnostics."""
 
+import dataclasses
 import importlib
 import re
 from pathlib import Path
@@ -212,6 +213,8 @@ MEANS = {"payload": None, "outer": optax.sgd(0.7)}
 
 
 def exchange_of(name):
+    if name == "muon":  # refuses fewer bits
+        return dataclasses.replace(EXCHANGE, payload="uniform8")
     return PAPER if name == "slamb" else EXCHANGE
 
 
