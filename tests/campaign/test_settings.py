@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType
 
 import slamb_jax
-from slamb_jax.exchange import codes as _codes
+from slamb_jax.exchange import codecs as _codecs
 from slamb_jax.exchange.selections import Strided
 from tests.campaign.draws import SEED, TIMES, name_of, pairwise
 from tests.close import assert_agree_but, assert_close, assert_same_bits
@@ -270,7 +270,7 @@ def case(i, row):
 
 @pytest.mark.parametrize("row", [case(i, row) for i, row in enumerate(ROWS)])
 def test_any_two_settings_together(row, monkeypatch):
-    monkeypatch.setattr(_codes, "_LARGE", row["large"])
+    monkeypatch.setattr(_codecs, "_LARGE", row["large"])
     state = one_of_each_group(row, run_in_place(row))
     chex.assert_tree_all_finite(state)
     assert_what_agrees(row, state)
