@@ -78,8 +78,11 @@ def test_augmentation_keeps_shape_and_pixels():
 @pytest.mark.parametrize("name", KINDS)
 def test_each_optimizer_trains(name, dense, tmp_path):
     short = {"epochs": 2 * programs.EPOCH, "eval_every": 2, "optimizer": name}
-    paper = slamb_jax.Exchange.paper(options.EXCHANGE.axis_name)
-    exchange = paper if name == "slamb" else options.EXCHANGE
+    between = options.EXCHANGE.axis_name
+    exchange = {
+        "slamb": slamb_jax.Exchange.paper(between),
+        "muon": slamb_jax.Exchange(between, payload="uniform8"),
+    }.get(name, options.EXCHANGE)
     result = run(tmp_path, dense=dense, exchange=exchange, **short)
     assert result.step == 2
     assert np.isfinite(programs.series(tmp_path, "loss")).all()
