@@ -203,7 +203,11 @@ class _Average(NamedTuple):
     ) -> tuple[optax.Updates, AverageParametersState]:
         """The average at the steps that have one; at others the updates as they are."""
         due = self.exchange.averages_at(self.step)
-        now = self._of_parameters if self.exchange.outer is None else self._of_moves
+        now = (
+            self._average_parameters
+            if self.exchange.outer is None
+            else self._step_outer
+        )
         if due is True:  # at every step
             return now(updates, params, state)
         out: tuple[optax.Updates, AverageParametersState] = _axes.cond(
@@ -211,7 +215,7 @@ class _Average(NamedTuple):
         )
         return out
 
-    def _of_parameters(
+    def _average_parameters(
         self,
         updates: optax.Updates,
         params: optax.Params,
@@ -225,7 +229,7 @@ class _Average(NamedTuple):
         pairs = zip(means, rows, strict=True)
         return rebuild([_move(x, u, p) for x, (_, u, p, _) in pairs]), state
 
-    def _of_moves(
+    def _step_outer(
         self,
         updates: optax.Updates,
         params: optax.Params,
