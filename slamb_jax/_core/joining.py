@@ -18,7 +18,6 @@ from slamb_jax._core.platform import (
     hidden,
     materialized,
     opaque,
-    reduce_blocks,
     slices,
 )
 
@@ -161,11 +160,6 @@ def sum_parts(leaf: Leaf, x: jax.Array) -> jax.Array:
         table.append([*range(start, start + count), *[-1] * (width - count)])
         start += count
     return of_units[np.array(table, np.int32)].sum(1)
-
-
-def sum_blocks(x: jax.Array) -> jax.Array:
-    """The sum of each block, (blocks, 1) from (blocks, elements)."""
-    return reduce_blocks([x], jnp.add, jnp.sum)
 
 
 def spread_parts(leaf: Leaf, values: jax.Array, blocks: int) -> jax.Array:

@@ -16,7 +16,6 @@ from slamb_jax._core.joining import (
     spread_blocks,
     spread_over,
     spread_parts,
-    sum_blocks,
     sum_parts,
 )
 from slamb_jax._core.leaves import Leaf, bool_for_each, chosen, present, unless
@@ -298,17 +297,18 @@ def squared_norms(
         return p, u
     masks = age == 0, age > 0
     zero = jnp.float32(0)
-    if len(age) == leaf.size:
-        # Blocks are elements. All sums in one: to mask first would be to keep copies.
+    # All sums in one reduction: for a single one XLA would keep a copy of its squares.
+    add = functools.partial(jax.tree.map, lax.add)
+    if len(age) == leaf.size:  # blocks are elements
         rows = -1, leaf.unit if leaf.parts else leaf.shape[-1]
         p_u = [x.reshape(rows) for x in squares]
         masked = [jnp.where(m.reshape(rows), x, zero) for m in masks for x in p_u]
-        add = functools.partial(jax.tree.map, lax.add)
         sums = lax.reduce(masked, [zero] * 4, add, (1,))
     else:
         # A mask of whole blocks is cheaper to apply to their sums.
-        blocks = [sum_blocks(x.reshape(len(age), -1)) for x in squares]
-        sums = [jnp.where(mask, x, zero) for mask in masks for x in blocks]
+        p_u = [x.reshape(len(age), -1) for x in squares]
+        blocks = lax.reduce(p_u, [zero] * 2, add, (1,))
+        sums = [jnp.where(m[:, 0], x, zero) for m in masks for x in blocks]
     p_fresh, u_fresh, p_stale, u_stale = (sum_parts(leaf, x) for x in sums)
     return (p_fresh, u_fresh), (p_stale, u_stale)
 
