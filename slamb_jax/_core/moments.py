@@ -1,4 +1,4 @@
-"""The rules that the links share: moments, units of codes, Adam's direction, decay."""
+"""The rules that the links share: moments as they are kept, their bias, decay."""
 
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 

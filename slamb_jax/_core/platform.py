@@ -9,16 +9,13 @@ compares them. A trick stands here if it saves a tenth of the parameters' memory
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-Pair: TypeAlias = tuple[jax.Array, jax.Array]
-
-LARGE = 2**16  # elements: below, what a barrier saves is not worth one
 _CACHED = 2**17  # elements, with what is computed of them in the caches of a CPU
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax._core import axes, checks
-from slamb_jax._core.joining import join_rows
+from slamb_jax._core.joining import ArrayRow, join_rows
 from slamb_jax._core.leaves import Leaf, chosen, present, unless
 from slamb_jax._core.platform import materialized
 from slamb_jax._core.rounding import next_step
@@ -166,11 +166,6 @@ def unit_to_join(exchange: Exchange, at: AtStep | None, leaf: Leaf) -> int | Non
     return codec.group_of(leaf.size).size
 
 
-class _Row(NamedTuple):
-    leaf: Leaf
-    x: jax.Array
-
-
 class _Exchanged(NamedTuple):
     """An array, what was sent of it, and what came back."""
 
@@ -187,7 +182,7 @@ def _send_tree(
     """The mean of what is sent of each leaf, 0 elsewhere, and what is not, float32."""
     at = selection_at(exchange, like, step)
     found, rebuild = present(updates, like=like, layout=exchange.layout)
-    rows = [_Row(*row) for row in found]
+    rows = [ArrayRow(*row) for row in found]
     joined = join_rows(rows, lambda leaf: unit_to_join(exchange, at, leaf))
     arrays = [row.x for row in joined.rows]
     units = [None] * len(arrays)

@@ -8,7 +8,7 @@ import optax
 from jax.typing import ArrayLike
 
 from slamb_jax._core import axes, checks
-from slamb_jax._core.joining import join_rows, spread_blocks
+from slamb_jax._core.joining import ArrayRow, join_rows, spread_blocks
 from slamb_jax._core.leaves import Leaf, chosen, present, unless
 from slamb_jax._core.rounding import float32_of, next_step
 from slamb_jax.exchange.selections import selection_at, unit_of_blocks
@@ -92,7 +92,7 @@ def elementwise_rescale(
         at = selection_at(exchange, like, step)
         found, rebuild = present(updates, like=like, layout=exchange.layout)
         joined = join_rows(
-            [_Row(*row) for row in found],
+            [ArrayRow(*row) for row in found],
             lambda leaf: None if n == 1 else unit_of_blocks(at, leaf),
         )
 
@@ -109,11 +109,6 @@ def elementwise_rescale(
 
     tx = optax.GradientTransformationExtraArgs(init, update)
     return on_shards(tx, exchange)
-
-
-class _Row(NamedTuple):
-    leaf: Leaf
-    u: jax.Array
 
 
 def freshness(age: jax.Array, b3: ArrayLike) -> jax.Array:
