@@ -160,7 +160,7 @@ class Exchange:
         r"""Settings for SLAMB that spend the paper's bytes on bits; others override.
 
         All of the momentum per step in three values, all parameters every 15 steps in
-        float32: 0.12 of the bytes of dense float32, as much as :meth:`paper`. In the
+        float32: 0.12 of the bytes of dense float32, for 0.11 of :meth:`paper`. In the
         runs of ``benchmarks.train --grid slamb_gap`` the loss was within 1.2 % of dense
         LAMB's, where that of the paper's settings was 8 to 15 % above.
 
@@ -308,7 +308,11 @@ def check_exchange(exchange: object) -> Exchange:
     """Raises unless it is an :class:`Exchange`."""
     if isinstance(exchange, Exchange):
         return exchange
-    way_out = f": slamb_jax.Exchange({exchange!r})" if isinstance(exchange, str) else ""
+    way_out = ""
+    if isinstance(exchange, str):
+        way_out = f": slamb_jax.Exchange({exchange!r})"
+    elif isinstance(exchange, float | optax.GradientTransformation):  # swapped?
+        way_out = ": a rate comes before the exchange, and a direction after it"
     raise ValueError(
         f"exchange must be a slamb_jax.Exchange, got {exchange!r}{way_out}"
     )
