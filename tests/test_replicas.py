@@ -1,7 +1,9 @@
 """Laying replicas out, stepping them, averaging them into one."""
 
+import contextlib
 import dataclasses
 import os
+import warnings
 
 import chex
 import jax
@@ -12,6 +14,7 @@ import pytest
 from flax import nnx
 
 import slamb_jax
+from slamb_jax.workers import agreement, guards
 from slamb_jax.workers import step as steps
 from slamb_jax.workers.mesh import replicated
 from slamb_jax.workers.replicas import mean_replica
@@ -102,14 +105,23 @@ BESIDE = {  # whether the other parameters agree after the first step, and the s
 
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize(("tx", *"ab"), BESIDE.values(), ids=BESIDE)
-def test_parameters_that_no_average_gets_are_found_to_differ(tx, a, b):
+def test_parameters_that_no_average_gets_are_found_to_differ(tx, a, b, monkeypatch):
+    """Told once by the step, after its first call or much later, and by the check."""
+    monkeypatch.setattr(guards, "LATER", 2)
+
     def loss(p, batch):
         return jnp.mean((batch @ p["w"] + p["b"]["x"] - p["b"]["y"]) ** 2)
 
     params = random_tree({"w": (4, 1)}, 0) | {"b": {k: jnp.ones(()) for k in "xy"}}
     state, run = begun(tx, params), per_worker(train_step(tx, loss))
-    for t, agrees in enumerate([a, b]):
-        state, _ = run(state, batch_of(t))
+    for t, (agrees, comes_apart) in enumerate([(a, not a), (b, a and not b)]):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            state, _ = run(state, batch_of(t))
+        told = [str(x.message).split(" began")[0] for x in caught]
+        both = "state[0]['b']['x'], state[0]['b']['y']"
+        of_parameters = [x for x in told if x.startswith("state[0]")]
+        assert [x[: len(both)] for x in of_parameters] == [both] * comes_apart
         if agrees:
             slamb_jax.assert_replicas_agree(state[0], rtol=1e-5)
             continue
@@ -320,18 +332,39 @@ LONE = {
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize(("tx", "exchange", "n", "alone"), LONE.values(), ids=LONE)
 def test_workers_that_train_by_themselves_are_told(tx, exchange, n, alone, check_vma):
-    def evaluate(state, batch):  # into a sum that is kept
-        params, total = state
-        return (params, total + loss_of(params, batch)), ()
-
     mesh, params, batch = mesh_of(n, exchange.axis_name), {"w": START["w"]}, batch_of(0)
     run = per_worker(train_step(tx, loss_of), mesh, exchange, check_vma=check_vma)
     state = begun(tx, params, mesh, exchange)
     if alone:
-        told = f"communicates nothing over {alone!r}: "
+        told = r"^state\[0\]\['w'\].* began the same on all workers and no longer"
         with pytest.warns(UserWarning, match=told) as caught:
             state, _ = run(state, batch)
         assert caught[0].filename == __file__
-    state, _ = run(state, batch)  # it is told once
-    run = per_worker(evaluate, mesh, exchange)
-    run(slamb_jax.replicate((params, jnp.float32(0)), mesh, exchange), batch)
+    run(state, batch)  # it is told once
+
+
+def test_statistics_of_each_workers_own_are_told_and_others_are_not(monkeypatch):
+    """Only after the first call and one much later, which alone take sums."""
+    counted, sums = [], agreement.checksums
+    monkeypatch.setattr(guards, "LATER", 4)
+    monkeypatch.setattr(
+        agreement,
+        "checksums",
+        lambda leaves: counted.append(len(leaves)) or sums(leaves),
+    )
+
+    def step(state, batch):
+        own, key = batch.mean(), jax.random.split(state["key"])[0]
+        late = jnp.where(state["count"] > 1, own, 0.0)
+        mean = slamb_jax.average_parameters(own, AXIS)
+        new = {"mean": mean, "own": own, "late": late, "key": key}
+        return new | {"count": state["count"] + 1}, None
+
+    zeros = dict.fromkeys(("mean", "own", "late"), jnp.zeros(()))
+    start = zeros | {"count": jnp.int32(0), "key": jax.random.key(0)}
+    state, run = slamb_jax.replicate(start, mesh_of(N), EXCHANGE), per_worker(step)
+    for t, (name, taken) in enumerate([("own", 2), ("", 2), ("", 2), ("late", 3)]):
+        said = pytest.warns(UserWarning, match=rf"^state\['{name}'\] began .* is after")
+        with said if name else contextlib.nullcontext():
+            state, _ = run(state, batch_of(t))
+        assert counted == [5] * taken

@@ -79,28 +79,48 @@ def differing_replicas(leaves: list[Any], rtol: float = 0.0) -> np.ndarray:
     """How many replicas of each leaf differ from the first."""
     sums = checksums(leaves)
     differ = (sums != sums[:, :1]).any(-1)
-    if rtol > 0:
-        norms = stacked(_distances, list(map(raw, leaves)))
-        near = norms[..., :-1] <= rtol * norms[..., -1:]  # a NaN is never near
-        floating = [[jnp.issubdtype(x.dtype, jnp.inexact)] for x in leaves]
-        differ = np.where(floating, ~near, differ)
+    real = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    if rtol > 0 and real:
+        # In float64: the product of the two may leave float32.
+        pairs = stacked(_distances, [leaves[i] for i in real]).astype(np.float64)
+        norms = pairs.prod(-1)
+        differ[real] &= ~(norms[:, :-1] <= rtol * norms[:, -1:])  # a NaN is not near
     return differ.sum(1)
 
 
 def _distances(x: jax.Array) -> jax.Array:
-    """Each replica's distance to the first, and the first's norm: (n + 1,)."""
+    """Each replica's distance to the first, and the first's norm: (n + 1, 2).
+
+    The norm of each row is the product of its two numbers, the largest element and the
+    norm in units of it, so that no square leaves the range. Infinities that are equal
+    are at no distance.
+    """
     wide = upcast_f32(x).reshape(x.shape[0], -1)
-    apart = jnp.linalg.norm(wide - wide[:1], axis=1)
-    return jnp.append(apart, jnp.linalg.norm(wide[0])).astype(jnp.float32)
+    first = wide[:1]
+    apart = jnp.where(wide == first, 0, wide - first)
+    rows = jnp.concatenate([apart, jnp.where(jnp.isfinite(first), first, 0)])
+    largest = jnp.max(jnp.abs(rows), axis=1, initial=np.finfo(np.float32).tiny)
+    units = largest[:, None].astype(rows.dtype)
+    norms = jnp.linalg.norm(rows / units, axis=1)
+    return jnp.stack([largest, norms], axis=1).astype(jnp.float32)
 
 
 def checksums(leaves: list[Any]) -> np.ndarray:
     """A 64-bit checksum of each replica of each leaf: uint32, (leaves, replicas, 2)."""
-    return stacked(_checksum, list(map(raw, leaves)))
+    return stacked(_checksum, list(map(_words_on_host, map(raw, leaves))))
+
+
+def _words_on_host(x: Any) -> Any:
+    """An array on the host as words of 32 bits, to which jax would cut wider ones."""
+    if not isinstance(x, np.ndarray) or x.dtype.itemsize < 8:
+        return x
+    return np.ascontiguousarray(x).view(np.uint32).reshape(len(x), -1)
 
 
 def _checksum(x: jax.Array) -> jax.Array:
     """Two sums of a hash of each element's bits and place, for each replica."""
+    if jax.dtypes.itemsize_bits(x.dtype) < 8:  # numbers that float32 holds exactly
+        x = x.astype(jnp.float32)
     unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
     words = x.view(unsigned).astype(jnp.uint32).reshape(x.shape[0], -1)
     place = jnp.arange(words.shape[1], dtype=jnp.uint32) * np.uint32(0x9E3779B1)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from slamb_jax._core.axes import AxisName, as_tuple, worker_index
+from slamb_jax._core.axes import as_tuple, worker_index
 from slamb_jax._core.checks import check_arrays, check_integer
 from slamb_jax._core.layout import spec_axes
 from slamb_jax._core.leaves import bool_for_each
@@ -175,11 +175,6 @@ def keys_of_workers(keys: jax.Array, numbers: jax.Array) -> jax.Array:
     fold = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))
     folded = fold(keys.reshape(-1), numbers.astype(jnp.uint32))
     return folded.reshape(len(numbers), *keys.shape)
-
-
-def own_key(key: jax.Array | None, axis_name: AxisName) -> tuple[jax.Array, ...]:
-    """The arguments of a step after the batch: the worker's key, if there is one."""
-    return () if key is None else (jax.random.fold_in(key, worker_index(axis_name)),)
 
 
 def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
