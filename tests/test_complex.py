@@ -177,7 +177,7 @@ def test_workers_that_train_complex_parameters_alone_are_told():
         mesh_of(N),
         EXCHANGE,
     )
-    with pytest.warns(UserWarning, match="began the same on all workers"):
+    with pytest.warns(UserWarning, match="which began the same on all"):
         run(state, jnp.arange(float(N)))
 
 

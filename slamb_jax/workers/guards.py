@@ -17,11 +17,7 @@ from jax.sharding import Mesh
 from slamb_jax._core.axes import as_tuple
 from slamb_jax._core.checks import named_leaves
 from slamb_jax.exchange.settings import Exchange
-from slamb_jax.workers.agreement import (
-    checksums,
-    differing_copies,
-    differing_replicas,
-)
+from slamb_jax.workers import agreement
 from slamb_jax.workers.mesh import check_replicas, is_held
 
 LATER = 300
@@ -53,11 +49,11 @@ def check_wrappers(state: chex.ArrayTree) -> None:
 def _is_around(state: Any, wrapper: str, *modules: str) -> bool:
     """Whether a state of this wrapper has one from these modules in it."""
     wrapped = optax.tree.get_all_with_path(state, wrapper)
-    is_inside = functools.partial(is_state_of, modules)
+    is_inside = functools.partial(is_from, modules)
     return any(map(is_inside, jax.tree.leaves(wrapped, is_leaf=is_inside)))
 
 
-def is_state_of(modules: tuple[str, ...], part: object) -> bool:
+def is_from(modules: tuple[str, ...], part: object) -> bool:
     """Whether a part of a tree is of a class from one of these modules."""
     return type(part).__module__.startswith(modules)
 
@@ -104,37 +100,40 @@ class Watch:
     has no exchange.
     """
 
-    def __init__(self, mesh: Mesh, exchange: Exchange):
-        self._mesh, self._exchange = mesh, exchange
+    def __init__(self, jitted: Any, mesh: Mesh, exchange: Exchange):
+        self._jitted, self._mesh, self._exchange = jitted, mesh, exchange
         self._calls, self._told = 0, set[str]()
 
-    def before(self, jitted: Any, state: Any, *others: Any) -> None:
-        """Compares the programs of processes, and notes what is not alike already."""
-        if not self._calls:
-            check_same_program(jitted.trace(state, *others), self._mesh, self._exchange)
+    def __call__(self, state: Any, *others: Any) -> tuple[Any, Any]:
+        """The step; its first call raises for programs or devices that differ."""
+        is_first = not self._calls
+        if is_first:
+            traced = self._jitted.trace(state, *others)  # once: jax keeps it
+            check_same_program(traced, self._mesh, self._exchange)
             self._told = set(self._differing(state))
-
-    def after(self, state: Any) -> None:
-        """Raises if the devices of a worker differ, and warns of leaves that do."""
-        call = self._calls + 1
-        if call == 1:
+        state, report = self._jitted(state, *others)
+        if is_first:
             check_copies(state, self._exchange)
-        self._calls = call
-        if call not in (1, LATER):
-            return
+        self._calls += 1
+        if is_first or self._calls == LATER:
+            self._tell(state)
+        return state, report
+
+    def _tell(self, state: Any) -> None:
+        """Warns of the leaves that have come apart, and were not told before."""
         apart = [name for name in self._differing(state) if name not in self._told]
         self._told.update(apart)
         if apart:
-            others = f" and {len(apart) - 5} more" if len(apart) > 5 else ""
+            more = f" and {len(apart) - 5} more" if len(apart) > 5 else ""
             warnings.warn(
-                f"{', '.join(apart[:5])}{others} began the same on all workers and no "
-                f"longer {'are' if len(apart) > 1 else 'is'} after call {call} of the "
-                "step: no exchange averages it. Give the optimizer of these parameters "
-                "the exchange, slamb_jax.adamw(rate, exchange) in place of optax.adamw,"
-                " or all optimizers as a direction, slamb_jax.mask_momentum(exchange, "
-                "tx). Take slamb_jax.average_parameters of statistics and metrics "
-                "before they are used. Filter this warning if they are to differ",
-                stacklevel=3,  # who called the step
+                f"after call {self._calls} of the step workers differ in "
+                f"{', '.join(apart[:5])}{more}, which began the same on all: no "
+                "exchange averages it. Give the optimizer of these parameters the "
+                "exchange, slamb_jax.adamw(rate, exchange) in place of optax.adamw, or "
+                "all optimizers as a direction, slamb_jax.mask_momentum(exchange, tx). "
+                "Take slamb_jax.average_parameters of statistics and metrics before "
+                "they are used. Filter this warning if they are to differ",
+                stacklevel=4,  # who called the step
             )
 
     def _differing(self, state: Any) -> list[str]:
@@ -142,13 +141,16 @@ class Watch:
         workers = [self._mesh.shape[a] for a in as_tuple(self._exchange.axis_name)]
         if not self._exchange.averages_momentum or math.prod(workers) == 1:
             return []
-        is_ours = functools.partial(is_state_of, ("slamb_jax.",))
+        is_ours = functools.partial(is_from, ("slamb_jax.",))
         others = jax.tree.map(
             lambda x: None if is_ours(x) else x, state, is_leaf=is_ours
         )
-        named = named_leaves("state", others)
-        differ = differing_replicas(list(named.values())) if named else []
-        return [name for name, number in zip(named, differ, strict=True) if number]
+        named = named_leaves("", others)
+        for field in ("mu", "residual"):  # flax.nnx makes dictionaries of our states
+            for name in agreement.leaves_in(others, field):
+                del named[name]
+        differ = agreement.differing_replicas(list(named.values())) if named else []
+        return [f"state{name}" for name, n in zip(named, differ, strict=True) if n]
 
 
 def check_same_program(
@@ -175,7 +177,7 @@ def check_same_values(tree: chex.ArrayTree) -> None:
     if jax.process_count() == 1 or not leaves or not all(map(is_held, leaves)):
         return
     way_out = ": begin with the same seed, or the same checkpoint, in each"
-    for name, sums in zip(named, checksums(leaves), strict=True):
+    for name, sums in zip(named, agreement.checksums(leaves), strict=True):
         _check_same(f"{name} must be the same", sums, way_out)
 
 
@@ -188,7 +190,7 @@ def check_copies(state: Any, exchange: Exchange) -> None:
     """Raises if the devices of a worker hold different copies of its state."""
     axes = as_tuple(exchange.local_axis_name) + exchange.shard_axes
     for name, x in named_leaves("state", state).items() if axes else ():
-        if differing_copies(x):
+        if agreement.differing_copies(x):
             raise ValueError(
                 f"{name} that step returned differs between the devices of a worker, "
                 f"along {', '.join(map(repr, axes))}, where it must be the same: it "

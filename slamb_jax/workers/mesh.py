@@ -75,11 +75,10 @@ def state_shardings(
     specs = jax.tree.map(lambda _: PartitionSpec(), state)
     if exchange.param_specs is not None:
         specs = state_specs(state, exchange.param_specs, lead=lead)
-
-    def sharding(_: Any, spec: PartitionSpec) -> NamedSharding:
-        return NamedSharding(mesh, PartitionSpec(exchange.axis_name, *spec))
-
-    return jax.tree.map(sharding, state, specs)
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, PartitionSpec(exchange.axis_name, *spec)),
+        specs,
+    )
 
 
 def using(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:

@@ -84,7 +84,7 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
         return state, batch, key, tuple(map(_axis_of, jax.tree.leaves(state)))
 
     jitted = jax.jit(all_workers, donate_argnums=0, static_argnums=3)
-    return WorkersStep(jitted, place)
+    return WorkersStep(jitted, place, jitted)
 
 
 def _axis_of(x: Any) -> int | None:

@@ -13,13 +13,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slamb_jax._core.axes import (
-    AxisName,
-    as_tuple,
-    tracked_axes,
-    vary_over,
-    worker_index,
-)
+from slamb_jax._core import axes as _axes
+from slamb_jax._core.axes import AxisName, as_tuple
 from slamb_jax._core.checks import check_callable
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers import guards
@@ -40,8 +35,8 @@ class WorkersStep:
 
     _jitted: Any
     _place: Callable[..., tuple[Any, ...]]  # checks and places the arguments
+    _call: Step  # of what is placed
     _mesh: Mesh | None = None
-    _watch: guards.Watch | None = None
     _returned: list[weakref.ref[Any]] = dataclasses.field(default_factory=list)
 
     def __call__(self, state: Any, batch: Any, key: Any = None) -> tuple[Any, Any]:
@@ -50,11 +45,7 @@ class WorkersStep:
             state = self._unshared(state, others, batch, key)
             if any(isinstance(x, Tracer) for x in jax.tree.leaves((state, others))):
                 return self._jitted(state, *others)
-            if self._watch:
-                self._watch.before(self._jitted, state, *others)
-            state, report = self._jitted(state, *others)
-            if self._watch:
-                self._watch.after(state)
+            state, report = self._call(state, *others)
         self._returned = list(map(weakref.ref, jax.tree.leaves(state)))
         return state, report
 
@@ -176,7 +167,7 @@ def per_worker_step(
         )
         return jax.tree.map(meshes.device_put_global, (state, batch, key), there)
 
-    return WorkersStep(jitted, place, mesh, guards.Watch(mesh, exchange))
+    return WorkersStep(jitted, place, guards.Watch(jitted, mesh, exchange), mesh)
 
 
 def _program(step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool) -> Step:
@@ -218,7 +209,9 @@ def own_step(
     step: Step, axis_name: AxisName, state: Any, batch: Any, key: Any
 ) -> tuple[Any, Any]:
     """One worker's step, with a key of its own if there is one; its result checked."""
-    keys = () if key is None else (jax.random.fold_in(key, worker_index(axis_name)),)
+    keys = (
+        () if key is None else (jax.random.fold_in(key, _axes.worker_index(axis_name)),)
+    )
     return guards.check_result(step(state, batch, *keys), state)
 
 
@@ -239,7 +232,7 @@ def over_workers(
     def one_worker(replicas: Any, *args: Any) -> Any:
         own = jax.tree.map(lambda x: jnp.squeeze(x, 0), replicas)
         if local:  # of a type that varies in the group: else jax.grad would sum there
-            vary = functools.partial(vary_over, axes=tracked_axes(local))
+            vary = functools.partial(_axes.vary_over, axes=_axes.tracked_axes(local))
             own = jax.tree.map(functools.partial(meshes.on_raw, vary), own)
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), fun(own, *args))
 
