@@ -269,6 +269,25 @@ def test_consolidate_is_the_mean_and_exact_where_replicas_agree():
         chex.assert_trees_all_equal(slamb_jax.consolidate(replicas), replicas[0])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "complex64"])
+def test_equal_replicas_are_consolidated_to_their_bits(dtype):
+    """The best loss so far begins infinite, a mask is, and p + -0.0 is p."""
+    largest = np.finfo(np.float16).max
+    values = [np.inf, -np.inf, -0.0, 0.0, 1 / 3, largest, -largest, 1e-7]
+    for n in (2, 3):
+        x = jnp.stack([jnp.array(values, dtype)] * n)
+        got = np.asarray(slamb_jax.consolidate(x))
+        assert got.tobytes() == np.asarray(x[0]).tobytes()
+
+
+def test_consolidate_does_not_leave_the_range():
+    largest = np.finfo(np.float32).max
+    x = jnp.array([[largest, np.inf, -largest, 0.0], [largest / 2, 1.0, largest, -0.0]])
+    got = slamb_jax.consolidate(x)
+    want = np.array([0.75 * largest, np.inf, 0, 0], np.float32)
+    chex.assert_trees_all_close(got, want, rtol=1e-6)
+
+
 def test_an_array_twice_in_a_state_or_beside_it_is_stepped_as_two():
     """In a process of its own, which jaxlib would end (SIGSEGV)."""
     flags = os.environ["XLA_FLAGS"]  # eight devices

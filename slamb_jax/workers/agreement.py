@@ -91,18 +91,19 @@ def differing_replicas(leaves: list[Any], rtol: float = 0.0) -> np.ndarray:
 def _distances(x: jax.Array) -> jax.Array:
     """Each replica's distance to the first, and the first's norm: (n + 1, 2).
 
-    The norm of each row is the product of its two numbers, the largest element and the
-    norm in units of it, so that no square leaves the range. Infinities that are equal
-    are at no distance.
+    A norm is the product of its two numbers, a unit, near the largest element, and the
+    norm in units, so that no square leaves the range. Infinities that are equal are at
+    no distance.
     """
     wide = upcast_f32(x).reshape(x.shape[0], -1)
     first = wide[:1]
     apart = jnp.where(wide == first, 0, wide - first)
     rows = jnp.concatenate([apart, jnp.where(jnp.isfinite(first), first, 0)])
-    largest = jnp.max(jnp.abs(rows), axis=1, initial=np.finfo(np.float32).tiny)
-    units = largest[:, None].astype(rows.dtype)
-    norms = jnp.linalg.norm(rows / units, axis=1)
-    return jnp.stack([largest, norms], axis=1).astype(jnp.float32)
+    tiny = np.finfo(np.float32).tiny
+    # XLA may divide by its reciprocal, which has to be in the range, too.
+    unit = jnp.clip(jnp.max(jnp.abs(rows), axis=1, initial=0), tiny, 1 / tiny)
+    norms = jnp.linalg.norm(rows / unit[:, None].astype(rows.dtype), axis=1)
+    return jnp.stack([unit, norms], axis=1).astype(jnp.float32)
 
 
 def checksums(leaves: list[Any]) -> np.ndarray:

@@ -149,7 +149,9 @@ class Watch:
         for field in ("mu", "residual"):  # flax.nnx makes dictionaries of our states
             for name in agreement.leaves_in(others, field):
                 del named[name]
-        differ = agreement.differing_replicas(list(named.values())) if named else []
+        if not named:
+            return []
+        differ = agreement.differing_replicas(list(named.values()))
         return [f"state{name}" for name, n in zip(named, differ, strict=True) if n]
 
 

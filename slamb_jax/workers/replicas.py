@@ -216,9 +216,9 @@ def mean_replica(x: jax.Array) -> jax.Array:
     """The mean of the replicas of a leaf, or the first of them where it is a count."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return x[0]
-    wide = upcast_f32(x)
-    # From the first, so that the mean of equal replicas is exact.
-    return (wide[0] + jnp.mean(wide - wide[:1], axis=0)).astype(x.dtype)
+    mean = jnp.sum(upcast_f32(x) / len(x), axis=0)  # divided first: no sum overflows
+    # Of equal replicas one is the mean, which infinities and -0.0 have no other.
+    return jnp.where(jnp.all(x == x[:1], axis=0), x[0], mean.astype(x.dtype))
 
 
 def copied_replicas(
