@@ -75,6 +75,13 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
             raise AssertionError(f"{what} in {where}")
 
 
+def differing_leaves(name: str, tree: chex.ArrayTree) -> list[str]:
+    """The names of the leaves whose replicas differ."""
+    named = named_leaves(name, tree)
+    numbers = differing_replicas(list(named.values())) if named else np.zeros(0)
+    return [leaf for leaf, number in zip(named, numbers, strict=True) if number]
+
+
 def differing_replicas(leaves: list[Any], rtol: float = 0.0) -> np.ndarray:
     """How many replicas of each leaf differ from the first."""
     sums = checksums(leaves)

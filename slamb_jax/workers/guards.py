@@ -4,6 +4,7 @@ import functools
 import hashlib
 import math
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import chex
@@ -141,18 +142,17 @@ class Watch:
         workers = [self._mesh.shape[a] for a in as_tuple(self._exchange.axis_name)]
         if not self._exchange.averages_momentum or math.prod(workers) == 1:
             return []
-        is_ours = functools.partial(is_from, ("slamb_jax.",))
         others = jax.tree.map(
-            lambda x: None if is_ours(x) else x, state, is_leaf=is_ours
+            lambda x: None if _is_ours(x) else x, state, is_leaf=_is_ours
         )
-        named = named_leaves("", others)
-        for field in ("mu", "residual"):  # flax.nnx makes dictionaries of our states
-            for name in agreement.leaves_in(others, field):
-                del named[name]
-        if not named:
-            return []
-        differ = agreement.differing_replicas(list(named.values()))
-        return [f"state{name}" for name, n in zip(named, differ, strict=True) if n]
+        return agreement.differing_leaves("state", others)
+
+
+def _is_ours(part: object) -> bool:
+    """Whether it is a state of this library, or the dictionary flax.nnx makes of it."""
+    fields = set(part) if isinstance(part, Mapping) else set()
+    is_made = {"count", "mu"} <= fields or {"residual", "compressor"} <= fields
+    return is_made or is_from(("slamb_jax.",), part)
 
 
 def check_same_program(
@@ -168,24 +168,22 @@ def check_same_program(
     text = traced.lower().as_text()
     digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint32)
     digests = np.asarray(multihost_utils.process_allgather(digest))
-    way_out = f", here with {exchange!r}: a setting, rate, seed, size or version is not"
-    _check_same("step must be the same program", digests, way_out)
+    if (digests != digest).any():
+        raise ValueError(
+            "step must be the same program in all processes, and differs, here with "
+            f"{exchange!r}: a setting, rate, seed, size or version is not"
+        )
 
 
 def check_same_values(tree: chex.ArrayTree) -> None:
     """Raises if processes gave :func:`replicate` different values."""
-    named = named_leaves("tree", tree)
-    leaves = list(named.values())
-    if jax.process_count() == 1 or not leaves or not all(map(is_held, leaves)):
+    if jax.process_count() == 1 or not all(map(is_held, jax.tree.leaves(tree))):
         return
-    way_out = ": begin with the same seed, or the same checkpoint, in each"
-    for name, sums in zip(named, agreement.checksums(leaves), strict=True):
-        _check_same(f"{name} must be the same", sums, way_out)
-
-
-def _check_same(what: str, sums: np.ndarray, way_out: str) -> None:
-    if (sums != sums[:1]).any():
-        raise ValueError(f"{what} in all processes, and differs{way_out}")
+    if differ := agreement.differing_leaves("tree", tree):
+        raise ValueError(
+            f"{differ[0]} must be the same in all processes, and differs: begin with "
+            "the same seed, or the same checkpoint, in each"
+        )
 
 
 def check_copies(state: Any, exchange: Exchange) -> None:
