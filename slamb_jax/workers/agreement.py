@@ -127,8 +127,8 @@ def _words_on_host(x: Any) -> Any:
 
 def _checksum(x: jax.Array) -> jax.Array:
     """Two sums of a hash of each element's bits and place, for each replica."""
-    if jax.dtypes.itemsize_bits(x.dtype) < 8:  # numbers that float32 holds exactly
-        x = x.astype(jnp.float32)
+    if x.dtype.name in ("int2", "uint2", "int4", "uint4", "float4_e2m1fn"):
+        x = x.astype(jnp.float32)  # which holds each exactly
     unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
     words = x.view(unsigned).astype(jnp.uint32).reshape(x.shape[0], -1)
     place = jnp.arange(words.shape[1], dtype=jnp.uint32) * np.uint32(0x9E3779B1)
