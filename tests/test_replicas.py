@@ -21,7 +21,7 @@ from slamb_jax.workers.replicas import mean_replica
 from tests.close import assert_close
 from tests.optimizers import random_tree, step_on_gradients, train_step
 from tests.programs import finish, start
-from tests.shards import mesh_with
+from tests.shards import mesh_4x2, mesh_with
 from tests.workers import AXIS, P, mesh_of
 
 N = 8
@@ -69,6 +69,33 @@ def test_replicas_start_equal_on_their_own_devices():
     assert len(back["w"].devices()) == 1
     traced = jax.eval_shape(lambda: slamb_jax.replicate(tree, mesh, EXCHANGE))
     chex.assert_trees_all_equal_shapes_and_dtypes(traced, out)
+
+
+def test_numbers_of_64_bits_that_32_hold_are_taken():
+    tree = {"n": np.int64(5), "x": np.array([0.5, np.nan, -np.inf]), "rate": 0.1}
+    tree |= {"half": np.array([np.nan, 1], jnp.bfloat16), "all": np.arange(3), "t": 7}
+    want = jax.tree.map(jnp.asarray, tree)
+    out = slamb_jax.replicate(tree, mesh_of(N), EXCHANGE)
+    for one in (out, slamb_jax.simulated_replicas(tree, N)):
+        chex.assert_trees_all_equal(slamb_jax.consolidate(one), want)
+
+
+def test_shards_that_become_whole_are_told():
+    mesh, w = mesh_4x2(), jnp.ones((4, 6))
+    for axes, specs, told in (
+        ("model", None, True),
+        ("model", {"w": P(None, "model")}, False),
+        (AXIS, None, False),  # each worker has a copy of its own of these
+    ):
+        exchange = slamb_jax.Exchange(AXIS, param_specs=specs)
+        there = jax.sharding.NamedSharding(mesh, P(None, axes))
+        tree = {"w": jax.device_put(w[:, :4], there)}
+        said = r"tree\['w'\] is sharded over 'model', and .* param_specs"
+        with (
+            pytest.warns(UserWarning, match=said) if told else contextlib.nullcontext()
+        ):
+            out = slamb_jax.replicate(tree, mesh, exchange)["w"]
+        assert out.sharding.shard_shape(out.shape) == (1, 4, 2 if specs else 4)
 
 
 EACH, ALL = {"x": "other", "y": "other"}, "other"
