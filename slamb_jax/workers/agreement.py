@@ -15,7 +15,14 @@ from slamb_jax._core.checks import check_range, named_leaves
 from slamb_jax._core.rounding import float32_of, hash_u32, upcast_f32
 from slamb_jax.exchange.nbytes import means_of, share
 from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.workers.mesh import check_replicas, mesh_sharding, raw, stacked
+from slamb_jax.workers.mesh import (
+    check_replicas,
+    computed,
+    mesh_sharding,
+    raw,
+    replicated,
+    stacked,
+)
 
 
 def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
@@ -114,8 +121,17 @@ def _distances(x: jax.Array) -> jax.Array:
 
 
 def checksums(leaves: list[Any]) -> np.ndarray:
-    """A 64-bit checksum of each replica of each leaf: uint32, (leaves, replicas, 2)."""
-    return stacked(_checksum, list(map(_words_on_host, map(raw, leaves))))
+    """A 64-bit checksum of each replica of each leaf: uint32, (leaves, replicas, 2).
+
+    Leaf by leaf where they lie, since one program of all would take long to compile.
+    The sums are then communicated together.
+    """
+    sums = []
+    for x in map(_words_on_host, map(raw, leaves)):
+        workers = getattr(mesh_sharding(x), "spec", ())[:1]
+        there = PartitionSpec(*workers)
+        sums.append(jax.block_until_ready(computed(_checksum, x, there)))
+    return np.asarray(replicated(jnp.stack, sums))
 
 
 def _words_on_host(x: Any) -> Any:
