@@ -62,6 +62,7 @@ UNIT_DECAY = 0.98
 """Decay rate of v where it is the unit of the codes and nothing else."""
 
 _FLOOR = np.float32(0.05)  # of a unit, in roots of the leaf's mean second moment
+_LEAST = np.float32(0.1)  # of a b1 that may change, so that 1 / b1 of e is no blow-up
 _TINY = np.finfo(np.float32).tiny
 _FORGOTTEN = np.float32(0.5)  # of a quantization error, where v is far above that floor
 
@@ -70,7 +71,8 @@ class MaskMomentumState(NamedTuple):
     """State of :func:`mask_momentum`.
 
     Where workers agree all but ``mu`` is the same on all of them. ``mu`` is b1 m there,
-    so that what waits has a place where b1 is 0, and m with a selection.
+    so that what waits has a place where b1 is 0; and m with a selection, with overlap,
+    and where b1 is an array, as of a schedule, which the next step may have another of.
     """
 
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
@@ -141,6 +143,7 @@ def mask_momentum(
         ``update`` has an argument ``second_moment`` gets :math:`\hat v`. None:
         :math:`\hat M` itself, for links that follow.
       b1: decay rate of the momentum, in [0, 1); or a tree of them, or a prefix of it.
+        An array, as of a schedule, counts as at least 0.1 where not all of x is sent.
       b2: decay rate of v, in [0, 1). None: no v is kept.
       compressor: what exchanges x in place of
         :func:`randk_compress_with_error_feedback`, which may be given, too: any optax
@@ -193,6 +196,9 @@ def mask_momentum(
         )
     m_dtype = checks.check_dtype("mu_dtype", mu_dtype)
     v_dtype = checks.check_dtype("nu_dtype", nu_dtype)
+    if exchange.averages_momentum and (exchange.rounds_momentum or compressor):
+        # What waits, e / b1, needs a b1 that is not 0, if it may be another one later.
+        b1, share = jax.tree.map(_at_least, (b1, share))
     # Between averages of the parameters nothing is sent, and nothing is late.
     sends = exchange.averages_momentum or exchange.selection is not None
     if compressor is None:
@@ -349,11 +355,21 @@ class Rule(NamedTuple):
     bias_correction: bool
     b2: ArrayLike | None
 
-    def sent_share(self, b1: ArrayLike) -> jax.Array:
-        """The share of the momentum in x."""
-        if self.nesterov and not self.overlaps:
-            return weights(b1)[0] * weights(b1)[0]
-        return weights(b1 if self.share is None else self.share)[0]
+    def scales(self, b1: ArrayLike) -> tuple[jax.Array, jax.Array]:
+        """What m is multiplied by in the state, and what the state is in x.
+
+        Their product is the share of m in x.
+        """
+        one, _ = weights(1.0)
+        if self.overlaps:  # what is sent is m
+            return one, one
+        share = weights(b1 if self.share is None else self.share)[0]
+        if self.nesterov:
+            share = share * share
+        # The share of a number is that of all steps. So m times it can be kept, in
+        # which an e has a place where the share is 0. An array may be another at the
+        # next step, which needs m itself.
+        return (one, share) if isinstance(share, jax.Array) else (share, one)
 
     def correction(self, b1: ArrayLike, step: jax.Array) -> jax.Array:
         """The bias correction of the momentum; 1 without one."""
@@ -384,11 +400,12 @@ def ahead(rule: Rule, row: Row) -> Ahead:
     correction = rule.correction(row.b1, step)
     if rule.nesterov:
         # As optax has it: m is corrected as at the next step, g as at this one.
-        b1, new = weights(row.b1)
+        (b1, new), (_, of_m) = weights(row.b1), rule.scales(row.b1)
         later = rule.correction(row.b1, next_step(step))
         of_g = b1 * new / later + new / correction
-        return Ahead(m / later + of_g * g, later)
-    x = m + (1 - rule.sent_share(row.b1)) * g
+        return Ahead(of_m * m / later + of_g * g, later)
+    scale, of_m = rule.scales(row.b1)
+    x = of_m * m + (1 - scale * of_m) * g
     return Ahead(x / correction, correction)
 
 
@@ -406,10 +423,7 @@ def take_and_keep(
         kept = moved(sent, g, row.b1) if rule.overlaps else sent
         kept = unless(rule.skip, sent, kept.astype(row.m.dtype))
         return kept, kept
-    b1, new = weights(row.b1)
-    # In the state the momentum is multiplied by its share in x, so that an e has a
-    # place where that share is 0. With overlap it is all of x.
-    scale = jnp.float32(1) if rule.overlaps else rule.sent_share(row.b1)
+    (b1, new), (scale, of_m) = weights(row.b1), rule.scales(row.b1)
     kept = b1 * m + scale * new * g  # as if all of x had been sent
     is_plain = rule.share is None and not (rule.nesterov or rule.overlaps)
     if is_plain and rule.skip is None:
@@ -420,7 +434,7 @@ def take_and_keep(
         # momentum; the recurrence adds (1 - b1) / b1 of it.
         taken, unsent = sent
         if unsent is not None:
-            kept = kept + new * ahead.correction * unsent
+            kept = kept + new / of_m * ahead.correction * unsent
     else:
         # The step takes M + e, and the worker keeps it; optax.identity() leaves x.
         taken = sent
@@ -478,6 +492,11 @@ def unit_of(rule: Rule, row: Row) -> Unit | None:
     floor = _FLOOR * spread_over(row.leaf, jnp.sqrt(row.nu_mean / correction))
     size = jnp.where(floor > 0, root + floor, jnp.float32(1))  # 1 as long as v is 0
     return Unit(size, 1 - _FORGOTTEN * (root / size))
+
+
+def _at_least(b: ArrayLike) -> ArrayLike:
+    """A decay rate that is an array, and so may change, not too near 0."""
+    return jnp.maximum(b, _LEAST) if isinstance(b, jax.Array) else b
 
 
 class _Leaves(NamedTuple):

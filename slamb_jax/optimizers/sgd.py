@@ -28,8 +28,9 @@ def sgd(
       p \leftarrow p - lr\,M / (1-\mu)
 
     In float32 these are the steps of ``optax.sgd`` on the mean gradient, whose trace is
-    :math:`m/(1-\mu)`. Where workers step by themselves, as with an ``outer`` optimizer,
-    M is the worker's own momentum; see :func:`adamw`.
+    :math:`m/(1-\mu)`. Of a schedule of :math:`\mu` they are those of the formula above,
+    and not of a trace. Where workers step by themselves, as with an ``outer``
+    optimizer, M is the worker's own momentum; see :func:`adamw`.
 
     Args:
       learning_rate: a number, or a schedule of the step from 0.
