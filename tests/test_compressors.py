@@ -213,6 +213,19 @@ def test_what_they_do_not_send_is_in_the_momenta(name):
         np.testing.assert_allclose(x[0] + held, given, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "dtype", ["int8", "int16", "int32", "uint8", "bool", "bfloat16"]
+)
+def test_codes_whose_sum_is_not_of_their_dtype_are_not_averaged(dtype):
+    codec = compressors.Codec(
+        lambda x, common, own: jnp.sign(x).astype(dtype),
+        lambda code, like, common: code.astype(jnp.float32),
+        averages=True,
+    )
+    with pytest.raises(ValueError, match=f"encode must return float32, got {dtype}"):
+        sent_by(compressors.from_codec(codec, AXIS), stack(ZEROS, N))
+
+
 SIZES = {"w": (40, 50), "b": (50,)}
 D, K = 2050, 400 + 10
 

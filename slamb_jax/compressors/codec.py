@@ -40,7 +40,8 @@ class Codec(NamedTuple):
       decode: of a code, a ``jax.ShapeDtypeStruct`` of x, and ``common``: the float32
         array that it stands for.
       averages: whether the mean of all codes is the code of the mean, as where
-        ``encode`` is linear. Then one all-reduce takes the place of an all-gather.
+        ``encode`` is linear. Then one all-reduce takes the place of an all-gather. The
+        codes must be float32, in which they are summed.
     """
 
     encode: Callable[[jax.Array, jax.Array, jax.Array], Any]
@@ -116,6 +117,8 @@ def from_codec(
         worker = axes.worker_index(axis_name)
         own = [jax.random.fold_in(key, worker) for key in common]
         codes = [codec.encode(*row) for row in zip(xs, common, own, strict=True)]
+        if codec.averages:
+            _check_summed(codes)
 
         def decoded(codes: Sequence[Any]) -> list[jax.Array]:
             return [
@@ -138,6 +141,16 @@ def from_codec(
         return sent, chosen(skip, CodecState(unless(skip, state.count, step)))
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_summed(codes: Any) -> None:
+    """Raises for codes whose sum or mean is not of their own dtype."""
+    for x in jax.tree.leaves(codes):
+        if x.dtype not in (jnp.float32, jnp.complex64):
+            raise ValueError(
+                "averages=True sums codes in their own dtype: encode must return "
+                f"float32, got {x.dtype}; or leave averages=False"
+            )
 
 
 def check_has_axis(axis_name: AxisName) -> None:
