@@ -10,6 +10,7 @@ import pytest
 import slamb_jax
 from benchmarks.rivals.parts import natural, terngrad
 from slamb_jax import compressors
+from slamb_jax.compressors.codec import CodecState
 from tests.close import assert_close, assert_same_bits, assert_workers_agree
 from tests.optimizers import gradients, random_tree
 from tests.workers import AXIS, over_workers, stack, train
@@ -223,6 +224,47 @@ def test_codes_whose_sum_is_not_of_their_dtype_are_not_averaged(dtype):
         averages=True,
     )
     with pytest.raises(ValueError, match=f"encode must return float32, got {dtype}"):
+        sent_by(compressors.from_codec(codec, AXIS), stack(ZEROS, N))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["int4", "uint4", "float8_e4m3fn", "int8", "uint16", "complex64"],
+)
+@pytest.mark.parametrize("mapping", ["vmap", "shard_map"])
+def test_codes_of_any_dtype_arrive_as_they_were_sent(dtype, mapping):
+    codec = compressors.Codec(
+        lambda x, common, own: x.astype(jnp.float32).astype(dtype),
+        lambda code, like, common: jnp.real(code).astype(jnp.float32),
+    )
+    x = {"w": jnp.asarray(np.arange(N * 15).reshape(N, 3, 5) % 4, jnp.float32)}
+    x |= {"one": jnp.asarray([1.0, 2.0, 3.0, 0.0])}
+    state = stack(CodecState(jnp.int32(0)), N)
+    update = over_workers(compressors.from_codec(codec, AXIS).update, mapping, N)
+    sent, _ = update(x, state)
+    means = jax.tree.map(lambda x: x.mean(0), x)
+    assert_same_bits(jax.tree.map(lambda x: x[-1], sent.mean), means)
+
+
+def test_codes_of_four_bits_share_bytes():
+    codec = compressors.Codec(
+        lambda x, common, own: x.astype(jnp.int4),
+        lambda code, like, common: code.astype(jnp.float32),
+    )
+    tx = compressors.from_codec(codec, AXIS)
+    params = {"w": jnp.zeros((41, 5))}
+    update = over_workers(tx.update, "shard_map_unchecked", N)
+    lowered = update.lower(*(stack(x, N) for x in (params, tx.init(params))))
+    assert slamb_jax.wire_report(lowered.compile()).bytes_sent() == (N - 1) * 103
+
+
+@pytest.mark.parametrize("encode", [lambda key: key, lambda key: jnp.int2(1)])
+def test_what_has_no_bytes_of_its_own_is_no_code(encode):
+    codec = compressors.Codec(
+        lambda x, common, own: encode(own),
+        lambda code, like, common: jnp.zeros(like.shape),
+    )
+    with pytest.raises(ValueError, match="encode must return arrays of bools, or of n"):
         sent_by(compressors.from_codec(codec, AXIS), stack(ZEROS, N))
 
 

@@ -185,15 +185,24 @@ def _sum_of_all(
 
 def _as_bytes(x: jax.Array) -> jax.Array:
     """The bytes of an array, uint8 and flat."""
+    flat = x.reshape(-1)
     if x.dtype == jnp.bool_:
-        return jnp.packbits(x.reshape(-1))
-    return lax.bitcast_convert_type(x, jnp.uint8).reshape(-1)
+        return jnp.packbits(flat)
+    is_number = jnp.issubdtype(x.dtype, np.number)
+    info = jnp.iinfo if jnp.issubdtype(x.dtype, jnp.integer) else jnp.finfo
+    bits = info(x.dtype).bits if is_number else 0
+    if bits < 4:
+        raise ValueError(
+            "encode must return arrays of bools, or of numbers of 4 bits or more, got "
+            f"{x.dtype}: send jax.random.key_data of a key, and pack smaller numbers"
+        )
+    if bits == 4:  # two to a byte, the last of which may be filled up
+        flat = jnp.concatenate([flat, jnp.zeros(x.size % 2, x.dtype)])
+    return flat.view(jnp.uint8)
 
 
 def _from_bytes(data: jax.Array, like: jax.Array) -> jax.Array:
     """Undoes :func:`_as_bytes`, with the shape and dtype of ``like``."""
     if like.dtype == jnp.bool_:
         return jnp.unpackbits(data, count=like.size).astype(bool).reshape(like.shape)
-    size = like.dtype.itemsize
-    shape = like.shape if size == 1 else (*like.shape, size)
-    return lax.bitcast_convert_type(data.reshape(shape), like.dtype)
+    return data.view(like.dtype)[: like.size].reshape(like.shape)
