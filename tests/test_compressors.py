@@ -268,6 +268,52 @@ def test_what_has_no_bytes_of_its_own_is_no_code(encode):
         sent_by(compressors.from_codec(codec, AXIS), stack(ZEROS, N))
 
 
+LINKS = {
+    "a residual": slamb_jax.compress_with_error_feedback,
+    "the momentum": lambda compressor: slamb_jax.mask_momentum(
+        slamb_jax.Exchange(AXIS), compressor=compressor
+    ),
+}
+
+
+@pytest.mark.parametrize("made", [
+    lambda x: x.reshape(-1, 1), jnp.sum, lambda x: x[None], lambda x: jax.lax.complex(x, x),
+])  # fmt: skip
+def test_a_decode_of_another_shape_or_kind_is_refused(made):
+    codec = compressors.Codec(lambda x, *keys: x, lambda code, like, key: made(code))
+    with pytest.raises(ValueError, match=r"decode must return a real array of .*shape"):
+        sent_by(compressors.from_codec(codec, AXIS), stack({"w": jnp.ones((2, 3))}, N))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+def test_a_narrow_decode_is_widened_before_it_is_summed(dtype):
+    codec = compressors.Codec(
+        lambda x, *keys: x, lambda code, like, key: code.astype(dtype)
+    )
+    x = {"w": jnp.full((N, 2), 1.0).at[0].set(100.0)}
+    sent, _ = sent_by(compressors.from_codec(codec, AXIS), x)
+    assert_same_bits(sent.mean["w"], jnp.full((N, 2), 103 / 4))
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("part", ["mean", "unsent", "both as one"])
+def test_what_a_compressor_returns_in_another_shape_is_refused(link, part):
+    def update(updates, state, params=None):
+        taller = jax.tree.map(lambda x: x.reshape(-1, 1), updates)
+        if part == "both as one":
+            return taller, state
+        return slamb_jax.Sent(updates, updates)._replace(**{part: taller}), state
+
+    users = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    tx = LINKS[link](users)
+    said = "compressor must return"
+    said += (
+        " slamb_jax.Sent" if (part, link) == ("both as one", "a residual") else " arr"
+    )
+    with pytest.raises(ValueError, match=said):
+        sent_by(tx, stack(ZEROS, N))
+
+
 SIZES = {"w": (40, 50), "b": (50,)}
 D, K = 2050, 400 + 10
 

@@ -122,7 +122,7 @@ def from_codec(
 
         def decoded(codes: Sequence[Any]) -> list[jax.Array]:
             return [
-                codec.decode(code, jax.ShapeDtypeStruct(x.shape, x.dtype), key)
+                _decode(codec, code, jax.ShapeDtypeStruct(x.shape, x.dtype), key)
                 for code, x, key in zip(codes, xs, common, strict=True)
             ]
 
@@ -141,6 +141,29 @@ def from_codec(
         return sent, chosen(skip, CodecState(unless(skip, state.count, step)))
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def in_shape(x: jax.Array, like: Any) -> jax.Array:
+    """What a compressor returns; raises for another shape, which would broadcast."""
+    if jnp.shape(x) != like.shape:
+        raise ValueError(
+            "compressor must return arrays in the shapes of the updates, got "
+            f"{jnp.shape(x)} for {like.shape}"
+        )
+    return x
+
+
+def _decode(
+    codec: Codec, code: Any, like: jax.ShapeDtypeStruct, common: jax.Array
+) -> jax.Array:
+    """What a code stands for, in float32; raises for another shape or kind."""
+    x = jnp.asarray(codec.decode(code, like, common))
+    if x.shape != like.shape or not jnp.isrealobj(x):
+        raise ValueError(
+            f"decode must return a real array of its argument's shape, {like.shape}, "
+            f"got {x.dtype} {x.shape}"
+        )
+    return x.astype(like.dtype)
 
 
 def _check_summed(codes: Any) -> None:

@@ -9,7 +9,7 @@ import optax
 from slamb_jax._core import checks
 from slamb_jax._core.leaves import chosen, keep_absent, map_present, unless
 from slamb_jax._core.rounding import round_to
-from slamb_jax.compressors.codec import Sent
+from slamb_jax.compressors.codec import Sent, in_shape
 from slamb_jax.compressors.of_exchange import of_exchange
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.links.on_shards import on_shards
@@ -108,18 +108,19 @@ def compress_with_error_feedback(
                 "compressor must return slamb_jax.Sent(mean, unsent) from its update, "
                 f"got {checks.shown(sent)}: see slamb_jax.compressors"
             )
-        means = map_present(lambda g, mean: mean.astype(g.dtype), updates, sent.mean)
+        mean, unsent = (map_present(in_shape, part, narrow) for part in sent)
+        means = map_present(lambda g, mean: mean.astype(g.dtype), updates, mean)
         # 3. What was not sent waits, and what a narrow gradient cannot hold of x. It
         # keeps its place where a leaf has no gradient at this step.
         kept = None
         if decay:
-            unsent = map_present(
+            rest = map_present(
                 lambda x, y, e: e.astype(jnp.float32) + (x - y.astype(jnp.float32)),
                 wide,
                 narrow,
-                sent.unsent,
+                unsent,
             )
-            kept = keep_absent(unless(skip, state.residual, unsent), state.residual)
+            kept = keep_absent(unless(skip, state.residual, rest), state.residual)
         new = CompressState(kept, unless(skip, state.compressor, inner))
         return means, chosen(skip, new)
 

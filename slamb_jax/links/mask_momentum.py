@@ -25,7 +25,6 @@ from slamb_jax._core import axes, checks
 from slamb_jax._core.joining import Joined, join_rows, spread_over, sum_parts
 from slamb_jax._core.leaves import (
     Leaf,
-    arrays_of,
     broadcast_prefix,
     chosen,
     keep_absent,
@@ -43,7 +42,7 @@ from slamb_jax._core.moments import (
 )
 from slamb_jax._core.recompute import recompute
 from slamb_jax._core.rounding import next_step
-from slamb_jax.compressors.codec import Sent
+from slamb_jax.compressors.codec import Sent, in_shape
 from slamb_jax.compressors.of_exchange import (
     Answer,
     OfExchangeState,
@@ -511,7 +510,8 @@ class _Leaves(NamedTuple):
 
     def join(self, tree: Any) -> list[jax.Array]:
         """The array for each row, of a tree like the parameters."""
-        return self.joined.join(arrays_of(self.updates, tree, self.like))
+        rows, _ = present(self.updates, tree, like=self.like)
+        return self.joined.join([in_shape(x, leaf) for leaf, _, x in rows])
 
     def fill(self, new: Sequence[Any], old: Any) -> Any:
         """The new tree of a state; leaves without a gradient stay as they were."""
