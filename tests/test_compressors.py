@@ -164,12 +164,38 @@ def test_the_residual_is_that_of_the_recurrence(decay, dtype):
         updates, state = update(g, state)
         chex.assert_trees_all_equal_shapes_and_dtypes(updates, g)
         assert_close(updates, jax.tree.map(lambda m: m.astype(dtype), sent.mean))
-        rounded = jax.tree.map(lambda x, y: x - y.astype("float32"), x, narrow)
-        e = jax.tree.map(jnp.add, sent.unsent, rounded)
+        e = sent.unsent
+        for wide, rounded in ((x, narrow), (sent.mean, updates)):
+            lost = jax.tree.map(lambda x, y: x - y.astype("float32"), wide, rounded)
+            e = jax.tree.map(jnp.add, e, lost)
         if decay:
             assert_close(state.residual, e, floor=1.0)
         else:
             assert state.residual is None
+
+
+@pytest.mark.parametrize("name", ["by turns", "top k", "low rank", "signs"])
+def test_what_is_beyond_the_range_of_a_gradient_waits(name):
+    """Nothing is lost, and nothing becomes infinite."""
+    tx, steps = slamb_jax.compress_with_error_feedback(ALL[name]), 20
+    g = jax.tree.map(lambda x: jnp.full(x.shape, 1e4, "float16"), stack(ZEROS, N))
+    state, total = stack(tx.init(ZEROS), N), jax.tree.map(np.float64, ZEROS)
+    update = over_workers(tx.update, "vmap", N)
+    for _ in range(steps):
+        updates, state = update(g, state)
+        total = jax.tree.map(lambda t, u: t + np.float64(u[0]), total, updates)
+    for key, x in total.items():
+        kept = np.float64(state.residual[key]).mean(0)
+        given = steps * np.float64(g[key][0])
+        np.testing.assert_allclose(x + kept, given, rtol=1e-2 / steps)
+
+
+def test_an_infinite_gradient_is_sent_as_one():
+    tx = slamb_jax.compress_with_error_feedback(ALL["top k"])
+    g = jax.tree.map(lambda x: x.astype("float16"), stack(ZEROS, N))
+    g["b"] = g["b"].at[0, 3].set(jnp.inf)
+    updates, _ = over_workers(tx.update, "vmap", N)(g, stack(tx.init(ZEROS), N))
+    assert not jnp.isfinite(updates["b"][:, 3]).any()
 
 
 def test_a_gradient_that_is_none_does_not_shift_the_others():
@@ -276,9 +302,15 @@ LINKS = {
 }
 
 
-@pytest.mark.parametrize("made", [
-    lambda x: x.reshape(-1, 1), jnp.sum, lambda x: x[None], lambda x: jax.lax.complex(x, x),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: x.reshape(-1, 1),
+        jnp.sum,
+        lambda x: x[None],
+        lambda x: jax.lax.complex(x, x),
+    ],
+)
 def test_a_decode_of_another_shape_or_kind_is_refused(made):
     codec = compressors.Codec(lambda x, *keys: x, lambda code, like, key: made(code))
     with pytest.raises(ValueError, match=r"decode must return a real array of .*shape"):
