@@ -16,6 +16,7 @@ from slamb_jax._core.checks import (
 )
 from slamb_jax._core.leaves import chosen, keep_absent, map_present, present, unless
 from slamb_jax._core.rounding import copied, next_step, upcast_f32
+from slamb_jax.compressors.codec import Sent
 from slamb_jax.exchange import collectives as _collectives
 from slamb_jax.exchange.mean import mean_over_workers
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -150,6 +151,12 @@ def average_parameters_every(
             means = _mean(exchange, moves, params, exchange.payload, step)
         else:
             means, sends = sender.update(moves, sends, params)
+            if isinstance(means, Sent):
+                raise ValueError(
+                    "compressor must return the mean alone, got slamb_jax.Sent(mean, "
+                    "unsent), of which nobody would keep what is not sent: give "
+                    "compress_with_error_feedback(compressor)"
+                )
         # 2. From the anchor along it by a step of the outer optimizer: all workers
         # alike, on the same mean, so that its state is the same on all. Leaves without
         # a gradient keep their anchor: their difference is nothing.
