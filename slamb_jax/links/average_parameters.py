@@ -145,7 +145,7 @@ def average_parameters_every(
         """Updates that end in the next anchor."""
         assert outer is not None
         # 1. The mean over the workers of how far each went from the anchor.
-        moves = map_present(_difference, updates, params, state.anchor)
+        moves = map_present(_move_from_anchor, updates, params, state.anchor)
         sends = state.compressor
         if sender is None:
             means = _mean(exchange, moves, params, exchange.payload, step)
@@ -250,16 +250,21 @@ def _mean(
     return rebuild(mean_over_workers(xs, leaves, exchange, payload, step).means)
 
 
-def _difference(u: jax.Array, p: jax.Array, anchor: jax.Array) -> jax.Array:
+def _move_from_anchor(u: jax.Array, p: jax.Array, anchor: jax.Array) -> jax.Array:
     """How far a parameter goes from its anchor, in float32."""
-    return p.astype(anchor.dtype) + u.astype(anchor.dtype) - anchor
+    return _difference(p.astype(anchor.dtype) + u.astype(anchor.dtype), anchor)
 
 
 def _move(u: jax.Array, to: jax.Array, p: jax.Array) -> jax.Array:
     """From p to there, in u's dtype."""
     # The difference in float32: it is small, and p may be of 16 bits.
     wide = upcast_f32(p)
-    return (to.astype(wide.dtype) - wide).astype(u.dtype)
+    return _difference(to.astype(wide.dtype), wide).astype(u.dtype)
+
+
+def _difference(x: jax.Array, y: jax.Array) -> jax.Array:
+    """``x - y``; 0 where they are equal, infinities too, as in a mask of -inf."""
+    return jnp.where(x == y, jnp.zeros_like(x), x - y)
 
 
 def _additive_identity(u: jax.Array, p: jax.Array) -> jax.Array:
