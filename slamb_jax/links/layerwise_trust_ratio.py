@@ -19,12 +19,12 @@ from slamb_jax._core.joining import (
     sum_parts,
 )
 from slamb_jax._core.leaves import Leaf, bool_for_each, chosen, present, unless
-from slamb_jax._core.moments import Form, Moments, check_decay, decay_at
 from slamb_jax._core.recompute import recompute
 from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange.collectives import psum_each
 from slamb_jax.exchange.selections import AtStep, selection_at, unit_of_blocks
 from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.links._momentum import Form, Moments, check_decay, decay_at
 from slamb_jax.links.elementwise_rescale import freshness
 from slamb_jax.links.on_shards import on_shards
 
