@@ -14,12 +14,7 @@ import numpy as np
 
 from slamb_jax._core.axes import varying_axes
 from slamb_jax._core.leaves import Leaf
-from slamb_jax._core.platform import (
-    hidden,
-    materialized,
-    opaque,
-    slices,
-)
+from slamb_jax._core.platform import hidden, materialized, opaque, slices
 
 SMALL = 2**16  # elements: a leaf with fewer is joined with others
 Row: TypeAlias = Any  # a named tuple that begins with a Leaf
@@ -70,7 +65,11 @@ class Joined(NamedTuple):
         """A column of one value for each leaf, from one with a stack for each row."""
         out: list[Any] = [None] * sum(map(len, self.places))
         for places, x in zip(self.places, values, strict=True):
-            for place, value in zip(places, _unstack(len(places), x), strict=True):
+            count = len(places)
+            each = [x] * count  # of one leaf, or None for all
+            if count > 1 and x is not None:
+                each = slices(opaque(x), hidden(range(count)), [()] * count)
+            for place, value in zip(places, each, strict=True):
                 out[place] = value
         return out
 
@@ -103,17 +102,12 @@ def join_rows(
         types = [_kind(x, name in same) for name, x in fields if name not in values]
         kind: tuple[Any, ...] = (None, i) if unit is None else (unit, *types)
         kinds.setdefault(kind, []).append(i)
-    # In reverse: so XLA keeps what was sent where momenta were, and a step of twelve
-    # matrices on a GPU has a third of the temporary memory.
-    groups = list(kinds.items())
-    if any(unit is not None for (unit, *_), _ in groups):
-        groups.reverse()
     joined = []
-    for (unit, *_), places in groups:
+    for (unit, *_), places in kinds.items():
         group = [rows[i] for i in places]
         one = len(group) == 1
         joined.append(group[0] if one else _join_rows(group, unit, same, values))
-    return Joined([places for _, places in groups], joined)
+    return Joined(list(kinds.values()), joined)
 
 
 def _kind(x: Any, is_common: bool) -> Hashable:
@@ -217,9 +211,3 @@ def _split(leaf: Leaf, arrays: Column) -> list[list[Any]]:
         [None] * len(shapes) if x is None else slices(next(given), starts, shapes)
         for x in arrays
     ]
-
-
-def _unstack(count: int, values: Any) -> list[Any]:
-    if count == 1 or values is None:
-        return [values] * count
-    return slices(opaque(values), hidden(range(count)), [()] * count)

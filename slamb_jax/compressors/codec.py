@@ -114,7 +114,7 @@ def from_codec(
         xs = [x.astype(jnp.float32) for _, x in rows]
         key = jax.random.fold_in(jax.random.key(0), step)
         common = [jax.random.fold_in(key, leaf.index) for leaf, _ in rows]
-        worker = axes.worker_index(axis_name)
+        worker = jax.lax.axis_index(axis_name)
         own = [jax.random.fold_in(key, worker) for key in common]
         codes = [codec.encode(*row) for row in zip(xs, common, own, strict=True)]
         if codec.averages:

@@ -56,8 +56,8 @@ def pmean(
             kinds.setdefault(kind, []).append(i)
         elif typed_same:  # nothing is sent of it, but its type is that of a mean
             out[i] = _axes.vary_over(jnp.zeros(x.shape, x.dtype), varying - over)
-    for kind in sorted(kinds):
-        group = [arrays[i] for i in kinds[kind]]
+    for places in kinds.values():
+        group = [arrays[i] for i in places]
         mean = _pmean_16_bit if group[0].dtype.itemsize == 2 else _pmean_32_bit
         if (devices := axis_size(within)) == 1:
             means = mean(group, axis_name)
@@ -66,7 +66,7 @@ def pmean(
             rows = jnp.pad(flat, (0, -flat.size % devices)).reshape(devices, -1)
             (row,) = mean([own_slice(rows, within)], axis_name)
             means = unravel(gather_slices(row, within, like=flat), group)
-        for i, x in zip(kinds[kind], means, strict=True):
+        for i, x in zip(places, means, strict=True):
             axes = frozenset() if typed_same else _axes.varying_axes(arrays[i])
             out[i] = _axes.vary_over(x, axes)
     return out
@@ -117,38 +117,27 @@ def all_gather(x: jax.Array, axis_name: AxisName | None) -> jax.Array:
     return _in_16_bits(functools.partial(lax.all_gather, axis_name=axis_name), x)
 
 
-def all_gather_invariant(
-    x: jax.Array, index: jax.Array, axis_name: AxisName | None
-) -> jax.Array:
-    """:func:`all_gather` whose result's type does not vary over the axis.
-
-    As a sum of zeros and this worker's ``x``, in integers: twice an all-gather's bytes.
-    """
-    # In integers a sum with zeros is exact, for NaN and -0.0 too.
-    bits = _as_integers(x)
-    is_mine = jnp.arange(axis_size(axis_name), dtype=index.dtype) == index
-    is_mine = is_mine.reshape(-1, *(1,) * x.ndim)
-    # Each worker adds zeros for all others.
-    bits = lax.psum(jnp.where(is_mine, bits[None], jnp.zeros_like(bits)), axis_name)
-    return bits.view(x.dtype)
-
-
 def own_slice(slices: jax.Array, group: AxisName | None) -> jax.Array:
     """The slice that this device of its group exchanges."""
     if axis_size(group) == 1:
         return slices[0]
-    return lax.dynamic_index_in_dim(slices, _axes.worker_index(group), keepdims=False)
+    return lax.dynamic_index_in_dim(slices, lax.axis_index(group), keepdims=False)
 
 
 def gather_slices(x: jax.Array, group: AxisName | None, like: jax.Array) -> jax.Array:
     """The slices of all devices of the group, flat, typed as ``like``."""
-    if axis_size(group) == 1:
+    devices = axis_size(group)
+    if group is None or devices == 1:
         return x.reshape(-1)
-    # The devices hold the same now. Types that do not vary over them must say so, which
-    # takes twice the bytes of an all-gather.
     if _axes.tracked_axes(group) <= _axes.varying_axes(like):
         return all_gather(x, group).reshape(-1)
-    return all_gather_invariant(x, _axes.worker_index(group), group).reshape(-1)
+    # The devices hold the same now. Where types do not vary over them an all-gather's
+    # would: each adds zeros for all others, which takes twice the bytes. In integers
+    # that sum is exact, for NaN and -0.0 too.
+    bits = _as_integers(x).reshape(-1)
+    zeros = jnp.zeros((devices, bits.size), bits.dtype)
+    rows = lax.dynamic_update_index_in_dim(zeros, bits, lax.axis_index(group), 0)
+    return lax.psum(rows, group).reshape(-1).view(x.dtype)
 
 
 def gather_shards(x: jax.Array, axes: Sequence[tuple[Hashable, ...]]) -> jax.Array:

@@ -20,7 +20,7 @@ from jax import lax
 
 from slamb_jax._core import axes as _axes
 from slamb_jax._core.axes import axis_size
-from slamb_jax._core.joining import ArrayRow, Joined, join_rows
+from slamb_jax._core.joining import ArrayRow, join_rows
 from slamb_jax._core.leaves import Leaf
 from slamb_jax._core.platform import materialized, sum_of_rows
 from slamb_jax._core.rounding import hash_u32, hash_words, round_to, step_seed
@@ -89,15 +89,13 @@ def mean_over_workers(
     columns = [list(arrays)]
     if with_errors:
         columns += [list(wide), [jnp.zeros_like(x) for x in wide]]
-    for kind in sorted(kinds, key=repr):
+    for places in kinds.values():
         # 4. Small ones as one, but for what was joined before.
-        places, rows = kinds[kind], []
+        rows = []
         for i in places:
             leaf = Leaf(i, wide[i].shape, parts=leaves[i].parts, unit=leaves[i].unit)
             rows.append(ArrayRow(leaf, wide[i]))
         joined = join_rows(rows, lambda leaf: codec.group_of(leaf.size).size)
-        pairs = sorted(zip(*joined, strict=True), key=lambda pair: pair[0][0])
-        joined = Joined([x for x, _ in pairs], [x for _, x in pairs])  # as given
         # 5. The mean of each kind, in the places of its arrays.
         found = _mean_in_codes(joined.rows, exchange, codec, step, with_errors)
         for column, new in zip(columns, joined.split(*found), strict=True):
@@ -130,8 +128,8 @@ def _mean_in_codes(
     """
     axis_name, group = exchange.axis_name, exchange.local_axis_name
     n, width = axis_size(axis_name), axis_size(group)
-    device = jnp.int32(0) if group is None else _axes.worker_index(group)
-    place = Place(n, width, _axes.worker_index(axis_name), device)
+    device = jnp.int32(0) if group is None else lax.axis_index(group)
+    place = Place(n, width, lax.axis_index(axis_name), device)
     # All workers round with bits of their own, or their errors would add up in the mean
     # in place of cancelling.
     seed = step_seed(step, 0, 0x5A17)

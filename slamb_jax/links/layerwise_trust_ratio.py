@@ -1,7 +1,7 @@
 """Trust ratios: each layer's step in proportion to its parameters, as LAMB's."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +18,24 @@ from slamb_jax._core.joining import (
     spread_parts,
     sum_parts,
 )
-from slamb_jax._core.leaves import Leaf, bool_for_each, chosen, present, unless
-from slamb_jax._core.moments import Form, Moments, check_decay, decay_at
+from slamb_jax._core.leaves import (
+    Leaf,
+    bool_for_each,
+    check_mask,
+    chosen,
+    present,
+    unless,
+)
 from slamb_jax._core.recompute import recompute
 from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange.collectives import psum_each
 from slamb_jax.exchange.selections import AtStep, selection_at, unit_of_blocks
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.elementwise_rescale import freshness
+from slamb_jax.links.mask_momentum import Moments
 from slamb_jax.links.on_shards import on_shards
 
+Form = Literal["sum", "product"]
 Squares = tuple[jax.Array, jax.Array]  # squared norms of p and u, of each layer
 
 
@@ -304,3 +312,19 @@ def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
     # Roots first: the quotient of the squares overflows sooner.
     ratio = lax.sqrt(p) / lax.sqrt(u)
     return jnp.where(lax.min(p, u) > 0, ratio, jnp.float32(otherwise))
+
+
+def check_decay(weight_decay: Any, mask: Any) -> None:
+    """Raises for a decay that is negative, and for a mask that is not of bools."""
+    checks.check_range("weight_decay", weight_decay, 0.0, schedule=True)
+    check_mask("mask", mask)
+
+
+def decay_at(
+    weight_decay: optax.ScalarOrSchedule, count: jax.Array
+) -> jax.Array | None:
+    """The decay at a step counted from 0; None where it is the constant 0."""
+    if isinstance(weight_decay, int | float) and weight_decay == 0:
+        return None
+    decay = weight_decay(count) if callable(weight_decay) else weight_decay
+    return jnp.asarray(decay, jnp.float32)

@@ -12,8 +12,9 @@ compressor sends it, :func:`take_and_keep` is the rule above, and
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, cast
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,17 +32,8 @@ from slamb_jax._core.leaves import (
     present,
     unless,
 )
-from slamb_jax._core.moments import (
-    Decays,
-    Moments,
-    bias,
-    moved,
-    stored,
-    stored_apart,
-    weights,
-)
-from slamb_jax._core.recompute import recompute
-from slamb_jax._core.rounding import next_step
+from slamb_jax._core.recompute import computed_apart, recompute
+from slamb_jax._core.rounding import next_step, step_seed, stochastic_round
 from slamb_jax.compressors.codec import Sent, in_shape
 from slamb_jax.compressors.of_exchange import (
     Answer,
@@ -66,6 +58,10 @@ _TINY = np.finfo(np.float32).tiny
 _FORGOTTEN = np.float32(0.5)  # of a quantization error, where v is far above that floor
 
 
+Decays: TypeAlias = ArrayLike | chex.ArrayTree
+"""A decay rate for all leaves, or a tree of them: a prefix of the parameters'."""
+
+
 class MaskMomentumState(NamedTuple):
     """State of :func:`mask_momentum`.
 
@@ -80,6 +76,19 @@ class MaskMomentumState(NamedTuple):
     nu_mean: optax.Updates | None  # float32, [] for each leaf: mean of nu, if quantized
     compressor: optax.OptState
     direction: optax.OptState
+
+
+class Moments(NamedTuple):
+    """Two moments as they lie in memory, and the factors that correct their bias.
+
+    ``mask_momentum`` hands them to its direction as the argument ``moments``, so that
+    ``layerwise_trust_ratio`` can compute a direction twice in place of keeping it.
+    """
+
+    mu: optax.Updates
+    nu: optax.Updates
+    of_mu: optax.Updates  # a factor for each leaf, whose b1 may be its own
+    of_nu: jax.Array
 
 
 def mask_momentum(
@@ -310,7 +319,7 @@ def mask_momentum(
             leaves.rebuild(taken), state.direction, params, **extra_args, **moments
         )
         if not rule.selects:  # else the direction reads what is stored
-            nus = stored_apart(nus)
+            nus = computed_apart(nus)
         nu_means = leaves.joined.split_values(nu_means)
         new = MaskMomentumState(
             unless(skip, state.count, rule.step),
@@ -493,6 +502,35 @@ def unit_of(rule: Rule, row: Row) -> Unit | None:
     return Unit(size, 1 - _FORGOTTEN * (root / size))
 
 
+def weights(b: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """The decay b and 1 - b, in float32; of a number, constants of the program."""
+    as_array = jnp.asarray if isinstance(b, jax.Array) else np.asarray
+    both = as_array(b, np.float32), as_array(1 - b, np.float32)
+    return cast(tuple[jax.Array, jax.Array], both)
+
+
+def bias(b: ArrayLike, step: jax.Array) -> jax.Array:
+    r""":math:`1-\beta^t`, rounded as in optax."""
+    return 1 - weights(b)[0] ** step.astype(jnp.float32)
+
+
+def moved(old: jax.Array, x: jax.Array, b: ArrayLike) -> jax.Array:
+    r""":math:`\beta\,old + (1-\beta)\,x`, in float32."""
+    keep, new = weights(b)
+    return keep * old.astype(jnp.float32) + new * x.astype(jnp.float32)
+
+
+def stored(v: jax.Array, dtype: jnp.dtype, step: jax.Array, leaf: Leaf) -> jax.Array:
+    r"""A second moment in the dtype it is kept in.
+
+    To bfloat16 it is rounded at random: a change of :math:`1-\beta_2` of itself would
+    be rounded to none.
+    """
+    if dtype != jnp.bfloat16:
+        return v
+    return stochastic_round(v, step_seed(step, leaf.index))
+
+
 def _at_least(b: ArrayLike) -> ArrayLike:
     """A decay rate that is an array, and so may change, not too near 0."""
     return jnp.maximum(b, _LEAST) if isinstance(b, jax.Array) else b
@@ -544,6 +582,9 @@ def _read_leaves(
         same=["b1"],
         values=["nu_mean"],
     )
+    # In reverse: so XLA keeps what was sent where momenta were, and a step of twelve
+    # matrices on a GPU has a third of the temporary memory.
+    joined = Joined(joined.places[::-1], joined.rows[::-1])
     b1s = [row.b1 for row in rows]
     return _Leaves(updates, like, b1s, joined, at, rebuild)
 

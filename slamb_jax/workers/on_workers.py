@@ -6,7 +6,6 @@ import jax
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from slamb_jax._core.axes import worker_index
 from slamb_jax._core.checks import check_params, check_transformation
 from slamb_jax._core.leaves import arrays_among
 from slamb_jax.exchange.settings import Exchange
@@ -80,7 +79,7 @@ def on_workers(
         meshes.check_replicas("params", params, n)
 
         def of_one(params: optax.Params) -> optax.OptState:
-            state, me = tx.init(params), worker_index(exchange.axis_name)[None]
+            state, me = tx.init(params), jax.lax.axis_index(exchange.axis_name)[None]
             return jax.tree.map(
                 lambda x, equal: x if equal else keys_of_workers(x, me)[0],
                 state,
