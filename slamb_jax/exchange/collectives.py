@@ -12,6 +12,7 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from slamb_jax._core import axes as _axes
@@ -43,9 +44,30 @@ def pmean(
     each device averages a slice with its counterparts, and the worker gathers them. So
     the slow links carry the arrays once, and not once for every device.
     """
-    out = list(arrays)
+    return pmean_and_lost(arrays, axis_name, within=within, typed_same=typed_same)[0]
+
+
+def pmean_and_lost(
+    arrays: Sequence[jax.Array],
+    axis_name: AxisName | None,
+    *,
+    within: AxisName | None = None,
+    typed_same: bool = False,
+    with_lost: bool = False,
+) -> tuple[list[jax.Array], list[jax.Array | None]]:
+    """Means as of :func:`pmean`, and ``with_lost`` what rounding takes of them.
+
+    That is n times the quantization error of the means that this worker rounded for
+    all, and 0 elsewhere, float32; None for an array whose mean is not rounded.
+    """
+    out: list[jax.Array] = list(arrays)
+    is_empty = [x.dtype.itemsize == 2 and not x.size for x in arrays]
+    lost: list[jax.Array | None] = [
+        x.astype(jnp.float32) if empty else None
+        for x, empty in zip(arrays, is_empty, strict=True)
+    ]
     if axis_size(axis_name) == 1 and not typed_same:
-        return out
+        return out, lost
     over = _axes.tracked_axes(axis_name) if axis_name is not None else frozenset()
     # Joined only with what varies over the same axes: parts keep their types.
     kinds: dict[tuple[str, ...], list[int]] = {}
@@ -58,39 +80,52 @@ def pmean(
             out[i] = _axes.vary_over(jnp.zeros(x.shape, x.dtype), varying - over)
     for places in kinds.values():
         group = [arrays[i] for i in places]
-        mean = _pmean_16_bit if group[0].dtype.itemsize == 2 else _pmean_32_bit
+        is_narrow = group[0].dtype.itemsize == 2
+        mean = _pmean_16_bit if is_narrow else _pmean_32_bit
         if (devices := axis_size(within)) == 1:
-            means = mean(group, axis_name)
+            means, errors = mean(group, axis_name)
         else:
             flat = ravel(group)
             rows = jnp.pad(flat, (0, -flat.size % devices)).reshape(devices, -1)
-            (row,) = mean([own_slice(rows, within)], axis_name)
+            (row,), errors = mean([own_slice(rows, within)], axis_name)
             means = unravel(gather_slices(row, within, like=flat), group)
+            if is_narrow and with_lost:
+                errors = unravel(gather_slices(errors[0], within, like=flat), group)
         for i, x in zip(places, means, strict=True):
             axes = frozenset() if typed_same else _axes.varying_axes(arrays[i])
             out[i] = _axes.vary_over(x, axes)
-    return out
+        for i, x in zip(places, errors if with_lost else (), strict=False):
+            lost[i] = _axes.vary_over(x, _axes.varying_axes(arrays[i]))
+    return out, lost
 
 
 def _pmean_32_bit(
     arrays: Sequence[jax.Array], axis_name: AxisName | None
-) -> list[jax.Array]:
+) -> tuple[list[jax.Array], list[jax.Array]]:
     rows = [ArrayRow(Leaf(i, x.shape), x) for i, x in enumerate(arrays)]
     joined = join_rows(rows, lambda leaf: 1)
     means: list[jax.Array] = lax.pmean([row.x for row in joined.rows], axis_name)
-    return joined.split(means)[0]
+    return joined.split(means)[0], []
 
 
 def _pmean_16_bit(
     arrays: Sequence[jax.Array], axis_name: AxisName | None
-) -> list[jax.Array]:
+) -> tuple[list[jax.Array], list[jax.Array]]:
     n, dtype = axis_size(axis_name), arrays[0].dtype
     flat = ravel(arrays)
     rows = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
     mine = all_to_all(rows, axis_name).astype(jnp.float32)
     # In float32, and rounded once: n terms in 16 bits would lose what is small.
-    mean = round_to(jnp.mean(mine, axis=0), dtype)
-    return unravel(all_gather(mean, axis_name).reshape(-1), arrays)
+    exact = jnp.mean(mine, axis=0)
+    mean = round_to(exact, dtype)
+    means = unravel(all_gather(mean, axis_name).reshape(-1), arrays)
+    # It counts n times, since this is one of the n workers that are averaged next.
+    error = np.float32(n) * (exact - mean.astype(jnp.float32))
+    worker = jnp.int32(0) if axis_name is None else lax.axis_index(axis_name)
+    errors = lax.dynamic_update_index_in_dim(
+        jnp.zeros(rows.shape, jnp.float32), error, worker, 0
+    )
+    return means, unravel(errors.reshape(-1), arrays)
 
 
 def ravel(arrays: Sequence[jax.Array]) -> jax.Array:

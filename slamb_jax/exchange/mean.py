@@ -35,15 +35,15 @@ class Means(NamedTuple):
     Attributes:
       means: in the input's dtype, the same bits on all workers.
       sent: float32; what this worker sent, as the others decode it. None where nothing
-        is rounded.
+        is rounded, and for an array of which nothing is.
       lost: float32; n times the quantization error of the means that this worker owns,
         and 0 elsewhere. The mean of ``sent`` over the workers is the mean plus the mean
-        of ``lost``. None where there are no codes.
+        of ``lost``. None as ``sent``.
     """
 
     means: list[jax.Array]
-    sent: list[jax.Array] | None = None
-    lost: list[jax.Array] | None = None
+    sent: Sequence[jax.Array | None] | None = None
+    lost: Sequence[jax.Array | None] | None = None
 
 
 def mean_over_workers(
@@ -72,11 +72,15 @@ def mean_over_workers(
     # 2. Without codes, of the types that are sent.
     if (codec := codec_of(payload)) is None:
         rounded = [round_to(x, payload or x.dtype) for x in arrays]
-        means = _collectives.pmean(rounded, axis_name, within=group)
+        means, lost = _collectives.pmean_and_lost(
+            rounded, axis_name, within=group, with_lost=with_errors
+        )
         means = [mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]
-        if payload is None or not with_errors:
+        if not with_errors or all(error is None for error in lost):
             return Means(means)
-        return Means(means, [x.astype(jnp.float32) for x in rounded])
+        pairs = zip(rounded, lost, strict=True)
+        sent = [None if e is None else x.astype(jnp.float32) for x, e in pairs]
+        return Means(means, sent, lost)
     # 3. In codes, by two collectives for each kind, whatever the number of leaves: each
     # has a latency, and XLA never combines an all-to-all with another. Arrays that
     # differ between the shards of a worker share no scale with arrays that do not.
