@@ -191,3 +191,17 @@ def test_the_mean_momentum_is_that_of_dense_adam(settings, room, overlap):
             dense[name] = 0.9 * dense[name] + 0.1 * np.float64(g[name]).mean(0)
             mean = mu.astype(np.float64).mean(0)
             np.testing.assert_allclose(mean, dense[name], atol=room, rtol=0)
+
+
+@pytest.mark.parametrize("eps", [1e-8, 1e-6])
+def test_where_others_alone_have_a_gradient_a_small_eps_is_told(eps):
+    """Their mean over the root of a v of one's own, which is 0."""
+    tx = slamb_jax.mask_momentum(exchange(), directions.adam(eps), 0.9, 0.999)
+    # At the step at which they are exchanged.
+    grads = jax.tree.map(lambda x: jnp.ones((N, *x.shape)).at[0].set(0.0), ZEROS)
+    run = lambda: train(tx, ZEROS, [grads], "vmap")[-1][0]["b"]  # noqa: E731
+    if eps < 1e-6:
+        with pytest.warns(UserWarning, match="the step is M / eps: give eps=1e-06 or"):
+            assert run()[0].min() > 1e6
+    else:
+        assert run()[0].max() < 1e6
