@@ -315,9 +315,6 @@ class _Link(NamedTuple):
             return unit_to_join(self.exchange, at, leaf) if is_ours else None
 
         joined = join_rows(rows, unit, same=["b1"], values=["nu_mean"])
-        # In reverse: so XLA keeps what was sent where momenta were, and a step of
-        # twelve matrices on a GPU has a third of the temporary memory.
-        joined = Joined(joined.places[::-1], joined.rows[::-1])
         return _Leaves(updates, like, [row.b1 for row in rows], joined, at, rebuild)
 
     def _send(
