@@ -28,6 +28,7 @@ def pmean(
     axis_name: AxisName | None,
     *,
     within: AxisName | None = None,
+    ring: bool = False,
     typed_same: bool = False,
 ) -> list[jax.Array]:
     """Means over the workers in one exchange, in the dtype of each array.
@@ -35,16 +36,18 @@ def pmean(
     Arrays of 32 bits are averaged by an all-reduce, the small ones joined: a runtime
     that reduces operand after operand (gloo, on CPU) takes milliseconds for each.
     Arrays of 16 bits are summed in float32 by the worker that owns the slice and
-    rounded once: an all-to-all and an all-gather, with the bytes of a 16-bit
-    all-reduce. (XLA's CPU backend widens a 16-bit all-reduce, and a sum of thousands
-    of 16-bit terms loses what was saved.) The types vary as those of the arrays;
-    ``typed_same``: those of 32-bit means do not vary over the axis.
+    rounded once: an all-to-all and an :func:`all_gather`, which may be a ``ring``, with
+    the bytes of a 16-bit all-reduce. (XLA's CPU backend widens a 16-bit all-reduce, and
+    a sum of thousands of 16-bit terms loses what was saved.) The types vary as those of
+    the arrays; ``typed_same``: those of 32-bit means do not vary over the axis.
 
     With ``within``, the axis of the devices of one worker, which hold the same arrays,
     each device averages a slice with its counterparts, and the worker gathers them. So
     the slow links carry the arrays once, and not once for every device.
     """
-    return pmean_and_lost(arrays, axis_name, within=within, typed_same=typed_same)[0]
+    return pmean_and_lost(
+        arrays, axis_name, within=within, ring=ring, typed_same=typed_same
+    )[0]
 
 
 def pmean_and_lost(
@@ -52,6 +55,7 @@ def pmean_and_lost(
     axis_name: AxisName | None,
     *,
     within: AxisName | None = None,
+    ring: bool = False,
     typed_same: bool = False,
     with_lost: bool = False,
 ) -> tuple[list[jax.Array], list[jax.Array | None]]:
@@ -81,7 +85,9 @@ def pmean_and_lost(
     for places in kinds.values():
         group = [arrays[i] for i in places]
         is_narrow = group[0].dtype.itemsize == 2
-        mean = _pmean_16_bit if is_narrow else _pmean_32_bit
+        mean = _pmean_32_bit
+        if is_narrow:
+            mean = functools.partial(_pmean_16_bit, ring=ring)
         if (devices := axis_size(within)) == 1:
             means, errors = mean(group, axis_name)
         else:
@@ -109,16 +115,21 @@ def _pmean_32_bit(
 
 
 def _pmean_16_bit(
-    arrays: Sequence[jax.Array], axis_name: AxisName | None
+    arrays: Sequence[jax.Array], axis_name: AxisName | None, *, ring: bool
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     n, dtype = axis_size(axis_name), arrays[0].dtype
     flat = ravel(arrays)
+    if n == 2:  # each averages all: one message, of as many bytes
+        exact = jnp.mean(all_gather(flat, axis_name).astype(jnp.float32), axis=0)
+        mean = round_to(exact, dtype)
+        errors = exact - mean.astype(jnp.float32)  # which both of them keep
+        return unravel(mean, arrays), unravel(errors, arrays)
     rows = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
     mine = all_to_all(rows, axis_name).astype(jnp.float32)
     # In float32, and rounded once: n terms in 16 bits would lose what is small.
     exact = jnp.mean(mine, axis=0)
     mean = round_to(exact, dtype)
-    means = unravel(all_gather(mean, axis_name).reshape(-1), arrays)
+    means = unravel(all_gather(mean, axis_name, ring=ring).reshape(-1), arrays)
     # It counts n times, since this is one of the n workers that are averaged next.
     error = np.float32(n) * (exact - mean.astype(jnp.float32))
     worker = jnp.int32(0) if axis_name is None else lax.axis_index(axis_name)
@@ -147,9 +158,21 @@ def all_to_all(x: jax.Array, axis_name: AxisName | None) -> jax.Array:
     return _in_16_bits(send_rows, x)
 
 
-def all_gather(x: jax.Array, axis_name: AxisName | None) -> jax.Array:
-    """``x`` of all workers, stacked: shape (n, ...)."""
-    return _in_16_bits(functools.partial(lax.all_gather, axis_name=axis_name), x)
+def all_gather(
+    x: jax.Array, axis_name: AxisName | None, *, ring: bool = False
+) -> jax.Array:
+    """``x`` of all workers, stacked: shape (n, ...).
+
+    Each worker sends its own to all others at once, in an all-to-all of copies. XLA's
+    all-gather, for a ``ring``, has the same bytes, which go from worker to worker: it
+    waits for n - 1 messages, one after the other.
+    """
+    n, manual = axis_size(axis_name), jax.sharding.get_abstract_mesh().manual_axes
+    # Under vmap the workers share what is gathered, and would not share copies. Of two
+    # each waits for one message anyhow.
+    if ring or n == 2 or not set(_axes.as_tuple(axis_name)) <= set(manual):
+        return _in_16_bits(functools.partial(lax.all_gather, axis_name=axis_name), x)
+    return all_to_all(jnp.broadcast_to(x, (n, *x.shape)), axis_name)
 
 
 def own_slice(slices: jax.Array, group: AxisName | None) -> jax.Array:
@@ -165,7 +188,7 @@ def gather_slices(x: jax.Array, group: AxisName | None, like: jax.Array) -> jax.
     if group is None or devices == 1:
         return x.reshape(-1)
     if _axes.tracked_axes(group) <= _axes.varying_axes(like):
-        return all_gather(x, group).reshape(-1)
+        return all_gather(x, group, ring=True).reshape(-1)
     # The devices hold the same now. Where types do not vary over them an all-gather's
     # would: each adds zeros for all others, which takes twice the bytes. In integers
     # that sum is exact, for NaN and -0.0 too.
