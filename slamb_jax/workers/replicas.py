@@ -9,9 +9,10 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from slamb_jax._core.axes import as_tuple, worker_index
+from slamb_jax._core.axes import as_tuple
 from slamb_jax._core.checks import check_arrays, check_integer, named_leaves
 from slamb_jax._core.layout import spec_axes
 from slamb_jax._core.leaves import bool_for_each
@@ -276,7 +277,7 @@ def copied_replicas(
     def copy(held: list[jax.Array]) -> list[jax.Array]:
         for i in range(0, len(empty), len(full)):  # a worker sends one at a time
             pairs = list(zip(full, empty[i:], strict=False))
-            gets = jnp.isin(worker_index(axis), jnp.array(empty[i : i + len(full)]))
+            gets = jnp.isin(lax.axis_index(axis), jnp.array(empty[i : i + len(full)]))
             held = [jnp.where(gets, send(x, axis, pairs), x) for x in held]
         return held
 

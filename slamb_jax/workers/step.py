@@ -210,7 +210,7 @@ def own_step(
 ) -> tuple[Any, Any]:
     """One worker's step, with a key of its own if there is one; its result checked."""
     keys = (
-        () if key is None else (jax.random.fold_in(key, _axes.worker_index(axis_name)),)
+        () if key is None else (jax.random.fold_in(key, jax.lax.axis_index(axis_name)),)
     )
     return guards.check_result(step(state, batch, *keys), state)
 
