@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.sharding import AxisType
-from orbax.checkpoint import CheckpointManager
+from orbax.checkpoint import StandardCheckpointHandler
 
 import slamb_jax
 from slamb_jax.checkpoint import Checkpoints, Snapshots, resize
@@ -151,7 +151,7 @@ def test_several_damaged_ones_are_kept(states, copy, copied):
 
 @pytest.mark.parametrize("failure", [MemoryError("no more"), PermissionError(13, "no")])
 def test_where_the_files_are_not_to_blame_they_are_kept(failure, states, copy, copied):
-    read = mock.patch.object(CheckpointManager, "restore", side_effect=failure)
+    read = mock.patch.object(StandardCheckpointHandler, "restore", side_effect=failure)
     with read, pytest.raises(OSError, match=r"2 could not be read \(.*no.*is kept"):
         copied.restore(states[1])
     copied.save(3, states[1])
@@ -391,8 +391,8 @@ for name, read in (
     ("damage", lambda: [{}][index]),
     ("failure", lambda: {} if index == 0 else bytes(1 << 62)),
 ):
-    reads = mock.Mock(side_effect=lambda *_, **__: {"about": read()})
-    with mock.patch("orbax.checkpoint.CheckpointManager.restore", reads):
+    reads = mock.Mock(side_effect=lambda *_, **__: read())
+    with mock.patch("orbax.checkpoint.StandardCheckpointHandler.restore", reads):
         attempt(name, shared, lambda x: x.restore(state, step=1))
 """
 

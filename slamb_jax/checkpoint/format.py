@@ -24,7 +24,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax._core.checks import shown
+from slamb_jax._core.checks import named_leaves, shown
+from slamb_jax.checkpoint.files import DamagedCheckpointError
 from slamb_jax.workers import mesh as meshes
 
 Metadata: TypeAlias = dict[str, Any]
@@ -35,21 +36,14 @@ _MASKS = (optax.MaskedNode, optax.MaskedState)  # which another mask may change
 
 def leaves_by_name(tree: chex.ArrayTree) -> dict[str, Any]:
     """The leaves of a tree, by their names in a checkpoint."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {_name_at(path): x for path, x in leaves}
+    return {name or "state": x for name, x in named_leaves("", tree).items()}
 
 
 def tree_of(arrays: dict[str, Any], like: chex.ArrayTree) -> chex.ArrayTree:
     """The tree of these arrays by name, with keys in place of their words."""
-
-    def leaf(path: Any, x: Any) -> Any:
-        return meshes.on_raw(lambda _: arrays[_name_at(path)], x)
-
-    return jax.tree_util.tree_map_with_path(leaf, like)
-
-
-def _name_at(path: Any) -> str:
-    return jax.tree_util.keystr(path) or "state"
+    named = leaves_by_name(like).items()
+    leaves = [meshes.on_raw(lambda _, name=name: arrays[name], x) for name, x in named]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def structure_by_name(
@@ -110,20 +104,33 @@ def with_checksum(metadata: Metadata) -> Metadata:
     return rest | {"checksum": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
 
+def check_unchanged(metadata: Metadata) -> None:
+    """Raises unless the metadata are those that were saved."""
+    if metadata != with_checksum(metadata):
+        raise changed("its metadata")
+
+
+def changed(part: str) -> DamagedCheckpointError:
+    """The error for a part that is not what was saved."""
+    return DamagedCheckpointError(
+        f"the checksum of {part} is not the one that was saved"
+    )
+
+
 def check_fits(what: str, saved: Metadata, like: chex.ArrayTree) -> None:
     """Raises unless the structure and leaves in the metadata are those of ``like``."""
-    given = saved["leaves"]
+    given = saved.get("structure", {}) | saved["leaves"]
     expected = {name: shape_and_dtype(x) for name, x in leaves_by_name(like).items()}
     if "structure" in saved:
-        given = saved["structure"] | given
         expected = structure_by_name(like) | expected
     wrong = [f"{name} is missing" for name in expected if name not in given]
     wrong += [f"{name} is not expected" for name in given if name not in expected]
     wrong += [
         f"{name} has {key} {given[name][key]}, expected {value}"
         for name in expected
+        if name in given
         for key, value in expected[name].items()
-        if name in given and given[name][key] != value
+        if given[name][key] != value
     ]
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""

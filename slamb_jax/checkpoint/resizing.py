@@ -111,11 +111,11 @@ def _mean_of_overlap(x: np.ndarray, j: int, m: int) -> np.ndarray:
     3. Several are averaged in float64, each with the length of its overlap.
     """
     n = len(x)
-    first, end = j * n // m, -(-(j + 1) * n // m)  # step 1
-    if end - first == 1:  # step 2
-        return x[first]
-    overlap = [  # step 3
-        min((i + 1) * m, (j + 1) * n) - max(i * m, j * n) for i in range(first, end)
-    ]
-    wide = x[first:end].astype(np.complex128 if is_complex(x) else np.float64)
-    return np.average(wide, axis=0, weights=overlap).astype(x.dtype)
+    old = np.arange(n)
+    overlap = np.minimum((old + 1) * m, (j + 1) * n) - np.maximum(old * m, j * n)
+    parts = x[overlap > 0]  # step 1
+    if len(parts) == 1:  # step 2
+        return parts[0]
+    wide = parts.astype(np.complex128 if is_complex(x) else np.float64)  # step 3
+    mean = np.average(wide, axis=0, weights=overlap[overlap > 0])
+    return mean.astype(x.dtype)

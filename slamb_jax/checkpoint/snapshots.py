@@ -4,7 +4,6 @@ import contextlib
 import json
 import pathlib
 import secrets
-import warnings
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 
@@ -14,12 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from slamb_jax._core.checks import check_integer
+from slamb_jax.checkpoint import files
 from slamb_jax.checkpoint import format as stored
-from slamb_jax.checkpoint.processes import gather, lock, together
+from slamb_jax.checkpoint.files import gather, together
 from slamb_jax.workers import mesh as meshes
 from slamb_jax.workers.agreement import differing_replicas
 from slamb_jax.workers.mesh import raw
 from slamb_jax.workers.replicas import copied_replicas, keys_of_workers
+
+_SUFFIX = ".snapshot"
 
 
 class Recovered(NamedTuple):
@@ -108,9 +110,10 @@ class Snapshots:
         try:
             with _writing(self._path(step)) as file:
                 np.savez(file, metadata=text, **arrays)
-            older = [saved for saved in self._steps() if saved < step]
-            for saved in {*self._steps()} - {*older[-1:], step}:
-                self._path(saved).unlink()
+            saved = files.saved_steps(self._directory, _SUFFIX)
+            older = sorted(at for at in saved if at < step)
+            for other in saved - {*older[-1:], step}:
+                files.remove(self._path(other))
         except OSError as error:
             raise OSError(
                 f"snapshot {step} of {size} bytes could not be written into "
@@ -175,10 +178,7 @@ class Snapshots:
         return Recovered(step, stored.tree_of(arrays, like), extra, new)
 
     def _path(self, step: int) -> pathlib.Path:
-        return self._directory / f"{step}.snapshot"
-
-    def _steps(self) -> list[int]:
-        return sorted(int(path.stem) for path in self._directory.glob("*.snapshot"))
+        return self._directory / f"{step}{_SUFFIX}"
 
     def _begin_job(self, like: chex.ArrayTree) -> list[Any]:
         """Begins a job on the directory, which is locked from now on.
@@ -189,7 +189,7 @@ class Snapshots:
         file = self._directory / "job"
         with together():
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._unlock = self._unlock or lock(self._directory, owner=self)
+            self._unlock = self._unlock or files.lock(self._directory, self)
             mine = self._sound_snapshots(like)
             last = json.loads(file.read_text()) if file.exists() else [0, 0]
         told = gather([last, secrets.randbits(31), mine])
@@ -200,20 +200,18 @@ class Snapshots:
 
     def _sound_snapshots(self, like: chex.ArrayTree) -> list[list[Any]]:
         """Job, step, workers and extra of each snapshot that is not damaged."""
+
+        def read(step: int) -> tuple[pathlib.Path, stored.Metadata]:
+            path = self._path(step)
+            with files.reading(f"snapshot {path}"):
+                return path, _read(path)[0]
+
         sound = []
-        for step in self._steps():
-            what = f"snapshot {self._path(step)}"
-            try:
-                metadata, _ = _read(self._path(step))
-            except (PermissionError, MemoryError):
-                raise
-            except (
-                Exception
-            ) as error:  # a damaged file may make a reader raise anything
-                problem = f"{what} is damaged ({error}) and is ignored"
-                warnings.warn(problem, stacklevel=4)
-                continue
-            stored.check_fits(what, metadata, like)
+        steps = files.saved_steps(self._directory, _SUFFIX)
+        for path, metadata in files.sound_ones(steps, read, {}):
+            stored.check_fits(f"snapshot {path}", metadata, like)
+            # The step is what it was when saved, whatever the file is called now.
+            path.replace(self._path(metadata["step"]))
             sound.append([metadata[k] for k in ("job", "step", "workers", "extra")])
         return sound
 
@@ -240,14 +238,18 @@ def _agreed(told: list[Any]) -> tuple[int, list[int], list[dict[str, Any]]] | No
 def _writing(path: pathlib.Path) -> Iterator[IO[bytes]]:
     """A file to write that no process sees before it is complete."""
     partial = path.with_name("partial")
-    with partial.open("wb") as file:
-        yield file
-    partial.rename(path)
+    try:
+        with partial.open("wb") as file:
+            yield file
+        partial.rename(path)
+    finally:
+        files.remove(partial)
 
 
 def _read(path: pathlib.Path) -> tuple[stored.Metadata, dict[str, np.ndarray]]:
     """The metadata of a snapshot, and the bytes of each leaf, checked by zip's sums."""
     with path.open("rb") as opened, np.load(opened) as file:
         metadata = json.loads(file["metadata"].tobytes())
+        stored.check_unchanged(metadata)
         # Of all leaves: damage of the file's table of contents may hide one.
         return metadata, {name: file[name] for name in metadata["leaves"]}
