@@ -10,7 +10,7 @@ import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -19,13 +19,7 @@ import numpy as np
 from slamb_jax._core.checks import check_integer
 from slamb_jax.checkpoint import files
 from slamb_jax.checkpoint import format as stored
-from slamb_jax.checkpoint.files import (
-    DamagedCheckpointError,
-    ForeignCheckpointError,
-    gather,
-    reading,
-    together,
-)
+from slamb_jax.checkpoint.files import gather, reading, together
 from slamb_jax.checkpoint.resizing import resize_leaf
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.workers import mesh as meshes
@@ -44,7 +38,7 @@ class Restored(NamedTuple):
     extra: dict[str, Any]
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager):
     """Saves and restores all replicas in a directory, for exact resume.
 
     A leaf whose replicas are equal to the bit (a count, a second moment, parameters
@@ -204,7 +198,7 @@ class Checkpoints:
         def read(latest: int) -> Restored | None:
             try:
                 return self._restore(latest, like, workers)
-            except DamagedCheckpointError:
+            except files.DamagedCheckpointError:
                 if latest in self._steps():
                     raise
                 # A run that saves here has removed it, and has newer ones.
@@ -245,9 +239,6 @@ class Checkpoints:
             self._checkpointer.close()
             if self._unlock is not None:
                 self._unlock()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -331,8 +322,7 @@ class Checkpoints:
         stored.check_fits(self._name(step), metadata, like)
         leaves = stored.leaves_by_name(jax.tree.map(jax.numpy.asarray, like))
         places = {name: meshes.raw(x).sharding for name, x in leaves.items()}
-        on_devices = places if n == saved else {}
-        arrays = self._read_arrays(step, metadata, on_devices)  # step 3
+        arrays = self._read_arrays(step, metadata, places if n == saved else {})  # 3
         if n != saved:  # step 4
             for name, x in arrays.items():
                 x = resize_leaf(name, x, n, keys=meshes.is_key(leaves[name]))
@@ -357,13 +347,13 @@ class Checkpoints:
             text = path.read_text() if path.parent.is_dir() else "{}"
             metadata: stored.Metadata = dict(json.loads(text))
             if (found := metadata.get("format")) != 1:
-                raise ForeignCheckpointError(
+                raise files.ForeignCheckpointError(
                     "it is not one of slamb_jax.Checkpoints, or of a later version: it "
                     f"has format {found}, and this version of slamb_jax reads 1"
                 )
             stored.check_unchanged(metadata)
             if (saved := metadata.get("step", step)) != step:
-                raise ForeignCheckpointError(
+                raise files.ForeignCheckpointError(
                     f"it is of step {saved}: give its folder that name again"
                 )
             return metadata

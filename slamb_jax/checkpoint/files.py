@@ -10,13 +10,11 @@ import shutil
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-
-Content = TypeVar("Content")
 
 
 class DamagedCheckpointError(ValueError):
@@ -54,10 +52,8 @@ def together() -> Iterator[None]:
         raised = error
     grade = next((i for i, kind in enumerate(_ERRORS) if isinstance(raised, kind)), -1)
     worst, message = max(gather([grade, str(raised)]))
-    if raised is not None and grade == worst:
-        raise raised
     if worst >= 0:
-        raise _ERRORS[worst](message) from raised
+        raise raised if raised and grade == worst else _ERRORS[worst](message)
 
 
 @contextlib.contextmanager
@@ -85,8 +81,8 @@ def reading(what: str) -> Iterator[None]:
 
 
 def sound_ones(
-    steps: Iterable[int], read: Callable[[int], Content], damaged: dict[int, str]
-) -> Iterator[Content]:
+    steps: Iterable[int], read: Callable[[int], Any], damaged: dict[int, str]
+) -> Iterator[Any]:
     """What ``read`` returns of each step, the latest first; warns of the others.
 
     Raises:

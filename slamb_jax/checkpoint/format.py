@@ -16,6 +16,7 @@ A snapshot's metadata have ``structure``, ``leaves`` and ``extra``, too. Version
 """
 
 import hashlib
+import itertools
 import json
 from typing import Any, TypeAlias
 
@@ -41,8 +42,11 @@ def leaves_by_name(tree: chex.ArrayTree) -> dict[str, Any]:
 
 def tree_of(arrays: dict[str, Any], like: chex.ArrayTree) -> chex.ArrayTree:
     """The tree of these arrays by name, with keys in place of their words."""
-    named = leaves_by_name(like).items()
-    leaves = [meshes.on_raw(lambda _, name=name: arrays[name], x) for name, x in named]
+
+    def leaf(name: str, x: Any) -> Any:
+        return meshes.on_raw(lambda _: arrays[name], x)
+
+    leaves = itertools.starmap(leaf, leaves_by_name(like).items())
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 

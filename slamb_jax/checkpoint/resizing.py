@@ -88,11 +88,10 @@ def resize_leaf(name: str, x: Any, m: int, *, keys: bool) -> np.ndarray:
     if (x == x[:1]).all():  # step 2
         return np.broadcast_to(x[:1], (m, *x.shape[1:])).copy()
     if keys:  # step 3
-        old = [j * n // m for j in range(m)]
+        old = np.arange(m) * n // m
         words = x[old].astype(np.uint32)
-        for j in range(1, m):
-            if old[j] == old[j - 1]:
-                words[j] = hash_u32(words[j], hash_words(j))
+        for j in np.flatnonzero(old[1:] == old[:-1]) + 1:
+            words[j] = hash_u32(words[j], hash_words(int(j)))
         return words
     if x.ndim == 1 and (x == np.arange(n)).all():  # step 4
         return np.arange(m, dtype=x.dtype)
