@@ -93,9 +93,10 @@ class Checkpoints(contextlib.AbstractContextManager):
         self._selects: dict[str, str] = {}
         if exchange is not None:
             check_exchange(exchange)
+            names = ["selection"] + ["sync_every"] * (exchange.selection is not None)
             self._selects = {
                 name: re.sub(" at 0x[0-9a-f]+", "", repr(getattr(exchange, name)))
-                for name in ("selection", "sync_every")
+                for name in names
             }
         with _refuse_unless("a path that is there or can be made", directory):
             self._directory = pathlib.Path(directory).absolute()
@@ -107,10 +108,10 @@ class Checkpoints(contextlib.AbstractContextManager):
                 "checkpoints need Orbax: pip install 'slamb-jax[checkpoint]'"
             ) from error
         self._orbax: Any = orbax.checkpoint
-        handler = self._orbax.CompositeCheckpointHandler()
-        self._checkpointer = self._orbax.AsyncCheckpointer(handler)
+        self._saving: Any = None  # Orbax's, from a save until it is waited for
         self._keep, self._asynchronous = keep, asynchronous
-        self._damaged: dict[int, str] = {}  # to be removed before the next save
+        self._damaged: set[int] = set()  # to be removed before the next save
+        self._foreign: set[int] = set()  # not to be counted
         self._writing = False
         self._unlock: Callable[[], object] | None = None  # of process 0, once it writes
 
@@ -145,14 +146,18 @@ class Checkpoints(contextlib.AbstractContextManager):
             self._begin_writing()
         with together():
             self._clean()
-        last = max(self._steps(), default=-1)
+        last = max(self._steps() - self._foreign, default=-1)
         if step <= last:
             raise ValueError(f"step must be larger than the last, {last}, got {step}")
         args = self._orbax.args
         sized = {name: x for name, x in arrays.items() if x.size}  # Orbax takes no 0
         items = {"state": args.StandardSave(sized), _METADATA: args.JsonSave(metadata)}
         with self._clean_if_it_fails(f"checkpoint {step}"):
-            self._checkpointer.save(self._path(step), args=args.Composite(**items))
+            handler = self._orbax.CompositeCheckpointHandler()
+            # A new one each time, as it keeps errors of the save before.
+            saving = self._orbax.AsyncCheckpointer(handler)
+            saving.save(self._path(step), args=args.Composite(**items))
+        self._saving = saving
         if not self._asynchronous:
             self.wait()
         return sum(x.nbytes for x in arrays.values())
@@ -160,8 +165,11 @@ class Checkpoints(contextlib.AbstractContextManager):
     def wait(self) -> None:
         """Waits until every save is written."""
         with self._clean_if_it_fails("a checkpoint"):
-            self._checkpointer.wait_until_finished()
-            self._remove(sorted(files.saved_steps(self._directory))[: -self._keep])
+            saving, self._saving = self._saving, None
+            if saving is not None:
+                saving.close()
+            saved = files.saved_steps(self._directory) - self._foreign
+            self._remove(sorted(saved)[: -self._keep])
 
     def restore(
         self, like: chex.ArrayTree, step: int | None = None, *,
@@ -206,12 +214,14 @@ class Checkpoints(contextlib.AbstractContextManager):
 
         damaged: dict[int, str] = {}
         found = next(files.sound_ones(steps, read, damaged), None)
-        if found is None and len(damaged) > 1:
+        if found is None and len(steps) > 1:
             raise ValueError(
                 f"no checkpoint can be read: {'; '.join(damaged.values())}. All are "
                 "kept; to start anew, move them away"
             )
-        self._damaged |= damaged
+        self._damaged |= damaged.keys()
+        later = {at for at in steps if found and at > found.step}
+        self._foreign |= later - self._damaged
         return found
 
     def load(self, step: int) -> tuple[stored.Metadata, dict[str, np.ndarray]]:
@@ -236,7 +246,6 @@ class Checkpoints(contextlib.AbstractContextManager):
         try:
             self.wait()
         finally:
-            self._checkpointer.close()
             if self._unlock is not None:
                 self._unlock()
 
@@ -284,7 +293,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     def _clean(self) -> None:
         """Removes what is damaged, whose steps may be saved again, or incomplete."""
         self._remove(self._damaged)
-        self._damaged = {}
+        self._damaged = set()
         if self._unlock is not None:
             for path in self._directory.glob(f"[0-9]*{_INCOMPLETE}*"):
                 files.remove(path)
@@ -351,11 +360,7 @@ class Checkpoints(contextlib.AbstractContextManager):
                     "it is not one of slamb_jax.Checkpoints, or of a later version: it "
                     f"has format {found}, and this version of slamb_jax reads 1"
                 )
-            stored.check_unchanged(metadata)
-            if (saved := metadata.get("step", step)) != step:
-                raise files.ForeignCheckpointError(
-                    f"it is of step {saved}: give its folder that name again"
-                )
+            stored.check_unchanged(metadata, step)
             return metadata
 
     def _read_arrays(
@@ -366,7 +371,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         arrays: dict[str, Any] = {}
         for name, leaf in leaves.items():
             shape = leaf["shape"] if leaf["once"] else [workers, *leaf["shape"]]
-            dtype, place = stored.dtype_of(leaf), places.get(name)
+            dtype, place = stored.wider(stored.dtype_of(leaf)), places.get(name)
             # Templates, which take no memory.
             arrays[name] = np.broadcast_to(np.zeros((), dtype), shape)
             if place and not leaf["once"]:
@@ -387,6 +392,9 @@ class Checkpoints(contextlib.AbstractContextManager):
             for (name, leaf), of_leaf in zip(leaves.items(), sums, strict=True):
                 if (of_leaf != np.array(leaf["checksums"], np.uint32)).any():
                     raise stored.changed(name)
+        for name, leaf in leaves.items():
+            if (dtype := stored.dtype_of(leaf)) != arrays[name].dtype:
+                arrays[name] = arrays[name].astype(dtype)
         return arrays
 
     def _path(self, step: int) -> pathlib.Path:
@@ -416,10 +424,14 @@ def _pack(leaves: dict[str, Any]) -> tuple[dict[str, Any], stored.Metadata]:
     """The arrays to store for the replicas of each leaf, and their metadata."""
     arrays: dict[str, Any] = {}
     packed: stored.Metadata = {}
-    all_sums = checksums(list(leaves.values()))
+    for name, x in leaves.items():
+        x = meshes.raw(x)
+        arrays[name] = (
+            x.astype(wider) if (wider := stored.wider(x.dtype)) != x.dtype else x
+        )
+    all_sums = checksums(list(arrays.values()))
     for (name, x), sums in zip(leaves.items(), all_sums, strict=True):
-        arrays[name], once = meshes.raw(x), bool((sums == sums[:1]).all())
-        if once:
+        if once := bool((sums == sums[:1]).all()):
             arrays[name] = np.asarray(meshes.replicated(_first, arrays[name]))
         packed[name] = {"once": once, "checksums": sums[: 1 if once else None].tolist()}
         packed[name] |= stored.shape_and_dtype(x)

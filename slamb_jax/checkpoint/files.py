@@ -83,7 +83,7 @@ def reading(what: str) -> Iterator[None]:
 def sound_ones(
     steps: Iterable[int], read: Callable[[int], Any], damaged: dict[int, str]
 ) -> Iterator[Any]:
-    """What ``read`` returns of each step, the latest first; warns of the others.
+    """What ``read`` returns of each step, the latest first; warns of those ignored.
 
     Raises:
       ForeignCheckpointError: if that is the last, and none before it was sound.

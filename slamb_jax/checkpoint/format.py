@@ -26,18 +26,32 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax._core.checks import named_leaves, shown
-from slamb_jax.checkpoint.files import DamagedCheckpointError
+from slamb_jax.checkpoint.files import DamagedCheckpointError, ForeignCheckpointError
 from slamb_jax.workers import mesh as meshes
 
 Metadata: TypeAlias = dict[str, Any]
 """A JSON object."""
 
+_WIDER = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
+_WIDER |= {"float4_e2m1fn": "float16", "float8_e4m3": "float16"}
 _MASKS = (optax.MaskedNode, optax.MaskedState)  # which another mask may change
 
 
 def leaves_by_name(tree: chex.ArrayTree) -> dict[str, Any]:
-    """The leaves of a tree, by their names in a checkpoint."""
-    return {name or "state": x for name, x in named_leaves("", tree).items()}
+    """The leaves of a tree, by their names in a checkpoint.
+
+    Raises:
+      ValueError: for an array of NumPy's whose numbers jax would cut to 32 bits.
+    """
+    leaves = {name or "state": x for name, x in named_leaves("", tree).items()}
+    for name, x in leaves.items():
+        if x.dtype != (held := jnp.result_type(x)):
+            raise ValueError(
+                f"state{name} must have a dtype that jax holds, got {x.dtype}, which "
+                f"it would cut to {held}: take jax.numpy.asarray(x) if it may, put "
+                "the number into extra, or set jax_enable_x64"
+            )
+    return leaves
 
 
 def tree_of(arrays: dict[str, Any], like: chex.ArrayTree) -> chex.ArrayTree:
@@ -79,8 +93,13 @@ def shape_and_dtype(x: Any) -> Metadata:
 
 
 def dtype_of(leaf: Metadata) -> jnp.dtype:
-    """The dtype in which a leaf is stored; of random keys that of their words."""
+    """The dtype of a leaf; of random keys that of their words."""
     return jnp.dtype("uint32" if leaf["dtype"].startswith("key<") else leaf["dtype"])
+
+
+def wider(dtype: jnp.dtype) -> jnp.dtype:
+    """The dtype in which Orbax stores numbers of this one: that, but for rare ones."""
+    return jnp.dtype(_WIDER.get(dtype.name, dtype))
 
 
 def describe(
@@ -108,10 +127,14 @@ def with_checksum(metadata: Metadata) -> Metadata:
     return rest | {"checksum": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
 
-def check_unchanged(metadata: Metadata) -> None:
-    """Raises unless the metadata are those that were saved."""
+def check_unchanged(metadata: Metadata, step: int) -> None:
+    """Raises unless the metadata are those that were saved, under this step."""
     if metadata != with_checksum(metadata):
         raise changed("its metadata")
+    if (saved := metadata.get("step", step)) != step:
+        raise ForeignCheckpointError(
+            f"it is step {saved} under another name, which it must have again"
+        )
 
 
 def changed(part: str) -> DamagedCheckpointError:
@@ -140,6 +163,6 @@ def check_fits(what: str, saved: Metadata, like: chex.ArrayTree) -> None:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise ValueError(
             f"{what} does not fit: {'; '.join(wrong[:5])}{more}: restore into the "
-            "optimizer and model that were saved, and begin another with their "
-            "parameters"
+            "optimizer and model that were saved, with payload=None if they had it, "
+            "and begin another with their parameters"
         )

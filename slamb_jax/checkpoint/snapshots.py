@@ -187,12 +187,19 @@ class Snapshots:
         snapshots apart.
         """
         file = self._directory / "job"
+
+        def read(_: int) -> list[int]:
+            with files.reading(f"file {file}"):
+                number, token = json.loads(file.read_text())
+                return [int(number), int(token)]
+
         with together():
             self._directory.mkdir(parents=True, exist_ok=True)
             self._unlock = self._unlock or files.lock(self._directory, self)
             mine = self._sound_snapshots(like)
-            last = json.loads(file.read_text()) if file.exists() else [0, 0]
-        told = gather([last, secrets.randbits(31), mine])
+            jobs = [job for job, *_ in mine]  # which tell, where the file is damaged
+            jobs += files.sound_ones([0] * file.exists(), read, {})
+        told = gather([max(jobs, default=[0, 0]), secrets.randbits(31), mine])
         self._job = [max(job for job, _, _ in told)[0] + 1, told[0][1]]
         with together(), _writing(file) as writing:
             writing.write(json.dumps(self._job).encode())
@@ -201,17 +208,15 @@ class Snapshots:
     def _sound_snapshots(self, like: chex.ArrayTree) -> list[list[Any]]:
         """Job, step, workers and extra of each snapshot that is not damaged."""
 
-        def read(step: int) -> tuple[pathlib.Path, stored.Metadata]:
-            path = self._path(step)
-            with files.reading(f"snapshot {path}"):
-                return path, _read(path)[0]
+        def read(step: int) -> stored.Metadata:
+            with files.reading(f"snapshot {self._path(step)}"):
+                return _read(self._path(step))[0]
 
         sound = []
         steps = files.saved_steps(self._directory, _SUFFIX)
-        for path, metadata in files.sound_ones(steps, read, {}):
+        for metadata in files.sound_ones(steps, read, {}):
+            path = self._path(metadata["step"])
             stored.check_fits(f"snapshot {path}", metadata, like)
-            # The step is what it was when saved, whatever the file is called now.
-            path.replace(self._path(metadata["step"]))
             sound.append([metadata[k] for k in ("job", "step", "workers", "extra")])
         return sound
 
@@ -238,9 +243,12 @@ def _agreed(told: list[Any]) -> tuple[int, list[int], list[dict[str, Any]]] | No
 def _writing(path: pathlib.Path) -> Iterator[IO[bytes]]:
     """A file to write that no process sees before it is complete."""
     partial = path.with_name("partial")
+    files.remove(partial)  # of a process that was killed
     try:
         with partial.open("wb") as file:
             yield file
+        if path.is_dir():  # nothing of ours
+            files.remove(path)
         partial.rename(path)
     finally:
         files.remove(partial)
@@ -250,6 +258,6 @@ def _read(path: pathlib.Path) -> tuple[stored.Metadata, dict[str, np.ndarray]]:
     """The metadata of a snapshot, and the bytes of each leaf, checked by zip's sums."""
     with path.open("rb") as opened, np.load(opened) as file:
         metadata = json.loads(file["metadata"].tobytes())
-        stored.check_unchanged(metadata)
+        stored.check_unchanged(metadata, int(path.stem))
         # Of all leaves: damage of the file's table of contents may hide one.
         return metadata, {name: file[name] for name in metadata["leaves"]}
