@@ -20,6 +20,7 @@ from slamb_jax._core.checks import check_integer
 from slamb_jax.checkpoint import files
 from slamb_jax.checkpoint import format as stored
 from slamb_jax.checkpoint.files import gather, reading, together
+from slamb_jax.checkpoint.format import Extra
 from slamb_jax.checkpoint.resizing import resize_leaf
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.workers import mesh as meshes
@@ -115,9 +116,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         self._writing = False
         self._unlock: Callable[[], object] | None = None  # of process 0, once it writes
 
-    def save(
-        self, step: int, state: chex.ArrayTree, extra: dict[str, Any] | None = None
-    ) -> int:
+    def save(self, step: int, state: chex.ArrayTree, extra: Extra = None) -> int:
         """Writes a checkpoint.
 
         Args:
@@ -137,10 +136,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         if not n:
             raise ValueError(f"state must have leaves, got {state!r}")
         arrays, leaves = _pack(stored.leaves_by_name(state))
-        metadata = stored.describe(
-            state, extra, leaves=leaves, format=1, step=step, workers=n,
-            selects=self._selects,
-        )  # fmt: skip
+        rest = {"leaves": leaves, "selects": self._selects, "workers": n}
+        metadata = stored.describe(state, extra, format=1, step=step, **rest)
         self.wait()
         if not self._writing:
             self._begin_writing()
@@ -336,17 +333,14 @@ class Checkpoints(contextlib.AbstractContextManager):
             for name, x in arrays.items():
                 x = resize_leaf(name, x, n, keys=meshes.is_key(leaves[name]))
                 arrays[name] = meshes.device_put_global(x, places[name])
-        changes = [
-            f"{name}={now} where it was {metadata['selects'][name]}"
-            for name, now in self._selects.items()
-            if metadata["selects"].get(name, now) != now
-        ]
-        if changes:
-            warnings.warn(
-                f"checkpoint {step} is of another exchange: {', '.join(changes)}. The "
-                "ages of coordinates are wrong until each has had its turn",
-                stacklevel=3,
-            )
+        for name, now in self._selects.items():
+            if (was := metadata["selects"].get(name, now)) != now:
+                warnings.warn(
+                    f"checkpoint {step} is of another exchange: {name}={now} where it "
+                    f"was {was}. The ages of coordinates are wrong until each has had "
+                    "its turn",
+                    stacklevel=3,
+                )
         return Restored(step, stored.tree_of(arrays, like), metadata["extra"])
 
     def _read_metadata(self, step: int) -> stored.Metadata:
@@ -371,22 +365,20 @@ class Checkpoints(contextlib.AbstractContextManager):
         arrays: dict[str, Any] = {}
         for name, leaf in leaves.items():
             shape = leaf["shape"] if leaf["once"] else [workers, *leaf["shape"]]
-            dtype, place = stored.wider(stored.dtype_of(leaf)), places.get(name)
+            dtype = stored.wider(stored.dtype_of(leaf))
             # Templates, which take no memory.
             arrays[name] = np.broadcast_to(np.zeros((), dtype), shape)
-            if place and not leaf["once"]:
+            if places and not leaf["once"]:
+                place = places[name]
                 arrays[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=place)
         sized = {name: x for name, x in arrays.items() if x.size}
         handler, path = self._orbax.StandardCheckpointHandler(), self._path(step)
         with together(), reading(self._name(step)):
             args = self._orbax.args.StandardRestore(sized)
             arrays |= handler.restore(path / "state", args=args)
-        for name, leaf in leaves.items():
-            if leaf["once"]:
-                x = np.broadcast_to(arrays[name], (workers, *leaf["shape"]))
-                arrays[name] = (
-                    meshes.device_put_global(x, places[name]) if places else x
-                )
+        for name in [name for name, leaf in leaves.items() if leaf["once"]]:
+            x = np.broadcast_to(arrays[name], (workers, *arrays[name].shape))
+            arrays[name] = meshes.device_put_global(x, places[name]) if places else x
         sums = checksums([arrays[name] for name in leaves])
         with together(), reading(self._name(step)):
             for (name, leaf), of_leaf in zip(leaves.items(), sums, strict=True):

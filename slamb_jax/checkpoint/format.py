@@ -31,6 +31,8 @@ from slamb_jax.workers import mesh as meshes
 
 Metadata: TypeAlias = dict[str, Any]
 """A JSON object."""
+Extra: TypeAlias = dict[str, Any] | None
+"""What a user stores beside a state."""
 
 _WIDER = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
 _WIDER |= {"float4_e2m1fn": "float16", "float8_e4m3": "float16"}
@@ -102,9 +104,7 @@ def wider(dtype: jnp.dtype) -> jnp.dtype:
     return jnp.dtype(_WIDER.get(dtype.name, dtype))
 
 
-def describe(
-    state: chex.ArrayTree, extra: dict[str, Any] | None, **rest: Any
-) -> Metadata:
+def describe(state: chex.ArrayTree, extra: Extra, **rest: Any) -> Metadata:
     """The metadata of a state; ``rest`` has what only the caller knows.
 
     Raises:

@@ -16,6 +16,7 @@ from slamb_jax._core.checks import check_integer
 from slamb_jax.checkpoint import files
 from slamb_jax.checkpoint import format as stored
 from slamb_jax.checkpoint.files import gather, together
+from slamb_jax.checkpoint.format import Extra
 from slamb_jax.workers import mesh as meshes
 from slamb_jax.workers.agreement import differing_replicas
 from slamb_jax.workers.mesh import raw
@@ -66,9 +67,7 @@ class Snapshots:
         self._job = [0, 0]  # the number of this job, from 1, and its random token
         self._unlock: Callable[[], object] | None = None  # once it has the directory
 
-    def save(
-        self, step: int, state: chex.ArrayTree, extra: dict[str, Any] | None = None
-    ) -> int:
+    def save(self, step: int, state: chex.ArrayTree, extra: Extra = None) -> int:
         """Writes the replicas of this process's workers, and asks no other process.
 
         Args:
@@ -111,8 +110,8 @@ class Snapshots:
             with _writing(self._path(step)) as file:
                 np.savez(file, metadata=text, **arrays)
             saved = files.saved_steps(self._directory, _SUFFIX)
-            older = sorted(at for at in saved if at < step)
-            for other in saved - {*older[-1:], step}:
+            before = max((at for at in saved if at < step), default=step)
+            for other in saved - {before, step}:
                 files.remove(self._path(other))
         except OSError as error:
             raise OSError(
@@ -183,12 +182,16 @@ class Snapshots:
     def _begin_job(self, like: chex.ArrayTree) -> list[Any]:
         """Begins a job on the directory, which is locked from now on.
 
-        Returns of each process its last job, a token, and what tells its sound
-        snapshots apart.
+        Returns of each process its last job, a token, and of each of its sound
+        snapshots the job, the step, the number of workers and extra.
         """
-        file = self._directory / "job"
+        file, mine = self._directory / "job", []
 
-        def read(_: int) -> list[int]:
+        def read(step: int) -> stored.Metadata:
+            with files.reading(f"snapshot {self._path(step)}"):
+                return _read(self._path(step))[0]
+
+        def read_job(_: int) -> list[int]:
             with files.reading(f"file {file}"):
                 number, token = json.loads(file.read_text())
                 return [int(number), int(token)]
@@ -196,29 +199,19 @@ class Snapshots:
         with together():
             self._directory.mkdir(parents=True, exist_ok=True)
             self._unlock = self._unlock or files.lock(self._directory, self)
-            mine = self._sound_snapshots(like)
-            jobs = [job for job, *_ in mine]  # which tell, where the file is damaged
-            jobs += files.sound_ones([0] * file.exists(), read, {})
-        told = gather([max(jobs, default=[0, 0]), secrets.randbits(31), mine])
+            steps = files.saved_steps(self._directory, _SUFFIX)
+            for metadata in files.sound_ones(steps, read, {}):
+                path = self._path(metadata["step"])
+                stored.check_fits(f"snapshot {path}", metadata, like)
+                mine.append([metadata[k] for k in ("job", "step", "workers", "extra")])
+            # Where the file of the job is damaged, that of the last snapshot counts.
+            jobs = [[0, 0], *(job for job, *_ in mine)]
+            jobs += files.sound_ones([0] if file.exists() else [], read_job, {})
+        told = gather([max(jobs), secrets.randbits(31), mine])
         self._job = [max(job for job, _, _ in told)[0] + 1, told[0][1]]
         with together(), _writing(file) as writing:
             writing.write(json.dumps(self._job).encode())
         return told
-
-    def _sound_snapshots(self, like: chex.ArrayTree) -> list[list[Any]]:
-        """Job, step, workers and extra of each snapshot that is not damaged."""
-
-        def read(step: int) -> stored.Metadata:
-            with files.reading(f"snapshot {self._path(step)}"):
-                return _read(self._path(step))[0]
-
-        sound = []
-        steps = files.saved_steps(self._directory, _SUFFIX)
-        for metadata in files.sound_ones(steps, read, {}):
-            path = self._path(metadata["step"])
-            stored.check_fits(f"snapshot {path}", metadata, like)
-            sound.append([metadata[k] for k in ("job", "step", "workers", "extra")])
-        return sound
 
 
 def _agreed(told: list[Any]) -> tuple[int, list[int], list[dict[str, Any]]] | None:
@@ -247,9 +240,9 @@ def _writing(path: pathlib.Path) -> Iterator[IO[bytes]]:
     try:
         with partial.open("wb") as file:
             yield file
-        if path.is_dir():  # nothing of ours
+        if path.is_dir():  # it is not ours, and in the way
             files.remove(path)
-        partial.rename(path)
+        partial.replace(path)
     finally:
         files.remove(partial)
 
