@@ -318,6 +318,30 @@ def test_another_exchange_is_told(states, tmp_path, recwarn):
             assert restored(**{name: value}) == 1
 
 
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ("ternary", "bfloat16"),
+        ("uniform8", "ternary"),
+        (None, "ternary"),
+        ("sign", None),
+    ],
+)
+def test_another_payload_is_restored_or_told(was, now, tmp_path):
+    def state(payload):
+        tx = slamb_jax.adamw(0.1, slamb_jax.Exchange(AXIS, payload=payload))
+        params = random_tree(SHAPES, 0)
+        return stack((params, tx.init(params)), N)
+
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state(was))
+        if was and now:
+            assert_restored(checkpoints.restore(state(now)), 1, state(was))
+        else:
+            with pytest.raises(ValueError, match="with payload=None if they had it"):
+                checkpoints.restore(state(now))
+
+
 EXCHANGE = slamb_jax.Exchange(AXIS)
 ALIKE = {  # whose arrays have the same names, shapes and dtypes
     "adamw": slamb_jax.adamw(0.1, EXCHANGE),

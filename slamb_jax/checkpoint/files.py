@@ -1,4 +1,8 @@
-"""What both stores do with files: find what is sound, together, and lock and remove."""
+"""What both stores do with files, and all processes together.
+
+They agree on errors, tell damage from other failures, find the latest sound step, and
+take a directory for themselves.
+"""
 
 import contextlib
 import errno
@@ -27,6 +31,7 @@ class ForeignCheckpointError(DamagedCheckpointError):
 
 _ERRORS = (ForeignCheckpointError, DamagedCheckpointError, ValueError, OSError)
 """What processes tell each other, the gravest last."""
+# Errors of the machine, but for those numbers that a file can cause.
 _OF_MACHINE = (OSError, MemoryError, jax.errors.JaxRuntimeError)
 _OF_FILES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP)
 

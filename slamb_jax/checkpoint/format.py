@@ -2,7 +2,7 @@
 
 A checkpoint's metadata are a JSON object; ``leaves`` has an entry for each leaf::
 
-    {"format": 1, "workers": 8, "extra": {...},
+    {"format": 1, "step": 640, "workers": 8, "extra": {...},
      "selects": {"sync_every": "100", ...},  # settings of the exchange
      "structure": {"[1][0]": {"type": "MaskMomentumState"}, ...},
      "leaves": {"['w']": {
@@ -34,6 +34,7 @@ Metadata: TypeAlias = dict[str, Any]
 Extra: TypeAlias = dict[str, Any] | None
 """What a user stores beside a state."""
 
+# Dtypes that Orbax or a view of jax does not take, and others that hold their numbers.
 _WIDER = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
 _WIDER |= {"float4_e2m1fn": "float16", "float8_e4m3": "float16"}
 _MASKS = (optax.MaskedNode, optax.MaskedState)  # which another mask may change
@@ -45,15 +46,14 @@ def leaves_by_name(tree: chex.ArrayTree) -> dict[str, Any]:
     Raises:
       ValueError: for an array of NumPy's whose numbers jax would cut to 32 bits.
     """
-    leaves = {name or "state": x for name, x in named_leaves("", tree).items()}
-    for name, x in leaves.items():
+    for name, x in named_leaves("state", tree).items():
         if x.dtype != (held := jnp.result_type(x)):
             raise ValueError(
-                f"state{name} must have a dtype that jax holds, got {x.dtype}, which "
-                f"it would cut to {held}: take jax.numpy.asarray(x) if it may, put "
-                "the number into extra, or set jax_enable_x64"
+                f"{name} must have a dtype that jax holds, got {x.dtype}, which it "
+                f"would cut to {held}: take jax.numpy.asarray(x) if that loses nothing, "
+                "put the number into extra, or set jax_enable_x64"
             )
-    return leaves
+    return {name or "state": x for name, x in named_leaves("", tree).items()}
 
 
 def tree_of(arrays: dict[str, Any], like: chex.ArrayTree) -> chex.ArrayTree:
