@@ -174,6 +174,15 @@ def test_an_earlier_step_is_read_by_its_number(states, copy, copied):
         copied.restore(states[2], step=1)
 
 
+def test_a_damaged_one_may_be_moved_away_before_the_next_save(states, copy, copied):
+    DAMAGE["flip"](copy / "2")
+    with pytest.warns(UserWarning, match="2 is damaged"):
+        assert copied.restore(states[1]).step == 1
+    shutil.move(copy / "2", copy.with_name("aside"))
+    copied.save(2, states[2])
+    assert_restored(copied.restore(states[1]), 2, states[2])
+
+
 def test_several_damaged_ones_are_kept(states, copy, copied):
     """One is an interrupted save; two are something else, and not to be replaced."""
     for step in "12":

@@ -10,7 +10,7 @@ import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import chex
 import jax
@@ -39,14 +39,15 @@ class Restored(NamedTuple):
     extra: dict[str, Any]
 
 
-class Checkpoints(contextlib.AbstractContextManager):
+class Checkpoints:
     """Saves and restores all replicas in a directory, for exact resume.
 
     A leaf whose replicas are equal to the bit (a count, a second moment, parameters
     under the default exchange) is stored once, any other leaf n times, with a 64-bit
-    checksum of every stored replica. Where files are damaged, :meth:`restore` warns and
-    reads the checkpoint before it. What a killed process left incomplete is no
-    checkpoint: the next save removes it.
+    checksum of every stored replica. Where files are damaged, or of something else,
+    :meth:`restore` warns and reads the checkpoint before it. What a killed process or a
+    failed save left incomplete is no checkpoint: it is removed, at the latest by the
+    next save. One that only reads may stay open, and sees what is saved meanwhile.
 
     All processes must call each method, and see the same directory; each writes the
     arrays that it holds, through Orbax. Needs ``slamb-jax[checkpoint]``.
@@ -184,10 +185,10 @@ class Checkpoints(contextlib.AbstractContextManager):
             Every process then reads all replicas.
 
         Raises:
-          ValueError: for a checkpoint of another model, optimizer, number of workers
-            (without ``workers``), program or later format; if ``step`` is not there or
-            damaged; if all of several checkpoints are damaged, which no interrupted
-            save does; or if processes see different checkpoints.
+          ValueError: for a checkpoint of another model, optimizer or number of workers
+            (without ``workers``); if ``step`` is not there or damaged; if all of
+            several checkpoints are damaged, which no interrupted save does, or none is
+            of this program and format; or if processes see different checkpoints.
           OSError: where reading fails for another reason than the files: memory,
             rights. Nothing is deleted then, nor with a ValueError.
         """
@@ -246,6 +247,9 @@ class Checkpoints(contextlib.AbstractContextManager):
             if self._unlock is not None:
                 self._unlock()
 
+    def __enter__(self) -> Self:
+        return self
+
     def __exit__(self, *exception: object) -> None:
         self.close()
 
@@ -285,7 +289,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         """
         for step in steps if self._unlock else ():
             removed = self._directory / f"{step}{_INCOMPLETE}-removed"
-            files.remove(self._path(step).rename(removed))
+            with contextlib.suppress(FileNotFoundError):  # it was moved away
+                files.remove(self._path(step).rename(removed))
 
     def _clean(self) -> None:
         """Removes what is damaged, whose steps may be saved again, or incomplete."""

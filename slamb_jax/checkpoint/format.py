@@ -50,8 +50,8 @@ def leaves_by_name(tree: chex.ArrayTree) -> dict[str, Any]:
         if x.dtype != (held := jnp.result_type(x)):
             raise ValueError(
                 f"{name} must have a dtype that jax holds, got {x.dtype}, which it "
-                f"would cut to {held}: take jax.numpy.asarray(x) if that loses nothing, "
-                "put the number into extra, or set jax_enable_x64"
+                f"would cut to {held}: make it one of jax's if that is enough, put the "
+                "number into extra, or set jax_enable_x64"
             )
     return {name or "state": x for name, x in named_leaves("", tree).items()}
 
