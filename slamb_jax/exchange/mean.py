@@ -65,28 +65,13 @@ def mean_over_workers(
       step: seeds the random rounding.
       with_errors: whether to return ``sent`` and ``lost``.
     """
-    axis_name, group = exchange.axis_name, exchange.local_axis_name
+    axis_name = exchange.axis_name
     # 1. What is not sent stays as it is: all of a single worker's, and empty arrays.
     if axis_size(axis_name) == 1:
         return Means(list(arrays))
     # 2. Without codes, of the types that are sent.
     if (codec := codec_of(payload)) is None:
-        rounded = [round_to(x, payload or x.dtype) for x in arrays]
-        means, lost = _collectives.pmean_and_lost(
-            rounded,
-            axis_name,
-            within=group,
-            ring=exchange.ring,
-            with_lost=with_errors,
-        )
-        means = [mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]
-        if not with_errors or all(error is None for error in lost):
-            return Means(means)
-        sent = [
-            None if error is None else x.astype(jnp.float32)
-            for x, error in zip(rounded, lost, strict=True)
-        ]
-        return Means(means, sent, lost)
+        return _mean_in_floats(arrays, exchange, payload, with_errors)
     # 3. In codes, by two messages for each kind, whatever the number of leaves: each
     # has a latency, and XLA never combines an all-to-all with another. Arrays that
     # differ between the shards of a worker share no scale with arrays that do not.
@@ -119,6 +104,31 @@ def mean_over_workers(
                 x = x.astype(column[i].dtype)
                 column[i] = _axes.vary_over(x, _axes.varying_axes(arrays[i]))
     return Means(*columns)
+
+
+def _mean_in_floats(
+    arrays: Sequence[jax.Array],
+    exchange: Exchange,
+    payload: str | None,
+    with_errors: bool,
+) -> Means:
+    """The mean in the dtypes that are sent, and what rounding to 16 bits takes of it."""
+    rounded = [round_to(x, payload or x.dtype) for x in arrays]
+    means, lost = _collectives.pmean_and_lost(
+        rounded,
+        exchange.axis_name,
+        within=exchange.local_axis_name,
+        ring=exchange.ring,
+        with_lost=with_errors,
+    )
+    means = [mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]
+    if not with_errors or all(error is None for error in lost):
+        return Means(means)
+    sent = [
+        None if error is None else x.astype(jnp.float32)
+        for x, error in zip(rounded, lost, strict=True)
+    ]
+    return Means(means, sent, lost)
 
 
 def _mean_in_codes(

@@ -308,19 +308,12 @@ def mask_momentum(
         # 2. M, the mean of what the workers send of it, and e, what this one does not.
         own, sent, compressor = send(rule, leaves, own, state, params, extra_args)
         if poisoned is not None:
-            # M is the same on all workers, who so agree.
-            means = [x.mean for x in sent if isinstance(x, Sent) and x.mean.size]
-            if means:
-                skip = ~jnp.isfinite(means[0].reshape(-1)[0])
-            else:
-                skip = pany(poisoned, exchange.axis_name)
+            skip = _find_poison(sent, poisoned, exchange)
             extra_args, rule = extra_args | {"skip": skip}, rule._replace(skip=skip)
         # 3. What the step takes, and what the worker keeps.
         if rule.agrees:  # or what was computed of g, m and v would be kept until now
             rows = [row.read_anew() for row in rows]
-        pairs = [
-            take_and_keep(rule, *each) for each in zip(rows, own, sent, strict=True)
-        ]
+        pairs = [take_and_keep(rule, *x) for x in zip(rows, own, sent, strict=True)]
         taken, mus = [x for x, _ in pairs], [m for _, m in pairs]
         # 4. v, of what all take; or of the worker's own gradient, since to agree on a v
         # of gradients would be to send them.
@@ -599,6 +592,16 @@ def _read_leaves(
     )
     b1s = [row.b1 for row in rows]
     return _Leaves(updates, like, b1s, joined, at, rebuild)
+
+
+def _find_poison(
+    sent: Sequence[Sent | jax.Array], poisoned: jax.Array, exchange: Exchange
+) -> jax.Array:
+    """Whether any worker is poisoned: by M, which is the same on all of them."""
+    means = [x.mean for x in sent if isinstance(x, Sent) and x.mean.size]
+    if means:
+        return ~jnp.isfinite(means[0].reshape(-1)[0])
+    return pany(poisoned, exchange.axis_name)
 
 
 def _correct_biases(
