@@ -112,7 +112,7 @@ def _mean_in_floats(
     payload: str | None,
     with_errors: bool,
 ) -> Means:
-    """The mean in the dtypes that are sent, and what rounding to 16 bits takes of it."""
+    """The mean in the dtypes that are sent; of 16 bits also what rounding takes."""
     rounded = [round_to(x, payload or x.dtype) for x in arrays]
     means, lost = _collectives.pmean_and_lost(
         rounded,

@@ -230,6 +230,7 @@ def mask_momentum(
 
     def init(params: optax.Params) -> MaskMomentumState:
         checks.check_floating(params, "params")
+        broadcast_prefix("b1", b1, params)  # raises for a tree that does not fit
         compressor = without_residual(sender.init(params))
         check_keeps_nothing(compressor, params)
         mu = optax.tree.zeros_like(params, dtype=m_dtype)
