@@ -11,6 +11,7 @@ compressor sends it, :func:`take_and_keep` is the rule above, and
 """
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -243,8 +244,14 @@ def mask_momentum(
             nu_mean = jax.tree.map(
                 lambda p: axes.vary_over(zero, axes.varying_axes(p) - shards), params
             )
-        count = jnp.zeros([], jnp.int32)
-        return MaskMomentumState(count, mu, nu, nu_mean, compressor, then.init(params))
+        count, direction = jnp.zeros([], jnp.int32), then.init(params)
+        if optax.tree.get_all_with_path(direction, "TraceState"):
+            warnings.warn(
+                "direction has a momentum of its own, optax.trace, beside that of "
+                "mask_momentum: take optax.sgd(..., momentum=None), or the like",
+                stacklevel=2,
+            )
+        return MaskMomentumState(count, mu, nu, nu_mean, compressor, direction)
 
     def send(
         rule: Rule,

@@ -46,6 +46,47 @@ def check_wrappers(state: chex.ArrayTree) -> None:
             stacklevel=3,  # who called replicate, or the init of on_workers
         )
 
+    for chain in _chains(state):
+        check_chain(chain)
+
+
+def _chains(state: chex.ArrayTree) -> list[tuple[Any, ...]]:
+    """The states of ``optax.chain`` in a state."""
+    found: list[tuple[Any, ...]] = []
+
+    def note(part: Any) -> bool:
+        if type(part) is tuple:
+            found.append(part)
+        return False  # there may be others in it
+
+    jax.tree.leaves(state, is_leaf=note)
+    return found
+
+
+def check_chain(chain: tuple[Any, ...]) -> None:
+    """Warns of links that a chain has in the wrong place, or that exchange twice."""
+    is_state = functools.partial(is_from, ("optax.", "slamb_jax."))
+    for i, part in enumerate(chain):
+        others = chain[:i] + chain[i + 1 :]
+        later = jax.tree.leaves(chain[i + 1 :], is_leaf=is_state)
+        problem = ""
+        if type(part).__name__ == "AverageParametersState" and any(
+            is_state(x) and jax.tree.leaves(x) for x in later
+        ):
+            problem = (
+                "average_parameters_every averages the parameters after the updates "
+                "that it gets, and is not the last link of its chain: put it last"
+            )
+        keeps = type(part).__name__ == "CompressState"
+        if keeps and optax.tree.get_all_with_path(others, "MaskMomentumState"):
+            problem = (
+                "compress_with_error_feedback and mask_momentum in one chain exchange "
+                "twice, and of the mean again: leave one out, or give the first to the "
+                "other as its compressor"
+            )
+        if problem:
+            warnings.warn(problem, stacklevel=4)
+
 
 def _is_around(state: Any, wrapper: str, *modules: str) -> bool:
     """Whether a state of this wrapper has one from these modules in it."""

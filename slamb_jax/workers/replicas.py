@@ -65,7 +65,8 @@ def replicate(
 
     Warns:
       UserWarning: for ``optax.MultiSteps`` around an exchange, which then exchanges at
-        every mini-step; :func:`accumulate` does not.
+        every mini-step; :func:`accumulate` does not; for a chain that exchanges twice,
+        or whose :func:`average_parameters_every` is not its last link.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
