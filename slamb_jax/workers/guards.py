@@ -47,7 +47,7 @@ def check_wrappers(state: chex.ArrayTree) -> None:
         )
 
     for chain in _chains(state):
-        check_chain(chain)
+        _warn_of_order(chain)
 
 
 def _chains(state: chex.ArrayTree) -> list[tuple[Any, ...]]:
@@ -63,29 +63,27 @@ def _chains(state: chex.ArrayTree) -> list[tuple[Any, ...]]:
     return found
 
 
-def check_chain(chain: tuple[Any, ...]) -> None:
+def _warn_of_order(chain: tuple[Any, ...]) -> None:
     """Warns of links that a chain has in the wrong place, or that exchange twice."""
-    is_state = functools.partial(is_from, ("optax.", "slamb_jax."))
-    for i, part in enumerate(chain):
-        others = chain[:i] + chain[i + 1 :]
-        later = jax.tree.leaves(chain[i + 1 :], is_leaf=is_state)
-        problem = ""
-        if type(part).__name__ == "AverageParametersState" and any(
-            is_state(x) and jax.tree.leaves(x) for x in later
-        ):
-            problem = (
+    names = [type(part).__name__ for part in chain]
+    if "AverageParametersState" in names:
+        is_state = functools.partial(is_from, ("optax.", "slamb_jax."))
+        later = chain[names.index("AverageParametersState") + 1 :]
+        parts = filter(is_state, jax.tree.leaves(later, is_leaf=is_state))
+        if any(map(jax.tree.leaves, parts)):  # but for a name, which has no array
+            warnings.warn(
                 "average_parameters_every averages the parameters after the updates "
-                "that it gets, and is not the last link of its chain: put it last"
+                "that it gets, and is not the last link of its chain: put it last",
+                stacklevel=4,
             )
-        keeps = type(part).__name__ == "CompressState"
-        if keeps and optax.tree.get_all_with_path(others, "MaskMomentumState"):
-            problem = (
-                "compress_with_error_feedback and mask_momentum in one chain exchange "
-                "twice, and of the mean again: leave one out, or give the first to the "
-                "other as its compressor"
-            )
-        if problem:
-            warnings.warn(problem, stacklevel=4)
+    both = optax.tree.get_all_with_path(chain, "MaskMomentumState")
+    if "CompressState" in names and both:
+        warnings.warn(
+            "compress_with_error_feedback and mask_momentum in one chain exchange "
+            "twice, the second time a mean: leave one out, or give the first to the "
+            "other as its compressor",
+            stacklevel=4,
+        )
 
 
 def _is_around(state: Any, wrapper: str, *modules: str) -> bool:
