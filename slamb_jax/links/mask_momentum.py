@@ -252,8 +252,13 @@ def mask_momentum(
         state: MaskMomentumState,
         params: optax.Params | None,
         extra_args: dict[str, Any],
-    ) -> tuple[list[Ahead], Sequence[Sent | jax.Array], optax.OptState]:
-        """What the compressor makes of each x, which it may round, and its state."""
+    ) -> tuple[
+        list[Ahead], Sequence[Sent | jax.Array], jax.Array | None, optax.OptState
+    ]:
+        """What the compressor makes of each x, which it may round, and its state.
+
+        And whether what came from all workers is finite, where it says so.
+        """
         rows, xs = leaves.joined.rows, [x for x, _ in own]
         if isinstance(state.compressor, OfExchangeState):
             if with_units and state.nu_mean is None:
@@ -274,14 +279,15 @@ def mask_momentum(
             )
             if isinstance(out, Answer):
                 pairs = zip(own, out.xs, strict=True)
-                return [x._replace(x=rounded) for x, rounded in pairs], out.sent, new
+                own = [x._replace(x=rounded) for x, rounded in pairs]
+                return own, out.sent, out.is_finite, new
         tree = leaves.rebuild(leaves.joined.split(xs)[0])
         out, new = sender.update(tree, state.compressor, params, **extra_args)
         if rule.agrees and isinstance(out, Sent):
-            return own, list(map(Sent, *map(leaves.join, out))), new
+            return own, list(map(Sent, *map(leaves.join, out))), None, new
         wholes = leaves.join(optax.tree.add(*out) if isinstance(out, Sent) else out)
         skip = rule.skip if rule.selects else None
-        return own, unless(skip, [row.m for row in rows], wholes), new
+        return own, unless(skip, [row.m for row in rows], wholes), None, new
 
     def update(
         updates: optax.Updates,
@@ -306,12 +312,12 @@ def mask_momentum(
             nan = jnp.float32(jnp.nan)
             own = [a._replace(x=jnp.where(poisoned, nan, a.x)) for a in own]
         # 2. M, the mean of what the workers send of it, and e, what this one does not.
-        own, sent, compressor = send(rule, leaves, own, state, params, extra_args)
-        if poisoned is not None:
-            # M is the same on all workers, who so agree.
-            means = [x.mean for x in sent if isinstance(x, Sent) and x.mean.size]
-            if means:
-                skip = ~jnp.isfinite(means[0].reshape(-1)[0])
+        own, sent, is_finite, compressor = send(
+            rule, leaves, own, state, params, extra_args
+        )
+        if poisoned is not None:  # the same M came to all workers, who so agree
+            if is_finite is not None:
+                skip = ~is_finite
             else:
                 skip = pany(poisoned, exchange.axis_name)
             extra_args, rule = extra_args | {"skip": skip}, rule._replace(skip=skip)
