@@ -92,7 +92,8 @@ def mean_over_workers(
         if x.size:
             varying = sorted(map(str, _axes.varying_axes(x)))
             kinds.setdefault((leaf.sharded, *varying), []).append(i)
-    columns, is_finite = [list(arrays)], None
+    is_finite = None
+    columns: list[Any] = [list(arrays)]
     if with_errors:
         columns += [list(wide)]
         if axis_size(axis_name) > 2:
