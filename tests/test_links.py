@@ -1,5 +1,7 @@
 """The four links, each alone and in chains: what is equal, and what is never lost."""
 
+from contextlib import nullcontext
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ import slamb_jax
 from slamb_jax import directions
 from tests.close import assert_close, assert_workers_agree
 from tests.optimizers import exchange, gradients, slamb
-from tests.workers import AXIS, stack, train
+from tests.workers import AXIS, mesh_of, stack, train
 
 N = 4
 SHAPES = {"w": (12, 16), "b": (16,), "tall": (20, 6)}
@@ -205,3 +207,54 @@ def test_where_others_alone_have_a_gradient_a_small_eps_is_told(eps):
             assert run()[0].min() > 1e6
     else:
         assert run()[0].max() < 1e6
+
+
+BETWEEN = slamb_jax.Exchange(AXIS)
+LOCAL = slamb_jax.Exchange(AXIS, payload=None, sync_every=3)
+AVERAGE = slamb_jax.average_parameters_every(LOCAL)
+MISTAKES = {
+    "one link before the other": optax.chain(
+        randk(BETWEEN), slamb_jax.adamw(0.1, BETWEEN)
+    ),
+    "the other way round": optax.chain(
+        slamb_jax.mask_momentum(BETWEEN), randk(BETWEEN), optax.scale(-0.1)
+    ),
+    "an average first": optax.chain(AVERAGE, optax.adam(0.1)),
+    "an average in the middle": optax.chain(
+        optax.adam(0.1), AVERAGE, optax.scale_by_schedule(lambda step: 0.5)
+    ),
+}
+RIGHT = {
+    "a compressor": optax.chain(
+        slamb_jax.mask_momentum(BETWEEN, compressor=randk(BETWEEN)), optax.scale(-0.1)
+    ),
+    "of other leaves": optax.partition(
+        {"one": optax.chain(randk(BETWEEN), optax.sgd(0.1)),
+         "other": slamb_jax.adamw(0.1, BETWEEN)},
+        {"w": "one", "b": "other", "tall": "one"},
+    ),
+    "an average last": optax.chain(optax.adam(0.1), AVERAGE),
+    "an optimizer's own": slamb_jax.lamb(0.1, LOCAL),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*MISTAKES, *RIGHT])
+def test_a_chain_that_exchanges_twice_or_averages_too_early_is_told(name):
+    tx = (MISTAKES | RIGHT)[name]
+    averages = "an average" in name
+    said = "put it last" if averages else "in one chain exchange twice"
+    with pytest.warns(UserWarning, match=said) if name in MISTAKES else nullcontext():
+        between = LOCAL if averages else BETWEEN
+        # As a step has them: what else is beside a chain is no part of it.
+        slamb_jax.replicate((ZEROS, tx.init(ZEROS), ZEROS), mesh_of(N), between)
+
+
+def test_a_link_that_does_nothing_or_twice_the_same_is_told():
+    with pytest.warns(UserWarning, match="b3=0.9.* does nothing without a selection"):
+        slamb_jax.elementwise_rescale(BETWEEN, b3=0.9)
+    slamb_jax.elementwise_rescale(BETWEEN)
+    for momentum in (None, 0.9):
+        tx = slamb_jax.mask_momentum(BETWEEN, optax.sgd(0.1, momentum))
+        told = pytest.warns(UserWarning, match="direction has a momentum of its own")
+        with told if momentum else nullcontext():
+            tx.init(ZEROS)

@@ -49,9 +49,10 @@ def check_range(
     if dtype is not None:
         kinds = jnp.floating, jnp.integer
         real = not value.ndim and any(jnp.issubdtype(dtype, kind) for kind in kinds)
+    way_out = ": optax.inject_hyperparams takes schedules" if callable(value) else ""
     if not real:
-        raise ValueError(f"{name} must be a number in {interval}, got {shown(value)}")
-    way_out = ""
+        got = shown(value)
+        raise ValueError(f"{name} must be a number in {interval}, got {got}{way_out}")
     if dtype is not None and dtype.itemsize < 4:
         way_out = ": pass hyperparam_dtype=jnp.float32 to optax.inject_hyperparams"
         # 16 bits may round a usual value, or its distance to 1, away.

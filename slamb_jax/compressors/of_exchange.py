@@ -65,6 +65,7 @@ class Answer(NamedTuple):
 
     xs: Sequence[jax.Array]
     sent: Sequence[Sent | jax.Array]
+    is_finite: jax.Array | None  # of :class:`slamb_jax.exchange.mean.Means`
 
 
 def of_exchange(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
@@ -136,11 +137,13 @@ def of_exchange(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
                 "compressor must have the exchange of mask_momentum, got "
                 f"{exchange!r} for {request.exchange!r}"
             )
-        rows = _send(exchange, updates, request, step)
+        rows, is_finite = _send(exchange, updates, request, step)
         xs = [row.x for row in rows]
         if request.at is None:
-            return Answer(xs, [Sent(row.mean, row.error) for row in rows]), new
-        return Answer(xs, [_put_back(request.at, skip, row) for row in rows]), new
+            sent = [Sent(row.mean, row.error) for row in rows]
+            return Answer(xs, sent, is_finite), new
+        wholes = [_put_back(request.at, skip, row) for row in rows]
+        return Answer(xs, wholes, is_finite), new
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -185,7 +188,8 @@ def _send_tree(
     units = [None] * len(arrays)
     request = Request(exchange, joined.leaves, at, units, units)
     means, unsent = [], []
-    for leaf, x, packed, mean, error in _send(exchange, arrays, request, step):
+    sent, _ = _send(exchange, arrays, request, step)
+    for leaf, x, packed, mean, error in sent:
         if error is None:
             error = jnp.zeros(packed.shape, jnp.float32)
         if at is not None:
@@ -198,7 +202,7 @@ def _send_tree(
 
 def _send(
     exchange: Exchange, arrays: Sequence[jax.Array], request: Request, step: jax.Array
-) -> list[_Exchanged]:
+) -> tuple[list[_Exchanged], jax.Array | None]:
     """Sends what is selected of each array.
 
     1. Pack the selected blocks, and divide by their units: there every coordinate has
@@ -206,6 +210,8 @@ def _send(
        a scale for each block loses little.
     2. Take the mean over the workers, in the wire format.
     3. Compute what the others did not receive of this worker's blocks.
+
+    And says whether what came back first is finite.
     """
     packed = []
     for leaf, x, unit in zip(request.leaves, arrays, request.units, strict=True):
@@ -231,7 +237,7 @@ def _send(
             x, mean = unit.size * sent, unit.size * mean
             error = None if error is None else unit.size * unit.waits * error
         rows.append(_Exchanged(leaf, x, sent, mean, error))
-    return rows
+    return rows, found.is_finite
 
 
 def _put_back(at: AtStep, skip: jax.Array | None, row: _Exchanged) -> jax.Array:

@@ -39,11 +39,14 @@ class Means(NamedTuple):
       lost: float32; n times the quantization error of the means that this worker owns,
         and 0 elsewhere. The mean of ``sent`` over the workers is the mean plus the mean
         of ``lost``. None as ``sent``, and in codes of two workers: no mean is encoded.
+      is_finite: whether all that arrived first is finite, which it is not where a
+        worker sent nothing but NaN; the same on all workers. None: nothing arrived.
     """
 
     means: list[jax.Array]
     sent: Sequence[jax.Array | None] | None = None
     lost: Sequence[jax.Array | None] | None = None
+    is_finite: jax.Array | None = None
 
 
 def mean_over_workers(
@@ -65,28 +68,13 @@ def mean_over_workers(
       step: seeds the random rounding.
       with_errors: whether to return ``sent`` and ``lost``.
     """
-    axis_name, group = exchange.axis_name, exchange.local_axis_name
+    axis_name = exchange.axis_name
     # 1. What is not sent stays as it is: all of a single worker's, and empty arrays.
     if axis_size(axis_name) == 1:
         return Means(list(arrays))
     # 2. Without codes, of the types that are sent.
     if (codec := codec_of(payload)) is None:
-        rounded = [round_to(x, payload or x.dtype) for x in arrays]
-        means, lost = _collectives.pmean_and_lost(
-            rounded,
-            axis_name,
-            within=group,
-            ring=exchange.ring,
-            with_lost=with_errors,
-        )
-        means = [mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]
-        if not with_errors or all(error is None for error in lost):
-            return Means(means)
-        sent = [
-            None if error is None else x.astype(jnp.float32)
-            for x, error in zip(rounded, lost, strict=True)
-        ]
-        return Means(means, sent, lost)
+        return _mean_in_floats(arrays, exchange, payload, with_errors)
     # 3. In codes, by two messages for each kind, whatever the number of leaves: each
     # has a latency, and XLA never combines an all-to-all with another. Arrays that
     # differ between the shards of a worker share no scale with arrays that do not.
@@ -96,7 +84,8 @@ def mean_over_workers(
         if x.size:
             varying = sorted(map(str, _axes.varying_axes(x)))
             kinds.setdefault((leaf.sharded, *varying), []).append(i)
-    columns = [list(arrays)]
+    is_finite = None
+    columns: list[Any] = [list(arrays)]
     if with_errors:
         columns += [list(wide)]
         if axis_size(axis_name) > 2:
@@ -111,14 +100,44 @@ def mean_over_workers(
         pairs = sorted(zip(*joined, strict=True), key=lambda pair: pair[0][0])
         joined = Joined([x for x, _ in pairs], [x for _, x in pairs])  # as given
         # 5. The mean of each kind, in the places of its arrays.
-        found = _mean_in_codes(joined.rows, exchange, codec, step, with_errors)
+        found, is_finite = _mean_in_codes(
+            joined.rows, exchange, codec, step, with_errors
+        )
         for column, new in zip(columns, joined.split(*found), strict=True):
             for i, x in zip(places, new, strict=True):
                 # A mean's type does not vary over the workers; the state's, that it
                 # goes into, does.
                 x = x.astype(column[i].dtype)
                 column[i] = _axes.vary_over(x, _axes.varying_axes(arrays[i]))
-    return Means(*columns)
+    sent, lost = [*columns[1:], None, None][:2]
+    return Means(columns[0], sent, lost, is_finite)
+
+
+def _mean_in_floats(
+    arrays: Sequence[jax.Array],
+    exchange: Exchange,
+    payload: str | None,
+    with_errors: bool,
+) -> Means:
+    """The mean in the dtypes that are sent; of 16 bits also what rounding takes."""
+    rounded = [round_to(x, payload or x.dtype) for x in arrays]
+    means, lost = _collectives.pmean_and_lost(
+        rounded,
+        exchange.axis_name,
+        within=exchange.local_axis_name,
+        ring=exchange.ring,
+        with_lost=with_errors,
+    )
+    means = [mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]
+    firsts = [mean.reshape(-1)[0] for mean in means if mean.size]
+    is_finite = jnp.isfinite(firsts[0]) if firsts else None
+    if not with_errors or all(error is None for error in lost):
+        return Means(means, is_finite=is_finite)
+    sent = [
+        None if error is None else x.astype(jnp.float32)
+        for x, error in zip(rounded, lost, strict=True)
+    ]
+    return Means(means, sent, lost, is_finite)
 
 
 def _mean_in_codes(
@@ -127,7 +146,7 @@ def _mean_in_codes(
     codec: BlockCodec,
     step: jax.Array,
     with_errors: bool,
-) -> list[list[jax.Array]]:
+) -> tuple[list[list[jax.Array]], jax.Array]:
     """The mean of float32 arrays in codes, to the owner of each slice and back.
 
     1. Encode: a worker encodes its arrays, and cuts the codes into a slice for each
@@ -143,7 +162,7 @@ def _mean_in_codes(
     is encoded again.
 
     Returns for each array its mean, and ``with_errors`` what this worker sent, and what
-    the second encoding lost, if there is one.
+    the second encoding lost, if there is one; and whether what came first is finite.
     """
     axis_name, group = exchange.axis_name, exchange.local_axis_name
     n, width = axis_size(axis_name), axis_size(group)
@@ -167,13 +186,13 @@ def _mean_in_codes(
     ends = np.cumsum([x.shape[-1] for x in slices])[:-1]
     own = _collectives.own_slice(jnp.concatenate(slices, -1), group)
     send = _swap if n == 2 else _send_to_owners
-    found = send(parts, own, ends, exchange, rows[0].x, with_errors)
+    found, is_finite = send(parts, own, ends, exchange, rows[0].x, with_errors)
     out: list[list[Any]] = [[None] * len(rows) for _ in found[0]]
     for part, columns in zip(parts, found, strict=True):
         for column, arrays in zip(out, columns, strict=True):
             for i, x in zip(part.cut.members, arrays, strict=True):
                 column[i] = x
-    return out
+    return out, is_finite
 
 
 def _send_to_owners(
@@ -183,7 +202,7 @@ def _send_to_owners(
     exchange: Exchange,
     like: jax.Array,
     with_errors: bool,
-) -> list[list[list[jax.Array]]]:
+) -> tuple[list[list[list[jax.Array]]], jax.Array]:
     """Steps 2 to 6 of :func:`_mean_in_codes`: what it returns, of each part."""
     axis_name, group = exchange.axis_name, exchange.local_axis_name
     n, width = axis_size(axis_name), axis_size(group)
@@ -209,7 +228,7 @@ def _send_to_owners(
             lost = part.own_arrays(errors.reshape(width, *mean.shape))
             columns += [part.sent(), lost]
         found.append(columns)
-    return found
+    return found, parts[0].is_finite(wholes[0])
 
 
 def _swap(
@@ -219,7 +238,7 @@ def _swap(
     exchange: Exchange,
     like: jax.Array,
     with_errors: bool,
-) -> list[list[list[jax.Array]]]:
+) -> tuple[list[list[list[jax.Array]]], jax.Array]:
     """:func:`_send_to_owners` between two workers, where both own all."""
     group = exchange.local_axis_name
     both = _collectives.all_gather(own, exchange.axis_name)
@@ -231,7 +250,7 @@ def _swap(
         pair = [part.decode_slices(whole[:, i : i + 1]) for i in range(2)]
         means = [(x + y) / np.float32(2) for x, y in zip(*pair, strict=True)]
         found.append([means, part.sent()] if with_errors else [means])
-    return found
+    return found, parts[0].is_finite(wholes[0])
 
 
 class Place(NamedTuple):
@@ -323,6 +342,12 @@ class _Part:
         # digits first, and keep them.
         columns = materialized([self._from_slices(x) for x in code])
         return self._arrays(list(map(self.codec.decode, *columns)))
+
+    def is_finite(self, codes: jax.Array) -> jax.Array:
+        """Whether the first scales of the slices are, of codes (..., bytes)."""
+        _, scales = self.codec.split_bytes(codes, self.cut.slice)
+        firsts = scales.reshape(*codes.shape[:-1], -1, scales.shape[-1])[..., 0, :]
+        return jnp.isfinite(lax.bitcast_convert_type(firsts, jnp.float32)).all()
 
     def own_arrays(self, slices: jax.Array) -> list[jax.Array]:
         """The arrays of this worker's slices (devices, ...), and 0 elsewhere."""

@@ -200,6 +200,10 @@ def randk_compress_with_error_feedback(
     an optimizer with momentum :func:`mask_momentum` is better: what waits takes no
     memory there, and is not as old.
 
+    It has the name of a part of the paper, random-k with error feedback. Nothing in it
+    is random, the default exchange sends all coordinates, in few bits, and as the
+    compressor of :func:`mask_momentum` it keeps no residual.
+
     Args:
       exchange: between whom, which coordinates when (``selection``), and in what wire
         format (``payload``). It must exchange at every step.

@@ -1,5 +1,6 @@
 """SLAMB's step of a stale coordinate, at the rate of a smaller batch."""
 
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -72,6 +73,12 @@ def elementwise_rescale(
     """
     check_exchange(exchange)
     checks.check_range("b3", b3, 0.0, 1.0, holds=checks.NEAR_ONE)
+    if exchange.selection is None and checks.known(b3) not in (None, 1.0):
+        warnings.warn(
+            f"elementwise_rescale(..., b3={b3!r}) does nothing without a selection in "
+            f"its exchange, got {exchange!r}: give it that of mask_momentum",
+            stacklevel=2,
+        )
 
     def init(params: optax.Params) -> ElementwiseRescaleState:
         del params

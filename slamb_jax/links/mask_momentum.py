@@ -11,6 +11,7 @@ compressor sends it, :func:`take_and_keep` is the rule above, and
 """
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -54,7 +55,7 @@ UNIT_DECAY = 0.98
 
 _FLOOR = np.float32(0.05)  # of a unit, in roots of the leaf's mean second moment
 _LEAST = np.float32(0.1)  # of a b1 that may change, so that 1 / b1 of e is no blow-up
-_TINY = np.finfo(np.float32).tiny
+_TINY, _NAN = np.finfo(np.float32).tiny, np.float32(np.nan)
 _FORGOTTEN = np.float32(0.5)  # of a quantization error, where v is far above that floor
 
 
@@ -227,9 +228,11 @@ def mask_momentum(
         b2=b2,
     )
     with_units = exchange.rounds_momentum and b2 is not None
+    tells = exchange.averages_momentum and not exchange.overlap  # a poisoned M all
 
     def init(params: optax.Params) -> MaskMomentumState:
         checks.check_floating(params, "params")
+        broadcast_prefix("b1", b1, params)  # raises for a tree that does not fit
         compressor = without_residual(sender.init(params))
         check_keeps_nothing(compressor, params)
         mu = optax.tree.zeros_like(params, dtype=m_dtype)
@@ -242,8 +245,14 @@ def mask_momentum(
             nu_mean = jax.tree.map(
                 lambda p: axes.vary_over(zero, axes.varying_axes(p) - shards), params
             )
-        count = jnp.zeros([], jnp.int32)
-        return MaskMomentumState(count, mu, nu, nu_mean, compressor, then.init(params))
+        count, direction = jnp.zeros([], jnp.int32), then.init(params)
+        if optax.tree.get_all_with_path(direction, "TraceState"):
+            warnings.warn(
+                "direction has a momentum of its own, optax.trace, beside that of "
+                "mask_momentum: take optax.sgd(..., momentum=None), or the like",
+                stacklevel=2,
+            )
+        return MaskMomentumState(count, mu, nu, nu_mean, compressor, direction)
 
     def send(
         rule: Rule,
@@ -252,8 +261,13 @@ def mask_momentum(
         state: MaskMomentumState,
         params: optax.Params | None,
         extra_args: dict[str, Any],
-    ) -> tuple[list[Ahead], Sequence[Sent | jax.Array], optax.OptState]:
-        """What the compressor makes of each x, which it may round, and its state."""
+    ) -> tuple[
+        list[Ahead], Sequence[Sent | jax.Array], jax.Array | None, optax.OptState
+    ]:
+        """What the compressor makes of each x, which it may round, and its state.
+
+        And whether what came from all workers is finite, where it says so.
+        """
         rows, xs = leaves.joined.rows, [x for x, _ in own]
         if isinstance(state.compressor, OfExchangeState):
             if with_units and state.nu_mean is None:
@@ -274,14 +288,15 @@ def mask_momentum(
             )
             if isinstance(out, Answer):
                 pairs = zip(own, out.xs, strict=True)
-                return [x._replace(x=rounded) for x, rounded in pairs], out.sent, new
+                own = [x._replace(x=rounded) for x, rounded in pairs]
+                return own, out.sent, out.is_finite, new
         tree = leaves.rebuild(leaves.joined.split(xs)[0])
         out, new = sender.update(tree, state.compressor, params, **extra_args)
         if rule.agrees and isinstance(out, Sent):
-            return own, list(map(Sent, *map(leaves.join, out))), new
+            return own, list(map(Sent, *map(leaves.join, out))), None, new
         wholes = leaves.join(optax.tree.add(*out) if isinstance(out, Sent) else out)
         skip = rule.skip if rule.selects else None
-        return own, unless(skip, [row.m for row in rows], wholes), new
+        return own, unless(skip, [row.m for row in rows], wholes), None, new
 
     def update(
         updates: optax.Updates,
@@ -293,7 +308,6 @@ def mask_momentum(
     ) -> tuple[optax.Updates, MaskMomentumState]:
         axes.check_local(updates, exchange.axis_name, exchange.shard_axes)
         checks.check_gradients(updates, state.mu)
-        tells = exchange.averages_momentum and not exchange.overlap
         if poisoned is not None and not tells:
             skip, poisoned = pany(poisoned, exchange.axis_name), None
         extra_args |= {} if skip is None else {"skip": skip}
@@ -303,24 +317,18 @@ def mask_momentum(
         # 1. x, what this worker has.
         own = [ahead(rule, row) for row in rows]
         if poisoned is not None:  # where all that one worker sends is NaN, all M is
-            nan = jnp.float32(jnp.nan)
-            own = [a._replace(x=jnp.where(poisoned, nan, a.x)) for a in own]
+            own = [a._replace(x=jnp.where(poisoned, _NAN, a.x)) for a in own]
         # 2. M, the mean of what the workers send of it, and e, what this one does not.
-        own, sent, compressor = send(rule, leaves, own, state, params, extra_args)
-        if poisoned is not None:
-            # M is the same on all workers, who so agree.
-            means = [x.mean for x in sent if isinstance(x, Sent) and x.mean.size]
-            if means:
-                skip = ~jnp.isfinite(means[0].reshape(-1)[0])
-            else:
-                skip = pany(poisoned, exchange.axis_name)
+        own, sent, is_finite, compressor = send(
+            rule, leaves, own, state, params, extra_args
+        )
+        if poisoned is not None:  # the same M came to all workers, who so agree
+            skip = _is_any(poisoned, is_finite, exchange)
             extra_args, rule = extra_args | {"skip": skip}, rule._replace(skip=skip)
         # 3. What the step takes, and what the worker keeps.
         if rule.agrees:  # or what was computed of g, m and v would be kept until now
             rows = [row.read_anew() for row in rows]
-        pairs = [
-            take_and_keep(rule, *each) for each in zip(rows, own, sent, strict=True)
-        ]
+        pairs = [take_and_keep(rule, *x) for x in zip(rows, own, sent, strict=True)]
         taken, mus = [x for x, _ in pairs], [m for _, m in pairs]
         # 4. v, of what all take; or of the worker's own gradient, since to agree on a v
         # of gradients would be to send them.
@@ -599,6 +607,15 @@ def _read_leaves(
     )
     b1s = [row.b1 for row in rows]
     return _Leaves(updates, like, b1s, joined, at, rebuild)
+
+
+def _is_any(
+    poisoned: jax.Array, is_finite: jax.Array | None, exchange: Exchange
+) -> jax.Array:
+    """Whether any worker is poisoned, as what came from all of them tells."""
+    if is_finite is None:
+        return pany(poisoned, exchange.axis_name)
+    return ~is_finite
 
 
 def _correct_biases(

@@ -46,6 +46,45 @@ def check_wrappers(state: chex.ArrayTree) -> None:
             stacklevel=3,  # who called replicate, or the init of on_workers
         )
 
+    for chain in _chains(state):
+        _warn_of_order(chain)
+
+
+def _chains(state: chex.ArrayTree) -> list[tuple[Any, ...]]:
+    """The states of ``optax.chain`` in a state."""
+    found: list[tuple[Any, ...]] = []
+
+    def note(part: Any) -> bool:
+        if type(part) is tuple:
+            found.append(part)
+        return False  # there may be others in it
+
+    jax.tree.leaves(state, is_leaf=note)
+    return found
+
+
+def _warn_of_order(chain: tuple[Any, ...]) -> None:
+    """Warns of links that a chain has in the wrong place, or that exchange twice."""
+    names = [type(part).__name__ for part in chain]
+    if "AverageParametersState" in names:
+        is_state = functools.partial(is_from, ("optax.", "slamb_jax."))
+        later = chain[names.index("AverageParametersState") + 1 :]
+        parts = filter(is_state, jax.tree.leaves(later, is_leaf=is_state))
+        if any(map(jax.tree.leaves, parts)):  # but for a name, which has no array
+            warnings.warn(
+                "average_parameters_every averages the parameters after the updates "
+                "that it gets, and is not the last link of its chain: put it last",
+                stacklevel=4,
+            )
+    both = optax.tree.get_all_with_path(chain, "MaskMomentumState")
+    if "CompressState" in names and both:
+        warnings.warn(
+            "compress_with_error_feedback and mask_momentum in one chain exchange "
+            "twice, the second time a mean: leave one out, or give the first to the "
+            "other as its compressor",
+            stacklevel=4,
+        )
+
 
 def _is_around(state: Any, wrapper: str, *modules: str) -> bool:
     """Whether a state of this wrapper has one from these modules in it."""

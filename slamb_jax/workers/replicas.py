@@ -67,7 +67,9 @@ def replicate(
     Warns:
       UserWarning: for ``optax.MultiSteps`` around an exchange, which then exchanges at
         every mini-step; :func:`accumulate` does not. For parameters that are sharded
-        over a further axis of the mesh without ``param_specs``, which become whole.
+        over a further axis of the mesh without ``param_specs``, which become whole. For
+        a chain that exchanges twice, or whose :func:`average_parameters_every` is not
+        its last link.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax

@@ -139,8 +139,12 @@ LINKS += [
     (diagonal(2, 0), r"weight_dimension_numbers .*got .*\(2, 3\)"),
     (updating(of(muon, {"x": None})), "weight_dimension_numbers must have the struct"),
     (of(momentum, b1=(0.9, -0.1)), r"b1 must be in .*got -0.1"),
-    (updating(of(momentum, b1={"w": 0.9})), "b1 must have the structure"),
-    (of(momentum, b1=lambda params: 0.5), "b1 must be a number in .*got <function"),
+    (initial(of(momentum, b1={"w": 0.9}), PARAMS), "b1 must have the structure"),
+    (initial(of(momentum, b1=None), PARAMS), "b1 must have the structure"),
+    (
+        of(momentum, b1=lambda params: 0.5),
+        "b1 must be a number in .*got <function .*: optax.inject_hyperparams takes sch",
+    ),
     (of(slamb_jax.mask_momentum, PAPER, share=0.5), "share=0.5 .*without a selection"),
     (of(slamb_jax.mask_momentum, PAPER, nesterov=True), "nesterov=True .*selection"),
     (
