@@ -370,12 +370,11 @@ class Checkpoints:
         arrays: dict[str, Any] = {}
         for name, leaf in leaves.items():
             shape = leaf["shape"] if leaf["once"] else [workers, *leaf["shape"]]
-            dtype = stored.wider(stored.dtype_of(leaf))
-            # Templates, which take no memory.
-            arrays[name] = np.broadcast_to(np.zeros((), dtype), shape)
+            zero = stored.widened(np.zeros((), stored.dtype_of(leaf)))
+            arrays[name] = np.broadcast_to(zero, shape)  # a template without memory
             if places and not leaf["once"]:
                 place = places[name]
-                arrays[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+                arrays[name] = jax.ShapeDtypeStruct(shape, zero.dtype, sharding=place)
         sized = {name: x for name, x in arrays.items() if x.size}
         handler, path = self._orbax.StandardCheckpointHandler(), self._path(step)
         with together(), reading(self._name(step)):
@@ -389,10 +388,10 @@ class Checkpoints:
             for (name, leaf), of_leaf in zip(leaves.items(), sums, strict=True):
                 if (of_leaf != np.array(leaf["checksums"], np.uint32)).any():
                     raise stored.changed(name)
-        for name, leaf in leaves.items():
-            if (dtype := stored.dtype_of(leaf)) != arrays[name].dtype:
-                arrays[name] = arrays[name].astype(dtype)
-        return arrays
+        return {
+            name: arrays[name].astype(stored.dtype_of(leaf), copy=False)
+            for name, leaf in leaves.items()
+        }
 
     def _path(self, step: int) -> pathlib.Path:
         return self._directory / str(step)
@@ -419,13 +418,8 @@ def _error_here(what: str) -> OSError:
 
 def _pack(leaves: dict[str, Any]) -> tuple[dict[str, Any], stored.Metadata]:
     """The arrays to store for the replicas of each leaf, and their metadata."""
-    arrays: dict[str, Any] = {}
     packed: stored.Metadata = {}
-    for name, x in leaves.items():
-        x = meshes.raw(x)
-        arrays[name] = (
-            x.astype(wider) if (wider := stored.wider(x.dtype)) != x.dtype else x
-        )
+    arrays = {name: stored.widened(meshes.raw(x)) for name, x in leaves.items()}
     all_sums = checksums(list(arrays.values()))
     for (name, x), sums in zip(leaves.items(), all_sums, strict=True):
         if once := bool((sums == sums[:1]).all()):

@@ -99,9 +99,10 @@ def dtype_of(leaf: Metadata) -> jnp.dtype:
     return jnp.dtype("uint32" if leaf["dtype"].startswith("key<") else leaf["dtype"])
 
 
-def wider(dtype: jnp.dtype) -> jnp.dtype:
-    """The dtype in which Orbax stores numbers of this one: that, but for rare ones."""
-    return jnp.dtype(_WIDER.get(dtype.name, dtype))
+def widened(x: Any) -> Any:
+    """An array as Orbax takes it: as it is, but for rare dtypes."""
+    wide = _WIDER.get(x.dtype.name)
+    return x if wide is None else x.astype(wide)
 
 
 def describe(state: chex.ArrayTree, extra: Extra, **rest: Any) -> Metadata:
