@@ -72,13 +72,10 @@ def state_shardings(
     ``lead`` is 1 if the leaves have the replica axis already. Raises for specs that fit
     no part of the state.
     """
-    specs = jax.tree.map(lambda _: PartitionSpec(), state)
+    specs, axis = jax.tree.map(lambda _: PartitionSpec(), state), exchange.axis_name
     if exchange.param_specs is not None:
         specs = state_specs(state, exchange.param_specs, lead=lead)
-    return jax.tree.map(
-        lambda spec: NamedSharding(mesh, PartitionSpec(exchange.axis_name, *spec)),
-        specs,
-    )
+    return jax.tree.map(lambda s: NamedSharding(mesh, PartitionSpec(axis, *s)), specs)
 
 
 def using(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:

@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias
 
 import chex
@@ -81,7 +81,7 @@ def replicate(
     n, mesh = meshes.workers_on(mesh, exchange)
 
     def copies(x: Any, there: Any) -> jax.Array:
-        if _is_sharded(x) or isinstance(x, jax.core.Tracer):  # no host has its values
+        if _shard_axes(x) or isinstance(x, jax.core.Tracer):  # no host has its values
             copy = jax.jit(jnp.broadcast_to, static_argnums=1, out_shardings=there)
             with meshes.using(mesh):
                 return copy(x, (n, *x.shape))
@@ -168,15 +168,14 @@ def _check_values(tree: chex.ArrayTree) -> None:
 
 def _warn_of_shards(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> None:
     """Warns where shards of a model become whole."""
-    own = as_tuple(exchange.axis_name) + as_tuple(exchange.local_axis_name)
+    within = {a for a, size in mesh.shape.items() if size > 1}
+    within -= {*as_tuple(exchange.axis_name), *as_tuple(exchange.local_axis_name)}
     for name, x in named_leaves("tree", tree).items():
-        names = spec_axes(getattr(meshes.mesh_sharding(x), "spec", None))
-        axes = [a for a in names if a not in own and mesh.shape.get(a, 1) > 1]
-        if axes and exchange.param_specs is None:
+        if exchange.param_specs is None and (axes := within & set(_shard_axes(x))):
             return warnings.warn(
-                f"{name} is sharded over {axes[0]!r}, and each device gets all of it: "
-                "give the exchange param_specs, the jax.sharding.PartitionSpec of each "
-                "parameter, and have it in the optimizer, too",
+                f"{name} is sharded over {min(axes, key=str)!r}, and each device gets "
+                "all of it: give the exchange param_specs, the jax.sharding."
+                "PartitionSpec of each parameter, and have it in the optimizer, too",
                 stacklevel=3,  # who called replicate
             )
 
@@ -248,7 +247,7 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
     """
     meshes.check_replicas("tree", tree)
     _check_values(tree)
-    sharded = any(_is_sharded(x, lead=1) for x in jax.tree.leaves(tree))
+    sharded = any(_shard_axes(x, lead=1) for x in jax.tree.leaves(tree))
 
     def mean(x: Any) -> jax.Array:
         sharding = meshes.mesh_sharding(x)
@@ -288,7 +287,6 @@ def copied_replicas(
         return jax.block_until_ready(jax.jit(run, donate_argnums=0)(arrays))
 
 
-def _is_sharded(x: Any, lead: int = 0) -> bool:
-    """Whether an array is sharded along one of its dimensions after the first few."""
-    sharding = meshes.mesh_sharding(x)
-    return sharding is not None and bool(spec_axes(sharding.spec[lead:]))
+def _shard_axes(x: Any, lead: int = 0) -> tuple[Hashable, ...]:
+    """The mesh axes along which an array is sharded after its first dimensions."""
+    return spec_axes(getattr(meshes.mesh_sharding(x), "spec", ())[lead:])

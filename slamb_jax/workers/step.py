@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from slamb_jax._core import axes as _axes
-from slamb_jax._core.axes import AxisName, as_tuple
+from slamb_jax._core.axes import AxisName, as_tuple, worker_index
 from slamb_jax._core.checks import check_callable
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers import guards
@@ -67,8 +67,7 @@ class WorkersStep:
         leaves, rest = jax.tree.leaves(state), jax.tree.leaves(others)
         pairs = itertools.zip_longest(leaves, self._returned[: len(leaves)])
         new = [x for x, known in pairs if known is None or known() is not x]
-        asked = filter(meshes.is_held, new + rest)
-        sizes = {x.nbytes for x in asked}
+        sizes = {x.nbytes for x in filter(meshes.is_held, new + rest)}
         seen = set(map(_buffer, filter(meshes.is_held, rest)))
 
         def alone(x: Any) -> Any:
@@ -186,8 +185,9 @@ def _program(step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool) -> Ste
     def program(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         of_device, of_all = PartitionSpec(both), PartitionSpec()
         of_batch = jax.tree.map(lambda x: of_device if jnp.ndim(x) else of_all, batch)
-        specs = of_batch, of_all
-        workers = over_workers(one_worker, mesh, exchange, specs, check_vma)
+        workers = over_workers(
+            one_worker, mesh, exchange, (of_batch, of_all), check_vma
+        )
         new, report = workers(state, batch, key)
         if both != between:  # equal in a group: keep one of each
             new = jax.shard_map(
@@ -209,9 +209,7 @@ def own_step(
     step: Step, axis_name: AxisName, state: Any, batch: Any, key: Any
 ) -> tuple[Any, Any]:
     """One worker's step, with a key of its own if there is one; its result checked."""
-    keys = (
-        () if key is None else (jax.random.fold_in(key, jax.lax.axis_index(axis_name)),)
-    )
+    keys = () if key is None else (jax.random.fold_in(key, worker_index(axis_name)),)
     return guards.check_result(step(state, batch, *keys), state)
 
 
