@@ -42,10 +42,12 @@ NUMBERS = {
     "w": slamb_jax.directions.DimensionNumbers(),
 }
 DION2_ROWS = [  # of conv and w, at each step
-    [
-        np.asarray(jax.random.permutation(key, rows)[: round(rows / 4)])
-        for key, rows in zip(jax.random.split(step, 2), (36, 70), strict=True)
-    ]
+    {
+        name: np.asarray(jax.random.permutation(key, rows)[: round(rows / 4)])
+        for key, name, rows in zip(
+            jax.random.split(step, 2), ("conv", "w"), (36, 70), strict=True
+        )
+    }
     for step in (jax.random.fold_in(jax.random.key(0), t) for t in range(1, STEPS + 1))
 ]
 
@@ -87,15 +89,14 @@ CASES = {  # a method, and its naive version
         rivals.diloco(LOCAL, AXIS, 3, NESTEROV),
         partial(
             naive.diloco,
-            local=lambda: naive.Adam(0.02), every=3, rate=0.7, momentum=0.9,
+            local=optax.adam(0.02), every=3, rate=0.7, momentum=0.9,
         ),
     ),
     "MuLoCo": (
         rivals.muloco(0.02, AXIS, 3, NESTEROV),
         partial(
             naive.diloco,
-            local=lambda: naive.Optax(optax.contrib.muon(0.02), PARAMS),
-            every=3, rate=0.7, momentum=0.9,
+            local=optax.contrib.muon(0.02), every=3, rate=0.7, momentum=0.9,
         ),
     ),
     "SparseLoCo": (
