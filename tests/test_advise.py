@@ -15,7 +15,6 @@ from slamb_jax.advisor import Advice, StepCost
 from slamb_jax.advisor.advice import RECORDED
 from slamb_jax.exchange import collectives
 from slamb_jax.exchange.selections import Strided
-from tests.compiled import compile_optimized
 from tests.optimizers import train_step
 from tests.workers import AXIS, P, over_workers
 
@@ -43,7 +42,7 @@ def test_dense_bytes_are_those_of_the_compiled_program(dtype):
 
     grads = {name: LIKE((N, *shape)) for name, shape in SHAPES.items()}
     lowered = over_workers(mean, "shard_map_unchecked", N).lower(grads)
-    sent = slamb_jax.wire_report(compile_optimized(lowered)).bytes_sent()
+    sent = slamb_jax.wire_report(lowered).bytes_sent()
     cost = getattr(advise(PARAMS), "dense" if dtype == "float32" else "dense_bfloat16")
     assert cost.bytes_per_step == pytest.approx(sent, rel=0.01)
 
@@ -90,8 +89,7 @@ def test_traffic_is_that_of_the_compiled_program(name):
     params = jax.tree.map(lambda x: jnp.ones(x.shape), PARAMS)
     state = slamb_jax.replicate((params, jax.jit(tx.init)(params)), mesh, exchange)
     run = slamb_jax.per_worker_step(train_step(tx, loss), mesh, exchange)
-    compiled = compile_optimized(run.lower(state, jnp.ones((N, 1))))
-    report = slamb_jax.wire_report(compiled)
+    report = slamb_jax.wire_report(run.lower(state, jnp.ones((N, 1))))
     every = exchange.sync_every
     assert bool(report.bytes_sent(conditional=True)) == (every > 1)
 

@@ -16,8 +16,8 @@ from tests.naive import COUNTS, DRAWN, coded, grid, in_blocks
 each = pytest.mark.parametrize("payload", [*COUNTS, *DRAWN, "sign"])
 certain = pytest.mark.parametrize("payload", COUNTS)
 drawn = pytest.mark.parametrize("payload", DRAWN)
-# Of each kind of block.
-sized = pytest.mark.parametrize("size", [300, 5000, 2**16 + 300])
+SIZES = 300, 5000, 2**16 + 300  # of each kind of block
+sized = pytest.mark.parametrize("size", SIZES)
 
 
 def draws(size, seed=0):
@@ -47,8 +47,15 @@ def sent(payload, x, seed=5):
     return np.asarray(there_and_back(payload, x.size)(jnp.asarray(x), jnp.uint32(seed)))
 
 
-@pytest.mark.parametrize("payload", [*COUNTS, "sign"])
-@sized
+@pytest.mark.parametrize(
+    ("payload", "size"),  # each payload, and two of them at all sizes
+    [(x, s) for x in ("ternary", "largest_of_7", "sign") for s in SIZES]
+    + [
+        (x, SIZES[i % 3])
+        for i, x in enumerate(COUNTS)
+        if x not in ("ternary", "largest_of_7")
+    ],
+)
 def test_codes_are_those_of_the_formula(payload, size):
     x = draws(size)
     assert_close(sent(payload, x), coded(payload, x, group_of(payload, size)))

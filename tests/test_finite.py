@@ -10,6 +10,7 @@ import slamb_jax
 from slamb_jax._core.leaves import Chosen
 from tests.close import assert_same_bits
 from tests.optimizers import exchange, random_tree, slamb
+from tests.test_compressors import ALL as COMPRESSORS
 from tests.workers import AXIS, MAPPINGS, over_workers, stack, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "scale": ()}
@@ -43,7 +44,9 @@ CASES = [
     ("shard_map", np.nan, slamb()),
     ("shard_map", np.nan, LATE),
     ("shard_map", np.nan, slamb_jax.adamw(0.01, OUTER)),
-]
+    *(("vmap", np.nan, slamb_jax.compress_with_error_feedback(COMPRESSORS[name]))
+      for name in ("top k", "low rank", "by turns")),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("mapping", "value", "tx"), CASES)

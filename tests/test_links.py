@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax import lax
 
 import slamb_jax
 from slamb_jax import directions
 from tests.close import assert_close, assert_workers_agree
 from tests.optimizers import exchange, gradients, slamb
+from tests.test_compressors import ALL as COMPRESSORS
 from tests.workers import AXIS, stack, train
 
 N = 4
@@ -19,6 +19,7 @@ SHAPES = {"w": (12, 16), "b": (16,), "tall": (20, 6)}
 ZEROS = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
 CODES = ("uniform8", "uniform4", "ternary", "largest_of_7")
 AGREE = slamb_jax.Exchange(AXIS, payload=None)
+TOP_K = COMPRESSORS["top k"]
 randk = slamb_jax.randk_compress_with_error_feedback
 
 
@@ -26,55 +27,32 @@ def sum_of_means(grads, name):
     return np.sum([np.mean(np.float64(g[name]), 0) for g in grads], 0)
 
 
-def top_k(x):
-    """The largest tenth of a worker's own coordinates, not those of the others."""
-    least = jnp.sort(jnp.abs(x).ravel())[-max(1, x.size // 10)]
-    sent = jnp.where(jnp.abs(x) >= least, x, jnp.zeros_like(x))
-    return lax.pmean(sent, AXIS), x - sent
+def mean_of(payload):
+    return {"exchange": slamb_jax.Exchange(AXIS, payload=payload)}
 
 
-def low_rank(x):
-    """PowerSGD of rank two, from a fixed start; vectors are sent whole."""
-    if x.ndim < 2:
-        return lax.pmean(x, AXIS), jnp.zeros_like(x)
-    start = jax.random.normal(jax.random.key(0), (x.shape[1], 2))
-    basis, _ = jnp.linalg.qr(lax.pmean(x @ start, AXIS))
-    sent = basis @ (basis.T @ x)
-    return lax.pmean(sent, AXIS), x - sent
+HOW = {payload: mean_of(payload) for payload in (*CODES, "sign")}
+HOW |= {
+    name: {"exchange": AGREE, "compressor": COMPRESSORS[name]}
+    for name in ("top k", "random k", "low rank", "a user's", "TernGrad", "natural")
+}
 
 
-def of_user(exchanged, *, state=None):
-    """A user's compressor, of a function of one array to its mean and what waits."""
-
-    def update(updates, state, params=None):
-        del params
-        pairs = jax.tree.map(exchanged, updates)
-        mean, unsent = jax.tree.transpose(
-            jax.tree.structure(updates), jax.tree.structure((0, 0)), pairs
-        )
-        return slamb_jax.Sent(mean, unsent), state
-
-    return optax.GradientTransformation(lambda params: state and state(params), update)
-
-
-@pytest.mark.parametrize("how", [top_k, low_rank, *CODES, "sign"])
-@pytest.mark.parametrize("b1", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("how", "b1"), [(how, 0.9) for how in HOW] + [("uniform4", 0.0), ("top k", 0.0)]
+)
 def test_what_was_not_sent_is_in_the_momenta_and_all_workers_agree(how, b1):
-    """In codes, and by a user's compressor: what was sent and what waits came in."""
-    in_codes = isinstance(how, str)
-    between = slamb_jax.Exchange(AXIS, payload=how) if in_codes else AGREE
-    users = {} if in_codes else {"compressor": of_user(how)}
-    plain = users | {"bias_correction": False}
-    tx = slamb_jax.mask_momentum(between, None, b1, None, **plain)
+    """In codes, and by a compressor: what was sent and what waits came in."""
+    tx = slamb_jax.mask_momentum(**HOW[how], b1=b1, b2=None, bias_correction=False)
     grads = gradients(12, SHAPES, N)
     sent, state = train(tx, ZEROS, grads, "vmap")[-1]
     assert_workers_agree(sent)
     for name, x in sent.items():
         given = sum_of_means(grads, name)
         held = np.float64(state.mu[name]).mean(0) / (1 - b1)
-        room = 2.4e-4 * (1 + np.abs(given).max()) / (1 - b1) if in_codes else 1e-4
+        room = 2.4e-4 * (1 + np.abs(given).max()) / (1 - b1) if how in CODES else 1e-4
         np.testing.assert_allclose(x[0] + held, given, atol=room, rtol=0)
-    adam = slamb_jax.mask_momentum(between, directions.adam(), b1, 0.99, **users)
+    adam = slamb_jax.mask_momentum(direction=directions.adam(), b1=b1, **HOW[how])
     params, state = train(adam, ZEROS, grads, "vmap")[-1]
     assert_workers_agree((params, state.nu))
 
@@ -142,8 +120,8 @@ def test_the_compressor_that_is_given_is_called(make, between):
 
 
 @pytest.mark.parametrize("compressor", [
-    of_user(top_k, state=lambda params: {"residual": params}),
-    of_user(top_k, state=lambda params: jax.tree.map(jax.lax.complex, params, params)),
+    TOP_K._replace(init=lambda params: {"residual": params}),
+    TOP_K._replace(init=lambda p: jax.tree.map(jax.lax.complex, p, p)),
     optax.chain(randk(AGREE), optax.identity()),
     optax.ema(0.9),
 ])  # fmt: skip
@@ -153,9 +131,17 @@ def test_a_compressor_with_a_residual_is_refused(compressor):
         tx.init(ZEROS)
 
 
-@pytest.mark.parametrize("payload", [None, "bfloat16", *CODES])
-@pytest.mark.parametrize("selected", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("payload", "selected", "dtype"),
+    [  # each pair of two of them
+        (None, False, "float32"), (None, True, "bfloat16"),
+        ("bfloat16", False, "bfloat16"), ("bfloat16", True, "float32"),
+        ("uniform8", False, "bfloat16"), ("uniform8", True, "float32"),
+        ("uniform4", False, "float32"), ("uniform4", True, "bfloat16"),
+        ("ternary", False, "float32"), ("ternary", True, "bfloat16"),
+        ("largest_of_7", False, "bfloat16"), ("largest_of_7", True, "float32"),
+    ],
+)  # fmt: skip
 def test_error_feedback_on_gradients_loses_nothing(payload, selected, dtype):
     between = slamb_jax.Exchange(AXIS, payload=payload)
     if selected:

@@ -60,8 +60,11 @@ def test_it_is_the_code_of_the_mean_of_codes(payload, n):
         assert_close(means[name][0].ravel(), coded(payload, want.mean(0), group))
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
-@pytest.mark.parametrize("mapping", ["vmap", "shard_map"])
+@pytest.mark.parametrize(
+    ("payload", "mapping"),
+    [(payload, "vmap") for payload in PAYLOADS]
+    + [(payload, "shard_map") for payload in ("ternary", "uniform8", "bfloat16")],
+)
 def test_what_was_sent_is_the_mean_and_what_rounding_took_of_it(payload, mapping):
     tree = jax.tree.map(np.asarray, random_tree(SHAPES, 5, N))
     means, sent, lost = on_workers(payload, tree, mapping)

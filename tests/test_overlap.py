@@ -10,7 +10,6 @@ import pytest
 import slamb_jax
 from benchmarks.chips.traffic import walk
 from slamb_jax.wire.hlo import parse_hlo
-from tests.compiled import compile_optimized
 from tests.optimizers import exchange, random_tree, slamb, train_step
 from tests.workers import AXIS, mesh_of
 
@@ -31,7 +30,7 @@ def needs_text(tx):
         state = slamb_jax.replicate((params, tx.init(params)), mesh, between)
         run = slamb_jax.per_worker_step(train_step(tx, loss), mesh, between)
         lowered = run.lower(state, jax.ShapeDtypeStruct((8, 13), jnp.int32))
-    module = parse_hlo(compile_optimized(lowered).as_text())
+    module = parse_hlo(lowered.compile().as_text())
     body = module.computations[module.entry]
     text = [k for k, x in body.items() if x.shape.startswith("s32[2,13]")]
     assert [body[name].opcode for name in text] == ["parameter"]

@@ -128,8 +128,13 @@ CASES = {  # a method, and its naive version
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("simulated", [False, True])
-@pytest.mark.parametrize("name", CASES)
+ON_A_MESH = "SLAMB", "1-bit LAMB", "PowerSGD", "SparseLoCo", "DeMo"
+
+
+@pytest.mark.parametrize(
+    ("name", "simulated"),
+    [(name, True) for name in CASES] + [(name, False) for name in ON_A_MESH],
+)
 def test_it_equals_its_naive_version(name, simulated):
     made, in_numpy = CASES[name]
     phases = made if isinstance(made, list) else [(STEPS, made)]

@@ -15,7 +15,6 @@ from slamb_jax.exchange.collectives import pmean
 from slamb_jax.wire import Collective, WireReport
 from slamb_jax.wire.hlo import parse_hlo
 from slamb_jax.wire.report import divide_mesh, parse_groups
-from tests.compiled import compile_optimized
 from tests.workers import AXIS, P, mesh_of
 
 N = 8
@@ -25,7 +24,7 @@ def compiled(fun, x):
     run = jax.shard_map(
         fun, mesh=mesh_of(N), in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False
     )
-    return compile_optimized(jax.jit(run).lower(x))
+    return jax.jit(run).lower(x).compile()
 
 
 def floats(count):

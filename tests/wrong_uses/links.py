@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 import slamb_jax
+from slamb_jax import compressors
 from slamb_jax.links import directions
 from tests.workers import AXIS, P
 from tests.wrong_uses.common import (
@@ -154,4 +155,18 @@ LINKS += [
     ),
     (of(slamb_jax.average_parameters_every, ALONE), "payload='ternary' would round"),
     (of(slamb_jax.average_parameters, PARAMS, "rows"), "axis_name='rows' is not bound"),
+]
+
+top_k = compressors.top_k(0.2, AXIS)
+feedback = slamb_jax.compress_with_error_feedback
+LINKS += [
+    *bad(partial(compressors.top_k, axis_name=AXIS), "share", 0.0, wanted=r"\(0.0, 1"),
+    *bad(partial(compressors.low_rank, axis_name=AXIS), "rank", 0, wanted="at least 1"),
+    *bad(partial(compressors.top_k, 0.1), "axis_name", None, wanted="name the axis"),
+    *bad(partial(compressors.low_rank, 1), "axis_name", None, wanted="name the axis"),
+    (of(compressors.of_exchange, LOCAL), "must exchange at every step"),
+    *bad(feedback, "compressor", None),
+    *bad(partial(feedback, top_k), "decay", 1.5, wanted=r"\[0.0, 1.0\]"),
+    (updating(top_k), "is not bound"),
+    (updating(of(feedback, optax.identity())), r"return slamb_jax.Sent\(mean, unsent"),
 ]
