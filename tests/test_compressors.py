@@ -96,19 +96,6 @@ def test_on_a_mesh_as_under_vmap(name):
     assert_close(*found, units=256, floor=1.0)
 
 
-def test_top_k_sends_the_largest_of_each_worker():
-    x = random_tree(SHAPES, 1, N)
-    sent, _ = sent_by(ALL["top k"], x)
-    for key, given in x.items():
-        rows, q = np.asarray(given).reshape(N, -1), np.zeros((N, given[0].size))
-        count = max(1, round(0.2 * given[0].size))
-        for worker, row in enumerate(rows):
-            largest = np.argsort(-np.abs(row), kind="stable")[:count]
-            q[worker, largest] = row[largest]
-        assert_close(sent.mean[key][0], q.mean(0).reshape(SHAPES[key]).astype("f4"))
-        assert_close(sent.unsent[key].reshape(N, -1), (rows - q).astype("f4"))
-
-
 @pytest.mark.parametrize("shape", [(3,), (9, 128), (70_000,), (2_200_001,)])
 def test_what_fills_up_a_block_of_signs_is_not_in_the_mean(shape):
     x = jnp.ones((N, *shape)).at[0].set(-1.0)
@@ -127,21 +114,6 @@ def test_random_k_draws_others_at_each_step_and_for_each_array():
     assert [int(mask.sum()) for mask in masks] == [80] * 4
     shared = [(a * b).sum() for i, a in enumerate(masks) for b in masks[:i]]
     assert max(shared) < 40  # of 80; 16 by chance, with a deviation of 3.2
-
-
-def test_low_rank_is_one_power_iteration_a_step():
-    x = random_tree({"w": (12, 16)}, 1, N)
-    compressor, own = ALL["low rank"], np.float64(x["w"])
-    first = compressor.init({"w": np.zeros((12, 16), np.float32)})
-    q, state = np.float64(first.q["w"]), stack(first, N)
-    update = over_workers(compressor.update, "vmap", N)
-    for _ in range(3):
-        sent, state = update(x, state)
-        p, _ = np.linalg.qr(own.mean(0) @ q)
-        q = own.mean(0).T @ p
-        np.testing.assert_allclose(sent.mean["w"][0], p @ q.T, atol=1e-5)
-        rest = own - p @ (p.T @ own)
-        np.testing.assert_allclose(sent.unsent["w"], rest, atol=1e-5)
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.5, 0.0])

@@ -225,18 +225,24 @@ def test_the_loss_does_not_jump_where_a_run_goes_on_under_optax_or_back():
             assert found[0] < on < found[1]
 
 
-@pytest.mark.parametrize("name", DENSE)
-def test_an_update_of_16_bits_is_that_of_32_rounded_once(name):
-    tx, trees = ours(name, slamb_jax.Exchange()), []
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, "bfloat16") for name in (*DENSE, "slamb")]
+    + [(name, "float16") for name in ("adamw", "lamb", "slamb")],
+)
+def test_an_update_of_16_bits_is_that_of_32_rounded_once(name, dtype):
+    tx, trees = slamb_jax.slamb(0.1, plain(min_size=20)), []
+    if name in DENSE:
+        tx = ours(name, slamb_jax.Exchange())
     narrow = jax.tree.map(
-        lambda x: x.astype("bfloat16"), [random_tree(SHAPES, t) for t in (1, 2)]
+        lambda x: x.astype(dtype), [random_tree(SHAPES, t) for t in (1, 2)]
     )
     for g, p in (narrow, jax.tree.map(lambda x: x.astype("float32"), narrow)):
         with standard_promotion():
             trees.append(jax.jit(tx.update)(g, tx.init(p), p)[0])
     got, want = trees
-    assert {x.dtype.name for x in jax.tree.leaves(got)} == {"bfloat16"}
-    assert_close(got, jax.tree.map(lambda x: x.astype("bfloat16"), want), units=2)
+    assert {x.dtype.name for x in jax.tree.leaves(got)} == {dtype}
+    assert_close(got, jax.tree.map(lambda x: x.astype(dtype), want), units=2)
 
 
 @pytest.mark.parametrize("payload", [None, "bfloat16", "uniform8", "uniform4"])

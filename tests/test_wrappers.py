@@ -1,0 +1,409 @@
+"""Wrappers: skipped steps, accumulation, training in bfloat16."""
+
+import functools
+import itertools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import slamb_jax
+from slamb_jax._core.leaves import Chosen
+from slamb_jax._core.rounding import step_seed, stochastic_round
+from tests.close import assert_close, assert_same_bits
+from tests.optimizers import exchange, random_tree, slamb
+from tests.test_compressors import ALL as COMPRESSORS
+from tests.workers import AXIS, MAPPINGS, mesh_of, over_workers, stack, stepper, train
+
+SHAPES = {"w": (12, 16), "b": (16,), "scale": ()}
+N = 4
+EXCHANGE, ALONE = exchange(), slamb_jax.Exchange()
+DEFAULT = slamb_jax.Exchange(AXIS)
+
+
+def skipping(rate=0.01, **settings):
+    return slamb_jax.skip_not_finite(slamb(rate, **settings), EXCHANGE)
+
+
+def gradients(steps, poisoned=(), value=np.nan):
+    """Stacked gradients; at the poisoned steps one element of one worker's is bad."""
+    grads = [random_tree(SHAPES, 1 + t, N) for t in range(steps)]
+    for t in poisoned:
+        grads[t] = grads[t] | {"w": grads[t]["w"].at[t % N, 3, 5].set(value)}
+    return grads
+
+
+def without(grads, steps):
+    return [g for t, g in enumerate(grads) if t not in steps]
+
+
+ADAMW = slamb_jax.adamw(0.01, DEFAULT)
+OUTER = slamb_jax.Exchange(AXIS, sync_every=2, outer=optax.sgd(0.7))
+LATE = slamb_jax.lion(0.01, slamb_jax.Exchange(AXIS, overlap=True))
+CASES = [
+    *((mapping, np.nan, ADAMW) for mapping in MAPPINGS),
+    *(("vmap", value, ADAMW) for value in (-np.inf, 1e20)),  # beyond its square
+    ("shard_map", np.nan, slamb()),
+    ("shard_map", np.nan, LATE),
+    ("shard_map", np.nan, slamb_jax.adamw(0.01, OUTER)),
+    *(("vmap", np.nan, slamb_jax.compress_with_error_feedback(COMPRESSORS[name]))
+      for name in ("top k", "low rank", "by turns")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mapping", "value", "tx"), CASES)
+def test_a_skipped_step_might_as_well_not_have_been(mapping, value, tx):
+    bad, tx = (1, 3, 4), slamb_jax.skip_not_finite(tx, EXCHANGE)
+    grads = gradients(7, bad, value)
+    params = random_tree(SHAPES, 0) | {"b": jnp.full(16, -0.0)}  # whose sign is kept
+    history = train(tx, params, grads, mapping)
+    want_params, want_state = train(tx, params, without(grads, bad), mapping)[-1]
+    got_params, got_state = history[-1]
+    assert_same_bits(got_params, want_params)
+    assert_same_bits(got_state.inner, want_state.inner)
+    counted = [[int(s.notfinite_count[i]) for _, s in history] for i in range(N)]
+    assert counted == [[0, 1, 0, 1, 2, 0, 0]] * N
+    assert got_state.total_notfinite.tolist() == [3] * N
+    taken = [bool(s.last_finite[0]) for _, s in history]
+    assert taken == [t not in bad for t in range(7)]
+    assert_same_bits(history[0][0], history[1][0])
+    assert_same_bits(history[0][1].inner, history[1][1].inner)
+
+
+CLIP = optax.clip_by_global_norm(1.0)
+MASK = {"w": True, "b": False, "scale": True}
+INJECTED = optax.inject_hyperparams(slamb_jax.adamw, static_args="exchange")
+RATE = optax.linear_schedule(0.02, 0.01, 4)
+AROUND = {
+    "a chain": optax.chain(CLIP, ADAMW),
+    "an accumulation": slamb_jax.accumulate(ADAMW, 2),
+    "injected": INJECTED(RATE, exchange=DEFAULT),
+    "a mask": optax.masked(slamb(), MASK),
+    "deaf ones": optax.GradientTransformation(  # no link is told
+        ADAMW.init, lambda g, state, params=None: ADAMW.update(g, state, params)
+    ),
+}
+COMPOSED = {
+    "in a chain": optax.chain(CLIP, skipping()),
+    "inside injected": optax.inject_hyperparams(lambda rate: skipping(rate))(0.02),
+} | {
+    f"around {name}": slamb_jax.skip_not_finite(tx, EXCHANGE)
+    for name, tx in AROUND.items()
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_it_composes(name):
+    bad, tx, start = (2, 3), COMPOSED[name], random_tree(SHAPES, 0)
+    grads = gradients(6, bad)
+    with jax.numpy_dtype_promotion("standard"):  # optax's schedules need it
+        got, got_state = train(tx, start, grads, "shard_map")[-1]
+        want, want_state = train(tx, start, without(grads, bad), "shard_map")[-1]
+    assert_same_bits(got, want)
+    for own, total in ((got_state, 2), (want_state, 0)):
+        skipper = optax.tree.get(own, "SkipNotFiniteState")
+        assert skipper.total_notfinite.tolist() == [total] * N
+
+
+def test_inside_an_accumulation_a_mini_step_spoils_the_step():
+    around, start = slamb_jax.accumulate(skipping(), 2), random_tree(SHAPES, 0)
+    grads = gradients(6, (2,))
+    got, state = train(around, start, grads, "shard_map")[-1]
+    rest = without(grads, (2, 3))
+    assert_same_bits(got, train(around, start, rest, "shard_map")[-1][0])
+    assert state.inner.total_notfinite.tolist() == [1] * N
+
+
+@pytest.mark.parametrize("mapping", ["shard_map", "shard_map_unchecked"])
+def test_it_sends_one_number_and_needs_no_conditional(mapping):
+    params, sent = random_tree(SHAPES, 0), []
+    for tx in (ADAMW, slamb_jax.skip_not_finite(ADAMW, DEFAULT)):
+        run = over_workers(lambda g, s, p, tx=tx: tx.update(g, s, p), mapping, N)
+        args = stack(params, N), stack(tx.init(params), N), stack(params, N)
+        report = slamb_jax.wire_report(run.lower(*args))
+        sent.append(sum(c.payload_bytes for c in report.collectives))
+        assert not any(c.conditional for c in report.collectives)
+    assert sent[1] - sent[0] == 4
+
+
+@pytest.mark.parametrize("name", ["adamw", "lion", "sgd", "lamb"])
+def test_a_link_keeps_its_state_by_itself(name):
+    """A second choice, around all links, costs a GPU passes over the state."""
+    tx, params = getattr(slamb_jax, name)(0.1, ALONE), random_tree(SHAPES, 0)
+    old, bad = tx.init(params), jax.tree.map(lambda p: p * jnp.nan, params)
+    _, new = tx.update(bad, old, params, skip=jnp.array(True))
+    assert isinstance(new[0], Chosen)
+    assert_same_bits(new[0].state, old[0])
+
+
+def test_float16_with_a_loss_scale():
+    """The recipe of the docstring: all workers halve and double the scale alike."""
+    tx = skipping(0.05)
+
+    def step(params, state, scale, x):
+        def scaled_loss(p):
+            out = x.astype(jnp.float16) @ p["w"].astype(jnp.float16)
+            return jnp.mean(jnp.square(out)) * scale.astype(jnp.float16)
+
+        grads = jax.grad(scaled_loss)(params)
+        grads = jax.tree.map(lambda g: g.astype(jnp.float32) / scale, grads)
+        updates, state = tx.update(grads, state, params)
+        grown = jnp.where(state.inner[0].count % 3 == 0, 2 * scale, scale)
+        scale = jnp.where(state.last_finite, grown, scale / 2)
+        return optax.apply_updates(params, updates), state, scale
+
+    run = over_workers(step, "shard_map", N)
+    params = {"w": jnp.ones((8, 8))}
+    params, state, scale = stack((params, tx.init(params), 2.0**15), N)
+    rng = np.random.default_rng(0)
+    scales, steps = [2.0**15], 24
+    for _ in range(steps):
+        x = rng.normal(size=(N, 4, 8)) * [[[1]], [[1]], [[1]], [[5]]]
+        params, state, scale = run(params, state, scale, jnp.asarray(x, jnp.float32))
+        assert len(set(scale.tolist())) == 1  # though the data of one are larger
+        scales.append(float(scale[0]))
+    changes = np.diff(scales)
+    assert changes[0] < 0 < changes.max()  # the first steps overflowed, and it grew
+    assert jnp.isfinite(params["w"]).all()
+    skipped = int(state.total_notfinite[0])
+    assert skipped >= 3
+    assert state.inner[0].count.tolist() == [steps - skipped] * N
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_it_gives_up_after_too_many_in_a_row(stacked):
+    tx = optax.chain(slamb_jax.skip_not_finite(optax.sgd(0.1), ALONE), optax.identity())
+    params = jnp.ones(3)
+    state = tx.init(params)
+    bad = jnp.array([1.0, jnp.inf, 1.0])
+    update = jax.jit(tx.update, donate_argnums=1)  # of the first state, too
+    for _ in range(3):
+        _, state = update(bad, state, params)
+        slamb_jax.check_finite(state, max_consecutive_errors=3)
+    _, state = update(bad, state, params)
+    shown = stack(state, N) if stacked else state
+    with pytest.raises(
+        FloatingPointError,
+        match=r"not finite for 4 steps in a row \(4 in all\).*max_consecutive_errors=3",
+    ):
+        slamb_jax.check_finite({"opt_state": shown}, max_consecutive_errors=3)
+    _, state = tx.update(jnp.ones(3), state, params)
+    slamb_jax.check_finite(state, 0)  # a finite step forgives
+
+
+EVERY = 3
+SLAMB = slamb_jax.slamb(0.01, slamb_jax.Exchange.paper(AXIS, sync_every=2))
+ACCUMULATED, START = slamb_jax.accumulate(SLAMB, EVERY), random_tree(SHAPES, 0)
+
+
+def after_each(tx, mapping):
+    """Parameters after each mini-step."""
+    grads = [random_tree(SHAPES, 10 + t, N) for t in range(7)]
+    return [params for params, _ in train(tx, START, grads, mapping)]
+
+
+@functools.cache
+def with_multi_steps():
+    with jax.numpy_dtype_promotion("standard"):  # MultiSteps needs it
+        return after_each(optax.MultiSteps(SLAMB, EVERY), "vmap")
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+def test_same_numbers_as_multi_steps(mapping):
+    got = after_each(ACCUMULATED, mapping)
+    chex.assert_trees_all_close(got, with_multi_steps(), rtol=1e-7, atol=2e-6)
+    pairs = itertools.pairwise([stack(START, N), *got])
+    moves = [(p["w"] != q["w"]).any() for p, q in pairs]
+    assert moves == [t % EVERY == EVERY - 1 for t in range(7)]
+
+
+def multi_steps(tx):
+    return optax.MultiSteps(tx, EVERY).gradient_transformation()
+
+
+WRAPPED = {
+    "around": (multi_steps(SLAMB), True),
+    "in a chain": (optax.chain(optax.clip(1.0), multi_steps(SLAMB)), True),
+    "ours": (ACCUMULATED, False),
+    "without an exchange": (multi_steps(optax.adam(0.1)), False),
+}
+
+
+@pytest.mark.parametrize(("tx", "warns"), WRAPPED.values(), ids=WRAPPED)
+def test_multi_steps_around_an_exchange_is_told(tx, warns):
+    """Once, by what sees the state first; warnings are errors in the tests."""
+    mesh, exchange = mesh_of(N), slamb_jax.Exchange(AXIS)
+    one, of_all = tx.init(START), stack(START, N)
+    ways = [
+        lambda: slamb_jax.replicate((START, one), mesh, exchange),
+        lambda: slamb_jax.on_workers(tx, mesh, exchange).init(of_all),
+    ]
+    for way in ways:
+        if not warns:
+            way()
+            continue
+        with pytest.warns(UserWarning, match="MultiSteps .*jax.accumulate") as caught:
+            way()
+        assert [x.filename for x in caught] == [__file__]
+
+
+def test_nothing_is_communicated_outside_the_conditional():
+    def report(tx):
+        args = stack((START, tx.init(START), START), N)
+        return slamb_jax.wire_report(stepper(tx, "shard_map", N).lower(*args))
+
+    accumulated = report(ACCUMULATED)
+    assert accumulated.collectives
+    assert all(c.conditional for c in accumulated.collectives)
+    assert accumulated.bytes_sent() == 0
+    assert report(SLAMB).bytes_sent() > 0
+
+
+BF16 = jnp.bfloat16
+EACH_ROUNDING = pytest.mark.parametrize("rounding", ["master", "stochastic"])
+
+
+def rounded(x, seed, steps):
+    draw = jax.vmap(lambda t: stochastic_round(x, step_seed(t, seed)))
+    return np.asarray(draw(jnp.arange(1, steps)), np.float32)
+
+
+def test_stochastic_rounding_is_unbiased_and_keeps_what_it_can():
+    """It takes neighbours; zeros, infinities and NaN stay."""
+    x = jnp.float32([1.0, 1.001, -1.0019, 3e-5, -7e20, 255.3])
+    draws = rounded(jnp.broadcast_to(x, (50, 6)), 5, 401).reshape(-1, 6)
+    draws, wide = draws.astype(np.float64), np.asarray(x, np.float64)
+    ulp = 2.0 ** (np.floor(np.log2(np.abs(wide))) - 7)
+    assert (np.abs(draws - wide) < ulp).all()
+    share = wide / ulp - np.floor(wide / ulp)
+    deviation = np.sqrt(share * (1 - share) / len(draws)) * ulp
+    z = np.abs(draws.mean(0) - wide) / np.maximum(deviation, 1e-12 * ulp)
+    assert (z[1:] < 5).all(), z
+    assert (draws[:, 0] == 1).all()  # what is exact stays
+    x = jnp.float32([0.0, -0.0, np.inf, -np.inf, np.nan])
+    draws = rounded(x, 0, 50)
+    chex.assert_trees_all_equal(draws, np.broadcast_to(x, draws.shape))
+
+
+def steps(tx, params, grads, promotion="strict"):
+    """Parameters and state after each step."""
+    with jax.numpy_dtype_promotion(promotion):
+        step = jax.jit(tx.update)
+        state, out = tx.init(params), []
+        for g in grads:
+            updates, state = step(g, state, params)
+            chex.assert_trees_all_equal_dtypes(updates, params)
+            params = optax.apply_updates(params, updates)
+            out.append((params, state))
+    return out
+
+
+def random_run(seed, count=12, *lead):
+    shapes = {"w": (16, 40), "b": (8,), "z": (3,)}
+    params, *grads = (
+        jax.tree.map(lambda x: x.astype(BF16), random_tree(shapes, 20 * seed + t, *n))
+        for t, n in enumerate([(), *[lead] * count])
+    )
+    return params | {"b": params["b"] * BF16(1e-3), "z": jnp.zeros(3, BF16)}, grads
+
+
+def test_the_master_copy_takes_the_steps_of_float32():
+    params, grads = random_run(0)
+    wide, wide_grads = jax.tree.map(lambda x: x.astype(jnp.float32), (params, grads))
+    inner = slamb_jax.lamb(0.02, ALONE)
+    got = steps(slamb_jax.train_in_bfloat16(inner), params, grads)
+    ends = [(state.master, state.inner) for _, state in got]
+    assert_close(ends, steps(inner, wide, wide_grads), units=128)
+
+
+@EACH_ROUNDING
+def test_the_same_bits_under_either_promotion_and_others_of_another_seed(rounding):
+    params, grads = random_run(1, 4)
+    make = functools.partial(slamb_jax.train_in_bfloat16, optax.sgd(0.02), rounding)
+    ends = [steps(make(), params, grads, p)[-1] for p in ("strict", "standard")]
+    chex.assert_trees_all_equal(*ends)
+    other, _ = steps(make(seed=1), params, grads)[-1]
+    assert (other["w"] != ends[0][0]["w"]).any() == (rounding == "stochastic")
+
+
+def test_updates_end_on_the_rounded_master():
+    """Exactly, unless a sign or a factor of 2 is crossed; then within 1/256."""
+    rng = np.random.default_rng(0)
+    p = jnp.asarray(rng.normal(size=20000), BF16)
+    tx = slamb_jax.train_in_bfloat16(optax.identity())
+    update = jax.jit(tx.update)
+    for size in (1e-4, 1e-2, 0.3, 2.0):
+        u = jnp.asarray(rng.normal(size=p.shape) * size, jnp.float32)
+        updates, state = update(u, tx.init(p), p)
+        ends = optax.apply_updates(p, updates), state.master.astype(BF16), p
+        got, want, old = (np.asarray(x, np.float64) for x in ends)
+        near = (want * old > 0) & (np.abs(want) <= 2 * np.abs(old))
+        near &= 2 * np.abs(want) >= np.abs(old)
+        assert near.sum() > 1000
+        chex.assert_trees_all_equal(got[near], want[near])
+        most = np.abs(want - old) / 256 + np.abs(want) / 128
+        assert (np.abs(got - want) <= most)[~near].all()
+
+
+def test_small_steps_are_lost_without_it_and_not_with_it():
+    grads, sgd = [jnp.full(1000, -1.0, BF16)] * 200, optax.sgd(1e-4)  # 2e-2 in all
+    for tx, want in (
+        (sgd, 1.0),
+        (slamb_jax.train_in_bfloat16(sgd), pytest.approx(1.02, abs=2**-8)),
+        (slamb_jax.train_in_bfloat16(sgd, "stochastic"), pytest.approx(1.02, abs=1e-3)),
+    ):
+        params = steps(tx, jnp.ones(1000, BF16), grads, "standard")[-1][0]
+        assert np.asarray(params, np.float64).mean() == want
+
+
+def test_a_16_bit_second_moment_follows_the_32_bit_one():
+    """Rounded to nearest, v stalls as soon as it moves by less than 1/256 of itself."""
+    b2, rng, p = 0.999, np.random.default_rng(0), jnp.zeros(2000)
+    size = np.where(np.arange(4000) < 2000, 1.0, 4.0)  # the gradient grows
+    grads = jnp.asarray(rng.choice([-1.0, 1.0], (4000, 1)) * size[:, None], jnp.float32)
+
+    def end(nu_dtype):
+        alone = {"exchange": ALONE, "b1": 0.0, "b2": b2, "nu_dtype": nu_dtype}
+        tx = slamb_jax.mask_momentum(**alone)
+
+        def one(state, g):
+            return tx.update(jnp.broadcast_to(g, p.shape), state, p)[1], None
+
+        state = jax.jit(lambda s: jax.lax.scan(one, s, grads)[0])(tx.init(p))
+        assert state.nu.dtype == (nu_dtype or jnp.float32)
+        return np.asarray(state.nu, np.float64).mean()
+
+    wide, stalled = end(None), BF16(0.0)
+    for g in size:
+        stalled = (b2 * stalled.astype(np.float32) + (1 - b2) * g**2).astype(BF16)
+    assert end("bfloat16") == pytest.approx(wide, rel=0.005)
+    assert float(stalled) < 0.5 * wide
+
+
+@EACH_ROUNDING
+def test_replicas_that_agree_stay_so_and_averages_count(rounding):
+    """Averaging at every step: the master copies, or what is rounded alike, agree."""
+    inner = slamb_jax.slamb(0.02, slamb_jax.Exchange.paper(AXIS, sync_every=1))
+    tx = slamb_jax.train_in_bfloat16(inner, rounding)
+    params, state = train(tx, *random_run(2, 4, N), "shard_map")[-1]
+    for x in jax.tree.leaves(params):
+        wide = np.asarray(x, np.float64)
+        apart = np.ptp(wide, 0)
+        assert (apart <= np.abs(wide).max(0) / 128 + 1e-6).all()
+        assert (apart == 0).mean() > 0.95
+    if rounding == "master":
+        slamb_jax.assert_replicas_agree(state.master, rtol=1e-5)
+
+
+@EACH_ROUNDING
+@pytest.mark.parametrize(("dtype", "moments"), [(None, 8), ("bfloat16", 4)])
+def test_bytes_of_state(dtype, moments, rounding):
+    params = {"w": jnp.zeros((100, 100), BF16)}
+    inner = slamb_jax.lamb(0.1, ALONE, mu_dtype=dtype, nu_dtype=dtype)
+    state = slamb_jax.train_in_bfloat16(inner, rounding).init(params)
+    held = sum(x.nbytes for x in jax.tree.leaves((params, state)))
+    want = 2 + moments + (4 if rounding == "master" else 0)
+    assert held / 10_000 == pytest.approx(want, abs=0.01)
