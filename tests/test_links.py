@@ -75,21 +75,23 @@ def test_with_identity_each_worker_has_a_momentum_of_its_own(rule):
     chex.assert_trees_all_equal(*runs)
 
 
+def runs_of(between, *compressors):
+    """Of the momentum by itself, with each compressor; None: the exchange's own."""
+    txs = (slamb_jax.mask_momentum(between, compressor=x) for x in compressors)
+    return [train(tx, ZEROS, gradients(4, SHAPES, N), "vmap") for tx in txs]
+
+
 @pytest.mark.parametrize("settings", [{}, {"payload": "uniform8"}, {"overlap": True}])
 def test_the_link_itself_may_be_the_compressor(settings):
     """To the bit, with a selection and without."""
     for between in (exchange(**settings), slamb_jax.Exchange(AXIS, **settings)):
-        grads, runs = gradients(3, SHAPES, N), []
-        of_exchange = slamb_jax.compressors.of_exchange(between)
-        for compressor in (None, randk(between), of_exchange):
-            tx = slamb_jax.mask_momentum(between, compressor=compressor)
-            runs.append(train(tx, ZEROS, grads, "vmap"))
-        chex.assert_trees_all_equal(*runs)
+        given = None, randk(between), slamb_jax.compressors.of_exchange(between)
+        chex.assert_trees_all_equal(*runs_of(between, *given))
 
 
 def test_a_compressor_may_stand_for_the_selection():
     """One that returns M + e: the worker keeps it, and steps by it."""
-    between, runs = exchange(), []
+    between = exchange()
     ours = slamb_jax.compressors.of_exchange(between)
 
     def update(updates, state, params=None):
@@ -97,11 +99,8 @@ def test_a_compressor_may_stand_for_the_selection():
         return jax.tree.map(jnp.add, *sent), state
 
     users = optax.GradientTransformation(ours.init, update)
-    for compressor in (None, users):
-        tx = slamb_jax.mask_momentum(between, compressor=compressor)
-        history = train(tx, ZEROS, gradients(4, SHAPES, N), "vmap")
-        runs.append([(p, state.mu, state.nu) for p, state in history])
-    assert_close(*runs)
+    runs = runs_of(between, None, users)
+    assert_close(*([(p, s.mu, s.nu) for p, s in history] for history in runs))
 
 
 @pytest.mark.parametrize("make", [randk, slamb_jax.compressors.of_exchange])
@@ -115,12 +114,8 @@ def test_the_compressor_that_is_given_is_called(make, between):
         return ours.update(updates, state, params, **extra_args)
 
     counting = optax.GradientTransformationExtraArgs(ours.init, update)
-    grads, runs = gradients(3, SHAPES, N), []
-    for compressor in (None, counting):
-        tx = slamb_jax.mask_momentum(between, compressor=compressor)
-        runs.append(train(tx, ZEROS, grads, "vmap"))
-        assert bool(calls) == (compressor is counting)
-    chex.assert_trees_all_equal(*runs)
+    chex.assert_trees_all_equal(*runs_of(between, None, counting))
+    assert calls
 
 
 @pytest.mark.parametrize("compressor", [

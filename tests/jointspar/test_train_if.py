@@ -114,8 +114,11 @@ def convolution(w, x):
     return jnp.tanh(y[..., 0])
 
 
-@pytest.mark.parametrize("layer", [dense, convolution])
-@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize(
+    ("mapping", "layer"),
+    [(mapping, convolution) for mapping in MAPPINGS]
+    + [(mapping, dense) for mapping in ("vmap", "shard_map")],
+)
 def test_every_mapping(mapping, layer):
     """Also under vmap, with active sets that differ: right, though not faster."""
     n, params, full = 4, arrays()[0], jax.jit(jax.grad(network))
