@@ -90,7 +90,7 @@ laws=(
   tests/test_mean.py::test_what_was_sent_is_the_mean_and_what_rounding_took_of_it
   tests/test_mean.py::test_what_is_not_finite_reaches_all
   tests/test_links.py::test_the_mean_momentum_is_that_of_dense_adam
-  tests/test_momentum.py::test_a_leaf_steps_as_by_itself
+  tests/test_links.py::test_a_leaf_steps_as_by_itself
   tests/test_slamb.py::test_slamb_follows_the_recorded_run
   tests/test_slamb.py::test_one_worker_that_exchanges_all_is_optax_lamb
   tests/test_wrappers.py::test_a_skipped_step_might_as_well_not_have_been
