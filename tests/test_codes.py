@@ -61,29 +61,36 @@ def test_codes_are_those_of_the_formula(payload, size):
     assert_close(sent(payload, x), coded(payload, x, group_of(payload, size)))
 
 
-@drawn
-@sized
-def test_codes_that_are_drawn_are_the_grid_points_beside(payload, size):
-    x = draws(size)
-    y, step = sent(payload, x), grid(payload, x, group_of(payload, size))
+def assert_beside(x, y, step):
+    """Each is one of the two points of its grid beside it."""
     assert (np.abs(y - x) <= 1.0001 * step).all()
     np.testing.assert_allclose(y / step, np.round(y / step), atol=1e-3)
 
 
-@drawn
-def test_right_on_average(payload):
-    x, count = draws(333), 6000
-    seeds = hash_u32(jnp.arange(count, dtype=jnp.uint32), 12345)
-    y = np.asarray(jax.vmap(there_and_back(payload, 333), (None, 0))(x, seeds))
-    error = y.mean(0, dtype=np.float64) - x
-    deviation, spread = y.std(0, dtype=np.float64), np.ptp(y, axis=0)
-    random = (deviation > 0.1 * spread) & (deviation > 0)  # else few fell to one side
+def assert_drawn(x, y, step):
+    """Many draws of each: points of the grid beside it, right on average."""
+    assert_beside(x, y, step)
+    error, deviation = y.mean(0, dtype=np.float64) - x, y.std(0, dtype=np.float64)
+    random = deviation > 0.1 * step  # else few fell to one side
     assert random.sum() > 200
-    z = error[random] / deviation[random] * count**0.5
+    z = error[random] / deviation[random] * len(y) ** 0.5
     assert np.abs(z).max() < 4.5
     assert 0.8 < np.sqrt(np.mean(z**2)) < 1.2  # as by chance, no better and no worse
-    step = grid(payload, x, group_of(payload, 333))
     assert (np.abs(error) / step)[~random].max() < 0.01
+
+
+@drawn
+@sized
+def test_codes_that_are_drawn_are_the_grid_points_beside(payload, size):
+    x = draws(size)
+    assert_beside(x, sent(payload, x), grid(payload, x, group_of(payload, size)))
+
+
+@drawn
+def test_right_on_average(payload):
+    x, seeds = draws(600), hash_u32(jnp.arange(6000, dtype=jnp.uint32), 12345)
+    y = np.asarray(jax.vmap(there_and_back(payload, x.size), (None, 0))(x, seeds))
+    assert_drawn(x, y, grid(payload, x, group_of(payload, x.size)))
 
 
 @drawn

@@ -356,28 +356,35 @@ OUTER = {"sync_every": 9, "outer": optax.sgd(1.0, 0.9)}
 PAPER = slamb_jax.Exchange.paper
 
 
-@pytest.mark.parametrize(
-    ("exchange", "dtypes", "copies"),
-    [
-        (slamb_jax.Exchange(AXIS), {}, 2),
-        (slamb_jax.Exchange(AXIS), {"mu_dtype": "bfloat16"}, 1.5),
-        (PAPER(AXIS), {}, 2),
-        (PAPER(AXIS), {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}, 1),
-        (slamb_jax.Exchange(AXIS, payload=None, sync_every=9), {}, 2),
-        (slamb_jax.Exchange(AXIS, **OUTER), {}, 4),  # the last average, and the trace
-    ],
-)
-def test_the_state_is_two_moments_and_what_an_outer_optimizer_has(
-    exchange, dtypes, copies
-):
-    params = {"a": jnp.zeros((300, 70)), "b": jnp.zeros((70,))}
-    make = slamb_jax.lamb if exchange.selection is None else slamb_jax.slamb
-    state = jax.eval_shape(make(0.1, exchange, **dtypes).init, params)
-    sizes = (
-        sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(y))
-        for y in (state, params)
+BETWEEN, NARROW = slamb_jax.Exchange(AXIS), {"mu_dtype": "bfloat16"}
+LOCAL = slamb_jax.Exchange(AXIS, payload=None, sync_every=9)
+HALF = NARROW | {"nu_dtype": "bfloat16"}
+STATES = [  # of float32 parameters, and the bytes of each
+    (slamb_jax.lamb(0.1, BETWEEN), 8),
+    (slamb_jax.lamb(0.1, BETWEEN, **NARROW), 6),
+    (slamb_jax.slamb(0.1, PAPER(AXIS)), 8),
+    (slamb_jax.slamb(0.1, PAPER(AXIS), **HALF), 4),
+    (slamb_jax.lamb(0.1, LOCAL), 8),
+    (slamb_jax.lamb(0.1, slamb_jax.Exchange(AXIS, **OUTER)), 16),  # last average, trace
+]
+OF_BFLOAT16 = [
+    (slamb_jax.train_in_bfloat16(slamb_jax.lamb(0.1, BETWEEN, **dtypes), rounding), x)
+    for dtypes, rounding, x in (
+        ({}, "master", 12), ({}, "stochastic", 8), (HALF, "master", 8),
+        (HALF, "stochastic", 4),
     )
-    assert next(sizes) / next(sizes) == pytest.approx(copies, rel=0.01)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tx", "nbytes", "dtype"),
+    [(*row, "float32") for row in STATES] + [(*row, "bfloat16") for row in OF_BFLOAT16],
+)
+def test_the_state_is_two_moments_and_what_is_added_to_them(tx, nbytes, dtype):
+    params = {"a": jnp.zeros((300, 70), dtype), "b": jnp.zeros((70,), dtype)}
+    leaves = jax.tree.leaves(jax.eval_shape(tx.init, params))
+    held = sum(x.size * x.dtype.itemsize for x in leaves)
+    assert held / (300 * 70 + 70) == pytest.approx(nbytes, rel=0.01)
 
 
 def temporaries(shape, tx, leaves=1):
