@@ -12,7 +12,6 @@ from optax import contrib
 import slamb_jax
 from slamb_jax import directions
 from tests.close import assert_close
-from tests.compiled import compile_optimized
 from tests.optimizers import descend, gradients, plain, random_tree, standard_promotion
 from tests.workers import AXIS, MAPPINGS, stack, train
 
@@ -397,7 +396,7 @@ def temporaries(shape, tx, leaves=1):
         return optax.apply_updates(params, updates), state
 
     lowered = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, params)
-    memory = compile_optimized(lowered).memory_analysis()
+    memory = lowered.compile().memory_analysis()
     return memory.temp_size_in_bytes / (4 * math.prod(shape))
 
 
