@@ -240,33 +240,40 @@ def test_a_value_that_float32_rounds_out_of_its_range_is_refused():
             slamb_jax.adamw(0.1, ONE, **{name: value})
 
 
-@pytest.mark.parametrize("form", ["sum", "product"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_guides_call_trains_parameters_of_any_type(dtype, form):
+OF_LAMB = {"weight_decay": 0.1, "c_min": 0.1, "c_max": 5.0}
+CALLS = {
+    "adamw": (slamb_jax.adamw, {}), "lion": (slamb_jax.lion, {}),
+    "muon": (slamb_jax.muon, {}), "lamb": (slamb_jax.lamb, OF_LAMB),
+    "lamb, product": (slamb_jax.lamb, OF_LAMB | {"form": "product"}),
+    "slamb": (slamb_jax.slamb, OF_LAMB | {"exchange": PAPER, "b3": 0.7}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, "float32") for name in CALLS]
+    + [(name, "bfloat16") for name in ("adamw", "lion", "muon", "slamb")]
+    + [(name, "float16") for name in ("adamw", "lion", "muon", "lamb, product")],
+)
+def test_the_guides_call_trains_parameters_of_any_type(name, dtype):
     """All that are numbers are arrays of the state, and nothing is compiled anew."""
     params, narrow = optax.tree.cast(PARAMS, dtype), dtype != "float32"
-    # 1 - b**t, of a b that was rounded to float32, is 6e-8 / (1 - 0.99) off.
-    units = 2 if narrow else 512
-    of_lamb = {"form": form, "weight_decay": 0.1, "c_min": 0.1, "c_max": 5.0}
-    for make, exchange, more in (
-        (slamb_jax.adamw, ONE, {}), (slamb_jax.lion, ONE, {}),
-        (slamb_jax.muon, ONE, {}),
-        (slamb_jax.lamb, ONE, of_lamb), (slamb_jax.slamb, PAPER, of_lamb | {"b3": 0.7}),
-    ):  # fmt: skip
-        given = {"learning_rate": 0.01, "exchange": exchange} | more
-        static = "ns_steps" if make is slamb_jax.muon else ()
-        inject = optax.inject_hyperparams(make, static, jnp.float32)
-        got, state = trained(inject(**given), params)
-        want, _ = trained(make(**given), params)
-        # Newton-Schulz multiplies the rounding of small directions.
-        assert_close(got, want, units=units, floor=1e-3)
-        bound = inspect.signature(make).bind(**given)
-        bound.apply_defaults()
-        numbers = {name for name, x in bound.arguments.items() if x is not None}
-        assert state.hyperparams.keys() == NUMBERS & numbers
-        if narrow:
-            with pytest.raises(ValueError, match=r"hyperparam_dtype=jnp\.float32"):
-                optax.inject_hyperparams(make, static)(**given).init(params)
+    make, more = CALLS[name]
+    given = {"learning_rate": 0.01, "exchange": ONE} | more
+    static = "ns_steps" if name == "muon" else ()
+    inject = optax.inject_hyperparams(make, static, jnp.float32)
+    got, state = trained(inject(**given), params)
+    want, _ = trained(make(**given), params)
+    # 1 - b**t, of a b that was rounded to float32, is 6e-8 / (1 - 0.99) off;
+    # Newton-Schulz multiplies the rounding of small directions.
+    assert_close(got, want, units=2 if narrow else 512, floor=1e-3)
+    bound = inspect.signature(make).bind(**given)
+    bound.apply_defaults()
+    numbers = {name for name, x in bound.arguments.items() if x is not None}
+    assert state.hyperparams.keys() == NUMBERS & numbers
+    if narrow:
+        with pytest.raises(ValueError, match=r"hyperparam_dtype=jnp\.float32"):
+            optax.inject_hyperparams(make, static)(**given).init(params)
 
 
 @functools.partial(
