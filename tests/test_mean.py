@@ -60,13 +60,15 @@ def on_workers(payload, tree, mapping="vmap", step=7):
 )
 def test_it_is_the_code_of_the_mean_of_codes(payload, n):
     tree = random_tree(SHAPES, 3, n)
-    means, sent, _ = on_workers(payload, tree)
+    means, sent, lost = on_workers(payload, tree)
     assert_workers_agree(means)
+    assert (lost is None) == (n == 2)  # both decode all codes, and encode no mean
     for name, x in tree.items():
         group = codec_of(payload).group_of(x[0].size)
         want = np.stack([coded(payload, np.asarray(own).ravel(), group) for own in x])
         assert_close(sent[name].reshape(n, -1), want)
-        assert_close(means[name][0].ravel(), coded(payload, want.mean(0), group))
+        mean = want.mean(0) if n == 2 else coded(payload, want.mean(0), group)
+        assert_close(means[name][0].ravel(), mean)
 
 
 @pytest.mark.parametrize(
@@ -238,3 +240,52 @@ def test_a_compressor_of_the_whole_is_an_outer_step_in_float32():
     whole = largest(1.0, decay=0.5)
     txs = (every(3, compressor=x, outer=NESTEROV) for x in (None, whole))
     assert_close(*(to_targets(tx, 0.1, 7) for tx in txs))
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        slamb_jax.compressors.top_k(0.5, AXIS),
+        slamb_jax.compressors.low_rank(1, AXIS),
+        slamb_jax.compressors.of_exchange(slamb_jax.Exchange(AXIS)),
+    ],
+)
+def test_a_compressor_that_leaves_what_it_does_not_send_to_others_is_refused(
+    compressor,
+):
+    tx = every(2, compressor=compressor, outer=NESTEROV)
+    for params in (jnp.ones((2, 4)), {"a": jnp.ones((2, 4))}):
+        with pytest.raises(ValueError, match="give compress_with_error_feedback"):
+            jax.vmap(lambda p: tx.update(p, tx.init(p), p), axis_name=AXIS)(params)
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype"),
+    [
+        ({}, "float32"),
+        ({}, "bfloat16"),
+        ({"overlap": True}, "float32"),
+        ({"outer": NESTEROV}, "float32"),
+        ({"outer": NESTEROV, "overlap": True}, "bfloat16"),
+        ({"outer": NESTEROV, "payload": "uniform8"}, "float32"),
+        ({"outer": NESTEROV, "compressor": largest(0.5)}, "float32"),
+    ],
+)
+def test_an_infinite_constant_stays_as_it_is(settings, dtype):
+    """As a mask of -inf among the parameters, whose gradient is 0."""
+    tx = every(2, **settings)
+    masks = jnp.array([[-jnp.inf, jnp.inf, 0.0]] * 2, dtype)
+
+    def worker(mask, w):
+        p = {"mask": mask, "w": w}
+        state = tx.init(p)
+        for _ in range(5):
+            moves = {"mask": jnp.zeros_like(mask), "w": 0.1 * p["w"]}
+            u, state = tx.update(moves, state, p)
+            p = optax.apply_updates(p, u)
+        return p
+
+    w = jnp.arange(2.0 * 3).reshape(2, 3)
+    trained = jax.jit(jax.vmap(worker, axis_name=AXIS))(masks, w)
+    np.testing.assert_array_equal(trained["mask"], masks)
+    assert jnp.isfinite(trained["w"]).all()

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import operator
 
 import chex
 import jax
@@ -11,7 +12,7 @@ import optax
 import pytest
 
 import slamb_jax
-from slamb_jax._core.leaves import Chosen
+from slamb_jax._core.leaves import unless
 from slamb_jax._core.rounding import step_seed, stochastic_round
 from tests.close import assert_close, assert_same_bits
 from tests.optimizers import exchange, random_tree, slamb
@@ -108,6 +109,50 @@ def test_it_composes(name):
         assert skipper.total_notfinite.tolist() == [total] * N
 
 
+def every_second(count, *_, **__):
+    return count % 2 == 0
+
+
+def choosing(tx):
+    """Takes every second step, by a choice between two states."""
+
+    def update(updates, state, params=None, **extra_args):
+        count, old = state
+        u, new = tx.update(updates, old, params, **extra_args)
+        takes = functools.partial(jnp.where, every_second(count))
+        u = jax.tree.map(lambda x: takes(x, 0.0), u)
+        return u, (count + 1, jax.tree.map(takes, new, old))
+
+    def init(params):
+        return jnp.int32(0), tx.init(params)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+SELDOM = {
+    "conditionally_mask": lambda tx: optax.conditionally_mask(tx, every_second),
+    "conditionally_transform": lambda tx: optax.conditionally_transform(
+        tx, every_second
+    ),
+    "MultiSteps": lambda tx: optax.MultiSteps(tx, 2).gradient_transformation(),
+    "a choice": choosing,
+    "jit": lambda tx: tx._replace(update=jax.jit(tx.update)),
+}
+
+
+@pytest.mark.parametrize("wrap", SELDOM.values(), ids=SELDOM)
+@pytest.mark.parametrize("tx", [ADAMW, slamb()], ids=["adamw", "slamb"])
+def test_around_an_optimizer_that_steps_at_times(tx, wrap):
+    """Whose states stand in two branches, or are chosen between."""
+    bad, start = (1, 2), random_tree(SHAPES, 0)
+    grads = gradients(6, bad)
+    with jax.numpy_dtype_promotion("standard"):
+        skipping = slamb_jax.skip_not_finite(wrap(tx), DEFAULT)
+        got, _ = train(skipping, start, grads, "vmap")[-1]
+        want, _ = train(wrap(tx), start, without(grads, bad), "vmap")[-1]
+    assert_close(got, want)
+
+
 def test_inside_an_accumulation_a_mini_step_spoils_the_step():
     around, start = slamb_jax.accumulate(skipping(), 2), random_tree(SHAPES, 0)
     grads = gradients(6, (2,))
@@ -134,9 +179,11 @@ def test_a_link_keeps_its_state_by_itself(name):
     """A second choice, around all links, costs a GPU passes over the state."""
     tx, params = getattr(slamb_jax, name)(0.1, ALONE), random_tree(SHAPES, 0)
     old, bad = tx.init(params), jax.tree.map(lambda p: p * jnp.nan, params)
-    _, new = tx.update(bad, old, params, skip=jnp.array(True))
-    assert isinstance(new[0], Chosen)
-    assert_same_bits(new[0].state, old[0])
+    skip = jnp.array(True)
+    _, new = tx.update(bad, old, params, skip=skip)
+    assert_same_bits(new[0], old[0])
+    again = unless(skip, old[0], new[0])
+    assert all(map(operator.is_, jax.tree.leaves(new[0]), jax.tree.leaves(again)))
 
 
 def test_float16_with_a_loss_scale():

@@ -64,7 +64,7 @@ class Answer(NamedTuple):
     """
 
     xs: Sequence[jax.Array]
-    sent: Sequence[Sent] | Sequence[jax.Array]
+    sent: Sequence[Sent | jax.Array]
 
 
 def of_exchange(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
@@ -143,11 +143,6 @@ def of_exchange(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
         return Answer(xs, [_put_back(request.at, skip, row) for row in rows]), new
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def takes_requests(state: optax.OptState) -> bool:
-    """Whether this is the state of a compressor that answers a :class:`Request`."""
-    return isinstance(state, OfExchangeState)
 
 
 def unit_to_join(exchange: Exchange, at: AtStep | None, leaf: Leaf) -> int | None:
