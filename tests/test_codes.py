@@ -102,8 +102,11 @@ def test_the_same_seed_gives_the_same_bits(payload):
     assert (rows[0] != rows[1]).any()  # nor do two blocks share their chances
 
 
-@each
-@pytest.mark.parametrize("size", [2**16, 2**18 + 5])
+@pytest.mark.parametrize(
+    ("payload", "size"),
+    [(x, 2**18 + 5) for x in (*COUNTS, *DRAWN, "sign")]
+    + [(x, 2**16) for x in ("ternary", "uniform4", "sign")],
+)
 def test_an_array_has_the_codes_of_its_groups(payload, size):
     """Of a CPU too, which codes a few groups at a time: each with bits of its own."""
     codec, group = codec_of(payload), group_of(payload, size)
