@@ -9,7 +9,6 @@ import pytest
 from jax.sharding import NamedSharding
 
 import slamb_jax
-from slamb_jax.workers import agreement
 from slamb_jax.workers import mesh as meshes
 from tests.optimizers import random_tree, step_on_gradients
 from tests.shards import mesh_4x2
@@ -149,12 +148,19 @@ def test_numbers_of_few_bits_are_compared(dtype, shape):
         check_differ({"w": one}, r"\['w'\] \(of 1", rtol)
 
 
-def test_only_checksums_are_communicated():
+def test_only_checksums_are_communicated(monkeypatch):
     tree = spread(stack(random_tree({"w": (200, 300), "b": (300,)}, 0), N))
-    everywhere = NamedSharding(mesh_of(N), P())
-    compute = jax.jit(meshes.of_each(agreement._checksum), out_shardings=everywhere)
-    report = slamb_jax.wire_report(compute.lower(jax.tree.leaves(tree)))
-    (gather,) = report.collectives
+    sent, compute = [], meshes.computed
+
+    def reported(fun, leaves, spec):
+        there = NamedSharding(mesh_of(N), spec)
+        lowered = jax.jit(fun, out_shardings=there).lower(leaves)
+        sent.extend(slamb_jax.wire_report(lowered).collectives)
+        return compute(fun, leaves, spec)
+
+    monkeypatch.setattr(meshes, "computed", reported)
+    slamb_jax.assert_replicas_agree(tree)
+    (gather,) = sent
     assert (gather.kind, gather.payload_bytes) == ("all-gather", 16)  # of 240 kB
 
 

@@ -15,24 +15,25 @@ from slamb_jax._core.checks import check_range, named_leaves
 from slamb_jax._core.rounding import float32_of, hash_u32, upcast_f32
 from slamb_jax.exchange.nbytes import means_of, share
 from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.workers.mesh import check_replicas, mesh_sharding, raw, stacked
+from slamb_jax.workers import mesh as meshes
+from slamb_jax.workers.mesh import check_replicas, raw, stacked
 
 
 def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
     r"""Raises unless all replicas are the same, and names the leaves that differ.
 
     Replicas must be the same to the bit, and only a 64-bit checksum of each is
-    communicated. With a tolerance, each must be near the first:
+    communicated. With a tolerance, each must be near the first or the same to the bit:
     :math:`\|p_i - p_1\| \le rtol\,\|p_1\|`. Parameters pass with 0 under the default
     exchange, and after :func:`average_parameters`; after
     :func:`average_parameters_every` with 1e-5, in 16 bits with 1e-2. Momenta differ by
     design.
 
-    Call it on the parameters after the first steps if ``optax.multi_transform`` or
-    ``optax.masked`` stands around an exchange: what another optimizer steps follows
-    each worker's own gradients, and nothing averages it. Then give the whole as a
-    direction, ``slamb_jax.mask_momentum(exchange, optax.multi_transform(...))``, or
-    chain ``slamb_jax.average_parameters_every`` behind it, with ``payload=None``.
+    If ``optax.multi_transform`` or ``optax.masked`` stands around an exchange, what
+    another optimizer steps follows each worker's own gradients, and nothing averages
+    it: :func:`per_worker_step` warns of it. Then give the whole as a direction,
+    ``slamb_jax.mask_momentum(exchange, optax.multi_transform(...))``, or chain
+    ``slamb_jax.average_parameters_every`` behind it, with ``payload=None``.
 
     Args:
       tree: arrays with a leading replica axis. Each process must call it.
@@ -114,8 +115,17 @@ def _distances(x: jax.Array) -> jax.Array:
 
 
 def checksums(leaves: list[Any]) -> np.ndarray:
-    """A 64-bit checksum of each replica of each leaf: uint32, (leaves, replicas, 2)."""
-    return stacked(_checksum, list(map(_words_on_host, map(raw, leaves))))
+    """A 64-bit checksum of each replica of each leaf: uint32, (leaves, replicas, 2).
+
+    Leaf by leaf where they lie, since one program of all would take long to compile.
+    The sums are then communicated together.
+    """
+    sums = []
+    for x in map(_words_on_host, map(raw, leaves)):
+        workers = getattr(meshes.mesh_sharding(x), "spec", ())[:1]
+        there = PartitionSpec(*workers)
+        sums.append(jax.block_until_ready(meshes.computed(_checksum, x, there)))
+    return np.asarray(meshes.replicated(jnp.stack, sums))
 
 
 def _words_on_host(x: Any) -> Any:
@@ -143,7 +153,7 @@ def differing_copies(x: Any) -> list[int]:
     same. Where a device holds several replicas, the first stands for all.
     """
     x = raw(x)
-    here = mesh_sharding(x)
+    here = meshes.mesh_sharding(x)
     if not here or here.num_devices * math.prod(here.shard_shape(x.shape)) == x.size:
         return []
     held = [shard.data for shard in x.addressable_shards]

@@ -59,13 +59,15 @@ def replicate(
 
     Raises:
       ValueError: if the mesh lacks an axis of the exchange, a leaf is neither an array
-        nor a number, specs do not fit, or the tree is replicated already; for
-        ``optax.apply_if_finite`` around an exchange; if processes' values differ; for
-        a key in a named tuple of your own without ``equal_keys``.
+        nor a number, or one of 64 bits that 32 do not hold, specs do not fit, or the
+        tree is replicated already; for ``optax.apply_if_finite`` around an exchange; if
+        processes' values differ; for a key in a named tuple of your own without
+        ``equal_keys``.
 
     Warns:
       UserWarning: for ``optax.MultiSteps`` around an exchange, which then exchanges at
-        every mini-step; :func:`accumulate` does not.
+        every mini-step; :func:`accumulate` does not. For parameters that are sharded
+        over a further axis of the mesh without ``param_specs``, which become whole.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
@@ -234,7 +236,8 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
       axes of the mesh, all stay there, and sharded as before.
 
     Raises:
-      ValueError: unless all leaves have a leading axis of the same length.
+      ValueError: unless all leaves have a leading axis of the same length, and for
+        numbers of 64 bits that 32 do not hold.
 
     Examples:
       >>> import jax.numpy as jnp, slamb_jax
