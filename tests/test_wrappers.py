@@ -43,21 +43,30 @@ def without(grads, steps):
 
 ADAMW = slamb_jax.adamw(0.01, DEFAULT)
 OUTER = slamb_jax.Exchange(AXIS, sync_every=2, outer=optax.sgd(0.7))
-LATE = slamb_jax.lion(0.01, slamb_jax.Exchange(AXIS, overlap=True))
+LATER = slamb_jax.Exchange(AXIS, overlap=True)
+LATE = slamb_jax.lion(0.01, LATER)
 CASES = [
-    *((mapping, np.nan, ADAMW) for mapping in MAPPINGS),
-    *(("vmap", value, ADAMW) for value in (-np.inf, 1e20)),  # beyond its square
-    ("shard_map", np.nan, slamb()),
-    ("shard_map", np.nan, LATE),
-    ("shard_map", np.nan, slamb_jax.adamw(0.01, OUTER)),
-    *(("vmap", np.nan, slamb_jax.compress_with_error_feedback(COMPRESSORS[name]))
-      for name in ("top k", "low rank", "by turns")),
-]  # fmt: skip
+    *((mapping, np.nan, ADAMW, DEFAULT) for mapping in MAPPINGS),
+    *(("vmap", value, ADAMW, DEFAULT) for value in (-np.inf, 1e20)),  # its square is
+    *(
+        ("shard_map", np.nan, make(0.01, between), between)
+        for make in (slamb_jax.lamb, slamb_jax.sgd)
+        for between in (DEFAULT, slamb_jax.Exchange(AXIS, payload=None))
+    ),
+    ("shard_map", np.nan, ADAMW, EXCHANGE),
+    ("shard_map", np.nan, slamb(), EXCHANGE),
+    ("shard_map", np.nan, LATE, LATER),
+    ("shard_map", np.nan, slamb_jax.adamw(0.01, OUTER), OUTER),
+    *(
+        ("vmap", np.nan, slamb_jax.compress_with_error_feedback(x), DEFAULT)
+        for x in map(COMPRESSORS.get, ("top k", "low rank", "by turns"))
+    ),
+]
 
 
-@pytest.mark.parametrize(("mapping", "value", "tx"), CASES)
-def test_a_skipped_step_might_as_well_not_have_been(mapping, value, tx):
-    bad, tx = (1, 3, 4), slamb_jax.skip_not_finite(tx, EXCHANGE)
+@pytest.mark.parametrize(("mapping", "value", "tx", "exchange"), CASES)
+def test_a_skipped_step_might_as_well_not_have_been(mapping, value, tx, exchange):
+    bad, tx = (1, 3, 4), slamb_jax.skip_not_finite(tx, exchange)
     grads = gradients(7, bad, value)
     params = random_tree(SHAPES, 0) | {"b": jnp.full(16, -0.0)}  # whose sign is kept
     history = train(tx, params, grads, mapping)
@@ -163,15 +172,26 @@ def test_inside_an_accumulation_a_mini_step_spoils_the_step():
 
 
 @pytest.mark.parametrize("mapping", ["shard_map", "shard_map_unchecked"])
-def test_it_sends_one_number_and_needs_no_conditional(mapping):
+@pytest.mark.parametrize(
+    ("tx", "exchange", "more"),
+    [
+        (ADAMW, DEFAULT, 0),  # the mean tells all
+        (LATE, LATER, 4),  # what it tells it tells at the next step
+        (slamb_jax.adamw(0.01, OUTER), OUTER, 4),
+    ],
+)
+def test_it_sends_one_number_or_none_and_needs_no_conditional(
+    mapping, tx, exchange, more
+):
     params, sent = random_tree(SHAPES, 0), []
-    for tx in (ADAMW, slamb_jax.skip_not_finite(ADAMW, DEFAULT)):
-        run = over_workers(lambda g, s, p, tx=tx: tx.update(g, s, p), mapping, N)
-        args = stack(params, N), stack(tx.init(params), N), stack(params, N)
+    for made in (tx, slamb_jax.skip_not_finite(tx, exchange)):
+        run = over_workers(lambda *args, made=made: made.update(*args), mapping, N)
+        args = stack(params, N), stack(made.init(params), N), stack(params, N)
         report = slamb_jax.wire_report(run.lower(*args))
         sent.append(sum(c.payload_bytes for c in report.collectives))
-        assert not any(c.conditional for c in report.collectives)
-    assert sent[1] - sent[0] == 4
+        averages = exchange.outer is not None
+        assert any(c.conditional for c in report.collectives) == averages
+    assert sent[1] - sent[0] == more
 
 
 @pytest.mark.parametrize("name", ["adamw", "lion", "sgd", "lamb"])

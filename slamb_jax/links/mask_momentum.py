@@ -43,7 +43,7 @@ from slamb_jax.compressors.of_exchange import (
     of_exchange,
     unit_to_join,
 )
-from slamb_jax.exchange.collectives import psum_each
+from slamb_jax.exchange.collectives import pany, psum_each
 from slamb_jax.exchange.selections import AtStep, selection_at
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.compress import check_keeps_nothing, without_residual
@@ -288,18 +288,33 @@ def mask_momentum(
         state: MaskMomentumState,
         params: optax.Params | None = None,
         skip: jax.Array | None = None,
+        poisoned: jax.Array | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, MaskMomentumState]:
         axes.check_local(updates, exchange.axis_name, exchange.shard_axes)
         checks.check_gradients(updates, state.mu)
+        tells = exchange.averages_momentum and not exchange.overlap
+        if poisoned is not None and not tells:
+            skip, poisoned = pany(poisoned, exchange.axis_name), None
         extra_args |= {} if skip is None else {"skip": skip}
         rule = rule_at(next_step(state.count), skip)
         leaves = _read_leaves(exchange, b1, updates, state, params, rule)
         rows = leaves.joined.rows
         # 1. x, what this worker has.
         own = [ahead(rule, row) for row in rows]
+        if poisoned is not None:  # where all that one worker sends is NaN, all M is
+            nan = jnp.float32(jnp.nan)
+            own = [a._replace(x=jnp.where(poisoned, nan, a.x)) for a in own]
         # 2. M, the mean of what the workers send of it, and e, what this one does not.
         own, sent, compressor = send(rule, leaves, own, state, params, extra_args)
+        if poisoned is not None:
+            # M is the same on all workers, who so agree.
+            means = [x.mean for x in sent if isinstance(x, Sent) and x.mean.size]
+            if means:
+                skip = ~jnp.isfinite(means[0].reshape(-1)[0])
+            else:
+                skip = pany(poisoned, exchange.axis_name)
+            extra_args, rule = extra_args | {"skip": skip}, rule._replace(skip=skip)
         # 3. What the step takes, and what the worker keeps.
         if rule.agrees:  # or what was computed of g, m and v would be kept until now
             rows = [row.read_anew() for row in rows]
