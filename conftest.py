@@ -10,9 +10,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of the tests' time is spent compiling programs that run for milliseconds.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # Half of that time goes into newer emitters of kernels, which 0.10 can do without, and
-# 0.12 cannot. XLA takes the last of flags of one name.
+# 0.12 cannot; a quarter of the rest into cutting small programs for many threads. XLA
+# takes the last of flags of one name.
 os.environ["XLA_FLAGS"] = " ".join([
     "--xla_force_host_platform_device_count=8",
+    "--xla_cpu_parallel_codegen_split_count=1",
     "--xla_cpu_use_fusion_emitters=false"
     if metadata.version("jaxlib").startswith("0.10.")
     and os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1"

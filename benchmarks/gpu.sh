@@ -90,12 +90,12 @@ laws=(
   tests/test_mean.py::test_what_was_sent_is_the_mean_and_what_rounding_took_of_it
   tests/test_mean.py::test_what_is_not_finite_reaches_all
   tests/test_links.py::test_the_mean_momentum_is_that_of_dense_adam
-  tests/test_momentum.py::test_a_leaf_steps_as_by_itself
+  tests/test_links.py::test_a_leaf_steps_as_by_itself
   tests/test_slamb.py::test_slamb_follows_the_recorded_run
   tests/test_slamb.py::test_one_worker_that_exchanges_all_is_optax_lamb
-  tests/test_finite.py::test_a_skipped_step_might_as_well_not_have_been
-  tests/test_bfloat16.py::test_the_master_copy_takes_the_steps_of_float32
-  tests/test_average.py::test_local_steps_end_at_the_minimum_of_the_mean
+  tests/test_wrappers.py::test_a_skipped_step_might_as_well_not_have_been
+  tests/test_wrappers.py::test_the_master_copy_takes_the_steps_of_float32
+  tests/test_mean.py::test_local_steps_end_at_the_minimum_of_the_mean
 )
 part laws 90 env XLA_PYTHON_CLIENT_PREALLOCATE=false \
   JAX_DISABLE_MOST_OPTIMIZATIONS=$unoptimized \

@@ -4,6 +4,8 @@ Each function takes the parameters, gradients as ``grads[t][i]`` of worker i, an
 the parameters of every worker in the end. Float64 throughout.
 """
 
+import collections
+
 import numpy as np
 import optax
 from scipy import fft
@@ -15,12 +17,22 @@ def wide(tree):
     return {name: np.asarray(x, np.float64) for name, x in tree.items()}
 
 
-def like(tree):
-    return {name: np.zeros(x.shape) for name, x in tree.items()}
-
-
 def mean(trees):
     return {name: np.mean([t[name] for t in trees], 0) for name in trees[0]}
+
+
+def stepped(params, grads, way):
+    """All take one step: ``way(t, k, gs, p)`` is that of leaf k at step t from 1."""
+    p = wide(params)
+    for t, gs in enumerate(grads, 1):
+        for k in p:
+            p[k] = p[k] - way(t, k, [np.float64(g[k]) for g in gs], p[k])
+    return [p] * len(grads[0])
+
+
+def memory():
+    """Arrays by worker and leaf that begin as 0."""
+    return collections.defaultdict(float)
 
 
 def dense(params, grads, *, optimizer, dtype=np.float32):
@@ -77,38 +89,30 @@ class Signs:
         q = [self.coded(x) for x in xs]
         average = np.mean(q, 0)
         shared = self.coded(average)
-        lost, waits = self.n * (average - shared).ravel(), []
-        step = self.block(lost.size)
-        for i in range(self.n):
-            e = (xs[i] - q[i]).ravel()
-            for start in range(0, lost.size, step):
-                if self.owner[name, start // step] == i:
-                    e[start : start + step] += lost[start : start + step]
-            waits.append(e.reshape(xs[i].shape))
-        return shared, waits
+        lost, step = self.n * (average - shared), self.block(average.size)
+        owners = [self.owner[name, i // step] for i in range(average.size)]
+        owners = np.reshape(owners, average.shape)
+        return shared, [xs[i] - q[i] + (owners == i) * lost for i in range(self.n)]
 
 
 def one_bit(params, grads, *, rate, warmup, eps, scaled):
-    p, n = wide(params), len(grads[0])
-    m, v, signs = [like(p) for _ in range(n)], like(p), Signs(p, n)
-    for t, gs in enumerate(grads, 1):
-        seen = min(t, warmup)
-        for k in p:
-            xs = [0.9 * m[i][k] + 0.1 * gs[i][k] for i in range(n)]
-            if t <= warmup:
-                shared, waits = np.mean(xs, 0), [0.0] * n
-            else:
-                shared, waits = signs(k, xs)
-            for i in range(n):  # m = q + e / b1, where q = x - e
-                m[i][k] = xs[i] - waits[i] + waits[i] / 0.9
-            hat = shared / (1 - 0.9**t)
-            if t <= warmup:
-                v[k] = 0.999 * v[k] + 0.001 * hat**2
-            root = np.sqrt(v[k] / (1 - 0.999**seen))
-            u = np.where(v[k] > 0, hat / (root + eps), 0.0)
-            c = np.linalg.norm(p[k]) / np.linalg.norm(u) if scaled else 1.0
-            p[k] = p[k] - rate * c * u
-    return [p] * n
+    m, v, signs = memory(), memory(), Signs(params, len(grads[0]))
+
+    def way(t, k, gs, p):
+        xs = [0.9 * m[i, k] + 0.1 * g for i, g in enumerate(gs)]
+        shared, waits = np.mean(xs, 0), [0.0] * len(xs)
+        if t > warmup:
+            shared, waits = signs(k, xs)
+        for i, x in enumerate(xs):  # m = q + e / b1, where q = x - e
+            m[i, k] = x - waits[i] + waits[i] / 0.9
+        hat = shared / (1 - 0.9**t)
+        if t <= warmup:
+            v[k] = 0.999 * v[k] + 0.001 * hat**2
+        root = np.sqrt(v[k] / (1 - 0.999 ** min(t, warmup)))
+        u = np.where(v[k] > 0, hat / (root + eps), 0.0)
+        return rate * u * (np.linalg.norm(p) / np.linalg.norm(u) if scaled else 1.0)
+
+    return stepped(params, grads, way)
 
 
 def vote(xs):
@@ -118,23 +122,19 @@ def vote(xs):
 
 
 def signsgd(params, grads, *, rate):
-    p = wide(params)
-    for gs in grads:
-        for k in p:
-            p[k] = p[k] - rate * vote([g[k] for g in gs])
-    return [p] * len(grads[0])
+    return stepped(params, grads, lambda t, k, gs, p: rate * vote(gs))
 
 
 def distributed_lion(params, grads, *, rate, decay):
-    p, n = wide(params), len(grads[0])
-    m = [like(p) for _ in range(n)]
-    for gs in grads:
-        for k in p:
-            u = vote([0.9 * m[i][k] + 0.1 * gs[i][k] for i in range(n)])
-            for i in range(n):
-                m[i][k] = 0.99 * m[i][k] + 0.01 * gs[i][k]
-            p[k] = p[k] - rate * (u + decay * p[k])
-    return [p] * n
+    m = memory()
+
+    def way(t, k, gs, p):
+        u = vote([0.9 * m[i, k] + 0.1 * g for i, g in enumerate(gs)])
+        for i, g in enumerate(gs):
+            m[i, k] = 0.99 * m[i, k] + 0.01 * g
+        return rate * (u + decay * p)
+
+    return stepped(params, grads, way)
 
 
 def largest(x, count):
@@ -145,57 +145,38 @@ def largest(x, count):
 
 
 def dgc(params, grads, *, rate, share):
-    p, n = wide(params), len(grads[0])
-    us, vs = ([like(p) for _ in range(n)] for _ in range(2))
-    for gs in grads:
-        for k in p:
-            sent = []
-            for u, v, g in zip(us, vs, gs, strict=True):
-                u[k] = 0.9 * u[k] + g[k]
-                v[k] = v[k] + u[k]
-                count = max(1, round(share * v[k].size))
-                mask = largest(v[k].ravel(), count).reshape(v[k].shape)
-                sent.append(np.where(mask, v[k], 0.0))
-                u[k], v[k] = np.where(mask, 0.0, u[k]), np.where(mask, 0.0, v[k])
-            p[k] = p[k] - rate * np.mean(sent, 0)
-    return [p] * n
+    u, v = memory(), memory()
+
+    def way(t, k, gs, p):
+        sent = []
+        for i, g in enumerate(gs):
+            u[i, k] = 0.9 * u[i, k] + g
+            v[i, k] = v[i, k] + u[i, k]
+            mask = largest(v[i, k].ravel(), max(1, round(share * g.size)))
+            mask = mask.reshape(g.shape)
+            sent.append(np.where(mask, v[i, k], 0.0))
+            u[i, k], v[i, k] = (np.where(mask, 0.0, x[i, k]) for x in (u, v))
+        return rate * np.mean(sent, 0)
+
+    return stepped(params, grads, way)
 
 
 def powersgd_sgd(params, grads, *, rate, first_q):
     """``first_q``: the first Q of each leaf; empty for one that is sent whole."""
-    p, n, q = wide(params), len(grads[0]), wide(first_q)
-    errors = [like(p) for _ in range(n)]
-    for gs in grads:
-        for k in p:
-            xs = [gs[i][k] + errors[i][k] for i in range(n)]
-            u = np.mean(xs, 0)
-            if q[k].size:
-                xs = [x.reshape(-1, len(q[k])) for x in xs]
-                product = np.mean([x @ q[k] for x in xs], 0)
-                basis = np.linalg.svd(product, full_matrices=False)[0]
-                q[k] = np.mean([x.T @ basis for x in xs], 0)
-                u = (basis @ q[k].T).reshape(u.shape)
-                for i, x in enumerate(xs):
-                    errors[i][k] = (x - basis @ basis.T @ x).reshape(u.shape)
-            p[k] = p[k] - rate * u
-    return [p] * n
+    q, errors = wide(first_q), memory()
 
+    def way(t, k, gs, p):
+        if not q[k].size:
+            return rate * np.mean(gs, 0)
+        xs = [(g + errors[i, k]).reshape(-1, len(q[k])) for i, g in enumerate(gs)]
+        product = np.mean([x @ q[k] for x in xs], 0)
+        basis = np.linalg.svd(product, full_matrices=False)[0]
+        q[k] = np.mean([x.T @ basis for x in xs], 0)
+        for i, x in enumerate(xs):
+            errors[i, k] = (x - basis @ basis.T @ x).reshape(p.shape)
+        return rate * (basis @ q[k].T).reshape(p.shape)
 
-class Adam:
-    """Of one worker, by leaf."""
-
-    def __init__(self, rate):
-        self.rate, self.t, self.m, self.v = rate, 0, {}, {}
-
-    def __call__(self, params, grads):
-        self.t += 1
-        return {k: p + self.step(k, grads[k]) for k, p in params.items()}
-
-    def step(self, k, g):
-        self.m[k] = 0.9 * self.m.get(k, 0.0) + 0.1 * g
-        self.v[k] = 0.999 * self.v.get(k, 0.0) + 0.001 * g**2
-        m, v = self.m[k] / (1 - 0.9**self.t), self.v[k] / (1 - 0.999**self.t)
-        return -self.rate * m / (np.sqrt(v) + 1e-8)
+    return stepped(params, grads, way)
 
 
 class Optax:
@@ -232,13 +213,15 @@ def outer(params, grads, *, local, every, step, sent=None):
 
 
 def diloco(params, grads, *, local, every, rate, momentum):
-    trace = {}
+    trace = memory()
 
     def nesterov(k, way):
-        trace[k] = momentum * trace.get(k, 0.0) + way
+        trace[k] = momentum * trace[k] + way
         return rate * (momentum * trace[k] + way)
 
-    return outer(params, grads, local=local, every=every, step=nesterov)
+    return outer(
+        params, grads, local=lambda: Optax(local, params), every=every, step=nesterov
+    )
 
 
 def two_bits(x, share):
@@ -269,13 +252,13 @@ def grid(name, x):
 
 def sparseloco(params, grads, *, rate, every, share):
     """With local steps of SGD, whose sizes have no ties, as the first ones of Adam."""
-    waits = {}
+    waits = memory()
 
     def sgd(p, g):
         return {k: x - rate * g[k] for k, x in p.items()}
 
     def sent(i, k, way):
-        x = 0.95 * waits.get((i, k), 0.0) + way
+        x = 0.95 * waits[i, k] + way
         waits[i, k] = x - (q := two_bits(x, share))
         return q
 
@@ -285,31 +268,26 @@ def sparseloco(params, grads, *, rate, every, share):
 
 def demo(params, grads, *, rate, chosen, matrix):
     """``matrix``: of each leaf rows and columns."""
-    p, n = wide(params), len(grads[0])
-    errors = [like(p) for _ in range(n)]
+    errors = memory()
 
     def side(size):
         return max(s for s in range(1, 65) if size % s == 0)
 
-    for t, gs in enumerate(grads):
-        for k, (rows, columns) in matrix.items():
-            a, b = side(rows), side(columns)
-            update = np.zeros((rows, columns))
-            for top in range(0, rows, a):
-                for left in range(0, columns, b):
-                    here = np.s_[top : top + a, left : left + b]
-                    total = np.zeros((a, b))
-                    for i in range(n):
-                        error = errors[i][k].reshape(rows, columns)  # a view
-                        g = gs[i][k].reshape(rows, columns)
-                        x = 0.999 * error[here] + rate(t) * g[here]
-                        c = fft.dctn(x, norm="ortho").ravel()
-                        c[~largest(c, chosen)] = 0
-                        error[here] = x - fft.idctn(c.reshape(a, b), norm="ortho")
-                        total += c.reshape(a, b)
-                    update[here] = np.sign(fft.idctn(total / n, norm="ortho"))
-            p[k] = p[k] - rate(t) * update.reshape(p[k].shape)
-    return [p] * n
+    def way(t, k, gs, p):
+        (rows, columns), step = matrix[k], rate(t - 1)
+        a, b = side(rows), side(columns)
+        chunks = rows // a, a, columns // b, b
+        sent = []
+        for i, g in enumerate(gs):
+            x = 0.999 * errors[i, k] + step * g.reshape(chunks)
+            c = fft.dctn(x, norm="ortho", axes=(1, 3)).swapaxes(1, 2)
+            flat = c.reshape(-1, a * b)
+            c = np.where(largest(flat, chosen), flat, 0.0).reshape(c.shape)
+            sent.append(fft.idctn(c.swapaxes(1, 2), norm="ortho", axes=(1, 3)))
+            errors[i, k] = x - sent[i]
+        return step * np.sign(np.mean(sent, 0)).reshape(p.shape)
+
+    return stepped(params, grads, way)
 
 
 def orthogonal(x):
@@ -324,19 +302,22 @@ def orthogonal(x):
 
 
 def dion2(params, grads, *, rate, momentum, matrix, rows):
-    p, n = wide(params), len(grads[0])
-    ms = [{k: np.zeros(shape) for k, shape in matrix.items()} for _ in range(n)]
-    adam = Adam(rate / 3)
-    for t, gs in enumerate(grads):
-        rest = {k: x for k, x in p.items() if k not in matrix}
-        p |= adam(rest, mean([wide(g) for g in gs]))
-        for (k, shape), chosen in zip(matrix.items(), rows[t], strict=True):
-            for m, g in zip(ms, map(wide, gs), strict=True):
-                m[k] = m[k] + g[k].reshape(shape)
-            u = np.zeros(shape)
-            u[chosen] = orthogonal(np.mean([m[k][chosen] for m in ms], 0))
-            scale = max(1, shape[1] / shape[0]) ** 0.5
-            p[k] = p[k] - rate * scale * u.reshape(p[k].shape)
-            for m in ms:
-                m[k][chosen] *= momentum
-    return [p] * n
+    """``rows``: those that are sent, of each leaf of ``matrix`` at each step."""
+    m = memory()
+    rest = {k: x for k, x in params.items() if k not in matrix}
+    adam, others = Optax(optax.adam(rate / 3), rest), wide(rest)
+    for gs in grads:
+        others = adam(others, mean([{k: g[k] for k in rest} for g in gs]))
+
+    def way(t, k, gs, p):
+        chosen, shape = rows[t - 1][k], matrix[k]
+        for i, g in enumerate(gs):
+            m[i, k] = m[i, k] + g.reshape(shape)
+        u = np.zeros(shape)
+        u[chosen] = orthogonal(np.mean([m[i, k][chosen] for i in range(len(gs))], 0))
+        for i in range(len(gs)):
+            m[i, k][chosen] *= momentum
+        return rate * max(1, shape[1] / shape[0]) ** 0.5 * u.reshape(p.shape)
+
+    of_matrices = {k: x for k, x in params.items() if k in matrix}
+    return [p | others for p in stepped(of_matrices, grads, way)]

@@ -3,8 +3,6 @@
 A program of its own, run by ``test_replicas.py``; it says what was stepped.
 """
 
-import functools
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -41,26 +39,11 @@ def assembled(x):
     return jax.make_array_from_single_device_arrays(x.shape, x.sharding, shards)
 
 
-def twice(of, state):
-    return {"p": state["p"], "ema": of(state["p"])}, BATCH
-
-
-def with_batch(of, state):
-    return state, BATCH | {"teacher": of(state["p"])}
-
-
-def with_key(of, state):
-    return state | {"words": of(state["rng"])}, BATCH
-
-
-KINDS = {
-    **{f"twice, {f.__name__}": functools.partial(twice, f)
-       for f in (same, new_array, assembled, np.asarray)},
-    **{f"in the batch, {f.__name__}": functools.partial(with_batch, f)
-       for f in (same, new_array)},
-    **{f"keys, {f.__name__}": functools.partial(with_key, f)
-       for f in (same, jax.random.key_data)},
-}  # fmt: skip
+KINDS = [  # an array of the state, where it is again, and as what
+    *(("p", "ema", again) for again in (same, new_array, assembled, np.asarray)),
+    *(("p", "teacher", again) for again in (same, new_array)),
+    *(("rng", "words", again) for again in (same, jax.random.key_data)),
+]
 
 
 def values(tree):
@@ -72,16 +55,20 @@ def values(tree):
 
 
 def check(name, run, begin, kinds=KINDS):
-    for kind, shared in kinds.items():
+    for array, place, again in kinds:
         state = begin(START)
         for _ in range(2):  # a state of the user's, and one that a step returned
-            state, batch = shared(state)
+            shared, batch = {place: again(state[array])}, BATCH
+            if place == "teacher":
+                batch = batch | shared
+            else:
+                state = state | shared
             alone, given = jax.tree.map(jnp.copy, (state, batch)), values(batch)
             state, report = run(state, batch, KEY)
             want = run(*alone, KEY)
             chex.assert_trees_all_equal(values((state, report)), values(want))
             chex.assert_trees_all_equal(values(batch), given)  # it is not donated
-        print(f"{name}: {kind}", flush=True)
+        print(f"{name}: {array} in {place}, {again.__name__}", flush=True)
 
 
 def main():
@@ -90,16 +77,14 @@ def main():
 
     def on_mesh(name, mesh, exchange, **kinds):
         run = slamb_jax.per_worker_step(step, mesh, exchange)
-        begin = functools.partial(slamb_jax.replicate, mesh=mesh, exchange=exchange)
-        check(name, run, begin, **kinds)
+        check(name, run, lambda x: slamb_jax.replicate(x, mesh, exchange), **kinds)
 
     on_mesh("on a mesh", mesh, exchange)
     on_mesh("sharded", mesh_4x2(), sharded)
     simulated = slamb_jax.simulated_step(step, N, exchange)
     check("simulated", simulated, lambda x: slamb_jax.simulated_replicas(x, N))
     with jax.set_mesh(mesh):
-        one = {"twice, same": KINDS["twice, same"]}
-        on_mesh("under set_mesh", mesh, exchange, kinds=one)
+        on_mesh("under set_mesh", mesh, exchange, kinds=KINDS[:1])
 
 
 if __name__ == "__main__":

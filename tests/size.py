@@ -23,13 +23,6 @@ import slamb_jax
 ROOT = Path(slamb_jax.__file__).parent
 LIMITS = Path(__file__).with_suffix(".json")
 SHAPES = {"w": (512, 512), "b": (512,), "v": (100, 200)}
-NOT_CODE = {
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
 
 
 def lines(path):
@@ -43,7 +36,7 @@ def lines(path):
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             comments += 1
-        elif token.type not in NOT_CODE:
+        elif token.string.strip():  # else an end of a line, or its indentation
             code |= set(range(token.start[0], token.end[0] + 1))
     return len(code - docstrings), comments
 

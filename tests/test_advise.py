@@ -15,7 +15,6 @@ from slamb_jax.advisor import Advice, StepCost
 from slamb_jax.advisor.advice import RECORDED
 from slamb_jax.exchange import collectives
 from slamb_jax.exchange.selections import Strided
-from tests.compiled import compile_optimized
 from tests.optimizers import train_step
 from tests.workers import AXIS, P, over_workers
 
@@ -43,7 +42,7 @@ def test_dense_bytes_are_those_of_the_compiled_program(dtype):
 
     grads = {name: LIKE((N, *shape)) for name, shape in SHAPES.items()}
     lowered = over_workers(mean, "shard_map_unchecked", N).lower(grads)
-    sent = slamb_jax.wire_report(compile_optimized(lowered)).bytes_sent()
+    sent = slamb_jax.wire_report(lowered).bytes_sent()
     cost = getattr(advise(PARAMS), "dense" if dtype == "float32" else "dense_bfloat16")
     assert cost.bytes_per_step == pytest.approx(sent, rel=0.01)
 
@@ -91,8 +90,7 @@ def test_traffic_is_that_of_the_compiled_program(name):
     params = jax.tree.map(lambda x: jnp.ones(x.shape), PARAMS)
     state = slamb_jax.replicate((params, jax.jit(tx.init)(params)), mesh, exchange)
     run = slamb_jax.per_worker_step(train_step(tx, loss), mesh, exchange)
-    compiled = compile_optimized(run.lower(state, jnp.ones((N, 1))))
-    report = slamb_jax.wire_report(compiled)
+    report = slamb_jax.wire_report(run.lower(state, jnp.ones((N, 1))))
     every = exchange.sync_every
     assert bool(report.bytes_sent(conditional=True)) == (every > 1)
 
@@ -265,3 +263,44 @@ def test_latency_is_what_fewer_bytes_do_not_shorten(exchange, messages, said):
     assert cost.latency_seconds == pytest.approx(messages * 0.02)
     assert cost.exchange_seconds == pytest.approx(cost.latency_seconds, rel=1e-3)
     assert ("fewer exchanges do" in " ".join(str(far).split())) == said
+
+
+PART = {"selection": Strided(0.1), "payload": None}
+DUE = [  # at the steps 1 to 7
+    ({}, [1, 2, 3, 4, 5, 6, 7]),
+    ({"sync_every": 3, "payload": None}, [1, 4, 7]),
+    ({"sync_every": 3, "outer": optax.sgd(1.0)}, [3, 6]),
+    ({"sync_every": 1, "outer": optax.sgd(1.0)}, [1, 2, 3, 4, 5, 6, 7]),
+    ({"sync_every": 3} | PART, [1, 4, 7]),
+    ({"sync_every": None} | PART, []),
+]
+
+
+@pytest.mark.parametrize(("settings", "due"), DUE)
+def test_the_steps_that_average(settings, due):
+    exchange = slamb_jax.Exchange(AXIS, **settings)
+    assert [t for t in range(1, 8) if exchange.averages_at(t)] == due
+    assert exchange.averages_momentum == (settings == {})
+
+
+@pytest.mark.parametrize("share", [1.0, 0.07, 0.06, 0.03, 0.01, 0.005])
+def test_a_budget_is_kept_and_used(share):
+    params = {"w": jax.ShapeDtypeStruct((2048, 2048), jnp.float32)}
+    asked = slamb_jax.Exchange(AXIS, overlap=True)
+    network, seconds = slamb_jax.Network(8, 1e9), {"step_seconds": 1.0}
+    advice = slamb_jax.advise(params, network, asked, budget=share, **seconds)
+    exchange, payloads = advice.exchange, [*RECORDED]
+    assert exchange.overlap
+    assert advice.share == exchange.share(params) <= share
+    assert advice == slamb_jax.advise(params, network, exchange, **seconds)
+    place = payloads.index(exchange.payload)
+    if place > 0:
+        more = dataclasses.replace(exchange, payload=payloads[place - 1])
+        assert more.share(params) > share
+
+
+@pytest.mark.parametrize("size", [10_000, 100_000, 10_000_000])
+def test_few_bits_spends_about_what_the_paper_does(size):
+    params = [jax.ShapeDtypeStruct((size // 100, 100), jnp.float32)]
+    share = slamb_jax.Exchange.few_bits("data").share(params)
+    assert 0.1 < share < slamb_jax.Exchange.paper("data").share(params) + 0.02

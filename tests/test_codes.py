@@ -16,8 +16,8 @@ from tests.naive import COUNTS, DRAWN, coded, grid, in_blocks
 each = pytest.mark.parametrize("payload", [*COUNTS, *DRAWN, "sign"])
 certain = pytest.mark.parametrize("payload", COUNTS)
 drawn = pytest.mark.parametrize("payload", DRAWN)
-# Of each kind of block.
-sized = pytest.mark.parametrize("size", [300, 5000, 2**16 + 300])
+SIZES = 300, 5000, 2**16 + 300  # of each kind of block
+sized = pytest.mark.parametrize("size", SIZES)
 
 
 def draws(size, seed=0):
@@ -47,36 +47,50 @@ def sent(payload, x, seed=5):
     return np.asarray(there_and_back(payload, x.size)(jnp.asarray(x), jnp.uint32(seed)))
 
 
-@pytest.mark.parametrize("payload", [*COUNTS, "sign"])
-@sized
+@pytest.mark.parametrize(
+    ("payload", "size"),  # each payload, and two of them at all sizes
+    [(x, s) for x in ("ternary", "largest_of_7", "sign") for s in SIZES]
+    + [
+        (x, SIZES[i % 3])
+        for i, x in enumerate(COUNTS)
+        if x not in ("ternary", "largest_of_7")
+    ],
+)
 def test_codes_are_those_of_the_formula(payload, size):
     x = draws(size)
     assert_close(sent(payload, x), coded(payload, x, group_of(payload, size)))
+
+
+def assert_beside(x, y, step):
+    """Each is one of the two points of its grid beside it."""
+    assert (np.abs(y - x) <= 1.0001 * step).all()
+    np.testing.assert_allclose(y / step, np.round(y / step), atol=1e-3)
+
+
+def assert_drawn(x, y, step):
+    """Many draws of each: points of the grid beside it, right on average."""
+    assert_beside(x, y, step)
+    error, deviation = y.mean(0, dtype=np.float64) - x, y.std(0, dtype=np.float64)
+    random = deviation > 0.1 * step  # else few fell to one side
+    assert random.sum() > 200
+    z = error[random] / deviation[random] * len(y) ** 0.5
+    assert np.abs(z).max() < 4.5
+    assert 0.8 < np.sqrt(np.mean(z**2)) < 1.2  # as by chance, no better and no worse
+    assert (np.abs(error) / step)[~random].max() < 0.01
 
 
 @drawn
 @sized
 def test_codes_that_are_drawn_are_the_grid_points_beside(payload, size):
     x = draws(size)
-    y, step = sent(payload, x), grid(payload, x, group_of(payload, size))
-    assert (np.abs(y - x) <= 1.0001 * step).all()
-    np.testing.assert_allclose(y / step, np.round(y / step), atol=1e-3)
+    assert_beside(x, sent(payload, x), grid(payload, x, group_of(payload, size)))
 
 
 @drawn
 def test_right_on_average(payload):
-    x, count = draws(333), 6000
-    seeds = hash_u32(jnp.arange(count, dtype=jnp.uint32), 12345)
-    y = np.asarray(jax.vmap(there_and_back(payload, 333), (None, 0))(x, seeds))
-    error = y.mean(0, dtype=np.float64) - x
-    deviation, spread = y.std(0, dtype=np.float64), np.ptp(y, axis=0)
-    random = (deviation > 0.1 * spread) & (deviation > 0)  # else few fell to one side
-    assert random.sum() > 200
-    z = error[random] / deviation[random] * count**0.5
-    assert np.abs(z).max() < 4.5
-    assert 0.8 < np.sqrt(np.mean(z**2)) < 1.2  # as by chance, no better and no worse
-    step = grid(payload, x, group_of(payload, 333))
-    assert (np.abs(error) / step)[~random].max() < 0.01
+    x, seeds = draws(600), hash_u32(jnp.arange(6000, dtype=jnp.uint32), 12345)
+    y = np.asarray(jax.vmap(there_and_back(payload, x.size), (None, 0))(x, seeds))
+    assert_drawn(x, y, grid(payload, x, group_of(payload, x.size)))
 
 
 @drawn
@@ -88,8 +102,11 @@ def test_the_same_seed_gives_the_same_bits(payload):
     assert (rows[0] != rows[1]).any()  # nor do two blocks share their chances
 
 
-@each
-@pytest.mark.parametrize("size", [2**16, 2**18 + 5])
+@pytest.mark.parametrize(
+    ("payload", "size"),
+    [(x, 2**18 + 5) for x in (*COUNTS, *DRAWN, "sign")]
+    + [(x, 2**16) for x in ("ternary", "uniform4", "sign")],
+)
 def test_an_array_has_the_codes_of_its_groups(payload, size):
     """Of a CPU too, which codes a few groups at a time: each with bits of its own."""
     codec, group = codec_of(payload), group_of(payload, size)

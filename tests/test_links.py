@@ -1,6 +1,7 @@
 """The four links, each alone and in chains: what is equal, and what is never lost."""
 
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import chex
 import jax
@@ -8,19 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax import lax
 
 import slamb_jax
 from slamb_jax import directions
+from slamb_jax._core.joining import join_rows, spread_over, sum_parts
+from slamb_jax._core.leaves import Leaf
 from tests.close import assert_close, assert_workers_agree
-from tests.optimizers import exchange, gradients, slamb
-from tests.workers import AXIS, mesh_of, stack, train
+from tests.optimizers import descend, exchange, gradients, random_tree, slamb
+from tests.test_compressors import ALL as COMPRESSORS
+from tests.workers import AXIS, mesh_of, over_workers, stack, train
 
 N = 4
 SHAPES = {"w": (12, 16), "b": (16,), "tall": (20, 6)}
 ZEROS = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
 CODES = ("uniform8", "uniform4", "ternary", "largest_of_7")
 AGREE = slamb_jax.Exchange(AXIS, payload=None)
+TOP_K = COMPRESSORS["top k"]
 randk = slamb_jax.randk_compress_with_error_feedback
 
 
@@ -28,55 +32,32 @@ def sum_of_means(grads, name):
     return np.sum([np.mean(np.float64(g[name]), 0) for g in grads], 0)
 
 
-def top_k(x):
-    """The largest tenth of a worker's own coordinates, not those of the others."""
-    least = jnp.sort(jnp.abs(x).ravel())[-max(1, x.size // 10)]
-    sent = jnp.where(jnp.abs(x) >= least, x, jnp.zeros_like(x))
-    return lax.pmean(sent, AXIS), x - sent
+def mean_of(payload):
+    return {"exchange": slamb_jax.Exchange(AXIS, payload=payload)}
 
 
-def low_rank(x):
-    """PowerSGD of rank two, from a fixed start; vectors are sent whole."""
-    if x.ndim < 2:
-        return lax.pmean(x, AXIS), jnp.zeros_like(x)
-    start = jax.random.normal(jax.random.key(0), (x.shape[1], 2))
-    basis, _ = jnp.linalg.qr(lax.pmean(x @ start, AXIS))
-    sent = basis @ (basis.T @ x)
-    return lax.pmean(sent, AXIS), x - sent
+HOW = {payload: mean_of(payload) for payload in (*CODES, "sign")}
+HOW |= {
+    name: {"exchange": AGREE, "compressor": COMPRESSORS[name]}
+    for name in ("top k", "random k", "low rank", "a user's", "TernGrad", "natural")
+}
 
 
-def of_user(exchanged, *, state=None):
-    """A user's compressor, of a function of one array to its mean and what waits."""
-
-    def update(updates, state, params=None):
-        del params
-        pairs = jax.tree.map(exchanged, updates)
-        mean, unsent = jax.tree.transpose(
-            jax.tree.structure(updates), jax.tree.structure((0, 0)), pairs
-        )
-        return slamb_jax.Sent(mean, unsent), state
-
-    return optax.GradientTransformation(lambda params: state and state(params), update)
-
-
-@pytest.mark.parametrize("how", [top_k, low_rank, *CODES, "sign"])
-@pytest.mark.parametrize("b1", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("how", "b1"), [(how, 0.9) for how in HOW] + [("uniform4", 0.0), ("top k", 0.0)]
+)
 def test_what_was_not_sent_is_in_the_momenta_and_all_workers_agree(how, b1):
-    """In codes, and by a user's compressor: what was sent and what waits came in."""
-    in_codes = isinstance(how, str)
-    between = slamb_jax.Exchange(AXIS, payload=how) if in_codes else AGREE
-    users = {} if in_codes else {"compressor": of_user(how)}
-    plain = users | {"bias_correction": False}
-    tx = slamb_jax.mask_momentum(between, None, b1, None, **plain)
+    """In codes, and by a compressor: what was sent and what waits came in."""
+    tx = slamb_jax.mask_momentum(**HOW[how], b1=b1, b2=None, bias_correction=False)
     grads = gradients(12, SHAPES, N)
     sent, state = train(tx, ZEROS, grads, "vmap")[-1]
     assert_workers_agree(sent)
     for name, x in sent.items():
         given = sum_of_means(grads, name)
         held = np.float64(state.mu[name]).mean(0) / (1 - b1)
-        room = 2.4e-4 * (1 + np.abs(given).max()) / (1 - b1) if in_codes else 1e-4
+        room = 2.4e-4 * (1 + np.abs(given).max()) / (1 - b1) if how in CODES else 1e-4
         np.testing.assert_allclose(x[0] + held, given, atol=room, rtol=0)
-    adam = slamb_jax.mask_momentum(between, directions.adam(), b1, 0.99, **users)
+    adam = slamb_jax.mask_momentum(direction=directions.adam(), b1=b1, **HOW[how])
     params, state = train(adam, ZEROS, grads, "vmap")[-1]
     assert_workers_agree((params, state.nu))
 
@@ -95,21 +76,23 @@ def test_with_identity_each_worker_has_a_momentum_of_its_own(rule):
     chex.assert_trees_all_equal(*runs)
 
 
+def runs_of(between, *compressors):
+    """Of the momentum by itself, with each compressor; None: the exchange's own."""
+    txs = (slamb_jax.mask_momentum(between, compressor=x) for x in compressors)
+    return [train(tx, ZEROS, gradients(4, SHAPES, N), "vmap") for tx in txs]
+
+
 @pytest.mark.parametrize("settings", [{}, {"payload": "uniform8"}, {"overlap": True}])
 def test_the_link_itself_may_be_the_compressor(settings):
     """To the bit, with a selection and without."""
     for between in (exchange(**settings), slamb_jax.Exchange(AXIS, **settings)):
-        grads, runs = gradients(3, SHAPES, N), []
-        of_exchange = slamb_jax.compressors.of_exchange(between)
-        for compressor in (None, randk(between), of_exchange):
-            tx = slamb_jax.mask_momentum(between, compressor=compressor)
-            runs.append(train(tx, ZEROS, grads, "vmap"))
-        chex.assert_trees_all_equal(*runs)
+        given = None, randk(between), slamb_jax.compressors.of_exchange(between)
+        chex.assert_trees_all_equal(*runs_of(between, *given))
 
 
 def test_a_compressor_may_stand_for_the_selection():
     """One that returns M + e: the worker keeps it, and steps by it."""
-    between, runs = exchange(), []
+    between = exchange()
     ours = slamb_jax.compressors.of_exchange(between)
 
     def update(updates, state, params=None):
@@ -117,11 +100,8 @@ def test_a_compressor_may_stand_for_the_selection():
         return jax.tree.map(jnp.add, *sent), state
 
     users = optax.GradientTransformation(ours.init, update)
-    for compressor in (None, users):
-        tx = slamb_jax.mask_momentum(between, compressor=compressor)
-        history = train(tx, ZEROS, gradients(4, SHAPES, N), "vmap")
-        runs.append([(p, state.mu, state.nu) for p, state in history])
-    assert_close(*runs)
+    runs = runs_of(between, None, users)
+    assert_close(*([(p, s.mu, s.nu) for p, s in history] for history in runs))
 
 
 @pytest.mark.parametrize("make", [randk, slamb_jax.compressors.of_exchange])
@@ -135,17 +115,13 @@ def test_the_compressor_that_is_given_is_called(make, between):
         return ours.update(updates, state, params, **extra_args)
 
     counting = optax.GradientTransformationExtraArgs(ours.init, update)
-    grads, runs = gradients(3, SHAPES, N), []
-    for compressor in (None, counting):
-        tx = slamb_jax.mask_momentum(between, compressor=compressor)
-        runs.append(train(tx, ZEROS, grads, "vmap"))
-        assert bool(calls) == (compressor is counting)
-    chex.assert_trees_all_equal(*runs)
+    chex.assert_trees_all_equal(*runs_of(between, None, counting))
+    assert calls
 
 
 @pytest.mark.parametrize("compressor", [
-    of_user(top_k, state=lambda params: {"residual": params}),
-    of_user(top_k, state=lambda params: jax.tree.map(jax.lax.complex, params, params)),
+    TOP_K._replace(init=lambda params: {"residual": params}),
+    TOP_K._replace(init=lambda p: jax.tree.map(jax.lax.complex, p, p)),
     optax.chain(randk(AGREE), optax.identity()),
     optax.ema(0.9),
 ])  # fmt: skip
@@ -155,9 +131,17 @@ def test_a_compressor_with_a_residual_is_refused(compressor):
         tx.init(ZEROS)
 
 
-@pytest.mark.parametrize("payload", [None, "bfloat16", *CODES])
-@pytest.mark.parametrize("selected", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("payload", "selected", "dtype"),
+    [  # each pair of two of them
+        (None, False, "float32"), (None, True, "bfloat16"),
+        ("bfloat16", False, "bfloat16"), ("bfloat16", True, "float32"),
+        ("uniform8", False, "bfloat16"), ("uniform8", True, "float32"),
+        ("uniform4", False, "float32"), ("uniform4", True, "bfloat16"),
+        ("ternary", False, "float32"), ("ternary", True, "bfloat16"),
+        ("largest_of_7", False, "bfloat16"), ("largest_of_7", True, "float32"),
+    ],
+)  # fmt: skip
 def test_error_feedback_on_gradients_loses_nothing(payload, selected, dtype):
     between = slamb_jax.Exchange(AXIS, payload=payload)
     if selected:
@@ -258,3 +242,88 @@ def test_a_link_that_does_nothing_or_twice_the_same_is_told():
         told = pytest.warns(UserWarning, match="direction has a momentum of its own")
         with told if momentum else nullcontext():
             tx.init(ZEROS)
+
+
+def test_no_coordinate_is_lost_for_good():
+    """Without noise the weights of every group of features end at the truth."""
+    features = np.repeat(np.float32([1, 0.3, 0.1, 0.03]), 32)
+    truth = np.random.default_rng(7).normal(size=features.shape).astype(np.float32)
+
+    def gradient(params, key, t):
+        x = features[None] * jax.random.normal(jax.random.fold_in(key, t), (16, 128))
+        return jax.grad(lambda w: jnp.mean(jnp.square(x @ (w - truth))))(params)
+
+    rate = optax.cosine_decay_schedule(0.03, 1500)
+    tx = slamb_jax.adamw(rate, slamb_jax.Exchange(AXIS), weight_decay=0.0)
+    keys = jax.random.split(jax.random.key(0), 8)
+    params = descend(tx, gradient, np.zeros_like(truth), keys, 1500)
+    errors = np.abs(np.asarray(params[0]) - truth).reshape(4, -1).mean(1)
+    assert (errors < 0.02).all(), errors  # they begin at 0.8
+
+
+def test_what_is_a_thousand_times_smaller_than_its_block_still_trains():
+    scales = np.float32([1.0] * 200 + [1e-3] * 100)
+    rate = optax.cosine_decay_schedule(0.02, 2000)
+    tx = slamb_jax.adamw(rate, slamb_jax.Exchange(AXIS), weight_decay=0.0)
+    gradient = lambda p, own, t: scales * (p - 1)  # noqa: E731
+    params = descend(tx, gradient, np.zeros_like(scales), np.zeros(4), 2000)
+    assert float(jnp.abs(params - 1).max()) < 0.1, params
+
+
+@pytest.mark.parametrize("payload", [None, "bfloat16", "ternary", "largest_of_7"])
+def test_a_leaf_steps_as_by_itself(payload):
+    """Small leaves share arrays, and nothing else: no code, no decay rate, no mean."""
+    shapes = {
+        "w": (12, 16), "b": (16,), "stack": (3, 6, 20), "scale": (), "b2": (33,),
+        "long": (2100,), "wide": (40, 60), "large": (300, 250),
+    }  # fmt: skip
+    b1 = {name: 0.5 if name.startswith("b") else 0.9 for name in shapes}
+    params = random_tree(shapes, 9)
+    params["long"] = params["long"].astype(jnp.bfloat16)
+    (grads,) = jax.tree.map(
+        lambda g, p: g.astype(p.dtype), [random_tree(shapes, 1, 4)], [params]
+    )
+    adam = slamb_jax.directions.adam(1e-8)
+
+    def step(names):
+        exchange = slamb_jax.Exchange(AXIS, payload=payload)
+        own = {name: b1[name] for name in names}
+        tx = slamb_jax.mask_momentum(exchange, adam, own, 0.9)
+        start, g = ({name: x[name] for name in names} for x in (params, grads))
+        # Before the first step the units are 1, whatever the order of a sum.
+        return over_workers(lambda g: tx.update(g, tx.init(start), start), "vmap", 4)(g)
+
+    u, state = step(shapes)
+    for name in set(shapes) - {"large"}:  # which is by itself in any case
+        alone, own = step([name])
+        assert_close((u[name], state.mu[name]), (alone[name], own.mu[name]), units=8)
+        assert_close(state.nu[name], own.nu[name], units=8)
+        if state.nu_mean is not None:
+            assert_close(state.nu_mean[name], own.nu_mean[name], units=64)
+
+
+class Row(NamedTuple):
+    leaf: Leaf
+    x: jax.Array
+    value: jax.Array
+    rate: float
+
+
+def test_leaves_that_share_an_array_keep_their_places_and_sums():
+    sizes, unit = (5, 64, 1, 130), 32
+    rates = (0.9, 0.5, 0.9, 0.9)
+    rows = [
+        Row(Leaf(i, (n,)), jnp.arange(1.0, n + 1), jnp.float32(10 * i), rates[i])
+        for i, n in enumerate(sizes)
+    ]
+    joined = join_rows(rows, lambda leaf: unit, same=["rate"], values=["value"])
+    assert sorted(joined.places) == [[0, 2, 3], [1]]
+    back, nothing = joined.split([row.x for row in joined.rows], [None, None])
+    chex.assert_trees_all_equal(back, [row.x for row in rows])
+    assert nothing == [None] * 4
+    values = joined.split_values([row.value for row in joined.rows])
+    assert [float(x) for x in values] == [0, 10, 20, 30]
+    row = joined.rows[joined.places.index([0, 2, 3])]
+    np.testing.assert_array_equal(sum_parts(row.leaf, row.x), [15, 1, 130 * 131 / 2])
+    want = np.repeat([0, 20, 30], [unit, unit, 5 * unit])
+    np.testing.assert_array_equal(spread_over(row.leaf, row.value), want)

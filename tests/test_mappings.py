@@ -4,7 +4,6 @@ That every mapping gives the same numbers is in the campaign.
 """
 
 import dataclasses
-import functools
 
 import chex
 import jax
@@ -21,7 +20,6 @@ from tests.shards import mesh_4x2, mesh_with
 from tests.workers import AXIS, P, mesh_of, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "odd": (7, 11), "empty": (0, 3), "scale": ()}
-STEPS = 4
 EACH_CHECK = pytest.mark.parametrize("check_vma", [True, False])
 
 
@@ -33,25 +31,15 @@ def slamb(axis_name=AXIS):
 SLAMB = slamb()
 
 
-def run(tx, mapping="vmap", n=4, dtype="float32", axis=AXIS):
-    narrow = functools.partial(jax.tree.map, lambda x: x.astype(dtype))
-    grads = [random_tree(SHAPES, 1 + t, n) for t in range(STEPS)]
-    return train(tx, narrow(random_tree(SHAPES, 0)), narrow(grads), mapping, axis)
+def run(tx, mapping="vmap", n=4, axis=AXIS):
+    grads = [random_tree(SHAPES, 1 + t, n) for t in range(4)]
+    return train(tx, random_tree(SHAPES, 0), grads, mapping, axis)
 
 
 def test_the_same_seed_gives_the_same_bits():
     random = slamb_jax.Exchange(AXIS, payload="uniform4")
     for tx in (SLAMB, slamb_jax.adamw(0.02, random, nu_dtype="bfloat16")):
         assert_same_bits(run(tx), run(tx))
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sixteen_bit_parameters_follow_the_float32_run(dtype):
-    got = run(SLAMB, "shard_map", dtype=dtype)
-    for (p, _), (q, _) in zip(got, run(SLAMB), strict=True):
-        assert {x.dtype.name for x in p.values()} == {dtype}
-        # Per step, a rounding of the parameters, one of the gradients; in ratios, both.
-        assert_close(p, q, units=4 * STEPS)
 
 
 @pytest.mark.parametrize("mapping", ["shard_map", "shard_map_unchecked"])

@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import slamb_jax
@@ -16,8 +17,8 @@ from slamb_jax.exchange.codecs import codec_of
 from slamb_jax.exchange.mean import mean_over_workers
 from tests.close import assert_close, assert_same_bits, assert_workers_agree
 from tests.naive import DRAWN, coded, grid
-from tests.optimizers import random_tree
-from tests.workers import AXIS, MAPPINGS, P, mesh_of, over_workers
+from tests.optimizers import descend, random_tree, standard_promotion
+from tests.workers import AXIS, MAPPINGS, P, mesh_of, over_workers, stack
 
 N = 4
 SHAPES = {
@@ -41,8 +42,16 @@ def exchanged(payload, tree, step=7, **axes):
 
 
 def on_workers(payload, tree, mapping="vmap", step=7):
-    n = len(jax.tree.leaves(tree)[0])
-    run = over_workers(lambda x: exchanged(payload, x, step), mapping, n)
+    """By ``groups``: of pairs of devices, of which each exchanges a slice."""
+    n, run = len(jax.tree.leaves(tree)[0]), functools.partial(exchanged, payload)
+    if mapping == "groups":
+        run = functools.partial(run, step=step, local_axis_name="device")
+        twice = jax.vmap(run, axis_name="device", axis_size=2, in_axes=None)
+        found = jax.jit(jax.vmap(twice, axis_name=AXIS))(tree)
+        both = jax.tree.map(lambda x: x.swapaxes(0, 1), found.means)
+        assert_workers_agree(both)
+        return jax.tree.map(lambda x: np.asarray(x[:, 0]), found)
+    run = over_workers(functools.partial(run, step=step), mapping, n)
     return jax.tree.map(np.asarray, run(tree))
 
 
@@ -63,14 +72,21 @@ def test_it_is_the_code_of_the_mean_of_codes(payload, n):
         assert_close(means[name][0].ravel(), mean)
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
-@pytest.mark.parametrize("mapping", ["vmap", "shard_map"])
+@pytest.mark.parametrize(
+    ("payload", "mapping"),
+    [(payload, "vmap") for payload in PAYLOADS]
+    + [(payload, "shard_map") for payload in ("ternary", "uniform8", "bfloat16")]
+    + [(payload, "groups") for payload in PAYLOADS],
+)
 def test_what_was_sent_is_the_mean_and_what_rounding_took_of_it(payload, mapping):
     tree = jax.tree.map(np.asarray, random_tree(SHAPES, 5, N))
     means, sent, lost, _ = on_workers(payload, tree, mapping)
     assert_workers_agree(means)
     assert (sent is None) == (payload is None)
     assert (lost is None) == (payload is None)
+    if mapping == "groups" and payload not in DRAWN:  # which draw for each device
+        alone = on_workers(payload, tree)
+        assert_close((means, sent), (alone.means, alone.sent), units=8)
     for name, x in tree.items():
         mean = means[name][0]
         if sent is None:
@@ -87,25 +103,6 @@ def test_what_was_sent_is_the_mean_and_what_rounding_took_of_it(payload, mapping
                 group = codec_of(payload).group_of(y.size)
                 step = 1.0001 * grid(payload, y.ravel(), group)
                 assert (np.abs(error).ravel() <= step).all()
-
-
-@pytest.mark.parametrize("payload", PAYLOADS)
-def test_groups_of_devices_find_what_single_devices_find(payload):
-    """Each device exchanges a slice; all devices of a worker hold the same arrays."""
-    tree = random_tree(SHAPES, 6, N)
-    run = functools.partial(exchanged, payload, local_axis_name="device")
-    twice = jax.vmap(run, axis_name="device", axis_size=2, in_axes=None)
-    found = jax.jit(jax.vmap(twice, axis_name=AXIS))(tree)
-    assert_workers_agree(
-        jax.tree.map(lambda x: x.reshape(2 * N, *x.shape[2:]), found.means)
-    )
-    means, sent, lost, _ = jax.tree.map(lambda x: x[:, 0], found)
-    if payload not in DRAWN:  # which draw for each device
-        alone = on_workers(payload, tree)
-        assert_close((means, sent), (alone.means, alone.sent), units=8)
-    if lost is not None:
-        got = jax.tree.map(lambda x, y: np.mean(x + y, 0), means, lost)
-        assert_close(got, jax.tree.map(lambda x: x.mean(0), sent))
 
 
 @pytest.mark.parametrize("payload", ["uniform8", "ternary"])
@@ -185,3 +182,109 @@ def test_a_mean_over_one_worker_does_not_vary():
     mean = functools.partial(slamb_jax.average_parameters, axis_name=AXIS)
     run = jax.shard_map(mean, mesh=mesh_of(1), in_specs=P(AXIS), out_specs=P())
     assert (np.asarray(jax.jit(run)(jnp.ones((1, 3)))) == 1).all()
+
+
+LEAVES = {"w": (12, 16), "b": (16,), "stack": (3, 6, 20), "scale": ()}
+NESTEROV = optax.sgd(0.7, momentum=0.9, nesterov=True)
+
+
+def every(steps, payload=None, compressor=None, **settings):
+    exchange = slamb_jax.Exchange(AXIS, payload=payload, sync_every=steps, **settings)
+    return slamb_jax.average_parameters_every(exchange, compressor=compressor)
+
+
+def largest(share, decay=1.0):
+    top_k = slamb_jax.compressors.top_k(share, AXIS)
+    return slamb_jax.compress_with_error_feedback(top_k, decay=decay)
+
+
+def to_targets(tx, rate, steps, mapping="vmap"):
+    """Parameters after steps of SGD, each worker towards a number of its own."""
+    targets = {name: 1.0 + np.arange(N, dtype="f") for name in LEAVES}
+    return descend(
+        optax.chain(optax.sgd(rate), tx),
+        lambda p, own, t: jax.tree.map(jnp.subtract, p, own),
+        random_tree(LEAVES, 0), targets, steps, mapping,
+    )  # fmt: skip
+
+
+def test_a_missing_gradient_moves_nothing():
+    tx, params = every(1, "uniform8", outer=NESTEROV), random_tree(LEAVES, 0)
+    run = over_workers(tx.update, "vmap", 2)
+    with standard_promotion():
+        u, state = run(*stack((params | {"w": None}, tx.init(params), params), 2))
+    assert u["w"] is None
+    np.testing.assert_array_equal(state.anchor["w"][0], params["w"])
+
+
+@pytest.mark.parametrize(
+    ("tx", "mapping"),
+    [
+        (every(2), "shard_map"),
+        (every(1, overlap=True), "shard_map"),
+        (every(2, "uniform8", outer=NESTEROV), "shard_map"),
+        (every(2, "bfloat16", outer=NESTEROV, overlap=True), "shard_map"),
+        (every(2, "uniform4", outer=optax.sgd(1.0)), "vmap"),
+        (every(2, compressor=largest(0.5), outer=optax.sgd(1.0)), "shard_map"),
+    ],
+)
+def test_local_steps_end_at_the_minimum_of_the_mean(tx, mapping):
+    """A state that is made on the workers keeps its types."""
+    params = to_targets(tx, optax.linear_schedule(0.3, 0.0, 200), 200, mapping)
+    for x in jax.tree.leaves(params):
+        np.testing.assert_allclose(x.mean(0), 2.5, atol=0.02)
+
+
+def test_a_compressor_of_the_whole_is_an_outer_step_in_float32():
+    whole = largest(1.0, decay=0.5)
+    txs = (every(3, compressor=x, outer=NESTEROV) for x in (None, whole))
+    assert_close(*(to_targets(tx, 0.1, 7) for tx in txs))
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        slamb_jax.compressors.top_k(0.5, AXIS),
+        slamb_jax.compressors.low_rank(1, AXIS),
+        slamb_jax.compressors.of_exchange(slamb_jax.Exchange(AXIS)),
+    ],
+)
+def test_a_compressor_that_leaves_what_it_does_not_send_to_others_is_refused(
+    compressor,
+):
+    tx = every(2, compressor=compressor, outer=NESTEROV)
+    for params in (jnp.ones((2, 4)), {"a": jnp.ones((2, 4))}):
+        with pytest.raises(ValueError, match="give compress_with_error_feedback"):
+            jax.vmap(lambda p: tx.update(p, tx.init(p), p), axis_name=AXIS)(params)
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype"),
+    [
+        ({}, "float32"),
+        ({}, "bfloat16"),
+        ({"overlap": True}, "float32"),
+        ({"outer": NESTEROV}, "float32"),
+        ({"outer": NESTEROV, "overlap": True}, "bfloat16"),
+        ({"outer": NESTEROV, "payload": "uniform8"}, "float32"),
+        ({"outer": NESTEROV, "compressor": largest(0.5)}, "float32"),
+    ],
+)
+def test_an_infinite_constant_stays_as_it_is(settings, dtype):
+    """As a mask of -inf among the parameters, whose gradient is 0."""
+    tx = every(2, **settings)
+    masks = jnp.array([[-jnp.inf, jnp.inf, 0.0]] * 2, dtype)
+
+    def worker(mask, w):
+        p = {"mask": mask, "w": w}
+        state = tx.init(p)
+        for _ in range(5):
+            moves = {"mask": jnp.zeros_like(mask), "w": 0.1 * p["w"]}
+            u, state = tx.update(moves, state, p)
+            p = optax.apply_updates(p, u)
+        return p
+
+    w = jnp.arange(2.0 * 3).reshape(2, 3)
+    trained = jax.jit(jax.vmap(worker, axis_name=AXIS))(masks, w)
+    np.testing.assert_array_equal(trained["mask"], masks)
+    assert jnp.isfinite(trained["w"]).all()

@@ -19,7 +19,6 @@ import slamb_jax
 from slamb_jax.exchange.selections import Leaf, Strided, elements_sent
 from slamb_jax.links.directions import DimensionNumbers
 from tests.close import assert_close, assert_same_bits
-from tests.compiled import compile_optimized
 from tests.optimizers import any_lamb, random_tree, step_on_gradients
 from tests.shards import ALONE, SHARDS, N, in_shard_map, mesh_4x2
 from tests.workers import AXIS, P
@@ -66,7 +65,7 @@ def trained(tx, steps=5, limit=np.inf, check_vma=True):
 def collectives(run, state, shapes):
     """Of the compiled step: those over the shards of a worker, and among workers."""
     lowered = run.lower(state, random_tree(shapes, 1, N))
-    report = slamb_jax.wire_report(compile_optimized(lowered))
+    report = slamb_jax.wire_report(lowered)
     assert {c.group_size for c in report.collectives} <= {SHARDS, N}
     return ([c for c in report.collectives if c.group_size == n] for n in (SHARDS, N))
 

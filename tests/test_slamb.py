@@ -59,11 +59,14 @@ def flat_chain(rate, between, *, b3, form, eps=1e-6, **ratio):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [slamb_jax.slamb, flat_chain])
+MAKES = slamb_jax.slamb, flat_chain
+
+
 @pytest.mark.parametrize(
-    ("name", "mapping"),
-    [(name, "vmap") for name in RUNS]
-    + [(name, m) for name in ("slamb_naive_wd", "slamb_v2_wd") for m in MAPPINGS[1:]],
+    ("make", "name", "mapping"),
+    [(make, name, "vmap") for make in MAKES for name in RUNS]
+    + [(slamb_jax.slamb, "slamb_v2_wd", mapping) for mapping in MAPPINGS[1:]]
+    + [(flat_chain, "slamb_naive_wd", "shard_map")],
 )
 def test_slamb_follows_the_recorded_run(make, name, mapping):
     run = np.load(GOLDEN / f"{name}.npz")

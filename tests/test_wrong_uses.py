@@ -14,10 +14,9 @@ from tests.jointspar.wrong_uses import JOINTSPAR
 from tests.wrong_uses.advice import ADVICE
 from tests.wrong_uses.checkpoints import CHECKPOINTS
 from tests.wrong_uses.commands import BYTE_LM, COMMANDS, CONFIGS
-from tests.wrong_uses.links import LINKS, SHARDS
+from tests.wrong_uses.links import LINKS, SHARDS, TREES
 from tests.wrong_uses.replicas import REPLICAS
 from tests.wrong_uses.settings import MADE, UNKNOWN
-from tests.wrong_uses.trees import TREES
 
 VALUES = MADE + SHARDS + LINKS + TREES + JOINTSPAR + REPLICAS + ADVICE
 VALUES += CHECKPOINTS + CONFIGS

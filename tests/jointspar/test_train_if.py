@@ -18,7 +18,6 @@ from jax import lax
 from slamb_jax import jointspar
 from slamb_jax.wire.hlo import parse_hlo
 from tests.close import assert_close
-from tests.compiled import compile_optimized
 from tests.workers import MAPPINGS, over_workers, stack
 
 NAMES = ("a", "b", "c")
@@ -115,8 +114,11 @@ def convolution(w, x):
     return jnp.tanh(y[..., 0])
 
 
-@pytest.mark.parametrize("layer", [dense, convolution])
-@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize(
+    ("mapping", "layer"),
+    [(mapping, convolution) for mapping in MAPPINGS]
+    + [(mapping, dense) for mapping in ("vmap", "shard_map")],
+)
 def test_every_mapping(mapping, layer):
     """Also under vmap, with active sets that differ: right, though not faster."""
     n, params, full = 4, arrays()[0], jax.jit(jax.grad(network))
@@ -156,7 +158,7 @@ def test_the_compiled_program_skips_inactive_layers():
 
     def of(loss):
         lowered = jax.jit(jax.grad(loss)).lower(*arrays(), flags(NAMES))
-        return products(compile_optimized(lowered))
+        return products(lowered.compile())
 
     layer = [0, 1, 1, 2]
     assert of(network) == (3, [[0, 1], layer, layer])
@@ -199,7 +201,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", [pytest.param(False, marks=pytest.mark.long), True])
 def test_linen_modules_with_statistics_and_dropout(remat):
     net, x = Net(remat), arrays()[1]
     variables = jax.jit(net.init)(jax.random.key(0), x, flags(NAMES))
@@ -291,7 +293,7 @@ def test_gradients_are_those_of_the_layer(name):
     layer, w, x = layer_of(name)
     jitted = jax.jit(functools.partial(gradients_of, layer))
     on = jnp.array(True)
-    compiled = compile_optimized(jitted.lower(w, x, on))
+    compiled = jitted.lower(w, x, on).compile()
     assert_close(compiled(w, x, on), jitted(w, x))
     assert not compiled(w, x, jnp.array(False))[0].any()
     orders = re.findall(r" convolution\(.*dim_labels=([^ ,\n]+)", compiled.as_text())

@@ -3,12 +3,10 @@
 import functools
 import re
 
-import jax
 import jax.numpy as jnp
 
 import slamb_jax
 from tests.optimizers import OF_EXCHANGE, any_lamb
-from tests.workers import AXIS, P, mesh_of
 
 NAN, INF = float("nan"), float("inf")
 
@@ -37,28 +35,3 @@ def make_slamb(**settings):
 def slamb(**settings):
     """A call that makes the optimizer, and its exchange, with these settings."""
     return of(make_slamb, **settings)
-
-
-def updating(make, grads=PARAMS, params=PARAMS, like=PARAMS):
-    """A call that traces an update, as in a training loop."""
-
-    def call():
-        tx = make() if callable(make) else make
-        jax.eval_shape(tx.update, grads, tx.init(like), params)
-
-    return call
-
-
-def initial(make, params):
-    return lambda: make().init(params)
-
-
-def updates_of(tx):
-    """A function of parameters, which are their own gradients."""
-    return lambda params: tx.update(params, tx.init(params), params)[0]
-
-
-def on_mesh(fun, *args, specs, axis=AXIS):
-    """On two devices; the result varies over no axis."""
-    split = jax.shard_map(fun, mesh=mesh_of(2, axis), in_specs=specs, out_specs=P())
-    jax.eval_shape(split, *args)

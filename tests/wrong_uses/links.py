@@ -1,4 +1,4 @@
-"""Wrong settings of the links, of optimizers, and of the wrappers."""
+"""Wrong settings of links, optimizers and wrappers; trees that do not fit; axes."""
 
 from functools import partial
 
@@ -7,19 +7,37 @@ import jax.numpy as jnp
 import optax
 
 import slamb_jax
+from slamb_jax import compressors
+from slamb_jax.exchange.selections import Strided
 from slamb_jax.links import directions
-from tests.workers import AXIS, P
-from tests.wrong_uses.common import (
-    NAN,
-    PARAMS,
-    bad,
-    initial,
-    of,
-    on_mesh,
-    slamb,
-    updates_of,
-    updating,
-)
+from tests.workers import AXIS, P, mesh_of, over_workers, stack
+from tests.wrong_uses.common import NAN, PARAMS, bad, of, slamb
+
+
+def updating(make, grads=PARAMS, params=PARAMS, like=PARAMS):
+    """A call that traces an update, as in a training loop."""
+
+    def call():
+        tx = make() if callable(make) else make
+        jax.eval_shape(tx.update, grads, tx.init(like), params)
+
+    return call
+
+
+def initial(make, params):
+    return lambda: make().init(params)
+
+
+def updates_of(tx):
+    """A function of parameters, which are their own gradients."""
+    return lambda params: tx.update(params, tx.init(params), params)[0]
+
+
+def on_mesh(fun, *args, specs, axis=AXIS):
+    """On two devices; the result varies over no axis."""
+    split = jax.shard_map(fun, mesh=mesh_of(2, axis), in_specs=specs, out_specs=P())
+    jax.eval_shape(split, *args)
+
 
 SCALAR = {"s": jnp.ones(())}
 HALF = jnp.ones(2, jnp.float16)
@@ -158,4 +176,104 @@ LINKS += [
     ),
     (of(slamb_jax.average_parameters_every, ALONE), "payload='ternary' would round"),
     (of(slamb_jax.average_parameters, PARAMS, "rows"), "axis_name='rows' is not bound"),
+]
+
+top_k = compressors.top_k(0.2, AXIS)
+feedback, OUTER = slamb_jax.compress_with_error_feedback, optax.sgd(1.0)
+LINKS += [
+    *bad(partial(compressors.top_k, axis_name=AXIS), "share", 0.0, wanted=r"\(0.0, 1"),
+    *bad(partial(compressors.low_rank, axis_name=AXIS), "rank", 0, wanted="at least 1"),
+    *bad(partial(compressors.top_k, 0.1), "axis_name", None, wanted="name the axis"),
+    *bad(partial(compressors.low_rank, 1), "axis_name", None, wanted="name the axis"),
+    (of(compressors.of_exchange, LOCAL), "must exchange at every step"),
+    *bad(feedback, "compressor", None),
+    *bad(partial(feedback, top_k), "decay", 1.5, wanted=r"\[0.0, 1.0\]"),
+    *((of(slamb_jax.average_parameters_every, exchange, compressor=feedback(top_k)),
+       "compressor sends .* outer optimizer")
+      for exchange in (LOCAL, slamb_jax.Exchange(AXIS, sync_every=3, outer=OUTER))),
+    (updating(top_k), "is not bound"),
+    (updating(of(feedback, optax.identity())), r"return slamb_jax.Sent\(mean, unsent"),
+]  # fmt: skip
+
+
+GROUPS = slamb_jax.Exchange("node", local_axis_name=AXIS)
+GRADIENTS = updates_of(slamb_jax.average_gradients(GROUPS))
+AVERAGE = slamb_jax.average_parameters_every(slamb_jax.Exchange(payload=None))
+
+
+def on_workers(tx):
+    """Two workers, whose gradients differ over the axis."""
+    return lambda: over_workers(updates_of(tx), "shard_map", 2)(stack(PARAMS, 2))
+
+
+def too_many_blocks():
+    leaf = {"w": jax.ShapeDtypeStruct((2**31, 1), jnp.float32)}
+    jax.eval_shape(updates_of(slamb(payload=None, selection=Strided(0.5))()), leaf)
+
+
+def averaged_already(own_state=False, accumulated=False):
+    """The trap: jax.grad of replicated parameters inside shard_map sums them."""
+    tx = slamb(axis_name=AXIS)()
+    tx = slamb_jax.accumulate(tx, 2) if accumulated else tx
+    params = {"w": PARAMS["w"]}
+    state = stack(tx.init(params), 2) if own_state else tx.init(params)
+
+    def step(p, state, x):
+        if own_state:
+            state = jax.tree.map(lambda s: jnp.squeeze(s, 0), state)
+        grads = jax.grad(lambda p: jnp.sum((x @ p["w"]) ** 2))(p)
+        return tx.update(grads, state, p)[0]
+
+    specs = P(), P(AXIS) if own_state else P(), P(AXIS)
+    on_mesh(step, params, state, jnp.ones((4, 2)), specs=specs)
+
+
+SHORT, W, B = {"w": PARAMS["w"]}, PARAMS["w"], PARAMS["b"]
+INT, COMPLEX = B.astype("int32"), B.astype("complex64")
+NOT_FLOATING = {
+    "int32": INT, "complex64": COMPLEX, "bool": B.astype(bool), "1.0": 1.0, "'a'": "a"
+}  # fmt: skip
+TRUST, ADAMW = slamb_jax.layerwise_trust_ratio(ALONE), slamb_jax.adamw(0.1, ALONE)
+
+
+TREES = [
+    *(
+        (initial(slamb(), {"ok": B, "bad": value}), rf"params .*{got} .*params\['bad'")
+        for got, value in NOT_FLOATING.items()
+    ),
+    (initial(slamb(), jax.random.key(0)), "params .*key<fry>"),
+    *(
+        (updating(make, params=None), "params must be passed to update, got None")
+        for make in (slamb(), TRUST, AVERAGE, ADAMW)
+    ),
+    *(
+        (updating(slamb(), **{name: SHORT}), "(?i)dict key mismatch|structure")
+        for name in ("grads", "params", "like")
+    ),
+    (updating(slamb(), grads={"w": W.T, "b": B}), r"\['w'\] .*\(3, 2\).*\(2, 3\)"),
+    (updating(slamb(), {"w": W, "b": INT}), r"updates .*int32 at updates\['b'\]"),
+    (updating(slamb(), {"w": W, "b": COMPLEX}), r"complex64 at updates\['b'\]"),
+    (too_many_blocks, r"leaf of 2147483648 elements, \(2147483648, 1\).*int32 .*pad"),
+    (
+        updating(slamb(mask={"w": True})),
+        "mask must have the structure of the parameters",
+    ),
+    (
+        updating(slamb(mask={"w": 1.0, "b": True})),
+        r"mask must have bools .*1.0 at .*'w'",
+    ),
+    (updating(slamb(axis_name="model")), "axis_name='model' is not bound here"),
+    (updating(slamb(axis_name=("data", "model"))), "axis_name=.*model.* is not bound"),
+    (on_workers(slamb(axis_name="model")()), "axis_name='model' is not bound here"),
+    (on_workers(ADAMW), "axis_name=None exchanges nothing over .*'data'"),
+    (on_workers(AVERAGE), "axis_name=None exchanges nothing over .*'data'"),
+    (
+        of(on_mesh, GRADIENTS, PARAMS, specs=P()),
+        r"updates\['b'\] does not vary .*'data'",
+    ),
+    *(
+        (of(averaged_already, own, more), r"updates\['w'\] does not vary .*averaged")
+        for own in (True, False)
+        for more in (True, False)
+    ),
 ]
