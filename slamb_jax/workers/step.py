@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from slamb_jax._core import axes as _axes
-from slamb_jax._core.axes import AxisName, as_tuple, worker_index
+from slamb_jax._core.axes import AxisName, as_tuple
 from slamb_jax._core.checks import check_callable
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers import guards
@@ -209,7 +209,8 @@ def own_step(
     step: Step, axis_name: AxisName, state: Any, batch: Any, key: Any
 ) -> tuple[Any, Any]:
     """One worker's step, with a key of its own if there is one; its result checked."""
-    keys = () if key is None else (jax.random.fold_in(key, worker_index(axis_name)),)
+    index = jax.lax.axis_index(axis_name)
+    keys = () if key is None else (jax.random.fold_in(key, index),)
     return guards.check_result(step(state, batch, *keys), state)
 
 
