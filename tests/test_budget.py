@@ -44,3 +44,10 @@ def test_a_budget_is_kept_and_used(share):
     if place > 0:
         more = dataclasses.replace(exchange, payload=payloads[place - 1])
         assert more.share(params) > share
+
+
+@pytest.mark.parametrize("size", [10_000, 100_000, 10_000_000])
+def test_few_bits_spends_no_more_than_the_paper(size):
+    params = [jax.ShapeDtypeStruct((size // 100, 100), jnp.float32)]
+    share = slamb_jax.Exchange.few_bits("data").share(params)
+    assert 0.1 < share < slamb_jax.Exchange.paper("data").share(params) + 0.02

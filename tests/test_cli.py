@@ -43,7 +43,7 @@ def test_a_readable_table(capsys):
 def test_a_budget_chooses_the_exchange_and_says_what_to_expect(capsys):
     out = said(capsys, "--budget", "5%")
     assert "Exchange('data', payload='largest_of_7'): " in out
-    assert "may not pay: " in out
+    assert "doubtful: " in out
     assert "For other models no loss is forecast" in out
     assert "In largest_of_7 the loss differed from dense AdamW's" in out
 

@@ -109,7 +109,7 @@ class Advice:
 
     @property
     def verdict(self) -> str:
-        """``"may pay: ..."``, ``"may not pay: ..."`` or ``"will not pay: ..."``.
+        """``"may pay: ..."``, ``"doubtful: ..."`` or ``"will not pay: ..."``.
 
         A step that is not faster will not pay. One that is may not if a dense step
         that hides its exchange is as fast, or if its loss was higher where it was
@@ -121,9 +121,9 @@ class Advice:
         if self.pays:
             verdict = "may pay:"
         elif self.faster:
-            verdict = "may not pay: its loss was higher where it was recorded. Then"
+            verdict = "doubtful: its loss was higher where it was recorded. Then"
         elif round(min(self.speedup, self.speedup_bfloat16), 2) >= self.THRESHOLD:
-            verdict = "may not pay:"
+            verdict = "doubtful:"
         else:
             verdict = "will not pay:"
         return (

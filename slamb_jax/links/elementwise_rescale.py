@@ -54,14 +54,15 @@ def elementwise_rescale(
       ValueError: for a value out of range; in ``update``, for an unbound axis.
 
     Examples:
-      >>> import jax.numpy as jnp, slamb_jax
+      >>> import jax, jax.numpy as jnp, slamb_jax
       >>> half = slamb_jax.selections.Strided(0.5, min_size=0)
-      >>> exchange = slamb_jax.Exchange(payload=None, selection=half)
+      >>> exchange = slamb_jax.Exchange("data", payload=None, selection=half)
       >>> tx = slamb_jax.elementwise_rescale(exchange, b3=0.9)
-      >>> u = jnp.ones((2, 2))  # of a single worker: n = 1, and both rates are one
-      >>> print(tx.update(u, tx.init(u))[0])
-      [[1. 1.]
-       [1. 1.]]
+      >>> step = lambda u: tx.update(u, tx.init(u))[0]
+      >>> u = jnp.ones((4, 2, 4))  # of 4 workers; what is not fresh is rescaled
+      >>> print(jax.vmap(step, axis_name="data")(u)[0])
+      [[0.95 1.   1.   0.95]
+       [1.   0.95 1.   0.95]]
 
     References:
       Xu et al., `SLAMB <https://proceedings.mlr.press/v202/xu23q.html>`_, ICML 2023,

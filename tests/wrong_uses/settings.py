@@ -83,6 +83,7 @@ MADE += [
     *bad(Strided, "seed", 0.5, "a"),
     *TOGETHER,
     (of(slamb_jax.slamb, 0.01, "data"), r"exchange .*Exchange.*'data': .*Exchange\('d"),
+    (of(slamb_jax.slamb, slamb_jax.Exchange(), 0.01), "got 0.01: a rate comes before"),
     (of(slamb_jax.slamb, 0.01, None), "exchange .*slamb_jax.Exchange, got None"),
     (of(read, "data"), "settings must be a mapping, got 'data'"),
     (of(read, {"ratio": 0.1}), "'ratio' is not a setting .*payload"),
