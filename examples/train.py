@@ -20,7 +20,7 @@ class Options(NamedTuple):
     steps: int = 300
     every: int = 50  # steps from one evaluation and checkpoint to the next
     out: str = "runs/train"  # of checkpoints, from which it resumes
-    workers: int = 4  # devices, in all processes together
+    workers: int = 4  # devices, in all processes together; it may resume with others
     coordinator: str | None = None  # host:port of process 0
     process_id: int = 0
     num_processes: int = 1
@@ -59,7 +59,8 @@ def main(o: Options) -> None:
     evaluate = jax.jit(lambda params: loss_of(params, images[:360], labels[:360]))
     metrics = slamb_jax.exchange_metrics(exchange, params)
     with slamb_jax.Checkpoints(o.out) as checkpoints, slamb_jax.Watchdog(60):
-        first, state, at = checkpoints.restore(state) or (0, state, data.get_state())
+        found = checkpoints.restore(state, workers=o.workers)
+        first, state, at = found or (0, state, data.get_state())
         data.set_state(at)
         steps = range(first + 1, o.steps + 1)
         for step in track(steps, f"from step {first + 1}", disable=o.process_id > 0):

@@ -54,6 +54,7 @@ EXCHANGES = {
     "groups, default": GROUPS,
     "largest of 31": {"payload": "largest_of_31"},
     "8 bits, overlap": {"payload": "uniform8", "overlap": True},
+    "ring": {"ring": True},
     "groups, 4 bits": {"payload": "uniform4", **GROUPS},
     "groups, 16 bits": {"payload": "bfloat16", **GROUPS},
     "float32": {"payload": None},
@@ -123,8 +124,8 @@ def test_groups_send_once_over_the_link_of_their_node():
     groups, eight = (ask(payload=x, **GROUPS).exchanging for x in (None, "uniform8"))
     seconds = groups.exchange_seconds - 8 * groups.local_bytes_per_step / 400e9
     assert seconds == pytest.approx(wide.exchange_seconds * (7 / 8) / (63 / 64))
-    # Eight bits use an all-to-all and an all-gather of bytes, from one device a node.
-    assert eight.exchange_seconds < 0.4 * groups.exchange_seconds
+    # Eight bits use two all-to-alls of bytes, from one device a node.
+    assert eight.exchange_seconds < 0.42 * groups.exchange_seconds
 
 
 @pytest.mark.parametrize("step_seconds", [10.0, 1e-3])
@@ -245,9 +246,14 @@ def test_the_recorded_loss_is_printed_with_the_sizes_that_were_tried(payload):
 
 
 @pytest.mark.parametrize(
-    ("exchange", "said"), [({}, True), ({"outer": OUTER, "sync_every": 30}, False)]
+    ("exchange", "messages", "said"),
+    [
+        ({}, 2, False),
+        ({"ring": True}, 16, True),
+        ({"outer": OUTER, "sync_every": 30}, 2 / 30, False),
+    ],
 )
-def test_latency_is_what_fewer_bytes_do_not_shorten(exchange, said):
+def test_latency_is_what_fewer_bytes_do_not_shorten(exchange, messages, said):
     """Of an all-to-all one message, of a ring n - 1; on an endless link that is all."""
     endless = functools.partial(slamb_jax.Network, 16, 1e15)
     near, far = (advise(network=endless(latency=x), **exchange) for x in (0.0, 0.02))
@@ -256,6 +262,6 @@ def test_latency_is_what_fewer_bytes_do_not_shorten(exchange, said):
     dense = far.dense_bfloat16  # an all-reduce goes round twice
     assert far.dense.latency_seconds == dense.latency_seconds == pytest.approx(0.6)
     cost = far.exchanging
-    assert cost.latency_seconds == pytest.approx(16 * 0.02 / (1 if said else 30))
+    assert cost.latency_seconds == pytest.approx(messages * 0.02)
     assert cost.exchange_seconds == pytest.approx(cost.latency_seconds, rel=1e-3)
     assert ("fewer exchanges do" in " ".join(str(far).split())) == said

@@ -9,7 +9,6 @@ import pytest
 from jax.sharding import NamedSharding
 
 import slamb_jax
-from slamb_jax.workers import agreement
 from slamb_jax.workers import mesh as meshes
 from tests.optimizers import random_tree, step_on_gradients
 from tests.shards import mesh_4x2
@@ -74,9 +73,11 @@ def test_keys_nans_and_elements_that_change_places_are_seen():
     check_differ(jnp.concatenate([w, w[:, ::-1]]), "the tree")
     keys = stack(jax.random.key(0), N)
     nan = {"nan": jnp.full((N, 2), jnp.nan)}
-    slamb_jax.assert_replicas_agree({"key": keys} | nan)
+    for rtol in (0.0, 0.1):
+        slamb_jax.assert_replicas_agree({"key": keys} | nan, rtol)
     check_differ({"key": jax.random.split(keys[0], N)}, r"\['key'\] \(of 3")
-    check_differ(nan, r"\['nan'\] \(of 4", rtol=0.1)
+    some = {"nan": nan["nan"].at[0].set(1.0)}
+    check_differ(some, r"\['nan'\] \(of 3", rtol=0.1)
 
 
 @pytest.mark.parametrize("kind", ["all", "one"])
@@ -95,12 +96,71 @@ def test_the_tolerance_is_that_of_the_norm(kind, place):
         check_differ(tree, r"\['w'\] \(of 1", rtol=0.99 * size)
 
 
-def test_only_checksums_are_communicated():
+@pytest.mark.parametrize("rtol", [1e-5, 0.1])
+@pytest.mark.parametrize(
+    ("first", "other", "agree"),
+    [
+        (1e-24, 9e-24, False),  # squares are 0 in float32, as of second moments
+        (0.0, 1e-23, False),
+        (1e20, -1e20, False),  # and here infinite
+        (3e38, -3e38, False),
+        (1e-24, 1.000001e-24, True),
+        (3e38, 3.000001e38, True),
+        ((-np.inf, 1.0), (-np.inf, 1.0), True),  # a mask
+        ((-np.inf, 1.0), (-np.inf, 1.000001), True),
+        ((-np.inf, 1.0), (-np.inf, 2.0), False),
+        ((np.inf, 1.0), (-np.inf, 1.0), False),
+        ((np.inf, 1.0), (3.0, 1.0), False),
+        ((3.0, 1.0), (np.inf, 1.0), False),
+        (np.nan, 1.0, False),
+    ],
+)
+def test_a_tolerance_is_held_at_every_magnitude(first, other, agree, rtol):
+    rows = [np.broadcast_to(np.float32(x), 2) for x in (first, first, other)]
+    tree = jnp.array(rows)
+    if agree:
+        slamb_jax.assert_replicas_agree(tree, rtol)
+    else:
+        check_differ(tree, r"of 1 from the first", rtol)
+
+
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        (np.int64(7), np.int64(7 + 2**40)),
+        (np.uint64(2**63), np.uint64(0)),
+        (np.float64(1), np.float64(1 + 1e-12)),
+        (np.complex128(1), np.complex128(1 + 1e-12j)),
+    ],
+)
+def test_numpy_arrays_of_64_bits_are_compared_in_all_of_them(first, other):
+    slamb_jax.assert_replicas_agree(np.stack([first, first]))
+    check_differ({"x": np.stack([first, other])}, r"\['x'\] \(of 1")
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 4)])
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int2", "float4_e2m1fn", "bool"])
+def test_numbers_of_few_bits_are_compared(dtype, shape):
+    tree = {"w": jnp.ones((3, *shape), dtype)}
+    for rtol in (0.0, 1e-3):
+        slamb_jax.assert_replicas_agree(tree, rtol)
+        one = tree["w"].at[1].set(jnp.zeros(shape, dtype))
+        check_differ({"w": one}, r"\['w'\] \(of 1", rtol)
+
+
+def test_only_checksums_are_communicated(monkeypatch):
     tree = spread(stack(random_tree({"w": (200, 300), "b": (300,)}, 0), N))
-    everywhere = NamedSharding(mesh_of(N), P())
-    compute = jax.jit(meshes.of_each(agreement._checksum), out_shardings=everywhere)
-    report = slamb_jax.wire_report(compute.lower(jax.tree.leaves(tree)))
-    (gather,) = report.collectives
+    sent, compute = [], meshes.computed
+
+    def reported(fun, leaves, spec):
+        there = NamedSharding(mesh_of(N), spec)
+        lowered = jax.jit(fun, out_shardings=there).lower(leaves)
+        sent.extend(slamb_jax.wire_report(lowered).collectives)
+        return compute(fun, leaves, spec)
+
+    monkeypatch.setattr(meshes, "computed", reported)
+    slamb_jax.assert_replicas_agree(tree)
+    (gather,) = sent
     assert (gather.kind, gather.payload_bytes) == ("all-gather", 16)  # of 240 kB
 
 

@@ -79,3 +79,52 @@ def test_a_compressor_of_the_whole_is_an_outer_step_in_float32():
 def test_a_compressor_needs_an_outer_optimizer_and_no_payload(settings):
     with pytest.raises(ValueError, match=r"compressor sends .* outer optimizer"):
         every(3, compressor=largest(0.5), **settings)
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        slamb_jax.compressors.top_k(0.5, AXIS),
+        slamb_jax.compressors.low_rank(1, AXIS),
+        slamb_jax.compressors.of_exchange(slamb_jax.Exchange(AXIS)),
+    ],
+)
+def test_a_compressor_that_leaves_what_it_does_not_send_to_others_is_refused(
+    compressor,
+):
+    tx = every(2, compressor=compressor, outer=NESTEROV)
+    for params in (jnp.ones((2, 4)), {"a": jnp.ones((2, 4))}):
+        with pytest.raises(ValueError, match="give compress_with_error_feedback"):
+            jax.vmap(lambda p: tx.update(p, tx.init(p), p), axis_name=AXIS)(params)
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype"),
+    [
+        ({}, "float32"),
+        ({}, "bfloat16"),
+        ({"overlap": True}, "float32"),
+        ({"outer": NESTEROV}, "float32"),
+        ({"outer": NESTEROV, "overlap": True}, "bfloat16"),
+        ({"outer": NESTEROV, "payload": "uniform8"}, "float32"),
+        ({"outer": NESTEROV, "compressor": largest(0.5)}, "float32"),
+    ],
+)
+def test_an_infinite_constant_stays_as_it_is(settings, dtype):
+    """As a mask of -inf among the parameters, whose gradient is 0."""
+    tx = every(2, **settings)
+    masks = jnp.array([[-jnp.inf, jnp.inf, 0.0]] * 2, dtype)
+
+    def worker(mask, w):
+        p = {"mask": mask, "w": w}
+        state = tx.init(p)
+        for _ in range(5):
+            moves = {"mask": jnp.zeros_like(mask), "w": 0.1 * p["w"]}
+            u, state = tx.update(moves, state, p)
+            p = optax.apply_updates(p, u)
+        return p
+
+    w = jnp.arange(2.0 * 3).reshape(2, 3)
+    trained = jax.jit(jax.vmap(worker, axis_name=AXIS))(masks, w)
+    np.testing.assert_array_equal(trained["mask"], masks)
+    assert jnp.isfinite(trained["w"]).all()

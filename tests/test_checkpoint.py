@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.sharding import AxisType
-from orbax.checkpoint import CheckpointManager
+from orbax.checkpoint import StandardCheckpointHandler
 
 import slamb_jax
 from slamb_jax.checkpoint import Checkpoints, Snapshots, resize
@@ -81,6 +81,42 @@ def test_what_comes_back_is_what_was_saved(store, kind, tmp_path):
     assert not [p for p in tmp_path.rglob("*") if p.suffix in (".pkl", ".pickle")]
 
 
+ODD = ["int2", "int4", "uint2", "uint4", "float4_e2m1fn", "float8_e4m3", "float8_e5m2"]
+
+
+@pytest.mark.parametrize("store", [Checkpoints, Snapshots])
+def test_numbers_of_few_bits_come_back(store, tmp_path):
+    dtypes = [getattr(jnp, name) for name in ODD]
+    numbers = jnp.arange(12.0).reshape(N, 3) % 2  # which all of them hold
+    state = {str(i): numbers.astype(dtype) for i, dtype in enumerate(dtypes)}
+    state["same"] = jnp.ones((N, 2), jnp.int4)
+    opened = (lambda x: x) if store is Checkpoints else contextlib.nullcontext
+    with opened(store(tmp_path)) as kept:
+        assert kept.restore(state) is None
+        kept.save(1, state)
+    with opened(store(tmp_path)) as kept:
+        assert_restored(kept.restore(state), 1, state)
+    if store is Checkpoints:
+        with Checkpoints(tmp_path) as kept:
+            loaded = {name[2:-2]: x for name, x in kept.load(1)[1].items()}
+            assert_same_bits(loaded, jax.tree.map(np.asarray, state))
+
+
+@pytest.mark.parametrize("store", [Checkpoints, Snapshots])
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
+def test_what_jax_would_cut_is_refused(store, dtype, tmp_path):
+    """2^33 + 5 came back as 5."""
+    kept, state = store(tmp_path), {"seen": np.full(N, 2**33 + 5, dtype)}
+    said = rf"state\['seen'\] must have a dtype that jax holds, got {dtype}, which"
+    assert kept.restore(a_state()) is None
+    with pytest.raises(ValueError, match=said):
+        kept.save(1, state)
+    kept.save(1, jax.tree.map(jnp.asarray, state))
+    del kept
+    with pytest.raises(ValueError, match=said):
+        store(tmp_path).restore(state)
+
+
 def test_of_the_default_exchange_only_the_momentum_is_stored_n_times(tmp_path):
     tx, params = slamb_jax.adamw(0.1, slamb_jax.Exchange(AXIS)), random_tree(SHAPES, 0)
     grads = [random_tree(SHAPES, 1 + t, N) for t in range(3)]
@@ -138,6 +174,15 @@ def test_an_earlier_step_is_read_by_its_number(states, copy, copied):
         copied.restore(states[2], step=1)
 
 
+def test_a_damaged_one_may_be_moved_away_before_the_next_save(states, copy, copied):
+    DAMAGE["flip"](copy / "2")
+    with pytest.warns(UserWarning, match="2 is damaged"):
+        assert copied.restore(states[1]).step == 1
+    shutil.move(copy / "2", copy.with_name("aside"))
+    copied.save(2, states[2])
+    assert_restored(copied.restore(states[1]), 2, states[2])
+
+
 def test_several_damaged_ones_are_kept(states, copy, copied):
     """One is an interrupted save; two are something else, and not to be replaced."""
     for step in "12":
@@ -151,7 +196,7 @@ def test_several_damaged_ones_are_kept(states, copy, copied):
 
 @pytest.mark.parametrize("failure", [MemoryError("no more"), PermissionError(13, "no")])
 def test_where_the_files_are_not_to_blame_they_are_kept(failure, states, copy, copied):
-    read = mock.patch.object(CheckpointManager, "restore", side_effect=failure)
+    read = mock.patch.object(StandardCheckpointHandler, "restore", side_effect=failure)
     with read, pytest.raises(OSError, match=r"2 could not be read \(.*no.*is kept"):
         copied.restore(states[1])
     copied.save(3, states[1])
@@ -171,6 +216,88 @@ def test_checkpoints_of_something_else_are_kept(states, tmp_path):
     assert (tmp_path / "5").is_dir()
 
 
+def metadata_missing(directory):
+    shutil.rmtree(directory / "about")
+
+
+def renamed_to_a_later_step(directory):
+    shutil.copytree(directory, directory.with_name("50"))
+
+
+@pytest.mark.parametrize(
+    ("foreign", "change", "said"),
+    [
+        ("2", metadata_missing, r"2 could .* not one of slamb_jax.* and is ignored"),
+        ("50", renamed_to_a_later_step, r"50 could .* is step 2 under another name"),
+    ],
+)
+def test_the_newest_sound_one_is_found_beside_foreign_ones(
+    foreign, change, said, states, copy
+):
+    change(copy / "2")
+    sound = 1 if foreign == "2" else 2
+    with Checkpoints(copy) as checkpoints:
+        with pytest.warns(UserWarning, match=said):
+            assert_restored(checkpoints.restore(states[1]), sound, states[sound])
+        with pytest.raises(ValueError, match=said.partition(" and ")[0]):
+            checkpoints.restore(states[1], step=int(foreign))
+        for step in (3, 4, 5):
+            checkpoints.save(step, states[1])
+    assert {"4", "5", foreign} == {path.name for path in copy.iterdir()}
+
+
+def test_files_where_orbax_has_folders_do_not_stop_a_save(states, copy):
+    (copy / "3.orbax-checkpoint-tmp").write_text("a file")
+    (copy / "4.orbax-checkpoint-tmp").symlink_to(copy / "2")
+    (copy / "9").write_text("a file")
+    (copy / "07").mkdir()
+    with Checkpoints(copy) as checkpoints:
+        with pytest.warns(UserWarning, match="9 could not be read"):
+            assert checkpoints.restore(states[1]).step == 2
+        for step in (3, 4):
+            checkpoints.save(step, states[1])
+    assert {path.name for path in copy.iterdir()} == {"3", "4", "07", "9"}
+
+
+def test_a_reader_that_stays_open_sees_what_is_saved(tmp_path):
+    def state(step):
+        return {"w": jnp.full((N, 2), step)}
+
+    with Checkpoints(tmp_path) as early, Checkpoints(tmp_path) as writer:
+        assert early.restore(state(0)) is None
+        for step in range(1, 6):
+            writer.save(step, state(step))
+            assert_restored(early.restore(state(0)), step, state(step))
+            assert early.latest() == step
+            if step > 1:
+                assert early.restore(state(0), step=step - 1).step == step - 1
+
+
+@pytest.mark.parametrize("item", ["metadata", "arrays"])
+def test_what_is_removed_while_it_is_read_is_no_damage(item, tmp_path):
+    def state(step):
+        return {"w": jnp.full((N, 2), step)}
+
+    with Checkpoints(tmp_path) as reader, Checkpoints(tmp_path) as writer:
+        for step in (1, 2):
+            writer.save(step, state(step))
+        steps = iter(range(3, 9))
+
+        def saved_meanwhile(*args, **kwargs):
+            for step in [*steps][:2]:
+                writer.save(step, state(step))
+            return read(*args, **kwargs)
+
+        of = (
+            (Path, "is_dir")
+            if item == "metadata"
+            else (StandardCheckpointHandler, "restore")
+        )
+        read = getattr(*of)
+        with mock.patch.object(*of, saved_meanwhile):
+            assert_restored(reader.restore(state(0)), 4, state(4))
+
+
 def test_another_exchange_is_told(states, tmp_path, recwarn):
     strided = slamb_jax.selections.Strided(0.1, min_size=0, seed=1)
 
@@ -186,10 +313,42 @@ def test_another_exchange_is_told(states, tmp_path, recwarn):
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.restore(states[1]).step == 1
     assert not recwarn.list
+    exchange = slamb_jax.Exchange("data", payload=None, sync_every=4, selection=None)
+    for every in (4, 8):  # without a selection no coordinate has an age
+        exchange = dataclasses.replace(exchange, sync_every=every)
+        with Checkpoints(tmp_path / "whole", exchange=exchange) as checkpoints:
+            if not checkpoints.latest():
+                checkpoints.save(1, states[1])
+            assert checkpoints.restore(states[1]).step == 1
+    assert not recwarn.list
     another = dataclasses.replace(strided, seed=2)
     for name, value in (("selection", another), ("sync_every", 8)):
         with pytest.warns(match=re.escape(f"{name}={value!r} where it was")):
             assert restored(**{name: value}) == 1
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ("ternary", "bfloat16"),
+        ("uniform8", "ternary"),
+        (None, "ternary"),
+        ("sign", None),
+    ],
+)
+def test_another_payload_is_restored_or_told(was, now, tmp_path):
+    def state(payload):
+        tx = slamb_jax.adamw(0.1, slamb_jax.Exchange(AXIS, payload=payload))
+        params = random_tree(SHAPES, 0)
+        return stack((params, tx.init(params)), N)
+
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state(was))
+        if was and now:
+            assert_restored(checkpoints.restore(state(now)), 1, state(was))
+        else:
+            with pytest.raises(ValueError, match="with payload=None if they had it"):
+                checkpoints.restore(state(now))
 
 
 EXCHANGE = slamb_jax.Exchange(AXIS)
@@ -306,9 +465,35 @@ def test_a_full_disk_is_told_and_loses_nothing(small_disk, asynchronous):
     save(2)
     with pytest.raises(OSError, match=r"could not be written into .*space.* one is 2"):
         save(3)
+    for step in (4, 5):  # nothing is left of what failed
+        with pytest.raises(OSError, match=r"could not be written into .*space"):
+            save(step)
+        assert {path.name for path in (small_disk / "run").iterdir()} == {"1", "2"}
     checkpoints.close()
     with Checkpoints(small_disk / "run") as checkpoints:
         assert_restored(checkpoints.restore(state(0)), 2, state(2))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_after_a_full_disk_it_saves_and_keeps_as_before(small_disk, asynchronous):
+    def save(step):
+        checkpoints.save(step, random_tree({"w": (2_000,)}, step, 4))
+        checkpoints.wait()
+
+    run, other = small_disk / "run", small_disk / "other"
+    with Checkpoints(run, asynchronous=asynchronous) as checkpoints:
+        save(1)
+        save(2)
+        with other.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"x" * 4096)
+        with pytest.raises(OSError, match="space"):
+            save(3)
+        other.unlink()
+        for step in (4, 5, 6):
+            save(step)
+            kept = {path.name for path in run.iterdir()}
+            assert kept == {str(step), "2" if step == 4 else str(step - 1)}
 
 
 @given(n=st.integers(1, 9), m=st.integers(1, 9), seed=st.integers(0, 99))
@@ -391,8 +576,8 @@ for name, read in (
     ("damage", lambda: [{}][index]),
     ("failure", lambda: {} if index == 0 else bytes(1 << 62)),
 ):
-    reads = mock.Mock(side_effect=lambda *_, **__: {"about": read()})
-    with mock.patch("orbax.checkpoint.CheckpointManager.restore", reads):
+    reads = mock.Mock(side_effect=lambda *_, **__: read())
+    with mock.patch("orbax.checkpoint.StandardCheckpointHandler.restore", reads):
         attempt(name, shared, lambda x: x.restore(state, step=1))
 """
 

@@ -68,7 +68,7 @@ def test_a_step_for_gpus_is_lean():
         assert step.temporary_bytes < copies * step.parameter_bytes
         assert step.traffic.bytes < passes * step.parameter_bytes
         kinds = [c.kind for c in step.report.collectives]
-        assert sorted(kinds) == ["all-gather", "all-to-all"]
+        assert kinds == ["all-to-all", "all-to-all"]
 
 
 @needs("libtpu")
@@ -92,7 +92,7 @@ def test_with_overlap_the_exchange_runs_during_the_backward_pass():
     for overlap in (False, True):
         text, _ = schedule.compiled(config, mesh, overlap=overlap)
         found = list(schedule.hidden(text, mesh.size))
-        assert [x.kind for x in found] == ["all-to-all", "all-gather"]
+        assert [x.kind for x in found] == ["all-to-all", "all-to-all"]
         assert all(x.sent > 0 for x in found)
         matmuls.append(found[0].matmuls)
     assert matmuls[0] == 0

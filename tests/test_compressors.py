@@ -10,6 +10,7 @@ import pytest
 import slamb_jax
 from benchmarks.rivals.parts import natural, terngrad
 from slamb_jax import compressors
+from slamb_jax.compressors.codec import CodecState
 from tests.close import assert_close, assert_same_bits, assert_workers_agree
 from tests.optimizers import gradients, random_tree
 from tests.workers import AXIS, over_workers, stack, train
@@ -163,12 +164,38 @@ def test_the_residual_is_that_of_the_recurrence(decay, dtype):
         updates, state = update(g, state)
         chex.assert_trees_all_equal_shapes_and_dtypes(updates, g)
         assert_close(updates, jax.tree.map(lambda m: m.astype(dtype), sent.mean))
-        rounded = jax.tree.map(lambda x, y: x - y.astype("float32"), x, narrow)
-        e = jax.tree.map(jnp.add, sent.unsent, rounded)
+        e = sent.unsent
+        for wide, rounded in ((x, narrow), (sent.mean, updates)):
+            lost = jax.tree.map(lambda x, y: x - y.astype("float32"), wide, rounded)
+            e = jax.tree.map(jnp.add, e, lost)
         if decay:
             assert_close(state.residual, e, floor=1.0)
         else:
             assert state.residual is None
+
+
+@pytest.mark.parametrize("name", ["by turns", "top k", "low rank", "signs"])
+def test_what_is_beyond_the_range_of_a_gradient_waits(name):
+    """Nothing is lost, and nothing becomes infinite."""
+    tx, steps = slamb_jax.compress_with_error_feedback(ALL[name]), 20
+    g = jax.tree.map(lambda x: jnp.full(x.shape, 1e4, "float16"), stack(ZEROS, N))
+    state, total = stack(tx.init(ZEROS), N), jax.tree.map(np.float64, ZEROS)
+    update = over_workers(tx.update, "vmap", N)
+    for _ in range(steps):
+        updates, state = update(g, state)
+        total = jax.tree.map(lambda t, u: t + np.float64(u[0]), total, updates)
+    for key, x in total.items():
+        kept = np.float64(state.residual[key]).mean(0)
+        given = steps * np.float64(g[key][0])
+        np.testing.assert_allclose(x + kept, given, rtol=1e-2 / steps)
+
+
+def test_an_infinite_gradient_is_sent_as_one():
+    tx = slamb_jax.compress_with_error_feedback(ALL["top k"])
+    g = jax.tree.map(lambda x: x.astype("float16"), stack(ZEROS, N))
+    g["b"] = g["b"].at[0, 3].set(jnp.inf)
+    updates, _ = over_workers(tx.update, "vmap", N)(g, stack(tx.init(ZEROS), N))
+    assert not jnp.isfinite(updates["b"][:, 3]).any()
 
 
 def test_a_gradient_that_is_none_does_not_shift_the_others():
@@ -211,6 +238,112 @@ def test_what_they_do_not_send_is_in_the_momenta(name):
         given = np.sum([np.float64(g[key]).mean(0) for g in grads], 0)
         held = np.float64(state.mu[key]).mean(0) / (1 - 0.9)
         np.testing.assert_allclose(x[0] + held, given, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int8", "int16", "int32", "uint8", "bool", "bfloat16"]
+)
+def test_codes_whose_sum_is_not_of_their_dtype_are_not_averaged(dtype):
+    codec = compressors.Codec(
+        lambda x, common, own: jnp.sign(x).astype(dtype),
+        lambda code, like, common: code.astype(jnp.float32),
+        averages=True,
+    )
+    with pytest.raises(ValueError, match=f"encode must return float32, got {dtype}"):
+        sent_by(compressors.from_codec(codec, AXIS), stack(ZEROS, N))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["int4", "uint4", "float8_e4m3fn", "int8", "uint16", "complex64"],
+)
+@pytest.mark.parametrize("mapping", ["vmap", "shard_map"])
+def test_codes_of_any_dtype_arrive_as_they_were_sent(dtype, mapping):
+    codec = compressors.Codec(
+        lambda x, common, own: x.astype(jnp.float32).astype(dtype),
+        lambda code, like, common: jnp.real(code).astype(jnp.float32),
+    )
+    x = {"w": jnp.asarray(np.arange(N * 15).reshape(N, 3, 5) % 4, jnp.float32)}
+    x |= {"one": jnp.asarray([1.0, 2.0, 3.0, 0.0])}
+    state = stack(CodecState(jnp.int32(0)), N)
+    update = over_workers(compressors.from_codec(codec, AXIS).update, mapping, N)
+    sent, _ = update(x, state)
+    means = jax.tree.map(lambda x: x.mean(0), x)
+    assert_same_bits(jax.tree.map(lambda x: x[-1], sent.mean), means)
+
+
+def test_codes_of_four_bits_share_bytes():
+    codec = compressors.Codec(
+        lambda x, common, own: x.astype(jnp.int4),
+        lambda code, like, common: code.astype(jnp.float32),
+    )
+    tx = compressors.from_codec(codec, AXIS)
+    params = {"w": jnp.zeros((41, 5))}
+    update = over_workers(tx.update, "shard_map_unchecked", N)
+    lowered = update.lower(*(stack(x, N) for x in (params, tx.init(params))))
+    assert slamb_jax.wire_report(lowered.compile()).bytes_sent() == (N - 1) * 103
+
+
+@pytest.mark.parametrize("encode", [lambda key: key, lambda key: jnp.int2(1)])
+def test_what_has_no_bytes_of_its_own_is_no_code(encode):
+    codec = compressors.Codec(
+        lambda x, common, own: encode(own),
+        lambda code, like, common: jnp.zeros(like.shape),
+    )
+    with pytest.raises(ValueError, match="encode must return arrays of bools, or of n"):
+        sent_by(compressors.from_codec(codec, AXIS), stack(ZEROS, N))
+
+
+LINKS = {
+    "a residual": slamb_jax.compress_with_error_feedback,
+    "the momentum": lambda compressor: slamb_jax.mask_momentum(
+        slamb_jax.Exchange(AXIS), compressor=compressor
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: x.reshape(-1, 1),
+        jnp.sum,
+        lambda x: x[None],
+        lambda x: jax.lax.complex(x, x),
+    ],
+)
+def test_a_decode_of_another_shape_or_kind_is_refused(made):
+    codec = compressors.Codec(lambda x, *keys: x, lambda code, like, key: made(code))
+    with pytest.raises(ValueError, match=r"decode must return a real array of .*shape"):
+        sent_by(compressors.from_codec(codec, AXIS), stack({"w": jnp.ones((2, 3))}, N))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+def test_a_narrow_decode_is_widened_before_it_is_summed(dtype):
+    codec = compressors.Codec(
+        lambda x, *keys: x, lambda code, like, key: code.astype(dtype)
+    )
+    x = {"w": jnp.full((N, 2), 1.0).at[0].set(100.0)}
+    sent, _ = sent_by(compressors.from_codec(codec, AXIS), x)
+    assert_same_bits(sent.mean["w"], jnp.full((N, 2), 103 / 4))
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("part", ["mean", "unsent", "both as one"])
+def test_what_a_compressor_returns_in_another_shape_is_refused(link, part):
+    def update(updates, state, params=None):
+        taller = jax.tree.map(lambda x: x.reshape(-1, 1), updates)
+        if part == "both as one":
+            return taller, state
+        return slamb_jax.Sent(updates, updates)._replace(**{part: taller}), state
+
+    users = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    tx = LINKS[link](users)
+    said = "compressor must return"
+    said += (
+        " slamb_jax.Sent" if (part, link) == ("both as one", "a residual") else " arr"
+    )
+    with pytest.raises(ValueError, match=said):
+        sent_by(tx, stack(ZEROS, N))
 
 
 SIZES = {"w": (40, 50), "b": (50,)}

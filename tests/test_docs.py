@@ -55,6 +55,8 @@ def test_code_of_a_page_runs(page, monkeypatch):
     if page.stem == "trainers":
         warnings.simplefilter("default")  # its own code warns
         pytest.importorskip("tunix")  # too large for the environment of all tests
+    if page.stem == "your_loop":  # as it says
+        warnings.filterwarnings("ignore", ".*(batch_stats|norm).*which began the same")
     monkeypatch.chdir(ROOT)
     names, printed = {"__name__": "__main__"}, ""
     for language, text, line in blocks_of(page):

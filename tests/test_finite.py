@@ -1,5 +1,8 @@
 """A gradient that is not finite: skipped by all workers together, and counted."""
 
+import functools
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +10,8 @@ import optax
 import pytest
 
 import slamb_jax
-from slamb_jax._core.leaves import Chosen
-from tests.close import assert_same_bits
+from slamb_jax._core.leaves import unless
+from tests.close import assert_close, assert_same_bits
 from tests.optimizers import exchange, random_tree, slamb
 from tests.workers import AXIS, MAPPINGS, over_workers, stack, train
 
@@ -36,19 +39,26 @@ def without(grads, steps):
 
 ADAMW = slamb_jax.adamw(0.01, DEFAULT)
 OUTER = slamb_jax.Exchange(AXIS, sync_every=2, outer=optax.sgd(0.7))
-LATE = slamb_jax.lion(0.01, slamb_jax.Exchange(AXIS, overlap=True))
+LATER = slamb_jax.Exchange(AXIS, overlap=True)
+LATE = slamb_jax.lion(0.01, LATER)
 CASES = [
-    *((mapping, np.nan, ADAMW) for mapping in MAPPINGS),
-    *(("vmap", value, ADAMW) for value in (-np.inf, 1e20)),  # beyond its square
-    ("shard_map", np.nan, slamb()),
-    ("shard_map", np.nan, LATE),
-    ("shard_map", np.nan, slamb_jax.adamw(0.01, OUTER)),
+    *((mapping, np.nan, ADAMW, DEFAULT) for mapping in MAPPINGS),
+    *(("vmap", value, ADAMW, DEFAULT) for value in (-np.inf, 1e20)),  # its square is
+    *(
+        ("shard_map", np.nan, make(0.01, between), between)
+        for make in (slamb_jax.lamb, slamb_jax.sgd)
+        for between in (DEFAULT, slamb_jax.Exchange(AXIS, payload=None))
+    ),
+    ("shard_map", np.nan, ADAMW, EXCHANGE),
+    ("shard_map", np.nan, slamb(), EXCHANGE),
+    ("shard_map", np.nan, LATE, LATER),
+    ("shard_map", np.nan, slamb_jax.adamw(0.01, OUTER), OUTER),
 ]
 
 
-@pytest.mark.parametrize(("mapping", "value", "tx"), CASES)
-def test_a_skipped_step_might_as_well_not_have_been(mapping, value, tx):
-    bad, tx = (1, 3, 4), slamb_jax.skip_not_finite(tx, EXCHANGE)
+@pytest.mark.parametrize(("mapping", "value", "tx", "exchange"), CASES)
+def test_a_skipped_step_might_as_well_not_have_been(mapping, value, tx, exchange):
+    bad, tx = (1, 3, 4), slamb_jax.skip_not_finite(tx, exchange)
     grads = gradients(7, bad, value)
     params = random_tree(SHAPES, 0) | {"b": jnp.full(16, -0.0)}  # whose sign is kept
     history = train(tx, params, grads, mapping)
@@ -100,6 +110,50 @@ def test_it_composes(name):
         assert skipper.total_notfinite.tolist() == [total] * N
 
 
+def every_second(count, *_, **__):
+    return count % 2 == 0
+
+
+def choosing(tx):
+    """Takes every second step, by a choice between two states."""
+
+    def update(updates, state, params=None, **extra_args):
+        count, old = state
+        u, new = tx.update(updates, old, params, **extra_args)
+        takes = functools.partial(jnp.where, every_second(count))
+        u = jax.tree.map(lambda x: takes(x, 0.0), u)
+        return u, (count + 1, jax.tree.map(takes, new, old))
+
+    def init(params):
+        return jnp.int32(0), tx.init(params)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+SELDOM = {
+    "conditionally_mask": lambda tx: optax.conditionally_mask(tx, every_second),
+    "conditionally_transform": lambda tx: optax.conditionally_transform(
+        tx, every_second
+    ),
+    "MultiSteps": lambda tx: optax.MultiSteps(tx, 2).gradient_transformation(),
+    "a choice": choosing,
+    "jit": lambda tx: tx._replace(update=jax.jit(tx.update)),
+}
+
+
+@pytest.mark.parametrize("wrap", SELDOM.values(), ids=SELDOM)
+@pytest.mark.parametrize("tx", [ADAMW, slamb()], ids=["adamw", "slamb"])
+def test_around_an_optimizer_that_steps_at_times(tx, wrap):
+    """Whose states stand in two branches, or are chosen between."""
+    bad, start = (1, 2), random_tree(SHAPES, 0)
+    grads = gradients(6, bad)
+    with jax.numpy_dtype_promotion("standard"):
+        skipping = slamb_jax.skip_not_finite(wrap(tx), DEFAULT)
+        got, _ = train(skipping, start, grads, "vmap")[-1]
+        want, _ = train(wrap(tx), start, without(grads, bad), "vmap")[-1]
+    assert_close(got, want)
+
+
 def test_inside_an_accumulation_a_mini_step_spoils_the_step():
     around, start = slamb_jax.accumulate(skipping(), 2), random_tree(SHAPES, 0)
     grads = gradients(6, (2,))
@@ -110,15 +164,26 @@ def test_inside_an_accumulation_a_mini_step_spoils_the_step():
 
 
 @pytest.mark.parametrize("mapping", ["shard_map", "shard_map_unchecked"])
-def test_it_sends_one_number_and_needs_no_conditional(mapping):
+@pytest.mark.parametrize(
+    ("tx", "exchange", "more"),
+    [
+        (ADAMW, DEFAULT, 0),  # the mean tells all
+        (LATE, LATER, 4),  # what it tells it tells at the next step
+        (slamb_jax.adamw(0.01, OUTER), OUTER, 4),
+    ],
+)
+def test_it_sends_one_number_or_none_and_needs_no_conditional(
+    mapping, tx, exchange, more
+):
     params, sent = random_tree(SHAPES, 0), []
-    for tx in (ADAMW, slamb_jax.skip_not_finite(ADAMW, DEFAULT)):
-        run = over_workers(lambda g, s, p, tx=tx: tx.update(g, s, p), mapping, N)
-        args = stack(params, N), stack(tx.init(params), N), stack(params, N)
+    for made in (tx, slamb_jax.skip_not_finite(tx, exchange)):
+        run = over_workers(lambda *args, made=made: made.update(*args), mapping, N)
+        args = stack(params, N), stack(made.init(params), N), stack(params, N)
         report = slamb_jax.wire_report(run.lower(*args))
         sent.append(sum(c.payload_bytes for c in report.collectives))
-        assert not any(c.conditional for c in report.collectives)
-    assert sent[1] - sent[0] == 4
+        averages = exchange.outer is not None
+        assert any(c.conditional for c in report.collectives) == averages
+    assert sent[1] - sent[0] == more
 
 
 @pytest.mark.parametrize("name", ["adamw", "lion", "sgd", "lamb"])
@@ -126,9 +191,11 @@ def test_a_link_keeps_its_state_by_itself(name):
     """A second choice, around all links, costs a GPU passes over the state."""
     tx, params = getattr(slamb_jax, name)(0.1, ALONE), random_tree(SHAPES, 0)
     old, bad = tx.init(params), jax.tree.map(lambda p: p * jnp.nan, params)
-    _, new = tx.update(bad, old, params, skip=jnp.array(True))
-    assert isinstance(new[0], Chosen)
-    assert_same_bits(new[0].state, old[0])
+    skip = jnp.array(True)
+    _, new = tx.update(bad, old, params, skip=skip)
+    assert_same_bits(new[0], old[0])
+    again = unless(skip, old[0], new[0])
+    assert all(map(operator.is_, jax.tree.leaves(new[0]), jax.tree.leaves(again)))
 
 
 def test_float16_with_a_loss_scale():

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -17,6 +18,7 @@ from slamb_jax.links import directions
 from tests.close import assert_close
 from tests.optimizers import random_tree, standard_promotion
 from tests.test_contract import public
+from tests.workers import AXIS, train
 
 PARAMS = random_tree({"w": (4, 3), "kernels": (2, 3, 4), "b": (3,)}, 0)
 GRADS = [random_tree({"w": (4, 3), "kernels": (2, 3, 4), "b": (3,)}, t) for t in (1, 2)]
@@ -131,6 +133,69 @@ def test_injected_every_argument_is_what_it_is_in_a_direct_call(make):
         both = [f(**ARGUMENTS[make]).init for f in (inject, make)]
     got, want = (jax.tree.leaves(jax.eval_shape(init, PARAMS)) for init in both)
     assert [x for x in got if x.ndim] == [x for x in want if x.ndim]
+
+
+RISING, FALLING = ((0.0, 0.0, 0.9, 0.95, 0.9), (0.95, 0.9, 0.2, 0.0, 0.0))
+
+
+@pytest.mark.parametrize("rates", [RISING, FALLING], ids=["rising", "falling"])
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("between", [ONE, slamb_jax.Exchange(overlap=True)], ids=repr)
+def test_of_a_schedule_each_step_reads_the_momentum_with_its_own_rate(
+    rates, nesterov, between
+):
+    """The recurrence of the docstring, in NumPy."""
+    nesterov &= not between.overlap
+    tx = optax.inject_hyperparams(
+        lambda b1: slamb_jax.mask_momentum(
+            between, None, b1, None, nesterov=nesterov, bias_correction=False
+        ),
+        hyperparam_dtype=jnp.float32,
+    )(lambda count: jnp.asarray(rates, jnp.float32)[count])
+    gradients = np.random.default_rng(0).normal(size=(len(rates), 3))
+    state, m = tx.init(jnp.zeros(3)), np.zeros(3)
+    for b1, g in zip(rates, gradients, strict=True):
+        u, state = tx.update(jnp.asarray(g, jnp.float32), state)
+        old, m = m, b1 * m + (1 - b1) * g
+        want = b1 * m + (1 - b1) * g if nesterov else m
+        np.testing.assert_allclose(u, old if between.overlap else want, atol=1e-6)
+
+
+def test_of_schedules_lion_is_optax_lion():
+    rates = {
+        "b1": lambda count: 0.9 - 0.2 * count,
+        "b2": lambda count: 0.5 + 0.1 * count,
+    }
+    with standard_promotion():
+        ours = optax.inject_hyperparams(slamb_jax.lion, "exchange")(0.1, ONE, **rates)
+        dense = optax.inject_hyperparams(optax.lion)(0.1, **rates)
+        assert_close(trained(ours)[0], trained(dense)[0], units=4)
+
+
+@pytest.mark.parametrize("payload", ["uniform8", "ternary"])
+def test_of_a_schedule_in_codes_what_was_not_sent_waits(payload):
+    """What was sent and what waits came in, also where the rate was 0 and is not."""
+    grads = [np.float32(random_tree({"w": (4, 60)}, t)["w"]) for t in range(12)]
+
+    def waits(rates):
+        between = slamb_jax.Exchange(AXIS, payload=payload)
+        tx = optax.inject_hyperparams(
+            lambda b1: slamb_jax.mask_momentum(
+                between, None, b1, None, bias_correction=False
+            ),
+            hyperparam_dtype=jnp.float32,
+        )(lambda count: jnp.asarray(rates, jnp.float32)[count])
+        sent, state = train(tx, np.zeros(60, np.float32), grads, "vmap")[-1]
+        return np.float64(sent), np.float64(state.inner_state.mu)
+
+    # A constant that is injected is that number.
+    given = np.sum([g.mean(0) for g in np.float64(grads)], 0)
+    sent, mu = waits([0.9] * 12)
+    np.testing.assert_allclose(sent[0] + 9 * mu.mean(0), given, atol=1e-4)
+    # At 0 it counts as 0.1, so that what waits has a place: all but that much of the
+    # last momentum was sent.
+    sent, mu = waits([0.0] * 12)
+    np.testing.assert_allclose(sent[0] + mu.mean(0) / 9, given, atol=1e-4)
 
 
 NUMBERS = {  # the others are no hyperparameters

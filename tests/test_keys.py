@@ -138,15 +138,11 @@ def test_a_tree_says_it_for_each_part():
         assert {k for k in tree if number_of_keys(replicas[k]) == N} == own
 
 
-def test_on_workers_begins_with_the_same_keys_unless_the_user_says_otherwise():
+def test_on_workers_begins_with_the_same_keys():
     mesh = mesh_of(N)
     params = slamb_jax.replicate(PARAMS, mesh, EXCHANGE)
-    for case, said, n in (
-        (BEHIND, {}, 1),
-        (BEFORE, {}, 1),
-        (BEFORE, {"equal_keys": (False, True)}, N),
-    ):
-        tx = slamb_jax.on_workers(case["in the chain"], mesh, EXCHANGE, **said)
+    for case in (BEHIND, BEFORE):
+        tx = slamb_jax.on_workers(case["in the chain"], mesh, EXCHANGE)
         state = tx.init(params)
         chex.assert_tree_shape_prefix(keys_of(state), (N,))
-        assert number_of_keys(state) == n
+        assert number_of_keys(state) == 1

@@ -173,6 +173,10 @@ def test_the_program_to_copy_trains(tmp_path):
         first, last = (float(x) for x in re.findall(rf"{name} ([\d.]+)", told))
         assert last < first < 2.3  # nats of a guess
     assert "exchange/share_of_float32 0.0" in told
+    # It goes on with another number of workers.
+    words = "--steps", "30", "--every", "10", "--workers", "4"
+    told = programs.ended(TRAIN, *words, "--out", tmp_path, **given)
+    assert re.findall(r"step (\d+), loss", told) == ["30"]
 
 
 def test_a_program_that_ignores_sigterm_is_told_of(tmp_path, monkeypatch, capfd):

@@ -1,7 +1,9 @@
 """Laying replicas out, stepping them, averaging them into one."""
 
+import contextlib
 import dataclasses
 import os
+import warnings
 
 import chex
 import jax
@@ -12,13 +14,14 @@ import pytest
 from flax import nnx
 
 import slamb_jax
+from slamb_jax.workers import agreement, guards
 from slamb_jax.workers import step as steps
 from slamb_jax.workers.mesh import replicated
 from slamb_jax.workers.replicas import mean_replica
 from tests.close import assert_close
 from tests.optimizers import random_tree, step_on_gradients, train_step
 from tests.programs import finish, start
-from tests.shards import mesh_with
+from tests.shards import mesh_4x2, mesh_with
 from tests.workers import AXIS, P, mesh_of
 
 N = 8
@@ -68,6 +71,33 @@ def test_replicas_start_equal_on_their_own_devices():
     chex.assert_trees_all_equal_shapes_and_dtypes(traced, out)
 
 
+def test_numbers_of_64_bits_that_32_hold_are_taken():
+    tree = {"n": np.int64(5), "x": np.array([0.5, np.nan, -np.inf]), "rate": 0.1}
+    tree |= {"half": np.array([np.nan, 1], jnp.bfloat16), "all": np.arange(3), "t": 7}
+    want = jax.tree.map(jnp.asarray, tree)
+    out = slamb_jax.replicate(tree, mesh_of(N), EXCHANGE)
+    for one in (out, slamb_jax.simulated_replicas(tree, N)):
+        chex.assert_trees_all_equal(slamb_jax.consolidate(one), want)
+
+
+def test_shards_that_become_whole_are_told():
+    mesh, w = mesh_4x2(), jnp.ones((4, 6))
+    for axes, specs, told in (
+        ("model", None, True),
+        ("model", {"w": P(None, "model")}, False),
+        (AXIS, None, False),  # each worker has a copy of its own of these
+    ):
+        exchange = slamb_jax.Exchange(AXIS, param_specs=specs)
+        there = jax.sharding.NamedSharding(mesh, P(None, axes))
+        tree = {"w": jax.device_put(w[:, :4], there)}
+        said = r"tree\['w'\] is sharded over 'model', and .* param_specs"
+        with (
+            pytest.warns(UserWarning, match=said) if told else contextlib.nullcontext()
+        ):
+            out = slamb_jax.replicate(tree, mesh, exchange)["w"]
+        assert out.sharding.shard_shape(out.shape) == (1, 4, 2 if specs else 4)
+
+
 EACH, ALL = {"x": "other", "y": "other"}, "other"
 IN_FLOAT32 = dataclasses.replace(EXCHANGE, payload=None)
 WARM_UP = optax.linear_schedule(0.0, 0.1, 3)
@@ -102,14 +132,23 @@ BESIDE = {  # whether the other parameters agree after the first step, and the s
 
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize(("tx", *"ab"), BESIDE.values(), ids=BESIDE)
-def test_parameters_that_no_average_gets_are_found_to_differ(tx, a, b):
+def test_parameters_that_no_average_gets_are_found_to_differ(tx, a, b, monkeypatch):
+    """Told once by the step, after its first call or much later, and by the check."""
+    monkeypatch.setattr(guards, "LATER", 2)
+
     def loss(p, batch):
         return jnp.mean((batch @ p["w"] + p["b"]["x"] - p["b"]["y"]) ** 2)
 
     params = random_tree({"w": (4, 1)}, 0) | {"b": {k: jnp.ones(()) for k in "xy"}}
     state, run = begun(tx, params), per_worker(train_step(tx, loss))
-    for t, agrees in enumerate([a, b]):
-        state, _ = run(state, batch_of(t))
+    for t, (agrees, comes_apart) in enumerate([(a, not a), (b, a and not b)]):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            state, _ = run(state, batch_of(t))
+        told = [str(x.message).split(" workers differ in ")[1] for x in caught]
+        both = "state[0]['b']['x'], state[0]['b']['y']"
+        of_parameters = [x for x in told if x.startswith("state[0]")]
+        assert [x[: len(both)] for x in of_parameters] == [both] * comes_apart
         if agrees:
             slamb_jax.assert_replicas_agree(state[0], rtol=1e-5)
             continue
@@ -257,6 +296,25 @@ def test_consolidate_is_the_mean_and_exact_where_replicas_agree():
         chex.assert_trees_all_equal(slamb_jax.consolidate(replicas), replicas[0])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "complex64"])
+def test_equal_replicas_are_consolidated_to_their_bits(dtype):
+    """The best loss so far begins infinite, a mask is, and p + -0.0 is p."""
+    largest = np.finfo(np.float16).max
+    values = [np.inf, -np.inf, -0.0, 0.0, 1 / 3, largest, -largest, 1e-7]
+    for n in (2, 3):
+        x = jnp.stack([jnp.array(values, dtype)] * n)
+        got = np.asarray(slamb_jax.consolidate(x))
+        assert got.tobytes() == np.asarray(x[0]).tobytes()
+
+
+def test_consolidate_does_not_leave_the_range():
+    largest = np.finfo(np.float32).max
+    x = jnp.array([[largest, np.inf, -largest, 0.0], [largest / 2, 1.0, largest, -0.0]])
+    got = slamb_jax.consolidate(x)
+    want = np.array([0.75 * largest, np.inf, 0, 0], np.float32)
+    chex.assert_trees_all_close(got, want, rtol=1e-6)
+
+
 def test_an_array_twice_in_a_state_or_beside_it_is_stepped_as_two():
     """In a process of its own, which jaxlib would end (SIGSEGV)."""
     flags = os.environ["XLA_FLAGS"]  # eight devices
@@ -320,18 +378,41 @@ LONE = {
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize(("tx", "exchange", "n", "alone"), LONE.values(), ids=LONE)
 def test_workers_that_train_by_themselves_are_told(tx, exchange, n, alone, check_vma):
-    def evaluate(state, batch):  # into a sum that is kept
-        params, total = state
-        return (params, total + loss_of(params, batch)), ()
-
     mesh, params, batch = mesh_of(n, exchange.axis_name), {"w": START["w"]}, batch_of(0)
     run = per_worker(train_step(tx, loss_of), mesh, exchange, check_vma=check_vma)
     state = begun(tx, params, mesh, exchange)
     if alone:
-        told = f"communicates nothing over {alone!r}: "
+        told = (
+            r"after call 1 .* workers differ in state\[0\]\['w'\],? .*same on all: no"
+        )
         with pytest.warns(UserWarning, match=told) as caught:
             state, _ = run(state, batch)
         assert caught[0].filename == __file__
-    state, _ = run(state, batch)  # it is told once
-    run = per_worker(evaluate, mesh, exchange)
-    run(slamb_jax.replicate((params, jnp.float32(0)), mesh, exchange), batch)
+    run(state, batch)  # it is told once
+
+
+def test_statistics_of_each_workers_own_are_told_and_others_are_not(monkeypatch):
+    """Only after the first call and one much later, which alone take sums."""
+    counted, sums = [], agreement.checksums
+    monkeypatch.setattr(guards, "LATER", 4)
+    monkeypatch.setattr(
+        agreement,
+        "checksums",
+        lambda leaves: counted.append(len(leaves)) or sums(leaves),
+    )
+
+    def step(state, batch):
+        own, key = batch.mean(), jax.random.split(state["key"])[0]
+        late = jnp.where(state["count"] > 1, own, 0.0)
+        mean = slamb_jax.average_parameters(own, AXIS)
+        new = {"mean": mean, "own": own, "late": late, "key": key}
+        return new | {"count": state["count"] + 1}, None
+
+    zeros = dict.fromkeys(("mean", "own", "late"), jnp.zeros(()))
+    start = zeros | {"count": jnp.int32(0), "key": jax.random.key(0)}
+    state, run = slamb_jax.replicate(start, mesh_of(N), EXCHANGE), per_worker(step)
+    for t, (name, taken) in enumerate([("own", 2), ("", 2), ("", 2), ("late", 3)]):
+        said = pytest.warns(UserWarning, match=rf"differ in state\['{name}'\], which")
+        with said if name else contextlib.nullcontext():
+            state, _ = run(state, batch_of(t))
+        assert counted == [5] * taken

@@ -1,6 +1,9 @@
 """Snapshots: each process goes on with its own workers, and a newcomer with a copy."""
 
+import contextlib
 import signal
+from pathlib import Path
+from unittest import mock
 
 import chex
 import jax
@@ -47,6 +50,84 @@ def test_a_damaged_file_is_never_read(damage, tmp_path):
     (tmp_path / "partial").write_bytes(b"of a process that was killed")
     with pytest.warns(UserWarning, match=r"6\.snapshot is damaged .* and is ignored"):
         assert_restored(Snapshots(tmp_path).restore(state), 3, state)
+
+
+def torn(path):
+    path.write_bytes(tear(path.read_bytes()))
+
+
+def a_folder(path):
+    path.unlink(missing_ok=True)
+    (path / "inner").mkdir(parents=True)
+
+
+def deep(path):
+    path.write_text("[" * 100_000 + "\n")
+
+
+def renamed(path):
+    (path.parent / "6.snapshot").rename(path)
+
+
+def foreign_arrays(path):
+    with path.open("wb") as file:
+        np.savez(file, x=1)
+
+
+FOREIGN = {
+    **{f"job, {how.__name__}": ("job", how) for how in (torn, a_folder, deep)},
+    "empty job": ("job", lambda path: path.write_text("")),
+    "another job": ("job", lambda path: path.write_text('{"number": 3}')),
+    "no number": ("abc.snapshot", Path.touch),
+    "a folder": ("9.snapshot", a_folder),
+    "deep": ("9.snapshot", deep),
+    "partial": ("partial", a_folder),
+    "a link to itself": ("9.snapshot", lambda path: path.symlink_to(path)),
+    "renamed": ("9.snapshot", renamed),
+    "arrays of another": ("9.snapshot", foreign_arrays),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_what_is_foreign_does_not_hide_what_is_sound(case, tmp_path):
+    name, change = FOREIGN[case]
+    state = a_state()
+    saved(tmp_path, state, 3, 6)
+    change(tmp_path / name)
+    silent = name in ("abc.snapshot", "partial")
+    told = pytest.warns(UserWarning, match=rf"{name} .* is ignored")
+    snapshots = Snapshots(tmp_path)
+    with contextlib.nullcontext() if silent else told:
+        assert_restored(snapshots.restore(state), 3 if case == "renamed" else 6, state)
+    for step in (7, 9, 11):
+        snapshots.save(step, state)
+    assert kept(tmp_path) == sorted(["11", "9"] + ["abc"] * (name == "abc.snapshot"))
+    del snapshots
+    assert Snapshots(tmp_path).restore(state).step == 11
+
+
+def test_a_snapshot_that_was_renamed_is_not_lost(tmp_path):
+    state = a_state()
+    saved(tmp_path, state, 6)
+    renamed(tmp_path / "9.snapshot")
+    with pytest.raises(ValueError, match=r"9\.snapshot could .* step 6 under another"):
+        Snapshots(tmp_path).restore(state)
+
+
+def test_a_save_that_fails_leaves_nothing(tmp_path):
+    state = {"w": jnp.ones((N, 3))}
+    saved(tmp_path, state, 3)
+    snapshots = Snapshots(tmp_path)
+    assert snapshots.restore(state).step == 3
+
+    def full(file, **arrays):
+        file.write(b"a part")
+        raise OSError(28, "No space left on device")
+
+    said = "snapshot 4 of 12 bytes could not be written"
+    with mock.patch("numpy.savez", full), pytest.raises(OSError, match=said):
+        snapshots.save(4, state)
+    assert {path.name for path in tmp_path.iterdir()} == {"job", "3.snapshot"}
 
 
 def test_whichever_bit_is_flipped_nothing_else_is_read(tmp_path):
@@ -109,8 +190,6 @@ def test_wrong_uses_are_refused(tmp_path):
     other = {"w": jnp.ones((N, 4)), "b": jnp.ones(N)}
     said = r"1\.snapshot does not fit: .*b.* is missing; .*shape \[3\], expected \[4\]"
     refused(said, snapshots.restore, other)
-    (directory / "partial").mkdir()
-    refused("snapshot 2 of 12 bytes could not be written", snapshots.save, 2, state)
 
 
 A, B, C = [1, 11], [2, 22], [3, 33]  # jobs: their numbers and tokens

@@ -40,15 +40,10 @@ def axis_size(axis_name: AxisName | None) -> int:
         ) from error
 
 
-def worker_index(axis_name: AxisName) -> jax.Array:
-    """This worker's index along the axis."""
-    return jax.lax.axis_index(axis_name)
-
-
 def is_bound(axis_name: Hashable) -> bool:
     """Whether the axis is bound (manual) where this is called."""
     try:
-        worker_index(axis_name)
+        jax.lax.axis_index(axis_name)
     except NameError:
         return False
     return True
@@ -77,8 +72,7 @@ def vary_over(x: jax.Array, axes: Axes) -> jax.Array:
 
 def tracked_axes(axis_name: AxisName) -> Axes:
     """The subset of the axes that ``check_vma=True`` tracks in types."""
-    indices = map(worker_index, as_tuple(axis_name))
-    return frozenset().union(*map(varying_axes, indices))
+    return varying_axes(jax.lax.axis_index(axis_name))
 
 
 def cond(

@@ -177,10 +177,10 @@ def check_params(params: Any) -> None:
 
 def check_floating(tree: chex.ArrayTree, what: str) -> None:
     """Raises for a leaf that no optimizer can step along, and names it."""
-    check_real(tree, what)
     for where, leaf in named_leaves(what, tree).items():
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            check_real(tree, what)  # which knows a way out
             got = shown(leaf) if dtype is None else dtype
             raise ValueError(
                 f"{what} must be real floating point arrays, got {got} at {where}"
@@ -223,33 +223,35 @@ def named_leaves(name: str, tree: chex.ArrayTree) -> dict[str, Any]:
 
 def check_same_kind(updates: chex.ArrayTree, params: chex.ArrayTree) -> None:
     """Raises where one of update and parameter is complex; None is no update."""
-    for where, u, p in _leaves("updates", updates, params):
+
+    def check(path: Any, u: Any, p: Any) -> None:
         if u is not None and is_complex(u) != is_complex(p):
             raise ValueError(
-                f"{where} must be complex where its parameter is, and real where that "
-                f"is, got {u.dtype} for {p.dtype}: take the real part "
-                "(jax.numpy.real), or make the parameter complex"
+                f"updates{jax.tree_util.keystr(path)} must be complex where its "
+                f"parameter is, and real where that is, got {u.dtype} for {p.dtype}: "
+                "take the real part (jax.numpy.real), or make the parameter complex"
             )
+
+    jax.tree_util.tree_map_with_path(
+        check, updates, params, is_leaf=lambda x: x is None
+    )
 
 
 def check_gradients(updates: chex.ArrayTree, moments: chex.ArrayTree) -> None:
     """Raises for a gradient that does not fit its moment; None is none."""
     check_floating(updates, "updates")
-    for where, g, m in _leaves("updates", updates, moments):
-        if g is not None and g.shape != m.shape:
+
+    def check(path: Any, g: Any, m: Any) -> None:
+        if g is None:
+            return
+        where = f"updates{jax.tree_util.keystr(path)}"
+        if g.shape != m.shape:
             raise ValueError(
                 f"{where} must have the shape of its parameter, got {g.shape} for "
                 f"{m.shape}"
             )
-        if g is not None:
-            check_varies(where, g, varying_axes(m))
+        check_varies(where, g, varying_axes(m))
 
-
-def _leaves(name: str, tree: chex.ArrayTree, *others: Any) -> list[tuple[Any, ...]]:
-    """The leaves of a tree of this name behind their paths, and those of others."""
-    is_leaf = (lambda x: x is None) if others else None
-    treedef: Any
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
-    names = [f"{name}{jax.tree_util.keystr(path)}" for path, _ in leaves]
-    columns = map(treedef.flatten_up_to, others)
-    return list(zip(names, (leaf for _, leaf in leaves), *columns, strict=True))
+    jax.tree_util.tree_map_with_path(
+        check, updates, moments, is_leaf=lambda x: x is None
+    )

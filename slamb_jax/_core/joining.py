@@ -14,12 +14,7 @@ import numpy as np
 
 from slamb_jax._core.axes import varying_axes
 from slamb_jax._core.leaves import Leaf
-from slamb_jax._core.platform import (
-    hidden,
-    materialized,
-    opaque,
-    slices,
-)
+from slamb_jax._core.platform import hidden, materialized, opaque, slices
 
 SMALL = 2**16  # elements: a leaf with fewer is joined with others
 Row: TypeAlias = Any  # a named tuple that begins with a Leaf
@@ -70,7 +65,11 @@ class Joined(NamedTuple):
         """A column of one value for each leaf, from one with a stack for each row."""
         out: list[Any] = [None] * sum(map(len, self.places))
         for places, x in zip(self.places, values, strict=True):
-            for place, value in zip(places, _unstack(len(places), x), strict=True):
+            count = len(places)
+            each = [x] * count  # of one leaf, or None for all
+            if count > 1 and x is not None:
+                each = slices(opaque(x), hidden(range(count)), [()] * count)
+            for place, value in zip(places, each, strict=True):
                 out[place] = value
         return out
 
@@ -217,9 +216,3 @@ def _split(leaf: Leaf, arrays: Column) -> list[list[Any]]:
         [None] * len(shapes) if x is None else slices(next(given), starts, shapes)
         for x in arrays
     ]
-
-
-def _unstack(count: int, values: Any) -> list[Any]:
-    if count == 1 or values is None:
-        return [values] * count
-    return slices(opaque(values), hidden(range(count)), [()] * count)

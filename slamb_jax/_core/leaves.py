@@ -1,8 +1,8 @@
 """The leaves of a tree: numbered for every link alike, mapped, and chosen between."""
 
 import dataclasses
-import functools
 import math
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
@@ -195,38 +195,35 @@ def is_none(x: Any) -> bool:
     return x is None
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["state"], meta_fields=[]
-)
-@dataclasses.dataclass
-class Chosen:
-    """A link's state in a step that may be skipped, all parts of it chosen already.
-
-    A link that takes the extra argument ``skip`` of ``update``, a bool, calls
-    :func:`unless` for each part of its state as soon as it has computed that part,
-    before its updates depend on it. Then the new part takes the old one's memory. With
-    a choice after all links ``adamw`` took 3.2 times the parameters' memory in
-    temporaries on a CPU for 0.2, and half of it more on a GPU.
-    """
-
-    state: Any
+_CHOSEN: weakref.WeakValueDictionary[tuple[int, int], jax.Array]
+_CHOSEN = weakref.WeakValueDictionary()  # by the ids of skip and of the array
 
 
 def unless(skip: jax.Array | None, old: chex.ArrayTree, new: chex.ArrayTree) -> Any:
-    """``new``, or ``old`` if the step is skipped; None where ``new`` has None."""
+    """``new``, or ``old`` if the step is skipped; None where ``new`` has None.
+
+    A link that takes the extra argument ``skip`` of ``update``, a bool, calls this for
+    each part of its state as soon as it has computed that part, before its updates
+    depend on it. Then the new part takes the old one's memory. With a choice after all
+    links ``adamw`` took 3.2 times the parameters' memory in temporaries on a CPU for
+    0.2, and half of it more on a GPU.
+    """
     if skip is None:
         return new
 
-    def choose(new: Any, old: Any) -> Any:
-        if isinstance(new, Chosen):
-            return new.state
-        return None if new is None else jnp.where(skip, old, new)
+    def choose(new: jax.Array, old: jax.Array) -> jax.Array:
+        is_chosen = _CHOSEN.get((id(skip), id(new))) is new
+        return new if is_chosen else jnp.where(skip, old, new)
 
-    return jax.tree.map(
-        choose, new, old, is_leaf=lambda x: x is None or isinstance(x, Chosen)
-    )
+    return map_present(choose, new, old)
 
 
 def chosen(skip: jax.Array | None, state: Any) -> Any:
-    """``state`` as a link returns it that has called :func:`unless` for all of it."""
-    return state if skip is None else Chosen(state)
+    """``state`` of a link that has called :func:`unless` for all of it.
+
+    Its arrays are marked, and a wrapper does not choose again. The mark is of the
+    arrays themselves: what a conditional or a map makes of them is chosen once more.
+    """
+    if skip is not None:
+        _CHOSEN.update({(id(skip), id(x)): x for x in jax.tree.leaves(state)})
+    return state

@@ -183,6 +183,7 @@ def split_digits(packed: jax.Array, base: int, count: int) -> jax.Array:
 
     def elsewhere(packed: jax.Array) -> jax.Array:
         powers = base ** np.arange(count, dtype=np.uint8)
+        packed, powers = lax.optimization_barrier((packed, jnp.asarray(powers)))
         powers = powers.reshape(*(1 for _ in lead), count, 1, 1)
         return lax.div(packed[..., None, :, :], powers) % np.uint8(base)
 

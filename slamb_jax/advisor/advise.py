@@ -38,9 +38,10 @@ def advise(
     :class:`Network`. A dense optimizer averages d gradients in one all-reduce, in
     float32 or bfloat16. An exchange averages the momentum at every step, or parameters
     every H steps, which is amortized. Arrays of 32 bits use an all-reduce. Arrays of 16
-    bits and codes use an all-to-all and an all-gather, which load the link of a node
-    with many workers more. The leaves are taken to share one collective; where XLA
-    makes several, each adds its latency.
+    bits and codes use two all-to-alls, of two workers an all-gather, and with ``ring``
+    an all-to-all and an all-gather. An all-to-all loads the link of a node with many
+    workers more. The leaves are taken to share one collective; where XLA makes several,
+    each adds its latency.
 
     Nothing overlaps, since an optax optimizer runs after the backward pass. With
     ``overlap`` the exchange between the workers runs during the compute, and the step
@@ -112,7 +113,9 @@ def advise(
     # 3. The exchange's collectives. The devices of a worker average their gradients
     # before, and only what comes after may run during the compute.
     nodes = network.workers // devices
-    plan = [x for mean in means for x in nbytes.transfers_of(mean, nodes, devices)]
+    plan: list[Transfer] = []
+    for mean in means:
+        plan += nbytes.transfers_of(mean, nodes, devices, exchange.ring)
     gradients = [Transfer("all-reduce", 4 * d, within=True)] if devices > 1 else []
     plans = (gradients, plan) if exchange.overlap else (gradients + plan, [])
     # 4. What three steps cost: dense in float32 and in bfloat16, and with the exchange.

@@ -4,12 +4,12 @@ No other module of the library uses Orbax.
 """
 
 import contextlib
+import json
 import pathlib
 import re
-import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Self
 
 import chex
@@ -17,20 +17,18 @@ import jax
 import numpy as np
 
 from slamb_jax._core.checks import check_integer
+from slamb_jax.checkpoint import files
 from slamb_jax.checkpoint import format as stored
-from slamb_jax.checkpoint import processes
-from slamb_jax.checkpoint.processes import DamagedCheckpointError, together
+from slamb_jax.checkpoint.files import gather, reading, together
+from slamb_jax.checkpoint.format import Extra
 from slamb_jax.checkpoint.resizing import resize_leaf
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.workers import mesh as meshes
 from slamb_jax.workers.agreement import checksums
 
-_METADATA = "about"  # the folder of the metadata in a checkpoint
-_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-_NOT_OF_FILES = (OSError, MemoryError, jax.errors.JaxRuntimeError)  # but _MISSING is
-_UNFINISHED = "[0-9]*.orbax-checkpoint-tmp*"  # the name of an incomplete save
-_UNLIKE = "the checksum of {} is not the one that was saved"
 _SHARED = "on a file system that all processes share"
+_METADATA = "about"  # the folder of the metadata in a checkpoint
+_INCOMPLETE = ".orbax-checkpoint-tmp"  # what Orbax adds to the name of such a folder
 
 
 class Restored(NamedTuple):
@@ -46,9 +44,10 @@ class Checkpoints:
 
     A leaf whose replicas are equal to the bit (a count, a second moment, parameters
     under the default exchange) is stored once, any other leaf n times, with a 64-bit
-    checksum of every stored replica. Where files are damaged, :meth:`restore` warns and
-    reads the checkpoint before it. What a killed process left incomplete is no
-    checkpoint: the next save removes it.
+    checksum of every stored replica. Where files are damaged, or of something else,
+    :meth:`restore` warns and reads the checkpoint before it. What a killed process or a
+    failed save left incomplete is no checkpoint: it is removed, at the latest by the
+    next save. One that only reads may stay open, and sees what is saved meanwhile.
 
     All processes must call each method, and see the same directory; each writes the
     arrays that it holds, through Orbax. Needs ``slamb-jax[checkpoint]``.
@@ -96,11 +95,12 @@ class Checkpoints:
         self._selects: dict[str, str] = {}
         if exchange is not None:
             check_exchange(exchange)
+            names = ["selection"] + ["sync_every"] * (exchange.selection is not None)
             self._selects = {
                 name: re.sub(" at 0x[0-9a-f]+", "", repr(getattr(exchange, name)))
-                for name in ("selection", "sync_every")
+                for name in names
             }
-        with _refuse_unless("a path that is there or can be made", repr(directory)):
+        with _refuse_unless("a path that is there or can be made", directory):
             self._directory = pathlib.Path(directory).absolute()
             self._directory.mkdir(parents=True, exist_ok=True)
         try:
@@ -110,19 +110,14 @@ class Checkpoints:
                 "checkpoints need Orbax: pip install 'slamb-jax[checkpoint]'"
             ) from error
         self._orbax: Any = orbax.checkpoint
-        options = self._orbax.CheckpointManagerOptions(
-            max_to_keep=keep,
-            enable_async_checkpointing=asynchronous,
-            cleanup_tmp_directories=False,  # a reader would remove a save in progress
-        )
-        self._manager = self._orbax.CheckpointManager(self._directory, options=options)
+        self._saving: Any = None  # Orbax's, from a save until it is waited for
+        self._keep, self._asynchronous = keep, asynchronous
         self._damaged: set[int] = set()  # to be removed before the next save
+        self._foreign: set[int] = set()  # not to be counted
         self._writing = False
         self._unlock: Callable[[], object] | None = None  # of process 0, once it writes
 
-    def save(
-        self, step: int, state: chex.ArrayTree, extra: dict[str, Any] | None = None
-    ) -> int:
+    def save(self, step: int, state: chex.ArrayTree, extra: Extra = None) -> int:
         """Writes a checkpoint.
 
         Args:
@@ -142,28 +137,37 @@ class Checkpoints:
         if not n:
             raise ValueError(f"state must have leaves, got {state!r}")
         arrays, leaves = _pack(stored.leaves_by_name(state))
-        metadata = stored.describe(
-            state, extra, leaves=leaves, format=1, workers=n, selects=self._selects
-        )
+        rest = {"leaves": leaves, "selects": self._selects, "workers": n}
+        metadata = stored.describe(state, extra, format=1, step=step, **rest)
+        self.wait()
         if not self._writing:
             self._begin_writing()
-        for damaged in sorted(self._damaged):  # their numbers may be written again
-            self._manager.delete(damaged)
-        self._damaged.clear()
-        latest = self.latest()
-        if latest is not None and step <= latest:
-            raise ValueError(f"step must be larger than the last, {latest}, got {step}")
+        with together():
+            self._clean()
+        last = max(self._steps() - self._foreign, default=-1)
+        if step <= last:
+            raise ValueError(f"step must be larger than the last, {last}, got {step}")
         args = self._orbax.args
-        arrays = {name: x for name, x in arrays.items() if x.size}  # Orbax takes no 0
-        items = {"state": args.StandardSave(arrays), _METADATA: args.JsonSave(metadata)}
-        with self._explain_errors(f"checkpoint {step}"):
-            self._manager.save(step, args=args.Composite(**items), force=True)
+        sized = {name: x for name, x in arrays.items() if x.size}  # Orbax takes no 0
+        items = {"state": args.StandardSave(sized), _METADATA: args.JsonSave(metadata)}
+        with self._clean_if_it_fails(f"checkpoint {step}"):
+            handler = self._orbax.CompositeCheckpointHandler()
+            # A new one each time, as it keeps errors of the save before.
+            saving = self._orbax.AsyncCheckpointer(handler)
+            saving.save(self._path(step), args=args.Composite(**items))
+        self._saving = saving
+        if not self._asynchronous:
+            self.wait()
         return sum(x.nbytes for x in arrays.values())
 
     def wait(self) -> None:
         """Waits until every save is written."""
-        with self._explain_errors("a checkpoint"):
-            self._manager.wait_until_finished()
+        with self._clean_if_it_fails("a checkpoint"):
+            saving, self._saving = self._saving, None
+            if saving is not None:
+                saving.close()
+            saved = files.saved_steps(self._directory) - self._foreign
+            self._remove(sorted(saved)[: -self._keep])
 
     def restore(
         self, like: chex.ArrayTree, step: int | None = None, *,
@@ -181,10 +185,10 @@ class Checkpoints:
             Every process then reads all replicas.
 
         Raises:
-          ValueError: for a checkpoint of another model, optimizer, number of workers
-            (without ``workers``), program or later format; if ``step`` is not there or
-            damaged; if all of several checkpoints are damaged, which no interrupted
-            save does; or if processes see different checkpoints.
+          ValueError: for a checkpoint of another model, optimizer or number of workers
+            (without ``workers``); if ``step`` is not there or damaged; if all of
+            several checkpoints are damaged, which no interrupted save does, or none is
+            of this program and format; or if processes see different checkpoints.
           OSError: where reading fails for another reason than the files: memory,
             rights. Nothing is deleted then, nor with a ValueError.
         """
@@ -196,24 +200,27 @@ class Checkpoints:
             if step not in steps:
                 raise ValueError(f"step must be one of {sorted(steps)}, got {step!r}")
             return self._restore(step, like, workers)
-        damaged: dict[int, str] = {}
-        for latest in steps:
+
+        def read(latest: int) -> Restored | None:
             try:
-                restored = self._restore(latest, like, workers)
-                break
-            except DamagedCheckpointError as error:
-                damaged[latest] = str(error)
-                going_back = f"{error} and is ignored: going back to the one before it"
-                warnings.warn(going_back, stacklevel=2)
-        else:
-            restored = None
-            if len(damaged) > 1:
-                raise ValueError(
-                    f"no checkpoint can be read: {'; '.join(damaged.values())}. All "
-                    "are kept; to start anew, move them away"
-                )
+                return self._restore(latest, like, workers)
+            except files.DamagedCheckpointError:
+                if latest in self._steps():
+                    raise
+                # A run that saves here has removed it, and has newer ones.
+                return self.restore(like, workers=workers)
+
+        damaged: dict[int, str] = {}
+        found = next(files.sound_ones(steps, read, damaged), None)
+        if found is None and len(steps) > 1:
+            raise ValueError(
+                f"no checkpoint can be read: {'; '.join(damaged.values())}. All are "
+                "kept; to start anew, move them away"
+            )
         self._damaged |= damaged.keys()
-        return restored
+        later = {at for at in steps if found and at > found.step}
+        self._foreign |= later - self._damaged
+        return found
 
     def load(self, step: int) -> tuple[stored.Metadata, dict[str, np.ndarray]]:
         """Reads a checkpoint to the host, without a state to fit.
@@ -230,14 +237,13 @@ class Checkpoints:
 
     def latest(self) -> int | None:
         """The step of the latest checkpoint, sound or damaged; None without any."""
-        return self._manager.latest_step()
+        return max(files.saved_steps(self._directory), default=None)
 
     def close(self) -> None:
         """Waits until every save is written, and releases the directory."""
         try:
             self.wait()
         finally:
-            self._manager.close()
             if self._unlock is not None:
                 self._unlock()
 
@@ -250,49 +256,61 @@ class Checkpoints:
     def _begin_writing(self) -> None:
         """Takes the directory for this run; raises on all processes if one cannot.
 
-        1. Process 0 writes a file, locks the directory against other runs, and removes
-           what runs that were killed left incomplete.
-        2. Every process sees the file. Orbax would wait for ever where they do not
-           share the directory.
-        3. Other runs may have written in between: the directory is read once more.
+        1. Process 0 locks the directory against other runs, and each writes a file.
+        2. Every process sees that of process 0. Orbax would wait for ever where they do
+           not share the directory.
         """
-        with contextlib.ExitStack() as until_seen:
-            probe = ""
-            with together():
-                if jax.process_index() == 0:  # step 1
-                    with _refuse_unless("one that can be written to", self._directory):
-                        file = until_seen.enter_context(
-                            tempfile.NamedTemporaryFile(dir=self._directory)
-                        )
-                    probe = pathlib.Path(file.name).name
-                    self._unlock = self._unlock or processes.lock(self._directory, self)
-                    for path in [*self._directory.glob(_UNFINISHED)]:
-                        shutil.rmtree(path)
-            # A new name, as a network file system remembers which files were not there.
-            probe = processes.gather(probe)[0]
-            with together(), _refuse_unless(_SHARED, self._directory):  # step 2
-                if not (self._directory / probe).exists():
-                    raise _error_here("does not see a file that process 0 wrote")
+        with together():  # step 1
+            if jax.process_index() == 0:
+                self._unlock = self._unlock or files.lock(self._directory, self)
+            with _refuse_unless("one that can be written to", self._directory):
+                # A new name, as a network file system remembers what was not there.
+                probe = tempfile.NamedTemporaryFile(dir=self._directory)  # noqa: SIM115
+        with probe, together(), _refuse_unless(_SHARED, self._directory):  # step 2
+            first = gather(pathlib.Path(probe.name).name)[0]
+            if not (self._directory / first).exists():
+                raise _error_here("does not see a file that process 0 wrote")
         self._writing = True
-        self._manager.reload()  # step 3
+
+    def _steps(self) -> set[int]:
+        """The steps that all processes see; one may see a save before another does."""
+        mine = files.saved_steps(self._directory)
+        seen = gather(sorted(mine))
+        steps = mine.intersection(*seen)
+        with together(), _refuse_unless(_SHARED, self._directory):
+            if not steps and mine != {*seen[0]}:
+                raise _error_here(f"sees the checkpoints {sorted(mine)}")
+        return steps
+
+    def _remove(self, steps: Iterable[int]) -> None:
+        """Removes checkpoints, on process 0 of a run that saves.
+
+        Each is renamed first, so that nobody reads a part of it.
+        """
+        for step in steps if self._unlock else ():
+            removed = self._directory / f"{step}{_INCOMPLETE}-removed"
+            with contextlib.suppress(FileNotFoundError):  # it was moved away
+                files.remove(self._path(step).rename(removed))
+
+    def _clean(self) -> None:
+        """Removes what is damaged, whose steps may be saved again, or incomplete."""
+        self._remove(self._damaged)
+        self._damaged = set()
+        if self._unlock is not None:
+            for path in self._directory.glob(f"[0-9]*{_INCOMPLETE}*"):
+                files.remove(path)
 
     @contextlib.contextmanager
-    def _explain_errors(self, what: str) -> Iterator[None]:
+    def _clean_if_it_fails(self, what: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # of Orbax, TensorStore or the file system
+            with contextlib.suppress(OSError):
+                self._clean()
             raise OSError(
                 f"{what} could not be written into {self._directory}: {error}; "
                 f"the latest complete one is {self.latest()}"
             ) from error
-
-    def _steps(self) -> list[int]:
-        """The steps of all checkpoints, the latest first, alike for all processes."""
-        steps = sorted(self._manager.all_steps(), reverse=True)
-        with together(), _refuse_unless(_SHARED, self._directory):
-            if steps != processes.gather(steps)[0]:
-                raise _error_here(f"sees the checkpoints {steps}")
-        return steps
 
     def _restore(
         self, step: int, like: chex.ArrayTree, workers: int | None
@@ -315,46 +333,34 @@ class Checkpoints:
         stored.check_fits(self._name(step), metadata, like)
         leaves = stored.leaves_by_name(jax.tree.map(jax.numpy.asarray, like))
         places = {name: meshes.raw(x).sharding for name, x in leaves.items()}
-        on_devices = places if n == saved else {}
-        arrays = self._read_arrays(step, metadata, on_devices)  # step 3
+        arrays = self._read_arrays(step, metadata, places if n == saved else {})  # 3
         if n != saved:  # step 4
             for name, x in arrays.items():
                 x = resize_leaf(name, x, n, keys=meshes.is_key(leaves[name]))
                 arrays[name] = meshes.device_put_global(x, places[name])
-        changes = [
-            f"{name}={now} where it was {metadata['selects'][name]}"
-            for name, now in self._selects.items()
-            if metadata["selects"].get(name, now) != now
-        ]
-        if changes:
-            warnings.warn(
-                f"checkpoint {step} is of another exchange: {', '.join(changes)}. The "
-                "ages of coordinates are wrong until each has had its turn",
-                stacklevel=3,
-            )
+        for name, now in self._selects.items():
+            if (was := metadata["selects"].get(name, now)) != now:
+                warnings.warn(
+                    f"checkpoint {step} is of another exchange: {name}={now} where it "
+                    f"was {was}. The ages of coordinates are wrong until each has had "
+                    "its turn",
+                    stacklevel=3,
+                )
         return Restored(step, stored.tree_of(arrays, like), metadata["extra"])
 
     def _read_metadata(self, step: int) -> stored.Metadata:
-        """The verified metadata of a checkpoint.
-
-        Raises:
-          DamagedCheckpointError: if files are missing, or differ from those saved.
-          ValueError: for a checkpoint of another program or version of the format.
-        """
-        metadata: stored.Metadata = {}
-        if (self._directory / str(step) / _METADATA).is_dir():
-            metadata = self._read(step, _METADATA, self._orbax.args.JsonRestore())
-        if metadata.get("format") != 1 or "leaves" not in metadata:
-            problem = "is not one of slamb_jax.Checkpoints"
-            if "format" in metadata:
-                problem = f"has format {metadata['format']}"
-            raise ValueError(
-                f"{self._name(step)} could not be read: it {problem}, of which "
-                "this version of slamb_jax reads 1; it is kept"
-            )
-        if metadata != stored.with_checksum(metadata):
-            raise self._damage(step, _UNLIKE.format("its metadata"))
-        return metadata
+        """The verified metadata of a checkpoint, on all processes."""
+        path = self._path(step) / _METADATA / "metadata"
+        with together(), reading(self._name(step)):
+            text = path.read_text() if path.parent.is_dir() else "{}"
+            metadata: stored.Metadata = dict(json.loads(text))
+            if (found := metadata.get("format")) != 1:
+                raise files.ForeignCheckpointError(
+                    "it is not one of slamb_jax.Checkpoints, or of a later version: it "
+                    f"has format {found}, and this version of slamb_jax reads 1"
+                )
+            stored.check_unchanged(metadata, step)
+            return metadata
 
     def _read_arrays(
         self, step: int, metadata: stored.Metadata, places: dict[str, Any]
@@ -364,50 +370,35 @@ class Checkpoints:
         arrays: dict[str, Any] = {}
         for name, leaf in leaves.items():
             shape = leaf["shape"] if leaf["once"] else [workers, *leaf["shape"]]
-            dtype, place = stored.dtype_of(leaf), places.get(name)
+            dtype = stored.wider(stored.dtype_of(leaf))
             # Templates, which take no memory.
             arrays[name] = np.broadcast_to(np.zeros((), dtype), shape)
-            if place and not leaf["once"]:
+            if places and not leaf["once"]:
+                place = places[name]
                 arrays[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=place)
         sized = {name: x for name, x in arrays.items() if x.size}
-        arrays |= self._read(step, "state", self._orbax.args.StandardRestore(sized))
-        for name, leaf in leaves.items():
-            if leaf["once"]:
-                x = np.broadcast_to(arrays[name], (workers, *leaf["shape"]))
-                x = meshes.device_put_global(x, places[name]) if places else x
-                arrays[name] = x
+        handler, path = self._orbax.StandardCheckpointHandler(), self._path(step)
+        with together(), reading(self._name(step)):
+            args = self._orbax.args.StandardRestore(sized)
+            arrays |= handler.restore(path / "state", args=args)
+        for name in [name for name, leaf in leaves.items() if leaf["once"]]:
+            x = np.broadcast_to(arrays[name], (workers, *arrays[name].shape))
+            arrays[name] = meshes.device_put_global(x, places[name]) if places else x
         sums = checksums([arrays[name] for name in leaves])
-        for (name, leaf), of_leaf in zip(leaves.items(), sums, strict=True):
-            if (of_leaf != np.array(leaf["checksums"], np.uint32)).any():
-                raise self._damage(step, _UNLIKE.format(name))
+        with together(), reading(self._name(step)):
+            for (name, leaf), of_leaf in zip(leaves.items(), sums, strict=True):
+                if (of_leaf != np.array(leaf["checksums"], np.uint32)).any():
+                    raise stored.changed(name)
+        for name, leaf in leaves.items():
+            if (dtype := stored.dtype_of(leaf)) != arrays[name].dtype:
+                arrays[name] = arrays[name].astype(dtype)
         return arrays
 
-    def _read(self, step: int, item: str, how: Any) -> dict[str, Any]:
-        """An item of a checkpoint; raises on all processes if it fails on one.
-
-        Raises:
-          DamagedCheckpointError: where the files are to blame.
-          OSError: where reading failed for another reason: memory, rights.
-        """
-        args = self._orbax.args.Composite(**{item: how})
-        with together():
-            try:
-                return dict(self._manager.restore(step, args=args)[item])
-            except (
-                Exception
-            ) as error:  # a damaged file may make a reader raise anything
-                problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-                if isinstance(error, _MISSING) or not isinstance(error, _NOT_OF_FILES):
-                    raise self._damage(step, problem) from error
-                raise OSError(
-                    f"{self._name(step)} could not be read ({problem}); it is kept"
-                ) from error
-
-    def _damage(self, step: int, problem: str) -> DamagedCheckpointError:
-        return DamagedCheckpointError(f"{self._name(step)} is damaged ({problem})")
+    def _path(self, step: int) -> pathlib.Path:
+        return self._directory / str(step)
 
     def _name(self, step: int) -> str:
-        return f"checkpoint {self._directory / str(step)}"
+        return f"checkpoint {self._path(step)}"
 
 
 @contextlib.contextmanager
@@ -430,10 +421,14 @@ def _pack(leaves: dict[str, Any]) -> tuple[dict[str, Any], stored.Metadata]:
     """The arrays to store for the replicas of each leaf, and their metadata."""
     arrays: dict[str, Any] = {}
     packed: stored.Metadata = {}
-    all_sums = checksums(list(leaves.values()))
+    for name, x in leaves.items():
+        x = meshes.raw(x)
+        arrays[name] = (
+            x.astype(wider) if (wider := stored.wider(x.dtype)) != x.dtype else x
+        )
+    all_sums = checksums(list(arrays.values()))
     for (name, x), sums in zip(leaves.items(), all_sums, strict=True):
-        arrays[name], once = meshes.raw(x), bool((sums == sums[:1]).all())
-        if once:
+        if once := bool((sums == sums[:1]).all()):
             arrays[name] = np.asarray(meshes.replicated(_first, arrays[name]))
         packed[name] = {"once": once, "checksums": sums[: 1 if once else None].tolist()}
         packed[name] |= stored.shape_and_dtype(x)

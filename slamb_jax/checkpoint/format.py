@@ -2,7 +2,7 @@
 
 A checkpoint's metadata are a JSON object; ``leaves`` has an entry for each leaf::
 
-    {"format": 1, "workers": 8, "extra": {...},
+    {"format": 1, "step": 640, "workers": 8, "extra": {...},
      "selects": {"sync_every": "100", ...},  # settings of the exchange
      "structure": {"[1][0]": {"type": "MaskMomentumState"}, ...},
      "leaves": {"['w']": {
@@ -16,6 +16,7 @@ A snapshot's metadata have ``structure``, ``leaves`` and ``extra``, too. Version
 """
 
 import hashlib
+import itertools
 import json
 from typing import Any, TypeAlias
 
@@ -24,32 +25,45 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax._core.checks import shown
+from slamb_jax._core.checks import named_leaves, shown
+from slamb_jax.checkpoint.files import DamagedCheckpointError, ForeignCheckpointError
 from slamb_jax.workers import mesh as meshes
 
 Metadata: TypeAlias = dict[str, Any]
 """A JSON object."""
+Extra: TypeAlias = dict[str, Any] | None
+"""What a user stores beside a state."""
 
+# Dtypes that Orbax or a view of jax does not take, and others that hold their numbers.
+_WIDER = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
+_WIDER |= {"float4_e2m1fn": "float16", "float8_e4m3": "float16"}
 _MASKS = (optax.MaskedNode, optax.MaskedState)  # which another mask may change
 
 
 def leaves_by_name(tree: chex.ArrayTree) -> dict[str, Any]:
-    """The leaves of a tree, by their names in a checkpoint."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {_name_at(path): x for path, x in leaves}
+    """The leaves of a tree, by their names in a checkpoint.
+
+    Raises:
+      ValueError: for an array of NumPy's whose numbers jax would cut to 32 bits.
+    """
+    for name, x in named_leaves("state", tree).items():
+        if x.dtype != (held := jnp.result_type(x)):
+            raise ValueError(
+                f"{name} must have a dtype that jax holds, got {x.dtype}, which it "
+                f"would cut to {held}: make it one of jax's if that is enough, put the "
+                "number into extra, or set jax_enable_x64"
+            )
+    return {name or "state": x for name, x in named_leaves("", tree).items()}
 
 
 def tree_of(arrays: dict[str, Any], like: chex.ArrayTree) -> chex.ArrayTree:
     """The tree of these arrays by name, with keys in place of their words."""
 
-    def leaf(path: Any, x: Any) -> Any:
-        return meshes.on_raw(lambda _: arrays[_name_at(path)], x)
+    def leaf(name: str, x: Any) -> Any:
+        return meshes.on_raw(lambda _: arrays[name], x)
 
-    return jax.tree_util.tree_map_with_path(leaf, like)
-
-
-def _name_at(path: Any) -> str:
-    return jax.tree_util.keystr(path) or "state"
+    leaves = itertools.starmap(leaf, leaves_by_name(like).items())
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def structure_by_name(
@@ -81,13 +95,16 @@ def shape_and_dtype(x: Any) -> Metadata:
 
 
 def dtype_of(leaf: Metadata) -> jnp.dtype:
-    """The dtype in which a leaf is stored; of random keys that of their words."""
+    """The dtype of a leaf; of random keys that of their words."""
     return jnp.dtype("uint32" if leaf["dtype"].startswith("key<") else leaf["dtype"])
 
 
-def describe(
-    state: chex.ArrayTree, extra: dict[str, Any] | None, **rest: Any
-) -> Metadata:
+def wider(dtype: jnp.dtype) -> jnp.dtype:
+    """The dtype in which Orbax stores numbers of this one: that, but for rare ones."""
+    return jnp.dtype(_WIDER.get(dtype.name, dtype))
+
+
+def describe(state: chex.ArrayTree, extra: Extra, **rest: Any) -> Metadata:
     """The metadata of a state; ``rest`` has what only the caller knows.
 
     Raises:
@@ -110,25 +127,42 @@ def with_checksum(metadata: Metadata) -> Metadata:
     return rest | {"checksum": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
 
+def check_unchanged(metadata: Metadata, step: int) -> None:
+    """Raises unless the metadata are those that were saved, under this step."""
+    if metadata != with_checksum(metadata):
+        raise changed("its metadata")
+    if (saved := metadata.get("step", step)) != step:
+        raise ForeignCheckpointError(
+            f"it is step {saved} under another name, which it must have again"
+        )
+
+
+def changed(part: str) -> DamagedCheckpointError:
+    """The error for a part that is not what was saved."""
+    return DamagedCheckpointError(
+        f"the checksum of {part} is not the one that was saved"
+    )
+
+
 def check_fits(what: str, saved: Metadata, like: chex.ArrayTree) -> None:
     """Raises unless the structure and leaves in the metadata are those of ``like``."""
-    given = saved["leaves"]
+    given = saved.get("structure", {}) | saved["leaves"]
     expected = {name: shape_and_dtype(x) for name, x in leaves_by_name(like).items()}
     if "structure" in saved:
-        given = saved["structure"] | given
         expected = structure_by_name(like) | expected
     wrong = [f"{name} is missing" for name in expected if name not in given]
     wrong += [f"{name} is not expected" for name in given if name not in expected]
     wrong += [
         f"{name} has {key} {given[name][key]}, expected {value}"
         for name in expected
+        if name in given
         for key, value in expected[name].items()
-        if name in given and given[name][key] != value
+        if given[name][key] != value
     ]
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise ValueError(
             f"{what} does not fit: {'; '.join(wrong[:5])}{more}: restore into the "
-            "optimizer and model that were saved, and begin another with their "
-            "parameters"
+            "optimizer and model that were saved, with payload=None if they had it, "
+            "and begin another with their parameters"
         )

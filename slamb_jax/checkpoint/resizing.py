@@ -88,11 +88,10 @@ def resize_leaf(name: str, x: Any, m: int, *, keys: bool) -> np.ndarray:
     if (x == x[:1]).all():  # step 2
         return np.broadcast_to(x[:1], (m, *x.shape[1:])).copy()
     if keys:  # step 3
-        old = [j * n // m for j in range(m)]
+        old = np.arange(m) * n // m
         words = x[old].astype(np.uint32)
-        for j in range(1, m):
-            if old[j] == old[j - 1]:
-                words[j] = hash_u32(words[j], hash_words(j))
+        for j in np.flatnonzero(old[1:] == old[:-1]) + 1:
+            words[j] = hash_u32(words[j], hash_words(int(j)))
         return words
     if x.ndim == 1 and (x == np.arange(n)).all():  # step 4
         return np.arange(m, dtype=x.dtype)
@@ -111,11 +110,11 @@ def _mean_of_overlap(x: np.ndarray, j: int, m: int) -> np.ndarray:
     3. Several are averaged in float64, each with the length of its overlap.
     """
     n = len(x)
-    first, end = j * n // m, -(-(j + 1) * n // m)  # step 1
-    if end - first == 1:  # step 2
-        return x[first]
-    overlap = [  # step 3
-        min((i + 1) * m, (j + 1) * n) - max(i * m, j * n) for i in range(first, end)
-    ]
-    wide = x[first:end].astype(np.complex128 if is_complex(x) else np.float64)
-    return np.average(wide, axis=0, weights=overlap).astype(x.dtype)
+    old = np.arange(n)
+    overlap = np.minimum((old + 1) * m, (j + 1) * n) - np.maximum(old * m, j * n)
+    parts = x[overlap > 0]  # step 1
+    if len(parts) == 1:  # step 2
+        return parts[0]
+    wide = parts.astype(np.complex128 if is_complex(x) else np.float64)  # step 3
+    mean = np.average(wide, axis=0, weights=overlap[overlap > 0])
+    return mean.astype(x.dtype)

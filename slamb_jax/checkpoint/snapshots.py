@@ -4,7 +4,6 @@ import contextlib
 import json
 import pathlib
 import secrets
-import warnings
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 
@@ -14,12 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from slamb_jax._core.checks import check_integer
+from slamb_jax.checkpoint import files
 from slamb_jax.checkpoint import format as stored
-from slamb_jax.checkpoint.processes import gather, lock, together
+from slamb_jax.checkpoint.files import gather, together
+from slamb_jax.checkpoint.format import Extra
 from slamb_jax.workers import mesh as meshes
 from slamb_jax.workers.agreement import differing_replicas
 from slamb_jax.workers.mesh import raw
 from slamb_jax.workers.replicas import copied_replicas, keys_of_workers
+
+_SUFFIX = ".snapshot"
 
 
 class Recovered(NamedTuple):
@@ -64,9 +67,7 @@ class Snapshots:
         self._job = [0, 0]  # the number of this job, from 1, and its random token
         self._unlock: Callable[[], object] | None = None  # once it has the directory
 
-    def save(
-        self, step: int, state: chex.ArrayTree, extra: dict[str, Any] | None = None
-    ) -> int:
+    def save(self, step: int, state: chex.ArrayTree, extra: Extra = None) -> int:
         """Writes the replicas of this process's workers, and asks no other process.
 
         Args:
@@ -108,9 +109,10 @@ class Snapshots:
         try:
             with _writing(self._path(step)) as file:
                 np.savez(file, metadata=text, **arrays)
-            older = [saved for saved in self._steps() if saved < step]
-            for saved in {*self._steps()} - {*older[-1:], step}:
-                self._path(saved).unlink()
+            saved = files.saved_steps(self._directory, _SUFFIX)
+            before = max((at for at in saved if at < step), default=step)
+            for other in saved - {before, step}:
+                files.remove(self._path(other))
         except OSError as error:
             raise OSError(
                 f"snapshot {step} of {size} bytes could not be written into "
@@ -175,47 +177,41 @@ class Snapshots:
         return Recovered(step, stored.tree_of(arrays, like), extra, new)
 
     def _path(self, step: int) -> pathlib.Path:
-        return self._directory / f"{step}.snapshot"
-
-    def _steps(self) -> list[int]:
-        return sorted(int(path.stem) for path in self._directory.glob("*.snapshot"))
+        return self._directory / f"{step}{_SUFFIX}"
 
     def _begin_job(self, like: chex.ArrayTree) -> list[Any]:
         """Begins a job on the directory, which is locked from now on.
 
-        Returns of each process its last job, a token, and what tells its sound
-        snapshots apart.
+        Returns of each process its last job, a token, and of each of its sound
+        snapshots the job, the step, the number of workers and extra.
         """
-        file = self._directory / "job"
+        file, mine = self._directory / "job", []
+
+        def read(step: int) -> stored.Metadata:
+            with files.reading(f"snapshot {self._path(step)}"):
+                return _read(self._path(step))[0]
+
+        def read_job(_: int) -> list[int]:
+            with files.reading(f"file {file}"):
+                number, token = json.loads(file.read_text())
+                return [int(number), int(token)]
+
         with together():
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._unlock = self._unlock or lock(self._directory, owner=self)
-            mine = self._sound_snapshots(like)
-            last = json.loads(file.read_text()) if file.exists() else [0, 0]
-        told = gather([last, secrets.randbits(31), mine])
+            self._unlock = self._unlock or files.lock(self._directory, self)
+            steps = files.saved_steps(self._directory, _SUFFIX)
+            for metadata in files.sound_ones(steps, read, {}):
+                path = self._path(metadata["step"])
+                stored.check_fits(f"snapshot {path}", metadata, like)
+                mine.append([metadata[k] for k in ("job", "step", "workers", "extra")])
+            # Where the file of the job is damaged, that of the last snapshot counts.
+            jobs = [[0, 0], *(job for job, *_ in mine)]
+            jobs += files.sound_ones([0] if file.exists() else [], read_job, {})
+        told = gather([max(jobs), secrets.randbits(31), mine])
         self._job = [max(job for job, _, _ in told)[0] + 1, told[0][1]]
         with together(), _writing(file) as writing:
             writing.write(json.dumps(self._job).encode())
         return told
-
-    def _sound_snapshots(self, like: chex.ArrayTree) -> list[list[Any]]:
-        """Job, step, workers and extra of each snapshot that is not damaged."""
-        sound = []
-        for step in self._steps():
-            what = f"snapshot {self._path(step)}"
-            try:
-                metadata, _ = _read(self._path(step))
-            except (PermissionError, MemoryError):
-                raise
-            except (
-                Exception
-            ) as error:  # a damaged file may make a reader raise anything
-                problem = f"{what} is damaged ({error}) and is ignored"
-                warnings.warn(problem, stacklevel=4)
-                continue
-            stored.check_fits(what, metadata, like)
-            sound.append([metadata[k] for k in ("job", "step", "workers", "extra")])
-        return sound
 
 
 def _agreed(told: list[Any]) -> tuple[int, list[int], list[dict[str, Any]]] | None:
@@ -240,14 +236,21 @@ def _agreed(told: list[Any]) -> tuple[int, list[int], list[dict[str, Any]]] | No
 def _writing(path: pathlib.Path) -> Iterator[IO[bytes]]:
     """A file to write that no process sees before it is complete."""
     partial = path.with_name("partial")
-    with partial.open("wb") as file:
-        yield file
-    partial.rename(path)
+    files.remove(partial)  # of a process that was killed
+    try:
+        with partial.open("wb") as file:
+            yield file
+        if path.is_dir():  # it is not ours, and in the way
+            files.remove(path)
+        partial.replace(path)
+    finally:
+        files.remove(partial)
 
 
 def _read(path: pathlib.Path) -> tuple[stored.Metadata, dict[str, np.ndarray]]:
     """The metadata of a snapshot, and the bytes of each leaf, checked by zip's sums."""
     with path.open("rb") as opened, np.load(opened) as file:
         metadata = json.loads(file["metadata"].tobytes())
+        stored.check_unchanged(metadata, int(path.stem))
         # Of all leaves: damage of the file's table of contents may hide one.
         return metadata, {name: file[name] for name in metadata["leaves"]}

@@ -15,7 +15,7 @@ import optax
 
 from slamb_jax._core import axes, checks
 from slamb_jax._core.joining import ArrayRow, join_rows
-from slamb_jax._core.leaves import Leaf, chosen, present, unless
+from slamb_jax._core.leaves import Leaf, chosen, map_present, present, unless
 from slamb_jax._core.platform import materialized
 from slamb_jax._core.rounding import next_step
 from slamb_jax.compressors.codec import Sent
@@ -64,7 +64,7 @@ class Answer(NamedTuple):
     """
 
     xs: Sequence[jax.Array]
-    sent: Sequence[Sent] | Sequence[jax.Array]
+    sent: Sequence[Sent | jax.Array]
 
 
 def of_exchange(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
@@ -145,11 +145,6 @@ def of_exchange(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def takes_requests(state: optax.OptState) -> bool:
-    """Whether this is the state of a compressor that answers a :class:`Request`."""
-    return isinstance(state, OfExchangeState)
-
-
 def unit_to_join(exchange: Exchange, at: AtStep | None, leaf: Leaf) -> int | None:
     """Small leaves are joined if padded to a multiple of so many elements.
 
@@ -180,6 +175,8 @@ def _send_tree(
     exchange: Exchange, updates: optax.Updates, like: Any, step: jax.Array
 ) -> Sent:
     """The mean of what is sent of each leaf, 0 elsewhere, and what is not, float32."""
+    if exchange.payload is not None:  # else the updates' own dtype is sent
+        updates = map_present(lambda x: x.astype(jnp.float32), updates)
     at = selection_at(exchange, like, step)
     found, rebuild = present(updates, like=like, layout=exchange.layout)
     rows = [ArrayRow(*row) for row in found]
@@ -222,12 +219,13 @@ def _send(
     columns = request.leaves, arrays, packed, found.means, request.units_again
     for i, (leaf, x, sent, mean, unit) in enumerate(zip(*columns, strict=True)):
         error = None
-        if found.sent is not None:
-            received = found.sent[i]
+        received = None if found.sent is None else found.sent[i]
+        lost = None if found.lost is None else found.lost[i]
+        if received is not None:
             # Where v is the unit, rounding of the mean is left alone: n times of it, in
             # one worker's momentum, would be more noise than what it takes away.
-            if found.lost is not None and unit is None:
-                received = received - found.lost[i]
+            if lost is not None and unit is None:
+                received = received - lost
             error = sent.astype(jnp.float32) - received
         if unit is not None:
             x, mean = unit.size * sent, unit.size * mean

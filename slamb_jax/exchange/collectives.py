@@ -12,6 +12,7 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from slamb_jax._core import axes as _axes
@@ -27,6 +28,7 @@ def pmean(
     axis_name: AxisName | None,
     *,
     within: AxisName | None = None,
+    ring: bool = False,
     typed_same: bool = False,
 ) -> list[jax.Array]:
     """Means over the workers in one exchange, in the dtype of each array.
@@ -34,18 +36,42 @@ def pmean(
     Arrays of 32 bits are averaged by an all-reduce, the small ones joined: a runtime
     that reduces operand after operand (gloo, on CPU) takes milliseconds for each.
     Arrays of 16 bits are summed in float32 by the worker that owns the slice and
-    rounded once: an all-to-all and an all-gather, with the bytes of a 16-bit
-    all-reduce. (XLA's CPU backend widens a 16-bit all-reduce, and a sum of thousands
-    of 16-bit terms loses what was saved.) The types vary as those of the arrays;
-    ``typed_same``: those of 32-bit means do not vary over the axis.
+    rounded once: an all-to-all and an :func:`all_gather`, which may be a ``ring``, with
+    the bytes of a 16-bit all-reduce. (XLA's CPU backend widens a 16-bit all-reduce, and
+    a sum of thousands of 16-bit terms loses what was saved.) The types vary as those of
+    the arrays; ``typed_same``: those of 32-bit means do not vary over the axis.
 
     With ``within``, the axis of the devices of one worker, which hold the same arrays,
     each device averages a slice with its counterparts, and the worker gathers them. So
     the slow links carry the arrays once, and not once for every device.
     """
-    out = list(arrays)
+    return pmean_and_lost(
+        arrays, axis_name, within=within, ring=ring, typed_same=typed_same
+    )[0]
+
+
+def pmean_and_lost(
+    arrays: Sequence[jax.Array],
+    axis_name: AxisName | None,
+    *,
+    within: AxisName | None = None,
+    ring: bool = False,
+    typed_same: bool = False,
+    with_lost: bool = False,
+) -> tuple[list[jax.Array], list[jax.Array | None]]:
+    """Means as of :func:`pmean`, and ``with_lost`` what rounding takes of them.
+
+    That is n times the quantization error of the means that this worker rounded for
+    all, and 0 elsewhere, float32; None for an array whose mean is not rounded.
+    """
+    out: list[jax.Array] = list(arrays)
+    is_empty = [x.dtype.itemsize == 2 and not x.size for x in arrays]
+    lost: list[jax.Array | None] = [
+        x.astype(jnp.float32) if empty else None
+        for x, empty in zip(arrays, is_empty, strict=True)
+    ]
     if axis_size(axis_name) == 1 and not typed_same:
-        return out
+        return out, lost
     over = _axes.tracked_axes(axis_name) if axis_name is not None else frozenset()
     # Joined only with what varies over the same axes: parts keep their types.
     kinds: dict[tuple[str, ...], list[int]] = {}
@@ -56,41 +82,61 @@ def pmean(
             kinds.setdefault(kind, []).append(i)
         elif typed_same:  # nothing is sent of it, but its type is that of a mean
             out[i] = _axes.vary_over(jnp.zeros(x.shape, x.dtype), varying - over)
-    for kind in sorted(kinds):
-        group = [arrays[i] for i in kinds[kind]]
-        mean = _pmean_16_bit if group[0].dtype.itemsize == 2 else _pmean_32_bit
+    for places in kinds.values():
+        group = [arrays[i] for i in places]
+        is_narrow = group[0].dtype.itemsize == 2
+        mean = _pmean_32_bit
+        if is_narrow:
+            mean = functools.partial(_pmean_16_bit, ring=ring)
         if (devices := axis_size(within)) == 1:
-            means = mean(group, axis_name)
+            means, errors = mean(group, axis_name)
         else:
             flat = ravel(group)
             rows = jnp.pad(flat, (0, -flat.size % devices)).reshape(devices, -1)
-            (row,) = mean([own_slice(rows, within)], axis_name)
+            (row,), errors = mean([own_slice(rows, within)], axis_name)
             means = unravel(gather_slices(row, within, like=flat), group)
-        for i, x in zip(kinds[kind], means, strict=True):
+            if is_narrow and with_lost:
+                errors = unravel(gather_slices(errors[0], within, like=flat), group)
+        for i, x in zip(places, means, strict=True):
             axes = frozenset() if typed_same else _axes.varying_axes(arrays[i])
             out[i] = _axes.vary_over(x, axes)
-    return out
+        for i, x in zip(places, errors if with_lost else (), strict=False):
+            lost[i] = _axes.vary_over(x, _axes.varying_axes(arrays[i]))
+    return out, lost
 
 
 def _pmean_32_bit(
     arrays: Sequence[jax.Array], axis_name: AxisName | None
-) -> list[jax.Array]:
+) -> tuple[list[jax.Array], list[jax.Array]]:
     rows = [ArrayRow(Leaf(i, x.shape), x) for i, x in enumerate(arrays)]
     joined = join_rows(rows, lambda leaf: 1)
     means: list[jax.Array] = lax.pmean([row.x for row in joined.rows], axis_name)
-    return joined.split(means)[0]
+    return joined.split(means)[0], []
 
 
 def _pmean_16_bit(
-    arrays: Sequence[jax.Array], axis_name: AxisName | None
-) -> list[jax.Array]:
+    arrays: Sequence[jax.Array], axis_name: AxisName | None, *, ring: bool
+) -> tuple[list[jax.Array], list[jax.Array]]:
     n, dtype = axis_size(axis_name), arrays[0].dtype
     flat = ravel(arrays)
+    if n == 2:  # each averages all: one message, of as many bytes
+        exact = jnp.mean(all_gather(flat, axis_name).astype(jnp.float32), axis=0)
+        mean = round_to(exact, dtype)
+        errors = exact - mean.astype(jnp.float32)  # which both of them keep
+        return unravel(mean, arrays), unravel(errors, arrays)
     rows = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
     mine = all_to_all(rows, axis_name).astype(jnp.float32)
     # In float32, and rounded once: n terms in 16 bits would lose what is small.
-    mean = round_to(jnp.mean(mine, axis=0), dtype)
-    return unravel(all_gather(mean, axis_name).reshape(-1), arrays)
+    exact = jnp.mean(mine, axis=0)
+    mean = round_to(exact, dtype)
+    means = unravel(all_gather(mean, axis_name, ring=ring).reshape(-1), arrays)
+    # It counts n times, since this is one of the n workers that are averaged next.
+    error = np.float32(n) * (exact - mean.astype(jnp.float32))
+    worker = jnp.int32(0) if axis_name is None else lax.axis_index(axis_name)
+    errors = lax.dynamic_update_index_in_dim(
+        jnp.zeros(rows.shape, jnp.float32), error, worker, 0
+    )
+    return means, unravel(errors.reshape(-1), arrays)
 
 
 def ravel(arrays: Sequence[jax.Array]) -> jax.Array:
@@ -112,43 +158,44 @@ def all_to_all(x: jax.Array, axis_name: AxisName | None) -> jax.Array:
     return _in_16_bits(send_rows, x)
 
 
-def all_gather(x: jax.Array, axis_name: AxisName | None) -> jax.Array:
-    """``x`` of all workers, stacked: shape (n, ...)."""
-    return _in_16_bits(functools.partial(lax.all_gather, axis_name=axis_name), x)
-
-
-def all_gather_invariant(
-    x: jax.Array, index: jax.Array, axis_name: AxisName | None
+def all_gather(
+    x: jax.Array, axis_name: AxisName | None, *, ring: bool = False
 ) -> jax.Array:
-    """:func:`all_gather` whose result's type does not vary over the axis.
+    """``x`` of all workers, stacked: shape (n, ...).
 
-    As a sum of zeros and this worker's ``x``, in integers: twice an all-gather's bytes.
+    Each worker sends its own to all others at once, in an all-to-all of copies. XLA's
+    all-gather, for a ``ring``, has the same bytes, which go from worker to worker: it
+    waits for n - 1 messages, one after the other.
     """
-    # In integers a sum with zeros is exact, for NaN and -0.0 too.
-    bits = _as_integers(x)
-    is_mine = jnp.arange(axis_size(axis_name), dtype=index.dtype) == index
-    is_mine = is_mine.reshape(-1, *(1,) * x.ndim)
-    # Each worker adds zeros for all others.
-    bits = lax.psum(jnp.where(is_mine, bits[None], jnp.zeros_like(bits)), axis_name)
-    return bits.view(x.dtype)
+    n, manual = axis_size(axis_name), jax.sharding.get_abstract_mesh().manual_axes
+    # Under vmap the workers share what is gathered, and would not share copies. Of two
+    # each waits for one message anyhow.
+    if ring or n == 2 or not set(_axes.as_tuple(axis_name)) <= set(manual):
+        return _in_16_bits(functools.partial(lax.all_gather, axis_name=axis_name), x)
+    return all_to_all(jnp.broadcast_to(x, (n, *x.shape)), axis_name)
 
 
 def own_slice(slices: jax.Array, group: AxisName | None) -> jax.Array:
     """The slice that this device of its group exchanges."""
     if axis_size(group) == 1:
         return slices[0]
-    return lax.dynamic_index_in_dim(slices, _axes.worker_index(group), keepdims=False)
+    return lax.dynamic_index_in_dim(slices, lax.axis_index(group), keepdims=False)
 
 
 def gather_slices(x: jax.Array, group: AxisName | None, like: jax.Array) -> jax.Array:
     """The slices of all devices of the group, flat, typed as ``like``."""
-    if axis_size(group) == 1:
+    devices = axis_size(group)
+    if group is None or devices == 1:
         return x.reshape(-1)
-    # The devices hold the same now. Types that do not vary over them must say so, which
-    # takes twice the bytes of an all-gather.
     if _axes.tracked_axes(group) <= _axes.varying_axes(like):
-        return all_gather(x, group).reshape(-1)
-    return all_gather_invariant(x, _axes.worker_index(group), group).reshape(-1)
+        return all_gather(x, group, ring=True).reshape(-1)
+    # The devices hold the same now. Where types do not vary over them an all-gather's
+    # would: each adds zeros for all others, which takes twice the bytes. In integers
+    # that sum is exact, for NaN and -0.0 too.
+    bits = _as_integers(x).reshape(-1)
+    zeros = jnp.zeros((devices, bits.size), bits.dtype)
+    rows = lax.dynamic_update_index_in_dim(zeros, bits, lax.axis_index(group), 0)
+    return lax.psum(rows, group).reshape(-1).view(x.dtype)
 
 
 def gather_shards(x: jax.Array, axes: Sequence[tuple[Hashable, ...]]) -> jax.Array:

@@ -35,15 +35,15 @@ class Means(NamedTuple):
     Attributes:
       means: in the input's dtype, the same bits on all workers.
       sent: float32; what this worker sent, as the others decode it. None where nothing
-        is rounded.
+        is rounded, and for an array of which nothing is.
       lost: float32; n times the quantization error of the means that this worker owns,
         and 0 elsewhere. The mean of ``sent`` over the workers is the mean plus the mean
-        of ``lost``. None where there are no codes.
+        of ``lost``. None as ``sent``, and in codes of two workers: no mean is encoded.
     """
 
     means: list[jax.Array]
-    sent: list[jax.Array] | None = None
-    lost: list[jax.Array] | None = None
+    sent: Sequence[jax.Array | None] | None = None
+    lost: Sequence[jax.Array | None] | None = None
 
 
 def mean_over_workers(
@@ -72,12 +72,22 @@ def mean_over_workers(
     # 2. Without codes, of the types that are sent.
     if (codec := codec_of(payload)) is None:
         rounded = [round_to(x, payload or x.dtype) for x in arrays]
-        means = _collectives.pmean(rounded, axis_name, within=group)
+        means, lost = _collectives.pmean_and_lost(
+            rounded,
+            axis_name,
+            within=group,
+            ring=exchange.ring,
+            with_lost=with_errors,
+        )
         means = [mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]
-        if payload is None or not with_errors:
+        if not with_errors or all(error is None for error in lost):
             return Means(means)
-        return Means(means, [x.astype(jnp.float32) for x in rounded])
-    # 3. In codes, by two collectives for each kind, whatever the number of leaves: each
+        sent = [
+            None if error is None else x.astype(jnp.float32)
+            for x, error in zip(rounded, lost, strict=True)
+        ]
+        return Means(means, sent, lost)
+    # 3. In codes, by two messages for each kind, whatever the number of leaves: each
     # has a latency, and XLA never combines an all-to-all with another. Arrays that
     # differ between the shards of a worker share no scale with arrays that do not.
     wide = [round_to(x, jnp.float32) for x in arrays]
@@ -88,10 +98,12 @@ def mean_over_workers(
             kinds.setdefault((leaf.sharded, *varying), []).append(i)
     columns = [list(arrays)]
     if with_errors:
-        columns += [list(wide), [jnp.zeros_like(x) for x in wide]]
-    for kind in sorted(kinds, key=repr):
+        columns += [list(wide)]
+        if axis_size(axis_name) > 2:
+            columns += [[jnp.zeros_like(x) for x in wide]]
+    for places in kinds.values():
         # 4. Small ones as one, but for what was joined before.
-        places, rows = kinds[kind], []
+        rows = []
         for i in places:
             leaf = Leaf(i, wide[i].shape, parts=leaves[i].parts, unit=leaves[i].unit)
             rows.append(ArrayRow(leaf, wide[i]))
@@ -126,57 +138,106 @@ def _mean_in_codes(
     5. All-gather: all workers get the codes of all means.
     6. Decode: the same codes, and so the same means to the bit, on all workers.
 
-    ``with_errors`` also says what a worker sent, and what the second encoding lost.
+    Of two workers each owns all: they send each other all of their codes, and both
+    decode and average those. That is as many bytes in one message for two, and nothing
+    is encoded again.
+
+    Returns for each array its mean, and ``with_errors`` what this worker sent, and what
+    the second encoding lost, if there is one.
     """
     axis_name, group = exchange.axis_name, exchange.local_axis_name
     n, width = axis_size(axis_name), axis_size(group)
-    device = jnp.int32(0) if group is None else _axes.worker_index(group)
-    place = Place(n, width, _axes.worker_index(axis_name), device)
+    device = jnp.int32(0) if group is None else lax.axis_index(group)
+    owners = 1 if n == 2 else n
+    place = Place(owners, width, lax.axis_index(axis_name), device)
     # All workers round with bits of their own, or their errors would add up in the mean
     # in place of cancelling.
     seed = step_seed(step, 0, 0x5A17)
     # Joined leaves have blocks as each of them has by itself.
     alike = [(*leaf.parts, leaf)[0].size for leaf, _ in rows]
-    cuts = cut_among([x.size for _, x in rows], codec, n * width, alike)
+    cuts = cut_among([x.size for _, x in rows], codec, owners * width, alike)
     # 1. Encode.
     parts = []
     for number, cut in enumerate(cuts):
         members = [rows[i] for i in cut.members]
         of_cut = hash_u32(seed, hash_words(number))
         parts.append(_Part(cut, members, codec, place, of_cut))
-    # 2. All-to-all, of all parts in one, and of what this device exchanges.
+    # All parts travel in one message, of what this device exchanges.
     slices = [part.slices() for part in parts]
     ends = np.cumsum([x.shape[-1] for x in slices])[:-1]
     own = _collectives.own_slice(jnp.concatenate(slices, -1), group)
-    received = jnp.split(_collectives.all_to_all(own, axis_name), ends, -1)
-    # 3. Average, and 4. encode again.
-    pairs = [part.average(x) for part, x in zip(parts, received, strict=True)]
-    means, codes = zip(*pairs, strict=True)
-    # 5. All-gather, first between the workers and then within.
-    shared = _collectives.all_gather(jnp.concatenate(codes), axis_name)
-    shared = _collectives.gather_slices(shared, group, like=rows[0].x)
-    wholes = jnp.split(shared.reshape(width, n, -1), ends, -1)
-    # 6. Decode.
-    out: list[list[Any]] = [[None] * len(rows) for _ in range(3 if with_errors else 1)]
-    for part, mean, code, whole in zip(parts, means, codes, wholes, strict=True):
-        found = [part.decode_slices(whole)]
-        if with_errors:
-            # The owner alone knows the error of the second encoding. It counts n times,
-            # since the owner is one of the n workers whose momenta are averaged next.
-            error = np.float32(n) * (mean - part.decode_slice(code))
-            errors = _collectives.gather_slices(error, group, like=rows[0].x)
-            lost = part.own_arrays(errors.reshape(width, *mean.shape))
-            found += [part.sent(), lost]
-        for column, arrays in zip(out, found, strict=True):
+    send = _swap if n == 2 else _send_to_owners
+    found = send(parts, own, ends, exchange, rows[0].x, with_errors)
+    out: list[list[Any]] = [[None] * len(rows) for _ in found[0]]
+    for part, columns in zip(parts, found, strict=True):
+        for column, arrays in zip(out, columns, strict=True):
             for i, x in zip(part.cut.members, arrays, strict=True):
                 column[i] = x
     return out
 
 
+def _send_to_owners(
+    parts: Sequence["_Part"],
+    own: jax.Array,
+    ends: np.ndarray,
+    exchange: Exchange,
+    like: jax.Array,
+    with_errors: bool,
+) -> list[list[list[jax.Array]]]:
+    """Steps 2 to 6 of :func:`_mean_in_codes`: what it returns, of each part."""
+    axis_name, group = exchange.axis_name, exchange.local_axis_name
+    n, width = axis_size(axis_name), axis_size(group)
+    # 2. All-to-all.
+    received = jnp.split(_collectives.all_to_all(own, axis_name), ends, -1)
+    # 3. Average, and 4. encode again.
+    pairs = [part.average(x) for part, x in zip(parts, received, strict=True)]
+    means, codes = zip(*pairs, strict=True)
+    # 5. All-gather, first between the workers and then within.
+    flat = jnp.concatenate(codes)
+    shared = _collectives.all_gather(flat, axis_name, ring=exchange.ring)
+    shared = _collectives.gather_slices(shared, group, like)
+    wholes = jnp.split(shared.reshape(width, n, -1), ends, -1)
+    # 6. Decode.
+    found = []
+    for part, mean, code, whole in zip(parts, means, codes, wholes, strict=True):
+        columns = [part.decode_slices(whole)]
+        if with_errors:
+            # The owner alone knows the error of the second encoding. It counts n times,
+            # since the owner is one of the n workers whose momenta are averaged next.
+            error = np.float32(n) * (mean - part.decode_slice(code))
+            errors = _collectives.gather_slices(error, group, like)
+            lost = part.own_arrays(errors.reshape(width, *mean.shape))
+            columns += [part.sent(), lost]
+        found.append(columns)
+    return found
+
+
+def _swap(
+    parts: Sequence["_Part"],
+    own: jax.Array,
+    ends: np.ndarray,
+    exchange: Exchange,
+    like: jax.Array,
+    with_errors: bool,
+) -> list[list[list[jax.Array]]]:
+    """:func:`_send_to_owners` between two workers, where both own all."""
+    group = exchange.local_axis_name
+    both = _collectives.all_gather(own, exchange.axis_name)
+    both = _collectives.gather_slices(both, group, like)
+    wholes = jnp.split(both.reshape(axis_size(group), 2, -1), ends, -1)
+    found = []
+    for part, whole in zip(parts, wholes, strict=True):
+        # In the workers' order on both, so that they find the same to the bit.
+        pair = [part.decode_slices(whole[:, i : i + 1]) for i in range(2)]
+        means = [(x + y) / np.float32(2) for x, y in zip(*pair, strict=True)]
+        found.append([means, part.sent()] if with_errors else [means])
+    return found
+
+
 class Place(NamedTuple):
     """Which device of how many this is."""
 
-    n: int  # workers
+    owners: int  # workers among whom the slices are divided
     width: int  # devices of a worker
     worker: jax.Array
     device: jax.Array  # of its worker
@@ -222,7 +283,7 @@ class _Part:
 
     def slices(self) -> jax.Array:
         """The codes in slices for their owners: uint8 (devices, workers, bytes)."""
-        own, owners = self.cut.slice, (self.place.width, self.place.n)
+        own, owners = self.cut.slice, (self.place.width, self.place.owners)
         digits, scales = map(jnp.concatenate, zip(*self.codes, strict=True))
         # Scales travel behind the digits, in bytes: one collective has one dtype, and
         # each collective has a latency of its own.
@@ -245,7 +306,7 @@ class _Part:
 
         And the code of the mean, uint8 (bytes,).
         """
-        mean = sum_of_rows(self.decode_slice, received) / np.float32(self.place.n)
+        mean = sum_of_rows(self.decode_slice, received) / np.float32(self.place.owners)
         if not self.codec.has_zero:
             mean = jnp.where(self._is_element(), mean, jnp.zeros_like(mean))
         code = self.codec.encode(mean, self._seed(self.place.device, 2))
@@ -266,7 +327,7 @@ class _Part:
     def own_arrays(self, slices: jax.Array) -> list[jax.Array]:
         """The arrays of this worker's slices (devices, ...), and 0 elsewhere."""
         # As if every worker's slices were these, and then zeros for all others'.
-        shape = (len(slices), self.place.n, *slices.shape[1:])
+        shape = (len(slices), self.place.owners, *slices.shape[1:])
         is_own = lax.broadcasted_iota(jnp.int32, shape, 1) == self.place.worker
         x = jnp.broadcast_to(slices[:, None], shape)
         return self._arrays(self._from_slices(jnp.where(is_own, x, jnp.float32(0))))
@@ -279,7 +340,7 @@ class _Part:
         rest = [size - i for size in sizes for i in range(0, size, group.size)]
         counts = jnp.asarray(np.minimum([*rest, 0], group.size), jnp.int32)
         # The row of all groups, and from it the group and the place in it.
-        number = self.place.device * jnp.int32(self.place.n) + self.place.worker
+        number = self.place.device * jnp.int32(self.place.owners) + self.place.worker
         of, plane, of_row, column = (
             lax.broadcasted_iota(jnp.int32, own, i) for i in range(4)
         )

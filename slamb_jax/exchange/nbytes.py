@@ -89,18 +89,28 @@ def slice_nbytes(sizes: Sequence[int], wire: str, slices: int) -> int:
     return sum(codec.nbytes(cut.slice) for cut in cut_among(sizes, codec, slices))
 
 
-def transfers_of(mean: Mean, workers: int, devices: int = 1) -> list[Transfer]:
+def transfers_of(
+    mean: Mean, workers: int, devices: int = 1, ring: bool = False
+) -> list[Transfer]:
     """The collectives of a mean over the workers, each a group of so many devices.
 
     Numbers of 32 bits are summed on the way, by an all-reduce. Each device of a worker
     exchanges a part, and the worker gathers the parts.
     """
     sizes, wire, often = mean
-    # A slice to each owner, and the owner's mean to all.
-    one = slice_nbytes(sizes, wire, workers * devices)
-    part = workers * one
-    sent = [Transfer("all-to-all", part, often), Transfer("all-gather", one, often)]
-    if codec_of(wire) is None:
+    in_codes = codec_of(wire) is not None
+    if workers == 2:  # who send each other all
+        one = slice_nbytes(sizes, wire, devices)
+        part = 2 * one
+        sent = [Transfer("all-gather", one, often)]
+    else:
+        # A slice to each owner, and the owner's mean to all: copies, or around a ring.
+        one = slice_nbytes(sizes, wire, workers * devices)
+        part = workers * one
+        sent = [Transfer("all-to-all", part, often)] * 2
+        if ring:
+            sent[1] = Transfer("all-gather", one, often)
+    if not in_codes:
         part = slice_nbytes(sizes, wire, devices)
         # 16 bits are sent as codes are, since a sum in 16 bits loses digits.
         if jnp.dtype(wire).itemsize != 2:

@@ -17,7 +17,8 @@ from slamb_jax.exchange.codecs import CODECS
 from slamb_jax.exchange.json_form import value_from_json, value_to_json
 from slamb_jax.exchange.selections import Selection, Strided
 
-_FEW_BITS = {"payload": "ternary", "sync_every": 15, "selection": Strided(1.0)}
+_FEW_BITS: dict[str, Any] = {"payload": "ternary", "sync_every": 15}
+_FEW_BITS |= {"selection": Strided(1.0)}
 _PAPER = {"payload": None, "sync_every": 100, "selection": Strided(0.1)}
 
 
@@ -63,6 +64,12 @@ class Exchange:
         group of them, with fast links between. Gradients are averaged densely over it,
         n is the number of groups, and each device exchanges a slice of what its group
         sends. None: a worker is one device.
+      ring: how the means, in codes or 16 bits, come to all workers. False: their owners
+        send them to all at once, so that an exchange waits for two messages, however
+        many workers there are. True: from worker to worker, in n messages one after the
+        other, which cross a link that several workers share once, and not once for each
+        pair of them: for the devices of hosts without a ``local_axis_name``, where
+        bytes count and not latency, and for the chips of a TPU slice.
       param_specs: for a model that does not fit on one device: a tree like the
         parameters, or a prefix of it, of ``jax.sharding.PartitionSpec`` with the mesh
         axes, other than the workers', over which each leaf is sharded (None: not).
@@ -94,6 +101,7 @@ class Exchange:
     overlap: bool = False
     selection: Selection | None = None
     local_axis_name: AxisName | None = None
+    ring: bool = False
     # Trees are compared, and have no hash: exchanges that differ in these alone have
     # the same one, as equal hashes may.
     param_specs: Any = dataclasses.field(default=None, hash=False)
@@ -228,6 +236,7 @@ def _check_settings(exchange: Exchange) -> None:
     payload, selection = exchange.payload, exchange.selection
     # 1. Each setting by itself.
     _checks.check_bool("overlap", exchange.overlap)
+    _checks.check_bool("ring", exchange.ring)
     is_name = isinstance(payload, str) and payload in ("bfloat16", *CODECS)
     if payload is not None and not is_name:
         raise ValueError(

@@ -164,7 +164,7 @@ def jointspar(
         if draws_alone:
             flags = pany(jnp.stack([*active.values()]), axis_name)
             moves |= dict(zip(names, flags, strict=True))
-            worker = axes.worker_index(axis_name)
+            worker = jax.lax.axis_index(axis_name)
 
         # 2. The mean of each layer's gradients, and its norm.
         means = [*map(jnp.zeros_like, treedef.flatten_up_to(params))]

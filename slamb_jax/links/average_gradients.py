@@ -16,9 +16,9 @@ def average_gradients(exchange: Exchange) -> optax.GradientTransformationExtraAr
 
     .. math:: g \leftarrow \text{mean over the devices of the worker of } g
 
-    For workers that are groups of devices with fast links. The links that exchange do
-    this themselves; put it in front of :func:`accumulate`, whose sum must be the same
-    on all devices of a worker.
+    For workers that are groups of devices with fast links. The optimizers have it as
+    their first link; put it in front of :func:`mask_momentum` in a chain of your own,
+    and of :func:`accumulate`, whose sum must be the same on all devices of a worker.
 
     Each device must pass the gradient of its own share of the batch. Where types are
     tracked (``shard_map`` with ``check_vma=True``), ``jax.grad`` with respect to
@@ -58,34 +58,23 @@ def average_gradients(exchange: Exchange) -> optax.GradientTransformationExtraAr
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.EmptyState]:
         del extra_args
-        return mean_gradients(updates, params, exchange.local_axis_name), state
+        axis_name = exchange.local_axis_name
+        if axis_name is None:
+            return updates, state
+        # What was averaged already would be averaged for nothing, where types show it.
+        _axes.check_local(updates, axis_name)
+        rows, rebuild = present(updates, updates if params is None else params)
+        # In float32: the sum of many 16-bit gradients would lose what each adds.
+        wide = [upcast_f32(g) for _, g, _ in rows]
+        means = _collectives.pmean(wide, axis_name, typed_same=True)
+        # Means vary over the axis where the parameters do, and only there: types that
+        # do not would tell a link after this that nothing is left to exchange.
+        if params is not None:
+            axes = _axes.tracked_axes(axis_name)
+            means = [
+                _axes.vary_over(mean, axes & _axes.varying_axes(p))
+                for mean, (_, _, p) in zip(means, rows, strict=True)
+            ]
+        return rebuild(means), state
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def mean_gradients(
-    updates: optax.Updates,
-    params: optax.Params | None,
-    local_axis_name: _axes.AxisName | None,
-) -> optax.Updates:
-    """The means within a worker, in float32 at least; None stays None.
-
-    Their types vary over the axis where those of the parameters do, and only there.
-    """
-    if local_axis_name is None:
-        return updates
-    # What was averaged already would be averaged for nothing, where types show it.
-    _axes.check_local(updates, local_axis_name)
-    axes = _axes.tracked_axes(local_axis_name)
-    rows, rebuild = present(updates, updates if params is None else params)
-    # In float32: the sum of many 16-bit gradients would lose what each adds.
-    wide = [upcast_f32(g) for _, g, _ in rows]
-    means = _collectives.pmean(wide, local_axis_name, typed_same=True)
-    # The types of means that do not vary would tell a link after this that nothing is
-    # left to exchange, where the parameters do vary.
-    if params is not None:
-        means = [
-            _axes.vary_over(mean, axes & _axes.varying_axes(p))
-            for mean, (_, _, p) in zip(means, rows, strict=True)
-        ]
-    return rebuild(means)

@@ -1,6 +1,6 @@
 """Averages of parameters that drift apart, where workers step by themselves."""
 
-from collections.abc import Callable
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -14,15 +14,9 @@ from slamb_jax._core.checks import (
     check_same_kind,
     check_transformation,
 )
-from slamb_jax._core.leaves import (
-    arrays_of,
-    chosen,
-    keep_absent,
-    map_present,
-    present,
-    unless,
-)
+from slamb_jax._core.leaves import chosen, keep_absent, map_present, present, unless
 from slamb_jax._core.rounding import copied, next_step, upcast_f32
+from slamb_jax.compressors.codec import Sent
 from slamb_jax.exchange import collectives as _collectives
 from slamb_jax.exchange.mean import mean_over_workers
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -126,6 +120,57 @@ def average_parameters_every(
         sends = None if sender is None else sender.init(anchor)
         return AverageParametersState(count, anchor, outer.init(anchor), sends)
 
+    def average(
+        updates: optax.Updates,
+        params: optax.Params,
+        state: AverageParametersState,
+        step: jax.Array,
+        skip: jax.Array | None,
+    ) -> tuple[optax.Updates, AverageParametersState]:
+        """Updates that end in the average of one step, and the state after it."""
+        if outer is not None:
+            return step_outer(updates, params, state, step, skip)
+        # In the parameters' own dtype: codes would lose what they learned.
+        ahead = map_present(lambda u, p: p + u.astype(p.dtype), updates, params)
+        means = _mean(exchange, ahead, params, None, step)
+        return map_present(_move, updates, means, params), state
+
+    def step_outer(
+        updates: optax.Updates,
+        params: optax.Params,
+        state: AverageParametersState,
+        step: jax.Array,
+        skip: jax.Array | None,
+    ) -> tuple[optax.Updates, AverageParametersState]:
+        """Updates that end in the next anchor."""
+        assert outer is not None
+        # 1. The mean over the workers of how far each went from the anchor.
+        moves = map_present(_move_from_anchor, updates, params, state.anchor)
+        sends = state.compressor
+        if sender is None:
+            means = _mean(exchange, moves, params, exchange.payload, step)
+        else:
+            means, sends = sender.update(moves, sends, params)
+            if isinstance(means, Sent):
+                raise ValueError(
+                    "compressor must return the mean alone, got slamb_jax.Sent(mean, "
+                    "unsent), of which nobody would keep what is not sent: give "
+                    "compress_with_error_feedback(compressor)"
+                )
+        # 2. From the anchor along it by a step of the outer optimizer: all workers
+        # alike, on the same mean, so that its state is the same on all. Leaves without
+        # a gradient keep their anchor: their difference is nothing.
+        zeros = optax.tree.zeros_like(state.anchor)
+        grads = keep_absent(map_present(jnp.negative, means), zeros)
+        steps, outer_state = outer.update(grads, state.outer, state.anchor)
+        anchor = map_present(lambda _, a, x: a + x, updates, state.anchor, steps)
+        # 3. The parameters move there.
+        u = map_present(_move, updates, anchor, params)
+        old = state.anchor, state.outer, state.compressor
+        new = keep_absent(anchor, state.anchor), outer_state, sends
+        anchor, outer_state, sends = unless(skip, old, new)
+        return u, state._replace(anchor=anchor, outer=outer_state, compressor=sends)
+
     def update(
         updates: optax.Updates,
         state: AverageParametersState,
@@ -150,20 +195,25 @@ def average_parameters_every(
         alone = outer is None and _axes.axis_size(exchange.axis_name) == 1
         if exchange.sync_every is None or alone:
             return updates, chosen(skip, state)
-        average = _Average(exchange, sender, step, skip)
-        if not exchange.overlap:
-            u, state = average.when_due(updates, params, state)
-        else:
+        u = updates
+        if exchange.overlap:
             # A conditional that got the updates would wait for the gradient.
-            nothing = map_present(_additive_identity, updates, params)
-            moves, state = average.when_due(nothing, params, state)
+            u = map_present(_additive_identity, updates, params)
+        now = functools.partial(average, step=step, skip=skip)
+        due = exchange.averages_at(step)
+        if due is True:  # at every step
+            u, state = now(u, params, state)
+        else:
+            u, state = _axes.cond(
+                due, now, lambda u, _, state: (u, state), u, params, state
+            )
+        if exchange.overlap:
             u = map_present(
-                lambda m, u: (m + u.astype(m.dtype)).astype(u.dtype), moves, updates
+                lambda m, u: (m + u.astype(m.dtype)).astype(u.dtype), u, updates
             )
         return u, chosen(skip, state)
 
-    tx = optax.GradientTransformationExtraArgs(init, update)
-    return on_shards(tx, exchange)
+    return on_shards(optax.GradientTransformationExtraArgs(init, update), exchange)
 
 
 def _sender(
@@ -187,105 +237,34 @@ def _sender(
     return optax.with_extra_args_support(compressor)
 
 
-class _Average(NamedTuple):
-    """The average of one step: updates that end in it, and the state after it."""
-
-    exchange: Exchange
-    sender: optax.GradientTransformationExtraArgs | None
-    step: jax.Array
-    skip: jax.Array | None
-
-    def when_due(
-        self,
-        updates: optax.Updates,
-        params: optax.Params,
-        state: AverageParametersState,
-    ) -> tuple[optax.Updates, AverageParametersState]:
-        """The average at the steps that have one; at others the updates as they are."""
-        due = self.exchange.averages_at(self.step)
-        now = (
-            self._average_parameters
-            if self.exchange.outer is None
-            else self._step_outer
-        )
-        if due is True:  # at every step
-            return now(updates, params, state)
-        out: tuple[optax.Updates, AverageParametersState] = _axes.cond(
-            due, now, lambda updates, _, state: (updates, state), updates, params, state
-        )
-        return out
-
-    def _average_parameters(
-        self,
-        updates: optax.Updates,
-        params: optax.Params,
-        state: AverageParametersState,
-    ) -> tuple[optax.Updates, AverageParametersState]:
-        """To the mean of the replicas."""
-        rows, rebuild, ahead = self._ahead(updates, params, params)
-        leaves = [leaf for leaf, *_ in rows]
-        # In the parameters' own dtype: codes would lose what they learned.
-        means = mean_over_workers(ahead, leaves, self.exchange, None, self.step).means
-        pairs = zip(means, rows, strict=True)
-        return rebuild([_move(x, u, p) for x, (_, u, p, _) in pairs]), state
-
-    def _step_outer(
-        self,
-        updates: optax.Updates,
-        params: optax.Params,
-        state: AverageParametersState,
-    ) -> tuple[optax.Updates, AverageParametersState]:
-        """To the next anchor, by a step of the outer optimizer.
-
-        1. Take the mean over the workers of how far each went from the anchor.
-        2. Step from the anchor along it: all workers alike, on the same mean, so that
-           the state of the outer optimizer is the same on all.
-        3. Move the parameters there.
-        """
-        exchange, sends = self.exchange, state.compressor
-        assert exchange.outer is not None
-        rows, rebuild, ahead = self._ahead(updates, params, state.anchor)
-        moves = [x - a for x, (*_, a) in zip(ahead, rows, strict=True)]
-        if self.sender is None:
-            leaves = [leaf for leaf, *_ in rows]
-            means = mean_over_workers(
-                moves, leaves, exchange, exchange.payload, self.step
-            ).means
-        else:
-            sent, sends = self.sender.update(rebuild(moves), sends, params)
-            means = arrays_of(updates, sent, params)
-        # Leaves without a gradient keep their anchor: their difference is nothing.
-        zeros = optax.tree.zeros_like(state.anchor)
-        grads = keep_absent(rebuild([-mean for mean in means]), zeros)
-        steps, outer = exchange.outer.update(grads, state.outer, state.anchor)
-        steps = arrays_of(updates, steps, params)
-        anchors = [a + x for x, (*_, a) in zip(steps, rows, strict=True)]
-        pairs = zip(anchors, rows, strict=True)
-        u = rebuild([_move(x, u, p) for x, (_, u, p, _) in pairs])
-        old = state.anchor, state.outer, state.compressor
-        new = keep_absent(rebuild(anchors), state.anchor), outer, sends
-        anchor, outer, sends = unless(self.skip, old, new)
-        return u, state._replace(anchor=anchor, outer=outer, compressor=sends)
-
-    def _ahead(
-        self, updates: optax.Updates, params: optax.Params, to: optax.Params
-    ) -> tuple[list[Any], Callable[..., Any], list[jax.Array]]:
-        """Rows of leaf, update, parameter and ``to``; and the parameters to average."""
-        rows, rebuild = present(
-            updates, params, to, like=params, layout=self.exchange.layout
-        )
-        ahead = []
-        for _, u, p, x in rows:
-            wide = p.astype(x.dtype)  # float32, if it is to an anchor
-            ahead.append(wide if self.exchange.overlap else wide + u.astype(x.dtype))
-        return rows, rebuild, ahead
+def _mean(
+    exchange: Exchange,
+    tree: optax.Updates,
+    params: optax.Params,
+    payload: str | None,
+    step: jax.Array,
+) -> optax.Updates:
+    """The mean over the workers of a tree like the updates, in a wire format."""
+    rows, rebuild = present(tree, like=params, layout=exchange.layout)
+    leaves, xs = [leaf for leaf, _ in rows], [x for _, x in rows]
+    return rebuild(mean_over_workers(xs, leaves, exchange, payload, step).means)
 
 
-def _move(to: jax.Array, u: jax.Array, p: jax.Array) -> jax.Array:
+def _move_from_anchor(u: jax.Array, p: jax.Array, anchor: jax.Array) -> jax.Array:
+    """How far a parameter goes from its anchor, in float32."""
+    return _difference(p.astype(anchor.dtype) + u.astype(anchor.dtype), anchor)
+
+
+def _move(u: jax.Array, to: jax.Array, p: jax.Array) -> jax.Array:
     """From p to there, in u's dtype."""
     # The difference in float32: it is small, and p may be of 16 bits.
     wide = upcast_f32(p)
-    return (to.astype(wide.dtype) - wide).astype(u.dtype)
+    return _difference(to.astype(wide.dtype), wide).astype(u.dtype)
+
+
+def _difference(x: jax.Array, y: jax.Array) -> jax.Array:
+    """``x - y``; 0 where they are equal, infinities too, as in a mask of -inf."""
+    return jnp.where(x == y, jnp.zeros_like(x), x - y)
 
 
 def _additive_identity(u: jax.Array, p: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import optax
 from slamb_jax._core import checks
 from slamb_jax._core.leaves import chosen, keep_absent, map_present, unless
 from slamb_jax._core.rounding import round_to
-from slamb_jax.compressors.codec import Sent
+from slamb_jax.compressors.codec import Sent, in_shape
 from slamb_jax.compressors.of_exchange import of_exchange
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.links.on_shards import on_shards
@@ -101,29 +101,48 @@ def compress_with_error_feedback(
         if decay:
             wide = map_present(lambda x, e: x + decay * e, wide, state.residual)
         # 2. Sent in the gradients' dtype, which is the wire's where no payload is.
-        narrow = map_present(lambda x, g: round_to(x, g.dtype), wide, updates)
+        narrow = map_present(_narrow, updates, wide)
         sent, inner = sender.update(narrow, state.compressor, params, **extra_args)
         if not isinstance(sent, Sent):
             raise ValueError(
                 "compressor must return slamb_jax.Sent(mean, unsent) from its update, "
                 f"got {checks.shown(sent)}: see slamb_jax.compressors"
             )
-        means = map_present(lambda g, mean: mean.astype(g.dtype), updates, sent.mean)
-        # 3. What was not sent waits, and what a narrow gradient cannot hold of x. It
-        # keeps its place where a leaf has no gradient at this step.
+        mean, unsent = (map_present(in_shape, part, narrow) for part in sent)
+        means = map_present(_narrow, updates, mean)
+        # 3. What was not sent waits, and what a narrow gradient cannot hold of x and of
+        # M. It keeps its place where a leaf has no gradient at this step.
         kept = None
         if decay:
-            unsent = map_present(
-                lambda x, y, e: e.astype(jnp.float32) + (x - y.astype(jnp.float32)),
-                wide,
-                narrow,
-                sent.unsent,
-            )
-            kept = keep_absent(unless(skip, state.residual, unsent), state.residual)
+            rest = map_present(_what_waits, wide, narrow, unsent, mean, means)
+            kept = keep_absent(unless(skip, state.residual, rest), state.residual)
         new = CompressState(kept, unless(skip, state.compressor, inner))
         return means, chosen(skip, new)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _narrow(g: jax.Array, x: jax.Array) -> jax.Array:
+    """``x`` in the dtype of a gradient, and in its range: what is beyond it waits."""
+    if g.dtype == x.dtype:
+        return x
+    largest = jnp.finfo(g.dtype).max.astype(x.dtype)
+    # But for what is infinite, as a gradient that overflowed.
+    in_range = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
+    return round_to(in_range, g.dtype)
+
+
+def _what_waits(
+    x: jax.Array,
+    narrow: jax.Array,
+    unsent: jax.Array,
+    mean: jax.Array,
+    narrow_mean: jax.Array,
+) -> jax.Array:
+    """The residual of a leaf, float32."""
+    of_x = x - narrow.astype(jnp.float32)
+    of_mean = mean.astype(jnp.float32) - narrow_mean.astype(jnp.float32)
+    return unsent.astype(jnp.float32) + of_x + of_mean
 
 
 def without_residual(state: optax.OptState) -> optax.OptState:

@@ -40,7 +40,9 @@ def elementwise_rescale(
 
     Use it by itself behind any direction, where workers step between exchanges by
     momenta of their own: behind :func:`mask_momentum` with ``optax.scale_by_sign()``,
-    say. Without a selection in the exchange all coordinates are fresh, and u passes.
+    say. It bounds no step that the direction does not: Adam's of a coordinate of which
+    others have a gradient, and the worker has none, is M / eps, so that eps should be
+    1e-6 or more. Without a selection all coordinates are fresh, and u passes.
 
     Args:
       exchange: between whom, and which coordinates when: its ``selection``.

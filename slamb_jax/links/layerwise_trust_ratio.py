@@ -1,7 +1,7 @@
 """Trust ratios: each layer's step in proportion to its parameters, as LAMB's."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +18,24 @@ from slamb_jax._core.joining import (
     spread_parts,
     sum_parts,
 )
-from slamb_jax._core.leaves import Leaf, bool_for_each, chosen, present, unless
-from slamb_jax._core.moments import Form, Moments, check_decay, decay_at
+from slamb_jax._core.leaves import (
+    Leaf,
+    bool_for_each,
+    check_mask,
+    chosen,
+    present,
+    unless,
+)
 from slamb_jax._core.recompute import recompute
 from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange.collectives import psum_each
 from slamb_jax.exchange.selections import AtStep, selection_at, unit_of_blocks
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.elementwise_rescale import freshness
+from slamb_jax.links.mask_momentum import Moments
 from slamb_jax.links.on_shards import on_shards
 
+Form = Literal["sum", "product"]
 Squares = tuple[jax.Array, jax.Array]  # squared norms of p and u, of each layer
 
 
@@ -35,6 +43,17 @@ class LayerwiseTrustRatioState(NamedTuple):
     """State of :func:`layerwise_trust_ratio`."""
 
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
+
+
+class _Row(NamedTuple):
+    """A leaf at one step, or several small ones that are joined."""
+
+    leaf: Leaf
+    p: jax.Array
+    decays: bool
+    u: jax.Array  # the update; or the first moment, of which the direction makes it
+    nu: jax.Array | None  # the second moment
+    of_mu: jax.Array | None  # the factor that corrects the bias of the first
 
 
 def layerwise_trust_ratio(
@@ -145,37 +164,11 @@ def layerwise_trust_ratio(
     if direction is not None:
         checks.check_transformation("direction", direction)
         inner = optax.with_extra_args_support(direction)
-    link = _Link(exchange, inner, b3, weight_decay, mask, form, bounds)
-    tx = optax.GradientTransformationExtraArgs(link.init, link.update)
-    return on_shards(tx, exchange)
 
-
-class _Row(NamedTuple):
-    """A leaf at one step, or several small ones that are joined."""
-
-    leaf: Leaf
-    p: jax.Array
-    decays: bool
-    u: jax.Array  # the update; or the first moment, of which the direction makes it
-    nu: jax.Array | None  # the second moment
-    of_mu: jax.Array | None  # the factor that corrects the bias of the first
-
-
-class _Link(NamedTuple):
-    """The settings of one link, and its two functions."""
-
-    exchange: Exchange
-    direction: optax.GradientTransformationExtraArgs | None
-    b3: ArrayLike
-    weight_decay: optax.ScalarOrSchedule
-    mask: Any
-    form: Form
-    bounds: tuple[jax.Array, jax.Array]
-
-    def init(self, params: optax.Params) -> LayerwiseTrustRatioState:
+    def init(params: optax.Params) -> LayerwiseTrustRatioState:
         checks.check_real(params, "params")
-        direction = self.direction  # of shapes alone: nothing is allocated to look
-        if direction and jax.tree.leaves(jax.eval_shape(direction.init, params)):
+        # Of shapes alone: nothing is allocated to look.
+        if inner and jax.tree.leaves(jax.eval_shape(inner.init, params)):
             raise ValueError(
                 "direction must have no state, since it is computed for parts of a "
                 f"leaf and more than once, got {direction!r}: put it in front of "
@@ -183,8 +176,54 @@ class _Link(NamedTuple):
             )
         return LayerwiseTrustRatioState(jnp.zeros([], jnp.int32))
 
+    def step_along(
+        row: _Row, of_nu: jax.Array | None, decay: jax.Array | None
+    ) -> jax.Array:
+        """The direction of a row, with decay, float32."""
+        u = row.u.astype(jnp.float32)
+        if inner and row.nu is not None and row.of_mu is not None:
+            assert of_nu is not None
+            # The direction's own arguments, as mask_momentum would pass them.
+            hats = row.of_mu * u, of_nu * row.nu.astype(jnp.float32)
+            given = {"second_moment": hats[1], "of_second_moment": of_nu}
+            u, _ = inner.update(hats[0], optax.EmptyState(), None, **given)
+        u = u.astype(jnp.float32)
+        # Decay is added in float32: in 16 bits it would be lost beside a larger u.
+        if decay is None or not row.decays:
+            return u
+        return u + decay * row.p.astype(jnp.float32)
+
+    def factor_of(leaf: Leaf, at: AtStep | None, squares: Any) -> jax.Array:
+        """The ratio of a row, as it multiplies the array."""
+        age = None if at is None else at.age(leaf)
+        if age is None:
+            ratio = _ratio(*squares, otherwise=1.0)
+            # The authors' product form leaves biases and scales unclipped.
+            parts = leaf.parts or (leaf,)
+            clips = [form == "sum" or len(x.layer_shape) > 1 for x in parts]
+            clipped = jnp.clip(ratio, *bounds)
+            if not all(clips):
+                which = np.array(clips) if leaf.parts else clips[0]
+                clipped = jnp.where(which, clipped, ratio)
+            return spread_over(leaf, clipped)
+        (p_fresh, u_fresh), (p_stale, u_stale) = squares
+        fresh = _ratio(p_fresh, u_fresh, otherwise=1.0)
+        stale = _ratio(p_stale, u_stale, otherwise=0.0 if form == "sum" else 1.0)
+        if form == "sum":  # the product form clips what comes out
+            fresh = jnp.clip(fresh, *bounds)
+            stale = jnp.minimum(stale, bounds[1])
+        # Both ratios are of a layer, and its blocks differ in how fresh they are.
+        fresh, stale = (spread_parts(leaf, x, len(age)) for x in (fresh, stale))
+        r = freshness(age, b3)
+        if form == "product":
+            factor = jnp.clip(r * fresh + (1 - r) * stale, *bounds)
+        else:
+            # elementwise_rescale multiplies by r + w, as it does in the product form.
+            w = (1 - r) / axes.axis_size(exchange.axis_name) ** 0.5
+            factor = (r * fresh + w * stale) / (r + w)
+        return spread_blocks(leaf, factor)
+
     def update(
-        self,
         updates: optax.Updates,
         state: LayerwiseTrustRatioState,
         params: optax.Params | None = None,
@@ -197,21 +236,21 @@ class _Link(NamedTuple):
         checks.check_real(updates, "updates")
         checks.check_real(params, "params")
         step = next_step(state.count)
-        at = selection_at(self.exchange, params, step)
-        if self.direction is None:
+        at = selection_at(exchange, params, step)
+        if inner is None:
             moments = None  # they are those of the momentum in front
         elif moments is None:
             none = optax.EmptyState()
-            updates, _ = self.direction.update(updates, none, params, **extra_args)
-        decay = decay_at(self.weight_decay, state.count)
+            updates, _ = inner.update(updates, none, params, **extra_args)
+        decay = decay_at(weight_decay, state.count)
         of_nu = None if moments is None else moments.of_nu
         # 1. The rows of this step, those of small leaves joined.
         given = (updates, None, None) if moments is None else moments[:3]
         found, rebuild = present(
-            updates, params, bool_for_each("mask", self.mask, params), *given,
-            like=params, layout=self.exchange.layout,
+            updates, params, bool_for_each("mask", mask, params), *given,
+            like=params, layout=exchange.layout,
         )  # fmt: skip
-        alone = axes.axis_size(self.exchange.axis_name) == 1
+        alone = axes.axis_size(exchange.axis_name) == 1
         joined = join_rows(
             [_Row(leaf, *row) for leaf, _, *row in found],
             lambda leaf: None if alone else unit_of_blocks(at, leaf),
@@ -219,9 +258,9 @@ class _Link(NamedTuple):
         )
         # 2. The squared norms of p and u, over each layer and all of its shards. Those
         # of the sum form are without decay, as the authors have it.
-        inside = decay if self.form == "product" else None
+        inside = decay if form == "product" else None
         squares = [
-            squared_norms(row.leaf, at, row.p, self._stepped(row, of_nu, inside))
+            squared_norms(row.leaf, at, row.p, step_along(row, of_nu, inside))
             for row in joined.rows
         ]
         squares = psum_each(squares, [row.leaf.axes for row in joined.rows])
@@ -233,57 +272,12 @@ class _Link(NamedTuple):
             if row.nu is not None:
                 u, nu = recompute((row.u, row.nu))
                 row = row._replace(u=u, nu=nu)
-            stepped = self._stepped(row, of_nu, decay)
-            scaled.append(self._factor(row.leaf, at, of_row) * stepped)
+            factor = factor_of(row.leaf, at, of_row)
+            scaled.append(factor * step_along(row, of_nu, decay))
         new = LayerwiseTrustRatioState(unless(skip, state.count, step))
         return rebuild(joined.split(scaled)[0]), chosen(skip, new)
 
-    def _stepped(
-        self, row: _Row, of_nu: jax.Array | None, decay: jax.Array | None
-    ) -> jax.Array:
-        """The direction of a row, with decay, float32."""
-        u = row.u.astype(jnp.float32)
-        if self.direction and row.nu is not None and row.of_mu is not None:
-            assert of_nu is not None
-            # The direction's own arguments, as mask_momentum would pass them.
-            hats = row.of_mu * u, of_nu * row.nu.astype(jnp.float32)
-            given = {"second_moment": hats[1], "of_second_moment": of_nu}
-            u, _ = self.direction.update(hats[0], optax.EmptyState(), None, **given)
-        u = u.astype(jnp.float32)
-        # Decay is added in float32: in 16 bits it would be lost beside a larger u.
-        if decay is None or not row.decays:
-            return u
-        return u + decay * row.p.astype(jnp.float32)
-
-    def _factor(self, leaf: Leaf, at: AtStep | None, squares: Any) -> jax.Array:
-        """The ratio of a row, as it multiplies the array."""
-        age = None if at is None else at.age(leaf)
-        if age is None:
-            ratio = _ratio(*squares, otherwise=1.0)
-            # The authors' product form leaves biases and scales unclipped.
-            parts = leaf.parts or (leaf,)
-            clips = [self.form == "sum" or len(x.layer_shape) > 1 for x in parts]
-            clipped = jnp.clip(ratio, *self.bounds)
-            if not all(clips):
-                which = np.array(clips) if leaf.parts else clips[0]
-                clipped = jnp.where(which, clipped, ratio)
-            return spread_over(leaf, clipped)
-        (p_fresh, u_fresh), (p_stale, u_stale) = squares
-        fresh = _ratio(p_fresh, u_fresh, otherwise=1.0)
-        stale = _ratio(p_stale, u_stale, otherwise=0.0 if self.form == "sum" else 1.0)
-        if self.form == "sum":  # the product form clips what comes out
-            fresh = jnp.clip(fresh, *self.bounds)
-            stale = jnp.minimum(stale, self.bounds[1])
-        # Both ratios are of a layer, and its blocks differ in how fresh they are.
-        fresh, stale = (spread_parts(leaf, x, len(age)) for x in (fresh, stale))
-        r = freshness(age, self.b3)
-        if self.form == "product":
-            factor = jnp.clip(r * fresh + (1 - r) * stale, *self.bounds)
-        else:
-            # elementwise_rescale multiplies by r + w, as it does in the product form.
-            w = (1 - r) / axes.axis_size(self.exchange.axis_name) ** 0.5
-            factor = (r * fresh + w * stale) / (r + w)
-        return spread_blocks(leaf, factor)
+    return on_shards(optax.GradientTransformationExtraArgs(init, update), exchange)
 
 
 def squared_norms(
@@ -318,3 +312,19 @@ def _ratio(p: jax.Array, u: jax.Array, *, otherwise: float) -> jax.Array:
     # Roots first: the quotient of the squares overflows sooner.
     ratio = lax.sqrt(p) / lax.sqrt(u)
     return jnp.where(lax.min(p, u) > 0, ratio, jnp.float32(otherwise))
+
+
+def check_decay(weight_decay: Any, mask: Any) -> None:
+    """Raises for a decay that is negative, and for a mask that is not of bools."""
+    checks.check_range("weight_decay", weight_decay, 0.0, schedule=True)
+    check_mask("mask", mask)
+
+
+def decay_at(
+    weight_decay: optax.ScalarOrSchedule, count: jax.Array
+) -> jax.Array | None:
+    """The decay at a step counted from 0; None where it is the constant 0."""
+    if isinstance(weight_decay, int | float) and weight_decay == 0:
+        return None
+    decay = weight_decay(count) if callable(weight_decay) else weight_decay
+    return jnp.asarray(decay, jnp.float32)

@@ -1,61 +1,73 @@
-"""Momentum of which a worker sends what the exchange selects, and keeps the rest."""
+"""Momentum of which a worker sends what the exchange selects, and keeps the rest.
 
+With x what a worker has, q what it sends of x, e = x - q and M the mean of all q:
+
+    agree:  the step takes M,      the worker keeps q + e / b1
+    alone:  the step takes M + e,  and so does the worker
+
+A step is four functions of a :class:`Row`, a leaf: :func:`ahead` makes x, the
+compressor sends it, :func:`take_and_keep` is the rule above, and
+:func:`second_moments` are for the direction.
+"""
+
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, cast
 
+import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax._core import axes, checks
-from slamb_jax._core.joining import Joined, join_rows
+from slamb_jax._core.joining import Joined, join_rows, spread_over, sum_parts
 from slamb_jax._core.leaves import (
     Leaf,
-    arrays_of,
     broadcast_prefix,
     chosen,
     keep_absent,
     present,
     unless,
 )
-from slamb_jax._core.moments import Decays, Moments, stored_apart
-from slamb_jax._core.rounding import next_step
-from slamb_jax.compressors.codec import Sent
+from slamb_jax._core.recompute import computed_apart, recompute
+from slamb_jax._core.rounding import next_step, step_seed, stochastic_round
+from slamb_jax.compressors.codec import Sent, in_shape
 from slamb_jax.compressors.of_exchange import (
     Answer,
+    OfExchangeState,
     Request,
+    Unit,
     of_exchange,
-    takes_requests,
     unit_to_join,
 )
+from slamb_jax.exchange.collectives import pany, psum_each
 from slamb_jax.exchange.selections import AtStep, selection_at
 from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.links._momentum import (
-    Ahead,
-    Row,
-    Rule,
-    ahead,
-    correct_v,
-    second_moments,
-    take_and_keep,
-    unit_of,
-)
-from slamb_jax.links.compress import (
-    check_keeps_nothing,
-    without_residual,
-)
+from slamb_jax.links.compress import check_keeps_nothing, without_residual
 from slamb_jax.links.on_shards import on_shards
 
 UNIT_DECAY = 0.98
 """Decay rate of v where it is the unit of the codes and nothing else."""
+
+_FLOOR = np.float32(0.05)  # of a unit, in roots of the leaf's mean second moment
+_LEAST = np.float32(0.1)  # of a b1 that may change, so that 1 / b1 of e is no blow-up
+_TINY = np.finfo(np.float32).tiny
+_FORGOTTEN = np.float32(0.5)  # of a quantization error, where v is far above that floor
+
+
+Decays: TypeAlias = ArrayLike | chex.ArrayTree
+"""A decay rate for all leaves, or a tree of them: a prefix of the parameters'."""
 
 
 class MaskMomentumState(NamedTuple):
     """State of :func:`mask_momentum`.
 
     Where workers agree all but ``mu`` is the same on all of them. ``mu`` is b1 m there,
-    so that what waits has a place where b1 is 0, and m with a selection.
+    so that what waits has a place where b1 is 0; and m with a selection, with overlap,
+    and where b1 is an array, as of a schedule, which the next step may have another of.
     """
 
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
@@ -64,6 +76,19 @@ class MaskMomentumState(NamedTuple):
     nu_mean: optax.Updates | None  # float32, [] for each leaf: mean of nu, if quantized
     compressor: optax.OptState
     direction: optax.OptState
+
+
+class Moments(NamedTuple):
+    """Two moments as they lie in memory, and the factors that correct their bias.
+
+    ``mask_momentum`` hands them to its direction as the argument ``moments``, so that
+    ``layerwise_trust_ratio`` can compute a direction twice in place of keeping it.
+    """
+
+    mu: optax.Updates
+    nu: optax.Updates
+    of_mu: optax.Updates  # a factor for each leaf, whose b1 may be its own
+    of_nu: jax.Array
 
 
 def mask_momentum(
@@ -126,6 +151,7 @@ def mask_momentum(
         ``update`` has an argument ``second_moment`` gets :math:`\hat v`. None:
         :math:`\hat M` itself, for links that follow.
       b1: decay rate of the momentum, in [0, 1); or a tree of them, or a prefix of it.
+        An array, as of a schedule, counts as at least 0.1 where not all of x is sent.
       b2: decay rate of v, in [0, 1). None: no v is kept.
       compressor: what exchanges x in place of
         :func:`randk_compress_with_error_feedback`, which may be given, too: any optax
@@ -176,213 +202,353 @@ def mask_momentum(
             f"share={share!r} and nesterov={nesterov!r} need an exchange without a "
             f"selection, got {exchange!r}: what is selected is of the momentum itself"
         )
-    then = optax.identity() if direction is None else direction
-    checks.check_transformation("direction", then)
+    m_dtype = checks.check_dtype("mu_dtype", mu_dtype)
+    v_dtype = checks.check_dtype("nu_dtype", nu_dtype)
+    if exchange.averages_momentum and (exchange.rounds_momentum or compressor):
+        # What waits, e / b1, needs a b1 that is not 0, if it may be another one later.
+        b1, share = jax.tree.map(_at_least, (b1, share))
     # Between averages of the parameters nothing is sent, and nothing is late.
     sends = exchange.averages_momentum or exchange.selection is not None
     if compressor is None:
         compressor = of_exchange(exchange) if sends else optax.identity()
     checks.check_transformation("compressor", compressor)
-    link = _Link(
-        exchange,
-        optax.with_extra_args_support(then),
-        optax.with_extra_args_support(compressor),
-        Rule(
-            exchange.averages_momentum,
-            exchange.selection is not None,
-            exchange.overlap and sends,
-            share,
-            nesterov,
-            bias_correction,
-        ),
-        exchange.rounds_momentum,
-        b1,
-        b2,
-        checks.check_dtype("mu_dtype", mu_dtype),
-        checks.check_dtype("nu_dtype", nu_dtype),
+    sender = optax.with_extra_args_support(compressor)
+    then = optax.identity() if direction is None else direction
+    checks.check_transformation("direction", then)
+    then = optax.with_extra_args_support(then)
+    rule_at = functools.partial(
+        Rule,
+        agrees=exchange.averages_momentum,
+        selects=exchange.selection is not None,
+        overlaps=exchange.overlap and sends,
+        share=share,
+        nesterov=nesterov,
+        bias_correction=bias_correction,
+        b2=b2,
     )
-    tx = optax.GradientTransformationExtraArgs(link.init, link.update)
-    return on_shards(tx, exchange)
+    with_units = exchange.rounds_momentum and b2 is not None
 
-
-class _Link(NamedTuple):
-    """The settings of one link, and its two functions."""
-
-    exchange: Exchange
-    direction: optax.GradientTransformationExtraArgs
-    compressor: optax.GradientTransformationExtraArgs
-    rule: Rule
-    rounds: bool  # the mean of all of the momentum
-    b1: Decays
-    b2: ArrayLike | None
-    mu_dtype: jnp.dtype
-    nu_dtype: jnp.dtype
-
-    def init(self, params: optax.Params) -> MaskMomentumState:
+    def init(params: optax.Params) -> MaskMomentumState:
         checks.check_floating(params, "params")
-        compressor = without_residual(self.compressor.init(params))
+        compressor = without_residual(sender.init(params))
         check_keeps_nothing(compressor, params)
-        mu = optax.tree.zeros_like(params, dtype=self.mu_dtype)
+        mu = optax.tree.zeros_like(params, dtype=m_dtype)
         nu = nu_mean = None
-        if self.b2 is not None:
-            nu = optax.tree.zeros_like(params, dtype=self.nu_dtype)
-        if self._has_units(compressor):
+        if b2 is not None:
+            nu = optax.tree.zeros_like(params, dtype=v_dtype)
+        if with_units and isinstance(compressor, OfExchangeState):
             # Of a sum over its shards the type no longer varies over their axes.
-            shards = frozenset(self.exchange.shard_axes)
-            zero = jnp.zeros([], jnp.float32)
+            shards, zero = frozenset(exchange.shard_axes), jnp.zeros([], jnp.float32)
             nu_mean = jax.tree.map(
                 lambda p: axes.vary_over(zero, axes.varying_axes(p) - shards), params
             )
-        count, direction = jnp.zeros([], jnp.int32), self.direction.init(params)
-        return MaskMomentumState(count, mu, nu, nu_mean, compressor, direction)
+        count = jnp.zeros([], jnp.int32)
+        return MaskMomentumState(count, mu, nu, nu_mean, compressor, then.init(params))
+
+    def send(
+        rule: Rule,
+        leaves: _Leaves,
+        own: list[Ahead],
+        state: MaskMomentumState,
+        params: optax.Params | None,
+        extra_args: dict[str, Any],
+    ) -> tuple[list[Ahead], Sequence[Sent | jax.Array], optax.OptState]:
+        """What the compressor makes of each x, which it may round, and its state."""
+        rows, xs = leaves.joined.rows, [x for x, _ in own]
+        if isinstance(state.compressor, OfExchangeState):
+            if with_units and state.nu_mean is None:
+                raise ValueError(
+                    f"payload={exchange.payload!r} needs units for its codes, got a "
+                    "state without nu_mean, as of a single worker or of payload=None: "
+                    "set it to jax.tree.map(jnp.mean, state.nu)"
+                )
+            request = Request(
+                exchange,
+                leaves.joined.leaves,
+                leaves.at,
+                [unit_of(rule, row) for row in rows],
+                [unit_of(rule, row.read_anew()) for row in rows],
+            )
+            out, new = sender.update(
+                xs, state.compressor, **extra_args, request=request
+            )
+            if isinstance(out, Answer):
+                pairs = zip(own, out.xs, strict=True)
+                return [x._replace(x=rounded) for x, rounded in pairs], out.sent, new
+        tree = leaves.rebuild(leaves.joined.split(xs)[0])
+        out, new = sender.update(tree, state.compressor, params, **extra_args)
+        if rule.agrees and isinstance(out, Sent):
+            return own, list(map(Sent, *map(leaves.join, out))), new
+        wholes = leaves.join(optax.tree.add(*out) if isinstance(out, Sent) else out)
+        skip = rule.skip if rule.selects else None
+        return own, unless(skip, [row.m for row in rows], wholes), new
 
     def update(
-        self,
         updates: optax.Updates,
         state: MaskMomentumState,
         params: optax.Params | None = None,
         skip: jax.Array | None = None,
+        poisoned: jax.Array | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, MaskMomentumState]:
-        self._check(updates, state)
+        axes.check_local(updates, exchange.axis_name, exchange.shard_axes)
+        checks.check_gradients(updates, state.mu)
+        tells = exchange.averages_momentum and not exchange.overlap
+        if poisoned is not None and not tells:
+            skip, poisoned = pany(poisoned, exchange.axis_name), None
         extra_args |= {} if skip is None else {"skip": skip}
-        rule, step = self.rule._replace(skips=skip is not None), next_step(state.count)
-        leaves = self._leaves(updates, state, params, step)
+        rule = rule_at(next_step(state.count), skip)
+        leaves = _read_leaves(exchange, b1, updates, state, params, rule)
         rows = leaves.joined.rows
         # 1. x, what this worker has.
-        own = [ahead(rule, row, step) for row in rows]
-        if rule.selects:  # before it is sent: what is not sent stays in its place
-            xs = unless(skip, [row.m for row in rows], [a.x for a in own])
-            own = [a._replace(x=x) for a, x in zip(own, xs, strict=True)]
+        own = [ahead(rule, row) for row in rows]
+        if poisoned is not None:  # where all that one worker sends is NaN, all M is
+            nan = jnp.float32(jnp.nan)
+            own = [a._replace(x=jnp.where(poisoned, nan, a.x)) for a in own]
         # 2. M, the mean of what the workers send of it, and e, what this one does not.
-        answer, compressor = self._send(leaves, own, state, params, step, extra_args)
-        own = [a._replace(x=x) for a, x in zip(own, answer.xs, strict=True)]
+        own, sent, compressor = send(rule, leaves, own, state, params, extra_args)
+        if poisoned is not None:
+            # M is the same on all workers, who so agree.
+            means = [x.mean for x in sent if isinstance(x, Sent) and x.mean.size]
+            if means:
+                skip = ~jnp.isfinite(means[0].reshape(-1)[0])
+            else:
+                skip = pany(poisoned, exchange.axis_name)
+            extra_args, rule = extra_args | {"skip": skip}, rule._replace(skip=skip)
         # 3. What the step takes, and what the worker keeps.
         if rule.agrees:  # or what was computed of g, m and v would be kept until now
             rows = [row.read_anew() for row in rows]
-        pairs = list(map(take_and_keep, [rule] * len(rows), rows, own, answer.sent))
+        pairs = [
+            take_and_keep(rule, *each) for each in zip(rows, own, sent, strict=True)
+        ]
         taken, mus = [x for x, _ in pairs], [m for _, m in pairs]
-        olds = answer.sent if rule.selects else [row.m for row in rows]
-        mus = unless(skip, olds, mus)
         # 4. v, of what all take; or of the worker's own gradient, since to agree on a v
         # of gradients would be to send them.
         xs = [row.g.astype(jnp.float32) for row in rows] if rule.selects else taken
-        nus, nu_means = second_moments(rows, xs, self.b2, step, skip)
+        nus, nu_means = second_moments(rule, rows, xs)
         # 5. The direction, which reads the moments that were chosen: only then can the
         # new ones take the old ones' memory in a step that may be skipped.
         taken, mus, nus = leaves.joined.split(taken, mus, nus)
-        given = self._moments(leaves, mus, nus, step)
-        if rule.selects:
-            factors = zip(leaves.corrections(rule, step), mus, strict=True)
-            taken = [factor * m.astype(jnp.float32) for factor, m in factors]
-        u, direction = self.direction.update(
-            leaves.rebuild(taken), state.direction, params, **extra_args, **given
+        taken, moments = _correct_biases(rule, leaves, taken, mus, nus)
+        u, direction = then.update(
+            leaves.rebuild(taken), state.direction, params, **extra_args, **moments
         )
-        old = state.count, state.compressor, state.direction
-        count, compressor, direction = unless(skip, old, (step, compressor, direction))
         if not rule.selects:  # else the direction reads what is stored
-            nus = stored_apart(nus)
+            nus = computed_apart(nus)
         nu_means = leaves.joined.split_values(nu_means)
-        mu, nu = leaves.fill(mus, state.mu), leaves.fill(nus, state.nu)
-        nu_mean = leaves.fill(nu_means, state.nu_mean)
-        new = MaskMomentumState(count, mu, nu, nu_mean, compressor, direction)
+        new = MaskMomentumState(
+            unless(skip, state.count, rule.step),
+            leaves.fill(mus, state.mu),
+            leaves.fill(nus, state.nu),
+            leaves.fill(nu_means, state.nu_mean),
+            unless(skip, state.compressor, compressor),
+            unless(skip, state.direction, direction),
+        )
         return u, chosen(skip, new)
 
-    def _leaves(
-        self,
-        updates: optax.Updates,
-        state: MaskMomentumState,
-        params: optax.Params | None,
-        step: jax.Array,
-    ) -> "_Leaves":
-        """The rows of this step, those of small leaves joined."""
-        # Leaves have the numbers that they have among the parameters: a gradient that
-        # is None must not shift the selection, or the random bits, of those after it.
-        like = state.mu if params is None else params
-        b1s = broadcast_prefix("b1", self.b1, state.mu)
-        found, rebuild = present(
-            updates, state.mu, b1s, state.nu, state.nu_mean,
-            like=like, layout=self.exchange.layout,
-        )  # fmt: skip
-        rows = [Row(*row) for row in found]
-        at = selection_at(self.exchange, like, step) if self.rule.selects else None
+    return on_shards(optax.GradientTransformationExtraArgs(init, update), exchange)
 
-        def unit(leaf: Leaf) -> int | None:
-            # A compressor of the user's gets the leaves as they are.
-            is_ours = takes_requests(state.compressor)
-            return unit_to_join(self.exchange, at, leaf) if is_ours else None
 
-        joined = join_rows(rows, unit, same=["b1"], values=["nu_mean"])
-        return _Leaves(updates, like, [row.b1 for row in rows], joined, at, rebuild)
+class Row(NamedTuple):
+    """A leaf at one step, or several small ones that are joined."""
 
-    def _send(
-        self,
-        leaves: "_Leaves",
-        own: Sequence[Ahead],
-        state: MaskMomentumState,
-        params: optax.Params | None,
-        step: jax.Array,
-        extra_args: dict[str, Any],
-    ) -> tuple[Answer, optax.OptState]:
-        """What the compressor makes of each x, and its state."""
-        rows, xs = leaves.joined.rows, [x for x, _ in own]
-        if takes_requests(state.compressor):
-            request = Request(
-                self.exchange,
-                leaves.joined.leaves,
-                leaves.at,
-                [unit_of(row, self.b2, step) for row in rows],
-                [unit_of(row.read_anew(), self.b2, step) for row in rows],
-            )
-            out, new = self.compressor.update(
-                xs, state.compressor, **extra_args, request=request
-            )
-            if isinstance(out, Answer):
-                return out, new
-        tree = leaves.rebuild(leaves.joined.split(xs)[0])
-        out, new = self.compressor.update(tree, state.compressor, params, **extra_args)
-        if self.rule.agrees and isinstance(out, Sent):
-            return Answer(xs, list(map(Sent, *map(leaves.join, out)))), new
-        wholes = leaves.join(optax.tree.add(*out) if isinstance(out, Sent) else out)
-        skip = extra_args.get("skip") if self.rule.selects else None
-        return Answer(xs, unless(skip, [row.m for row in rows], wholes)), new
+    leaf: Leaf
+    g: jax.Array  # the worker's own gradient
+    m: jax.Array  # the momentum in the state
+    b1: ArrayLike  # its decay rate
+    nu: jax.Array | None  # the second moment; None: there is none
+    nu_mean: jax.Array | None  # its mean over the leaf, or each part; None: no units
 
-    def _moments(
-        self,
-        leaves: "_Leaves",
-        mus: Sequence[jax.Array],
-        nus: Sequence[jax.Array | None],
-        step: jax.Array,
-    ) -> dict[str, Any]:
-        """What a direction gets beside the momentum."""
-        if self.b2 is None:
-            return {}
-        of_nu = correct_v(self.rule, self.b2, step)
-        hats = [of_nu * nu.astype(jnp.float32) for nu in nus if nu is not None]
-        given = {"second_moment": leaves.rebuild(hats), "of_second_moment": of_nu}
-        if self.rule.selects:
-            # Factors, and not corrected moments, so that a direction may read m and v
-            # where they lie: m / (1 - b1^t) would be one more array of their size.
-            of_mus = leaves.corrections(self.rule, step)
-            mu, nu, of_mu = map(leaves.rebuild, (mus, nus, of_mus))
-            given["moments"] = Moments(mu, nu, of_mu, of_nu)
-        return given
+    def read_anew(self) -> "Row":
+        """The same, of which the compiler computes anew what it computed before."""
+        g, m, nu = recompute((self.g, self.m, self.nu))
+        return self._replace(g=g, m=m, nu=nu)
 
-    def _has_units(self, compressor: optax.OptState) -> bool:
-        """Whether the compressor of this state sends codes in units of v."""
-        return takes_requests(compressor) and self.rounds and self.b2 is not None
 
-    def _check(self, updates: optax.Updates, state: MaskMomentumState) -> None:
-        """Raises for gradients that do not fit, or that were averaged already."""
-        exchange = self.exchange
-        axes.check_local(updates, exchange.axis_name, exchange.shard_axes)
-        checks.check_gradients(updates, state.mu)
-        if self._has_units(state.compressor) and state.nu_mean is None:
-            raise ValueError(
-                f"payload={exchange.payload!r} needs units for its codes, got a state "
-                "without nu_mean, as of a single worker or of payload=None: set it to "
-                "jax.tree.map(jnp.mean, state.nu)"
-            )
+class Rule(NamedTuple):
+    """Which of the two kinds of exchange it is, and what of the momentum is sent."""
+
+    step: jax.Array  # from 1
+    skip: jax.Array | None  # whether this step is skipped; None: none may be
+    agrees: bool  # workers agree at each step: the step takes M, and e waits
+    selects: bool  # a selection of the momentum is sent, and the momentum is M + e
+    overlaps: bool  # what is sent is what the last step left
+    share: ArrayLike | None
+    nesterov: bool
+    bias_correction: bool
+    b2: ArrayLike | None
+
+    def scales(self, b1: ArrayLike) -> tuple[jax.Array, jax.Array]:
+        """What m is multiplied by in the state, and what the state is in x.
+
+        Their product is the share of m in x.
+        """
+        one, _ = weights(1.0)
+        if self.overlaps:  # what is sent is m
+            return one, one
+        share = weights(b1 if self.share is None else self.share)[0]
+        if self.nesterov:
+            share = share * share
+        # The share of a number is that of all steps. So m times it can be kept, in
+        # which an e has a place where the share is 0. An array may be another at the
+        # next step, which needs m itself.
+        return (one, share) if isinstance(share, jax.Array) else (share, one)
+
+    def correction(self, b1: ArrayLike, step: jax.Array) -> jax.Array:
+        """The bias correction of the momentum; 1 without one."""
+        if not self.bias_correction:
+            return jnp.float32(1)
+        # At step 0, the first with overlap, it would divide 0 by 0.
+        return jnp.maximum(bias(b1, step), 1e-7)
+
+
+class Ahead(NamedTuple):
+    """What a worker has of a leaf to send."""
+
+    x: jax.Array
+    correction: jax.Array  # of the momentum's bias, by which x is divided
+
+
+def ahead(rule: Rule, row: Row) -> Ahead:
+    """The momentum after this step's gradient, as far as it is sent."""
+    g, m, step = row.g.astype(jnp.float32), row.m.astype(jnp.float32), rule.step
+    if rule.selects:  # corrected after the exchange, since e stays in the momentum
+        x = m if rule.overlaps else moved(m, g, row.b1)
+        # Chosen before it is sent: what is not sent stays in its place.
+        x = unless(rule.skip, row.m, x.astype(row.m.dtype))
+        return Ahead(x, jnp.float32(1))
+    if rule.overlaps:
+        correction = rule.correction(row.b1, step - 1)
+        return Ahead(m / correction, correction)
+    correction = rule.correction(row.b1, step)
+    if rule.nesterov:
+        # As optax has it: m is corrected as at the next step, g as at this one.
+        (b1, new), (_, of_m) = weights(row.b1), rule.scales(row.b1)
+        later = rule.correction(row.b1, next_step(step))
+        of_g = b1 * new / later + new / correction
+        return Ahead(of_m * m / later + of_g * g, later)
+    scale, of_m = rule.scales(row.b1)
+    x = of_m * m + (1 - scale * of_m) * g
+    return Ahead(x / correction, correction)
+
+
+def take_and_keep(
+    rule: Rule, row: Row, ahead: Ahead, sent: Sent | jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """What the step takes of a leaf, and the momentum that the worker keeps.
+
+    ``sent`` is M and e, which is None where all was sent; or one array, M + e, by which
+    workers step by themselves.
+    """
+    g, m = row.g.astype(jnp.float32), row.m.astype(jnp.float32)
+    if rule.selects:  # the step takes M + e, and the worker keeps it
+        assert not isinstance(sent, Sent)
+        kept = moved(sent, g, row.b1) if rule.overlaps else sent
+        kept = unless(rule.skip, sent, kept.astype(row.m.dtype))
+        return kept, kept
+    (b1, new), (scale, of_m) = weights(row.b1), rule.scales(row.b1)
+    kept = b1 * m + scale * new * g  # as if all of x had been sent
+    is_plain = rule.share is None and not (rule.nesterov or rule.overlaps)
+    if is_plain and rule.skip is None:
+        # The same, in the place of x. A step that may be skipped needs the old m.
+        kept = scale * (ahead.correction * ahead.x)
+    if isinstance(sent, Sent):
+        # The step takes M. It took nothing of e, which so counts 1 / b1 in the
+        # momentum; the recurrence adds (1 - b1) / b1 of it.
+        taken, unsent = sent
+        if unsent is not None:
+            kept = kept + new / of_m * ahead.correction * unsent
+    else:
+        # The step takes M + e, and the worker keeps it; optax.identity() leaves x.
+        taken = sent
+        if sent is not ahead.x:
+            kept = kept + scale * ahead.correction * (sent - ahead.x)
+    return taken, unless(rule.skip, row.m, kept.astype(row.m.dtype))
+
+
+def second_moments(
+    rule: Rule, rows: Sequence[Row], xs: Sequence[jax.Array]
+) -> tuple[list[jax.Array | None], list[jax.Array | None]]:
+    r""":math:`v \leftarrow \beta_2 v + (1-\beta_2) x^2` of each row, and its means.
+
+    In a skipped step as they were: the new v can then take the old one's memory.
+    """
+    nothing: list[jax.Array | None] = [None] * len(rows)
+    b2, skip = rule.b2, rule.skip
+    if b2 is None:
+        return nothing, nothing
+    squares = [jnp.square(x) for x in xs]
+    nus = [
+        stored(moved(row.nu, square, b2), row.nu.dtype, rule.step, row.leaf)
+        for row, square in zip(rows, squares, strict=True)
+        if row.nu is not None
+    ]
+    nus = unless(skip, [row.nu for row in rows], nus)
+    if not rows or rows[0].nu_mean is None:
+        return nus, nothing
+    # A mean over v itself would be a pass that must end before the next step's first
+    # code is made. The moving mean of means is the same number.
+    sums = []
+    for row, square in zip(rows, squares, strict=True):
+        parts = row.leaf.parts
+        total = sum_parts(row.leaf, square) if parts else jnp.sum(square)
+        sizes = [part.size for part in parts] or square.size
+        sums.append((total, jnp.asarray(sizes, jnp.float32)))
+    sums = psum_each(sums, [row.leaf.sharded for row in rows])
+    means = [
+        moved(row.nu_mean, lax.div(total, jnp.maximum(count, np.float32(1))), b2)
+        for row, (total, count) in zip(rows, sums, strict=True)
+        if row.nu_mean is not None
+    ]
+    return nus, unless(skip, [row.nu_mean for row in rows], means)
+
+
+def unit_of(rule: Rule, row: Row) -> Unit | None:
+    r"""The unit of a row's codes, :math:`r = \sqrt{\hat v} + 0.05 \rho`."""
+    if row.nu is None or row.nu_mean is None or rule.b2 is None:
+        return None
+    # v of the step before, on which all workers agree already: that of this step
+    # follows from the mean that the units are for.
+    correction = jnp.maximum(bias(rule.b2, rule.step - 1), _TINY)
+    root = jnp.sqrt(row.nu.astype(jnp.float32) / correction)
+    # Of a coordinate whose v is 0 the unit is the floor: x / r stays finite.
+    floor = _FLOOR * spread_over(row.leaf, jnp.sqrt(row.nu_mean / correction))
+    size = jnp.where(floor > 0, root + floor, jnp.float32(1))  # 1 as long as v is 0
+    return Unit(size, 1 - _FORGOTTEN * (root / size))
+
+
+def weights(b: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """The decay b and 1 - b, in float32; of a number, constants of the program."""
+    as_array = jnp.asarray if isinstance(b, jax.Array) else np.asarray
+    both = as_array(b, np.float32), as_array(1 - b, np.float32)
+    return cast(tuple[jax.Array, jax.Array], both)
+
+
+def bias(b: ArrayLike, step: jax.Array) -> jax.Array:
+    r""":math:`1-\beta^t`, rounded as in optax."""
+    return 1 - weights(b)[0] ** step.astype(jnp.float32)
+
+
+def moved(old: jax.Array, x: jax.Array, b: ArrayLike) -> jax.Array:
+    r""":math:`\beta\,old + (1-\beta)\,x`, in float32."""
+    keep, new = weights(b)
+    return keep * old.astype(jnp.float32) + new * x.astype(jnp.float32)
+
+
+def stored(v: jax.Array, dtype: jnp.dtype, step: jax.Array, leaf: Leaf) -> jax.Array:
+    r"""A second moment in the dtype it is kept in.
+
+    To bfloat16 it is rounded at random: a change of :math:`1-\beta_2` of itself would
+    be rounded to none.
+    """
+    if dtype != jnp.bfloat16:
+        return v
+    return stochastic_round(v, step_seed(step, leaf.index))
+
+
+def _at_least(b: ArrayLike) -> ArrayLike:
+    """A decay rate that is an array, and so may change, not too near 0."""
+    return jnp.maximum(b, _LEAST) if isinstance(b, jax.Array) else b
 
 
 class _Leaves(NamedTuple):
@@ -391,20 +557,78 @@ class _Leaves(NamedTuple):
     updates: optax.Updates
     like: optax.Params
     b1s: list[ArrayLike]  # of each leaf
-    joined: Joined
-    at: AtStep | None
+    joined: Joined  # of small ones, as rows
+    at: AtStep | None  # what is selected of them
     rebuild: Callable[[Sequence[Any]], Any]  # a tree, of a value for each leaf
 
     def join(self, tree: Any) -> list[jax.Array]:
         """The array for each row, of a tree like the parameters."""
-        return self.joined.join(arrays_of(self.updates, tree, self.like))
+        rows, _ = present(self.updates, tree, like=self.like)
+        return self.joined.join([in_shape(x, leaf) for leaf, _, x in rows])
 
     def fill(self, new: Sequence[Any], old: Any) -> Any:
         """The new tree of a state; leaves without a gradient stay as they were."""
         return None if old is None else keep_absent(self.rebuild(new), old)
 
-    def corrections(self, rule: Rule, step: jax.Array) -> list[jax.Array]:
-        """The factor of each leaf's momentum that corrects its bias."""
-        # One for each rate, and not for each leaf: leaves that have it may be joined.
-        factors = {id(b1): 1 / rule.correction(b1, step) for b1 in self.b1s}
-        return [factors[id(b1)] for b1 in self.b1s]
+
+def _read_leaves(
+    exchange: Exchange,
+    b1: Decays,
+    updates: optax.Updates,
+    state: MaskMomentumState,
+    params: optax.Params | None,
+    rule: Rule,
+) -> _Leaves:
+    """The rows of this step, those of small leaves joined."""
+    # Leaves have the numbers that they have among the parameters: a gradient that is
+    # None must not shift the selection, or the random bits, of those after it.
+    like = state.mu if params is None else params
+    found, rebuild = present(
+        updates, state.mu, broadcast_prefix("b1", b1, state.mu), state.nu,
+        state.nu_mean, like=like, layout=exchange.layout,
+    )  # fmt: skip
+    rows = [Row(*row) for row in found]
+    at = selection_at(exchange, like, rule.step) if rule.selects else None
+    # A compressor of the user's gets the leaves as they are.
+    is_ours = isinstance(state.compressor, OfExchangeState)
+    joined = join_rows(
+        rows,
+        lambda leaf: unit_to_join(exchange, at, leaf) if is_ours else None,
+        same=["b1"],
+        values=["nu_mean"],
+    )
+    b1s = [row.b1 for row in rows]
+    return _Leaves(updates, like, b1s, joined, at, rebuild)
+
+
+def _correct_biases(
+    rule: Rule,
+    leaves: _Leaves,
+    taken: list[jax.Array],
+    mus: list[jax.Array],
+    nus: list[jax.Array | None],
+) -> tuple[list[jax.Array], dict[str, Any]]:
+    """The momentum of each leaf for the direction, and what it gets beside it."""
+    given: dict[str, Any] = {}
+    if rule.b2 is not None:
+        # With overlap M is of the momenta that the last step left.
+        is_late = rule.overlaps and not rule.selects
+        step = rule.step - 1 if is_late else rule.step
+        of_nu = 1 / jnp.maximum(bias(rule.b2, step), _TINY)
+        if rule.selects and not rule.bias_correction:
+            of_nu = jnp.float32(1)
+        hats = [of_nu * nu.astype(jnp.float32) for nu in nus if nu is not None]
+        given = {"second_moment": leaves.rebuild(hats), "of_second_moment": of_nu}
+    if not rule.selects:  # what was sent is corrected already
+        return taken, given
+    # A factor for each rate, and not for each leaf: leaves that have it may be joined.
+    of_rate = {id(b1): 1 / rule.correction(b1, rule.step) for b1 in leaves.b1s}
+    of_mus = [of_rate[id(b1)] for b1 in leaves.b1s]
+    if given:
+        # Factors, and not corrected moments, so that a direction may read m and v where
+        # they lie: m / (1 - b1^t) would be one more array of their size.
+        mu, nu = leaves.rebuild(mus), leaves.rebuild(nus)
+        of_mu, of_nu = leaves.rebuild(of_mus), given["of_second_moment"]
+        given["moments"] = Moments(mu, nu, of_mu, of_nu)
+    pairs = zip(of_mus, mus, strict=True)
+    return [factor * m.astype(jnp.float32) for factor, m in pairs], given

@@ -8,12 +8,7 @@ from jax.sharding import PartitionSpec
 
 from slamb_jax._core import axes as _axes
 from slamb_jax._core.checks import check_params, check_transformation
-from slamb_jax._core.layout import (
-    broadcast_specs,
-    is_spec,
-    spec_axes,
-    state_specs,
-)
+from slamb_jax._core.layout import broadcast_specs, is_spec, spec_axes, state_specs
 from slamb_jax._core.leaves import arrays_among, chosen, map_present, unless
 from slamb_jax.exchange.settings import Exchange, check_exchange
 

@@ -8,8 +8,8 @@ import optax
 from slamb_jax import links
 from slamb_jax._core.checks import check_params, check_range
 from slamb_jax._core.leaves import bool_for_each, keep_absent, map_present
-from slamb_jax._core.moments import check_decay
 from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.links.layerwise_trust_ratio import check_decay
 from slamb_jax.links.mask_momentum import UNIT_DECAY
 
 

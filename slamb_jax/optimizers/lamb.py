@@ -7,8 +7,8 @@ from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax import links
 from slamb_jax._core import checks
-from slamb_jax._core.moments import Form
 from slamb_jax.exchange import Exchange
+from slamb_jax.links.layerwise_trust_ratio import Form
 from slamb_jax.optimizers._chain import chain_between, check_agrees, step_by
 
 

@@ -8,12 +8,7 @@ from jax.typing import ArrayLike, DTypeLike
 from slamb_jax import links
 from slamb_jax._core import checks
 from slamb_jax.exchange import Exchange
-from slamb_jax.optimizers._chain import (
-    chain_between,
-    check_agrees,
-    step_by,
-    unit_decay,
-)
+from slamb_jax.optimizers._chain import chain_between, check_agrees, step_by, unit_decay
 
 
 def lion(

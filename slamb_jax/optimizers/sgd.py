@@ -6,12 +6,7 @@ from jax.typing import DTypeLike
 from slamb_jax import links
 from slamb_jax._core import checks
 from slamb_jax.exchange import Exchange
-from slamb_jax.optimizers._chain import (
-    chain_between,
-    check_agrees,
-    step_by,
-    unit_decay,
-)
+from slamb_jax.optimizers._chain import chain_between, check_agrees, step_by, unit_decay
 
 
 def sgd(
@@ -33,8 +28,9 @@ def sgd(
       p \leftarrow p - lr\,M / (1-\mu)
 
     In float32 these are the steps of ``optax.sgd`` on the mean gradient, whose trace is
-    :math:`m/(1-\mu)`. Where workers step by themselves, as with an ``outer`` optimizer,
-    M is the worker's own momentum; see :func:`adamw`.
+    :math:`m/(1-\mu)`. Of a schedule of :math:`\mu` they are those of the formula above,
+    and not of a trace. Where workers step by themselves, as with an ``outer``
+    optimizer, M is the worker's own momentum; see :func:`adamw`.
 
     Args:
       learning_rate: a number, or a schedule of the step from 0.

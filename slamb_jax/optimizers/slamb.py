@@ -7,9 +7,9 @@ from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax import links
 from slamb_jax._core import checks
-from slamb_jax._core.moments import Form
 from slamb_jax.exchange import Exchange
 from slamb_jax.exchange.settings import check_exchange
+from slamb_jax.links.layerwise_trust_ratio import Form
 from slamb_jax.optimizers._chain import chain_between, step_by
 
 

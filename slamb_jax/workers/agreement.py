@@ -15,24 +15,25 @@ from slamb_jax._core.checks import check_range, named_leaves
 from slamb_jax._core.rounding import float32_of, hash_u32, upcast_f32
 from slamb_jax.exchange.nbytes import means_of, share
 from slamb_jax.exchange.settings import Exchange, check_exchange
-from slamb_jax.workers.mesh import check_replicas, mesh_sharding, raw, stacked
+from slamb_jax.workers import mesh as meshes
+from slamb_jax.workers.mesh import check_replicas, raw, stacked
 
 
 def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
     r"""Raises unless all replicas are the same, and names the leaves that differ.
 
     Replicas must be the same to the bit, and only a 64-bit checksum of each is
-    communicated. With a tolerance, each must be near the first:
+    communicated. With a tolerance, each must be near the first or the same to the bit:
     :math:`\|p_i - p_1\| \le rtol\,\|p_1\|`. Parameters pass with 0 under the default
     exchange, and after :func:`average_parameters`; after
     :func:`average_parameters_every` with 1e-5, in 16 bits with 1e-2. Momenta differ by
     design.
 
-    Call it on the parameters after the first steps if ``optax.multi_transform`` or
-    ``optax.masked`` stands around an exchange: what another optimizer steps follows
-    each worker's own gradients, and nothing averages it. Then give the whole as a
-    direction, ``slamb_jax.mask_momentum(exchange, optax.multi_transform(...))``, or
-    chain ``slamb_jax.average_parameters_every`` behind it, with ``payload=None``.
+    If ``optax.multi_transform`` or ``optax.masked`` stands around an exchange, what
+    another optimizer steps follows each worker's own gradients, and nothing averages
+    it: :func:`per_worker_step` warns of it. Then give the whole as a direction,
+    ``slamb_jax.mask_momentum(exchange, optax.multi_transform(...))``, or chain
+    ``slamb_jax.average_parameters_every`` behind it, with ``payload=None``.
 
     Args:
       tree: arrays with a leading replica axis. Each process must call it.
@@ -75,32 +76,69 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
             raise AssertionError(f"{what} in {where}")
 
 
+def differing_leaves(name: str, tree: chex.ArrayTree) -> list[str]:
+    """The names of the leaves whose replicas differ."""
+    named = named_leaves(name, tree)
+    numbers = differing_replicas(list(named.values())) if named else np.zeros(0)
+    return [leaf for leaf, number in zip(named, numbers, strict=True) if number]
+
+
 def differing_replicas(leaves: list[Any], rtol: float = 0.0) -> np.ndarray:
     """How many replicas of each leaf differ from the first."""
     sums = checksums(leaves)
     differ = (sums != sums[:, :1]).any(-1)
-    if rtol > 0:
-        norms = stacked(_distances, list(map(raw, leaves)))
-        near = norms[..., :-1] <= rtol * norms[..., -1:]  # a NaN is never near
-        floating = [[jnp.issubdtype(x.dtype, jnp.inexact)] for x in leaves]
-        differ = np.where(floating, ~near, differ)
+    real = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    if rtol > 0 and real:
+        # In float64: the product of the two may leave float32.
+        pairs = stacked(_distances, [leaves[i] for i in real]).astype(np.float64)
+        norms = pairs.prod(-1)
+        differ[real] &= ~(norms[:, :-1] <= rtol * norms[:, -1:])  # a NaN is not near
     return differ.sum(1)
 
 
 def _distances(x: jax.Array) -> jax.Array:
-    """Each replica's distance to the first, and the first's norm: (n + 1,)."""
+    """Each replica's distance to the first, and the first's norm: (n + 1, 2).
+
+    A norm is the product of its two numbers, a unit, near the largest element, and the
+    norm in units, so that no square leaves the range. Infinities that are equal are at
+    no distance.
+    """
     wide = upcast_f32(x).reshape(x.shape[0], -1)
-    apart = jnp.linalg.norm(wide - wide[:1], axis=1)
-    return jnp.append(apart, jnp.linalg.norm(wide[0])).astype(jnp.float32)
+    first = wide[:1]
+    apart = jnp.where(wide == first, 0, wide - first)
+    rows = jnp.concatenate([apart, jnp.where(jnp.isfinite(first), first, 0)])
+    tiny = np.finfo(np.float32).tiny
+    # XLA may divide by its reciprocal, which has to be in the range, too.
+    unit = jnp.clip(jnp.max(jnp.abs(rows), axis=1, initial=0), tiny, 1 / tiny)
+    norms = jnp.linalg.norm(rows / unit[:, None].astype(rows.dtype), axis=1)
+    return jnp.stack([unit, norms], axis=1).astype(jnp.float32)
 
 
 def checksums(leaves: list[Any]) -> np.ndarray:
-    """A 64-bit checksum of each replica of each leaf: uint32, (leaves, replicas, 2)."""
-    return stacked(_checksum, list(map(raw, leaves)))
+    """A 64-bit checksum of each replica of each leaf: uint32, (leaves, replicas, 2).
+
+    Leaf by leaf where they lie, since one program of all would take long to compile.
+    The sums are then communicated together.
+    """
+    sums = []
+    for x in map(_words_on_host, map(raw, leaves)):
+        workers = getattr(meshes.mesh_sharding(x), "spec", ())[:1]
+        there = PartitionSpec(*workers)
+        sums.append(jax.block_until_ready(meshes.computed(_checksum, x, there)))
+    return np.asarray(meshes.replicated(jnp.stack, sums))
+
+
+def _words_on_host(x: Any) -> Any:
+    """An array on the host as words of 32 bits, to which jax would cut wider ones."""
+    if not isinstance(x, np.ndarray) or x.dtype.itemsize < 8:
+        return x
+    return np.ascontiguousarray(x).view(np.uint32).reshape(len(x), -1)
 
 
 def _checksum(x: jax.Array) -> jax.Array:
     """Two sums of a hash of each element's bits and place, for each replica."""
+    if x.dtype.name in ("int2", "uint2", "int4", "uint4", "float4_e2m1fn"):
+        x = x.astype(jnp.float32)  # which holds each exactly
     unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
     words = x.view(unsigned).astype(jnp.uint32).reshape(x.shape[0], -1)
     place = jnp.arange(words.shape[1], dtype=jnp.uint32) * np.uint32(0x9E3779B1)
@@ -115,7 +153,7 @@ def differing_copies(x: Any) -> list[int]:
     same. Where a device holds several replicas, the first stands for all.
     """
     x = raw(x)
-    here = mesh_sharding(x)
+    here = meshes.mesh_sharding(x)
     if not here or here.num_devices * math.prod(here.shard_shape(x.shape)) == x.size:
         return []
     held = [shard.data for shard in x.addressable_shards]

@@ -1,9 +1,10 @@
 """Checks of a step: of its arguments and results, on all workers and processes."""
 
+import functools
 import hashlib
-import re
+import math
 import warnings
-from collections.abc import Hashable
+from collections.abc import Mapping
 from typing import Any
 
 import chex
@@ -17,12 +18,11 @@ from jax.sharding import Mesh
 from slamb_jax._core.axes import as_tuple
 from slamb_jax._core.checks import named_leaves
 from slamb_jax.exchange.settings import Exchange
-from slamb_jax.workers.agreement import checksums, differing_copies
+from slamb_jax.workers import agreement
 from slamb_jax.workers.mesh import check_replicas, is_held
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-# Primitives that name an axis, but send nothing over it.
-_LOCAL = ("axis_index", "pvary", "pcast", "pbroadcast")
+LATER = 300
+"""The call of a step after which :class:`Watch` looks at the state once more."""
 
 
 def check_wrappers(state: chex.ArrayTree) -> None:
@@ -49,12 +49,14 @@ def check_wrappers(state: chex.ArrayTree) -> None:
 
 def _is_around(state: Any, wrapper: str, *modules: str) -> bool:
     """Whether a state of this wrapper has one from these modules in it."""
-
-    def is_of_modules(x: object) -> bool:
-        return type(x).__module__.startswith(modules)
-
     wrapped = optax.tree.get_all_with_path(state, wrapper)
-    return any(map(is_of_modules, jax.tree.leaves(wrapped, is_leaf=is_of_modules)))
+    is_inside = functools.partial(is_from, modules)
+    return any(map(is_inside, jax.tree.leaves(wrapped, is_leaf=is_inside)))
+
+
+def is_from(modules: tuple[str, ...], part: object) -> bool:
+    """Whether a part of a tree is of a class from one of these modules."""
+    return type(part).__module__.startswith(modules)
 
 
 def check_arguments(state: Any, batch: Any, n: int, devices: int) -> None:
@@ -90,71 +92,105 @@ def check_result(out: Any, state: Any) -> tuple[Any, Any]:
     return out
 
 
-def check_program(
-    traced: jax.stages.Traced, mesh: Mesh, exchange: Exchange, trains: bool
-) -> None:
-    """Looks at the program of all workers, once, before it runs.
+class Watch:
+    """Looks at the first call of a step, and at the state once again much later.
 
-    Warns if it ``trains`` and communicates nothing over an axis of workers. Raises if
-    processes have programs that differ: they would wait for each other for ever, or add
-    up what does not belong together.
+    Where the exchange has all workers take the same step, what they began with in
+    common stays the same, but for the exchange's own state. A leaf that comes apart is
+    told once: nobody averages it, as with an optimizer of a part of the parameters that
+    has no exchange.
     """
-    used = _axes_communicated(traced.jaxpr) if trains else set(mesh.axis_names)
-    shared = [a for a in as_tuple(exchange.axis_name) if mesh.shape[a] > 1]
-    if alone := [axis for axis in shared if axis not in used]:
-        warnings.warn(
-            "step changes most of the state and communicates nothing over "
-            f"{', '.join(map(repr, alone))}: each worker along it trains by itself, on "
-            "its share of the batch. Give the optimizer the exchange, slamb_jax.adamw("
-            "rate, exchange) in place of optax.adamw; if this step is local on "
-            "purpose, filter this warning",
-            stacklevel=4,  # who called the step
+
+    def __init__(self, jitted: Any, mesh: Mesh, exchange: Exchange):
+        self._jitted, self._mesh, self._exchange = jitted, mesh, exchange
+        self._calls, self._told = 0, set[str]()
+
+    def __call__(self, state: Any, *others: Any) -> tuple[Any, Any]:
+        """The step; its first call raises for programs or devices that differ."""
+        is_first = not self._calls
+        if is_first:
+            traced = self._jitted.trace(state, *others)  # once: jax keeps it
+            check_same_program(traced, self._mesh, self._exchange)
+            self._told = set(self._differing(state))
+        state, report = self._jitted(state, *others)
+        if is_first:
+            check_copies(state, self._exchange)
+        self._calls += 1
+        if is_first or self._calls == LATER:
+            self._tell(state)
+        return state, report
+
+    def _tell(self, state: Any) -> None:
+        """Warns of the leaves that have come apart, and were not told before."""
+        apart = [name for name in self._differing(state) if name not in self._told]
+        self._told.update(apart)
+        if apart:
+            more = f" and {len(apart) - 5} more" if len(apart) > 5 else ""
+            warnings.warn(
+                f"after call {self._calls} of the step workers differ in "
+                f"{', '.join(apart[:5])}{more}, which began the same on all: no "
+                "exchange averages it. Give the optimizer of these parameters the "
+                "exchange, slamb_jax.adamw(rate, exchange) in place of optax.adamw, or "
+                "all optimizers as a direction, slamb_jax.mask_momentum(exchange, tx). "
+                "Take slamb_jax.average_parameters of statistics and metrics before "
+                "they are used. Filter this warning if they are to differ",
+                stacklevel=4,  # who called the step
+            )
+
+    def _differing(self, state: Any) -> list[str]:
+        """The leaves outside of this library's states that workers do not share."""
+        workers = [self._mesh.shape[a] for a in as_tuple(self._exchange.axis_name)]
+        if not self._exchange.averages_momentum or math.prod(workers) == 1:
+            return []
+        others = jax.tree.map(
+            lambda x: None if _is_ours(x) else x, state, is_leaf=_is_ours
         )
+        return agreement.differing_leaves("state", others)
+
+
+def _is_ours(part: object) -> bool:
+    """Whether it is a state of this library, or the dictionary flax.nnx makes of it."""
+    fields = set(part) if isinstance(part, Mapping) else set()
+    is_made = {"count", "mu"} <= fields or {"residual", "compressor"} <= fields
+    return is_made or is_from(("slamb_jax.",), part)
+
+
+def check_same_program(
+    traced: jax.stages.Traced, mesh: Mesh, exchange: Exchange
+) -> None:
+    """Raises if processes have programs that differ, before one of them is run.
+
+    They would wait for each other for ever, or add up what does not belong together.
+    """
     processes = {device.process_index for device in mesh.devices.flat}
     if len(processes) == 1 or len(processes) < jax.process_count():
         return  # not all processes are here to compare
-    for what, text in (
-        ("exchange must be the same", _ADDRESS.sub("", repr(exchange))),
-        ("step must be the same program", traced.lower().as_text()),
-    ):
-        digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint32)
-        digests = np.asarray(multihost_utils.process_allgather(digest))
-        way_out = f", here with {exchange!r}: a rate, seed, size or version is not"
-        _check_same(what, digests, way_out)
-
-
-def _axes_communicated(program: Any) -> set[Hashable]:
-    """The axes over which a jaxpr has collectives."""
-    axes: set[Hashable] = set()
-    for eqn in program.eqns:
-        if eqn.primitive.name not in _LOCAL:
-            named = eqn.params.get("axes", eqn.params.get("axis_name"))
-            axes.update(as_tuple(named))
-        called = jax.tree.leaves(list(eqn.params.values()))  # branches are in a tuple
-        axes.update(*(_axes_communicated(x) for x in called if hasattr(x, "eqns")))
-    return axes
+    text = traced.lower().as_text()
+    digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint32)
+    digests = np.asarray(multihost_utils.process_allgather(digest))
+    if (digests != digest).any():
+        raise ValueError(
+            "step must be the same program in all processes, and differs, here with "
+            f"{exchange!r}: a setting, rate, seed, size or version is not"
+        )
 
 
 def check_same_values(tree: chex.ArrayTree) -> None:
     """Raises if processes gave :func:`replicate` different values."""
-    named = named_leaves("tree", tree)
-    leaves = list(named.values())
-    if jax.process_count() == 1 or not leaves or not all(map(is_held, leaves)):
+    if jax.process_count() == 1 or not all(map(is_held, jax.tree.leaves(tree))):
         return
-    way_out = ": begin with the same seed, or the same checkpoint, in each"
-    for name, sums in zip(named, checksums(leaves), strict=True):
-        _check_same(f"{name} must be the same", sums, way_out)
+    if differ := agreement.differing_leaves("tree", tree):
+        raise ValueError(
+            f"{differ[0]} must be the same in all processes, and differs: begin with "
+            "the same seed, or the same checkpoint, in each"
+        )
 
 
-def _check_same(what: str, sums: np.ndarray, way_out: str) -> None:
-    if (sums != sums[:1]).any():
-        raise ValueError(f"{what} in all processes, and differs{way_out}")
-
-
-def check_copies(state: Any, axes: tuple[Hashable, ...]) -> None:
+def check_copies(state: Any, exchange: Exchange) -> None:
     """Raises if the devices of a worker hold different copies of its state."""
-    for name, x in named_leaves("state", state).items():
-        if differing_copies(x):
+    axes = as_tuple(exchange.local_axis_name) + exchange.shard_axes
+    for name, x in named_leaves("state", state).items() if axes else ():
+        if agreement.differing_copies(x):
             raise ValueError(
                 f"{name} that step returned differs between the devices of a worker, "
                 f"along {', '.join(map(repr, axes))}, where it must be the same: it "

@@ -75,11 +75,10 @@ def state_shardings(
     specs = jax.tree.map(lambda _: PartitionSpec(), state)
     if exchange.param_specs is not None:
         specs = state_specs(state, exchange.param_specs, lead=lead)
-
-    def sharding(_: Any, spec: PartitionSpec) -> NamedSharding:
-        return NamedSharding(mesh, PartitionSpec(exchange.axis_name, *spec))
-
-    return jax.tree.map(sharding, state, specs)
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, PartitionSpec(exchange.axis_name, *spec)),
+        specs,
+    )
 
 
 def using(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
@@ -160,13 +159,12 @@ def processes_of_workers(state: chex.ArrayTree) -> list[int]:
     """The process of each worker; raises for a worker of several."""
     n = check_replicas("like", state)
     first: Any = raw(jax.tree.leaves(state)[0]) if n else None
-    if (sharding := mesh_sharding(first)) is None:
+    if mesh_sharding(first) is None:
         return [jax.process_index()] * n
     processes: list[set[int]] = [set() for _ in range(n)]
-    device: Any
-    for device, index in sharding.devices_indices_map(first.shape).items():
-        for of_worker in processes[index[0]]:
-            of_worker.add(device.process_index)
+    for shard in first.global_shards:
+        for r in range(n)[shard.index[0]]:
+            processes[r].add(shard.device.process_index)
     for r, of_worker in enumerate(processes):
         if len(of_worker) > 1:
             raise ValueError(

@@ -6,22 +6,16 @@ import jax
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from slamb_jax._core.axes import worker_index
 from slamb_jax._core.checks import check_params, check_transformation
 from slamb_jax._core.leaves import arrays_among
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers import guards
 from slamb_jax.workers import mesh as meshes
-from slamb_jax.workers.replicas import EqualKeys, begin_equal, keys_of_workers
 from slamb_jax.workers.step import over_workers
 
 
 def on_workers(
-    tx: optax.GradientTransformation,
-    mesh: Mesh,
-    exchange: Exchange,
-    *,
-    equal_keys: EqualKeys = True,
+    tx: optax.GradientTransformation, mesh: Mesh, exchange: Exchange
 ) -> optax.GradientTransformationExtraArgs:
     """Updates the replica of every worker, for a trainer that jits its own step.
 
@@ -34,12 +28,11 @@ def on_workers(
     :func:`per_worker_step`.
 
     Args:
-      tx: the transformation, of one worker.
+      tx: the transformation, of one worker. Random keys in its state are the same on
+        all, as their steps must be.
       mesh: the device mesh.
       exchange: that of the optimizer in ``tx``; without ``local_axis_name``, since each
         device of a group would have a gradient of its own.
-      equal_keys: which typed random keys in the state of ``tx`` begin equal on all
-        workers, as of :func:`replicate`; all, by default, as their steps must be.
 
     Returns:
       A :class:`optax.GradientTransformationExtraArgs` over trees and a state whose
@@ -79,15 +72,7 @@ def on_workers(
     def init(params: optax.Params) -> optax.OptState:
         meshes.check_replicas("params", params, n)
 
-        def of_one(params: optax.Params) -> optax.OptState:
-            state, me = tx.init(params), worker_index(exchange.axis_name)[None]
-            return jax.tree.map(
-                lambda x, equal: x if equal else keys_of_workers(x, me)[0],
-                state,
-                begin_equal(state, equal_keys),
-            )
-
-        of_all = over_workers(of_one, mesh, exchange, ())
+        of_all = over_workers(tx.init, mesh, exchange, ())
         with meshes.using(mesh):
             like = jax.eval_shape(of_all, params)
             guards.check_wrappers(like)

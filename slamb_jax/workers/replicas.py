@@ -1,6 +1,7 @@
 """Replicas, one for each worker: made of one tree, and averaged into one."""
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -8,10 +9,11 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from slamb_jax._core.axes import AxisName, as_tuple, worker_index
-from slamb_jax._core.checks import check_arrays, check_integer
+from slamb_jax._core.axes import as_tuple
+from slamb_jax._core.checks import check_arrays, check_integer, named_leaves
 from slamb_jax._core.layout import spec_axes
 from slamb_jax._core.leaves import bool_for_each
 from slamb_jax._core.rounding import upcast_f32
@@ -19,6 +21,7 @@ from slamb_jax.exchange.collectives import send
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers import guards
 from slamb_jax.workers import mesh as meshes
+from slamb_jax.workers.agreement import leaves_in
 
 EqualKeys: TypeAlias = bool | chex.ArrayTree | Callable[[Any], Any] | None
 """Bools for a tree or a prefix of it, a function of the tree to those, or None."""
@@ -56,13 +59,15 @@ def replicate(
 
     Raises:
       ValueError: if the mesh lacks an axis of the exchange, a leaf is neither an array
-        nor a number, specs do not fit, or the tree is replicated already; for
-        ``optax.apply_if_finite`` around an exchange; if processes' values differ; for
-        a key in a named tuple of your own without ``equal_keys``.
+        nor a number, or one of 64 bits that 32 do not hold, specs do not fit, or the
+        tree is replicated already; for ``optax.apply_if_finite`` around an exchange; if
+        processes' values differ; for a key in a named tuple of your own without
+        ``equal_keys``.
 
     Warns:
       UserWarning: for ``optax.MultiSteps`` around an exchange, which then exchanges at
-        every mini-step; :func:`accumulate` does not.
+        every mini-step; :func:`accumulate` does not. For parameters that are sharded
+        over a further axis of the mesh without ``param_specs``, which become whole.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
@@ -86,8 +91,9 @@ def replicate(
             return meshes.on_raw(functools.partial(copies, there=there), x)
         return meshes.device_put_global(keys_of_workers(x, jnp.arange(n)), there)
 
-    check_arrays("tree", tree)
-    _check_is_one_copy(tree, exchange)
+    _check_values(tree)
+    _check_is_one_copy(tree, n, exchange)
+    _warn_of_shards(tree, mesh, exchange)
     guards.check_wrappers(tree)
     equal = begin_equal(tree, equal_keys)
     there = meshes.state_shardings(tree, mesh, exchange)
@@ -112,6 +118,7 @@ def simulated_replicas(
       (128, 3)
     """
     check_integer("workers", workers, 1)
+    _check_values(tree)
 
     def copies(x: Any, equal: bool) -> jax.Array:
         if not equal:
@@ -122,17 +129,54 @@ def simulated_replicas(
     return jax.tree.map(copies, tree, begin_equal(tree, equal_keys))
 
 
-def _check_is_one_copy(tree: chex.ArrayTree, exchange: Exchange) -> None:
+def _check_is_one_copy(tree: chex.ArrayTree, n: int, exchange: Exchange) -> None:
     """Raises if every leaf has a leading axis over the workers."""
-    names = as_tuple(exchange.axis_name)
-    leaves = map(meshes.mesh_sharding, jax.tree.leaves(tree))
-    specs = [getattr(sharding, "spec", ()) for sharding in leaves]
-    if specs and all(spec and as_tuple(spec[0]) == names for spec in specs):
+    names, leaves = as_tuple(exchange.axis_name), jax.tree.leaves(tree)
+    specs = [getattr(meshes.mesh_sharding(x), "spec", ()) for x in leaves]
+    on_mesh = all(spec and as_tuple(spec[0]) == names for spec in specs)
+    # As of a file: the counts of steps show it, which have no axis in one copy.
+    counts = leaves_in(tree, "count").values()
+    on_host = any(map(jnp.ndim, counts)) and all(
+        jnp.shape(x)[:1] == (n,) for x in leaves
+    )
+    if leaves and (on_mesh or on_host):
         raise ValueError(
             "tree must be one copy, got one whose leaves all have an axis of replicas "
             f"over {exchange.axis_name!r}, as slamb_jax.replicate returns them: go on "
             "with it as it is, or take slamb_jax.consolidate(tree) first"
         )
+
+
+def _check_values(tree: chex.ArrayTree) -> None:
+    """Raises for what is no number, or one that jax would cut to 32 bits."""
+    check_arrays("tree", tree)
+    for name, x in named_leaves("tree", tree).items():
+        if isinstance(x, np.ndarray | np.generic) or type(x) is int:
+            given = np.asarray(x)
+            with np.errstate(over="ignore"):
+                kept = given.astype(jnp.result_type(x), copy=False)
+            lost = given[(kept != given) & (given == given)]  # a NaN stays one
+            if lost.size:
+                raise ValueError(
+                    f"{name} must be what {kept.dtype} holds, as jax has it, got "
+                    f"{lost[0]} of {given.dtype}: convert it, keep it beside the state,"
+                    ' or jax.config.update("jax_enable_x64", True)'
+                )
+
+
+def _warn_of_shards(tree: chex.ArrayTree, mesh: Mesh, exchange: Exchange) -> None:
+    """Warns where shards of a model become whole."""
+    own = as_tuple(exchange.axis_name) + as_tuple(exchange.local_axis_name)
+    for name, x in named_leaves("tree", tree).items():
+        names = spec_axes(getattr(meshes.mesh_sharding(x), "spec", None))
+        axes = [a for a in names if a not in own and mesh.shape.get(a, 1) > 1]
+        if axes and exchange.param_specs is None:
+            return warnings.warn(
+                f"{name} is sharded over {axes[0]!r}, and each device gets all of it: "
+                "give the exchange param_specs, the jax.sharding.PartitionSpec of each "
+                "parameter, and have it in the optimizer, too",
+                stacklevel=3,  # who called replicate
+            )
 
 
 def begin_equal(tree: chex.ArrayTree, equal_keys: EqualKeys) -> chex.ArrayTree:
@@ -177,11 +221,6 @@ def keys_of_workers(keys: jax.Array, numbers: jax.Array) -> jax.Array:
     return folded.reshape(len(numbers), *keys.shape)
 
 
-def own_key(key: jax.Array | None, axis_name: AxisName) -> tuple[jax.Array, ...]:
-    """The arguments of a step after the batch: the worker's key, if there is one."""
-    return () if key is None else (jax.random.fold_in(key, worker_index(axis_name)),)
-
-
 def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
     """Takes one copy of the replicas, or their mean, for evaluation and export.
 
@@ -197,7 +236,8 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
       axes of the mesh, all stay there, and sharded as before.
 
     Raises:
-      ValueError: unless all leaves have a leading axis of the same length.
+      ValueError: unless all leaves have a leading axis of the same length, and for
+        numbers of 64 bits that 32 do not hold.
 
     Examples:
       >>> import jax.numpy as jnp, slamb_jax
@@ -205,6 +245,7 @@ def consolidate(tree: chex.ArrayTree) -> chex.ArrayTree:
       [2. 2.]
     """
     meshes.check_replicas("tree", tree)
+    _check_values(tree)
     sharded = any(_is_sharded(x, lead=1) for x in jax.tree.leaves(tree))
 
     def mean(x: Any) -> jax.Array:
@@ -221,9 +262,9 @@ def mean_replica(x: jax.Array) -> jax.Array:
     """The mean of the replicas of a leaf, or the first of them where it is a count."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return x[0]
-    wide = upcast_f32(x)
-    # From the first, so that the mean of equal replicas is exact.
-    return (wide[0] + jnp.mean(wide - wide[:1], axis=0)).astype(x.dtype)
+    mean = jnp.sum(upcast_f32(x) / len(x), axis=0)  # divided first: no sum overflows
+    # Of equal replicas one is the mean, which infinities and -0.0 have no other.
+    return jnp.where(jnp.all(x == x[:1], axis=0), x[0], mean.astype(x.dtype))
 
 
 def copied_replicas(
@@ -236,7 +277,7 @@ def copied_replicas(
     def copy(held: list[jax.Array]) -> list[jax.Array]:
         for i in range(0, len(empty), len(full)):  # a worker sends one at a time
             pairs = list(zip(full, empty[i:], strict=False))
-            gets = jnp.isin(worker_index(axis), jnp.array(empty[i : i + len(full)]))
+            gets = jnp.isin(lax.axis_index(axis), jnp.array(empty[i : i + len(full)]))
             held = [jnp.where(gets, send(x, axis, pairs), x) for x in held]
         return held
 

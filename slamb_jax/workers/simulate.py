@@ -11,8 +11,7 @@ from slamb_jax._core.axes import as_tuple
 from slamb_jax._core.checks import check_callable, check_integer
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.workers import guards
-from slamb_jax.workers.replicas import own_key
-from slamb_jax.workers.step import Step, WorkersStep
+from slamb_jax.workers.step import Step, WorkersStep, own_step
 
 
 def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
@@ -74,8 +73,7 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
 
         def one_worker(leaves: list[Any], batch: Any) -> tuple[Any, Any]:
             old: Any = jax.tree.unflatten(treedef, leaves)
-            out = step(old, batch, *own_key(key, axis_name))
-            return guards.check_result(out, old)
+            return own_step(step, axis_name, old, batch, key)
 
         split = list(of_leaves), of_batch
         mapped = jax.vmap(one_worker, split, axis_name=axis_name, axis_size=workers)
@@ -86,7 +84,7 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
         return state, batch, key, tuple(map(_axis_of, jax.tree.leaves(state)))
 
     jitted = jax.jit(all_workers, donate_argnums=0, static_argnums=3)
-    return WorkersStep(jitted, place)
+    return WorkersStep(jitted, place, jitted)
 
 
 def _axis_of(x: Any) -> int | None:

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slamb_jax._core.axes import as_tuple, tracked_axes, vary_over
+from slamb_jax._core import axes as _axes
+from slamb_jax._core.axes import AxisName, as_tuple
 from slamb_jax._core.checks import check_callable
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers import guards
 from slamb_jax.workers import mesh as meshes
-from slamb_jax.workers.replicas import own_key
 
 Step = Callable[..., tuple[Any, Any]]
 
@@ -35,8 +35,8 @@ class WorkersStep:
 
     _jitted: Any
     _place: Callable[..., tuple[Any, ...]]  # checks and places the arguments
+    _call: Step  # of what is placed
     _mesh: Mesh | None = None
-    _first: Step | None = None  # the first call, with its checks
     _returned: list[weakref.ref[Any]] = dataclasses.field(default_factory=list)
 
     def __call__(self, state: Any, batch: Any, key: Any = None) -> tuple[Any, Any]:
@@ -45,8 +45,7 @@ class WorkersStep:
             state = self._unshared(state, others, batch, key)
             if any(isinstance(x, Tracer) for x in jax.tree.leaves((state, others))):
                 return self._jitted(state, *others)
-            state, report = (self._first or self._jitted)(state, *others)
-        self._first = None
+            state, report = self._call(state, *others)
         self._returned = list(map(weakref.ref, jax.tree.leaves(state)))
         return state, report
 
@@ -68,13 +67,12 @@ class WorkersStep:
         leaves, rest = jax.tree.leaves(state), jax.tree.leaves(others)
         pairs = itertools.zip_longest(leaves, self._returned[: len(leaves)])
         new = [x for x, known in pairs if known is None or known() is not x]
-        # Typed keys have the memory of their words, two or four times as many.
         asked = filter(meshes.is_held, new + rest)
-        sizes = {k * x.size // 4 for x in asked for k in (1, 2, 4, 8, 16)}
+        sizes = {x.nbytes for x in asked}
         seen = set(map(_buffer, filter(meshes.is_held, rest)))
 
         def alone(x: Any) -> Any:
-            if x.size not in sizes or not meshes.is_held(x):
+            if not meshes.is_held(x) or x.nbytes not in sizes:
                 return x
             if (at := _buffer(x)) in seen:
                 return meshes.on_raw(jnp.copy, x)
@@ -124,8 +122,9 @@ def per_worker_step(
         programs; after it, if the devices of a group hold different states.
 
     Warns:
-      UserWarning: at the first call, if ``step`` changes most of the state and
-        communicates nothing over an axis of the workers, as with ``optax.adamw``.
+      UserWarning: where workers take the same step, after the first call and once again
+        after 300, for leaves of ``state`` that began the same on all workers and no
+        longer are, as those that ``optax.adamw`` steps, or the statistics of BatchNorm.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax, slamb_jax
@@ -157,9 +156,7 @@ def per_worker_step(
     devices = n * math.prod(mesh.shape[a] for a in local)
     split = NamedSharding(mesh, PartitionSpec(between + local))
     everywhere = NamedSharding(mesh, PartitionSpec())
-    trains: list[bool] = []
-    program = _program(step, mesh, exchange, check_vma, trains)
-    jitted = jax.jit(program, donate_argnums=0)
+    jitted = jax.jit(_program(step, mesh, exchange, check_vma), donate_argnums=0)
 
     def place(state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
         guards.check_arguments(state, batch, n, devices)
@@ -170,41 +167,21 @@ def per_worker_step(
         )
         return jax.tree.map(meshes.device_put_global, (state, batch, key), there)
 
-    def first(*args: Any) -> tuple[Any, Any]:
-        traced = jitted.trace(*args)  # once: jax keeps it for the call
-        guards.check_program(traced, mesh, exchange, any(trains))
-        state, report = jitted(*args)
-        if within := local + exchange.shard_axes:
-            guards.check_copies(state, within)
-        return state, report
-
-    return WorkersStep(jitted, place, mesh, first)
+    return WorkersStep(jitted, place, guards.Watch(jitted, mesh, exchange), mesh)
 
 
-def _program(
-    step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool, trains: list[bool]
-) -> Step:
-    """The step of all workers, made from the step of one; not jitted yet.
-
-    Tracing it appends to ``trains`` whether it changes most of the state, in which an
-    evaluation at most adds up metrics.
-    """
+def _program(step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool) -> Step:
+    """The step of all workers, made from the step of one; not jitted yet."""
     between = as_tuple(exchange.axis_name)
     both = between + as_tuple(exchange.local_axis_name)
 
     def one_worker(old: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         try:
-            out = step(old, batch, *own_key(key, both))
-            new, report = guards.check_result(out, old)
+            return own_step(step, both, old, batch, key)
         except (TypeError, ValueError) as error:
             if check_vma:
                 error.add_note(_TYPE_NOTE)
             raise
-        pairs = zip(*map(jax.tree.leaves, (old, new)), strict=True)
-        floating = [(x, y) for x, y in pairs if jnp.issubdtype(x.dtype, jnp.inexact)]
-        changed = sum(x.size for x, y in floating if x is not y)
-        trains.append(2 * changed > sum(x.size for x, _ in floating))
-        return new, report
 
     def program(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         of_device, of_all = PartitionSpec(both), PartitionSpec()
@@ -228,6 +205,16 @@ def _program(
     return program
 
 
+def own_step(
+    step: Step, axis_name: AxisName, state: Any, batch: Any, key: Any
+) -> tuple[Any, Any]:
+    """One worker's step, with a key of its own if there is one; its result checked."""
+    keys = (
+        () if key is None else (jax.random.fold_in(key, jax.lax.axis_index(axis_name)),)
+    )
+    return guards.check_result(step(state, batch, *keys), state)
+
+
 def over_workers(
     fun: Callable[..., Any],
     mesh: Mesh,
@@ -245,7 +232,7 @@ def over_workers(
     def one_worker(replicas: Any, *args: Any) -> Any:
         own = jax.tree.map(lambda x: jnp.squeeze(x, 0), replicas)
         if local:  # of a type that varies in the group: else jax.grad would sum there
-            vary = functools.partial(vary_over, axes=tracked_axes(local))
+            vary = functools.partial(_axes.vary_over, axes=_axes.tracked_axes(local))
             own = jax.tree.map(functools.partial(meshes.on_raw, vary), own)
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), fun(own, *args))
 

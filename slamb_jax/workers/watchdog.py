@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, Self
 
 import jax
@@ -79,8 +79,8 @@ class Watchdog:
         self._client: Any = _coordination_client() if self._all > 1 else None
         self._step, self._beats, self._state = -1, 0, "runs"
         self._seen: dict[int, tuple[dict[str, Any], float]]  # signs, and when
-        self._stop, self._last_words = threading.Event(), threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self._stop, self._asking = threading.Event(), ThreadPoolExecutor(1)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def beat(self, step: int) -> None:
         """Records that ``step``, an integer, begins; cheap, to call before each."""
@@ -88,14 +88,11 @@ class Watchdog:
         self._step, self._beats, self._beaten = step, self._beats + 1, time.monotonic()
 
     def __enter__(self) -> Self:
-        self._beaten = self._answered = time.monotonic()
-        unseen = {"state": "is to come", "step": -1}, self._answered
+        self._beaten = time.monotonic()
+        unseen = {"state": "is to come", "step": -1}, self._beaten
         self._seen = dict.fromkeys(range(self._all), unseen)
-        # Two threads: the first may wait for a coordinator that has stopped.
-        for work in (self._write_and_read, self._judge) if self._client else ():
-            thread = threading.Thread(target=self._repeat, args=(work,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        if self._client:
+            self._thread.start()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
@@ -109,19 +106,29 @@ class Watchdog:
             self._stop.wait(2 * self._timeout)  # the most that silence takes to tell
         self._state = "is done" if error is None else f"failed: {error!r}"[:500]
         self._stop.set()
-        for thread in self._threads:
-            thread.join(self._timeout / 5)
+        if self._thread.is_alive():
+            self._thread.join(self._timeout / 5)
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # nobody is there
             self._write()
 
-    def _repeat(self, work: Callable[[], str]) -> None:
-        """Works until it gets a reason to end this process."""
+    def _watch(self) -> None:
+        """Looks at the other processes until there is a reason to end this one."""
         while not self._stop.wait(self._timeout / 5):
             try:
-                if reason := work():
+                if reason := self._look():
                     self._give_up(reason)
             except Exception:  # a watchdog that has stopped guards nobody
                 traceback.print_exc()
+
+    def _look(self) -> str:
+        """The reason to end this process, if any."""
+        try:  # in a thread of its own: a coordinator that has stopped never answers
+            verdict = self._asking.submit(self._write_and_read).result(self._timeout)
+        except jax.errors.JaxRuntimeError as error:
+            return f"{_COORDINATOR}, is gone ({error})"[:400]
+        except TimeoutError:
+            return f"{_COORDINATOR}, has given no answer for {self._timeout} s: {_DIED}"
+        return verdict or self._lost() or self._hung()
 
     def _set(self, key: object, value: str) -> None:
         self._client.key_value_set(f"{_PREFIX}{key}", value, allow_overwrite=True)
@@ -134,34 +141,28 @@ class Watchdog:
         self._set(self._me, json.dumps(sign))
 
     def _write_and_read(self) -> str:
-        try:
-            self._write()
-            pairs = self._client.key_value_dir_get(_PREFIX)
-        except jax.errors.JaxRuntimeError as error:
-            return f"{_COORDINATOR}, is gone ({error})"[:400]
-        now = time.monotonic()
+        """Tells that this process lives, and returns what another one gave up for."""
+        self._write()
+        pairs = self._client.key_value_dir_get(_PREFIX)
         signs = {key.rsplit("/", 1)[1]: value for key, value in pairs}
         verdict: str = signs.pop("verdict", "")
         for index, sign in ((int(k), json.loads(v)) for k, v in signs.items()):
             if self._seen[index][0] != sign:
-                self._seen[index] = sign, now
-        self._answered = now
+                self._seen[index] = sign, time.monotonic()
         return verdict
 
-    def _judge(self) -> str:
-        silent = time.monotonic() - self._answered
-        if silent > self._timeout:
-            return f"{_COORDINATOR}, has given no answer for {silent:.1f} s: {_DIED}"
+    def _lost(self) -> str:
+        """The reason to end because another process failed or is gone, if any."""
         for index in set(range(self._all)) - {self._me}:
             sign, seen = self._seen[index]
-            silent = self._answered - seen  # as of the last answer, not as of now
+            silent = time.monotonic() - seen
             state, at = sign["state"], f"(last at step {sign['step']})"
             if state.startswith("failed"):
                 return f"process {index} {state} {at}"
             if silent > self._timeout and state != "is done":
                 gave = f"has given no sign of life for {silent:.1f} s"
                 return f"process {index} {gave} {at}: {_DIED}"
-        return self._hung() if self._state == "runs" else ""
+        return ""
 
     def _hung(self) -> str:
         """The reason to end because a process takes too long for a step, if any."""
@@ -170,28 +171,20 @@ class Watchdog:
         first = min((sign["step"] for sign in running.values()), default=0)
         behind = sorted(i for i, sign in running.items() if sign["step"] == first)
         idle = min((running[i]["idle"] for i in behind), default=0.0)
-        all_are = len(behind) == self._all
-        if idle <= self._step_timeout or (self._me in behind and not all_are):
-            return ""  # of those that hang, the processes ahead of them tell
+        if idle <= self._step_timeout:
+            return ""
         at = f"been at step {first} for {idle:.1f} s"
-        if all_are:
+        if len(behind) == self._all:
             return f"all processes have {at}"
         return f"process {str(behind)[1:-1]} has {at}, behind the others: it hangs"
 
     def _give_up(self, reason: str) -> NoReturn:
-        self._last_words.acquire()  # if the other thread has it, that ends both
         me = f"Process {self._me}, at step {self._step}, ends with exit status"
         said = f"{reason}. {me} {EXIT_STATUS}: start all again from the last checkpoint"
         print(f"slamb_jax.Watchdog: {said}", file=sys.stderr, flush=True)
-
-        def tell() -> None:
-            with contextlib.suppress(jax.errors.JaxRuntimeError):
-                self._set("verdict", reason)
-
-        # In a thread: it may wait for a coordinator that has stopped.
-        teller = threading.Thread(target=tell, daemon=True)
-        teller.start()
-        teller.join(self._timeout / 5)
+        with contextlib.suppress(jax.errors.JaxRuntimeError, TimeoutError):
+            told = self._asking.submit(self._set, "verdict", reason)
+            told.result(self._timeout / 5)
         if self._me == 0:  # the service ends with it: let the others read why
             time.sleep(self._timeout / 2)
         os._exit(EXIT_STATUS)

@@ -10,11 +10,13 @@ import optax
 
 from slamb_jax._core import axes as _axes
 from slamb_jax._core.checks import check_integer, check_transformation
-from slamb_jax._core.leaves import unless
+from slamb_jax._core.leaves import chosen, unless
 from slamb_jax._core.platform import materialized
 from slamb_jax._core.rounding import is_complex
+from slamb_jax.compressors.of_exchange import OfExchangeState
 from slamb_jax.exchange.collectives import pany
 from slamb_jax.exchange.settings import Exchange, check_exchange
+from slamb_jax.links.mask_momentum import MaskMomentumState
 
 
 class SkipNotFiniteState(NamedTuple):
@@ -40,8 +42,13 @@ def skip_not_finite(
         tx(g_i, state) & \text{otherwise}
       \end{cases}
 
-    The workers agree through an all-reduce of one number, over all mesh axes of the
-    exchange: workers, devices of a group, and shards where they are bound. A skipped
+    Where the workers agree on a mean of their momenta at each step, no message is sent
+    for this: a worker with such a gradient sends NaN, which is in the mean of all.
+    Elsewhere (a ``selection`` hides it, between averages of the parameters nothing is
+    sent, and with ``overlap`` it is sent a step later; in another wrapper, of sharded
+    parameters, and where types say that the state is the same on all workers) they
+    agree through an all-reduce of one number, over all mesh axes of the exchange:
+    workers, devices of a group, and shards where they are bound. A skipped
     step leaves parameters and state untouched, to the bit; anything else that a
     training step changes, such as batch statistics, it has to keep by itself.
     :func:`check_finite` raises after too many. (``optax.apply_if_finite``, around a
@@ -98,9 +105,15 @@ def skip_not_finite(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, SkipNotFiniteState]:
-        poisoned = _any_device(_not_finite(updates), exchange)
-        extra_args |= {"skip": poisoned}
-        u, inner = tx.update(updates, state.inner, params, **extra_args)
+        poisoned, telling = _not_finite(updates), _mean_tells(state, exchange)
+        poisoned = _any_device(poisoned, exchange, between=not telling)
+        given = {"poisoned" if telling else "skip": poisoned}
+        u, inner = tx.update(updates, state.inner, params, **extra_args, **given)
+        if telling:
+            # The mean told all workers alike, and what is skipped is not counted.
+            (old,), (new,) = _momenta(state.inner), _momenta(inner)
+            poisoned = new.count == old.count
+            chosen(poisoned, new)
         # p + -0.0 is p, where -0.0 + 0.0 is not.
         u = jax.tree.map(lambda x: jnp.where(poisoned, -jnp.zeros_like(x), x), u)
         in_a_row = optax.safe_increment(state.notfinite_count)
@@ -115,12 +128,34 @@ def skip_not_finite(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _any_device(flag: jax.Array, exchange: Exchange) -> jax.Array:
-    """Whether ``flag`` is set on any device that takes part in the exchange."""
-    between, local = map(_axes.as_tuple, (exchange.axis_name, exchange.local_axis_name))
-    axes = between + local + tuple(filter(_axes.is_bound, exchange.shard_axes))
-    agreed = pany(flag, axes or None)
-    for axis in _axes.missed_axes(agreed, axes):
+def _momenta(inner: optax.OptState) -> list[MaskMomentumState]:
+    """The momenta in a chain that the library's exchange averages."""
+    parts = inner if type(inner) is tuple else (inner,)
+    if any(isinstance(x, jax.Array) for x in parts):
+        return []  # no chain
+    momenta = [x for x in parts if isinstance(x, MaskMomentumState)]
+    return [x for x in momenta if isinstance(x.compressor, OfExchangeState)]
+
+
+def _mean_tells(state: SkipNotFiniteState, exchange: Exchange) -> bool:
+    """Whether a mean of this step tells all workers of a NaN that one of them has."""
+    if exchange.axis_name is None or exchange.param_specs is not None:
+        return False
+    if not exchange.averages_momentum or exchange.overlap:
+        return False
+    # What it tells varies over the workers, to types. The state may not come to.
+    tracked = _axes.tracked_axes(exchange.axis_name)
+    varies = all(tracked <= _axes.varying_axes(x) for x in jax.tree.leaves(state))
+    return varies and len(_momenta(state.inner)) == 1
+
+
+def _any_device(flag: jax.Array, exchange: Exchange, *, between: bool) -> jax.Array:
+    """Whether ``flag`` is set on any device of this worker, or ``between`` workers."""
+    workers = _axes.as_tuple(exchange.axis_name)
+    within = _axes.as_tuple(exchange.local_axis_name)
+    within += tuple(filter(_axes.is_bound, exchange.shard_axes))
+    agreed = pany(flag, (workers + within if between else within) or None)
+    for axis in _axes.missed_axes(agreed, workers + within):
         raise ValueError(
             f"updates vary over the mesh axis {axis!r}, over which skip_not_finite "
             f"does not agree, having {exchange!r}: a device that skips would leave "

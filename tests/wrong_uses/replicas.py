@@ -1,10 +1,12 @@
 """Wrong replicas, steps, simulations and watchdogs."""
 
 import dataclasses
+import pickle
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import slamb_jax
@@ -94,6 +96,17 @@ BLIND = [
 ALONE_FINITE = optax.apply_if_finite(slamb_jax.adamw(0.1, DATA), 3).init(PARAMS)
 SKIPS = slamb_jax.skip_not_finite(optax.sgd(0.1), slamb_jax.Exchange())
 
+RUN = PARAMS, slamb_jax.adamw(0.1, DATA).init(PARAMS)
+CUT = [  # numbers that are not what jax would make of them
+    (2**33 + 5, "int32", "8589934597"),
+    (np.int64(2**33 + 5), "int32", "8589934597"),
+    (np.array([0, -(2**40)]), "int32", "-1099511627776"),
+    (np.uint64(2**63), "uint32", "9223372036854775808"),
+    (np.float64(0.1), "float32", "0.1"),
+    (np.float64(1e300), "float32", "1e"),
+    (np.complex128(1 + 1e-12j), "complex64", "1e-12"),
+]
+
 REPLICAS = [
     (replicating(exchange=slamb_jax.Exchange("model")), "axis_name .*'model'.* is not"),
     (replicating(exchange=slamb_jax.Exchange()), "axis_name=None.*Exchange.'data'"),
@@ -111,7 +124,20 @@ REPLICAS = [
         lambda: replicating(replicating()())(),
         "tree must be one copy, .* axis of replicas over 'data'.*consolidate",
     ),
+    (
+        lambda: replicating(pickle.loads(pickle.dumps(replicating(RUN)())))(),
+        "tree must be one copy, .*go on with it as it is",
+    ),
     (replicating({"w": "a"}), r"tree\['w'\].*'a'"),
+    *(
+        (replicating({"n": x}), rf"tree\['n'\] .*{held} holds.*{said}.*x64")
+        for x, held, said in CUT
+    ),
+    *(
+        (of(f, {"n": np.stack([x] * 4)}, *more), r"tree\['n'\] .* holds, .*x64")
+        for x, *_ in CUT[1:]
+        for f, *more in ((slamb_jax.simulated_replicas, 2), (slamb_jax.consolidate,))
+    ),
     *bad(partial(slamb_jax.simulated_replicas, PARAMS, 2), "equal_keys", "all"),
     (
         of(slamb_jax.simulated_replicas, PARAMS, 2, equal_keys=[True]),

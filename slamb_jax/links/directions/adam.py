@@ -1,5 +1,6 @@
 """Adam's direction, of a momentum and a second moment that are there."""
 
+import warnings
 from typing import Any
 
 import jax
@@ -7,8 +8,10 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from slamb_jax._core.checks import SMALL, check_bool, check_range, check_real
+from slamb_jax._core import checks
 from slamb_jax._core.leaves import map_present
+
+_LEAST_OF_OWN_V = 1e-6  # the paper's eps
 
 
 def adam(
@@ -26,7 +29,9 @@ def adam(
     on v of the momentum without sending anything for it.
 
     Args:
-      eps: added to the root of the second moment, positive.
+      eps: added to the root of the second moment, positive. With a ``selection`` in the
+        exchange at least 1e-6, the paper's: v is of a worker's own gradients there, and
+        where they are 0, and those of others are not, the step is M / eps.
       eps_root: added under the root, not negative.
       eps_before_correction: add eps to the root of v before its bias is corrected, as
         the authors of SLAMB do in the sum form. Then
@@ -51,9 +56,9 @@ def adam(
     References:
       Kingma and Ba, `Adam <https://arxiv.org/abs/1412.6980>`_, 2014.
     """
-    check_range("eps", eps, 0.0, open_low=True, holds=SMALL)
-    check_range("eps_root", eps_root, 0.0, holds=SMALL)
-    check_bool("eps_before_correction", eps_before_correction)
+    checks.check_range("eps", eps, 0.0, open_low=True, holds=checks.SMALL)
+    checks.check_range("eps_root", eps_root, 0.0, holds=checks.SMALL)
+    checks.check_bool("eps_before_correction", eps_before_correction)
 
     def update(
         updates: optax.Updates,
@@ -62,6 +67,7 @@ def adam(
         *,
         second_moment: optax.Updates | None = None,
         of_second_moment: jax.Array | None = None,
+        moments: Any = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.EmptyState]:
         del params, extra_args
@@ -70,8 +76,18 @@ def adam(
                 "directions.adam needs the argument second_moment, which "
                 "slamb_jax.mask_momentum with a b2 passes to its direction"
             )
+        number = checks.known(eps)
+        if moments is not None and number is not None and number < _LEAST_OF_OWN_V:
+            # Which mask_momentum hands over with a selection.
+            warnings.warn(
+                f"directions.adam(eps={number:g}) divides a mean momentum by the root "
+                "of a worker's own second moment, with a selection in the exchange. "
+                "Where the worker's gradients are 0, and those of others are not, the "
+                f"step is M / eps: give eps={_LEAST_OF_OWN_V:g} or more",
+                stacklevel=2,
+            )
         # A complex v would be a square, and no square of an absolute value.
-        check_real(updates, "updates")
+        checks.check_real(updates, "updates")
         # As float32 arrays: optax.inject_hyperparams may give them another dtype.
         least, under_root = (jnp.asarray(x, jnp.float32) for x in (eps, eps_root))
         # v comes corrected. An eps that is added before has to be corrected with it.

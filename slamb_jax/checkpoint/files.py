@@ -1,0 +1,143 @@
+"""What both stores do with files, and all processes together.
+
+They agree on errors, tell damage from other failures, find the latest sound step, and
+take a directory for themselves.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import re
+import shutil
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+
+class DamagedCheckpointError(ValueError):
+    """Files of a checkpoint are missing, or are not those that were saved."""
+
+
+class ForeignCheckpointError(DamagedCheckpointError):
+    """A checkpoint is of another program, format or step: it is never removed."""
+
+
+_ERRORS = (ForeignCheckpointError, DamagedCheckpointError, ValueError, OSError)
+"""What processes tell each other, the gravest last."""
+# Errors of the machine, but for those numbers that a file can cause.
+_OF_MACHINE = (OSError, MemoryError, jax.errors.JaxRuntimeError)
+_OF_FILES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP)
+
+
+def gather(value: Any) -> list[Any]:
+    """``value`` of each process, as JSON holds it."""
+    text = json.dumps(value).encode()
+    longest = int(multihost_utils.process_allgather(np.uint32(len(text))).max())
+    padded = np.frombuffer(text.ljust(longest), np.uint8)
+    return [json.loads(x.tobytes()) for x in multihost_utils.process_allgather(padded)]
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Raises on all processes the gravest error that the body raises on one of them.
+
+    A process that went on alone would wait for the others for ever.
+    """
+    raised: Exception | None = None
+    try:
+        yield
+    except _ERRORS as error:
+        raised = error
+    grade = next((i for i, kind in enumerate(_ERRORS) if isinstance(raised, kind)), -1)
+    worst, message = max(gather([grade, str(raised)]))
+    if worst >= 0:
+        raise raised if raised and grade == worst else _ERRORS[worst](message)
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Names what cannot be read, and tells damage from errors of the machine.
+
+    Raises:
+      DamagedCheckpointError: where the files are to blame.
+      OSError: where reading failed for another reason: memory, rights.
+    """
+    try:
+        yield
+    except ForeignCheckpointError as error:
+        raise ForeignCheckpointError(f"{what} could not be read: {error}") from error
+    except Exception as error:  # a damaged file may make a reader raise anything
+        problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        number = getattr(error, "errno", None)
+        missing = isinstance(error, FileNotFoundError)  # Orbax's has no number
+        if isinstance(error, _OF_MACHINE) and not missing and number not in _OF_FILES:
+            raise OSError(
+                f"{what} could not be read ({problem}); it is kept"
+            ) from error
+        problem = str(error) if isinstance(error, DamagedCheckpointError) else problem
+        raise DamagedCheckpointError(f"{what} is damaged ({problem})") from error
+
+
+def sound_ones(
+    steps: Iterable[int], read: Callable[[int], Any], damaged: dict[int, str]
+) -> Iterator[Any]:
+    """What ``read`` returns of each step, the latest first; warns of those ignored.
+
+    Raises:
+      ForeignCheckpointError: if that is the last, and none before it was sound.
+    """
+    for step in sorted(steps, reverse=True):
+        try:
+            content = read(step)
+        except DamagedCheckpointError as error:
+            if not isinstance(error, ForeignCheckpointError):
+                damaged[step] = str(error)
+            elif step == min(steps):
+                raise
+            going_back = f"{error} and is ignored: going back to the one before it"
+            warnings.warn(going_back, stacklevel=4)
+        else:
+            yield content
+
+
+def saved_steps(directory: pathlib.Path, suffix: str = "") -> set[int]:
+    """The steps in the names of the files and folders that are there now."""
+    names = [path.name.removesuffix(suffix) for path in directory.glob(f"*{suffix}")]
+    return {int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name)}
+
+
+def remove(path: pathlib.Path) -> None:
+    """Removes a file, a link, or a folder and all that is in it, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def lock(directory: pathlib.Path, owner: object) -> Callable[[], object]:
+    """Locks a directory until ``owner`` is gone, or the function returned is called.
+
+    Raises:
+      OSError: while another run holds it.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        os.close(descriptor)
+        raise OSError(
+            f"another run is saving into {directory}: end it, or give this one a "
+            "directory of its own"
+        ) from error
+    except (ImportError, OSError):  # the system, or the file system, has no locks
+        pass
+    return weakref.finalize(owner, os.close, descriptor)
