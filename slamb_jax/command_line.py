@@ -1,42 +1,39 @@
 """The command ``slamb-jax``."""
 
 import argparse
-import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import slamb_jax
 from slamb_jax.advisor import Advice, Network, advise
 from slamb_jax.advisor.advice import PREFIXES, TIMES
 from slamb_jax.exchange.settings import Exchange
 
-Units: TypeAlias = Mapping[str, float]
-Given: TypeAlias = Mapping[str, Any]  # options on the command line, by name
-Options: TypeAlias = dict[str, tuple[Callable[[str], Any], str, str]]
 _COUNTS = PREFIXES | {"K": 1e3, "B": 1e9}
 _BITS = {"bit": 1, "bit/s": 1, "bps": 1, "b/s": 1, "B/s": 8}
 _RATES = {p + unit: f * n for p, f in PREFIXES.items() for unit, n in _BITS.items()}
 _NUMBER = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(\S*)")
 
 
-def _parse(units: Units, kind: str, bounds: tuple[float, float], text: str) -> float:
+def _parse(
+    units: Mapping[str, float], kind: str, text: str, *, is_share: bool = False
+) -> float:
     match = _NUMBER.fullmatch(text.strip())
     value = float(match[1]) * units.get(match[2], math.nan) if match else math.nan
-    if not bounds[0] <= value <= bounds[1]:  # a NaN is not
+    if not (0 < value <= 1 if is_share else 0 <= value < math.inf):  # a NaN is not
         raise argparse.ArgumentTypeError(f"must be {kind}, got {text!r}")
     return value
 
 
-_ANY, _PART = (0.0, 1e300), (1e-300, 1.0)
 _RATE = "a rate such as 10Gbit, 200Mbit/s or 25GB/s"
 _SHARE = "a share such as 5% or 0.05, above 0 and at most 100%"
-parse_count = partial(_parse, _COUNTS, "a count such as 340M, 2.8B or 110e6", _ANY)
-parse_rate = partial(_parse, _RATES, _RATE, _ANY)  # in bits
-parse_duration = partial(_parse, TIMES, "a time such as 0.5s, 300ms or 50us", _ANY)
-parse_share = partial(_parse, {"": 1.0, "%": 0.01}, _SHARE, _PART)
+parse_count = partial(_parse, _COUNTS, "a count such as 340M, 2.8B or 110e6")
+parse_rate = partial(_parse, _RATES, _RATE)  # in bits
+parse_duration = partial(_parse, TIMES, "a time such as 0.5s, 300ms or 50us")
+parse_share = partial(_parse, {"": 1.0, "%": 0.01}, _SHARE, is_share=True)
 
 
 def parse_payload(text: str) -> str | None:
@@ -45,13 +42,13 @@ def parse_payload(text: str) -> str | None:
 
 
 # Of each option how it is read, an example, and its help.
-_QUESTION: Options = {
+_QUESTION: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "--params": (parse_count, "340M", "number of parameters"),
     "--workers": (int, "128", "number of workers"),
     "--link": (parse_rate, "10Gbit", "rate of a node's link to the others"),
     "--step": (parse_duration, "0.5s", "compute of a step, forward and backward pass"),
 }
-_DETAILS: Options = {
+_DETAILS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "--workers-per-node": (int, "8", "default: 1"),
     "--local-link": (parse_rate, "200Gbit", "rate within a node; default: unlimited"),
     "--latency": (parse_duration, "20us", "of one message, with Gloo (between CPUs) a "
@@ -97,24 +94,23 @@ def main(arguments: list[str] | None = None) -> None:
         command.error(str(error))
 
 
-def _advise(given: Given) -> Advice:
+def _advise(given: Mapping[str, Any]) -> Advice:
     """Predicts a step's seconds with an exchange and without, and whether it pays.
 
     Says what is recorded of the loss, too. The model is that of slamb_jax.advise.
     """
+    # The options that are fields of each.
+    network, exchange = (
+        {name: given[name] for name in kind.__dataclass_fields__ if name in given}
+        for kind in (Network, Exchange)
+    )
     return advise(
         given["params"],
-        Network(**_settings_of(Network, given)),
-        Exchange("data", **_settings_of(Exchange, given)),
+        Network(**network),
+        Exchange("data", **exchange),
         step_seconds=given["step"],
         budget=given.get("budget"),
     )
-
-
-def _settings_of(kind: type[Network | Exchange], given: Given) -> dict[str, Any]:
-    """The options that are fields of this dataclass."""
-    names = {field.name for field in dataclasses.fields(kind)} & given.keys()
-    return {name: given[name] for name in names}
 
 
 if __name__ == "__main__":

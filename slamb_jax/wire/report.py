@@ -138,10 +138,9 @@ class WireReport:
             cannot be counted.
         """
         groups = divide_mesh(mesh, axis_name)
-        chosen = [
-            c for c in self.collectives if c.wire_bytes is None or c.groups == groups
-        ]
-        return WireReport(tuple(chosen)).bytes_sent(conditional=conditional)
+        # What cannot be counted stays, and bytes_sent refuses it.
+        kept = (x for x in self.collectives if x.groups == groups or not x.wire_bytes)
+        return WireReport(tuple(kept)).bytes_sent(conditional=conditional)
 
     def share(self, dense: "WireReport", *, every: int = 1) -> float:
         """Bytes sent per call, over those of another program, the dense step.

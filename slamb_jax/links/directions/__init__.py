@@ -11,7 +11,6 @@ updates. So most optax transformations are one:
 ... )
 """
 
-from slamb_jax.links.directions.adam import adam
-from slamb_jax.links.directions.muon import DimensionNumbers, muon
-
-__all__ = ["DimensionNumbers", "adam", "muon"]
+from slamb_jax.links.directions.adam import adam as adam
+from slamb_jax.links.directions.muon import DimensionNumbers as DimensionNumbers
+from slamb_jax.links.directions.muon import muon as muon
