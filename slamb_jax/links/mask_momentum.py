@@ -115,8 +115,9 @@ def mask_momentum(
       q_i = Q(x_i[M_t]), \quad e_i = x_i - q_i \\
       M &= \text{mean over workers of } q_i \text{, in the wire format again}
 
-    What a worker does not send waits in its momentum: it takes no memory, and nothing
-    of a gradient is lost. Two kinds of exchange differ in one rule:
+    Of two workers M is the mean of what they sent, and not rounded again. What a worker
+    does not send waits in its momentum: it takes no memory, and nothing of a gradient
+    is lost. Two kinds of exchange differ in one rule:
 
     ===========================================  ==========  ===========  =======
     kind of exchange                             step takes  m becomes    v is of
@@ -227,6 +228,8 @@ def mask_momentum(
         b2=b2,
     )
     with_units = exchange.rounds_momentum and b2 is not None
+    # Whether a NaN of one worker's gradient comes to all in the mean of the same step.
+    tells = exchange.averages_momentum and not exchange.overlap
 
     def init(params: optax.Params) -> MaskMomentumState:
         checks.check_floating(params, "params")
@@ -299,7 +302,6 @@ def mask_momentum(
     ) -> tuple[optax.Updates, MaskMomentumState]:
         axes.check_local(updates, exchange.axis_name, exchange.shard_axes)
         checks.check_gradients(updates, state.mu)
-        tells = exchange.averages_momentum and not exchange.overlap
         if poisoned is not None and not tells:
             skip, poisoned = pany(poisoned, exchange.axis_name), None
         extra_args |= {} if skip is None else {"skip": skip}
