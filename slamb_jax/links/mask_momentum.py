@@ -116,8 +116,9 @@ def mask_momentum(
       q_i = Q(x_i[M_t]), \quad e_i = x_i - q_i \\
       M &= \text{mean over workers of } q_i \text{, in the wire format again}
 
-    What a worker does not send waits in its momentum: it takes no memory, and nothing
-    of a gradient is lost. Two kinds of exchange differ in one rule:
+    Of two workers M is the mean of what they sent, and not rounded again. What a worker
+    does not send waits in its momentum: it takes no memory, and nothing of a gradient
+    is lost. Two kinds of exchange differ in one rule:
 
     ===========================================  ==========  ===========  =======
     kind of exchange                             step takes  m becomes    v is of
@@ -228,7 +229,8 @@ def mask_momentum(
         b2=b2,
     )
     with_units = exchange.rounds_momentum and b2 is not None
-    tells = exchange.averages_momentum and not exchange.overlap  # a poisoned M all
+    # Whether a NaN of one worker's gradient comes to all in the mean of the same step.
+    tells = exchange.averages_momentum and not exchange.overlap
 
     def init(params: optax.Params) -> MaskMomentumState:
         checks.check_floating(params, "params")
