@@ -248,7 +248,9 @@ def mask_momentum(
                 lambda p: axes.vary_over(zero, axes.varying_axes(p) - shards), params
             )
         count, direction = jnp.zeros([], jnp.int32), then.init(params)
-        if optax.tree.get_all_with_path(direction, "TraceState"):
+        # In a chain, and not within a state: an outer optimizer may have one.
+        parts = jax.tree.leaves(direction, is_leaf=lambda x: hasattr(x, "_fields"))
+        if any(isinstance(part, optax.TraceState) for part in parts):
             warnings.warn(
                 "direction has a momentum of its own, optax.trace, beside that of "
                 "mask_momentum: take optax.sgd(..., momentum=None), or the like",
