@@ -17,6 +17,7 @@ from slamb_jax.exchange.collectives import pmean
 from slamb_jax.wire import Collective, WireReport
 from slamb_jax.wire.hlo import parse_hlo
 from slamb_jax.wire.report import divide_mesh, parse_groups
+from tests.compiled import compile_optimized
 from tests.optimizers import exchange, random_tree, slamb, train_step
 from tests.workers import AXIS, P, mesh_of
 
@@ -246,3 +247,39 @@ def test_where_steps_may_be_skipped_only_the_flag_waits(tx):
     alone = list(needs_text(tx))
     found = list(needs_text(slamb_jax.skip_not_finite(tx, exchange())))
     assert sorted(found) == sorted([*alone, True])
+
+
+MESSAGES = {  # of each collective, one after the other
+    "all-to-all": lambda n: 1,
+    "all-gather": lambda n: n - 1,
+    "all-reduce": lambda n: 2 * (n - 1),
+}
+DEFAULT = slamb_jax.Exchange(AXIS)
+RING = slamb_jax.Exchange(AXIS, ring=True)
+NARROW = slamb_jax.Exchange(AXIS, payload="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("n", "exchange", "messages"),
+    [
+        (2, DEFAULT, 1),
+        (4, DEFAULT, 2),
+        (8, DEFAULT, 2),
+        (4, RING, 4),
+        (2, NARROW, 1),
+        (4, NARROW, 2),
+    ],
+)
+def test_a_step_waits_for_few_messages(n, exchange, messages):
+    params = {"w": jnp.ones((40, 60)), "b": jnp.ones(60)}
+    mesh = mesh_of(n)
+    tx = slamb_jax.skip_not_finite(slamb_jax.adamw(0.01, exchange), exchange)
+    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
+    run = slamb_jax.per_worker_step(train_step(tx, loss_of), mesh, exchange)
+    report = slamb_jax.wire_report(run.lower(state, jnp.ones((n, 1))))
+    waits = [MESSAGES[c.kind](n) for c in report.collectives]
+    assert sum(waits) == messages
+
+
+def loss_of(params, batch):
+    return batch.mean() * optax.tree.norm(params, squared=True)

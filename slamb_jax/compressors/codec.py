@@ -30,9 +30,10 @@ class Sent(NamedTuple):
 class Codec(NamedTuple):
     """The two functions of a compressor, of one array each.
 
-    A code is a tree of arrays, whose shapes and dtypes follow from those of x alone.
-    ``common`` is a random key that all workers have alike at a step, another for each
-    array: what follows from it need not be sent. ``own`` differs between workers.
+    A code is a tree of arrays, of bools or of numbers of 4 bits or more. Their shapes
+    and dtypes follow from those of x alone. ``common`` is a random key that all workers
+    have alike at a step, another for each array: what follows from it need not be sent.
+    ``own`` differs between workers.
 
     Args:
       encode: of x (float32, of any shape), ``common`` and ``own``: the code, as it is
@@ -79,7 +80,8 @@ def from_codec(
       :class:`slamb_jax.Sent`, for the links that take a compressor.
 
     Raises:
-      ValueError: for ``axis_name`` None; in ``update``, for an unbound axis, and for
+      ValueError: for ``axis_name`` None; in ``update``, for an unbound axis, for a
+        ``decode`` of another shape, for codes that cannot be sent or averaged, and for
         updates that were averaged already where the types show it.
 
     Examples:

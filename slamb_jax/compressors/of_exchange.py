@@ -73,8 +73,9 @@ def of_exchange(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
 
     Each worker sends its slices to their owners, which average them, round the mean
     once more, and send it to all: about twice its codes, however many workers there
-    are. No index is sent, since all workers know what is selected. What rounding takes
-    of the mean waits n times with the owner.
+    are. Two workers send each other all, and round nothing more. No index is sent,
+    since all workers know what is selected. What rounding takes of the mean waits n
+    times with the owner.
 
     Args:
       exchange: between whom, which coordinates when (``selection``), and in what wire

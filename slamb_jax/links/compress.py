@@ -37,7 +37,8 @@ def compress_with_error_feedback(
 
     Put it in front of any optimizer: all workers get the same u, and their parameters
     stay equal. Before an optimizer with momentum :func:`mask_momentum` is better: what
-    waits takes no memory there, and is not as old.
+    waits takes no memory there, and is not as old. What 16-bit gradients cannot hold of
+    x and u waits, too.
 
     Args:
       compressor: what sends, such as :func:`slamb_jax.compressors.top_k`: an optax

@@ -116,8 +116,9 @@ def mask_momentum(
       q_i = Q(x_i[M_t]), \quad e_i = x_i - q_i \\
       M &= \text{mean over workers of } q_i \text{, in the wire format again}
 
-    What a worker does not send waits in its momentum: it takes no memory, and nothing
-    of a gradient is lost. Two kinds of exchange differ in one rule:
+    Of two workers M is the mean of what they sent, and not rounded again. What a worker
+    does not send waits in its momentum: it takes no memory, and nothing of a gradient
+    is lost. Two kinds of exchange differ in one rule:
 
     ===========================================  ==========  ===========  =======
     kind of exchange                             step takes  m becomes    v is of
@@ -228,7 +229,8 @@ def mask_momentum(
         b2=b2,
     )
     with_units = exchange.rounds_momentum and b2 is not None
-    tells = exchange.averages_momentum and not exchange.overlap  # a poisoned M all
+    # Whether a NaN of one worker's gradient comes to all in the mean of the same step.
+    tells = exchange.averages_momentum and not exchange.overlap
 
     def init(params: optax.Params) -> MaskMomentumState:
         checks.check_floating(params, "params")
@@ -246,7 +248,9 @@ def mask_momentum(
                 lambda p: axes.vary_over(zero, axes.varying_axes(p) - shards), params
             )
         count, direction = jnp.zeros([], jnp.int32), then.init(params)
-        if optax.tree.get_all_with_path(direction, "TraceState"):
+        # In a chain, and not within a state: an outer optimizer may have one.
+        parts = jax.tree.leaves(direction, is_leaf=lambda x: hasattr(x, "_fields"))
+        if any(isinstance(part, optax.TraceState) for part in parts):
             warnings.warn(
                 "direction has a momentum of its own, optax.trace, beside that of "
                 "mask_momentum: take optax.sgd(..., momentum=None), or the like",
