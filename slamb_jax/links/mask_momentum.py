@@ -54,7 +54,7 @@ UNIT_DECAY = 0.98
 
 _FLOOR = np.float32(0.05)  # of a unit, in roots of the leaf's mean second moment
 _LEAST = np.float32(0.1)  # of a b1 that may change, so that 1 / b1 of e is no blow-up
-_TINY = np.finfo(np.float32).tiny
+_TINY, _NAN = np.finfo(np.float32).tiny, np.float32(np.nan)
 _FORGOTTEN = np.float32(0.5)  # of a quantization error, where v is far above that floor
 
 
@@ -309,19 +309,11 @@ def mask_momentum(
         leaves = _read_leaves(exchange, b1, updates, state, params, rule)
         rows = leaves.joined.rows
         # 1. x, what this worker has.
-        own = [ahead(rule, row) for row in rows]
-        if poisoned is not None:  # where all that one worker sends is NaN, all M is
-            nan = jnp.float32(jnp.nan)
-            own = [a._replace(x=jnp.where(poisoned, nan, a.x)) for a in own]
+        own = _poison(poisoned, [ahead(rule, row) for row in rows])
         # 2. M, the mean of what the workers send of it, and e, what this one does not.
-        own, sent, is_finite, compressor = send(
-            rule, leaves, own, state, params, extra_args
-        )
+        own, sent, told, compressor = send(rule, leaves, own, state, params, extra_args)
         if poisoned is not None:  # the same M came to all workers, who so agree
-            if is_finite is not None:
-                skip = ~is_finite
-            else:
-                skip = pany(poisoned, exchange.axis_name)
+            skip = pany(poisoned, exchange.axis_name) if told is None else ~told
             extra_args, rule = extra_args | {"skip": skip}, rule._replace(skip=skip)
         # 3. What the step takes, and what the worker keeps.
         if rule.agrees:  # or what was computed of g, m and v would be kept until now
@@ -438,6 +430,13 @@ def ahead(rule: Rule, row: Row) -> Ahead:
     scale, of_m = rule.scales(row.b1)
     x = of_m * m + (1 - scale * of_m) * g
     return Ahead(x / correction, correction)
+
+
+def _poison(poisoned: jax.Array | None, own: list[Ahead]) -> list[Ahead]:
+    """NaN for all that a poisoned worker sends, so that M is NaN on all workers."""
+    if poisoned is None:
+        return own
+    return [a._replace(x=jnp.where(poisoned, _NAN, a.x)) for a in own]
 
 
 def take_and_keep(
