@@ -17,7 +17,6 @@ from slamb_jax.exchange.collectives import pmean
 from slamb_jax.wire import Collective, WireReport
 from slamb_jax.wire.hlo import parse_hlo
 from slamb_jax.wire.report import divide_mesh, parse_groups
-from tests.compiled import compile_optimized
 from tests.optimizers import exchange, random_tree, slamb, train_step
 from tests.workers import AXIS, P, mesh_of
 

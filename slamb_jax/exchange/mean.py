@@ -165,92 +165,64 @@ def _mean_in_codes(
     the second encoding lost, if there is one; and whether what came first is finite.
     """
     axis_name, group = exchange.axis_name, exchange.local_axis_name
-    n, width = axis_size(axis_name), axis_size(group)
+    n, width, like = axis_size(axis_name), axis_size(group), rows[0].x
+    # 1. Encode. All parts travel in one message, of what this device exchanges.
+    parts = _encode(rows, exchange, codec, step)
+    slices = [part.slices() for part in parts]
+    ends = np.cumsum([x.shape[-1] for x in slices])[:-1]
+    own = _collectives.own_slice(jnp.concatenate(slices, -1), group)
+    pairs: list[tuple[jax.Array, jax.Array]] = []
+    if n == 2:
+        shared = _collectives.all_gather(own, axis_name)
+    else:
+        # 2. All-to-all.
+        received = jnp.split(_collectives.all_to_all(own, axis_name), ends, -1)
+        # 3. Average, and 4. encode again.
+        pairs = [part.average(x) for part, x in zip(parts, received, strict=True)]
+        # 5. All-gather, first between the workers and then within.
+        flat = jnp.concatenate([code for _, code in pairs])
+        shared = _collectives.all_gather(flat, axis_name, ring=exchange.ring)
+    shared = _collectives.gather_slices(shared, group, like)
+    wholes = jnp.split(shared.reshape(width, n, -1), ends, -1)
+    # 6. Decode.
+    decode = _Part.average_two if n == 2 else _Part.decode_slices
+    found = [[decode(*each)] for each in zip(parts, wholes, strict=True)]
+    if with_errors:
+        found = [[x, part.sent()] for part, [x] in zip(parts, found, strict=True)]
+    # The owner alone knows the error of the second encoding. It counts n times, since
+    # the owner is one of the n workers whose momenta are averaged next.
+    for i, (mean, code) in enumerate(pairs if with_errors else []):
+        error = np.float32(n) * (mean - parts[i].decode_slice(code))
+        errors = _collectives.gather_slices(error, group, like)
+        found[i].append(parts[i].own_arrays(errors.reshape(width, *mean.shape)))
+    out: list[list[Any]] = [[None] * len(rows) for _ in found[0]]
+    for part, columns in zip(parts, found, strict=True):
+        for column, arrays in zip(out, columns, strict=True):
+            for i, x in zip(part.cut.members, arrays, strict=True):
+                column[i] = x
+    return out, parts[0].is_finite(wholes[0])
+
+
+def _encode(
+    rows: Sequence[ArrayRow], exchange: Exchange, codec: BlockCodec, step: jax.Array
+) -> list["_Part"]:
+    """The arrays in codes, and how they are cut among owners."""
+    n, group = axis_size(exchange.axis_name), exchange.local_axis_name
     device = jnp.int32(0) if group is None else lax.axis_index(group)
-    owners = 1 if n == 2 else n
-    place = Place(owners, width, lax.axis_index(axis_name), device)
+    owners, width = 1 if n == 2 else n, axis_size(group)
+    place = Place(owners, width, lax.axis_index(exchange.axis_name), device)
     # All workers round with bits of their own, or their errors would add up in the mean
     # in place of cancelling.
     seed = step_seed(step, 0, 0x5A17)
     # Joined leaves have blocks as each of them has by itself.
     alike = [(*leaf.parts, leaf)[0].size for leaf, _ in rows]
     cuts = cut_among([x.size for _, x in rows], codec, owners * width, alike)
-    # 1. Encode.
     parts = []
     for number, cut in enumerate(cuts):
         members = [rows[i] for i in cut.members]
         of_cut = hash_u32(seed, hash_words(number))
         parts.append(_Part(cut, members, codec, place, of_cut))
-    # All parts travel in one message, of what this device exchanges.
-    slices = [part.slices() for part in parts]
-    ends = np.cumsum([x.shape[-1] for x in slices])[:-1]
-    own = _collectives.own_slice(jnp.concatenate(slices, -1), group)
-    send = _swap if n == 2 else _send_to_owners
-    found, is_finite = send(parts, own, ends, exchange, rows[0].x, with_errors)
-    out: list[list[Any]] = [[None] * len(rows) for _ in found[0]]
-    for part, columns in zip(parts, found, strict=True):
-        for column, arrays in zip(out, columns, strict=True):
-            for i, x in zip(part.cut.members, arrays, strict=True):
-                column[i] = x
-    return out, is_finite
-
-
-def _send_to_owners(
-    parts: Sequence["_Part"],
-    own: jax.Array,
-    ends: np.ndarray,
-    exchange: Exchange,
-    like: jax.Array,
-    with_errors: bool,
-) -> tuple[list[list[list[jax.Array]]], jax.Array]:
-    """Steps 2 to 6 of :func:`_mean_in_codes`: what it returns, of each part."""
-    axis_name, group = exchange.axis_name, exchange.local_axis_name
-    n, width = axis_size(axis_name), axis_size(group)
-    # 2. All-to-all.
-    received = jnp.split(_collectives.all_to_all(own, axis_name), ends, -1)
-    # 3. Average, and 4. encode again.
-    pairs = [part.average(x) for part, x in zip(parts, received, strict=True)]
-    means, codes = zip(*pairs, strict=True)
-    # 5. All-gather, first between the workers and then within.
-    flat = jnp.concatenate(codes)
-    shared = _collectives.all_gather(flat, axis_name, ring=exchange.ring)
-    shared = _collectives.gather_slices(shared, group, like)
-    wholes = jnp.split(shared.reshape(width, n, -1), ends, -1)
-    # 6. Decode.
-    found = []
-    for part, mean, code, whole in zip(parts, means, codes, wholes, strict=True):
-        columns = [part.decode_slices(whole)]
-        if with_errors:
-            # The owner alone knows the error of the second encoding. It counts n times,
-            # since the owner is one of the n workers whose momenta are averaged next.
-            error = np.float32(n) * (mean - part.decode_slice(code))
-            errors = _collectives.gather_slices(error, group, like)
-            lost = part.own_arrays(errors.reshape(width, *mean.shape))
-            columns += [part.sent(), lost]
-        found.append(columns)
-    return found, parts[0].is_finite(wholes[0])
-
-
-def _swap(
-    parts: Sequence["_Part"],
-    own: jax.Array,
-    ends: np.ndarray,
-    exchange: Exchange,
-    like: jax.Array,
-    with_errors: bool,
-) -> tuple[list[list[list[jax.Array]]], jax.Array]:
-    """:func:`_send_to_owners` between two workers, where both own all."""
-    group = exchange.local_axis_name
-    both = _collectives.all_gather(own, exchange.axis_name)
-    both = _collectives.gather_slices(both, group, like)
-    wholes = jnp.split(both.reshape(axis_size(group), 2, -1), ends, -1)
-    found = []
-    for part, whole in zip(parts, wholes, strict=True):
-        # In the workers' order on both, so that they find the same to the bit.
-        pair = [part.decode_slices(whole[:, i : i + 1]) for i in range(2)]
-        means = [(x + y) / np.float32(2) for x, y in zip(*pair, strict=True)]
-        found.append([means, part.sent()] if with_errors else [means])
-    return found, parts[0].is_finite(wholes[0])
+    return parts
 
 
 class Place(NamedTuple):
@@ -342,6 +314,12 @@ class _Part:
         # digits first, and keep them.
         columns = materialized([self._from_slices(x) for x in code])
         return self._arrays(list(map(self.codec.decode, *columns)))
+
+    def average_two(self, codes: jax.Array) -> list[jax.Array]:
+        """The mean of two workers' arrays, from all of their codes."""
+        # In the workers' order on both, so that they find the same to the bit.
+        pair = [self.decode_slices(codes[:, i : i + 1]) for i in range(2)]
+        return [(x + y) / np.float32(2) for x, y in zip(*pair, strict=True)]
 
     def is_finite(self, codes: jax.Array) -> jax.Array:
         """Whether the first scales of the slices are, of codes (..., bytes)."""

@@ -319,15 +319,11 @@ def mask_momentum(
         leaves = _read_leaves(exchange, b1, updates, state, params, rule)
         rows = leaves.joined.rows
         # 1. x, what this worker has.
-        own = [ahead(rule, row) for row in rows]
-        if poisoned is not None:  # where all that one worker sends is NaN, all M is
-            own = [a._replace(x=jnp.where(poisoned, _NAN, a.x)) for a in own]
+        own = _poison(poisoned, [ahead(rule, row) for row in rows])
         # 2. M, the mean of what the workers send of it, and e, what this one does not.
-        own, sent, is_finite, compressor = send(
-            rule, leaves, own, state, params, extra_args
-        )
+        own, sent, told, compressor = send(rule, leaves, own, state, params, extra_args)
         if poisoned is not None:  # the same M came to all workers, who so agree
-            skip = _is_any(poisoned, is_finite, exchange)
+            skip = pany(poisoned, exchange.axis_name) if told is None else ~told
             extra_args, rule = extra_args | {"skip": skip}, rule._replace(skip=skip)
         # 3. What the step takes, and what the worker keeps.
         if rule.agrees:  # or what was computed of g, m and v would be kept until now
@@ -442,6 +438,13 @@ def ahead(rule: Rule, row: Row) -> Ahead:
     scale, of_m = rule.scales(row.b1)
     x = of_m * m + (1 - scale * of_m) * g
     return Ahead(x / correction, correction)
+
+
+def _poison(poisoned: jax.Array | None, own: list[Ahead]) -> list[Ahead]:
+    """NaN for all that a poisoned worker sends, so that M is NaN on all workers."""
+    if poisoned is None:
+        return own
+    return [a._replace(x=jnp.where(poisoned, _NAN, a.x)) for a in own]
 
 
 def take_and_keep(
@@ -611,15 +614,6 @@ def _read_leaves(
     )
     b1s = [row.b1 for row in rows]
     return _Leaves(updates, like, b1s, joined, at, rebuild)
-
-
-def _is_any(
-    poisoned: jax.Array, is_finite: jax.Array | None, exchange: Exchange
-) -> jax.Array:
-    """Whether any worker is poisoned, as what came from all of them tells."""
-    if is_finite is None:
-        return pany(poisoned, exchange.axis_name)
-    return ~is_finite
 
 
 def _correct_biases(
