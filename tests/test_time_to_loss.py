@@ -1,6 +1,7 @@
 """Time to loss: runs that resume, paces, what is advised, and delays of packets."""
 
 import dataclasses
+import functools
 import json
 import math
 
@@ -25,8 +26,8 @@ from benchmarks.network import (
     timings,
 )
 from benchmarks.network.counters import HEADERS, SHARE
-from benchmarks.network.learner import BUCKETS, WARM, Ask, program
-from benchmarks.network.losses import DENSE, EXCHANGES, exchange_of
+from benchmarks.network.losses import BUCKETS, DENSE, EXCHANGES, exchange_of
+from benchmarks.network.worker import WARM, Ask, program
 from tests import programs
 from tests.workers import mesh_of
 
@@ -182,7 +183,9 @@ def test_a_run_on_links_is_as_late_as_they_are(results, monkeypatch):
     monkeypatch.setattr(losses, "METHODS", (DENSE,))
     config = dataclasses.replace(CONFIG, steps=200, round_trips=(40.0,))
     monkeypatch.setattr(time_to_loss, "best_rate", lambda *_: None)
-    time_to_loss.on_links(config, results, time_to_loss.Console())
+    wanted = functools.partial(time_to_loss.wanted, config, results)
+    console = time_to_loss.Console()
+    timings.on_links(config.workers, wanted, results, console, delays=True)
     found = timings.pace(SETTING, DENSE, config.links[0], results)
     assert found.sent == pytest.approx(3 * scale.parameters("digits"), rel=0.03)
     assert found.message > 0.02

@@ -10,15 +10,22 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Iterator
+from typing import Any
 
-import slamb_jax
-from benchmarks.frontier import methods
+import optax
+
+from benchmarks import rivals
+from benchmarks.frontier import tasks
 from benchmarks.frontier.grid import SEEDS, Setting
 from benchmarks.frontier.kinds import nesterov
+from benchmarks.frontier.methods import ADAM, ADAMW
+from benchmarks.frontier.methods import METHODS as TRAINED
 from benchmarks.frontier.results import Result, Results, last_loss
 from benchmarks.frontier.run import ROUND, Run
 from benchmarks.frontier.sweep import best_rate, finished, missing
-from examples.common.simulated import AXIS
+from benchmarks.network import model
+from examples.common.simulated import AXIS, DEFAULT, Method, Task
+from slamb_jax import Exchange
 
 DENSE = "AdamW, bfloat16"
 EXCHANGES = (  # the methods that are not dense
@@ -32,21 +39,52 @@ EXCHANGES = (  # the methods that are not dense
     "adamw, outer, H 30, outer 1 0.5",
 )
 METHODS = DENSE, *EXCHANGES
+BUCKETS = f"{DENSE}, 4 buckets"  # timed, and trained as dense
 LENGTHS = 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4  # of the dense run
 Curve = list[tuple[int, float]]  # steps, and the loss after them
 
 
-def exchange_of(method: str) -> slamb_jax.Exchange:
+def exchange_of(method: str) -> Exchange:
     """The exchange to advise on, by the key of its method's results."""
+    if method in model.METHODS:
+        return model.METHODS[method].exchange
     if method not in EXCHANGES:
-        return slamb_jax.Exchange(AXIS)
-    key = methods.METHODS[method].key
-    return slamb_jax.Exchange(
+        return DEFAULT
+    key = TRAINED[method].key
+    return Exchange(
         AXIS,
         payload=key["average_payload"],
         sync_every=key["sync_every"],
         outer=nesterov(key["outer"]) if "outer" in key else None,
     )
+
+
+def method_of(name: str, setting: Setting) -> Method:
+    """A method of the n-gram model, of the frontier, or dense in buckets."""
+    if name in model.METHODS:
+        return model.METHODS[name]
+
+    def make(rate: Any, _: Exchange) -> optax.GradientTransformation:
+        if name == BUCKETS:
+            return rivals.dense_bfloat16(ADAMW(rate, **ADAM), AXIS, buckets=4)
+        return TRAINED[name].make(rate, setting).optimizer
+
+    return Method(name, make, exchange_of(name))
+
+
+def task_of(name: str) -> Task:
+    return model.task() if name == "ngram" else tasks.task(name)
+
+
+def schedule_of(setting: Setting) -> optax.Schedule | None:
+    return tasks.schedule(setting.task, setting.steps)
+
+
+def middle_rate(method: str, setting: Setting) -> float:
+    """A rate at which the method trains, to time its steps."""
+    if method in model.METHODS:
+        return 0.01
+    return setting.middle(TRAINED[DENSE if method == BUCKETS else method].rate)
 
 
 def absent(setting: Setting, results: Results) -> Iterator[Run]:
