@@ -80,7 +80,7 @@ part scanned 45 python3 -m benchmarks.step --model "$scanned" --rounds "$rounds"
   --only adamw slamb lamb
 # (b) With the exchange: eight simulated workers, whose codes one device makes and reads.
 part exchange 60 python3 -m benchmarks.step --model "$exchanged" --rounds "$rounds" \
-  --workers 8 --only adamw "adamw, in uniform4" "slamb, as published"
+  --workers 8 --simulate --only adamw "adamw, in 4 bits" "slamb, as published"
 # (c) The laws, as far as one device can break them.
 laws=(
   tests/test_codes.py::test_codes_are_those_of_the_formula

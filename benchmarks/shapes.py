@@ -82,7 +82,28 @@ def swin(width: int, depths: tuple[int, ...], heads: int, *, window: int = 7) ->
     return shapes | norm("norm", width) | dense("head", width, 1000)
 
 
+def small_leaves(leaves: int, width: int = 64) -> Shapes:
+    """A Transformer's layers that are not scanned: norms, attention, two dense ones."""
+    layer = [
+        (width,), (width, 3 * width), (width, width), (width,),
+        (width,), (width, 4 * width), (4 * width,), (4 * width, width),
+    ]  # fmt: skip
+    return {f"{i:04}": layer[i % len(layer)] for i in range(leaves)}
+
+
+def squares(millions: int) -> Shapes:
+    """Square leaves, each with its bias: of 1 M elements, in large models of 4 M."""
+    side = 2048 if millions >= 128 else 1024  # else there are hundreds to compile
+    shapes: Shapes = {}
+    for i in range(millions * 1024**2 // side**2):
+        shapes |= dense(f"{i}", side, side)
+    return shapes
+
+
 MODELS = {
+    "layers": {k: s for i in range(4) for k, s in dense(f"{i}", 1024, 4096).items()},
+    **{f"leaves-{n}": small_leaves(n) for n in (20, 200, 400, 2000)},
+    **{f"squares-{n}m": squares(n) for n in (1, 4, 16, 64, 128, 300)},
     "resnet-110": resnet110(),
     "swin-b": swin(128, (2, 2, 18, 2), 4),
     "bert-tiny": bert(2, 128),

@@ -1,9 +1,7 @@
 """Benchmarks of a step, of choices and of different data; what their counters count."""
 
 import math
-import shutil
 import string
-import sys
 from pathlib import Path
 
 import chex
@@ -20,14 +18,11 @@ from benchmarks import (
     different_data,
     few_bits,
     finetune,
-    many_leaves,
     race,
-    scaling,
     slamb_accuracy,
     slamb_gap,
     step,
 )
-from benchmarks.checkouts import package
 from benchmarks.chips.traffic import traffic
 from benchmarks.fewer_bytes import __main__ as fewer_bytes
 from benchmarks.fewer_bytes.codes import CODES
@@ -112,10 +107,10 @@ def test_of_a_compiled_program_each_array_is_passed_once():
     assert 4 * 4096 * 4 <= found.bytes <= 4 * 4096 * 5  # one kernel, or two
 
 
-@pytest.mark.parametrize("name", step.OPTIMIZERS)
+@pytest.mark.parametrize("name", step.optimizers(workers=1))
 def test_a_turn_is_two_steps_of_the_optimizer(name):
     """All take turns on the same arrays; here each alone, against its own steps."""
-    make = step.OPTIMIZERS[name]
+    make = step.optimizers(workers=1)[name]
     rng = np.random.default_rng(0)
     params, grads = race.draw(SHAPES, rng, 0.02), race.draw(SHAPES, rng, 1.0)
     with standard_promotion():  # optax.lamb needs it
@@ -137,23 +132,6 @@ def test_shapes_are_those_of_the_models():
     sizes = {"swin-b": 87.8, "bert-base": 108.9, "bert-base-scanned": 108.9}
     for name, millions in sizes.items():
         assert round(sum(map(math.prod, MODELS[name].values())) / 1e6, 1) == millions
-
-
-def test_another_checkout_is_beside_this_one(tmp_path):
-    with pytest.raises(ValueError, match="is no checkout"):
-        package(tmp_path)
-    shutil.copytree(Path(slamb_jax.__file__).parent, tmp_path / "slamb_jax")
-    ours, before = slamb_jax.Exchange, package(tmp_path)
-    assert Path(before.__file__).parents[1] == tmp_path
-    assert before.Exchange is not ours
-    for make in (step.alone, step.exchanging):
-        makes, others = make(), make(before)
-        assert makes.keys() == others.keys()
-        for mine, other in zip(makes.values(), others.values(), strict=True):
-            params = {"w": jnp.ones(8)}
-            assert_close(mine().init(params), other().init(params))
-    assert sys.modules["slamb_jax"] is slamb_jax
-    assert sys.modules[ours.__module__].Exchange is ours
 
 
 @pytest.mark.parametrize("name", [choices.DENSE, *choices.CHOICES])
@@ -222,13 +200,13 @@ def test_a_run_counts_what_it_sent(tmp_path, monkeypatch):
     (lars,), (ours,) = found
     sizes = training.layer_sizes(job)
     assert len(sizes) == 4
-    assert lars["sent"][-1] == steps * 4 * sum(sizes.values())  # 2 (n-1)/n = 1
+    assert lars["sent"] == steps * 4 * sum(sizes.values())  # 2 (n-1)/n = 1
     assert lars["active"] == 1
-    most = lars["sent"][-1] + 4 * 3 * steps  # and a norm with each layer
-    assert 4 * sizes[None] * steps < ours["sent"][-1] < most
+    most = lars["sent"] + 4 * 3 * steps  # and a norm with each layer
+    assert 4 * sizes[None] * steps < ours["sent"] < most
     assert 0.2 < ours["active"] < 0.8
-    assert np.isfinite(lars["losses"] + ours["losses"]).all()
-    assert training.training_table(found, "", "").row_count == 2
+    assert np.isfinite([lars["loss"], ours["loss"]]).all()
+    assert training.cells([ours], [lars])["method"] == "JointSpar-LARS, 0.5 D"
     again = training.train_all(*args, Results(results.path), lines.append)
     assert (again, len(lines)) == (found, 2)
 
@@ -241,7 +219,7 @@ def test_a_run_counts_what_it_sent(tmp_path, monkeypatch):
         (fewer_bytes, "only"),
         (few_bits, "only"),
         (finetune, "pairs"),
-        (many_leaves, "only"),
+        (step, "only"),
         (slamb_accuracy, "only"),
         (slamb_gap, "only"),
     ],
@@ -282,7 +260,7 @@ def test_chains_of_the_gap_take_a_step(name):
 
 def test_matrices_of_large_models_are_large():
     for millions, matrices in ((64, 64), (128, 32), (300, 75)):
-        shapes = scaling.shapes_of(millions)
+        shapes = MODELS[f"squares-{millions}m"]
         kernels = [shape for shape in shapes.values() if len(shape) == 2]
         assert len(kernels) == matrices
         assert sum(map(math.prod, kernels)) == millions * 2**20

@@ -63,7 +63,7 @@ def test_each_part_is_a_command_that_means_something(call, tiny):
     assert len(steps) == 3
     for args in steps:
         config = tyro.cli(step.Config, args=args)
-        known = step.alone() if config.workers == 1 else step.exchanging()
+        known = step.optimizers(config.workers)
         check_names("--only", config.only, known)
     (args,) = arguments_of("benchmarks.frontier", calls)
     config = tyro.cli(frontier.Config, args=args)

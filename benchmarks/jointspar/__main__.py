@@ -11,7 +11,6 @@ import json
 from pathlib import Path
 from typing import Literal
 
-import jax
 import tyro
 from rich.console import Console
 
@@ -19,8 +18,9 @@ from benchmarks.frontier.results import Results
 from benchmarks.jointspar.bandit import bandit_table
 from benchmarks.jointspar.models import MODELS
 from benchmarks.jointspar.step import measure, step_table
-from benchmarks.jointspar.training import JOBS, train_all, training_table
+from benchmarks.jointspar.training import JOBS, cells, train_all
 from examples.common.processes import local_mesh
+from examples.common.tables import table
 from examples.hardware import hardware
 
 
@@ -51,19 +51,20 @@ def main(config: Config) -> None:
         if name in MODELS:
             model = MODELS[name](config.batch, config.seed)
             budgets = [share * model.layers for share in config.shares]
-            rows = measure(model, budgets, config.rounds)
+            timed = measure(model, budgets, config.rounds)
             title = f"{model.name}; means of {config.rounds} steps, seed {config.seed}"
-            console.print(step_table(rows, title, hardware(jax.devices()[0])))
-            figures = json.dumps([dataclasses.asdict(r) for r in rows], indent=1)
+            console.print(step_table(timed, title, machine))
+            figures = json.dumps([dataclasses.asdict(r) for r in timed], indent=1)
             (config.out / f"{name}.json").write_text(figures + "\n")
         elif name == "bandit":
-            console.print(bandit_table(hardware(jax.devices()[0]), config.seed))
+            console.print(bandit_table(machine, config.seed))
         else:
             results, steps = Results(config.out / "training.jsonl"), config.steps
             found = train_all(name, mesh, steps, config.seeds, results, console.print)
             size = f"{config.workers} workers x {JOBS[name].batch}, {steps} steps"
             title = f"{name}, {size}, {len(config.seeds)} seeds; loss in nats"
-            console.print(training_table(found, title, machine))
+            rows = [cells(runs, found[0]) for runs in found]
+            console.print(table(title, rows, machine))
     console.print(f"Wrote {config.out}", highlight=False)
 
 

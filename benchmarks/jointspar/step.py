@@ -18,8 +18,6 @@ from slamb_jax import Exchange, jointspar
 RATE = 0.1
 ONE = Exchange()  # a single worker
 WARM_UP = 2  # turns that do not count
-# Where another program runs on the machine, CPU time says more than wall time.
-CLOCKS = {"wall": time.perf_counter, "CPU": time.process_time}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +25,6 @@ class Row:
     """One budget of a model; all times are means over steps."""
 
     model: str
-    clock: str  # of CLOCKS
     budget: float
     layers: int
     active: float  # the mean share of layers that were active
@@ -54,7 +51,7 @@ class Contestant:
     step: Callable[[Any, Any], Any]
     state: Any
     flops: float
-    times: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    times: list[float] = dataclasses.field(default_factory=list)
     active: list[float] = dataclasses.field(default_factory=list)  # shares of layers
 
     def take_turn(self, batch: Any) -> None:
@@ -62,12 +59,13 @@ class Contestant:
         is_sparse = isinstance(opt_state, jointspar.JointSparState)
         drawn = jointspar.active_layers(opt_state).values() if is_sparse else [1.0]
         self.active.append(float(np.mean([*drawn])))
-        start = {name: clock() for name, clock in CLOCKS.items()}
+        start = time.perf_counter()
         self.state = jax.block_until_ready(self.step(self.state, batch))
-        self.times.append({name: CLOCKS[name]() - start[name] for name in CLOCKS})
+        self.times.append(time.perf_counter() - start)
 
-    def mean(self, clock: str) -> float:
-        return float(np.mean([took[clock] for took in self.times[WARM_UP:]]))
+    def seconds(self) -> float:
+        """The mean."""
+        return float(np.mean(self.times[WARM_UP:]))
 
 
 def compiled(
@@ -108,17 +106,15 @@ def measure(model: Model, budgets: Sequence[float], rounds: int) -> list[Row]:
             contestant.take_turn(model.batch)
     return [
         Row(
-            model=model.name,
-            clock=clock,
-            budget=budget,
-            layers=model.layers,
-            active=float(np.mean(contestant.active[WARM_UP:])),
-            seconds=contestant.mean(clock),
-            dense_seconds=dense.mean(clock),
-            frozen_seconds=frozen.mean(clock),
-            flops_share=1 - frozen.flops / dense.flops,
+            model.name,
+            budget,
+            model.layers,
+            float(np.mean(contestant.active[WARM_UP:])),
+            contestant.seconds(),
+            dense.seconds(),
+            frozen.seconds(),
+            1 - frozen.flops / dense.flops,
         )
-        for clock in CLOCKS
         for budget, contestant in zip(budgets, sparse, strict=True)
     ]
 
@@ -130,7 +126,6 @@ def step_table(found: Sequence[Row], title: str, machine: str) -> Table:
         possible = r.possible_seconds / r.dense_seconds
         rows.append(
             {
-                "clock": r.clock,
                 "D": str(r.layers),
                 "s": f"{r.budget:g}",
                 "active": f"{r.active:.2f}",
