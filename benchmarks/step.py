@@ -6,9 +6,9 @@ With ``--workers 4`` that many devices each step on their own gradients: optax's
 optimizers average them first, and ours do all of their exchange; the table then has the
 bytes that each worker sends. On a GPU or a TPU it also has the passes over the
 parameters that the compiled step makes, and their share of the memory's bandwidth. All
-optimizers take turns of two steps within one run, on the same donated buffers; medians
-of the second steps. ``leaves-400`` is a Transformer whose layers are not scanned,
-``squares-16m`` are square matrices of so many million parameters.
+optimizers take turns of two steps within one run; medians of the second steps.
+``leaves-400`` is a Transformer whose layers are not scanned, ``squares-16m`` are square
+matrices of so many million parameters.
 """
 
 import dataclasses
@@ -21,16 +21,7 @@ import tyro
 from rich.console import Console
 
 import slamb_jax
-from benchmarks.race import (
-    ALONE,
-    AXIS,
-    Contestant,
-    Make,
-    Workers,
-    bandwidth,
-    race,
-    seconds,
-)
+from benchmarks.race import ALONE, AXIS, Contestant, Make, Workers, bandwidth, race
 from benchmarks.rivals import chains, elements
 from benchmarks.shapes import MODELS, Shapes, abstract
 from examples.common.optimizers import dense
@@ -121,7 +112,7 @@ def cells(
     name: str, field: dict[str, Contestant], d: int, speed: float, workers: Workers
 ) -> dict[str, str]:
     """The row of one optimizer."""
-    c, took = field[name], {key: seconds(x.times) for key, x in field.items()}
+    c, took = field[name], {key: x.seconds() for key, x in field.items()}
     own = took[name]
     floor = PASSES * 4 * d * workers.number / speed
     row = {
@@ -133,7 +124,6 @@ def cells(
         "/ floor": f"{own / floor:.2f}",
         "state / p": f"{c.copies:.2f}",
         "temporary MiB": f"{c.temporary:.0f}",
-        "measured MiB": f"{c.peak:.0f}",
         "trace, compile s": f"{c.trace_seconds:.1f}, {c.compile_seconds:.1f}",
         "kernels": f"{c.kernels}",
     }

@@ -29,10 +29,10 @@ from benchmarks.fewer_bytes.codes import CODES
 from benchmarks.fewer_bytes.step import Leaves, first_state, in_low_rank, step_of
 from benchmarks.fewer_bytes.trials import TRIALS, Trial
 from benchmarks.frontier.results import Results
-from benchmarks.jointspar import models, training
 from benchmarks.jointspar import step as sparse
+from benchmarks.jointspar import training
 from benchmarks.shapes import MODELS
-from examples.byte_lm.model import blocks
+from examples.byte_lm.model import ByteLM, blocks
 from slamb_jax import jointspar
 from slamb_jax.exchange.codecs import codec_of
 from tests.close import assert_close
@@ -109,27 +109,25 @@ def test_of_a_compiled_program_each_array_is_passed_once():
 
 @pytest.mark.parametrize("name", step.optimizers(workers=1))
 def test_a_turn_is_two_steps_of_the_optimizer(name):
-    """All take turns on the same arrays; here each alone, against its own steps."""
+    """Each turn begins with the same parameters."""
     make = step.optimizers(workers=1)[name]
     rng = np.random.default_rng(0)
     params, grads = race.draw(SHAPES, rng, 0.02), race.draw(SHAPES, rng, 1.0)
     with standard_promotion():  # optax.lamb needs it
         contestant = race.Contestant(make(), SHAPES)
         want, state, update = params, make().init(params), jax.jit(make().update)
-        for _ in range(4):
+        for _ in range(2):
             updates, state = update(grads, state, want)
             want = optax.apply_updates(want, updates)
-    leaves = [x + 0 for x in jax.tree.leaves(params)]  # they are donated
-    arrays = [*leaves, *(jnp.zeros_like(x) for x in [*leaves, *leaves])]
     for _ in range(2):
-        arrays = contestant.take_turn(arrays, grads)
+        found = contestant.take_turn(params, grads)
     assert len(contestant.times) == 2
     assert contestant.kernels > 0
-    assert_close(dict(zip("bw", arrays, strict=False)), want)
+    assert_close(found, want)
 
 
 def test_shapes_are_those_of_the_models():
-    sizes = {"swin-b": 87.8, "bert-base": 108.9, "bert-base-scanned": 108.9}
+    sizes = {"bert-base": 108.9, "bert-base-scanned": 108.9}
     for name, millions in sizes.items():
         assert round(sum(map(math.prod, MODELS[name].values())) / 1e6, 1) == millions
 
@@ -170,7 +168,7 @@ def test_the_default_is_dense_where_data_differ_and_local_steps_are_not():
 @pytest.mark.usefixtures("standard_promotion")
 def test_what_is_timed_is_training():
     """Dense and full-budget steps agree; the frozen one moves what is not a layer."""
-    model = models.resnet(2, 0, models.ResNet(channels=(4,), depth=2))
+    model = sparse.transformer(2, 0, ByteLM(2, 16, 2, 8))
     dense = sparse.compiled(model, optax.lars(sparse.RATE))
     frozen = sparse.compiled(model, optax.lars(sparse.RATE), frozen=True)
     tx = jointspar.jointspar(optax.lars(sparse.RATE), sparse.ONE, blocks, model.layers)

@@ -68,8 +68,6 @@ def test_a_step_is_that_of_a_cycle_and_counts_its_bytes(tmp_path, monkeypatch):
     ring = 2 * 3 / 4 * 4 * d
     predicted = 2.0 + 8 * ring / (200e6 * SHARE)
     assert rows[0]["predicted_seconds"] == pytest.approx(predicted, abs=0.02)
-    benchmark.picture(rows, tmp_path / "step.png")
-    assert (tmp_path / "step.png").stat().st_size > 10_000
 
 
 @pytest.mark.filterwarnings("ignore:step changes most of the state")
@@ -126,7 +124,7 @@ def test_a_shaped_run_counts_what_the_compiler_says(tmp_path):
         run.terminate()  # it then removes its hosts
     assert run.returncode == 0, told
     assert left_of(f"slamb-{run.pid}-") == []
-    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    rows = json.loads((tmp_path / "results.json").read_text())
     assert [r["optimizer"] for r in rows] == list(model.METHODS)
     for r in rows:
         assert r["data_bytes"] == pytest.approx(r["wire_bytes"], rel=0.03)

@@ -99,16 +99,16 @@ class Job:
 
     def split(self, since: float) -> Event:
         """Seconds from ``since`` to the first step, by what they went into."""
-        at = {"began": self.began}
-        for kind in ("joined", "made", "restored", "step"):
-            at[kind] = max(self.events(s, kind)[0]["at"] for s in self.files)
+        made, restored, step = (
+            max(self.events(s, kind)[0]["at"] for s in self.files)
+            for kind in ("made", "restored", "step")
+        )
         return {
-            "seconds": at["step"] - since,
+            "seconds": step - since,
             "detection": self.began - since,
-            "start": at["joined"] - at["began"],
-            "state": at["made"] - at["joined"],
-            "restore": at["restored"] - at["made"],
-            "first step": at["step"] - at["restored"],
+            "start": made - self.began,
+            "restore": restored - made,
+            "first step": step - restored,
         }
 
 
@@ -151,9 +151,6 @@ def killed(
         found[-1]["steps lost in joining"] = done - back["step"]
         print(json.dumps(found[-1]), flush=True)
     assert job.ended() == [0] * config.processes
-    saves = [e for s in slots for e in job.events(s, "step")]
-    found[-1]["save"] = statistics.median(e["save"] for e in saves)
-    found[-1]["bytes"] = saves[-1]["bytes"]
     return found, job.events(slots[0], "ended")[0]["loss"]
 
 
@@ -201,13 +198,10 @@ def main(config: Config) -> None:
             "largest": f"{max(x[name] for x in found):.2f}",
         }
         for name in found[0]
-        if name not in ("process", "step", "statuses", "save", "bytes")
+        if name not in ("process", "step", "statuses")
     ]
     console.print(table(f"{len(found)} kills", rows, machine))
-    console.print(
-        f"A save: {found[-1]['save'] * 1000:.1f} ms for {found[-1]['bytes']:,} bytes. "
-        f"Loss in the end {loss:.4f}, without kills {straight:.4f}."
-    )
+    console.print(f"Loss in the end {loss:.4f}, without kills {straight:.4f}.")
     for run in runs:
         console.print(f"Momenta kept and lost, simulated: {run}")
 

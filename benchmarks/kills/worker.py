@@ -92,7 +92,6 @@ def main(config: Config) -> None:
         jax.distributed.initialize(
             f"localhost:{config.port}", config.count, config.index
         )
-        say("joined")
         mesh = Mesh(np.array(jax.devices()), (AXIS,))
         one, step = start(config.steps, config.seed)
         state = slamb_jax.replicate(one, mesh, EXCHANGE)
@@ -108,12 +107,9 @@ def main(config: Config) -> None:
                 time.sleep(PACE)
                 own = batch(t, config.seed, config.index, config.index + 1)
                 inputs = on_mesh(mesh, own, AXIS)
-                state, losses = jax.block_until_ready(run(state, inputs))
-                loss = float(np.asarray(losses.addressable_data(0))[0])
-                began = time.perf_counter()
-                size = snapshots.save(t, state)
-                seconds = time.perf_counter() - began
-                say("step", step=t, loss=loss, save=seconds, bytes=size)
+                state, _ = jax.block_until_ready(run(state, inputs))
+                snapshots.save(t, state)
+                say("step", step=t)
                 if multihost_utils.reached_preemption_sync_point(t - first):
                     return
             say("ended", loss=evaluate(state))

@@ -24,7 +24,6 @@ from rich.console import Console
 from benchmarks.network import model, timings
 from benchmarks.network.losses import Results, Setting
 from benchmarks.network.timings import Link, Wanted
-from benchmarks.pictures import COLORS, INK, drawing, label, title
 from examples.common.processes import local_mesh
 from examples.common.tables import table
 from examples.common.traffic import report_of
@@ -49,7 +48,6 @@ class Config:
     rates: tuple[float, ...] = (50, 200, 1000)  # Mbit/s of every link, each way
     workers: int = 4
     out: Path = Path("runs/network")
-    report: bool = False  # run nothing: the picture of the results in --out only
 
     @property
     def setting(self) -> Setting:
@@ -121,47 +119,8 @@ def cells(r: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def picture(rows: list[dict[str, Any]], path: Path) -> None:
-    """Measured steps as bars, compute before the exchange; predictions as marks."""
-    rates = list(dict.fromkeys(r["mbit"] for r in rows))
-    height = 1.3 + 0.3 * len(rows) + 0.75 * len(rates)
-    with drawing(path, height, nrows=len(rates), squeeze=False) as (figure, panels):
-        for panel, rate in zip(panels.flat, rates, strict=True):
-            here = [r for r in rows if r["mbit"] == rate]
-            names = [r["optimizer"] for r in here]
-            step, alone, advised = (
-                [1e3 * r[f"{name}_seconds"] for r in here]
-                for name in ("step", "alone", "predicted")
-            )
-            rest = [a - b for a, b in zip(step, alone, strict=True)]
-            panel.barh(names, alone, color=COLORS["Muon"], label="nothing sent")
-            panel.barh(
-                names, rest, left=alone, color=COLORS["exchange"], label="the exchange"
-            )
-            for name, *both in zip(names, step, advised, strict=True):
-                label(panel, f"{both[0]:.0f}", (max(both), name), (5, 0), INK)
-            panel.plot(
-                advised, names, "|", color="#ff8c42", markersize=19, markeredgewidth=3,
-                label="advised",
-            )  # fmt: skip
-            panel.invert_yaxis()
-            panel.grid(visible=False, axis="y")
-            panel.margins(x=0.15)
-            panel.set_title(f"{rate:g} Mbit/s")
-        panels[-1][0].set_xlabel("ms a step")
-        handles = panels[0][0].get_legend_handles_labels()
-        figure.legend(*handles, loc="outside lower left", ncols=3)
-        title(figure, "A step on slow links, and what slamb_jax.advise says of it")
-
-
 def main(config: Config) -> None:
     check(config)
-    written, image = config.out / "results.json", config.out / "step.png"
-    if config.report:
-        if not written.exists():
-            raise SystemExit(f"--report: there is no {written}")
-        picture(json.loads(written.read_text())["rows"], image)
-        return
     for number in (signal.SIGTERM, signal.SIGHUP):  # end as an interrupt does
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     jax.config.update("jax_platforms", "cpu")
@@ -180,9 +139,7 @@ def main(config: Config) -> None:
     d = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
     size = f"{config.workers} hosts, {d / 1e6:.2f} M parameters, k 0.1, H 10"
     console.print(table(size, [cells(r) for r in rows], f"{CAPTION}. {machine}"))
-    written.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-    picture(rows, image)
-    console.print(f"Wrote {written} and {image}", highlight=False)
+    (config.out / "results.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

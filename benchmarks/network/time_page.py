@@ -1,6 +1,5 @@
 """The tables and the picture of the time to loss, from the results, as one page."""
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -122,21 +121,6 @@ def overview(
                 both = [written(found, x) for x in ("times as fast", "advised")]
                 ratio[-1][name] = f"{both[0]} ({both[1]})" if "off" in found else "-"
     return seconds, ratio
-
-
-def compared(
-    setting: Setting, links: Sequence[Link], results: Results, recorded: Results
-) -> Rows:
-    """Of each link the seconds to the target in two files of results."""
-    rows = []
-    for link, method in itertools.product(links, losses.METHODS):
-        new, old = (numbers(setting, method, link, x) for x in (results, recorded))
-        row = {"link": str(link), "method": method}
-        row |= {"seconds": written(new, "seconds"), "recorded": written(old, "seconds")}
-        if "seconds" in new and "seconds" in old:
-            row["off"] = f"{100 * (new['seconds'] / old['seconds'] - 1):+.0f} %"
-        rows.append({"off": "-"} | row)
-    return rows
 
 
 def checked_table(setting: Setting, link: Link, results: Results) -> Rows:

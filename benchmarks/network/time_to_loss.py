@@ -9,7 +9,7 @@ the product is off.
 
 Each run is a line of the results; one that is there is not made again, and ``--out
 DIR`` makes them all anew, in three hours and a half. Then the page is written, which
-``--report`` does alone; and the seconds stand beside the recorded ones.
+``--report`` does alone.
 """
 
 import dataclasses
@@ -27,9 +27,8 @@ from benchmarks.frontier.run import record
 from benchmarks.frontier.wire import use_devices
 from benchmarks.network import losses, timings
 from benchmarks.network.losses import Results, Setting, best_rate
-from benchmarks.network.time_page import compared, write_page
+from benchmarks.network.time_page import write_page
 from benchmarks.network.timings import TIMED, Link, Wanted
-from examples.common.tables import table
 
 RESULTS = Path("benchmarks", "network", "time_to_loss.jsonl")
 
@@ -90,9 +89,6 @@ def main(config: Config) -> None:
         missing = functools.partial(wanted, config, results)
         timings.on_links(config.workers, missing, results, console, delays=True)
     path = write_page(config.setting, config.links, config.checked, results)
-    if config.out != RESULTS.parent and config.setting == Config().setting:
-        both = compared(config.setting, config.links, results, Results(RESULTS))
-        console.print(table("Seconds to the loss, beside the recorded ones", both))
     console.print(f"Wrote {path}", highlight=False)
 
 
