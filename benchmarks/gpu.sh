@@ -77,7 +77,7 @@ fi
 part step 60 python3 -m benchmarks.step --model "$large" --rounds "$rounds" \
   --only adamw lamb
 part scanned 45 python3 -m benchmarks.step --model "$scanned" --rounds "$rounds" \
-  --only adamw slamb lamb
+  --only adamw "slamb, as published" lamb
 # (b) With the exchange: eight simulated workers, whose codes one device makes and reads.
 part exchange 60 python3 -m benchmarks.step --model "$exchanged" --rounds "$rounds" \
   --workers 8 --simulate --only adamw "adamw, in 4 bits" "slamb, as published"

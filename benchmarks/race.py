@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 import slamb_jax
 from benchmarks.chips.traffic import traffic
 from benchmarks.rivals import elements
-from benchmarks.shapes import Shapes, abstract
+from benchmarks.shapes import Shapes
 
 AXIS = "data"
 EXCHANGE = slamb_jax.Exchange(AXIS)
@@ -37,19 +37,6 @@ class Workers(NamedTuple):
             return slamb_jax.simulated_replicas(tree, self.number)
         return slamb_jax.replicate(tree, self.mesh, EXCHANGE)
 
-    def shapes(self, tree: Any) -> Any:
-        """Those of the copies."""
-        if self.number == 1:
-            return tree
-        split = PartitionSpec(AXIS)
-        sharding = NamedSharding(self.mesh, split) if self.mesh is not None else None
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(
-                (self.number, *x.shape), x.dtype, sharding=sharding
-            ),
-            tree,
-        )
-
 
 ALONE = Workers()
 
@@ -60,16 +47,16 @@ class Contestant:
     def __init__(
         self,
         tx: optax.GradientTransformation,
-        shapes: Shapes,
+        params: optax.Params,  # of one worker
+        grads: Any,  # of all
         workers: Workers = ALONE,
     ) -> None:
-        self.tx, self.workers, params = tx, workers, abstract(shapes)
-        state = params, jax.eval_shape(tx.init, params)
+        self.tx, self.workers = tx, workers
+        state = params, tx.init(params)
         own = [x.size * x.dtype.itemsize for x in jax.tree.leaves(state[1])]
         self.copies = sum(own) / (4 * elements(params))  # of the parameters, as state
         start = time.perf_counter()
-        step = step_of(tx, workers)
-        lowered = step.lower(workers.shapes(state), workers.shapes(params), None)
+        lowered = step_of(tx, workers).lower(workers.copies(state), grads, None)
         self.trace_seconds = time.perf_counter() - start
         self.step: Any = lowered.compile()
         self.compile_seconds = time.perf_counter() - start  # with the trace
@@ -149,8 +136,12 @@ def race(
     cores several are compiled at a time.
     """
 
+    rng = np.random.default_rng(seed)
+    grads = workers.copies(draw(shapes, rng, 1.0))
+    params = draw(shapes, rng, 0.02)
+
     def compiled(name: str) -> Contestant:
-        c = Contestant(optimizers[name](), shapes, workers)
+        c = Contestant(optimizers[name](), params, grads, workers)
         tell(
             f"{name}: compiled in {c.compile_seconds:.1f} s, {c.temporary:.0f} MiB of "
             f"temporaries, {c.passes:.1f} passes, {c.kernels} kernels"
@@ -159,9 +150,6 @@ def race(
 
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:
         field = dict(zip(optimizers, pool.map(compiled, optimizers), strict=True))
-    rng = np.random.default_rng(seed)
-    grads = workers.copies(draw(shapes, rng, 1.0))
-    params = draw(shapes, rng, 0.02)
     for _ in range(WARM_UP + rounds):
         for contestant in field.values():
             contestant.take_turn(params, grads)

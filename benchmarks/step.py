@@ -42,43 +42,40 @@ DENSE: dict[str, Make] = {
 }
 
 
-def adamw(axis: str | None, **settings: Any) -> Make:
-    return lambda: slamb_jax.adamw(RATE, Exchange(axis, **settings))
+def optimizers(workers: int) -> dict[str, Make]:
+    """All of them, optax's first, by the names in the tables."""
+    axis = AXIS if workers > 1 else None
+    exchange, paper = Exchange(axis), Exchange.paper(axis)
 
+    def averaged(make: Make) -> Make:
+        return lambda: dense(make(), AXIS)
 
-def slamb(axis: str | None, **settings: Any) -> Make:
-    return lambda: slamb_jax.slamb(RATE, Exchange.paper(axis), **settings)
+    def adamw(**settings: Any) -> Make:
+        return lambda: slamb_jax.adamw(RATE, Exchange(axis, **settings))
 
+    def slamb(**settings: Any) -> Make:
+        return lambda: slamb_jax.slamb(RATE, paper, **settings)
 
-def skipping(axis: str | None) -> optax.GradientTransformation:
-    """AdamW that skips a step whose gradients are not finite."""
-    return slamb_jax.skip_not_finite(adamw(axis)(), Exchange(axis))
-
-
-def flat_slamb(axis: str | None) -> optax.GradientTransformation:
-    """SLAMB as links in a row, which keep the direction between them."""
-    return chains.slamb(RATE, Exchange.paper(axis))
-
-
-ON_ONE: dict[str, Make] = {
-    "adamw": adamw(None),
-    "adamw, skip_not_finite": lambda: skipping(None),
-    "lamb": lambda: slamb_jax.lamb(RATE, Exchange()),
-    "slamb": slamb(None),
-    "slamb, product form": slamb(None, form="product"),
-    "slamb, bfloat16 momentum": slamb(None, mu_dtype=jnp.bfloat16),
-    "slamb, flat chain": lambda: flat_slamb(None),
-}
-EXCHANGING: dict[str, Make] = {
-    "adamw": adamw(AXIS),
-    "adamw, skip_not_finite": lambda: skipping(AXIS),
-    "adamw, in 4 bits": adamw(AXIS, payload="uniform4"),
-    "adamw, in float32": adamw(AXIS, payload=None),
-    "adamw, largest of 7": adamw(AXIS, payload="largest_of_7"),
-    "lamb": lambda: slamb_jax.lamb(RATE, Exchange(AXIS)),
-    "slamb, as published": slamb(AXIS),
-    "slamb, flat chain": lambda: flat_slamb(AXIS),
-}
+    makes = {
+        **{x: averaged(make) if axis else make for x, make in DENSE.items()},
+        "adamw": adamw(),
+        "adamw, skip_not_finite": lambda: slamb_jax.skip_not_finite(
+            adamw()(), exchange
+        ),
+        "lamb": lambda: slamb_jax.lamb(RATE, exchange),
+        "slamb, as published": slamb(),
+        "slamb, product form": slamb(form="product"),
+        "slamb, bfloat16 momentum": slamb(mu_dtype=jnp.bfloat16),
+        # Links in a row, which keep the direction between them.
+        "slamb, flat chain": lambda: chains.slamb(RATE, paper),
+    }
+    if axis:
+        outer = optax.sgd(0.7, 0.5, nesterov=True)
+        makes["adamw, in 4 bits"] = adamw(payload="uniform4")
+        makes["adamw, in float32"] = adamw(payload=None)
+        makes["adamw, largest of 7"] = adamw(payload="largest_of_7")
+        makes["adamw, outer"] = adamw(sync_every=30, outer=outer)
+    return makes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,17 +92,6 @@ class Config:
     """names of optimizers, beside optax's two; none: all"""
     rounds: int = 10
     seed: int = 0
-
-
-def optimizers(workers: int) -> dict[str, Make]:
-    """All of them, optax's first, by the names in the tables."""
-
-    def averaged(make: Make) -> Make:
-        return lambda: dense(make(), AXIS)
-
-    if workers == 1:
-        return DENSE | ON_ONE
-    return {name: averaged(make) for name, make in DENSE.items()} | EXCHANGING
 
 
 def cells(

@@ -114,7 +114,7 @@ def test_a_turn_is_two_steps_of_the_optimizer(name):
     rng = np.random.default_rng(0)
     params, grads = race.draw(SHAPES, rng, 0.02), race.draw(SHAPES, rng, 1.0)
     with standard_promotion():  # optax.lamb needs it
-        contestant = race.Contestant(make(), SHAPES)
+        contestant = race.Contestant(make(), params, grads)
         want, state, update = params, make().init(params), jax.jit(make().update)
         for _ in range(2):
             updates, state = update(grads, state, want)

@@ -13,12 +13,10 @@ from benchmarks.chips.targets import AXIS, on_chips
 from benchmarks.chips.traffic import Traffic, traffic
 from benchmarks.rivals import elements
 from benchmarks.shapes import Shapes, abstract
-from benchmarks.step import DENSE, adamw, optimizers
+from benchmarks.step import DENSE, optimizers
 from slamb_jax.wire import WireReport
 
-NESTEROV = optax.sgd(0.7, 0.5, nesterov=True)
 OPTIMIZERS = optimizers(workers=2)
-OPTIMIZERS["adamw, outer"] = adamw(AXIS, sync_every=30, outer=NESTEROV)
 
 
 class Step(NamedTuple):

@@ -27,11 +27,8 @@ from examples.common.tables import table
 from examples.hardware import hardware
 from slamb_jax.wire import RING_SHARES, Instruction, parse_hlo
 
-LATENCY_HIDING = "enable_latency_hiding_scheduler"
-LATENCY_HIDING_OF = {  # options of XLA, by the chip's platform
-    "gpu": (f"xla_gpu_{LATENCY_HIDING}",),
-    "tpu": (f"xla_tpu_{LATENCY_HIDING}", "xla_tpu_enable_async_all_to_all"),
-}
+LATENCY_HIDING = "enable_latency_hiding_scheduler"  # options of XLA
+ASYNCHRONOUS = "xla_tpu_enable_async_all_to_all"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +99,10 @@ def compiled(config: Config, mesh: Mesh, *, overlap: bool) -> tuple[str, int]:
     rows = mesh.size * config.batch
     tokens = jax.ShapeDtypeStruct((rows, config.context + 1), jnp.int32)
     run = slamb_jax.per_worker_step(step, mesh, exchange)
-    flags = LATENCY_HIDING_OF[mesh.devices.flat[0].platform]
-    options: dict[str, str | bool] = dict.fromkeys(flags, True)
+    platform = mesh.devices.flat[0].platform
+    options: dict[str, str | bool] = {f"xla_{platform}_{LATENCY_HIDING}": True}
+    if platform == "tpu":
+        options[ASYNCHRONOUS] = True
     program = run.lower(on_chips(state, mesh), tokens).compile(options)
     return str(program.as_text()), 4 * elements(params)
 
