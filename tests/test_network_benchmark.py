@@ -43,6 +43,7 @@ def test_headers_are_taken_off():
     assert sent.data_bytes == joined.data_bytes == 3 * 1448
     assert sent.header_share == pytest.approx(1 - 3 * 1448 / acknowledged)
     assert joined.header_share == pytest.approx(1 - SHARE)
+    assert Counters(0, 0, 0, 0, 0).header_share == 0  # of a step that sends nothing
 
 
 def test_a_step_is_that_of_a_cycle_and_counts_its_bytes(tmp_path, monkeypatch):
