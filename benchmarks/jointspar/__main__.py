@@ -15,11 +15,11 @@ import jax
 import tyro
 from rich.console import Console
 
-from benchmarks.frontier.results import Results
 from benchmarks.jointspar.bandit import bandit_table
 from benchmarks.jointspar.models import MODELS
 from benchmarks.jointspar.step import measure, step_table
 from benchmarks.jointspar.training import JOBS, train_all, training_table
+from benchmarks.train.results import Results
 from examples.common.processes import local_mesh
 from examples.hardware import hardware
 

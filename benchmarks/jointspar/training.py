@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 from rich.table import Table
 
 import slamb_jax
-from benchmarks.frontier.results import Result, Results
-from benchmarks.frontier.tasks import DigitNet, byte_lm, digits
+from benchmarks.train.results import Result, Results
+from benchmarks.train.tasks import DigitNet, byte_lm, digits
 from examples.byte_lm.methods import LARS
 from examples.byte_lm.model import blocks
 from examples.common import AXIS, simulated

@@ -1,7 +1,7 @@
 """Kills processes of a run at random, and measures what each loss costs.
 
 Run from the root of the repository: ``python -m benchmarks.kills``. The MLP of
-``benchmarks.different_data`` in three processes, each with a worker, and with snapshots
+the grid ``different_data`` in three processes, each with a worker, and with snapshots
 in memory at every step. Again and again one of them, also the first, gets SIGKILL at a
 random time; with its host its snapshots are gone. The others end by their watchdogs,
 start again without it, are stopped some steps later, and start with a new one in its

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import slamb_jax
-from benchmarks.different_data import MLP, images
+from benchmarks.train.tasks import FIFTH, MLP, images
 from examples.common import AXIS
 
 BATCH, RATE, MOST = 16, 3e-3, 64
@@ -65,17 +65,19 @@ def start(steps: int, seed: int) -> tuple[Any, Any]:
 
 def batch(step: int, seed: int, workers: int) -> tuple[np.ndarray, np.ndarray]:
     """Images of the first workers; a worker's are the same however many there are."""
-    x, y, kept = images()
+    every = images(shuffled=True)
     rng = np.random.default_rng([seed, step])
-    chosen = rng.choice(np.flatnonzero(kept), MOST * BATCH)[: workers * BATCH]
-    return x[chosen], y[chosen]
+    chosen = rng.choice(np.flatnonzero(~FIFTH), MOST * BATCH)[: workers * BATCH]
+    return every["images"][chosen], every["labels"][chosen]
 
 
 def evaluate(state: Any) -> float:
     """The training loss of the mean of the replicas, on all images."""
-    x, y, kept = images()
+    every = images(shuffled=True)
     params = slamb_jax.consolidate(state[0])
-    return float(jax.jit(loss_of)(params, x[kept], y[kept]))
+    return float(
+        jax.jit(loss_of)(params, every["images"][~FIFTH], every["labels"][~FIFTH])
+    )
 
 
 def main(config: Config) -> None:

@@ -18,13 +18,15 @@ import optax
 from jax.sharding import Mesh
 
 from benchmarks import rivals
-from benchmarks.frontier.grid import Setting
-from benchmarks.frontier.methods import ADAM, ADAMW, METHODS
-from benchmarks.frontier.tasks import schedule, task
 from benchmarks.network import counters
 from benchmarks.network.losses import DENSE, exchange_of
 from benchmarks.network.model import alone
 from benchmarks.network.worker import make_barrier, report, use_own_cores
+from benchmarks.train import run as training
+from benchmarks.train.grids import METHODS
+from benchmarks.train.methods import ADAM, ADAMW
+from benchmarks.train.tasks import task
+from benchmarks.train.trials import Setting
 from examples.common.simulated import AXIS, DEFAULT, Method, Program
 
 WARM = 3  # steps before those that count
@@ -60,10 +62,10 @@ class Ask:
 
 
 def optimizer(method: str, rate: Any, setting: Setting) -> optax.GradientTransformation:
-    """The frontier's method, or dense with its gradients in buckets."""
+    """The method of benchmarks.train, or dense with its gradients in buckets."""
     if method == BUCKETS:
         return rivals.dense_bfloat16(ADAMW(rate, **ADAM), AXIS, buckets=4)
-    return METHODS[method].make(rate, setting).optimizer
+    return training.optimizer(METHODS[method], rate, setting.steps)
 
 
 @functools.cache
@@ -79,7 +81,7 @@ def program(
     made = Program(
         task(setting.task), alone(way) if is_alone else way, workers=setting.workers,
         batch=setting.batch, steps=setting.steps, mesh=mesh,
-        schedule=schedule(setting.task, setting.steps),
+        schedule=task(setting.task).schedule(setting.steps),
     )  # fmt: skip
     return made, made.compile()
 

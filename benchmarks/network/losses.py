@@ -1,6 +1,6 @@
 """Loss against steps, which no link changes: the runs, and the steps to a loss.
 
-The workers are simulated, as in ``benchmarks.frontier``, with the same sweep of rates
+The workers are simulated, as in ``benchmarks.train``, with the same sweep of rates
 and the same seeds. The target is the last loss of dense training. Every method, dense
 too, has schedules from half to four times as long, up to the one after the first that
 reaches it; the one that takes the fewest steps counts.
@@ -12,12 +12,11 @@ import statistics
 from collections.abc import Iterator
 
 import slamb_jax
-from benchmarks.frontier import methods
-from benchmarks.frontier.grid import SEEDS, Setting
-from benchmarks.frontier.kinds import nesterov
-from benchmarks.frontier.results import Result, Results, last_loss
-from benchmarks.frontier.run import ROUND, Run
-from benchmarks.frontier.sweep import best_rate, finished, missing
+from benchmarks.train import grids
+from benchmarks.train.results import Result, Results, last
+from benchmarks.train.run import ROUND
+from benchmarks.train.search import best_rate, finished, missing
+from benchmarks.train.trials import SEEDS, Run, Setting, Trial
 from examples.common.simulated import AXIS
 
 DENSE = "AdamW, bfloat16"
@@ -37,22 +36,16 @@ Curve = list[tuple[int, float]]  # steps, and the loss after them
 
 
 def exchange_of(method: str) -> slamb_jax.Exchange:
-    """The exchange to advise on, by the key of its method's results."""
+    """The exchange to advise on."""
     if method not in EXCHANGES:
         return slamb_jax.Exchange(AXIS)
-    key = methods.METHODS[method].key
-    return slamb_jax.Exchange(
-        AXIS,
-        payload=key["average_payload"],
-        sync_every=key["sync_every"],
-        outer=nesterov(key["outer"]) if "outer" in key else None,
-    )
+    return grids.METHODS[method].exchange
 
 
 def absent(setting: Setting, results: Results) -> Iterator[Run]:
     """The runs that are missing."""
     for method in METHODS:
-        yield from missing(setting, method, results)
+        yield from missing(Trial(setting, method), results)
     for method in METHODS:
         for runs in lengths(setting, method, results):
             yield from (run for run in runs if results.get(run.key()) is None)
@@ -60,8 +53,8 @@ def absent(setting: Setting, results: Results) -> Iterator[Run]:
 
 def target(setting: Setting, results: Results) -> float:
     """The mean over seeds of the last loss of dense training."""
-    runs = finished(setting, DENSE, results)
-    return statistics.fmean(map(last_loss, runs))
+    runs = finished(Trial(setting, DENSE), results)
+    return statistics.fmean(map(last, runs))
 
 
 def lengths(setting: Setting, method: str, results: Results) -> Iterator[list[Run]]:
@@ -69,7 +62,7 @@ def lengths(setting: Setting, method: str, results: Results) -> Iterator[list[Ru
 
     All seeds of a length are run where the first of them reaches it.
     """
-    rate, loss = best_rate(setting, method, results), target(setting, results)
+    rate, loss = best_rate(Trial(setting, method), results), target(setting, results)
     assert rate is not None
     reached = False
     for length in LENGTHS:

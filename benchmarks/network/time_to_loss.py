@@ -25,17 +25,16 @@ import jax
 import tyro
 from rich.console import Console
 
-from benchmarks.frontier.grid import Setting
-from benchmarks.frontier.results import Results
-from benchmarks.frontier.run import record
-from benchmarks.frontier.sweep import best_rate
-from benchmarks.frontier.wire import use_devices
 from benchmarks.network import losses, timings
 from benchmarks.network.learner import Ask, Job
 from benchmarks.network.namespaces import Network, missing, network
 from benchmarks.network.processes import Workers, worker_command, workers
 from benchmarks.network.time_page import compared, write_page
 from benchmarks.network.timings import TIMED, Link
+from benchmarks.train.results import Results
+from benchmarks.train.run import record, use_devices
+from benchmarks.train.search import best_rate
+from benchmarks.train.trials import Setting, Trial
 from examples.common.tables import table
 
 START, PATIENCE = 300, 3600  # seconds for a start, and for a run
@@ -83,7 +82,7 @@ def wanted(config: Config, results: Results) -> Iterator[Wanted]:
                 yield key, timings.ask_steps(setting, method, link), link
     for method in losses.METHODS:
         key = timings.key("training", setting, method, config.checked)
-        rate = best_rate(setting, method, results)
+        rate = best_rate(Trial(setting, method), results)
         if results.get(key) is None and rate is not None:
             yield key, timings.ask_training(setting, method, rate), config.checked
 

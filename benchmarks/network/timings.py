@@ -8,14 +8,14 @@ from typing import Any
 import jax
 
 import slamb_jax
-from benchmarks.frontier.grid import Setting
-from benchmarks.frontier.methods import METHODS
-from benchmarks.frontier.results import Result, Results
-from benchmarks.frontier.tasks import task
 from benchmarks.network import losses
 from benchmarks.network.counters import SHARE, Counters
 from benchmarks.network.learner import BUCKETS, WARM, Ask
 from benchmarks.network.losses import DENSE, EXCHANGES, exchange_of
+from benchmarks.train.grids import METHODS
+from benchmarks.train.results import Result, Results
+from benchmarks.train.tasks import task
+from benchmarks.train.trials import Setting
 from examples.common.simulated import evaluation_steps
 from examples.hardware import hardware
 
