@@ -103,7 +103,7 @@ part laws 90 env XLA_PYTHON_CLIENT_PREALLOCATE=false \
   -k "not shard_map and not pmap" "${laws[@]}"
 # (d) Losses at a size that CPUs do not reach: dense AdamW and the default, at two rates.
 part frontier 225 env JAX_COMPILATION_CACHE_DIR="$PWD/build/jax_cache" \
-  python3 -m benchmarks.frontier --grid "$grid" --budget "$budget" --out "$out"
+  python3 -m benchmarks.train --grid "$grid" --budget "$budget" --out "$out"
 
 echo "all: exit $failed after $SECONDS s" | tee -a "$out/summary.txt"
 exit "$failed"

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks.frontier.tasks import task
+from benchmarks.train.tasks import task
 from examples.byte_lm import data, methods
 from examples.byte_lm.model import ByteLM, next_byte_loss
 from examples.common import simulated

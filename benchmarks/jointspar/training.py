@@ -14,8 +14,8 @@ import optax
 from jax.sharding import Mesh
 
 import slamb_jax
-from benchmarks.frontier.results import Result, Results
-from benchmarks.frontier.tasks import DigitNet, byte_lm, digits
+from benchmarks.train.results import Result, Results
+from benchmarks.train.tasks import DigitNet, byte_lm, digits
 from examples.byte_lm.model import blocks
 from examples.common import AXIS
 from examples.common.optimizers import dense

@@ -1,6 +1,6 @@
 """Loss against steps, which no link changes: the runs, and the steps to a loss.
 
-The workers are simulated, as in ``benchmarks.frontier``, with the same sweep of rates
+The workers are simulated, as in ``benchmarks.train``, with the same sweep of rates
 and the same seeds. The target is the last loss of dense training. Every method, dense
 too, has schedules from half to four times as long, up to the one after the first that
 reaches it; the one that takes the fewest steps counts.
@@ -15,15 +15,15 @@ from typing import Any
 import optax
 
 from benchmarks import rivals
-from benchmarks.frontier import tasks
-from benchmarks.frontier.grid import SEEDS, Setting
-from benchmarks.frontier.kinds import nesterov
-from benchmarks.frontier.methods import ADAM, ADAMW
-from benchmarks.frontier.methods import METHODS as TRAINED
-from benchmarks.frontier.results import Result, Results, last_loss
-from benchmarks.frontier.run import ROUND, Run
-from benchmarks.frontier.sweep import best_rate, finished, missing
 from benchmarks.network import model
+from benchmarks.train import run as training
+from benchmarks.train import tasks
+from benchmarks.train.grids import METHODS as TRAINED
+from benchmarks.train.methods import ADAM, ADAMW
+from benchmarks.train.results import Result, Results, last
+from benchmarks.train.run import ROUND
+from benchmarks.train.search import best_rate, finished, missing
+from benchmarks.train.trials import SEEDS, Run, Setting, Trial
 from examples.common.simulated import AXIS, DEFAULT, Method, Task
 from slamb_jax import Exchange
 
@@ -45,29 +45,21 @@ Curve = list[tuple[int, float]]  # steps, and the loss after them
 
 
 def exchange_of(method: str) -> Exchange:
-    """The exchange to advise on, by the key of its method's results."""
+    """The exchange to advise on."""
     if method in model.METHODS:
         return model.METHODS[method].exchange
-    if method not in EXCHANGES:
-        return DEFAULT
-    key = TRAINED[method].key
-    return Exchange(
-        AXIS,
-        payload=key["average_payload"],
-        sync_every=key["sync_every"],
-        outer=nesterov(key["outer"]) if "outer" in key else None,
-    )
+    return TRAINED[method].exchange if method in EXCHANGES else DEFAULT
 
 
 def method_of(name: str, setting: Setting) -> Method:
-    """A method of the n-gram model, of the frontier, or dense in buckets."""
+    """A method of the n-gram model, of benchmarks.train, or dense in buckets."""
     if name in model.METHODS:
         return model.METHODS[name]
 
     def make(rate: Any, _: Exchange) -> optax.GradientTransformation:
         if name == BUCKETS:
             return rivals.dense_bfloat16(ADAMW(rate, **ADAM), AXIS, buckets=4)
-        return TRAINED[name].make(rate, setting).optimizer
+        return training.optimizer(TRAINED[name], rate, setting.steps)
 
     return Method(name, make, exchange_of(name))
 
@@ -77,7 +69,9 @@ def task_of(name: str) -> Task:
 
 
 def schedule_of(setting: Setting) -> optax.Schedule | None:
-    return tasks.schedule(setting.task, setting.steps)
+    if setting.task == "ngram":
+        return None
+    return tasks.task(setting.task).schedule(setting.steps)
 
 
 def middle_rate(method: str, setting: Setting) -> float:
@@ -90,7 +84,7 @@ def middle_rate(method: str, setting: Setting) -> float:
 def absent(setting: Setting, results: Results) -> Iterator[Run]:
     """The runs that are missing."""
     for method in METHODS:
-        yield from missing(setting, method, results)
+        yield from missing(Trial(setting, method), results)
     for method in METHODS:
         for runs in lengths(setting, method, results):
             yield from (run for run in runs if results.get(run.key()) is None)
@@ -98,8 +92,8 @@ def absent(setting: Setting, results: Results) -> Iterator[Run]:
 
 def target(setting: Setting, results: Results) -> float:
     """The mean over seeds of the last loss of dense training."""
-    runs = finished(setting, DENSE, results)
-    return statistics.fmean(map(last_loss, runs))
+    runs = finished(Trial(setting, DENSE), results)
+    return statistics.fmean(map(last, runs))
 
 
 def lengths(setting: Setting, method: str, results: Results) -> Iterator[list[Run]]:
@@ -107,19 +101,19 @@ def lengths(setting: Setting, method: str, results: Results) -> Iterator[list[Ru
 
     All seeds of a length are run where the first of them reaches it.
     """
-    rate, loss = best_rate(setting, method, results), target(setting, results)
+    rate, loss = best_rate(Trial(setting, method), results), target(setting, results)
     assert rate is not None
     reached = False
     for length in LENGTHS:
         steps = round(length * setting.steps / ROUND) * ROUND
         longer = dataclasses.replace(setting, steps=steps)
         runs = [Run(longer, method, rate, seed) for seed in SEEDS]
-        last, one = reached, runs[:1]
+        was_reached, one = reached, runs[:1]
         yield one
         if reaches(one, loss, results):
             yield runs
             reached = reaches(runs, loss, results)
-        if last:
+        if was_reached:
             return
 
 

@@ -3,10 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.frontier.page import markdown
-from benchmarks.frontier.report import variant_of
-from benchmarks.frontier.scale import parameters
-from benchmarks.frontier.sweep import swept
 from benchmarks.network import losses, timings
 from benchmarks.network.losses import (
     BUCKETS,
@@ -14,11 +10,16 @@ from benchmarks.network.losses import (
     EXCHANGES,
     Results,
     Setting,
-    last_loss,
+    Trial,
+    last,
     task_of,
 )
 from benchmarks.network.time_picture import picture
 from benchmarks.network.timings import HIDDEN, TIMED, Link
+from benchmarks.train.page import markdown
+from benchmarks.train.search import swept
+from benchmarks.train.tables import variant_of
+from benchmarks.train.tasks import parameters
 from examples.common.tables import spread, table
 
 Rows = list[dict[str, str]]
@@ -47,10 +48,10 @@ def losses_table(setting: Setting, results: Results) -> Rows:
             {
                 "method": method,
                 "rate": f"{runs[0]['key']['rate']:g}",
-                "tuned in": f"{sum(1 for _ in swept(setting, method, results))} runs",
+                "tuned in": f"{len(swept(Trial(setting, method), results))} runs",
                 "schedule": f"{runs[0]['key']['steps']} steps",
                 "seeds": str(len(runs)),
-                "last loss": spread([last_loss(run) for run in runs]),
+                "last loss": spread([last(run) for run in runs]),
                 "steps to the target": f"{steps:.0f}" if steps else "not reached",
             }
         )
@@ -132,7 +133,7 @@ def checked_table(setting: Setting, link: Link, results: Results) -> Rows:
         if found is None or pace is None:
             continue
         measured, predicted = sum(found["seconds"]), pace.seconds(setting.steps)
-        simulated = losses.finished(setting, method, results)[0]
+        simulated = losses.finished(Trial(setting, method), results)[0]
         rows.append(
             {
                 "method": method,
@@ -140,7 +141,7 @@ def checked_table(setting: Setting, link: Link, results: Results) -> Rows:
                 "steps x seconds": f"{predicted:.1f}",
                 "off": f"{100 * (predicted / measured - 1):+.1f} %",
                 "loss": f"{found['points'][-1][1]:.3f}",
-                "simulated": f"{last_loss(simulated):.3f}",
+                "simulated": f"{last(simulated):.3f}",
                 "compile, s": f"{found['compile_seconds']:.0f}",
             }
         )

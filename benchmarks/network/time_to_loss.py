@@ -23,12 +23,11 @@ import jax
 import tyro
 from rich.console import Console
 
-from benchmarks.frontier.run import record
-from benchmarks.frontier.wire import use_devices
 from benchmarks.network import losses, timings
-from benchmarks.network.losses import Results, Setting, best_rate
+from benchmarks.network.losses import Results, Setting, Trial, best_rate
 from benchmarks.network.time_page import write_page
 from benchmarks.network.timings import TIMED, Link, Wanted
+from benchmarks.train.run import record, use_devices
 
 RESULTS = Path("benchmarks", "network", "time_to_loss.jsonl")
 
@@ -71,7 +70,7 @@ def wanted(config: Config, results: Results) -> Iterator[Wanted]:
                 yield key, timings.ask_steps(setting, method, link), link
     for method in losses.METHODS:
         key = timings.key("training", setting, method, config.checked)
-        rate = best_rate(setting, method, results)
+        rate = best_rate(Trial(setting, method), results)
         if results.get(key) is None and rate is not None:
             yield key, timings.ask_training(setting, method, rate), config.checked
 
