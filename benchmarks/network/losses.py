@@ -15,7 +15,6 @@ from typing import Any
 import optax
 
 from benchmarks import rivals
-from benchmarks.frontier import tasks
 from benchmarks.frontier.grid import SEEDS, Setting
 from benchmarks.frontier.kinds import nesterov
 from benchmarks.frontier.methods import ADAM, ADAMW
@@ -24,7 +23,7 @@ from benchmarks.frontier.results import Result, Results, last_loss
 from benchmarks.frontier.run import ROUND, Run
 from benchmarks.frontier.sweep import best_rate, finished, missing
 from benchmarks.network import model
-from examples.common.simulated import AXIS, DEFAULT, Method, Task
+from examples.common.simulated import AXIS, DEFAULT, Method
 from slamb_jax import Exchange
 
 DENSE = "AdamW, bfloat16"
@@ -60,7 +59,7 @@ def exchange_of(method: str) -> Exchange:
 
 
 def method_of(name: str, setting: Setting) -> Method:
-    """A method of the n-gram model, of the frontier, or dense in buckets."""
+    """A method of LAMB, of the frontier, or dense in buckets."""
     if name in model.METHODS:
         return model.METHODS[name]
 
@@ -70,14 +69,6 @@ def method_of(name: str, setting: Setting) -> Method:
         return TRAINED[name].make(rate, setting).optimizer
 
     return Method(name, make, exchange_of(name))
-
-
-def task_of(name: str) -> Task:
-    return model.task() if name == "ngram" else tasks.task(name)
-
-
-def schedule_of(setting: Setting) -> optax.Schedule | None:
-    return tasks.schedule(setting.task, setting.steps)
 
 
 def middle_rate(method: str, setting: Setting) -> float:

@@ -7,6 +7,7 @@ from benchmarks.frontier.page import markdown
 from benchmarks.frontier.report import variant_of
 from benchmarks.frontier.scale import parameters
 from benchmarks.frontier.sweep import swept
+from benchmarks.frontier.tasks import task
 from benchmarks.network import losses, timings
 from benchmarks.network.losses import (
     BUCKETS,
@@ -15,7 +16,6 @@ from benchmarks.network.losses import (
     Results,
     Setting,
     last_loss,
-    task_of,
 )
 from benchmarks.network.time_picture import picture
 from benchmarks.network.timings import HIDDEN, TIMED, Link
@@ -162,7 +162,7 @@ def write_page(
         (f"Seconds to a loss of {loss:.3f}", seconds),
         ("How many times as fast as dense AdamW in bfloat16 (as advised)", ratio),
         (
-            f"{title}: loss in {task_of(setting.task).unit}; the target is {loss:.3f}",
+            f"{title}: loss in {task(setting.task).unit}; the target is {loss:.3f}",
             losses_table(setting, results),
         ),
         *((str(link), link_table(setting, link, results)) for link in links),

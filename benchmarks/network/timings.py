@@ -11,6 +11,7 @@ import jax
 from rich.console import Console
 
 import slamb_jax
+from benchmarks.frontier.tasks import task
 from benchmarks.network.counters import SHARE, Counters
 from benchmarks.network.losses import (
     BUCKETS,
@@ -22,7 +23,6 @@ from benchmarks.network.losses import (
     exchange_of,
     middle_rate,
     steps_of,
-    task_of,
 )
 from benchmarks.network.namespaces import missing, network
 from benchmarks.network.processes import worker_command, workers
@@ -192,7 +192,7 @@ def advice(
     both = min(other.step, own.step)
     rate = 1e6 * SHARE * link.mbit
     return slamb_jax.advise(
-        jax.eval_shape(task_of(setting.task).init, jax.random.key(0)),
+        jax.eval_shape(task(setting.task).init, jax.random.key(0)),
         slamb_jax.Network(setting.workers, rate, latency=2 * here.message),
         exchange_of(method),
         step_seconds=both,
