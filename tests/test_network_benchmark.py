@@ -1,6 +1,5 @@
 """Benchmark on slow links: its arithmetic and processes; it leaves nothing behind."""
 
-import json
 import os
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from benchmarks.network.losses import Results, Setting
 from benchmarks.network.processes import workers
 from benchmarks.network.worker import WARM, program
 from benchmarks.rivals import elements
+from benchmarks.train.tasks import task
 from tests import programs
 from tests.optimizers import standard_promotion
 from tests.workers import mesh_of
@@ -48,8 +48,9 @@ def test_headers_are_taken_off():
 
 def test_a_step_is_that_of_a_cycle_and_counts_its_bytes(tmp_path, monkeypatch):
     """SLAMB averages once in ten steps, in 7 s; others take 2 s, one 90."""
-    monkeypatch.setattr(benchmark, "wire_bytes", lambda name, workers: 1e6)
-    config, results = benchmark.Config(rates=(200.0,)), Results(tmp_path / "r.jsonl")
+    monkeypatch.setattr(benchmark, "wire_bytes", lambda name, setting: 1e6)
+    config = benchmark.Config(task="digits", rates=(200.0,))
+    results = Results(tmp_path / "r.jsonl")
     sent = dict.fromkeys(("interface_packets", "queue_packets"), 430)
     sent |= dict.fromkeys(("interface_bytes", "queue_bytes"), 430 * 1514)
     for key, ask, _ in list(config.wanted(results)):
@@ -61,21 +62,21 @@ def test_a_step_is_that_of_a_cycle_and_counts_its_bytes(tmp_path, monkeypatch):
         each |= {"sent": sent | {"dropped": 0}, "barrier": 0.006}
         results.add(timings.result(key, ask, [each] * 4))
     assert list(config.wanted(results)) == []
-    rows = [benchmark.row(config, name, 200.0, results) for name in benchmark.ADVISED]
-    assert [r["step_seconds"] for r in rows] == [2.0, 2.0, 2.5, 2.5]
-    assert {r["data_bytes"] for r in rows} == {430 * 1448 / 40}  # of 40 steps
-    assert benchmark.cells(rows[0])["counters /"] == "0.016"
-    d = elements(jax.eval_shape(model.init, jax.random.key(0)))
+    setting, names = config.setting, model.METHODS
+    rows = [benchmark.cells(setting, name, 200.0, results) for name in names]
+    assert [r["ms a step"] for r in rows] == ["2000", "2000", "2500", "2500"]
+    assert {r["kB sent"] for r in rows} == {f"{430 * 1.448 / 40:.0f}"}  # of 40 steps
+    assert {r["counters /"] for r in rows} == {"0.016"}
+    d = elements(jax.eval_shape(task(setting.task).init, jax.random.key(0)))
     ring = 2 * 3 / 4 * 4 * d
-    predicted = 2.0 + 8 * ring / (200e6 * SHARE)
-    assert rows[0]["predicted_seconds"] == pytest.approx(predicted, abs=0.02)
+    predicted = 2000 + 8e3 * ring / (200e6 * SHARE)
+    assert int(rows[0]["advised"]) == pytest.approx(predicted, abs=20)
 
 
 @pytest.mark.filterwarnings("ignore:step changes most of the state")
 @pytest.mark.parametrize("name", model.METHODS)
-def test_a_step_alone_sends_nothing(name, monkeypatch):
-    monkeypatch.setattr(model, "ROWS", 64)
-    setting = Setting("ngram", 4, 1, 8)
+def test_a_step_alone_sends_nothing(name):
+    setting = Setting("digits", 4, 1, 8)
     with standard_promotion():  # optax.lamb needs it
         for is_alone in (True, False):
             made, _ = program(setting, name, mesh_of(4), is_alone)
@@ -85,7 +86,7 @@ def test_a_step_alone_sends_nothing(name, monkeypatch):
             if is_alone:
                 assert (report.bytes_sent(), averages) == (0, 0)
             else:
-                assert report.bytes_sent() > 1e5
+                assert report.bytes_sent() > 1e4
 
 
 def test_what_is_missing_or_impossible_is_said(monkeypatch, tmp_path):
@@ -120,19 +121,19 @@ def test_a_worker_that_ends_or_is_silent_ends_the_run():
 def test_a_shaped_run_counts_what_the_compiler_says(tmp_path):
     run = programs.start(*COMMAND, "--rates", "500", "--out", tmp_path)
     try:
-        _, told = run.communicate(timeout=280)
+        _, told = run.communicate(timeout=900)
     finally:
         run.terminate()  # it then removes its hosts
     assert run.returncode == 0, told
     assert left_of(f"slamb-{run.pid}-") == []
-    rows = json.loads((tmp_path / "results.json").read_text())
-    assert [r["optimizer"] for r in rows] == list(model.METHODS)
-    for r in rows:
-        assert r["data_bytes"] == pytest.approx(r["wire_bytes"], rel=0.03)
-        assert r["advised_bytes"] == pytest.approx(r["wire_bytes"], rel=0.01)
-        assert 0.04 < r["header_share"] < 0.08
-        link = 8 * r["wire_bytes"] / 500e6
-        assert r["step_seconds"] > 0.9 * link  # the links are as slow as they were made
+    config, results = benchmark.Config(), Results(tmp_path / "steps.jsonl")
+    for name in model.METHODS:
+        r = benchmark.cells(config.setting, name, 500, results)
+        assert float(r["counters /"]) == pytest.approx(1, abs=0.03)
+        assert float(r["advised /"]) == pytest.approx(1, abs=0.01)
+        assert 4 < float(r["headers"].removesuffix("%")) < 8
+        link = 8 * float(r["wire report"]) / 500  # ms
+        assert float(r["ms a step"]) > 0.9 * link  # as slow as the links were made
 
 
 def children(pid):

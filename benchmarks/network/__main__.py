@@ -8,13 +8,10 @@ those of the compiled program, and what ``slamb_jax.advise`` says.
 
 import dataclasses
 import functools
-import json
-import math
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import optax
@@ -24,6 +21,8 @@ from rich.console import Console
 from benchmarks.network import model, timings
 from benchmarks.network.losses import Results, Setting
 from benchmarks.network.timings import Link, Wanted
+from benchmarks.rivals import elements
+from benchmarks.train.tasks import task
 from examples.common.processes import local_mesh
 from examples.common.tables import table
 from examples.common.traffic import report_of
@@ -46,12 +45,13 @@ class Config:
     """The links."""
 
     rates: tuple[float, ...] = (50, 200, 1000)  # Mbit/s of every link, each way
+    task: str = "byte_lm_1600k"
     workers: int = 4
     out: Path = Path("runs/network")
 
     @property
     def setting(self) -> Setting:
-        return Setting("ngram", self.workers, 1, 0)
+        return Setting(self.task, self.workers, 1, 0)
 
     def wanted(self, results: Results) -> Iterator[Wanted]:
         """The steps that are missing: alone and on links."""
@@ -71,51 +71,38 @@ def check(config: Config) -> None:
 
 
 @functools.cache
-def wire_bytes(name: str, workers: int) -> float:
+def wire_bytes(name: str, setting: Setting) -> float:
     """Bytes of a step by the wire report, averages of the parameters included."""
-    method, mesh = model.METHODS[name], local_mesh(workers)
-    params = jax.eval_shape(model.init, jax.random.key(0))
+    method, mesh = model.METHODS[name], local_mesh(setting.workers)
+    params = jax.eval_shape(task(setting.task).init, jax.random.key(0))
     tx = method.make(optax.constant_schedule(0.1), method.exchange)
     report = report_of(tx, method.exchange, params, mesh)
     average = report.bytes_sent(conditional=True)
     return report.bytes_sent() + average / (method.exchange.sync_every or 1)
 
 
-def row(config: Config, name: str, mbit: float, results: Results) -> dict[str, Any]:
-    """One optimizer at one speed of the links: its step, measured and advised."""
-    link, setting = Link(mbit, 0.0), config.setting
+def cells(setting: Setting, name: str, mbit: float, results: Results) -> dict[str, str]:
+    """The row of an optimizer at one speed of the links: measured and advised."""
+    link = Link(mbit, 0.0)
     here, alone = (timings.pace(setting, name, x, results) for x in (link, None))
+    found = results.get(timings.key("steps", setting, name, link))
     assert here is not None
     assert alone is not None
-    found = results.get(timings.key("steps", setting, name, link)) or {}
+    assert found is not None
     cost = getattr(timings.advice(setting, name, link, results, name), ADVISED[name])
+    sent, wire = here.sent / here.every, wire_bytes(name, setting)
     return {
-        "mbit": mbit,
+        "Mbit/s": f"{mbit:g}",
         "optimizer": name,
-        "step_seconds": here.step,
-        "alone_seconds": alone.step,
-        "predicted_seconds": cost.step_seconds,
-        "wire_bytes": wire_bytes(name, config.workers),
-        "data_bytes": here.sent / here.every,
-        "advised_bytes": cost.bytes_per_step,
-        "header_share": found["header_share"],
-        "dropped": found["dropped"],
-    }
-
-
-def cells(r: dict[str, Any]) -> dict[str, str]:
-    return {
-        "Mbit/s": f"{r['mbit']:g}",
-        "optimizer": r["optimizer"],
-        "ms a step": f"{r['step_seconds'] * 1e3:.0f}",
-        "alone": f"{r['alone_seconds'] * 1e3:.0f}",
-        "advised": f"{r['predicted_seconds'] * 1e3:.0f}",
-        "off": f"{r['predicted_seconds'] / r['step_seconds'] - 1:+.1%}",
-        "kB sent": f"{r['data_bytes'] / 1e3:.0f}",
-        "wire report": f"{r['wire_bytes'] / 1e3:.0f}",
-        "counters /": f"{r['data_bytes'] / r['wire_bytes']:.3f}",
-        "advised /": f"{r['advised_bytes'] / r['wire_bytes']:.3f}",
-        "headers": f"{r['header_share']:.1%}",
+        "ms a step": f"{here.step * 1e3:.0f}",
+        "alone": f"{alone.step * 1e3:.0f}",
+        "advised": f"{cost.step_seconds * 1e3:.0f}",
+        "off": f"{cost.step_seconds / here.step - 1:+.1%}",
+        "kB sent": f"{sent / 1e3:.0f}",
+        "wire report": f"{wire / 1e3:.0f}",
+        "counters /": f"{sent / wire:.3f}",
+        "advised /": f"{cost.bytes_per_step / wire:.3f}",
+        "headers": f"{found['header_share']:.1%}",
     }
 
 
@@ -133,13 +120,11 @@ def main(config: Config) -> None:
         raise SystemExit(f"The run ended early: {error}") from error
     except KeyboardInterrupt:
         raise SystemExit("Interrupted; hosts and workers are removed.") from None
-    rows = [row(config, name, x, results) for x in config.rates for name in ADVISED]
-    machine = hardware(jax.devices()[0])
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    d = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+    setting, machine = config.setting, hardware(jax.devices()[0])
+    rows = [cells(setting, x, mbit, results) for mbit in config.rates for x in ADVISED]
+    d = elements(jax.eval_shape(task(setting.task).init, jax.random.key(0)))
     size = f"{config.workers} hosts, {d / 1e6:.2f} M parameters, k 0.1, H 10"
-    console.print(table(size, [cells(r) for r in rows], f"{CAPTION}. {machine}"))
-    (config.out / "results.json").write_text(json.dumps(rows, indent=1) + "\n")
+    console.print(table(size, rows, f"{CAPTION}. {machine}"))
 
 
 if __name__ == "__main__":

@@ -17,14 +17,13 @@ import optax
 from benchmarks import rivals
 from benchmarks.network import model
 from benchmarks.train import run as training
-from benchmarks.train import tasks
 from benchmarks.train.grids import METHODS as TRAINED
 from benchmarks.train.methods import ADAM, ADAMW
 from benchmarks.train.results import Result, Results, last
 from benchmarks.train.run import ROUND
 from benchmarks.train.search import best_rate, finished, missing
 from benchmarks.train.trials import SEEDS, Run, Setting, Trial
-from examples.common.simulated import AXIS, DEFAULT, Method, Task
+from examples.common.simulated import AXIS, DEFAULT, Method
 from slamb_jax import Exchange
 
 DENSE = "AdamW, bfloat16"
@@ -52,7 +51,7 @@ def exchange_of(method: str) -> Exchange:
 
 
 def method_of(name: str, setting: Setting) -> Method:
-    """A method of the n-gram model, of benchmarks.train, or dense in buckets."""
+    """A method of LAMB, of benchmarks.train, or dense in buckets."""
     if name in model.METHODS:
         return model.METHODS[name]
 
@@ -62,16 +61,6 @@ def method_of(name: str, setting: Setting) -> Method:
         return training.optimizer(TRAINED[name], rate, setting.steps)
 
     return Method(name, make, exchange_of(name))
-
-
-def task_of(name: str) -> Task:
-    return model.task() if name == "ngram" else tasks.task(name)
-
-
-def schedule_of(setting: Setting) -> optax.Schedule | None:
-    if setting.task == "ngram":
-        return None
-    return tasks.task(setting.task).schedule(setting.steps)
 
 
 def middle_rate(method: str, setting: Setting) -> float:

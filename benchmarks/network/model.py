@@ -1,9 +1,4 @@
-"""A model of many parameters and little to compute, and steps that send nothing.
-
-It predicts the next byte of text from the one to four bytes before it: their hashes
-choose four rows of an embedding, whose sum goes through one hidden layer. Most
-parameters are embeddings, so a dense exchange takes far longer than the compute.
-"""
+"""SLAMB beside dense LAMB, and steps that send nothing."""
 
 import dataclasses
 import functools
@@ -16,11 +11,8 @@ import optax
 
 import slamb_jax
 from benchmarks import rivals
-from examples.byte_lm import data
-from examples.common.simulated import AXIS, Method, Task
+from examples.common.simulated import AXIS, Method
 
-CONTEXT = 256  # bytes that a worker reads per step
-ROWS, WIDTH, HIDDEN = 2**13, 384, 1024
 PAPER = slamb_jax.Exchange.paper(AXIS, sync_every=10)
 METHODS = {
     "LAMB, float32": Method("", lambda rate, _: rivals.dense(optax.lamb(rate), AXIS)),
@@ -32,40 +24,6 @@ METHODS = {
         "", slamb_jax.slamb, dataclasses.replace(PAPER, overlap=True)
     ),
 }
-
-
-def init(key: jax.Array) -> optax.Params:
-    keys = jax.random.split(key, 3)
-    shapes = {"embed": (ROWS, WIDTH), "hidden": (WIDTH, HIDDEN), "out": (HIDDEN, 256)}
-    params = {
-        name: jax.random.normal(key, shape) / shape[-1] ** 0.5
-        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
-    }
-    return params | {"hidden_bias": jnp.zeros(HIDDEN), "out_bias": jnp.zeros(256)}
-
-
-def loss(params: optax.Params, text: jax.Array) -> jax.Array:
-    """Mean cross-entropy, in nats per byte, over text (sequences, CONTEXT + 1)."""
-    context, following = text[:, :-1].astype(jnp.uint32), text[:, 1:]
-    hashed, x = jnp.zeros_like(context), jnp.zeros((*context.shape, WIDTH))
-    for i in range(4):  # longer and longer n-grams; zeros before the text's start
-        back = jnp.pad(context, ((0, 0), (i, 0)))[:, : context.shape[1]]
-        hashed = (hashed + back + 1) * jnp.uint32(2654435761)
-        x = x + params["embed"][hashed >> 19]
-    h = jnp.tanh(x @ params["hidden"] + params["hidden_bias"][None, None])
-    logits = h @ params["out"] + params["out_bias"][None, None]
-    return optax.softmax_cross_entropy_with_integer_labels(logits, following).mean()
-
-
-@functools.cache
-def task() -> Task:
-    """The model on the standard library's source."""
-    text, _ = data.load(data.standard_library(), CONTEXT)
-
-    def batches(size: int, steps: int, seed: int) -> Any:
-        return data.batches(text, size, CONTEXT, steps, seed)
-
-    return Task(init, loss, batches, held_out=next(batches(1, 1, 0)))
 
 
 def alone(method: Method) -> Method:

@@ -12,14 +12,13 @@ from benchmarks.network.losses import (
     Setting,
     Trial,
     last,
-    task_of,
 )
 from benchmarks.network.time_picture import picture
 from benchmarks.network.timings import HIDDEN, TIMED, Link
 from benchmarks.train.page import markdown
 from benchmarks.train.search import swept
 from benchmarks.train.tables import variant_of
-from benchmarks.train.tasks import parameters
+from benchmarks.train.tasks import parameters, task
 from examples.common.tables import spread, table
 
 Rows = list[dict[str, str]]
@@ -163,7 +162,7 @@ def write_page(
         (f"Seconds to a loss of {loss:.3f}", seconds),
         ("How many times as fast as dense AdamW in bfloat16 (as advised)", ratio),
         (
-            f"{title}: loss in {task_of(setting.task).unit}; the target is {loss:.3f}",
+            f"{title}: loss in {task(setting.task).unit}; the target is {loss:.3f}",
             losses_table(setting, results),
         ),
         *((str(link), link_table(setting, link, results)) for link in links),

@@ -22,11 +22,11 @@ from benchmarks.network.losses import (
     exchange_of,
     middle_rate,
     steps_of,
-    task_of,
 )
 from benchmarks.network.namespaces import missing, network
 from benchmarks.network.processes import worker_command, workers
 from benchmarks.network.worker import WARM, Ask, Job
+from benchmarks.train.tasks import task
 from examples.common.simulated import evaluation_steps
 from examples.hardware import hardware
 
@@ -192,7 +192,7 @@ def advice(
     both = min(other.step, own.step)
     rate = 1e6 * SHARE * link.mbit
     return slamb_jax.advise(
-        jax.eval_shape(task_of(setting.task).init, jax.random.key(0)),
+        jax.eval_shape(task(setting.task).init, jax.random.key(0)),
         slamb_jax.Network(setting.workers, rate, latency=2 * here.message),
         exchange_of(method),
         step_seconds=both,

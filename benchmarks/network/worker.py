@@ -20,8 +20,9 @@ from jax.sharding import Mesh
 
 import slamb_jax
 from benchmarks.network import counters
-from benchmarks.network.losses import Setting, method_of, schedule_of, task_of
+from benchmarks.network.losses import Setting, method_of
 from benchmarks.network.model import alone
+from benchmarks.train.tasks import task
 from examples.common.simulated import AXIS, DEFAULT, Program
 
 WARM = 3  # steps before those that count
@@ -62,9 +63,9 @@ def program(
     """A compiled program, and the seconds that took."""
     way = method_of(method, setting)
     made = Program(
-        task_of(setting.task), alone(way) if is_alone else way, mesh=mesh,
+        task(setting.task), alone(way) if is_alone else way, mesh=mesh,
         workers=setting.workers, batch=setting.batch, steps=setting.steps,
-        schedule=schedule_of(setting),
+        schedule=task(setting.task).schedule(setting.steps),
     )  # fmt: skip
     return made, made.compile()
 
