@@ -45,7 +45,6 @@ from tests import programs
 
 RESULTS = programs.ROOT / "benchmarks" / "results"
 SETTING = Setting("digits", 4, 4, 50)
-CLAIMS = GRIDS["frontier"].comparisons
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
@@ -186,6 +185,8 @@ def test_a_method_or_a_trial_is_meant_whole_and_wrong_arguments_are_named(tmp_pa
     [  # of the parameters in float32, exchanges by steps
         # The mean of all parameters follows the last step, where replicas differ.
         ("MuLoCo, H 30, outer 1 0", {29: 1, 30: 1, 60: 2}),
+        # Of SLAMB a mean at steps 1 and 101, and 0.121 of the momentum at each.
+        ("SLAMB, as published", {100: 14.1, 101: 14.2, 102: 15.3}),
         ("AdamW", {1: 1, 9: 9}),
         ("AdamW, bfloat16", {9: 4.5}),
         ("slamb, H 1", {9: 9 * 0.056}),
@@ -198,15 +199,6 @@ def test_the_bytes_of_all_steps_are_counted(name, by_steps):
     whole = 2 * 3 / 4 * 4 * parameters("digits")
     for steps, times in by_steps.items():
         assert until(steps) / whole == pytest.approx(times, rel=0.02), steps
-
-
-def test_slamb_as_published_averages_at_its_first_step_and_in_the_end():
-    until = bytes_sent(SETTING, "SLAMB, as published")
-    whole = 2 * 3 / 4 * 4 * parameters("digits")
-    each = until(3) - until(2)
-    assert each / whole == pytest.approx(0.12, abs=0.02)  # small leaves go whole
-    assert until(100) == pytest.approx(100 * each + 2 * whole)
-    assert until(101) == pytest.approx(101 * each + 2 * whole)
 
 
 def test_a_warm_up_is_another_optimizer_with_the_same_state():
@@ -344,27 +336,6 @@ def test_the_recorded_page_is_that_of_the_recorded_data(name, tmp_path, monkeypa
     for run in results:
         assert {"loss", "accuracy"} & run["points"][-1].keys()
         assert run["key"].keys() == Run(SETTING, "", 0.0, 0).key().keys()
-
-
-def test_of_a_claim_every_seed_is_recorded():
-    for what in CLAIMS:
-        seen = Results(RESULTS / "frontier.jsonl")
-        assert [len(x.pairs) for x in tables.differences(what, seen)] == [8]
-
-
-@pytest.mark.parametrize("name", [x for x in slamb.METHODS if x.startswith("SLAMB")])
-def test_chains_of_the_gap_take_a_step(name):
-    method = METHODS[name]
-    tx = method.make(0.1, method.exchange)
-    params = {"w": jnp.ones((40, 50)), "b": jnp.ones(30)}
-
-    def step(gradient):
-        updates, _ = tx.update(gradient, tx.init(params), params)
-        return optax.apply_updates(params, updates)
-
-    gradients = jax.tree.map(lambda x: jnp.stack([x] * 4), params)
-    found = jax.eval_shape(jax.vmap(step, axis_name="data"), gradients)
-    chex.assert_trees_all_equal_shapes_and_dtypes(found, gradients)
 
 
 @pytest.mark.long

@@ -146,12 +146,10 @@ def main(config: Config) -> None:
     use_devices(max(trial.setting.workers for trial in chosen))
     if not config.report:
         run_all(config, results, recorded, console)
-    grid = GRIDS[config.grid]
-    if config.out != RECORDED:  # whose page has all that is recorded
+    grid, anew = GRIDS[config.grid], config.out != RECORDED
+    if anew:  # the page of the recorded runs has all of them
         grid = dataclasses.replace(grid, trials=tuple(chosen))
-    beside = None
-    if config.out != RECORDED:
-        beside = beside_recorded(chosen, results, recorded)
+    beside = beside_recorded(chosen, results, recorded) if anew else None
     shown = Console(quiet=config.seeds is not None and beside is not None)
     shown.width = console.width
     page = write_page(config.grid, grid, results, shown)

@@ -34,17 +34,9 @@ def rival(rate: float, make: Make, **settings: Any) -> Method:
     return Method(rate, lambda rate, _: make(rate, AXIS, **settings))
 
 
-def dense(make: Make, rate: float, *, outer: Outer | None = None, **how: Any) -> Method:
-    """On the mean gradient; with an ``outer`` step every 30 steps that is SNOO."""
-
-    def made(rate: Any, _: Exchange) -> optax.GradientTransformation:
-        tx = make(rate, **how)
-        if outer is not None:
-            every = Exchange(payload=None, sync_every=30, outer=nesterov(outer))
-            tx = optax.chain(tx, slamb_jax.average_parameters_every(every))
-        return rivals.dense(tx, AXIS)
-
-    return Method(rate, made)
+def dense(make: Make, rate: float, **how: Any) -> Method:
+    """On the mean gradient."""
+    return Method(rate, lambda rate, _: rivals.dense(make(rate, **how), AXIS))
 
 
 def exchanging(make: Make, rate: float, payload: Any = "ternary", **how: Any) -> Method:
@@ -66,14 +58,10 @@ def local(
 
 
 def averaged(make: Make) -> Make:
-    """An optimizer of optax on each worker, and averages of the parameters."""
-
-    def made(rate: Any, exchange: Exchange, **how: Any) -> Any:
-        assert exchange.sync_every is not None
-        tx, every = make(rate, **how), exchange.sync_every
-        return rivals.diloco(tx, AXIS, every, exchange.outer)
-
-    return made
+    """An optimizer of optax on each worker, and averages of the parameters: DiLoCo."""
+    return lambda rate, exchange, **how: optax.chain(
+        make(rate, **how), slamb_jax.average_parameters_every(exchange)
+    )
 
 
 def nesterov(outer: Outer) -> optax.GradientTransformation:
@@ -88,12 +76,11 @@ def on(optimizer: Make, make: Make, **how: Any) -> Make:
 
 def sparseloco(rate: float, every: int, **how: Any) -> Method:
     """Around AdamW."""
-
-    def made(rate: Any, _: Exchange) -> optax.GradientTransformation:
-        return rivals.sparseloco(ADAMW(rate, **how), AXIS, every)
-
-    outer = Exchange(AXIS, payload=None, sync_every=every, outer=optax.sgd(1.0))
-    return Method(rate, made, outer)
+    return Method(
+        rate,
+        lambda rate, _: rivals.sparseloco(ADAMW(rate, **how), AXIS, every),
+        Exchange(AXIS, payload=None, sync_every=every, outer=optax.sgd(1.0)),
+    )
 
 
 def one_bit_lamb(rate: float, warmup: float) -> Method:
@@ -141,26 +128,11 @@ def of_one(make: Make) -> Make:
     return lambda rate, **how: make(rate, Exchange(), **how)
 
 
-def in_sum_form(rate: Any) -> Any:
-    """LAMB in the sum form, with v of the gradient."""
-    everything = selections.Strided(1.0)
-    whole = Exchange(payload=None, sync_every=None, selection=everything)
-    return slamb_jax.slamb(rate, whole)
-
-
 OPTAX_MUON = on_matrices(optax.contrib.muon)
 muon = on_matrices(slamb_jax.muon)
 OUTER = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.5), (1.0, 0.0))
 PAPER = Exchange.paper(AXIS, selection=selections.Strided(0.1, min_size=1000))
 LARGEST = {7: 0.0113, 31: 0.016, 127: 0.0226}  # of so many, and the middle of the rates
-
-
-def with_outer(name: str, make: Any, rate: float, **how: Any) -> dict[str, Method]:
-    """A dense optimizer with each of the outer steps."""
-    return {
-        f"{name}, outer {o[0]:g} {o[1]:g}": dense(make, rate, outer=o, **how)
-        for o in OUTER[:3]
-    }
 
 
 def locals_of(
@@ -175,16 +147,12 @@ def locals_of(
 
 
 METHODS = {
-    "LAMB": rival(0.02, on(optax.lamb, rivals.dense)),
+    "LAMB": dense(optax.lamb, 0.02),
     "LAMB, v of m": dense(of_one(slamb_jax.lamb), 0.02),
     "AdamW": dense(ADAMW, 0.016, **ADAM),
     "AdamW, bfloat16": rival(0.016, on(ADAMW, rivals.dense_bfloat16), **ADAM),
     "AdamW, b1 0.8": dense(ADAMW, 0.016, b1=0.8, **ADAM),
     "AdamW, v of m": dense(of_one(adamw), 0.0113, **ADAM),
-    **with_outer("LAMB", in_sum_form, 0.02),
-    **with_outer("AdamW", ADAMW, 0.016, **ADAM),
-    **with_outer("Lion", LION, 0.002),
-    **with_outer("Muon", OPTAX_MUON, 0.0453, **MUON),
     "Lion": dense(LION, 0.002),
     "Muon": dense(OPTAX_MUON, 0.0453, **MUON),
     "Muon, v of m": dense(of_one(muon), 0.0453, **MUON),

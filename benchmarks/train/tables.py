@@ -115,6 +115,9 @@ def setting_table(setting: Setting, grid: Grid, found: list[Cell]) -> Table:
     rows, dense = [], of_method(found, grid.dense)
     for cell in found:
         shares = [times * cell.bytes / dense.bytes for times in (1, 2)] if dense else []
+        beside = {f"above {grid.dense}, %": above(cell, dense)}
+        if "loss" not in cell.trial.measures:
+            beside = {}
         rows.append(
             {
                 "method": cell.trial.method,
@@ -122,14 +125,12 @@ def setting_table(setting: Setting, grid: Grid, found: list[Cell]) -> Table:
                 "tuned in": "given" if cell.trial.rates else f"{cell.tuned} runs",
                 "seeds": str(len(cell.runs)),
                 **{name: cell.shown(name) for name in cell.trial.measures},
-                f"above {grid.dense}, %": above(cell, dense),
+                **beside,
                 "MiB sent": f"{cell.bytes / 2**20:.2f}",
                 "share": f"{shares[0]:.4f}" if dense else "",
                 "of bfloat16": f"{shares[1]:.4f}" if dense else "",
             }
         )
-        if "loss" not in cell.trial.measures:
-            del rows[-1][f"above {grid.dense}, %"]
     title = (
         f"{setting.task}, {setting.workers} workers x {setting.batch}, "
         f"{setting.steps} steps; loss in {task(setting.task).unit}"
@@ -259,23 +260,29 @@ def beside_recorded(
     """The losses of each trial that was run again, beside those of the same seeds."""
     rows, first = [], dict[Setting, tuple[float, float]]()
     for trial in trials:
-        runs = [(x, again) for x in runs_of(trial, recorded)
-                if (again := results.get(x["key"])) is not None]  # fmt: skip
+        rate, measure = best_rate(trial, recorded), trial.measures[0]
+        every = [
+            x
+            for x in runs_of(trial, recorded)
+            if x["key"]["rate"] == rate and measure in x["points"][-1]
+        ]
+        pairs = [(x, results.get(x["key"])) for x in every]
+        runs = [(x, again) for x, again in pairs if again is not None]
         if not runs:
             continue
-        old, new = (list(map(last, x)) for x in zip(*runs, strict=True))
+        old, new = (
+            [last(x, measure) for x in side] for side in zip(*runs, strict=True)
+        )
         means = statistics.fmean(old), statistics.fmean(new)
         before = first.setdefault(trial.setting, means)
-        rate = runs[0][0]["key"]["rate"]
-        every = [x for x in runs_of(trial, recorded) if x["key"]["rate"] == rate]
         rows.append(
             {
                 "method": str(trial),
                 "seeds": ", ".join(str(x["key"]["seed"]) for x, _ in runs),
-                "loss": spread(new),
+                measure: spread(new),
                 "recorded": spread(old),
                 "off, %": f"{100 * (means[1] / means[0] - 1):+.2f}",
-                "all recorded": spread(list(map(last, every))),
+                "all recorded": spread([last(x, measure) for x in every]),
                 "above the first, %": f"{100 * (means[1] / before[1] - 1):+.1f}",
                 "recorded so": f"{100 * (means[0] / before[0] - 1):+.1f}",
                 "MiB sent": f"{last(runs[0][1], 'bytes') / 2**20:.2f}",

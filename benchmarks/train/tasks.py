@@ -25,7 +25,7 @@ FOLDS = 5
 INSTALLED = 2**26  # bytes of source that are read at most
 MASK = 0  # a byte that no source file has
 MASKED = 0.15  # share of the bytes
-Loss = optax.softmax_cross_entropy_with_integer_labels
+cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,8 @@ def masked() -> Task:
 
     def loss(params: optax.Params, batch: Any) -> jax.Array:
         logits = net.apply({"params": params}, batch["seen"])
-        return jnp.mean(Loss(logits, batch["bytes"]) * batch["hidden"]) / MASKED
+        each = cross_entropy(logits, batch["bytes"])
+        return jnp.mean(each * batch["hidden"]) / MASKED
 
     (sample,) = data.batches(held_out, EVALUATED, CONTEXT - 1, 1, seed=1)
     return Task(
@@ -224,7 +225,7 @@ def classes(net: Any, batches: Any, held_out: Any, tested: Any, **more: Any) -> 
         return found
 
     def loss(params: optax.Params, batch: Any, active: Active = None) -> jax.Array:
-        return jnp.mean(Loss(logits(params, batch, active), batch["labels"]))
+        return jnp.mean(cross_entropy(logits(params, batch, active), batch["labels"]))
 
     def accuracy(params: optax.Params) -> jax.Array:
         right = jnp.argmax(logits(params, tested), -1) == tested["labels"]
