@@ -13,7 +13,6 @@ from typing import Literal
 import tyro
 from rich.console import Console
 
-from benchmarks.jointspar.bandit import bandit_table
 from benchmarks.jointspar.step import measure, step_table, transformer
 from benchmarks.jointspar.training import JOBS, Results, cells, train_all
 from examples.common.processes import local_mesh
@@ -25,7 +24,7 @@ from examples.hardware import hardware
 class Config:
     """What to run."""
 
-    part: Literal["all", "transformer", "bandit", "digits", "byte_lm"] = "all"
+    part: Literal["all", "transformer", "digits", "byte_lm"] = "all"
     rounds: int = 20  # of timed steps
     batch: int = 32  # sequences of a timed step
     shares: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)  # budgets, of D
@@ -40,7 +39,7 @@ def main(config: Config) -> None:
     console, mesh = Console(width=110), local_mesh(config.workers)
     machine, steps = hardware(mesh.devices.flat[0]), config.steps
     chosen = [config.part]
-    for name in ["transformer", "bandit", *JOBS] if config.part == "all" else chosen:
+    for name in ["transformer", *JOBS] if config.part == "all" else chosen:
         console.print(f"{name} begins; its table follows", highlight=False)
         if name == "transformer":
             model = transformer(config.batch, config.seed)
@@ -49,8 +48,6 @@ def main(config: Config) -> None:
             size = f"{name}, {config.batch} sequences of 64; means of {config.rounds}"
             title = f"{size} steps, seed {config.seed}"
             console.print(step_table(timed, title, machine))
-        elif name == "bandit":
-            console.print(bandit_table(machine, config.seed))
         else:
             results = Results(config.out / "training.jsonl")
             found = train_all(name, mesh, steps, config.seeds, results, console.print)

@@ -55,7 +55,7 @@ class Job:
     """The processes of one start, by slot, and the events that they write."""
 
     def __init__(self, slots: list[int], config: Config, folder: Path) -> None:
-        self.began, self.config = time.time(), config
+        self.began = time.time()
         env = os.environ | {
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
