@@ -33,9 +33,6 @@ from examples.hardware import hardware
 from slamb_jax import Exchange
 
 RATE = 1e-3
-# g, m, v, p read; m, v, p written; m, v, p read once more, after the norms; the packed
-# tenth written and read: passes over d elements of 4 bytes.
-PASSES = 10.2
 DENSE: dict[str, Make] = {
     "optax.lamb": lambda: optax.lamb(RATE),
     "optax.adamw": lambda: optax.adamw(RATE),
@@ -95,19 +92,17 @@ class Config:
 
 
 def cells(
-    name: str, field: dict[str, Contestant], d: int, speed: float, workers: Workers
+    name: str, field: dict[str, Contestant], d: int, speed: float
 ) -> dict[str, str]:
     """The row of one optimizer."""
     c, took = field[name], {key: x.seconds() for key, x in field.items()}
     own = took[name]
-    floor = PASSES * 4 * d * workers.number / speed
     row = {
         "optimizer": name,
         "ms": f"{own * 1000:.1f}",
         "ns a parameter": f"{own / d * 1e9:.2f}",
         "/ lamb": f"{own / took['optax.lamb']:.2f}",
         "/ adamw": f"{own / took['optax.adamw']:.2f}",
-        "/ floor": f"{own / floor:.2f}",
         "state / p": f"{c.copies:.2f}",
         "temporary MiB": f"{c.temporary:.0f}",
         "trace, compile s": f"{c.trace_seconds:.1f}, {c.compile_seconds:.1f}",
@@ -140,7 +135,7 @@ def main(config: Config) -> None:
         shapes: Shapes = MODELS[model]
         d = elements(abstract(shapes))
         field = race(chosen, shapes, config.rounds, config.seed, workers, console.print)
-        rows = [cells(name, field, d, speed, workers) for name in field]
+        rows = [cells(name, field, d, speed) for name in field]
         for row in rows if config.workers > 1 else ():
             row["kB sent"] = kilobytes(chosen[row["optimizer"]], shapes, workers)
         leaves = f"{d / 1e6:.1f} M parameters in {len(shapes)} leaves"
