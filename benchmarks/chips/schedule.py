@@ -25,7 +25,7 @@ from benchmarks.rivals import elements
 from examples.byte_lm.model import ByteLM, next_byte_loss
 from examples.common.tables import table
 from examples.hardware import hardware
-from slamb_jax.wire import RING_SHARES, Instruction, parse_hlo
+from slamb_jax.wire.hlo import RING_SHARES, Instruction, parse_hlo
 
 LATENCY_HIDING = "enable_latency_hiding_scheduler"  # options of XLA
 ASYNCHRONOUS = "xla_tpu_enable_async_all_to_all"

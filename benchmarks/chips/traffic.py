@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from slamb_jax.wire import Instruction, Module, parse_hlo
+from slamb_jax.wire.hlo import Instruction, Module, parse_hlo
 
 Body = dict[str, Instruction]
 FREE = {  # instructions that move nothing
