@@ -2,7 +2,8 @@
 
 A line has the run's key; for each evaluation its step, the loss (null where it is not
 finite), the bytes that each worker has sent, and what else was measured; the seconds of
-a step and of the run; and the hardware.
+a step and of the run; and the hardware. Lines of programs that went before have the
+last evaluation alone.
 """
 
 import json
