@@ -77,10 +77,10 @@ fi
 part step 60 python3 -m benchmarks.step --model "$large" --rounds "$rounds" \
   --only adamw lamb
 part scanned 45 python3 -m benchmarks.step --model "$scanned" --rounds "$rounds" \
-  --only adamw slamb lamb
+  --only adamw "slamb, as published" lamb
 # (b) With the exchange: eight simulated workers, whose codes one device makes and reads.
 part exchange 60 python3 -m benchmarks.step --model "$exchanged" --rounds "$rounds" \
-  --workers 8 --only adamw "adamw, in uniform4" "slamb, as published"
+  --workers 8 --simulate --only adamw "adamw, in 4 bits" "slamb, as published"
 # (c) The laws, as far as one device can break them.
 laws=(
   tests/test_codes.py::test_codes_are_those_of_the_formula
@@ -103,7 +103,7 @@ part laws 90 env XLA_PYTHON_CLIENT_PREALLOCATE=false \
   -k "not shard_map and not pmap" "${laws[@]}"
 # (d) Losses at a size that CPUs do not reach: dense AdamW and the default, at two rates.
 part frontier 225 env JAX_COMPILATION_CACHE_DIR="$PWD/build/jax_cache" \
-  python3 -m benchmarks.frontier --grid "$grid" --budget "$budget" --out "$out"
+  python3 -m benchmarks.train --grid "$grid" --budget "$budget" --out "$out"
 
 echo "all: exit $failed after $SECONDS s" | tee -a "$out/summary.txt"
 exit "$failed"

@@ -1,25 +1,25 @@
-"""Optimizer steps that take turns on the same buffers: their times and memory."""
+"""Optimizer steps that take turns: their times and memory."""
 
-import math
 import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 import slamb_jax
 from benchmarks.chips.traffic import traffic
 from benchmarks.rivals import elements
-from benchmarks.shapes import Shapes, abstract
+from benchmarks.shapes import Shapes
 
 AXIS = "data"
+EXCHANGE = slamb_jax.Exchange(AXIS)
+WARM_UP = 2  # turns that do not count
 Make = Callable[[], optax.GradientTransformation]
 
 
@@ -28,6 +28,14 @@ class Workers(NamedTuple):
 
     number: int = 1
     mesh: Mesh | None = None
+
+    def copies(self, tree: Any) -> Any:
+        """One copy of each array for every worker."""
+        if self.number == 1:
+            return tree
+        if self.mesh is None:
+            return slamb_jax.simulated_replicas(tree, self.number)
+        return slamb_jax.replicate(tree, self.mesh, EXCHANGE)
 
 
 ALONE = Workers()
@@ -39,16 +47,16 @@ class Contestant:
     def __init__(
         self,
         tx: optax.GradientTransformation,
-        shapes: Shapes,
+        params: optax.Params,  # of one worker
+        grads: Any,  # of all
         workers: Workers = ALONE,
     ) -> None:
-        params = abstract(shapes)
-        state = params, jax.eval_shape(tx.init, params)
+        self.tx, self.workers = tx, workers
+        state = params, tx.init(params)
         own = [x.size * x.dtype.itemsize for x in jax.tree.leaves(state[1])]
         self.copies = sum(own) / (4 * elements(params))  # of the parameters, as state
-        state, params = (on_workers(x, workers) for x in (state, params))
         start = time.perf_counter()
-        lowered = step_of(tx, workers).lower(state, params, None)
+        lowered = step_of(tx, workers).lower(workers.copies(state), grads, None)
         self.trace_seconds = time.perf_counter() - start
         self.step: Any = lowered.compile()
         self.compile_seconds = time.perf_counter() - start  # with the trace
@@ -57,43 +65,25 @@ class Contestant:
         found = traffic(str(self.step.as_text()))
         self.kernels = found.kernels
         self.moved = found.bytes  # through the memory, of a GPU or a TPU
-        parameters = sum(map(math.prod, shapes.values()))
-        self.passes = self.moved / (4 * parameters * workers.number)
-        self.treedef: Any
-        leaves, self.treedef = jax.tree.flatten(state)
-        scalar = 1 if workers.number > 1 else 0  # dimensions of one for each worker
-        arrays = [i for i, x in enumerate(leaves) if len(x.shape) > scalar]
-        self.shared = arrays[: 3 * len(shapes)]  # places of p, m and v
-        self.dtypes = [leaves[i].dtype for i in self.shared]
-        for i in self.shared:
-            leaves[i] = None
-        # Not shared with the others: counts, anchors and other state of its own.
-        self.own = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), leaves
-        )
+        self.passes = self.moved / (4 * elements(params) * workers.number)
         self.times: list[float] = []
-        self.peak = 0.0  # MiB above those held before the step
 
-    def take_turn(self, arrays: list[jax.Array], grads: Any) -> list[jax.Array]:
-        """Two steps on p, m, v (all leaves of each in turn); gives them back.
+    def take_turn(self, params: optax.Params, grads: Any) -> optax.Params:
+        """Two steps from the parameters of one worker; the parameters of all.
 
         The second is timed: the first finds the caches as another contestant left them.
         """
-        leaves = self.own
-        for i, x, dtype in zip(self.shared, arrays, self.dtypes, strict=True):
-            leaves[i] = x.astype(dtype)
-        state, _ = self.step(self.treedef.unflatten(leaves), grads, None)
-        state = jax.block_until_ready(state)
-        before = resident(reset=True)
+        one = jax.tree.map(jnp.copy, params)  # they are donated
+        state = self.workers.copies((one, self.tx.init(one)))
+        state, _ = jax.block_until_ready(self.step(state, grads, None))
         start = time.perf_counter()
         state, _ = jax.block_until_ready(self.step(state, grads, None))
         self.times.append(time.perf_counter() - start)
-        self.peak = max(self.peak, resident() - before)
-        self.own = jax.tree.leaves(state)
-        arrays = [self.own[i] for i in self.shared]
-        for i in self.shared:
-            self.own[i] = None
-        return arrays
+        return state[0]
+
+    def seconds(self) -> float:
+        """The median."""
+        return float(np.median(self.times[WARM_UP:]))
 
 
 def step_of(tx: optax.GradientTransformation, workers: Workers) -> Any:
@@ -107,57 +97,17 @@ def step_of(tx: optax.GradientTransformation, workers: Workers) -> Any:
         return (optax.apply_updates(params, updates), opt_state), ()
 
     if workers.mesh is not None:
-        exchange = slamb_jax.Exchange(AXIS)
-        return slamb_jax.per_worker_step(step, workers.mesh, exchange, check_vma=False)
+        return slamb_jax.per_worker_step(step, workers.mesh, EXCHANGE, check_vma=False)
     together = jax.vmap(step, axis_name=AXIS) if workers.number > 1 else step
     return jax.jit(together, donate_argnums=0)
 
 
-def on_workers(tree: Any, workers: Workers) -> Any:
-    """Shapes with one copy of each array for every worker."""
-    if workers.number == 1:
-        return tree
-    mesh = workers.mesh
-    sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(AXIS))
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(
-            (workers.number, *x.shape), x.dtype, sharding=sharding
-        ),
-        tree,
-    )
-
-
-def draw(
-    shapes: Shapes, rng: np.random.Generator, scale: float, workers: Workers = ALONE
-) -> dict[str, Any]:
-    """Random arrays; every worker has the same."""
-
-    def place(x: Any) -> jax.Array:
-        x = jnp.asarray(x * scale)
-        if workers.number == 1:
-            return x
-        if workers.mesh is None:
-            return jnp.stack([x] * workers.number)
-        exchange = slamb_jax.Exchange(AXIS)
-        return jax.tree.leaves(slamb_jax.replicate(x, workers.mesh, exchange))[0]
-
+def draw(shapes: Shapes, rng: np.random.Generator, scale: float) -> dict[str, Any]:
+    """Random arrays of one worker."""
     return {
-        name: place(rng.standard_normal(shape, np.float32))
+        name: jnp.asarray(rng.standard_normal(shape, np.float32) * scale)
         for name, shape in shapes.items()
     }
-
-
-def resident(*, reset: bool = False) -> float:
-    """The most MiB the process held since the last reset; 0 where it is not known."""
-    status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    try:
-        if reset:
-            clear.write_text("5")
-        lines = status.read_text().splitlines()
-    except OSError:
-        return 0.0
-    (line,) = [x for x in lines if x.startswith("VmHWM:")]
-    return int(line.split()[1]) / 1024
 
 
 def bandwidth(elements: int) -> float:
@@ -176,20 +126,22 @@ def race(
     optimizers: dict[str, Make],
     shapes: Shapes,
     rounds: int,
-    seed: int = 0,
-    workers: Workers = ALONE,
-    tell: Callable[[str], None] = lambda _: None,
+    seed: int,
+    workers: Workers,
+    tell: Callable[[str], None],
 ) -> dict[str, Contestant]:
-    """Has all take turns, ``rounds`` times after two that do not count.
+    """Has all take turns, ``rounds`` times after those that do not count.
 
     What is known of each when it is compiled is told at once. Where there are many
     cores several are compiled at a time.
     """
+
     rng = np.random.default_rng(seed)
-    grads = draw(shapes, rng, 1.0, workers)
+    grads = workers.copies(draw(shapes, rng, 1.0))
+    params = draw(shapes, rng, 0.02)
 
     def compiled(name: str) -> Contestant:
-        c = Contestant(optimizers[name](), shapes, workers)
+        c = Contestant(optimizers[name](), params, grads, workers)
         tell(
             f"{name}: compiled in {c.compile_seconds:.1f} s, {c.temporary:.0f} MiB of "
             f"temporaries, {c.passes:.1f} passes, {c.kernels} kernels"
@@ -198,15 +150,7 @@ def race(
 
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:
         field = dict(zip(optimizers, pool.map(compiled, optimizers), strict=True))
-    params = jax.tree.leaves(draw(shapes, rng, 0.02, workers))
-    arrays = [*params, *(jnp.zeros_like(x) for x in [*params, *params])]
-    del params
-    for _ in range(rounds + 2):
+    for _ in range(WARM_UP + rounds):
         for contestant in field.values():
-            arrays = contestant.take_turn(arrays, grads)
+            contestant.take_turn(params, grads)
     return field
-
-
-def seconds(times: list[float]) -> float:
-    """The median, without the two first turns."""
-    return float(np.median(times[2:]))

@@ -36,20 +36,6 @@ def bert(layers: int, width: int, *, vocabulary: int = 30522) -> Shapes:
     return shapes
 
 
-def resnet110() -> Shapes:
-    """ResNet-110 for CIFAR-10: three stages of 18 blocks of two convolutions."""
-    shapes: Shapes = {"stem": (3, 3, 3, 16), "stem/scale": (16,), "stem/bias": (16,)}
-    channels = 16
-    for stage, out in enumerate((16, 32, 64)):
-        for block in range(18):
-            for conv in range(2):
-                name = f"{stage}/{block}/{conv}"
-                shapes[name] = (3, 3, channels, out)
-                shapes[f"{name}/scale"] = shapes[f"{name}/bias"] = (out,)
-                channels = out
-    return shapes | {"head": (64, 10), "head/bias": (10,)}
-
-
 def scanned(shapes: Shapes, layers: int) -> Shapes:
     """The same model with its layers scanned: a stack of each kind of leaf."""
     stacks: Shapes = {}
@@ -62,29 +48,28 @@ def scanned(shapes: Shapes, layers: int) -> Shapes:
     return stacks
 
 
-def swin(width: int, depths: tuple[int, ...], heads: int, *, window: int = 7) -> Shapes:
-    """Swin Transformer for ImageNet, patches of 4 x 4 pixels."""
-    shapes: Shapes = {"patch": (4, 4, 3, width), "patch/bias": (width,)}
-    shapes |= norm("patch/norm", width)
-    for stage, depth in enumerate(depths):
-        for block in range(depth):
-            name = f"{stage}/{block}"
-            shapes[f"{name}/position"] = ((2 * window - 1) ** 2, heads)
-            shapes |= norm(f"{name}/norm1", width) | norm(f"{name}/norm2", width)
-            shapes |= dense(f"{name}/qkv", width, 3 * width)
-            shapes |= dense(f"{name}/out", width, width)
-            shapes |= dense(f"{name}/up", width, 4 * width)
-            shapes |= dense(f"{name}/down", 4 * width, width)
-        if stage < len(depths) - 1:
-            shapes |= norm(f"{stage}/merge/norm", 4 * width)
-            shapes[f"{stage}/merge/kernel"] = (4 * width, 2 * width)
-            width, heads = 2 * width, 2 * heads
-    return shapes | norm("norm", width) | dense("head", width, 1000)
+def small_leaves(leaves: int, width: int = 64) -> Shapes:
+    """A Transformer's layers that are not scanned: norms, attention, two dense ones."""
+    layer = [
+        (width,), (width, 3 * width), (width, width), (width,),
+        (width,), (width, 4 * width), (4 * width,), (4 * width, width),
+    ]  # fmt: skip
+    return {f"{i:04}": layer[i % len(layer)] for i in range(leaves)}
+
+
+def squares(millions: int) -> Shapes:
+    """Square leaves, each with its bias: of 1 M elements, in large models of 4 M."""
+    side = 2048 if millions >= 128 else 1024  # else there are hundreds to compile
+    shapes: Shapes = {}
+    for i in range(millions * 1024**2 // side**2):
+        shapes |= dense(f"{i}", side, side)
+    return shapes
 
 
 MODELS = {
-    "resnet-110": resnet110(),
-    "swin-b": swin(128, (2, 2, 18, 2), 4),
+    "layers": {k: s for i in range(4) for k, s in dense(f"{i}", 1024, 4096).items()},
+    **{f"leaves-{n}": small_leaves(n) for n in (20, 200, 400, 2000)},
+    **{f"squares-{n}m": squares(n) for n in (1, 4, 16, 64, 128, 300)},
     "bert-tiny": bert(2, 128),
     "bert-tiny-scanned": scanned(bert(2, 128), 2),
     "bert-base": bert(12, 768),

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from examples.common import images, inputs, loop, processes, records
+from examples import train as trainer
+from examples.common import inputs, processes, records
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -22,10 +23,9 @@ WORDS = ["tensor", "worker", "momentum", "average", "layer", "gradient", "ratio"
 
 def train(program, config):
     """A run on digits, ten of them held out, on devices of this process."""
-    train_on, test_on = images.digits()
-    test_on = inputs.Arrays(**{k: x[:10] for k, x in test_on.arrays.items()})
-    task = program.task(config, (train_on, test_on))
-    return loop.run(task, config, processes.mesh_of(config.workers))
+    train_on, test_on = inputs.digits()
+    task = program.task(config, (train_on, test_on[:10]))
+    return trainer.run(task, config, processes.mesh_of(config.workers))
 
 
 def text_in(folder, files=25):

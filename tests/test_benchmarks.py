@@ -1,48 +1,25 @@
-"""Benchmarks of a step, of choices and of different data; what their counters count."""
+"""Benchmarks of a step and of JointSpar; what their counters count."""
 
 import math
-import shutil
 import string
-import sys
-from pathlib import Path
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.flatten_util import ravel_pytree
 
-import slamb_jax
-from benchmarks import (
-    choices,
-    different_data,
-    few_bits,
-    finetune,
-    many_leaves,
-    race,
-    scaling,
-    slamb_accuracy,
-    slamb_gap,
-    step,
-)
-from benchmarks.checkouts import package
+from benchmarks import race, step
 from benchmarks.chips.traffic import traffic
-from benchmarks.fewer_bytes import __main__ as fewer_bytes
-from benchmarks.fewer_bytes.codes import CODES
-from benchmarks.fewer_bytes.step import Leaves, first_state, in_low_rank, step_of
-from benchmarks.fewer_bytes.trials import TRIALS, Trial
-from benchmarks.frontier.results import Results
-from benchmarks.jointspar import models, training
 from benchmarks.jointspar import step as sparse
+from benchmarks.jointspar import training
 from benchmarks.shapes import MODELS
-from examples.byte_lm.model import blocks
+from benchmarks.train.results import Results
+from examples.byte_lm.model import ByteLM, blocks
 from slamb_jax import jointspar
-from slamb_jax.exchange.codecs import codec_of
 from tests.close import assert_close
-from tests.optimizers import random_tree, standard_promotion
-from tests.workers import AXIS, mesh_of, train
+from tests.optimizers import standard_promotion
+from tests.workers import mesh_of
 
 SHAPES = {"w": (40, 300), "b": (300,)}
 FUSION = string.Template("""HloModule m
@@ -112,87 +89,36 @@ def test_of_a_compiled_program_each_array_is_passed_once():
     assert 4 * 4096 * 4 <= found.bytes <= 4 * 4096 * 5  # one kernel, or two
 
 
-@pytest.mark.parametrize("name", step.OPTIMIZERS)
+@pytest.mark.parametrize("name", step.optimizers(workers=1))
 def test_a_turn_is_two_steps_of_the_optimizer(name):
-    """All take turns on the same arrays; here each alone, against its own steps."""
-    make = step.OPTIMIZERS[name]
+    """Each turn begins with the same parameters."""
+    make = step.optimizers(workers=1)[name]
     rng = np.random.default_rng(0)
     params, grads = race.draw(SHAPES, rng, 0.02), race.draw(SHAPES, rng, 1.0)
     with standard_promotion():  # optax.lamb needs it
-        contestant = race.Contestant(make(), SHAPES)
+        contestant = race.Contestant(make(), params, grads)
         want, state, update = params, make().init(params), jax.jit(make().update)
-        for _ in range(4):
+        for _ in range(2):
             updates, state = update(grads, state, want)
             want = optax.apply_updates(want, updates)
-    leaves = [x + 0 for x in jax.tree.leaves(params)]  # they are donated
-    arrays = [*leaves, *(jnp.zeros_like(x) for x in [*leaves, *leaves])]
     for _ in range(2):
-        arrays = contestant.take_turn(arrays, grads)
+        found = contestant.take_turn(params, grads)
     assert len(contestant.times) == 2
     assert contestant.kernels > 0
-    assert_close(dict(zip("bw", arrays, strict=False)), want)
+    assert_close(found, want)
 
 
 def test_shapes_are_those_of_the_models():
-    sizes = {"swin-b": 87.8, "bert-base": 108.9, "bert-base-scanned": 108.9}
+    sizes = {"bert-base": 108.9, "bert-base-scanned": 108.9}
     for name, millions in sizes.items():
         assert round(sum(map(math.prod, MODELS[name].values())) / 1e6, 1) == millions
-
-
-def test_another_checkout_is_beside_this_one(tmp_path):
-    with pytest.raises(ValueError, match="is no checkout"):
-        package(tmp_path)
-    shutil.copytree(Path(slamb_jax.__file__).parent, tmp_path / "slamb_jax")
-    ours, before = slamb_jax.Exchange, package(tmp_path)
-    assert Path(before.__file__).parents[1] == tmp_path
-    assert before.Exchange is not ours
-    for make in (step.alone, step.exchanging):
-        makes, others = make(), make(before)
-        assert makes.keys() == others.keys()
-        for mine, other in zip(makes.values(), others.values(), strict=True):
-            params = {"w": jnp.ones(8)}
-            assert_close(mine().init(params), other().init(params))
-    assert sys.modules["slamb_jax"] is slamb_jax
-    assert sys.modules[ours.__module__].Exchange is ours
-
-
-@pytest.mark.parametrize("name", [choices.DENSE, *choices.CHOICES])
-def test_every_choice_is_an_optimizer_and_a_file_name(name):
-    out = choices.Config().out
-    assert Path(out, name).parent == out
-    method = choices.method_of(name, seed=0)
-    params = {"w": jnp.ones((4, 4), jnp.bfloat16), "b": jnp.zeros(4, jnp.bfloat16)}
-    method.make(0.1, method.exchange).init(params)
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_a_worker_has_two_classes_where_data_differ(apart):
-    _, y = next(different_data.batches(apart, 0))
-    for own in np.split(y, different_data.WORKERS):
-        assert (len(set(own // 2)) == 1) is apart
-
-
-@pytest.mark.long
-def test_the_default_is_dense_where_data_differ_and_local_steps_are_not():
-    def trained(name, apart=True):
-        return different_data.train(different_data.METHODS[name][0], 3e-3, apart, 0)
-
-    with standard_promotion():
-        dense, ours, local = map(trained, ("optax.adamw", "adamw", "DiLoCo, H 30"))
-        alike = trained("adamw", apart=False)
-    assert ours[0] < 3 * dense[0]
-    assert ours[1] > dense[1] - 0.01
-    assert local[0] > 10 * dense[0]  # a loss that this test would notice
-    assert ours[2] < 0.7
-    assert np.isfinite(alike[0])
-    assert alike[2] > 0.7
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("standard_promotion")
 def test_what_is_timed_is_training():
     """Dense and full-budget steps agree; the frozen one moves what is not a layer."""
-    model = models.resnet(2, 0, models.ResNet(channels=(4,), depth=2))
+    model = sparse.transformer(2, 0, ByteLM(2, 16, 2, 8))
     dense = sparse.compiled(model, optax.lars(sparse.RATE))
     frozen = sparse.compiled(model, optax.lars(sparse.RATE), frozen=True)
     tx = jointspar.jointspar(optax.lars(sparse.RATE), sparse.ONE, blocks, model.layers)
@@ -222,134 +148,26 @@ def test_a_run_counts_what_it_sent(tmp_path, monkeypatch):
     (lars,), (ours,) = found
     sizes = training.layer_sizes(job)
     assert len(sizes) == 4
-    assert lars["sent"][-1] == steps * 4 * sum(sizes.values())  # 2 (n-1)/n = 1
+    assert lars["sent"] == steps * 4 * sum(sizes.values())  # 2 (n-1)/n = 1
     assert lars["active"] == 1
-    most = lars["sent"][-1] + 4 * 3 * steps  # and a norm with each layer
-    assert 4 * sizes[None] * steps < ours["sent"][-1] < most
+    most = lars["sent"] + 4 * 3 * steps  # and a norm with each layer
+    assert 4 * sizes[None] * steps < ours["sent"] < most
     assert 0.2 < ours["active"] < 0.8
-    assert np.isfinite(lars["losses"] + ours["losses"]).all()
-    assert training.training_table(found, "", "").row_count == 2
+    assert np.isfinite([lars["loss"], ours["loss"]]).all()
+    assert training.cells([ours], [lars])["method"] == "JointSpar-LARS, 0.5 D"
     again = training.train_all(*args, Results(results.path), lines.append)
     assert (again, len(lines)) == (found, 2)
 
 
-@pytest.mark.parametrize(
-    ("benchmark", "option"),
-    [
-        (choices, "only"),
-        (different_data, "only"),
-        (fewer_bytes, "only"),
-        (few_bits, "only"),
-        (finetune, "pairs"),
-        (many_leaves, "only"),
-        (slamb_accuracy, "only"),
-        (slamb_gap, "only"),
-    ],
-)
-def test_a_name_that_a_benchmark_does_not_know_is_told(benchmark, option):
-    config = benchmark.Config(**{option: ("nothing",)})
-    told = rf"--{option}: \['nothing'\] are .*\['\w"
+def test_a_name_that_a_benchmark_does_not_know_is_told():
+    told = r"--only: \['nothing'\] are .*\['\w"
     with pytest.raises(SystemExit, match=told):
-        benchmark.main(config)
-
-
-@pytest.mark.parametrize("benchmark", [fewer_bytes, slamb_gap])
-def test_a_task_that_a_benchmark_does_not_know_is_told(benchmark):
-    with pytest.raises(SystemExit, match=r"--task: \['nothing'\] are .*byte_lm_apart"):
-        benchmark.main(benchmark.Config(task="nothing"))
-
-
-@pytest.mark.parametrize("workers", [0, 3, -2])
-def test_trials_tell_of_workers_that_they_cannot_simulate(workers):
-    with pytest.raises(SystemExit, match=f"--workers: {workers} is no multiple"):
-        fewer_bytes.main(fewer_bytes.Config(workers=workers))
-
-
-@pytest.mark.usefixtures("standard_promotion")  # optax mixes types
-@pytest.mark.parametrize("name", slamb_gap.CHAINS)
-def test_chains_of_the_gap_take_a_step(name):
-    tx = slamb_gap.CHAINS[name](0.1)
-    params = {"w": jnp.ones((40, 50)), "b": jnp.ones(30)}
-
-    def step(gradient):
-        updates, _ = tx.update(gradient, tx.init(params), params)
-        return optax.apply_updates(params, updates)
-
-    gradients = jax.tree.map(lambda x: jnp.stack([x] * 4), params)
-    found = jax.eval_shape(jax.vmap(step, axis_name=slamb_gap.AXIS), gradients)
-    chex.assert_trees_all_equal_shapes_and_dtypes(found, gradients)
+        step.main(step.Config(only=("nothing",)))
 
 
 def test_matrices_of_large_models_are_large():
     for millions, matrices in ((64, 64), (128, 32), (300, 75)):
-        shapes = scaling.shapes_of(millions)
+        shapes = MODELS[f"squares-{millions}m"]
         kernels = [shape for shape in shapes.values() if len(shape) == 2]
         assert len(kernels) == matrices
         assert sum(map(math.prod, kernels)) == millions * 2**20
-
-
-def test_codes_of_normal_numbers_keep_less_than_any_could():
-    """No code of as many bits leaves less than Shannon's bound."""
-    rows = {row[""]: row for row in fewer_bytes.energy_left()}
-    for row in rows.values():
-        assert float(row["the least, by Shannon"]) < float(row["left"]) < 1
-    assert abs(float(rows["sign"]["left"]) - (1 - 2 / np.pi)) < 0.01
-
-
-@pytest.mark.parametrize("size", [70, 3000, 70_000])
-@pytest.mark.parametrize("payload", [name for name in CODES if name != "uniform4"])
-def test_what_codes_stand_for_is_what_the_library_decodes(payload, size):
-    x = jax.random.normal(jax.random.key(0), (1, size))
-    codec = codec_of(payload)
-    code = codec.encode_array(x, codec.group_of(size), jnp.uint32(0))
-    want = codec.decode(*code).reshape(1, -1)[:, :size]
-    assert_close(CODES[payload].stands_for(x), want)
-
-
-def three_steps(trial, params, gradients):
-    """The parameters as a vector, after three steps on (workers, elements)."""
-    flat, _ = ravel_pytree(params)
-    leaves = Leaves(params)
-    step = jax.jit(step_of(trial, leaves))
-    state = first_state(flat, len(gradients), trial, leaves)
-    for t in (1, 2, 3):
-        state = step(state, gradients, jnp.int32(t), jnp.float32(0.1))
-    return state.params
-
-
-@pytest.mark.usefixtures("standard_promotion")
-def test_what_is_predicted_cancels_where_nothing_is_rounded():
-    params = random_tree({"a": (40, 30), "b": (70,)}, 99)
-    gradients = jax.random.normal(jax.random.key(1), (4, 1270))
-    want = three_steps(Trial(None), params, gradients)
-    assert_close(three_steps(Trial(None, predicted=0.8), params, gradients), want)
-
-
-@pytest.mark.usefixtures("standard_promotion")
-def test_a_product_of_full_rank_is_the_matrix():
-    params = {"a": jnp.zeros((32, 5, 8)), "b": jnp.zeros(70)}
-    leaves, trial = Leaves(params), Trial(None, rank=32)
-    x = jax.random.normal(jax.random.key(1), (4, 32 * 40 + 70))
-    bases = first_state(x[0], 4, trial, leaves).bases
-    q, _, received, _ = in_low_rank(trial, leaves)(x, None, None, bases, None)
-    bound = 40 * np.finfo(np.float32).eps * np.abs(x).max()  # two sums of 32 and 40
-    np.testing.assert_allclose(q, x, rtol=0, atol=bound)
-    np.testing.assert_allclose(received[0], x.mean(0), rtol=0, atol=bound)
-
-
-@pytest.mark.usefixtures("standard_promotion")
-def test_trials_are_steps_of_the_optimizer():
-    """The vector's step is that of adamw in the same codes, where nothing differs."""
-    shapes = {"a": (40, 30), "b": (70,)}
-    trees = [random_tree(shapes, seed) for seed in range(8)]
-    gradients = jax.tree.map(lambda *x: jnp.stack(x), *trees)
-    params = random_tree(shapes, 99)
-    exchange = slamb_jax.Exchange(AXIS)
-    tx = slamb_jax.adamw(0.1, exchange, b1=0.8, b2=0.95, weight_decay=0.0)
-
-    history = train(tx, params, [gradients] * 3, "vmap")
-    want = jax.tree.map(lambda x: x[0], history[-1][0])
-    _, tree_of = ravel_pytree(params)
-    vectors = jnp.stack([ravel_pytree(tree)[0] for tree in trees])
-    found = three_steps(TRIALS["ternary"], params, vectors)
-    assert_close(tree_of(found), want)

@@ -18,12 +18,13 @@ import tyro
 pytest.importorskip("sklearn")
 
 import slamb_jax
-from benchmarks.frontier import __main__ as frontier
-from benchmarks.frontier import report
-from benchmarks.frontier.claims import losses_on_seeds, paired
-from benchmarks.frontier.grid import GRIDS, MARGIN, TESTED_ON
-from benchmarks.frontier.methods import DENSE
-from benchmarks.frontier.results import Results
+from benchmarks.train import __main__ as training
+from benchmarks.train import tables
+from benchmarks.train.grids import GRIDS
+from benchmarks.train.grids.frontier import TESTED_ON
+from benchmarks.train.results import Results
+from benchmarks.train.tasks import parameters
+from benchmarks.train.trials import Comparison
 from slamb_jax import command_line
 from tests.programs import ROOT
 
@@ -49,23 +50,32 @@ def claims():
             yield page, *(cell.strip() for cell in line.strip("|").split("|"))
 
 
+def setting_of(path, name):
+    """The setting of that name in the grid whose results these are."""
+    grid = GRIDS[path.stem]
+    (setting,) = {x for x in grid.settings if str(x) == name}
+    return grid, setting
+
+
 @functools.cache
 def cells(path, name):
-    (setting,) = {s for grid in GRIDS.values() for s in grid if str(s) == name}
-    return setting, report.cells(setting, Results(path))
+    grid, setting = setting_of(path, name)
+    trials = [trial for trial in grid.trials if trial.setting == setting]
+    found = tables.cells(trials, Results(path))
+    return setting, grid.dense, {cell.trial.method: cell for cell in found}
 
 
 def of_runs(path, locator, seeds):
     """Sizes, rates, losses and shares of methods, and the first beside the others."""
     name, methods = locator.split(": ", 1)
-    setting, found = cells(path, name)
+    setting, dense, found = cells(path, name)
     chosen = [found[method] for method in methods.split(" / ")]
-    parameters = found[DENSE].runs[0]["points"][-1]["exchanges"][0][1] / 4
-    yield from (setting.workers, setting.batch, setting.steps, parameters)
+    yield from (setting.workers, setting.batch, setting.steps)
+    yield parameters(setting.task)
     for cell in chosen:
         assert ", ".join(str(run["key"]["seed"]) for run in cell.runs) == seeds
         rates = [x.runs[0]["key"]["rate"] for x in (chosen[0], cell)]
-        share = cell.bytes / found[DENSE].bytes
+        share = cell.bytes / found[dense].bytes
         yield from (share, 2 * share, 32 * share)  # also of bfloat16, and in bits
         yield from (cell.loss, rates[1], rates[0] / rates[1])
         yield chosen[0].bytes / cell.bytes
@@ -75,12 +85,15 @@ def of_runs(path, locator, seeds):
 def of_pairs(path, locator):
     """Sizes, mean losses over the seeds of the tests, and their difference in %."""
     name, methods = locator.split(": ", 1)
-    (setting,) = {s for grid in GRIDS.values() for s in grid if str(s) == name}
-    both = [losses_on_seeds(setting, x, Results(path)) for x in methods.split(" / ")]
-    yield from (setting.workers, setting.batch, setting.steps, *map(fmean, both))
-    test = paired(*both)
-    yield from (test.seeds, methods.split("b1 ")[-1] if "b1 " in methods else 0.9)
-    for x in (test.mean, test.low, test.high, math.log1p(MARGIN)):
+    _, setting = setting_of(path, name)
+    both, results = [(x,) for x in methods.split(" / ")], Results(path)
+    what = Comparison(methods, *both, (setting,), TESTED_ON)
+    means = [fmean(tables.losses_of(x, what, setting, results)) for x in both]
+    yield from (setting.workers, setting.batch, setting.steps, *means)
+    (test,) = tables.differences(what, results)
+    yield from (len(test.pairs), methods.split("b1 ")[-1] if "b1 " in methods else 0.9)
+    ends = test.mean - test.half, test.mean + test.half
+    for x in (test.mean, *ends, math.log1p(tables.MARGIN)):
         yield f"{100 * abs(math.expm1(x))}%"
     yield "95%"
 
@@ -158,11 +171,12 @@ def config_of(arguments):
 
 
 def is_made_again(config, data, seeds, minutes):
-    """Runs of the frontier: every one of the row, elsewhere, in the minutes it says."""
-    recorded = Results(frontier.RECORDED / f"{config.grid}.jsonl")
-    assert config.out != frontier.RECORDED
-    assert int(minutes) == max(1, round(frontier.minutes(config, recorded)))
-    chosen = {f"{setting}: {method}" for setting, method in frontier.pairs(config)}
+    """Trainings: every one of the row, elsewhere, in the minutes it says."""
+    recorded = Results(training.RECORDED / f"{config.grid}.jsonl")
+    assert config.out != training.RECORDED
+    if about := training.minutes(config, recorded):
+        assert int(minutes) == max(1, round(about))
+    chosen = {f"{x.setting}: {x.method}" for x in training.trials(config)}
     for name, methods in re.findall(r"\.jsonl` (\S+): ([^;]+)", data):
         assert {f"{name}: {x.strip()}" for x in methods.split(" / ")} <= chosen
     wanted = {int(x) for x in re.findall(r"\d", seeds)}
@@ -180,7 +194,7 @@ def test_the_command_makes_the_row_again(row, monkeypatch):
             command_line.main(arguments)
         elif program == "python":
             config = config_of(arguments)
-            if isinstance(config, frontier.Config):
+            if isinstance(config, training.Config):
                 is_made_again(config, data, seeds, minutes)
         else:
             steps = re.findall(r"^(\w+)\(\) {", (ROOT / program).read_text(), re.M)

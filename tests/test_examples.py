@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks.frontier.tasks import task
+from benchmarks.train.tasks import task
 from examples.byte_lm import data, methods
 from examples.byte_lm.model import ByteLM, next_byte_loss
 from examples.common import simulated
@@ -121,14 +121,12 @@ def test_main_job(tmp_path):
     options += ["--files", tmp_path / "text", "--out", tmp_path / "out"]
     command = "-m", "examples.byte_lm.main", *options, "--optimizer", *methods.METHODS
     # Two steps of each: it compiles.
-    printed = programs.ended(*command, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
+    programs.ended(*command, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
     runs = json.loads((tmp_path / "out" / "results.json").read_text())
     by_name = dict(zip(methods.METHODS, runs, strict=True))
     for r in runs:
         assert r["steps"] == [1, 2]
         assert np.isfinite(r["losses"]).all()
-    links, whole = by_name["slamb_from_links"], by_name["slamb"]
-    np.testing.assert_allclose(links["losses"], whole["losses"], rtol=1e-5)
     sent = {name: r["sent"][-1] for name, r in by_name.items()}
     dense = {bytes for name, bytes in sent.items() if name.startswith("dense_")}
     assert dense == {sent["dense_lamb"]}
@@ -136,8 +134,6 @@ def test_main_job(tmp_path):
     assert {sent[name] for name in few} == {sent["sgd"]}
     assert sent["sgd"] < 0.1 * sent["dense_sgd"]
     assert sent["muon"] < 0.3 * sent["dense_muon"]  # 8 bits
-    assert sent["jointspar_lars"] <= 1.01 * sent["dense_lamb"]
-    assert "2.00 of 2 blocks active on average" in printed
     assert (tmp_path / "out" / "curves.png").stat().st_size > 10_000
 
 

@@ -12,7 +12,7 @@ import tyro
 pytest.importorskip("sklearn")
 
 from benchmarks import step
-from benchmarks.frontier import __main__ as frontier
+from benchmarks.train import __main__ as training
 from examples.common.options import check_names
 from tests.programs import ROOT
 
@@ -63,11 +63,11 @@ def test_each_part_is_a_command_that_means_something(call, tiny):
     assert len(steps) == 3
     for args in steps:
         config = tyro.cli(step.Config, args=args)
-        known = step.alone() if config.workers == 1 else step.exchanging()
+        known = step.optimizers(config.workers)
         check_names("--only", config.only, known)
-    (args,) = arguments_of("benchmarks.frontier", calls)
-    config = tyro.cli(frontier.Config, args=args)
-    methods = [method for _, method in frontier.pairs(config)]
+    (args,) = arguments_of("benchmarks.train", calls)
+    config = tyro.cli(training.Config, args=args)
+    methods = [trial.method for trial in training.trials(config)]
     assert methods == ["AdamW", "adamw, H 1"]
     limit = int(re.search(r"frontier, at most (\d+) s", done.stdout)[1])
     assert config.budget <= limit - 50  # for its start, a compilation and a checkpoint

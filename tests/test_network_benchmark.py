@@ -1,6 +1,5 @@
 """Benchmark on slow links: its arithmetic and processes; it leaves nothing behind."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,13 +10,15 @@ from pathlib import Path
 import jax
 import pytest
 
-from benchmarks.network import model, namespaces, results
-from benchmarks.network.__main__ import Config, check
+import slamb_jax
+from benchmarks.network import __main__ as benchmark
+from benchmarks.network import model, namespaces, timings
 from benchmarks.network.counters import SHARE, Counters
+from benchmarks.network.losses import Results, Setting
 from benchmarks.network.processes import workers
-from benchmarks.network.report import write
-from benchmarks.network.worker import Contestant
+from benchmarks.network.worker import WARM, program
 from benchmarks.rivals import elements
+from benchmarks.train.tasks import task
 from tests import programs
 from tests.optimizers import standard_promotion
 from tests.workers import mesh_of
@@ -42,65 +43,64 @@ def test_headers_are_taken_off():
     assert sent.data_bytes == joined.data_bytes == 3 * 1448
     assert sent.header_share == pytest.approx(1 - 3 * 1448 / acknowledged)
     assert joined.header_share == pytest.approx(1 - SHARE)
+    assert Counters(0, 0, 0, 0, 0).header_share == 0  # of a step that sends nothing
 
 
-def report(*seconds):
-    sent = dict.fromkeys(("interface_packets", "queue_packets"), 10)
-    sent |= dict.fromkeys(("interface_bytes", "queue_bytes"), 10 * 1514)
-    block = {"seconds": list(seconds), "sent": sent | {"dropped": 0}}
-    names = [f"{name}{alone}" for name in results.ADVISED for alone in ("", ", alone")]
-    return {"blocks": dict.fromkeys(names, block), "barriers": [0.006, 0.006]}
+def test_a_step_is_that_of_a_cycle_and_counts_its_bytes(tmp_path, monkeypatch):
+    """SLAMB averages once in ten steps, in 7 s; others take 2 s, one 90."""
+    monkeypatch.setattr(benchmark, "wire_bytes", lambda name, setting: 1e6)
+    config = benchmark.Config(task="digits", rates=(200.0,))
+    results = Results(tmp_path / "r.jsonl")
+    sent = dict.fromkeys(("interface_packets", "queue_packets"), 430)
+    sent |= dict.fromkeys(("interface_bytes", "queue_bytes"), 430 * 1514)
+    for key, ask, _ in list(config.wanted(results)):
+        exchange = model.METHODS[ask.method].exchange
+        steps = range(WARM + 1, ask.steps + 1)
+        rare = [exchange.sync_every == 10 and exchange.averages_at(t) for t in steps]
+        seconds = [90.0, *(7.0 if is_rare else 2.0 for is_rare in rare[1:])]
+        each = {"compile_seconds": 9.0, "losses": [], "seconds": seconds}
+        each |= {"sent": sent | {"dropped": 0}, "barrier": 0.006}
+        results.add(timings.result(key, ask, [each] * 4))
+    assert list(config.wanted(results)) == []
+    setting, names = config.setting, model.METHODS
+    rows = [benchmark.cells(setting, name, 200.0, results) for name in names]
+    assert [r["ms a step"] for r in rows] == ["2000", "2000", "2500", "2500"]
+    assert {r["kB sent"] for r in rows} == {f"{430 * 1.448 / 40:.0f}"}  # of 40 steps
+    assert {r["counters /"] for r in rows} == {"0.016"}
+    d = elements(jax.eval_shape(task(setting.task).init, jax.random.key(0)))
+    ring = 2 * 3 / 4 * 4 * d
+    predicted = 2000 + 8e3 * ring / (200e6 * SHARE)
+    assert int(rows[0]["advised"]) == pytest.approx(predicted, abs=20)
 
 
-def test_a_step_ends_with_the_last_worker_and_counts_its_cycle(tmp_path):
-    cycles = [[report(1.0, 3.0), report(2.0, 2.0)]] * 2
-    cycles += [[report(90.0, 90.0), report(1.0, 1.0)]]  # disturbed
-    wires = {
-        name: {"every_step": 1e6, "at_average": 5e6 * name.startswith("SLAMB")}
-        for name in results.ADVISED
-    }
-    exchange = Config(sync_every=10).exchange
-    rows = results.rows(200.0, cycles, wires, exchange)
-    assert [r.step_seconds for r in rows] == [2.5] * 4
-    assert [r.wire_bytes for r in rows] == [1e6, 1e6, 1.5e6, 1.5e6]
-    assert {r.data_bytes for r in rows} == {5 * 1448}
-    assert {r.latency for r in rows} == {0.003}  # two messages between two workers
-    ring = 2 * 1 / 2 * 4 * elements(jax.eval_shape(model.init, jax.random.key(0)))
-    predicted = 2.5 + 8 * ring / (200e6 * SHARE) + 0.003  # the last message
-    assert rows[0].predicted_seconds == pytest.approx(predicted)
-    assert rows[0].link_seconds == pytest.approx(8e6 / 200e6)
-    dense, *_ = results.rows(None, cycles, wires, exchange)
-    assert dense.data_bytes == 5 * 1448 / 2  # both workers see the one interface
-    assert dense.predicted_seconds is None
-    data, picture = write(rows, {"seed": 0}, tmp_path)
-    assert [r["mbit"] for r in json.loads(data.read_text())["rows"]] == [200.0] * 4
-    assert picture.stat().st_size > 10_000
-
-
-@pytest.mark.parametrize("name", results.ADVISED)
-def test_a_step_alone_sends_nothing(name, monkeypatch):
-    monkeypatch.setattr(model, "ROWS", 64)
-    method = model.methods(Config(sync_every=3).exchange)[name]
+@pytest.mark.filterwarnings("ignore:step changes most of the state")
+@pytest.mark.parametrize("name", model.METHODS)
+def test_a_step_alone_sends_nothing(name):
+    setting = Setting("digits", 4, 1, 8)
     with standard_promotion():  # optax.lamb needs it
-        both = (model.alone(method), method)
-        alone, sending = (Contestant(x, mesh_of(4), 0).wire() for x in both)
-    assert (alone["every_step"], alone["at_average"]) == (0, 0)
-    assert sending["every_step"] > 1e5
+        for is_alone in (True, False):
+            made, _ = program(setting, name, mesh_of(4), is_alone)
+            batch = next(made.batches(0))
+            report = slamb_jax.wire_report(made.step.lower(made.start(0.1, 0), batch))
+            averages = report.bytes_sent(conditional=True)
+            if is_alone:
+                assert (report.bytes_sent(), averages) == (0, 0)
+            else:
+                assert report.bytes_sent() > 1e4
 
 
-def test_what_is_missing_or_impossible_is_said(monkeypatch):
+def test_what_is_missing_or_impossible_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", "")
     assert "no ip" in str(namespaces.missing())
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert namespaces.missing() == "root"
-    with pytest.raises(SystemExit, match=r"missing here: root\. With --loopback"):
-        check(Config())
-    check(Config(loopback=True))
-    impossible = {"rates": (200.0, 0.0), "rounds": 0, "workers": 201, "sync_every": 0}
+    with pytest.raises(SystemExit, match=r"iproute2; missing: root\."):
+        benchmark.main(benchmark.Config(out=tmp_path))
+    impossible = {"rates": (200.0, 0.0), "workers": 201}
     for name, value in impossible.items():
-        with pytest.raises(SystemExit, match=f"--{name.replace('_', '-')}"):
-            check(Config(**{name: value}, loopback=True))
+        with pytest.raises(SystemExit, match=f"--{name}"):
+            benchmark.main(benchmark.Config(**{name: value}))
 
 
 def test_a_worker_that_ends_or_is_silent_ends_the_run():
@@ -119,21 +119,21 @@ def test_a_worker_that_ends_or_is_silent_ends_the_run():
 @shaped
 @pytest.mark.long
 def test_a_shaped_run_counts_what_the_compiler_says(tmp_path):
-    run = programs.start(*COMMAND, "--rates", "500", "--rounds", "1", "--out", tmp_path)
+    run = programs.start(*COMMAND, "--rates", "500", "--out", tmp_path)
     try:
-        _, told = run.communicate(timeout=280)
+        _, told = run.communicate(timeout=900)
     finally:
         run.terminate()  # it then removes its hosts
     assert run.returncode == 0, told
     assert left_of(f"slamb-{run.pid}-") == []
-    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
-    assert [r["optimizer"] for r in rows] == list(results.ADVISED)
-    for r in rows:
-        assert r["data_bytes"] == pytest.approx(r["wire_bytes"], rel=0.03)
-        assert r["advised_bytes"] == pytest.approx(r["wire_bytes"], rel=0.01)
-        assert 0.04 < r["header_share"] < 0.08
-        link = 8 * r["wire_bytes"] / 500e6
-        assert r["step_seconds"] > 0.9 * link  # the links are as slow as they were made
+    config, results = benchmark.Config(), Results(tmp_path / "steps.jsonl")
+    for name in model.METHODS:
+        r = benchmark.cells(config.setting, name, 500, results)
+        assert float(r["counters /"]) == pytest.approx(1, abs=0.03)
+        assert float(r["advised /"]) == pytest.approx(1, abs=0.01)
+        assert 4 < float(r["headers"].removesuffix("%")) < 8
+        link = 8 * float(r["wire report"]) / 500  # ms
+        assert float(r["ms a step"]) > 0.9 * link  # as slow as the links were made
 
 
 def children(pid):

@@ -1,6 +1,7 @@
-"""What the programs share: options, sweeps, sizes, input, bytes, diagnostics."""
+"""What the programs share: options, sizes, input, optimizers, bytes, progress."""
 
 import dataclasses
+import functools
 import importlib
 import re
 from pathlib import Path
@@ -13,13 +14,13 @@ import numpy as np
 import optax
 import pytest
 import yaml
-from rich.console import Console
 
 import slamb_jax
-from examples import sweep
-from examples.common import inputs, loop, options, processes, records
-from examples.common.optimizers import KINDS, kernels, optimizer, traffic
+from examples.bert import data as text
+from examples.common import inputs, options, processes, records
+from examples.common.optimizers import KINDS, dense, kernels, optimizer
 from examples.common.options import Options
+from examples.common.traffic import report_of, traffic_of
 from slamb_jax import Exchange
 from slamb_jax.exchange.selections import Strided
 from tests import programs
@@ -28,7 +29,7 @@ from tests.workers import AXIS
 
 SHAPES = {"a": (30, 20), "b": (20,), "c": (3, 3)}
 EXCHANGE = Exchange(AXIS)
-NUMBERS = inputs.Arrays(x=np.arange(37))
+NUMBERS = inputs.examples_of(x=np.arange(37))
 PAPER = Exchange.paper(AXIS, selection=Strided(min_size=50), sync_every=3)
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -103,29 +104,6 @@ def test_a_run_does_not_resume_with_other_options(tmp_path):
     assert yaml.safe_load(path.read_text())["exchange"] == {"axis_name": AXIS}
 
 
-def test_a_sweep_makes_each_run_once(tmp_path, monkeypatch):
-    made = []
-
-    def run(task, config, mesh):
-        made.append((config.optimizer, config.seed, config.out))
-        return loop.Result(1, {}, 1.0, 1.0, 1.0)
-
-    monkeypatch.setattr(loop, "run", run)
-    monkeypatch.setattr(processes, "start", lambda config: None)
-    chosen = sweep.settings(["optimizer=adamw,slamb", "seed=0,1"])
-    for _ in range(2):
-        sweep.run_all("cifar10", chosen, ["--epochs", "1"], tmp_path, Console())
-    assert made[:4] == made[4:]  # the same folder for the same options
-    assert len({out for _, _, out in made}) == 4
-    grid = [(name, seed) for name in ("adamw", "slamb") for seed in (0, 1)]
-    assert [m[:2] for m in made[:4]] == grid
-    words = {"depths": "2/2", "dense": "false", "remat": "true", "overlap": "true"}
-    want = ["--depths", "2", "2", "--no-dense", "--remat", "--overlap", "true"]
-    assert sweep.arguments(tuple(words.items())) == want
-    with pytest.raises(SystemExit, match="got 'seed'"):
-        sweep.settings(["seed"])
-
-
 SIZES = {
     ("cifar10", "sgdm"): 1_727_962,
     ("cifar10", "lamb"): 1_727_962,
@@ -141,39 +119,43 @@ RATES = {  # steps, and the learning rate at some of them, as published
     ("bert", "large"): (7038, {0: 0, 1000: 3e-3, 2000: 6e-3, 4519: 4.2426e-3, 7038: 0}),
     ("swin", "base"): (23_459, {782: 2.828e-3, 1564: 5.656e-3}),
 }
-full_size = pytest.mark.parametrize(("program", "name"), SIZES)
 
 
-def config_file(program, name):
-    return programs.EXAMPLES / program / "configs" / f"{name}.yaml"
+def black(number, side):
+    """Images that take no memory."""
+    image = np.broadcast_to(np.zeros((), np.float32), (number, side, side, 3))
+    return inputs.examples_of(image=image, label=np.zeros(number, np.int32))
 
 
-@full_size
+def sources_of(program, config):
+    """Examples of the program's shapes, and as many."""
+    if program == "bert":
+        tokens = np.broadcast_to(np.uint16(0), 1000 * config.length)
+        row = text.sequences(tokens, config.length)
+        return [text.masked(row, config.vocabulary)] * 2
+    return [black(1_281_167, 224) if program == "swin" else black(50_000, 32)] * 2
+
+
+@pytest.mark.parametrize(("program", "name"), SIZES)
 def test_a_configuration_has_its_published_size(program, name):
-    train = importlib.import_module(f"examples.{program}.train")
-    args = "--config", str(config_file(program, name))
-    config = options.parse(train.Config, "", args)
-    task = train.task(config, train.blank(config))
-    params, kept = jax.eval_shape(task.init, jax.random.key(0))
+    """And its loss is a number in float32."""
+    main = importlib.import_module(f"examples.{program}.main")
+    path = programs.EXAMPLES / program / "configs" / f"{name}.yaml"
+    config = options.parse(main.Config, "", ["--config", str(path)])
+    task = main.task(config, sources_of(program, config))
+    params, statistics = jax.eval_shape(task.init, jax.random.key(0))
     leaves = jax.tree.leaves(params)
     assert sum(x.size for x in leaves) == SIZES[program, name]
     chex.assert_type(leaves, jnp.float32)
     first = jax.tree.map(lambda x: np.stack([x] * config.batch_size), task.source[0])
-    loss, _ = jax.eval_shape(task.loss, params, kept, first, jax.random.key(0))
-    assert (loss.shape, loss.dtype) == ((), jnp.float32)
+    for key in (jax.random.key(0), None):
+        scores, _ = jax.eval_shape(task.scores, params, statistics, first, key)
+        for score in scores.values():
+            assert (score.shape, score.dtype) == ((config.batch_size,), jnp.float32)
     steps, rates = RATES.get((program, name), (task.steps, {}))
     assert task.steps == steps
     found = [float(task.schedule(t)) for t in rates]
     assert found == pytest.approx([*rates.values()], rel=1e-3, abs=1e-9)
-
-
-@pytest.mark.long
-@full_size
-def test_full_size_compiles(program, name):
-    words = program, "--config", config_file(program, name), "--compile"
-    printed = programs.ended("-m", "examples.shapes", *words, timeout=900)
-    assert f"parameters: {SIZES[program, name]:,}" in printed
-    assert "GiB of temporaries" in printed
 
 
 def test_batches_do_not_depend_on_the_number_of_processes(monkeypatch):
@@ -203,7 +185,7 @@ def test_with_other_workers_no_example_is_seen_twice_and_each_held_out_once():
         next(four)  # 8 batches of a worker
     inputs.resume(three, inputs.position(four, 4), 3)
     np.testing.assert_array_equal(next(three)["x"], np.concatenate(seen[9:12]))
-    batches = list(inputs.held_out(inputs.Arrays(x=np.arange(10)), 4))
+    batches = list(inputs.held_out(inputs.examples_of(x=np.arange(10)), 4))
     chex.assert_tree_shape_prefix(batches, (4,))
     x, weight = (np.concatenate([b[n] for b in batches]) for n in ("x", "weight"))
     assert list(x[weight == 1]) == list(range(10))
@@ -223,20 +205,17 @@ def loss_of(p, batch):
 
 
 @pytest.mark.parametrize(
-    ("changes", "exchange"),
+    ("name", "exchange"),
     [
-        *(({"optimizer": name, "dense": True}, EXCHANGE) for name in KINDS),
-        *(({"optimizer": name}, exchange_of(name)) for name in KINDS),
-        ({"accumulate_steps": 2, "dense": True}, EXCHANGE),
-        ({"accumulate_steps": 2, "clip_norm": 1.0}, Exchange(AXIS, payload="uniform8")),
-        *(({}, Exchange(AXIS, **MEANS, sync_every=every)) for every in (1, 100)),
+        *((name, exchange_of(name)) for name in KINDS),
+        *(("adamw", Exchange(AXIS, **MEANS, sync_every=every)) for every in (1, 100)),
     ],
 )
-def test_traffic_is_that_of_the_compiled_step(changes, exchange):
-    o, params = Options(exchange=exchange, **changes), random_tree(SHAPES, 0)
-    mesh = processes.mesh_of(o.workers)
-    found, dense = traffic(o, params, mesh)
-    tx = optimizer(o, optax.constant_schedule(0.1))
+def test_traffic_is_that_of_the_compiled_step(name, exchange):
+    params, mesh = random_tree(SHAPES, 0), processes.mesh_of(4)
+    make = functools.partial(KINDS[name][0], 0.1)
+    found = traffic_of(make, exchange, params, mesh)
+    tx = make(exchange)
     state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
     run = slamb_jax.per_worker_step(train_step(tx, loss_of), mesh, exchange)
     batch = jax.ShapeDtypeStruct((8, 30), jnp.float32)
@@ -244,18 +223,18 @@ def test_traffic_is_that_of_the_compiled_step(changes, exchange):
     both = report.bytes_sent() + report.bytes_sent(conditional=True)
     assert both == pytest.approx(found.each + found.average)
     ring = 2 * 3 / 4 * 4  # bytes of an element
-    assert dense.each == ring * (30 * 20 + 20 + 9)
-    if o.dense:
-        assert found == dense
-    elif exchange == PAPER:
+    whole = ring * (30 * 20 + 20 + 9)
+    averaged = report_of(dense(optax.sgd(1.0), AXIS), exchange, params, mesh)
+    assert averaged.bytes_sent() == whole
+    if exchange == PAPER:
         assert found.each == ring * (60 + 20 + 9)
-        assert found.average == dense.each
-        assert found.until(4) == 4 * found.each + 2 * dense.each  # after steps 1 and 4
+        assert found.average == whole
+        assert found.until(4) == 4 * found.each + 2 * whole  # after steps 1 and 4
     elif exchange.outer is not None:
-        assert (found.each, found.average) == (0, dense.each)
+        assert (found.each, found.average) == (0, whole)
         every = exchange.sync_every
         for t in (every - 1, 2 * every - 1):
-            assert found.until(t) == t // every * dense.each
+            assert found.until(t) == t // every * whole
     else:
         assert found.until(10) == 10 * found.each
         assert found.average == 0

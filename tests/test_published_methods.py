@@ -1,6 +1,7 @@
 """Published methods as chains: each equals its naive version, and is short."""
 
 import ast
+import collections
 import inspect
 
 import chex
@@ -11,8 +12,8 @@ import pytest
 
 import slamb_jax
 from benchmarks import rivals
-from benchmarks.frontier.wire import payloads
 from benchmarks.rivals import chains, parts
+from examples.common.traffic import report_of
 from tests import naive_published as naive
 from tests.optimizers import random_tree, step_on_gradients
 from tests.programs import ROOT
@@ -147,6 +148,17 @@ def test_it_equals_its_naive_version(name, simulated):
 LARGE = {"b": (256,), "w": (512, 512)}
 D, WORDS = 512 * 512 + 256, 64 * 64 + 4  # in chunks of 4096, and one of 256
 MEANS, COPIES = ("all-reduce", False), ("all-to-all", False)
+
+
+def payloads(tx, params, workers):
+    """Bytes that a worker puts into collectives, by kind and whether in a branch."""
+    report = report_of(tx, slamb_jax.Exchange(AXIS), params, mesh_of(workers))
+    found = collections.Counter()
+    for x in report.collectives:
+        found[x.kind, x.conditional] += x.payload_bytes * (x.times or 0)
+    return found
+
+
 SENT = {  # by kind and whether in a branch, the bytes that a worker puts in
     # To the owners, and back to all: copies.
     "1-bit Adam": {COPIES: D / 8 + N * D / 32},

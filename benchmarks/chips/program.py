@@ -1,8 +1,7 @@
 """An optimizer's step, compiled for a mesh of chips."""
 
-import dataclasses
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,36 +13,13 @@ from benchmarks.chips.targets import AXIS, on_chips
 from benchmarks.chips.traffic import Traffic, traffic
 from benchmarks.rivals import elements
 from benchmarks.shapes import Shapes, abstract
-from benchmarks.step import RATE, flat_slamb
-from examples.common.optimizers import dense
+from benchmarks.step import DENSE, optimizers
 from slamb_jax.wire import WireReport
 
-PAPER = slamb_jax.Exchange.paper(AXIS)
-DEFAULT = slamb_jax.Exchange(AXIS)
-DENSE = {
-    "optax.lamb": dense(optax.lamb(RATE), AXIS),
-    "optax.adamw": dense(optax.adamw(RATE), AXIS),
-}
+OPTIMIZERS = optimizers(workers=2)
 
 
-def adamw(**settings: Any) -> optax.GradientTransformationExtraArgs:
-    return slamb_jax.adamw(RATE, slamb_jax.Exchange(AXIS, **settings))
-
-
-OPTIMIZERS: dict[str, optax.GradientTransformationExtraArgs] = DENSE | {
-    "adamw": adamw(),
-    "adamw, skip_not_finite": slamb_jax.skip_not_finite(adamw(), DEFAULT),
-    "adamw, in 4 bits": adamw(payload="uniform4"),
-    "adamw, largest of 7": adamw(payload="largest_of_7"),
-    "adamw, outer": adamw(sync_every=30, outer=optax.sgd(0.7, 0.5, nesterov=True)),
-    "lamb": slamb_jax.lamb(RATE, DEFAULT),
-    "slamb, as published": slamb_jax.slamb(RATE, PAPER),
-    "slamb, flat chain": flat_slamb(PAPER),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One compiled step, per chip."""
 
     seconds_to_compile: float
@@ -56,7 +32,7 @@ class Step:
 
 def compile_step(name: str, shapes: Shapes, mesh: Mesh) -> Step:
     """Update and apply, each worker with its own gradients, parameters and moments."""
-    tx = OPTIMIZERS[name]
+    tx = OPTIMIZERS[name]()
 
     def step(state: Any, grads: Any) -> tuple[Any, Any]:
         params, opt_state = state
@@ -64,18 +40,18 @@ def compile_step(name: str, shapes: Shapes, mesh: Mesh) -> Step:
         updates, opt_state = tx.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), ()
 
-    params = abstract(shapes)
+    params, exchange = abstract(shapes), slamb_jax.Exchange(AXIS)
     state = params, jax.eval_shape(tx.init, params)
-    run = slamb_jax.per_worker_step(step, mesh, DEFAULT, check_vma=name not in DENSE)
+    run = slamb_jax.per_worker_step(step, mesh, exchange, check_vma=name not in DENSE)
     start = time.perf_counter()
     compiled: Any = run.lower(*on_chips((state, params), mesh)).compile()
     seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
     return Step(
-        seconds_to_compile=seconds,
-        state_bytes=memory.argument_size_in_bytes,
-        temporary_bytes=memory.temp_size_in_bytes,
-        parameter_bytes=4 * elements(params),
-        traffic=traffic(compiled.as_text()),
-        report=slamb_jax.wire_report(compiled),
+        seconds,
+        memory.argument_size_in_bytes,
+        memory.temp_size_in_bytes,
+        4 * elements(params),
+        traffic(compiled.as_text()),
+        slamb_jax.wire_report(compiled),
     )

@@ -7,6 +7,7 @@ for each collective the kernels that the schedule has between its start and its 
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -21,18 +22,13 @@ import slamb_jax
 from benchmarks.chips.targets import AXIS, mesh_of, on_chips
 from benchmarks.chips.traffic import traffic_of, walk
 from benchmarks.rivals import elements
-from examples.byte_lm.model import ByteLM
+from examples.byte_lm.model import ByteLM, next_byte_loss
 from examples.common.tables import table
 from examples.hardware import hardware
 from slamb_jax.wire.hlo import RING_SHARES, Instruction, parse_hlo
 
-LATENCY_HIDING = {  # options of XLA, by the chip's platform
-    "gpu": ("xla_gpu_enable_latency_hiding_scheduler",),
-    "tpu": (
-        "xla_tpu_enable_latency_hiding_scheduler",
-        "xla_tpu_enable_async_all_to_all",
-    ),
-}
+LATENCY_HIDING = "enable_latency_hiding_scheduler"  # options of XLA
+ASYNCHRONOUS = "xla_tpu_enable_async_all_to_all"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,36 +83,26 @@ def _multiplies(x: Instruction) -> bool:
 
 def compiled(config: Config, mesh: Mesh, *, overlap: bool) -> tuple[str, int]:
     """The scheduled program of a training step, and the bytes of the parameters."""
-    net = ByteLM(
-        layers=config.layers, width=config.width, heads=8, context=config.context
-    )
+    net = ByteLM(config.layers, config.width, 8, config.context)
     exchange = slamb_jax.Exchange(AXIS, overlap=overlap)
-    tx = slamb_jax.adamw(1e-3, exchange)
+    tx, loss = slamb_jax.adamw(1e-3, exchange), functools.partial(next_byte_loss, net)
 
     def step(state: Any, tokens: jax.Array) -> tuple[Any, jax.Array]:
         params, opt_state = state
-
-        def loss(params: optax.Params) -> jax.Array:
-            logits = net.apply({"params": params}, tokens[:, :-1])
-            losses = optax.softmax_cross_entropy_with_integer_labels
-            return jnp.mean(losses(logits, tokens[:, 1:]))
-
-        value, grads = jax.value_and_grad(loss)(params)
+        value, grads = jax.value_and_grad(loss)(params, tokens)
         updates, opt_state = tx.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), value
 
-    def init() -> optax.Params:
-        tokens = jnp.zeros((1, config.context), jnp.int32)
-        return net.init(jax.random.key(0), tokens)["params"]
-
-    params = jax.eval_shape(init)
+    first = jnp.zeros((1, config.context), jnp.int32)
+    params = jax.eval_shape(net.init, jax.random.key(0), first)["params"]
     state = params, jax.eval_shape(tx.init, params)
-    tokens = jax.ShapeDtypeStruct(
-        (mesh.size * config.batch, config.context + 1), jnp.int32
-    )
+    rows = mesh.size * config.batch
+    tokens = jax.ShapeDtypeStruct((rows, config.context + 1), jnp.int32)
     run = slamb_jax.per_worker_step(step, mesh, exchange)
-    flags = LATENCY_HIDING[mesh.devices.flat[0].platform]
-    options: dict[str, str | bool] = dict.fromkeys(flags, True)
+    platform = mesh.devices.flat[0].platform
+    options: dict[str, str | bool] = {f"xla_{platform}_{LATENCY_HIDING}": True}
+    if platform == "tpu":
+        options[ASYNCHRONOUS] = True
     program = run.lower(on_chips(state, mesh), tokens).compile(options)
     return str(program.as_text()), 4 * elements(params)
 

@@ -2,7 +2,8 @@
 
 import importlib.util
 import os
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,46 +18,7 @@ WITHOUT_TPU = {  # the environment that libtpu asks for
     "TPU_ACCELERATOR_TYPE": "v5p-8",
 }
 UNTRIED = "--xla_gpu_autotune_level=0"  # no kernel can be tried out where no GPU is
-H100 = """
-gpu_device_info {
-  cuda_compute_capability { major: 9 }
-  threads_per_block_limit: 1024
-  threads_per_warp: 32
-  threads_per_core_limit: 2048
-  shared_memory_per_block: 49152
-  shared_memory_per_block_optin: 232448
-  shared_memory_per_core: 233472
-  registers_per_block_limit: 65536
-  registers_per_core_limit: 65536
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
-  core_count: 132
-  fpus_per_core: 128
-  clock_rate_ghz: 1.98
-  l2_cache_size: 52428800
-  memory_bandwidth: 3352320000000
-  device_memory_size: 84929347584
-}
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 7 }
-runtime_version { major: 12 minor: 8 patch: 0 }
-device_description_str: "NVIDIA H100 80GB HBM3"
-"""
-
-
-class Chip(NamedTuple):
-    """The limits of a chip."""
-
-    memory: float  # bytes that the compiler may fill
-    bandwidth: float  # bytes a second
-
-
-CHIPS = {
-    "TPU v5": Chip(95.74 * 2**30, 2765e9),
-    "TPU v5 lite": Chip(15.75 * 2**30, 819e9),
-    "NVIDIA H100 80GB HBM3": Chip(84929347584, 3352e9),
-}
+H100 = Path(__file__).with_name("h100.pbtxt")  # as XLA describes it
 
 
 def mesh_of(topology: str) -> Mesh:
@@ -69,7 +31,7 @@ def mesh_of(topology: str) -> Mesh:
         if importlib.util.find_spec("jax_cuda12_plugin") is None:
             raise ModuleNotFoundError("--topology h100:... needs the extra gpu-aot")
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {UNTRIED}"
-        wanted: dict[str, Any] = {"platform": "cuda", "target_config": H100}
+        wanted: dict[str, Any] = {"platform": "cuda", "target_config": H100.read_text()}
         description = topologies.get_topology_desc(topology=shape, **wanted)
     else:
         os.environ |= WITHOUT_TPU | os.environ

@@ -1,26 +1,22 @@
 """Measures how much of a step JointSpar-LARS saves, and what it costs in accuracy.
 
 Run from the root of the repository: ``python -m benchmarks.jointspar``. It times steps
-at several budgets, trains on digits and on bytes beside LARS, LAMB and SLAMB, prints
-tables, and writes their figures to ``--out``. A training run whose result is there
-already is not repeated, so that the benchmark may be stopped and started.
+at several budgets, trains on digits and on bytes beside LARS, LAMB and SLAMB, and
+prints tables. A training run whose result is in ``--out`` is not repeated, so that the
+benchmark may be stopped and started.
 """
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Literal
 
-import jax
 import tyro
 from rich.console import Console
 
-from benchmarks.frontier.results import Results
-from benchmarks.jointspar.bandit import bandit_table
-from benchmarks.jointspar.models import MODELS
-from benchmarks.jointspar.step import measure, step_table
-from benchmarks.jointspar.training import JOBS, train_all, training_table
+from benchmarks.jointspar.step import measure, step_table, transformer
+from benchmarks.jointspar.training import JOBS, Results, cells, train_all
 from examples.common.processes import local_mesh
+from examples.common.tables import table
 from examples.hardware import hardware
 
 
@@ -28,9 +24,9 @@ from examples.hardware import hardware
 class Config:
     """What to run."""
 
-    part: Literal["all", "resnet", "transformer", "bandit", "digits", "byte_lm"] = "all"
+    part: Literal["all", "transformer", "digits", "byte_lm"] = "all"
     rounds: int = 20  # of timed steps
-    batch: int = 32  # images, sequences of a timed step
+    batch: int = 32  # sequences of a timed step
     shares: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)  # budgets, of D
     seed: int = 0
     workers: int = 4  # that train
@@ -40,31 +36,25 @@ class Config:
 
 
 def main(config: Config) -> None:
-    console = Console()
-    console.width = max(console.width, 110)  # the tables
-    config.out.mkdir(parents=True, exist_ok=True)
-    mesh = local_mesh(config.workers)  # before anything starts the devices
-    machine = hardware(mesh.devices.flat[0])
-    chosen = [*MODELS, "bandit", *JOBS] if config.part == "all" else [config.part]
-    for name in chosen:
+    console, mesh = Console(width=110), local_mesh(config.workers)
+    machine, steps = hardware(mesh.devices.flat[0]), config.steps
+    chosen = [config.part]
+    for name in ["transformer", *JOBS] if config.part == "all" else chosen:
         console.print(f"{name} begins; its table follows", highlight=False)
-        if name in MODELS:
-            model = MODELS[name](config.batch, config.seed)
+        if name == "transformer":
+            model = transformer(config.batch, config.seed)
             budgets = [share * model.layers for share in config.shares]
-            rows = measure(model, budgets, config.rounds)
-            title = f"{model.name}; means of {config.rounds} steps, seed {config.seed}"
-            console.print(step_table(rows, title, hardware(jax.devices()[0])))
-            figures = json.dumps([dataclasses.asdict(r) for r in rows], indent=1)
-            (config.out / f"{name}.json").write_text(figures + "\n")
-        elif name == "bandit":
-            console.print(bandit_table(hardware(jax.devices()[0]), config.seed))
+            timed = measure(model, budgets, config.rounds)
+            size = f"{name}, {config.batch} sequences of 64; means of {config.rounds}"
+            title = f"{size} steps, seed {config.seed}"
+            console.print(step_table(timed, title, machine))
         else:
-            results, steps = Results(config.out / "training.jsonl"), config.steps
+            results = Results(config.out / "training.jsonl")
             found = train_all(name, mesh, steps, config.seeds, results, console.print)
             size = f"{config.workers} workers x {JOBS[name].batch}, {steps} steps"
             title = f"{name}, {size}, {len(config.seeds)} seeds; loss in nats"
-            console.print(training_table(found, title, machine))
-    console.print(f"Wrote {config.out}", highlight=False)
+            rows = [cells(runs, found[0]) for runs in found]
+            console.print(table(title, rows, machine))
 
 
 if __name__ == "__main__":

@@ -1,33 +1,50 @@
 """The time of a training step of JointSpar-LARS, beside dense LARS in the same run."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 from rich.table import Table
 
-from benchmarks.jointspar.models import Model
-from examples.byte_lm.model import blocks
+from examples.byte_lm.model import ByteLM, blocks, next_byte_loss
 from examples.common.tables import table
 from slamb_jax import Exchange, jointspar
 
 RATE = 0.1
 ONE = Exchange()  # a single worker
 WARM_UP = 2  # turns that do not count
-# Where another program runs on the machine, CPU time says more than wall time.
-CLOCKS = {"wall": time.perf_counter, "CPU": time.process_time}
+NET = ByteLM(layers=8, width=192, heads=4, context=64)
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One budget of a model; all times are means over steps."""
+class Model(NamedTuple):
+    """Parameters, a batch, and a loss ``loss(params, batch, active)``."""
 
-    model: str
-    clock: str  # of CLOCKS
+    params: Any
+    batch: Any
+    loss: Callable[..., jax.Array]
+
+    @property
+    def layers(self) -> int:
+        """D, by the labels of :func:`examples.byte_lm.model.blocks`."""
+        return sum(label is not None for label in blocks(self.params).values())
+
+
+def transformer(batch: int, seed: int, net: ByteLM = NET) -> Model:
+    """A decoder whose blocks are the layers that may be skipped."""
+    rng = np.random.default_rng(seed)
+    text = rng.integers(0, 256, (batch, net.context + 1), np.int32)
+    params = net.init(jax.random.key(seed), text[:1, :-1])["params"]
+    return Model(params, text, functools.partial(next_byte_loss, net))
+
+
+class Row(NamedTuple):
+    """One budget; all times are means over steps."""
+
     budget: float
     layers: int
     active: float  # the mean share of layers that were active
@@ -37,14 +54,14 @@ class Row:
     flops_share: float  # of the layers' weight gradients in the FLOPs of a step
 
     @property
-    def possible_seconds(self) -> float:
-        """The time of the inactive layers' weight gradients and updates."""
-        return (1 - self.active) * (self.dense_seconds - self.frozen_seconds)
+    def possible(self) -> float:
+        """Of the dense step, the inactive layers' weight gradients and updates."""
+        return (1 - self.active) * (1 - self.frozen_seconds / self.dense_seconds)
 
     @property
-    def realised(self) -> float:
-        """The share of the possible saving that was saved."""
-        return (self.dense_seconds - self.seconds) / self.possible_seconds
+    def saved(self) -> float:
+        """The share of the dense step that was saved."""
+        return 1 - self.seconds / self.dense_seconds
 
 
 @dataclasses.dataclass
@@ -54,7 +71,7 @@ class Contestant:
     step: Callable[[Any, Any], Any]
     state: Any
     flops: float
-    times: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    times: list[float] = dataclasses.field(default_factory=list)
     active: list[float] = dataclasses.field(default_factory=list)  # shares of layers
 
     def take_turn(self, batch: Any) -> None:
@@ -62,12 +79,13 @@ class Contestant:
         is_sparse = isinstance(opt_state, jointspar.JointSparState)
         drawn = jointspar.active_layers(opt_state).values() if is_sparse else [1.0]
         self.active.append(float(np.mean([*drawn])))
-        start = {name: clock() for name, clock in CLOCKS.items()}
+        start = time.perf_counter()
         self.state = jax.block_until_ready(self.step(self.state, batch))
-        self.times.append({name: CLOCKS[name]() - start[name] for name in CLOCKS})
+        self.times.append(time.perf_counter() - start)
 
-    def mean(self, clock: str) -> float:
-        return float(np.mean([took[clock] for took in self.times[WARM_UP:]]))
+    def seconds(self) -> float:
+        """The mean."""
+        return float(np.mean(self.times[WARM_UP:]))
 
 
 def compiled(
@@ -106,41 +124,27 @@ def measure(model: Model, budgets: Sequence[float], rounds: int) -> list[Row]:
     for _ in range(WARM_UP + rounds):
         for contestant in (dense, frozen, *sparse):
             contestant.take_turn(model.batch)
+    ends = dense.seconds(), frozen.seconds(), 1 - frozen.flops / dense.flops
     return [
-        Row(
-            model=model.name,
-            clock=clock,
-            budget=budget,
-            layers=model.layers,
-            active=float(np.mean(contestant.active[WARM_UP:])),
-            seconds=contestant.mean(clock),
-            dense_seconds=dense.mean(clock),
-            frozen_seconds=frozen.mean(clock),
-            flops_share=1 - frozen.flops / dense.flops,
-        )
-        for clock in CLOCKS
-        for budget, contestant in zip(budgets, sparse, strict=True)
+        Row(s, model.layers, float(np.mean(c.active[WARM_UP:])), c.seconds(), *ends)
+        for s, c in zip(budgets, sparse, strict=True)
     ]
 
 
 def step_table(found: Sequence[Row], title: str, machine: str) -> Table:
-    rows = []
-    for r in found:
-        share, by_flops = r.seconds / r.dense_seconds, (1 - r.active) * r.flops_share
-        possible = r.possible_seconds / r.dense_seconds
-        rows.append(
-            {
-                "clock": r.clock,
-                "D": str(r.layers),
-                "s": f"{r.budget:g}",
-                "active": f"{r.active:.2f}",
-                "ms": f"{r.seconds * 1e3:.1f}",
-                "/ dense": f"{share:.3f}",
-                "saved": f"{1 - share:.3f}",
-                "possible": f"{possible:.3f} ({by_flops:.3f})",
-                "realised": "" if r.active == 1 else f"{r.realised:.0%}",
-            }
-        )
+    rows = [
+        {
+            "D": str(r.layers),
+            "s": f"{r.budget:g}",
+            "active": f"{r.active:.2f}",
+            "ms": f"{r.seconds * 1e3:.1f}",
+            "/ dense": f"{1 - r.saved:.3f}",
+            "saved": f"{r.saved:.3f}",
+            "possible": f"{r.possible:.3f} ({(1 - r.active) * r.flops_share:.3f})",
+            "realised": "" if r.active == 1 else f"{r.saved / r.possible:.0%}",
+        }
+        for r in found
+    ]
     caption = (
         "active: the share of layers drawn; possible: the share of the dense step that "
         "the inactive layers' weight gradients and updates take, from a program "

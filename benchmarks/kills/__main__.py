@@ -1,7 +1,7 @@
 """Kills processes of a run at random, and measures what each loss costs.
 
-Run from the root of the repository: ``python -m benchmarks.kills``. The MLP of
-``benchmarks.different_data`` in three processes, each with a worker, and with snapshots
+Run from the root of the repository: ``python -m benchmarks.kills``. An MLP of
+64-128-128-10 on digits in three processes, each with a worker, and with snapshots
 in memory at every step. Again and again one of them, also the first, gets SIGKILL at a
 random time; with its host its snapshots are gone. The others end by their watchdogs,
 start again without it, are stopped some steps later, and start with a new one in its
@@ -42,7 +42,6 @@ class Config:
     processes: int = 3
     steps: int = 400
     kills: int = 20
-    """0: only the time of a large save."""
     timeout: float = 3.0
     """Seconds after which the watchdogs take a silent process to be gone."""
     seed: int = 0
@@ -56,35 +55,26 @@ class Job:
     """The processes of one start, by slot, and the events that they write."""
 
     def __init__(self, slots: list[int], config: Config, folder: Path) -> None:
-        self.began, self.config = time.time(), config
-        port = random.randrange(20_000, 30_000)
+        self.began = time.time()
         env = os.environ | {
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }
-        env["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
-        env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        env["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+        port, kept = random.randrange(20_000, 30_000), ("steps", "timeout", "seed")
+        words = {"count": len(slots), "port": port}
+        words |= {name: getattr(config, name) for name in kept}
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.files = {s: folder / f"{time.time_ns()}-{s}.jsonl" for s in slots}
         for i, slot in enumerate(slots):
-            words = {
-                "index": i,
-                "count": len(slots),
-                "port": port,
-                "snapshots": folder / str(slot),
-                "events": self.files[slot],
-                "steps": config.steps,
-                "timeout": config.timeout,
-                "seed": config.seed,
-            }
-            line = [f"--{name}={value}" for name, value in words.items()]
+            own = {"index": i, "snapshots": folder / str(slot)}
+            own |= {"events": self.files[slot], **words}
+            line = [f"--{name}={value}" for name, value in own.items()]
+            command = [sys.executable, "-m", "benchmarks.kills.worker", *line]
             with (folder / f"stderr-{slot}").open("a") as errors:
-                self.processes[slot] = subprocess.Popen(
-                    [sys.executable, "-m", "benchmarks.kills.worker", *line],
-                    env=env,
-                    stderr=errors,
-                )
+                self.processes[slot] = subprocess.Popen(command, env=env, stderr=errors)
 
     def events(self, slot: int, kind: str) -> list[Event]:
         """The events of a kind that a process has written."""
@@ -92,12 +82,6 @@ class Job:
         text = path.read_text() if path.exists() else ""
         events = [json.loads(line) for line in text.split("\n")[:-1]]
         return [event for event in events if event["event"] == kind]
-
-    def loss(self, slots: list[int], first: int, last: int) -> float:
-        """The mean loss of these processes' batches from step to step."""
-        events = [event for slot in slots for event in self.events(slot, "step")]
-        own = [e["loss"] for e in events if first <= e["step"] <= last]
-        return statistics.fmean(own) if own else float("nan")
 
     def until(self, steps: int) -> None:
         """Waits until every process has made so many steps, or has ended."""
@@ -115,16 +99,16 @@ class Job:
 
     def split(self, since: float) -> Event:
         """Seconds from ``since`` to the first step, by what they went into."""
-        at = {"began": self.began}
-        for kind in ("joined", "made", "restored", "step"):
-            at[kind] = max(self.events(s, kind)[0]["at"] for s in self.files)
+        made, restored, step = (
+            max(self.events(s, kind)[0]["at"] for s in self.files)
+            for kind in ("made", "restored", "step")
+        )
         return {
-            "seconds": at["step"] - since,
+            "seconds": step - since,
             "detection": self.began - since,
-            "start": at["joined"] - at["began"],
-            "state": at["made"] - at["joined"],
-            "restore": at["restored"] - at["made"],
-            "first step": at["step"] - at["restored"],
+            "start": made - self.began,
+            "restore": restored - made,
+            "first step": step - restored,
         }
 
 
@@ -146,15 +130,12 @@ def killed(
         shutil.rmtree(folder / str(slot))
         fewer = Job(rest, config, folder)
         fewer.until(rng.randint(2, 6))
-        at = fewer.events(rest[0], "restored")[0]["step"]
         found.append(
             {
                 "process": slots.index(slot),
                 "step": done,
                 "statuses": statuses,
-                "steps lost": done - at,
-                "loss before": job.loss(rest, at - 4, at),
-                "loss after": fewer.loss(rest, at + 1, at + 5),
+                "steps lost": done - fewer.events(rest[0], "restored")[0]["step"],
                 **fewer.split(since),
             }
         )
@@ -170,9 +151,6 @@ def killed(
         found[-1]["steps lost in joining"] = done - back["step"]
         print(json.dumps(found[-1]), flush=True)
     assert job.ended() == [0] * config.processes
-    saves = [e for s in slots for e in job.events(s, "step")]
-    found[-1]["save"] = statistics.median(e["save"] for e in saves)
-    found[-1]["bytes"] = saves[-1]["bytes"]
     return found, job.events(slots[0], "ended")[0]["loss"]
 
 
@@ -189,32 +167,15 @@ def simulated(config: Config, seed: int, kills: list[int]) -> float:
         return x.at[slot].set(x[(slot + 1) % n])
 
     for t in range(1, config.steps + 1):
-        state, _ = run(state, batch(t, seed, n))
+        state, _ = run(state, batch(t, seed, 0, n))
         if t in kills:
             slot = rng.randrange(n)
             state = jax.tree_util.tree_map_with_path(lose, state)
     return evaluate(state)
 
 
-def large_save(folder: Path) -> float:
-    """Seconds to save 300 MiB: p, m and v of 26 million parameters."""
-    state = {name: jax.numpy.ones((1, 25 * 2**20)) + i for i, name in enumerate("pmv")}
-    snapshots, seconds = slamb_jax.Snapshots(folder), []
-    snapshots.restore(state)
-    for step in range(5):
-        new = jax.block_until_ready({name: x + step for name, x in state.items()})
-        began = time.perf_counter()
-        snapshots.save(step, new)
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
-
-
 def main(config: Config) -> None:
     rng, console = random.Random(config.seed), Console(width=110)
-    with tempfile.TemporaryDirectory(dir=config.memory) as name:
-        console.print(f"A save of 300 MiB: {large_save(Path(name)):.2f} s")
-    if not config.kills:
-        return
     with tempfile.TemporaryDirectory(dir=config.memory) as name:
         found, loss = killed(config, Path(name), rng)
     with tempfile.TemporaryDirectory(dir=config.memory) as name:
@@ -237,13 +198,10 @@ def main(config: Config) -> None:
             "largest": f"{max(x[name] for x in found):.2f}",
         }
         for name in found[0]
-        if name not in ("process", "step", "statuses", "save", "bytes")
+        if name not in ("process", "step", "statuses")
     ]
     console.print(table(f"{len(found)} kills", rows, machine))
-    console.print(
-        f"A save: {found[-1]['save'] * 1000:.1f} ms for {found[-1]['bytes']:,} bytes. "
-        f"Loss in the end {loss:.4f}, without kills {straight:.4f}."
-    )
+    console.print(f"Loss in the end {loss:.4f}, without kills {straight:.4f}.")
     for run in runs:
         console.print(f"Momenta kept and lost, simulated: {run}")
 

@@ -1,153 +1,130 @@
-"""Trains on hosts joined by slow links: SLAMB beside dense LAMB, and the advisor.
+"""Steps on hosts joined by slow links: SLAMB beside dense LAMB, and the advisor.
 
 Run from the root of the repository, as root: ``python -m benchmarks.network``. Each
 host is a jax process in a network namespace of its own, joined by a bridge, and every
-link is shaped. All optimizers take turns within one run. Without root, or without
-iproute2, ``--loopback`` runs the same processes over the loopback interface, which
-nothing slows down.
+link is shaped. Beside the seconds of a step stand the bytes that the kernel counted,
+those of the compiled program, and what ``slamb_jax.advise`` says.
 """
 
-import contextlib
 import dataclasses
+import functools
 import signal
-import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import optax
 import tyro
 from rich.console import Console
 
-import slamb_jax
-from benchmarks.network import report
-from benchmarks.network.model import init
-from benchmarks.network.namespaces import missing, network
-from benchmarks.network.processes import worker_command, workers
-from benchmarks.network.results import Row, rows
-from benchmarks.network.worker import DENSE_STEPS, Job
+from benchmarks.network import model, timings
+from benchmarks.network.losses import Results, Setting
+from benchmarks.network.timings import Link, Wanted
 from benchmarks.rivals import elements
-from examples.common.simulated import AXIS
+from benchmarks.train.tasks import task
+from examples.common.processes import local_mesh
+from examples.common.tables import table
+from examples.common.traffic import report_of
 from examples.hardware import hardware
 
-PATIENCE = 240  # seconds for a start, or for a round beside the time of its bytes
+ADVISED = dict(  # the optimizers, and their names in an Advice
+    zip(model.METHODS, ("dense", "dense_bfloat16", "exchanging", "exchanging"),
+        strict=True)
+)  # fmt: skip
+CAPTION = (
+    "alone: the same step with nothing sent, on all hosts at once; advised: "
+    "slamb_jax.advise, and by how much it is off; kB sent: by each worker per step, by "
+    "the interface counters without headers; counters /, advised /: over the wire "
+    "report; headers: and acknowledgements, of all bytes sent"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The links and optimizers to measure."""
+    """The links."""
 
     rates: tuple[float, ...] = (50, 200, 1000)  # Mbit/s of every link, each way
-    rounds: int = 3  # at each rate, of one cycle of SLAMB
+    task: str = "byte_lm_1600k"
     workers: int = 4
-    compress_ratio: float = 0.1
-    sync_every: int = 10
-    seed: int = 0
-    loopback: bool = False  # no namespaces, no rates
     out: Path = Path("runs/network")
-    report: bool = False  # run nothing: the picture of the results in --out only
 
     @property
-    def exchange(self) -> slamb_jax.Exchange:
-        selection = slamb_jax.selections.Strided(self.compress_ratio)
-        return slamb_jax.Exchange.paper(
-            AXIS, selection=selection, sync_every=self.sync_every
-        )
+    def setting(self) -> Setting:
+        return Setting(self.task, self.workers, 1, 0)
+
+    def wanted(self, results: Results) -> Iterator[Wanted]:
+        """The steps that are missing: alone and on links."""
+        for link in [None, *(Link(rate, 0.0) for rate in self.rates)]:
+            for method in ADVISED:
+                key = timings.key("steps", self.setting, method, link)
+                if results.get(key) is None:
+                    yield key, timings.ask_steps(self.setting, method, link), link
 
 
 def check(config: Config) -> None:
     """Ends the program for settings that cannot run here."""
-    try:
-        _ = config.exchange
-    except ValueError as error:
-        raise SystemExit(f"--{str(error).replace('_', '-')}") from error
-    if config.rounds < 1:
-        raise SystemExit(f"--rounds must be >= 1: {config.rounds}")
     if not 2 <= config.workers <= 200:  # addresses of one network
         raise SystemExit(f"--workers must be from 2 to 200: {config.workers}")
     if not config.rates or min(config.rates) < 1:
         raise SystemExit(f"--rates must be 1 Mbit/s or more: {config.rates}")
-    if not Path("/sys/class/net/lo").exists():
-        raise SystemExit("The counters of interfaces are read from Linux's /sys.")
-    if not config.loopback and (lacking := missing()):
-        raise SystemExit(
-            f"Shaped links need Linux, root and iproute2; missing here: {lacking}. "
-            "With --loopback the same processes run unshaped."
-        )
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return int(s.getsockname()[1])
+@functools.cache
+def wire_bytes(name: str, setting: Setting) -> float:
+    """Bytes of a step by the wire report, averages of the parameters included."""
+    method, mesh = model.METHODS[name], local_mesh(setting.workers)
+    params = jax.eval_shape(task(setting.task).init, jax.random.key(0))
+    tx = method.make(optax.constant_schedule(0.1), method.exchange)
+    report = report_of(tx, method.exchange, params, mesh)
+    average = report.bytes_sent(conditional=True)
+    return report.bytes_sent() + average / (method.exchange.sync_every or 1)
 
 
-def measure(config: Config, console: Console) -> list[Row]:
-    """All optimizers in turn, at every rate, on hosts that exist as long."""
-    found: list[Row] = []
-    with contextlib.ExitStack() as stack:
-        net, numbers = None, range(config.workers)
-        coordinator, interface = f"localhost:{free_port()}", "lo"
-        if not config.loopback:
-            net = stack.enter_context(network(config.workers))
-            coordinator, interface = f"{net.address(0)}:4711", "eth0"
-        exchange = config.exchange.to_json()
-        job = Job(config.workers, exchange, config.seed, coordinator, interface)
-        commands = [worker_command(dataclasses.asdict(job), i) for i in numbers]
-        if net is not None:
-            commands = [net.command(i) + commands[i] for i in numbers]
-        running = stack.enter_context(workers(commands))
-        with console.status(f"{config.workers} workers start and compile"):
-            wires = running.reports(PATIENCE)[0]
-        console.print(f"SLAMB's compiled step:\n{wires['SLAMB']['table']}")
-        bits = 0.0
-        for name, wire in wires.items():
-            cycle = config.sync_every if name.startswith("SLAMB") else DENSE_STEPS
-            bits += 8 * (cycle * wire["every_step"] + wire["at_average"])
-        for rate in [None] if net is None else config.rates:
-            what, timeout, measured = "loopback", float(PATIENCE), []
-            if net is not None and rate is not None:
-                net.shape(rate)
-                what, timeout = f"{rate:g} Mbit/s", PATIENCE + 5 * bits / rate / 1e6
-            for i in range(config.rounds):
-                with console.status(f"{what}: round {i + 1} of {config.rounds}"):
-                    measured.append(running.measure(timeout))
-            found += rows(rate, measured, wires, config.exchange)
-    return found
-
-
-def draw(out: Path, console: Console) -> None:
-    """The picture alone, of results that are there."""
-    if not (out / report.RESULTS).exists():
-        raise SystemExit(f"--report: there is no {out / report.RESULTS}")
-    report.picture(report.read(out), out / report.PICTURE)
-    console.print(f"Wrote {out / report.PICTURE}", highlight=False)
+def cells(setting: Setting, name: str, mbit: float, results: Results) -> dict[str, str]:
+    """The row of an optimizer at one speed of the links: measured and advised."""
+    link = Link(mbit, 0.0)
+    here, alone = (timings.pace(setting, name, x, results) for x in (link, None))
+    found = results.get(timings.key("steps", setting, name, link))
+    assert here is not None
+    assert alone is not None
+    assert found is not None
+    cost = getattr(timings.advice(setting, name, link, results, name), ADVISED[name])
+    sent, wire = here.sent / here.every, wire_bytes(name, setting)
+    return {
+        "Mbit/s": f"{mbit:g}",
+        "optimizer": name,
+        "ms a step": f"{here.step * 1e3:.0f}",
+        "alone": f"{alone.step * 1e3:.0f}",
+        "advised": f"{cost.step_seconds * 1e3:.0f}",
+        "off": f"{cost.step_seconds / here.step - 1:+.1%}",
+        "kB sent": f"{sent / 1e3:.0f}",
+        "wire report": f"{wire / 1e3:.0f}",
+        "counters /": f"{sent / wire:.3f}",
+        "advised /": f"{cost.bytes_per_step / wire:.3f}",
+        "headers": f"{found['header_share']:.1%}",
+    }
 
 
 def main(config: Config) -> None:
-    if config.report:
-        draw(config.out, Console())
-        return
     check(config)
     for number in (signal.SIGTERM, signal.SIGHUP):  # end as an interrupt does
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     jax.config.update("jax_platforms", "cpu")
-    console = Console(width=130)
+    local_mesh(config.workers)  # to read bytes off programs
+    console, results = Console(width=130), Results(config.out / "steps.jsonl")
+    wanted = functools.partial(config.wanted, results)
     try:
-        found = measure(config, console)
+        timings.on_links(config.workers, wanted, results, console, delays=False)
     except RuntimeError as error:
         raise SystemExit(f"The run ended early: {error}") from error
     except KeyboardInterrupt:
         raise SystemExit("Interrupted; hosts and workers are removed.") from None
-    d = elements(jax.eval_shape(init, jax.random.key(0)))
-    machine = hardware(jax.devices()[0])
-    title = (
-        f"{config.workers} hosts, {d / 1e6:.2f} M parameters, {config.exchange}, "
-        f"{config.rounds} rounds, seed {config.seed}"
-    )
-    console.print(report.measured_table(found, title, machine))
-    conditions = {"config": dataclasses.asdict(config), "machine": machine}
-    written = report.write(found, conditions, config.out)
-    console.print("Wrote " + ", ".join(map(str, written)))
+    setting, machine = config.setting, hardware(jax.devices()[0])
+    rows = [cells(setting, x, mbit, results) for mbit in config.rates for x in ADVISED]
+    d = elements(jax.eval_shape(task(setting.task).init, jax.random.key(0)))
+    size = f"{config.workers} hosts, {d / 1e6:.2f} M parameters, k 0.1, H 10"
+    console.print(table(size, rows, f"{CAPTION}. {machine}"))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ class Counters(NamedTuple):
     @property
     def header_share(self) -> float:
         """Headers and acknowledgements, as a share of all that was sent."""
-        return 1 - self.data_bytes / (self.queue_bytes or self.interface_bytes)
+        sent = self.queue_bytes or self.interface_bytes
+        return (sent - self.data_bytes) / max(1, sent)
 
 
 def read(interface: str) -> Counters:

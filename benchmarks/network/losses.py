@@ -1,6 +1,6 @@
 """Loss against steps, which no link changes: the runs, and the steps to a loss.
 
-The workers are simulated, as in ``benchmarks.frontier``, with the same sweep of rates
+The workers are simulated, as in ``benchmarks.train``, with the same sweep of rates
 and the same seeds. The target is the last loss of dense training. Every method, dense
 too, has schedules from half to four times as long, up to the one after the first that
 reaches it; the one that takes the fewest steps counts.
@@ -10,15 +10,21 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Iterator
+from typing import Any
 
-import slamb_jax
-from benchmarks.frontier import methods
-from benchmarks.frontier.grid import SEEDS, Setting
-from benchmarks.frontier.kinds import nesterov
-from benchmarks.frontier.results import Result, Results, last_loss
-from benchmarks.frontier.run import ROUND, Run
-from benchmarks.frontier.sweep import best_rate, finished, missing
-from examples.common.simulated import AXIS
+import optax
+
+from benchmarks import rivals
+from benchmarks.network import model
+from benchmarks.train import run as training
+from benchmarks.train.grids import METHODS as TRAINED
+from benchmarks.train.methods import ADAM, ADAMW
+from benchmarks.train.results import Result, Results, last
+from benchmarks.train.run import ROUND
+from benchmarks.train.search import best_rate, finished, missing
+from benchmarks.train.trials import SEEDS, Run, Setting, Trial
+from examples.common.simulated import AXIS, DEFAULT, Method
+from slamb_jax import Exchange
 
 DENSE = "AdamW, bfloat16"
 EXCHANGES = (  # the methods that are not dense
@@ -32,27 +38,42 @@ EXCHANGES = (  # the methods that are not dense
     "adamw, outer, H 30, outer 1 0.5",
 )
 METHODS = DENSE, *EXCHANGES
+BUCKETS = f"{DENSE}, 4 buckets"  # timed, and trained as dense
 LENGTHS = 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4  # of the dense run
 Curve = list[tuple[int, float]]  # steps, and the loss after them
 
 
-def exchange_of(method: str) -> slamb_jax.Exchange:
-    """The exchange to advise on, by the key of its method's results."""
-    if method not in EXCHANGES:
-        return slamb_jax.Exchange(AXIS)
-    key = methods.METHODS[method].key
-    return slamb_jax.Exchange(
-        AXIS,
-        payload=key["average_payload"],
-        sync_every=key["sync_every"],
-        outer=nesterov(key["outer"]) if "outer" in key else None,
-    )
+def exchange_of(method: str) -> Exchange:
+    """The exchange to advise on."""
+    if method in model.METHODS:
+        return model.METHODS[method].exchange
+    return TRAINED[method].exchange if method in EXCHANGES else DEFAULT
+
+
+def method_of(name: str, setting: Setting) -> Method:
+    """A method of LAMB, of benchmarks.train, or dense in buckets."""
+    if name in model.METHODS:
+        return model.METHODS[name]
+
+    def make(rate: Any, _: Exchange) -> optax.GradientTransformation:
+        if name == BUCKETS:
+            return rivals.dense_bfloat16(ADAMW(rate, **ADAM), AXIS, buckets=4)
+        return training.optimizer(TRAINED[name], rate, setting.steps)
+
+    return Method(name, make, exchange_of(name))
+
+
+def middle_rate(method: str, setting: Setting) -> float:
+    """A rate at which the method trains, to time its steps."""
+    if method in model.METHODS:
+        return 0.01
+    return setting.middle(TRAINED[DENSE if method == BUCKETS else method].rate)
 
 
 def absent(setting: Setting, results: Results) -> Iterator[Run]:
     """The runs that are missing."""
     for method in METHODS:
-        yield from missing(setting, method, results)
+        yield from missing(Trial(setting, method), results)
     for method in METHODS:
         for runs in lengths(setting, method, results):
             yield from (run for run in runs if results.get(run.key()) is None)
@@ -60,8 +81,8 @@ def absent(setting: Setting, results: Results) -> Iterator[Run]:
 
 def target(setting: Setting, results: Results) -> float:
     """The mean over seeds of the last loss of dense training."""
-    runs = finished(setting, DENSE, results)
-    return statistics.fmean(map(last_loss, runs))
+    runs = finished(Trial(setting, DENSE), results)
+    return statistics.fmean(map(last, runs))
 
 
 def lengths(setting: Setting, method: str, results: Results) -> Iterator[list[Run]]:
@@ -69,19 +90,19 @@ def lengths(setting: Setting, method: str, results: Results) -> Iterator[list[Ru
 
     All seeds of a length are run where the first of them reaches it.
     """
-    rate, loss = best_rate(setting, method, results), target(setting, results)
+    rate, loss = best_rate(Trial(setting, method), results), target(setting, results)
     assert rate is not None
     reached = False
     for length in LENGTHS:
         steps = round(length * setting.steps / ROUND) * ROUND
         longer = dataclasses.replace(setting, steps=steps)
         runs = [Run(longer, method, rate, seed) for seed in SEEDS]
-        last, one = reached, runs[:1]
+        was_reached, one = reached, runs[:1]
         yield one
         if reaches(one, loss, results):
             yield runs
             reached = reaches(runs, loss, results)
-        if last:
+        if was_reached:
             return
 
 

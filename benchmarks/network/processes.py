@@ -39,7 +39,7 @@ class Workers:
                     self._tails[i].append(line.rstrip())
         self._heard.put((i, None))
 
-    def measure(self, timeout: float, ask: str = "round") -> list[dict[str, Any]]:
+    def measure(self, timeout: float, ask: str) -> list[dict[str, Any]]:
         """Has all workers do what a line asks for; one report from each."""
         for process in self.processes:
             with contextlib.suppress(BrokenPipeError):  # reports() will find out
@@ -103,7 +103,6 @@ def workers(commands: Sequence[Sequence[str]]) -> Iterator[Workers]:
                 process.stdin.close()
 
 
-def worker_command(
-    job: dict[str, Any], index: int, module: str = "benchmarks.network.worker"
-) -> list[str]:
+def worker_command(job: dict[str, Any], index: int) -> list[str]:
+    module = "benchmarks.network.worker"
     return [sys.executable, "-m", module, json.dumps(job), str(index)]

@@ -1,21 +1,24 @@
 """The tables and the picture of the time to loss, from the results, as one page."""
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.frontier.grid import Setting
-from benchmarks.frontier.page import markdown
-from benchmarks.frontier.report import variant_of
-from benchmarks.frontier.results import Results, last_loss
-from benchmarks.frontier.scale import parameters
-from benchmarks.frontier.sweep import swept
-from benchmarks.frontier.tasks import task
 from benchmarks.network import losses, timings
-from benchmarks.network.learner import BUCKETS
-from benchmarks.network.losses import DENSE, EXCHANGES
+from benchmarks.network.losses import (
+    BUCKETS,
+    DENSE,
+    EXCHANGES,
+    Results,
+    Setting,
+    Trial,
+    last,
+)
 from benchmarks.network.time_picture import picture
 from benchmarks.network.timings import HIDDEN, TIMED, Link
+from benchmarks.train.page import markdown
+from benchmarks.train.search import swept
+from benchmarks.train.tables import variant_of
+from benchmarks.train.tasks import parameters, task
 from examples.common.tables import spread, table
 
 Rows = list[dict[str, str]]
@@ -44,60 +47,61 @@ def losses_table(setting: Setting, results: Results) -> Rows:
             {
                 "method": method,
                 "rate": f"{runs[0]['key']['rate']:g}",
-                "tuned in": f"{sum(1 for _ in swept(setting, method, results))} runs",
+                "tuned in": f"{len(swept(Trial(setting, method), results))} runs",
                 "schedule": f"{runs[0]['key']['steps']} steps",
                 "seeds": str(len(runs)),
-                "last loss": spread([last_loss(run) for run in runs]),
+                "last loss": spread([last(run) for run in runs]),
                 "steps to the target": f"{steps:.0f}" if steps else "not reached",
             }
         )
     return rows
 
 
-def ratios(
+def numbers(
     setting: Setting, method: str, link: Link, results: Results
-) -> tuple[float, float] | None:
-    """How many times as fast as dense, measured and advised; None: not reached."""
-    steps, dense_steps = (losses.steps_of(setting, x, results) for x in (method, DENSE))
+) -> dict[str, float]:
+    """What is known of a method on a link: of a step, and of all to the target."""
     own, dense = (timings.pace(setting, x, link, results) for x in (method, DENSE))
-    if not (steps and dense_steps and own and dense):
-        return None
-    if method not in EXCHANGES:
-        dense_advised = own_advised = 1.0
-    else:
-        dense_advised, own_advised = timings.advised(setting, method, link, results)
-    measured = dense.seconds(dense_steps) / own.seconds(steps)
-    return measured, dense_steps * dense_advised / (steps * own_advised)
+    steps, dense_steps = (losses.steps_of(setting, x, results) for x in (method, DENSE))
+    found = {"step": 1e3 * own.step} if own else {}
+    if own and steps and dense and dense_steps:
+        sent = own.sent * own.exchanges(steps)
+        found |= {"steps": steps, "seconds": own.seconds(steps), "sent": sent / 1e6}
+        found["share"] = sent / (dense.sent * dense_steps)
+        found["of float32"] = found["share"] / 2
+        found["faster"] = dense.seconds(dense_steps) / found["seconds"]
+        if method in EXCHANGES:
+            advice = timings.advice(setting, method, link, results)
+            found["advised"] = advice.speedup_bfloat16 * dense_steps / steps
+            found["off"] = 100 * (found["advised"] / found["faster"] - 1)
+    return found
+
+
+COLUMNS = {  # of a link's table: which number, and how it is written
+    "ms a step": ("step", "{:.0f}"),
+    "steps": ("steps", "{:.0f}"),
+    "seconds": ("seconds", "{:.1f}"),
+    "MB sent": ("sent", "{:.1f}"),
+    "of bfloat16": ("share", "{:.3f}"),
+    "of float32": ("of float32", "{:.3f}"),
+    "times as fast": ("faster", "{:.2f}"),
+    "advised": ("advised", "{:.2f}"),
+    "off": ("off", "{:+.0f} %"),
+}
+
+
+def written(found: dict[str, float], column: str) -> str:
+    name, form = COLUMNS[column]
+    return form.format(found[name]) if name in found else "-"
 
 
 def link_table(setting: Setting, link: Link, results: Results) -> Rows:
     """All methods on one link."""
     rows = []
-    dense = timings.pace(setting, DENSE, link, results)
-    dense_steps = losses.steps_of(setting, DENSE, results)
     for method in (DENSE, BUCKETS, HIDDEN, *EXCHANGES):
-        own = timings.pace(setting, method, link, results)
-        if own is None or dense is None or dense_steps is None:
-            continue
-        steps = losses.steps_of(setting, method, results)
-        row = {"method": method, "ms a step": f"{1e3 * own.step:.0f}"}
-        row |= dict.fromkeys(("steps", "seconds", "MB sent", "of bfloat16"), "-")
-        row |= dict.fromkeys(("of float32", "times as fast", "advised", "off"), "-")
-        if steps and (found := ratios(setting, method, link, results)):
-            sent = own.sent * own.exchanges(steps)
-            share = sent / (dense.sent * dense_steps)
-            row |= {
-                "steps": f"{steps:.0f}",
-                "seconds": f"{own.seconds(steps):.1f}",
-                "MB sent": f"{sent / 1e6:.1f}",
-                "of bfloat16": f"{share:.3f}",
-                "of float32": f"{share / 2:.3f}",
-                "times as fast": f"{found[0]:.2f}",
-            }
-            if method in EXCHANGES:
-                row["advised"] = f"{found[1]:.2f}"
-                row["off"] = f"{100 * (found[1] / found[0] - 1):+.0f} %"
-        rows.append(row)
+        if found := numbers(setting, method, link, results):
+            cells = {column: written(found, column) for column in COLUMNS}
+            rows.append({"method": method} | cells)
     return rows
 
 
@@ -111,33 +115,12 @@ def overview(
         seconds.append({"link": str(link)})
         ratio.append({"link": str(link)})
         for method in losses.METHODS:
-            known = timings.seconds_of(setting, method, link, results)
-            seconds[-1][variant_of(method)] = f"{known:.1f}" if known else "-"
+            found, name = numbers(setting, method, link, results), variant_of(method)
+            seconds[-1][name] = written(found, "seconds")
             if method in EXCHANGES:
-                found = ratios(setting, method, link, results)
-                both = f"{found[0]:.2f} ({found[1]:.2f})" if found else "-"
-                ratio[-1][variant_of(method)] = both
+                both = [written(found, x) for x in ("times as fast", "advised")]
+                ratio[-1][name] = f"{both[0]} ({both[1]})" if "off" in found else "-"
     return seconds, ratio
-
-
-def compared(
-    setting: Setting, links: Sequence[Link], results: Results, recorded: Results
-) -> Rows:
-    """Of each link the seconds to the target in two files of results."""
-    rows = []
-    for link, method in itertools.product(links, losses.METHODS):
-        new, old = (
-            timings.seconds_of(setting, method, link, x) for x in (results, recorded)
-        )
-        row = {
-            "link": str(link),
-            "method": method,
-            "seconds": f"{new:.1f}" if new else "-",
-        }
-        row["recorded"] = f"{old:.1f}" if old else "-"
-        row["off"] = f"{100 * (new / old - 1):+.0f} %" if new and old else "-"
-        rows.append(row)
-    return rows
 
 
 def checked_table(setting: Setting, link: Link, results: Results) -> Rows:
@@ -149,7 +132,7 @@ def checked_table(setting: Setting, link: Link, results: Results) -> Rows:
         if found is None or pace is None:
             continue
         measured, predicted = sum(found["seconds"]), pace.seconds(setting.steps)
-        simulated = losses.finished(setting, method, results)[0]
+        simulated = losses.finished(Trial(setting, method), results)[0]
         rows.append(
             {
                 "method": method,
@@ -157,7 +140,7 @@ def checked_table(setting: Setting, link: Link, results: Results) -> Rows:
                 "steps x seconds": f"{predicted:.1f}",
                 "off": f"{100 * (predicted / measured - 1):+.1f} %",
                 "loss": f"{found['points'][-1][1]:.3f}",
-                "simulated": f"{last_loss(simulated):.3f}",
+                "simulated": f"{last(simulated):.3f}",
                 "compile, s": f"{found['compile_seconds']:.0f}",
             }
         )
@@ -188,18 +171,10 @@ def write_page(
             checked_table(setting, checked, results),
         ),
     ]
-    machines = {
-        found["hardware"]
-        for link in links
-        for method in TIMED
-        if (found := results.get(timings.key("steps", setting, method, link)))
-    }
-    parts = [
-        "# Time to loss",
-        ABOUT,
-        f"![Seconds to the loss, on each link]({image.name})",
-    ]
-    parts += [markdown(table(name, rows)) for name, rows in sections if rows]
-    parts.append(f"{'; '.join(sorted(machines))}.")
+    keys = [timings.key("steps", setting, x, y) for x in TIMED for y in links]
+    machines = {x["hardware"] for key in keys if (x := results.get(key))}
+    shown = f"![Seconds to the loss, on each link]({image.name})"
+    tables = [markdown(table(name, rows)) for name, rows in sections if rows]
+    parts = ["# Time to loss", ABOUT, shown, *tables, f"{'; '.join(sorted(machines))}."]
     path.write_text("\n\n".join(parts) + "\n")
     return path

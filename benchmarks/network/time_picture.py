@@ -5,13 +5,11 @@ from pathlib import Path
 
 from matplotlib.patches import Patch
 
-from benchmarks.frontier.grid import Setting
-from benchmarks.frontier.results import Results
-from benchmarks.frontier.scale import parameters
 from benchmarks.network import losses, timings
-from benchmarks.network.losses import DENSE
+from benchmarks.network.losses import DENSE, Results, Setting
 from benchmarks.network.timings import Link
 from benchmarks.pictures import COLORS, INK, drawing, label, title
+from benchmarks.train.tasks import parameters
 
 BAR = 0.18  # the width of a bar, of a link's place
 BARS = {  # of the picture: a name for readers, its color, and that of its number

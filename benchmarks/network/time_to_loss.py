@@ -9,36 +9,26 @@ the product is off.
 
 Each run is a line of the results; one that is there is not made again, and ``--out
 DIR`` makes them all anew, in three hours and a half. Then the page is written, which
-``--report`` does alone; and the seconds stand beside the recorded ones.
+``--report`` does alone.
 """
 
-import contextlib
 import dataclasses
-import json
+import functools
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import tyro
 from rich.console import Console
 
-from benchmarks.frontier.grid import Setting
-from benchmarks.frontier.results import Results
-from benchmarks.frontier.run import record
-from benchmarks.frontier.sweep import best_rate
-from benchmarks.frontier.wire import use_devices
 from benchmarks.network import losses, timings
-from benchmarks.network.learner import Ask, Job
-from benchmarks.network.namespaces import Network, missing, network
-from benchmarks.network.processes import Workers, worker_command, workers
-from benchmarks.network.time_page import compared, write_page
-from benchmarks.network.timings import TIMED, Link
-from examples.common.tables import table
+from benchmarks.network.losses import Results, Setting, Trial, best_rate
+from benchmarks.network.time_page import write_page
+from benchmarks.network.timings import TIMED, Link, Wanted
+from benchmarks.train.run import record, use_devices
 
-START, PATIENCE = 300, 3600  # seconds for a start, and for a run
 RESULTS = Path("benchmarks", "network", "time_to_loss.jsonl")
 
 
@@ -70,9 +60,6 @@ class Config:
         return self.links[len(self.links) // 2]
 
 
-Wanted = tuple[dict[str, Any], Ask, Link | None]
-
-
 def wanted(config: Config, results: Results) -> Iterator[Wanted]:
     """What is missing of the processes: steps alone and on links, and trainings."""
     setting = config.setting
@@ -83,47 +70,9 @@ def wanted(config: Config, results: Results) -> Iterator[Wanted]:
                 yield key, timings.ask_steps(setting, method, link), link
     for method in losses.METHODS:
         key = timings.key("training", setting, method, config.checked)
-        rate = best_rate(setting, method, results)
+        rate = best_rate(Trial(setting, method), results)
         if results.get(key) is None and rate is not None:
             yield key, timings.ask_training(setting, method, rate), config.checked
-
-
-def answer(running: Workers, net: Network, ask: Ask, link: Link | None) -> list[Any]:
-    if link is not None:
-        net.shape(link.mbit, link.round_trip / 1e3)
-    return running.measure(PATIENCE, json.dumps(dataclasses.asdict(ask)))
-
-
-def on_links(config: Config, results: Results, console: Console) -> None:
-    """The runs between processes, on hosts that exist as long."""
-    if next(wanted(config, results), None) is None:
-        return
-    if lacking := missing():
-        raise SystemExit(f"Links need Linux, root and iproute2; missing: {lacking}.")
-    with contextlib.ExitStack() as stack:
-        net = stack.enter_context(network(config.workers, delays=True))
-        job = dataclasses.asdict(Job(config.workers, f"{net.address(0)}:4711", "eth0"))
-        module = "benchmarks.network.learner"
-        commands = [
-            net.command(i) + worker_command(job, i, module)
-            for i in range(config.workers)
-        ]
-        running = stack.enter_context(workers(commands))
-        running.reports(START)
-        for key, ask, link in wanted(config, results):
-            what = f"{key['kind']}: {link or 'nothing sent'}, {ask.method}"
-            console.print(f"{what}, {ask.steps} steps", highlight=False)
-            found = timings.result(key, ask, answer(running, net, ask, link))
-            results.add(found)
-            step = sum(found["seconds"]) / len(found["seconds"])
-            compiled = f"compiled in {found['compile_seconds']:.0f} s"
-            console.print(f"{what}: {step:.3f} s a step; {compiled}", highlight=False)
-
-
-def simulated(config: Config, results: Results, console: Console) -> None:
-    """The runs whose workers are simulated."""
-    for run in losses.absent(config.setting, results):
-        record(run, results, console)
 
 
 def main(config: Config) -> None:
@@ -134,12 +83,11 @@ def main(config: Config) -> None:
     results = Results(config.out / RESULTS.name)
     if not config.report:
         use_devices(config.setting.workers)
-        simulated(config, results, console)
-        on_links(config, results, console)
+        for run in losses.absent(config.setting, results):  # of simulated workers
+            record(run, results, console)
+        missing = functools.partial(wanted, config, results)
+        timings.on_links(config.workers, missing, results, console, delays=True)
     path = write_page(config.setting, config.links, config.checked, results)
-    if config.out != RESULTS.parent and config.setting == Config().setting:
-        both = compared(config.setting, config.links, results, Results(RESULTS))
-        console.print(table("Seconds to the loss, beside the recorded ones", both))
     console.print(f"Wrote {path}", highlight=False)
 
 

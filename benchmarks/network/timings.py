@@ -1,21 +1,32 @@
 """Seconds and bytes of a step of each method on each link, and what is advised."""
 
 import dataclasses
+import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import jax
+from rich.console import Console
 
 import slamb_jax
-from benchmarks.frontier.grid import Setting
-from benchmarks.frontier.methods import METHODS
-from benchmarks.frontier.results import Result, Results
-from benchmarks.frontier.tasks import task
-from benchmarks.network import losses
 from benchmarks.network.counters import SHARE, Counters
-from benchmarks.network.learner import BUCKETS, WARM, Ask
-from benchmarks.network.losses import DENSE, EXCHANGES, exchange_of
+from benchmarks.network.losses import (
+    BUCKETS,
+    DENSE,
+    EXCHANGES,
+    Result,
+    Results,
+    Setting,
+    exchange_of,
+    middle_rate,
+    steps_of,
+)
+from benchmarks.network.namespaces import missing, network
+from benchmarks.network.processes import worker_command, workers
+from benchmarks.network.worker import WARM, Ask, Job
+from benchmarks.train.tasks import task
 from examples.common.simulated import evaluation_steps
 from examples.hardware import hardware
 
@@ -23,6 +34,7 @@ STEPS = 40  # that are measured, at least, and two exchanges
 EVALUATIONS = 8
 TIMED = DENSE, BUCKETS, *EXCHANGES
 HIDDEN = f"{DENSE}, hidden"  # a bound: the exchange hides all compute, or is hidden
+START, PATIENCE = 300, 3600  # seconds for a start, and for a run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +42,11 @@ class Link:
     """Every host's link, in each direction."""
 
     mbit: float
-    round_trip: float  # ms, from one host to another and back
+    round_trip: float  # ms, from one host to another and back; 0: nothing is delayed
 
     def __str__(self) -> str:
-        return f"{self.mbit:g} Mbit/s, {self.round_trip:g} ms"
+        late = f", {self.round_trip:g} ms" if self.round_trip else ""
+        return f"{self.mbit:g} Mbit/s{late}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +54,9 @@ class Pace:
     """The steps of a method on a link."""
 
     every: int  # H, the steps from one exchange to the next
-    local: float  # seconds of a step that exchanges nothing
+    local: float  # seconds of a step that exchanges nothing, or less
     exchange: float  # seconds of a step that exchanges
-    sent: float  # bytes that each worker sends in an exchange, without headers
+    sent: float  # bytes that each worker sends in H steps, without headers
     message: float  # seconds, of a small all-reduce
 
     def exchanges(self, steps: float) -> float:
@@ -59,6 +72,9 @@ class Pace:
         return self.seconds(self.every) / self.every
 
 
+Wanted = tuple[dict[str, Any], Ask, Link | None]
+
+
 def key(kind: str, setting: Setting, method: str, link: Link | None) -> dict[str, Any]:
     """Of a result: steps on a link, or alone without one, or a training on a link."""
     at = dataclasses.asdict(link) if link else {"mbit": None, "round_trip": None}
@@ -67,8 +83,7 @@ def key(kind: str, setting: Setting, method: str, link: Link | None) -> dict[str
 
 def ask_steps(setting: Setting, method: str, link: Link | None) -> Ask:
     """Steps to know their pace; without a link nothing is sent."""
-    every = exchange_of(method).sync_every or 1
-    rate = setting.middle(METHODS[DENSE if method == BUCKETS else method].rate)
+    every, rate = exchange_of(method).sync_every or 1, middle_rate(method, setting)
     steps = max(WARM + STEPS, 2 * every)
     longer = dataclasses.replace(setting, steps=max(setting.steps, steps))
     return Ask(longer, method, rate, seed=0, steps=steps, alone=link is None)
@@ -80,18 +95,51 @@ def ask_training(setting: Setting, method: str, rate: float) -> Ask:
     return Ask(setting, method, rate, seed=0, steps=setting.steps, due=due)
 
 
+def on_links(
+    hosts: int,
+    wanted: Callable[[], Iterator[Wanted]],
+    results: Results,
+    console: Console,
+    *,
+    delays: bool,
+) -> None:
+    """Has processes make the steps that are wanted, on hosts that exist as long."""
+    if next(wanted(), None) is None:
+        return
+    if lacking := missing():
+        raise SystemExit(f"Links need Linux, root and iproute2; missing: {lacking}.")
+    with ExitStack() as stack:
+        net = stack.enter_context(network(hosts, delays=delays))
+        job = dataclasses.asdict(Job(hosts, f"{net.address(0)}:4711", "eth0"))
+        commands = [net.command(i) + worker_command(job, i) for i in range(hosts)]
+        running = stack.enter_context(workers(commands))
+        running.reports(START)
+        for key, ask, link in wanted():
+            what = f"{key['kind']}: {link or 'nothing sent'}, {ask.method}"
+            console.print(f"{what}, {ask.steps} steps", highlight=False)
+            if link is not None:
+                net.shape(link.mbit, link.round_trip / 1e3)
+            reports = running.measure(PATIENCE, json.dumps(dataclasses.asdict(ask)))
+            found = result(key, ask, reports)
+            results.add(found)
+            step = statistics.fmean(found["seconds"])
+            compiled = f"compiled in {found['compile_seconds']:.0f} s"
+            console.print(f"{what}: {step:.3f} s a step; {compiled}", highlight=False)
+
+
 def result(key: dict[str, Any], ask: Ask, reports: Sequence[dict[str, Any]]) -> Result:
     """A line of the results. Workers wait for each other: seconds are their mean."""
     sent = [Counters(**report["sent"]) for report in reports]
     seconds = zip(*(report["seconds"] for report in reports), strict=True)
+    messages = 2 * (len(reports) - 1)  # one after the other, in a ring
     return {
         "key": key,
         "seconds": [round(statistics.fmean(step), 5) for step in seconds],
         "points": list(zip(ask.due, reports[0]["losses"], strict=True)),
         "sent": statistics.fmean(x.data_bytes for x in sent),
+        "header_share": statistics.fmean(x.header_share for x in sent),
         "dropped": sum(x.dropped for x in sent),
-        "message": max(report["barrier"] for report in reports)
-        / (2 * (len(reports) - 1)),
+        "message": max(report["barrier"] for report in reports) / messages,
         "compile_seconds": max(report["compile_seconds"] for report in reports),
         "hardware": hardware(jax.devices()[0]),
     }
@@ -102,57 +150,60 @@ def pace(
 ) -> Pace | None:
     """The pace that was measured; None if it was not."""
     if method == HIDDEN:
-        both = [pace(setting, DENSE, x, results) for x in (None, link)]
-        if None in both:
+        alone, whole = (pace(setting, DENSE, x, results) for x in (None, link))
+        if alone is None or whole is None:
             return None
-        alone, whole = (x for x in both if x)
         longer = max(alone.step, whole.step - alone.step)
         return dataclasses.replace(whole, exchange=longer)
     found = results.get(key("steps", setting, method, link))
     if found is None:
         return None
-    every = exchange_of(method).sync_every or 1
-    steps = dict(enumerate(found["seconds"], WARM + 1))
-    exchanging = [x for t, x in steps.items() if t % every == 0]
-    local = [x for t, x in steps.items() if t % every]
+    exchange = exchange_of(method)
+    every = exchange.sync_every or 1
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for t, took in enumerate(found["seconds"], WARM + 1):
+        seconds[every == 1 or exchange.averages_at(t)].append(took)
     return Pace(
         every,
-        statistics.median(local) if local else 0.0,
-        statistics.median(exchanging),
-        found["sent"] / len(exchanging),
+        statistics.median(seconds[False] or [0.0]),
+        statistics.median(seconds[True]),
+        found["sent"] / len(seconds[True]),
         found["message"],
     )
 
 
-def advised(
-    setting: Setting, method: str, link: Link, results: Results
-) -> tuple[float, float]:
-    """Seconds of a dense step in bfloat16 and of this method's, by the advisor.
+def advice(
+    setting: Setting,
+    method: str,
+    link: Link,
+    results: Results,
+    dense: str = DENSE,
+) -> slamb_jax.advisor.Advice:
+    """What the advisor says of this method beside a dense one.
 
     It is given the seconds of both with nothing sent, and twice the latency of a small
     message: for a large one Gloo asks the receiver first.
     """
-    dense, own = (pace(setting, x, None, results) for x in (DENSE, method))
+    other, own = (pace(setting, x, None, results) for x in (dense, method))
     here = pace(setting, method, link, results)
-    assert dense is not None
+    assert other is not None
     assert own is not None
     assert here is not None
-    both = min(dense.step, own.step)
+    both = min(other.step, own.step)
     rate = 1e6 * SHARE * link.mbit
-    advice = slamb_jax.advise(
+    return slamb_jax.advise(
         jax.eval_shape(task(setting.task).init, jax.random.key(0)),
         slamb_jax.Network(setting.workers, rate, latency=2 * here.message),
         exchange_of(method),
         step_seconds=both,
-        update_seconds=(dense.step - both, own.step - both),
+        update_seconds=(other.step - both, own.step - both),
     )
-    return advice.dense_bfloat16.step_seconds, advice.exchanging.step_seconds
 
 
 def seconds_of(
     setting: Setting, method: str, link: Link, results: Results
 ) -> float | None:
     """Seconds of a method to the target on a link; None if that is not known."""
-    steps = losses.steps_of(setting, method, results)
+    steps = steps_of(setting, method, results)
     found = pace(setting, method, link, results)
     return found.seconds(steps) if found and steps else None

@@ -1,30 +1,32 @@
-"""One host's process: trains with every optimizer in turn and reports times and bytes.
+"""One host's process: makes the steps that each line of its input asks for.
 
-Started by ``benchmarks.network``, which writes a line to its standard input for every
-round to measure, and reads one line of JSON for it.
+It answers each line with a report: the seconds of each step, the bytes sent, and the
+loss where that is asked for.
 """
 
 import dataclasses
+import functools
 import json
 import os
+import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh
 
 import slamb_jax
 from benchmarks.network import counters
-from benchmarks.network.model import CONTEXT, TASK, alone, methods
-from examples.common.simulated import AXIS, Method, Program
+from benchmarks.network.losses import Setting, method_of
+from benchmarks.network.model import alone
+from benchmarks.train.tasks import task
+from examples.common.simulated import AXIS, DEFAULT, Program
 
-RATE = 0.01  # of all optimizers
-DENSE_STEPS = 4  # in a round; SLAMB makes a cycle of H
-BARRIERS = 20  # in a round, to know the latency
+WARM = 3  # steps before those that count
+BARRIERS = 9  # to know the latency
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,58 +34,82 @@ class Job:
     """The settings of a run that every worker needs; passed on as JSON."""
 
     workers: int
-    exchange: dict[str, Any]  # of Exchange.to_json
-    seed: int
     coordinator: str
     interface: str
 
 
-class Contestant:
-    """A compiled step with one optimizer, and its state."""
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """The steps to make: of which method, in which setting."""
 
-    def __init__(self, method: Method, mesh: Mesh, seed: int) -> None:
-        self.program = Program(
-            TASK, method, workers=mesh.size, batch=1, steps=sys.maxsize,
-            schedule=optax.constant_schedule(1.0), mesh=mesh,
-        )  # fmt: skip
-        self.state = self.program.start(RATE, seed)
-        self.steps = DENSE_STEPS
-        if method.name.startswith("SLAMB"):
-            self.steps = method.exchange.sync_every or DENSE_STEPS
+    setting: Setting
+    method: str
+    rate: float
+    seed: int
+    steps: int
+    alone: bool = False  # nothing is sent
+    due: tuple[int, ...] = ()  # steps after which to evaluate
 
-    def wire(self) -> dict[str, Any]:
-        """The wire report of the compiled step."""
-        text = jax.ShapeDtypeStruct((self.program.size, CONTEXT + 1), jnp.int32)
-        report = slamb_jax.wire_report(self.program.step.lower(self.state, text))
-        return {
-            "table": str(report),
-            "every_step": report.bytes_sent(),
-            "at_average": report.bytes_sent(conditional=True),
-        }
+    @classmethod
+    def of_line(cls, line: str) -> "Ask":
+        found = json.loads(line)
+        return cls(**found | {"setting": Setting(**found["setting"])})
 
-    def measure(
-        self, barrier: Callable[[], float], texts: Iterator[Any], interface: str
-    ) -> dict[str, Any]:
-        """A cycle of steps, each from a barrier, and the bytes sent meanwhile."""
-        barrier()
-        before = counters.read(interface)
-        seconds = []
-        for _ in range(self.steps):
+
+@functools.cache
+def program(
+    setting: Setting, method: str, mesh: Mesh, is_alone: bool
+) -> tuple[Program, float]:
+    """A compiled program, and the seconds that took."""
+    way = method_of(method, setting)
+    made = Program(
+        task(setting.task), alone(way) if is_alone else way, mesh=mesh,
+        workers=setting.workers, batch=setting.batch, steps=setting.steps,
+        schedule=task(setting.task).schedule(setting.steps),
+    )  # fmt: skip
+    return made, made.compile()
+
+
+def run(
+    ask: Ask, mesh: Mesh, barrier: Callable[[], float], interface: str
+) -> dict[str, Any]:
+    """Steps that follow one another; the clock stands while the loss is evaluated."""
+    made, compile_seconds = program(ask.setting, ask.method, mesh, ask.alone)
+    state, warm = made.start(ask.rate, ask.seed), 0 if ask.due else WARM
+    seconds: list[float] = []
+    losses: list[float] = []
+    sent = counters.Counters(0, 0, 0, 0, 0)
+    before = sent
+    for t, batch in enumerate(made.batches(ask.seed), 1):
+        if t == warm + 1 or t - 1 in ask.due:
             barrier()
-            text, start = next(texts), time.perf_counter()
-            self.state, _ = jax.block_until_ready(self.program.step(self.state, text))
-            seconds.append(time.perf_counter() - start)
-        barrier()
-        sent = jax.tree.map(int.__sub__, counters.read(interface), before)
-        return {"seconds": seconds, "sent": sent._asdict()}
+            before = counters.read(interface)
+        began = time.perf_counter()
+        state, _ = jax.block_until_ready(made.step(state, batch))
+        if t > warm:
+            seconds.append(time.perf_counter() - began)
+        if t == ask.steps or t in ask.due:
+            now = counters.read(interface)
+            sent = jax.tree.map(lambda a, b, c: a + b - c, sent, now, before)
+        if t in ask.due:
+            losses.append(made.evaluate(state))
+        if t == ask.steps:
+            break
+    return {
+        "compile_seconds": compile_seconds,
+        "seconds": seconds,
+        "losses": losses,
+        "sent": sent._asdict(),
+        "barrier": statistics.median(barrier() for _ in range(BARRIERS)),
+    }
 
 
-def make_barrier(mesh: Mesh, exchange: slamb_jax.Exchange) -> Callable[[], float]:
+def make_barrier(mesh: Mesh) -> Callable[[], float]:
     """An all-reduce of one number: no worker leaves before all have come."""
     run = slamb_jax.per_worker_step(
-        lambda x, _: (slamb_jax.average_parameters(x, AXIS), ()), mesh, exchange
+        lambda x, _: (slamb_jax.average_parameters(x, AXIS), ()), mesh, DEFAULT
     )
-    state = slamb_jax.replicate(jnp.zeros(1), mesh, exchange)
+    state = slamb_jax.replicate(jnp.zeros(1), mesh, DEFAULT)
 
     def barrier() -> float:
         nonlocal state
@@ -102,34 +128,19 @@ def use_own_cores(workers: int, index: int) -> None:
     os.sched_setaffinity(0, cores[first:past])
 
 
+def report(found: dict[str, Any]) -> None:
+    print("report", json.dumps(found), flush=True)
+
+
 def main(job: Job, index: int) -> None:
     use_own_cores(job.workers, index)
     jax.distributed.initialize(job.coordinator, job.workers, index)
-    exchange = slamb_jax.Exchange.from_json(job.exchange)
     mesh = jax.make_mesh((job.workers,), (AXIS,))
-    barrier = make_barrier(mesh, exchange)
-    contestants = {
-        method.name: Contestant(method, mesh, job.seed)
-        for each in methods(exchange).values()
-        for method in (each, alone(each))
-    }
-    texts = TASK.batches(job.workers, sys.maxsize, job.seed)
-
-    def measure() -> dict[str, Any]:
-        blocks = {
-            name: contestant.measure(barrier, texts, job.interface)
-            for name, contestant in contestants.items()
-        }
-        return {"blocks": blocks, "barriers": [barrier() for _ in range(BARRIERS)]}
-
-    measure()  # compiles, and makes every connection
-    report({name: contestant.wire() for name, contestant in contestants.items()})
-    for _ in sys.stdin:
-        report(measure())
-
-
-def report(found: dict[str, Any]) -> None:
-    print("report", json.dumps(found), flush=True)
+    barrier = make_barrier(mesh)
+    barrier()
+    report({})
+    for line in sys.stdin:
+        report(run(Ask.of_line(line), mesh, barrier, job.interface))
 
 
 if __name__ == "__main__":

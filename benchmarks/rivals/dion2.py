@@ -48,7 +48,9 @@ def dion2(
 
     def split(tree: Any) -> tuple[list[jax.Array], list[jax.Array], list[Any]]:
         """Matrices as (rows, columns), other leaves, and the numbers of all."""
-        numbers = jax.tree.leaves(matrices(tree), is_leaf=is_numbers)
+        numbers = jax.tree.leaves(
+            matrices(tree), is_leaf=lambda x: x is None or hasattr(x, "reduction_axis")
+        )
         seen, rest = [], []
         for x, dimensions in zip(jax.tree.leaves(tree), numbers, strict=True):
             if dimensions is None:
@@ -75,7 +77,7 @@ def dion2(
             jax.random.fold_in(jax.random.key(seed), count), len(momenta)
         )
         rows = [
-            jax.random.permutation(key, len(m))[: taken(len(m), fraction)]
+            jax.random.permutation(key, len(m))[: max(1, round(fraction * len(m)))]
             for key, m in zip(keys, momenta, strict=True)
         ]
         picked = [m[i] for m, i in zip(momenta, rows, strict=True)]
@@ -100,19 +102,11 @@ def dion2(
     return optax.GradientTransformation(init, update)
 
 
-def taken(rows: int, fraction: float) -> int:
-    return max(1, round(fraction * rows))
-
-
 def back(u: jax.Array, like: jax.Array, dimensions: Any) -> jax.Array:
     """A matrix as the leaf that it was."""
     rows, columns = rows_and_columns(like, dimensions)
     turned = u.reshape([like.shape[i] for i in rows + columns])
     return turned.transpose(np.argsort(rows + columns))
-
-
-def is_numbers(x: Any) -> bool:
-    return x is None or hasattr(x, "reduction_axis")
 
 
 def rows_and_columns(x: Any, dimensions: Any) -> tuple[tuple[int, ...], ...]:

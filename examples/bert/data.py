@@ -7,13 +7,14 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import grain
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from tokenizers import BertWordPieceTokenizer
 
 from examples.byte_lm.data import EVERY_HELD_OUT, standard_library, text_files
-from examples.common.inputs import Example
+from examples.common.inputs import Example, Source
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # tokens 0 to 4
 CLS, SEP, MASK = 2, 3, 4
@@ -22,33 +23,21 @@ MASKED = 0.15  # of a sequence's tokens
 FILES_AT_ONCE = 64
 
 
-class Sequences:
+def sequences(tokens: np.ndarray, length: int) -> Source:
     """``[CLS] tokens [SEP]`` of one length, cut from a long row of tokens."""
+    inside = length - 2
 
-    def __init__(self, tokens: np.ndarray, length: int) -> None:
-        self.tokens, self.length = tokens, length
+    def cut(index: int) -> Example:
+        part = tokens[index * inside : (index + 1) * inside]
+        return {"tokens": np.concatenate([[CLS], part, [SEP]]).astype(np.int32)}
 
-    def __len__(self) -> int:
-        return len(self.tokens) // (self.length - 2)
-
-    def __getitem__(self, index: int) -> Example:
-        inside = self.length - 2
-        part = self.tokens[index * inside : (index + 1) * inside]
-        tokens = np.concatenate([[CLS], part, [SEP]]).astype(np.int32)
-        return {"tokens": tokens}
+    return grain.MapDataset.range(len(tokens) // inside).map(cut)
 
 
-class Masked:
+def masked(examples: Source, vocabulary: int) -> Source:
     """The same sequences, each masked once and for all."""
-
-    def __init__(self, sequences: Sequences, vocabulary: int) -> None:
-        self.sequences, self.mask = sequences, masking(vocabulary)
-
-    def __len__(self) -> int:
-        return len(self.sequences)
-
-    def __getitem__(self, index: int) -> Example:
-        return self.mask(self.sequences[index], np.random.default_rng(index))
+    mask = masking(vocabulary)
+    return examples.map_with_index(lambda i, x: mask(x, np.random.default_rng(i)))
 
 
 def masking(vocabulary: int) -> Callable[[Example, np.random.Generator], Example]:
@@ -74,18 +63,19 @@ def masking(vocabulary: int) -> Callable[[Example, np.random.Generator], Example
 
 def load(
     files: Sequence[Path], cache: Path, vocabulary: int, length: int
-) -> tuple[Sequences, Masked]:
+) -> tuple[Source, Source]:
     """Sequences to train on and, from every twentieth file, to evaluate on.
 
     Process 0 trains the tokenizer and writes the tokens below ``cache``, which all
     processes must see; later runs with the same files find them there.
     """
     found = text_files(files) if files else standard_library()
-    folder = cache / _name(found, vocabulary)
+    state = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in found]
+    name = hashlib.sha256(json.dumps([state, vocabulary]).encode()).hexdigest()[:16]
+    folder = cache / name
     if jax.process_index() == 0 and not folder.exists():
         _prepare(found, folder, vocabulary)
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("tokens")
+    multihost_utils.sync_global_devices("tokens")
     parts = [np.load(folder / f"{part}.npy", mmap_mode="r") for part in PARTS]
     for part, tokens in zip(PARTS, parts, strict=True):
         if len(tokens) < length:
@@ -93,14 +83,8 @@ def load(
                 f"--files: {len(tokens)} tokens in the {part} part of {len(found)} "
                 f"files are too few for sequences of {length}"
             )
-    train, held_out = (Sequences(tokens, length) for tokens in parts)
-    return train, Masked(held_out, vocabulary)
-
-
-def _name(files: Sequence[Path], vocabulary: int) -> str:
-    """Of the folder for these files, as they are now."""
-    known = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
-    return hashlib.sha256(json.dumps([known, vocabulary]).encode()).hexdigest()[:16]
+    train, held_out = (sequences(tokens, length) for tokens in parts)
+    return train, masked(held_out, vocabulary)
 
 
 def _prepare(files: Sequence[Path], folder: Path, vocabulary: int) -> None:

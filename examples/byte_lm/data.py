@@ -10,20 +10,20 @@ SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pyca
 EVERY_HELD_OUT = 20  # one file in twenty is kept for evaluation
 
 
-def standard_library() -> list[Path]:
-    """The source files of the running Python's standard library, without tests."""
-    root = Path(sysconfig.get_path("stdlib"))
-    files = root.rglob("*.py")
+def standard_library(path: str = "stdlib") -> list[Path]:
+    """The source files of the running Python's standard library, without tests.
+
+    Or those below another of its paths, by the name that ``sysconfig`` has for it.
+    """
+    root = Path(sysconfig.get_path(path))
+    files = (f for f in root.rglob("*.py") if f.is_file())
     return sorted(f for f in files if not SKIPPED & set(f.relative_to(root).parts))
 
 
 def installed(most: int) -> list[Path]:
     """The standard library's source, then that of what is installed: so many bytes."""
-    root = Path(sysconfig.get_path("purelib"))
-    files = (f for f in root.rglob("*.py") if f.is_file())
-    found = sorted(f for f in files if not SKIPPED & set(f.relative_to(root).parts))
     kept, total = [], 0
-    for path in standard_library() + found:
+    for path in standard_library() + standard_library("purelib"):
         total += path.stat().st_size
         if total > most:
             break

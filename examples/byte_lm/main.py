@@ -18,10 +18,9 @@ import matplotlib
 import tyro
 from jax.sharding import Mesh
 from rich.console import Console
-from rich.table import Table
 
 from examples.byte_lm import data
-from examples.byte_lm.methods import BUDGET, METHODS, bytes_sent, method
+from examples.byte_lm.methods import METHODS, method, traffic
 from examples.byte_lm.model import ByteLM, task
 from examples.common import processes
 from examples.common.options import HELP, exchange_settings
@@ -63,7 +62,7 @@ class Config:
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an integer from 1, got {value!r}")
         for name in self.optimizer:
-            method(name, self.steps, self.seed, {})  # raises if there is none
+            method(name, {})  # raises if there is none
         if self.width % self.heads:
             raise ValueError(
                 f"width must be a multiple of heads, got {self.width} and {self.heads}"
@@ -82,10 +81,8 @@ def job(config: Config) -> Task:
     """The model and its text."""
     files = data.text_files(config.files) if config.files else data.standard_library()
     text, held_out = data.load(files, config.context)
-    print(
-        f"{len(text):,} bytes to train on, {len(held_out):,} held out, from "
-        f"{len(files):,} files"
-    )
+    sizes = f"{len(text):,} bytes to train on, {len(held_out):,} held out"
+    print(f"{sizes}, from {len(files):,} files")
     model = ByteLM(config.layers, config.width, config.heads, config.context)
     return task(model, text, held_out, config.eval_batch)
 
@@ -94,34 +91,28 @@ def run(
     name: str, rate: float, task: Task, config: Config, mesh: Mesh, settings: Any
 ) -> Run:
     """Trains with one optimizer; its exchange, if any, takes ``settings``."""
-    chosen = method(name, config.steps, config.seed, settings)
+    chosen = method(name, settings)
     params = jax.eval_shape(task.init, jax.random.key(0))
     program = Program(
         task, chosen, workers=config.workers, batch=config.batch, steps=config.steps
     )
     due = evaluation_steps(config.steps, config.evaluations)
-    sent = bytes_sent(name, chosen, params, mesh)
+    sent = traffic(name, chosen, params, mesh).until
     return train(program, rate, config.seed, due=due, sent=sent, show=True)
 
 
-def results_table(runs: list[Run], config: Config, machine: str) -> Table:
-    rows = [
-        {
-            "optimizer": r.name,
-            "KiB sent per step": f"{r.sent[-1] / config.steps / 1024:.1f}",
-            "share": f"{r.sent[-1] / runs[0].sent[-1]:.3f}",
-            "of bfloat16": f"{2 * r.sent[-1] / runs[0].sent[-1]:.3f}",
-            "evaluation loss": f"{r.losses[-1]:.3f}",
-            "rate": f"{r.rate:g}",
-            "ms per step": f"{r.step_seconds * 1000:.0f}",
-        }
-        for r in runs
-    ]
-    title = (
-        f"{config.workers} workers x {config.batch} sequences of {config.context} "
-        f"bytes, {config.steps} steps, seed {config.seed}"
-    )
-    return table(title, rows, f"workers simulated on one device; {machine}")
+def cells(r: Run, first: Run) -> dict[str, str]:
+    """The row of a run; shares of bytes are of the first."""
+    share = r.sent[-1] / first.sent[-1]
+    return {
+        "optimizer": r.name,
+        "KiB sent per step": f"{r.sent[-1] / r.steps[-1] / 1024:.1f}",
+        "share": f"{share:.3f}",
+        "of bfloat16": f"{2 * share:.3f}",
+        "evaluation loss": f"{r.losses[-1]:.3f}",
+        "rate": f"{r.rate:g}",
+        "ms per step": f"{r.step_seconds * 1000:.0f}",
+    }
 
 
 def picture(runs: list[Run], unit: str, path: Path) -> None:
@@ -148,16 +139,6 @@ def picture(runs: list[Run], unit: str, path: Path) -> None:
     plt.close(figure)
 
 
-def blocks_line(r: Run) -> str:
-    """Of JointSpar: the blocks that were drawn, and the probabilities learned."""
-    last = ", ".join(f"{name} {p:.2f}" for name, p in r.probabilities[-1].items())
-    active = sum(sum(drawn.values()) for drawn in r.active) / len(r.active)
-    return (
-        f"{r.name}: {active:.2f} of {len(r.active[0])} blocks active on average, "
-        f"budget {BUDGET:g}; probabilities in the end: {last}"
-    )
-
-
 def main(config: Config, settings: dict[str, Any]) -> list[Run]:
     try:
         config.out.mkdir(parents=True, exist_ok=True)
@@ -170,11 +151,13 @@ def main(config: Config, settings: dict[str, Any]) -> list[Run]:
         run(name, rate, task, config, mesh, settings)
         for name, rate in zip(config.optimizer, rates, strict=True)
     ]
+    title = (
+        f"{config.workers} workers x {config.batch} sequences of {config.context} "
+        f"bytes, {config.steps} steps, seed {config.seed}"
+    )
+    caption = f"workers simulated on one device; {hardware(jax.devices()[0])}"
     console = Console(width=None if sys.stdout.isatty() else 110)
-    console.print(results_table(runs, config, hardware(jax.devices()[0])))
-    for r in runs:
-        if r.active:
-            console.print(blocks_line(r))
+    console.print(table(title, [cells(r, runs[0]) for r in runs], caption))
     picture(runs, task.unit, config.out / "curves.png")
     figures = json.dumps([dataclasses.asdict(r) for r in runs], indent=1)
     (config.out / "results.json").write_text(figures + "\n")

@@ -1,8 +1,12 @@
 """Residual networks for small images, as He et al. (2015) made them for CIFAR-10."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+
+INIT = nn.initializers.he_normal()
 
 
 class Block(nn.Module):
@@ -13,18 +17,13 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        def convolution(stride: int) -> nn.Conv:
-            strides = (stride, stride)
-            init = nn.initializers.he_normal()
-            return nn.Conv(
-                self.channels, (3, 3), strides, use_bias=False, kernel_init=init
-            )
-
-        def norm() -> nn.BatchNorm:
-            return nn.BatchNorm(use_running_average=not train, momentum=0.9)
-
-        y = nn.relu(norm()(convolution(self.stride)(x)))
-        y = norm()(convolution(1)(y))
+        convolution = functools.partial(
+            nn.Conv, self.channels, (3, 3), use_bias=False, kernel_init=INIT
+        )
+        norm = functools.partial(nn.BatchNorm, not train, momentum=0.9)
+        strides = (self.stride, self.stride)
+        y = nn.relu(norm()(convolution(strides=strides)(x)))
+        y = norm()(convolution()(y))
         x = x[:, :: self.stride, :: self.stride]
         wider = self.channels - x.shape[-1]
         x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (wider // 2, wider - wider // 2)))
@@ -42,8 +41,7 @@ class ResNet(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         if self.depth < 8 or self.depth % 6 != 2:
             raise ValueError(f"depth must be 6 n + 2, n >= 1, got {self.depth}")
-        init = nn.initializers.he_normal()
-        x = nn.Conv(self.width, (3, 3), use_bias=False, kernel_init=init)(x)
+        x = nn.Conv(self.width, (3, 3), use_bias=False, kernel_init=INIT)(x)
         x = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
         for stage in range(3):
             for block in range(self.depth // 6):

@@ -6,27 +6,53 @@ from typing import Any, TypeAlias
 import grain
 import jax
 import numpy as np
+from sklearn.datasets import load_digits
 
 Example: TypeAlias = dict[str, np.ndarray]
 Augment: TypeAlias = Callable[[Example, np.random.Generator], Example]
-Source: TypeAlias = grain.sources.RandomAccessDataSource[Example]
+Source: TypeAlias = grain.MapDataset[Example]
 THREADS = grain.ReadOptions(num_threads=4, prefetch_buffer_size=16)
 
 
-class Arrays:
+def examples_of(**arrays: np.ndarray) -> Source:
     """Examples that are rows of arrays in memory."""
+    (length,) = {len(x) for x in arrays.values()}  # one for all
+    rows = grain.MapDataset.range(length)
+    return rows.map(lambda i: {name: x[i] for name, x in arrays.items()})
 
-    def __init__(self, **arrays: np.ndarray) -> None:
-        lengths = {name: len(x) for name, x in arrays.items()}
-        if len(set(lengths.values())) != 1:
-            raise ValueError(f"arrays must have one length, got {lengths}")
-        self.arrays = arrays
 
-    def __len__(self) -> int:
-        return len(next(iter(self.arrays.values())))
+def digits() -> tuple[Source, Source]:
+    """Scikit-learn's 1,797 handwritten digits, 8 x 8 x 1; every fifth is held out.
 
-    def __getitem__(self, index: int) -> Example:
-        return {name: x[index] for name, x in self.arrays.items()}
+    They come inside that package; the copy is of the test set of UCI's optical
+    recognition of handwritten digits.
+    """
+    found = load_digits()
+    images = (found.images[..., None] / 16.0 - 0.3).astype(np.float32)
+    labels = found.target.astype(np.int32)
+    held_out = np.arange(len(labels)) % 5 == 4
+    train, test = (
+        examples_of(image=images[part], label=labels[part])
+        for part in (~held_out, held_out)
+    )
+    return train, test
+
+
+def shifted(pixels: int, flip: bool) -> Augment:
+    """Augmentation: a random crop of the padded image, and half of them mirrored."""
+
+    def augment(example: Example, rng: np.random.Generator) -> Example:
+        image = example["image"]
+        height, width, _ = image.shape
+        edge = ((pixels, pixels), (pixels, pixels), (0, 0))
+        padded = np.pad(image, edge, constant_values=image.min())
+        top, left = rng.integers(0, 2 * pixels + 1, 2)
+        image = padded[top : top + height, left : left + width]
+        if flip and rng.random() < 0.5:
+            image = image[:, ::-1]
+        return {**example, "image": image}
+
+    return augment
 
 
 def training(
@@ -44,7 +70,7 @@ def training(
     """
     if len(source) < 1:
         raise SystemExit("there are no examples to train on")
-    examples = grain.MapDataset.source(source).seed(seed).shuffle().repeat()
+    examples = source.seed(seed).shuffle().repeat()
     if augment is not None:
         examples = examples.random_map(augment)
     return _own_batches(examples, workers * batch_size)
@@ -59,7 +85,7 @@ def held_out(source: Source, size: int) -> Iterator[Example]:
     def weighted(index: int, example: Example) -> Example:
         return {**example, "weight": np.asarray(index < len(source), np.float32)}
 
-    padded = grain.MapDataset.source(source).repeat()
+    padded = source.repeat()
     full = -(-len(source) // size) * size
     return _own_batches(padded[:full].map_with_index(weighted), size)
 

@@ -22,7 +22,8 @@ HELP = (
 )
 
 
-def _exchange(settings: Any, where: str) -> slamb_jax.Exchange:
+def read_exchange(settings: Any, where: str) -> slamb_jax.Exchange:
+    """The exchange of these settings; a wrong one ends the program."""
     try:
         if isinstance(settings, dict):
             settings = {"axis_name": AXIS} | settings
@@ -36,7 +37,7 @@ ExchangeOption: TypeAlias = Annotated[
     tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar="YAML",
-        instance_from_str=lambda args: _exchange(yaml.safe_load(args[0]), "--exchange"),
+        instance_from_str=lambda x: read_exchange(yaml.safe_load(x[0]), "--exchange"),
         is_instance=lambda x: isinstance(x, slamb_jax.Exchange),
         str_from_instance=lambda x: [json.dumps(x.to_json())],
     ),
@@ -51,7 +52,7 @@ class Options:
     optimizer: Literal["adamw", "lamb", "lion", "muon", "sgd", "slamb"] = "adamw"
     dense: bool = False
     """Average the gradients, and step with optax's optimizer: LAMB for slamb, too."""
-    learning_rate: float = 0.01
+    learning_rate: float = 0.003
     """The peak: the large-batch rate, for all workers' batches together."""
     b1: float | None = None
     """Decay of the first moment; the momentum of sgd, 0.9 by default. For this option
@@ -86,7 +87,7 @@ class Options:
     timeout: float = 60.0
     """Seconds without a sign of life of another process, after which this one ends."""
 
-    out: Path = Path("runs/program")
+    out: Path = Path("runs/train")
     """Checkpoints and logs; a run that was stopped resumes from there."""
     snapshots: Path | None = None
     """This process's own folder, on a RAM disk of its host. A run that lost a process
@@ -96,18 +97,12 @@ class Options:
     eval_every: int = 100
     checkpoint_every: int = 100
 
-    @property
-    def title(self) -> str:
-        """The optimizer's name for people."""
-        return f"{self.optimizer}, dense" if self.dense else self.optimizer
-
 
 # Options that may change when a run resumes: its processes, and its output.
-FREE = {"coordinator", "process_id", "num_processes", "distributed", "timeout", "out"}
 EVERY = "log_every", "eval_every", "checkpoint_every", "snapshot_every"
+FREE = {"coordinator", "process_id", "num_processes", "distributed", "timeout", "out"}
 FREE |= {"snapshots", *EVERY}
-LEAST = dict.fromkeys(("batch_size", "accumulate_steps", "workers", "steps"), 1)
-LEAST |= dict.fromkeys(EVERY, 1)
+LEAST = dict.fromkeys(("batch_size", "accumulate_steps", "workers", "steps", *EVERY), 1)
 LEAST |= {"warmup_steps": 0, "warmup_epochs": 0, "vocabulary": 6, "length": 3}
 
 T = TypeVar("T", bound=Options)
@@ -119,14 +114,11 @@ def parse(kind: type[T], description: str, args: Sequence[str] | None = None) ->
     files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     files.add_argument("--config", type=Path, action="append", default=[])
     known, rest = files.parse_known_args(rest)
-    default = kind()
-    for path in known.config:
-        default = from_file(default, path)
-    given = default.exchange.to_json() | settings
-    default = dataclasses.replace(default, exchange=_exchange(given, "command line"))
-    options = tyro.cli(
-        kind, args=rest, default=default, description=f"{description} {HELP}"
-    )
+    given = [word for path in known.config for word in words_of_file(kind, path)]
+    options = tyro.cli(kind, args=given + rest, description=f"{description} {HELP}")
+    if settings:
+        exchange = read_exchange(options.exchange.to_json() | settings, "command line")
+        options = dataclasses.replace(options, exchange=exchange)
     check(options)
     return options
 
@@ -139,41 +131,36 @@ def exchange_settings(
         add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
     )
     for name in SETTINGS:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=_value)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=lambda text: None if text == "None" else yaml.safe_load(text),
+        )
     found, rest = parser.parse_known_args(args)
     return vars(found), rest
 
 
-def _value(text: str) -> Any:
-    return None if text == "None" else yaml.safe_load(text)
-
-
-def from_file(default: T, path: Path) -> T:
-    """``default`` with the options of a YAML or JSON file; names as those of flags."""
+def words_of_file(kind: type[Options], path: Path) -> list[str]:
+    """The options of a YAML or JSON file as words of a command line."""
     try:
         found = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:
         raise SystemExit(f"--config: {path}: {error}") from error
     if not isinstance(found, dict):
         raise SystemExit(f"--config: {path} must hold a mapping of options")
-    known = {f.name for f in dataclasses.fields(default)}
+    known = {f.name for f in dataclasses.fields(kind)}
     if unknown := sorted(map(str, set(found) - known)):
         raise SystemExit(f"--config: {path}: no such option: {', '.join(unknown)}")
-    if "exchange" in found:
-        exchange = _exchange(found.pop("exchange"), str(path))
-        default = dataclasses.replace(default, exchange=exchange)
-    args = [word for name, value in found.items() for word in words(name, value)]
-    return tyro.cli(type(default), args=args, default=default, prog=str(path))
-
-
-def words(name: str, value: Any) -> list[str]:
-    """An option as words of a command line, whose types are then checked."""
-    flag = f"--{name.replace('_', '-')}"
-    if isinstance(value, bool):
-        return [flag if value else flag.replace("--", "--no-", 1)]
-    if isinstance(value, list):
-        return [flag, *map(str, value)]
-    return [flag, str(value)]
+    words: list[str] = []
+    for name, value in found.items():
+        flag = f"--{name.replace('_', '-')}"
+        if name == "exchange":
+            exchange = read_exchange(value, str(path))
+            words += [flag, json.dumps(exchange.to_json())]
+        elif isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            words += [flag, *map(str, value if isinstance(value, list) else [value])]
+    return words
 
 
 def check(options: Options) -> None:

@@ -1,11 +1,10 @@
 """Workers: devices on one machine or on many, and the signals that stop them."""
 
 import contextlib
-import functools
 import os
 import signal
-from types import FrameType
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -48,60 +47,41 @@ def mesh_of(workers: int) -> Mesh:
     )
 
 
-def split(mesh: Mesh, local: Any) -> Any:
-    """This process's part of a batch as its part of an array over all workers."""
-    return placed(NamedSharding(mesh, PartitionSpec(AXIS)), local)
+def on_mesh(mesh: Mesh, local: Any, *axes: str) -> Any:
+    """A tree of what this process has of arrays over all of them, split by ``axes``."""
+    sharding = NamedSharding(mesh, PartitionSpec(*axes))
+    return jax.tree.map(
+        lambda x: jax.make_array_from_process_local_data(sharding, x), local
+    )
 
 
-def placed(sharding: NamedSharding, local: Any) -> Any:
-    """A tree of what this process has of global arrays as these."""
-    put = functools.partial(jax.make_array_from_process_local_data, sharding)
-    return jax.tree.map(put, local)
+@contextlib.contextmanager
+def stopping() -> Iterator[Callable[[int], int]]:
+    """A function that says at the same step in all processes that one is to stop.
 
-
-def replicated(mesh: Mesh) -> NamedSharding:
-    """The same on all devices, so that every process can read it."""
-    return NamedSharding(mesh, PartitionSpec())
-
-
-class Stop:
-    """Reports, at the same step on all processes, that one was told to stop.
-
-    By SIGTERM, or by Ctrl-C; a second Ctrl-C ends it without saving.
+    By SIGTERM, or by Ctrl-C; a second Ctrl-C ends it without saving. Call it once at
+    every step, with the number of its calls; it returns the exit status, or 0.
     """
+    alone, told = jax.process_count() == 1, list[int]()
 
-    def __init__(self) -> None:
-        self.number: int | None = None  # of the signal
-        self.calls = 0
-        self.alone = jax.process_count() == 1
-
-    def __enter__(self) -> Self:
-        # With several processes jax has a handler of SIGTERM, and agrees on the step.
-        numbers = [signal.SIGINT, signal.SIGTERM] if self.alone else [signal.SIGINT]
-        self.before = {n: signal.signal(n, self._note) for n in numbers}
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    @property
-    def status(self) -> int:
-        """The exit status of a run that was stopped."""
-        return 128 + (self.number or signal.SIGTERM)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.number = number
+    def note(number: int, frame: object) -> None:
+        told.append(number)
         if number == signal.SIGINT:
-            signal.signal(number, self.before[signal.SIGINT])
-            if not self.alone:
+            signal.signal(number, before[signal.SIGINT])
+            if not alone:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    def now(self) -> bool:
-        """Whether to save and stop; call it once at every step, on all processes."""
-        if self.alone:
-            return self.number is not None
+    def status(calls: int) -> int:
         # jax counts from 1, also where a run goes on from a later step: of a larger
         # number first, a signal that came before it would be forgotten.
-        self.calls += 1
-        return bool(multihost_utils.reached_preemption_sync_point(self.calls))
+        stop = told if alone else multihost_utils.reached_preemption_sync_point(calls)
+        return 128 + (told[0] if told else signal.SIGTERM) if stop else 0
+
+    # With several processes jax has a handler of SIGTERM, and agrees on the step.
+    numbers = [signal.SIGINT, signal.SIGTERM] if alone else [signal.SIGINT]
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield status
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -2,56 +2,42 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn
+from rich.progress import MofNCompleteColumn, Progress
 from tensorboardX import SummaryWriter
 
 LINE_SECONDS = 10.0  # between lines of progress where the output is no terminal
+Write = Callable[[int, Mapping[str, float]], None]
 
 
-class Records:
-    """Metrics by step, in ``metrics.jsonl`` and for TensorBoard; process 0 writes.
+@contextmanager
+def records(folder: Path, step: int) -> Iterator[Write]:
+    """A function of a step and its numbers, which process 0 writes.
 
-    A run that resumes at ``step`` drops the records of later steps.
+    To ``metrics.jsonl`` and for TensorBoard. A run that resumes at ``step`` drops the
+    records of later steps.
     """
+    if jax.process_index():
+        yield lambda step, metrics: None
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "metrics.jsonl"
+    kept = [r for r in read(path) if r["step"] <= step] if path.exists() else []
+    board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+    with path.open("w", buffering=1) as file, board:
+        file.writelines(json.dumps(record) + "\n" for record in kept)
 
-    def __init__(self, folder: Path, step: int) -> None:
-        self.writer: SummaryWriter | None = None
-        if jax.process_index():
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "metrics.jsonl"
-        kept = [r for r in read(path) if r["step"] <= step] if path.exists() else []
-        self.file = path.open("w", buffering=1)
-        for record in kept:
-            self.file.write(json.dumps(record) + "\n")
-        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        def write(step: int, metrics: Mapping[str, float]) -> None:
+            file.write(json.dumps({"step": step, **metrics}) + "\n")
+            for name, value in metrics.items():
+                board.add_scalar(name, value, step)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.writer is not None:
-            self.file.close()
-            self.writer.close()
-
-    def write(self, step: int, metrics: dict[str, Any]) -> None:
-        """Numbers, or mappings of names to numbers."""
-        if self.writer is None:
-            return
-        self.file.write(json.dumps({"step": step, **metrics}) + "\n")
-        for name, value in metrics.items():
-            if isinstance(value, dict):
-                for part, number in value.items():
-                    self.writer.add_scalar(f"{name}/{part}", number, step)
-            else:
-                self.writer.add_scalar(name, value, step)
+        yield write
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -69,32 +55,18 @@ def progress_bar(
     Where the output is no terminal, it prints a line every ten seconds, and the last.
     """
     quiet = hidden or jax.process_index() > 0
-    columns = (
-        *Progress.get_default_columns(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    console = Console(quiet=quiet)
-    if not (quiet or console.is_terminal):
-        with _lines(name, steps) as show:
-            yield show
-        return
-    with Progress(*columns, console=console, disable=quiet) as bars:
-        task = bars.add_task(name, completed=start, total=steps, note="")
-        yield lambda step, note: bars.update(task, completed=step, note=note)
-
-
-@contextmanager
-def _lines(name: str, steps: int) -> Iterator[Callable[[int, str], None]]:
-    told, waiting = time.monotonic(), ""
+    columns = *Progress.get_default_columns(), MofNCompleteColumn()
+    bars = Progress(*columns, "{task.fields[note]}", disable=quiet)
+    in_lines = not (quiet or bars.console.is_terminal)
+    bars.disable = quiet or in_lines
+    bar, told = bars.add_task(name, completed=start, total=steps, note=""), time.time()
 
     def show(step: int, note: str) -> None:
-        nonlocal told, waiting
-        waiting = f"{name}  {step}/{steps}  {note}".rstrip()
-        if time.monotonic() - told >= LINE_SECONDS:
-            print(waiting, flush=True)
-            told, waiting = time.monotonic(), ""
+        nonlocal told
+        bars.update(bar, completed=step, note=note)
+        if in_lines and (step == steps or time.time() - told >= LINE_SECONDS):
+            print(f"{name}  {step}/{steps}  {note}".rstrip(), flush=True)
+            told = time.time()
 
-    yield show
-    if waiting:
-        print(waiting, flush=True)
+    with bars:
+        yield show

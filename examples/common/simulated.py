@@ -226,16 +226,15 @@ def train(
     seconds: list[float] = []
     drawn: list[Any] = []
     first = 0
-    with contextlib.ExitStack() as stack:
-        checkpoints = None
-        if resume is not None:
-            checkpoints = stack.enter_context(slamb_jax.Checkpoints(resume))
-            if found := checkpoints.restore(state):
-                first, state = found.step, found.state
-                losses, times, seconds = found.extra["kept"]
-        name = f"{program.method.name:28}"
-        bar = progress_bar(name, first, program.steps, hidden=not show)
-        move = stack.enter_context(bar)
+    kept = slamb_jax.Checkpoints(resume) if resume else contextlib.nullcontext()
+    name = f"{program.method.name:28}"
+    with (
+        kept as checkpoints,
+        progress_bar(name, 0, program.steps, hidden=not show) as move,
+    ):
+        if checkpoints is not None and (found := checkpoints.restore(state)):
+            first, state = found.step, found.state
+            losses, times, seconds = found.extra["kept"]
         saved = time.monotonic()
         batches = itertools.islice(program.batches(seed), first, None)
         for t, batch in enumerate(batches, first + 1):

@@ -41,16 +41,12 @@ def traffic_of(
         alone = dataclasses.replace(exchange, sync_every=2)
     report = report_of(make(alone), alone, params, mesh)
 
-    def sent(*, conditional: bool) -> float:
-        local = exchange.local_axis_name
-        within = 0.0
+    local, sent = exchange.local_axis_name, []
+    for average in (False, True):
+        sent.append(report.bytes_sent(conditional=average))
         if isinstance(local, str):
-            within = report.bytes_over(mesh, local, conditional=conditional)
-        return report.bytes_sent(conditional=conditional) - within
-
-    return Traffic(
-        sent(conditional=False), sent(conditional=True), exchange.averages_at
-    )
+            sent[-1] -= report.bytes_over(mesh, local, conditional=average)
+    return Traffic(sent[0], sent[1], exchange.averages_at)
 
 
 def report_of(

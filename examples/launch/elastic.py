@@ -21,7 +21,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 
 KILLED = -signal.SIGKILL
 LOST = {KILLED, -signal.SIGABRT, 75}  # the rule of restart.sh
@@ -36,7 +35,7 @@ def main() -> int:
     """Runs the program to its end; returns its exit status."""
     options, program = arguments()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, note)
+        signal.signal(number, lambda number, _: asked.add(number))
     every = list(range(options.processes))
     here, losses = every, 0
     while True:
@@ -54,10 +53,6 @@ def main() -> int:
             print(f"{here} go on, all of them", file=sys.stderr, flush=True)
         else:
             return 128 - status if status < 0 else status
-
-
-def note(number: int, frame: FrameType | None) -> None:
-    asked.add(number)
 
 
 def arguments() -> tuple[argparse.Namespace, list[str]]:

@@ -1,9 +1,11 @@
 # What the scripts beside this file share; they source it.
 
-# command_of PROGRAM: sets the array command, to run an example by its name, or a file.
+# command_of PROGRAM: sets the array command, to run an example by its name, a module or a
+# file.
 command_of() {
   case "$1" in
     *.py) command=(python "$1") ;;
+    *.*) command=(python -m "$1") ;;
     *) command=(python -m "examples.$1.main") ;;
   esac
 }

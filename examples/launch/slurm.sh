@@ -5,7 +5,7 @@
 # has the rule). --out and --cache must be on a disk that all nodes see.
 #
 #   sbatch examples/launch/slurm.sh bert --config examples/bert/configs/large.yaml --files DIR
-#   sbatch examples/launch/slurm.sh examples/train.py
+#   sbatch examples/launch/slurm.sh examples.train
 #
 #SBATCH --job-name=slamb
 #SBATCH --nodes=16
@@ -18,7 +18,7 @@
 #SBATCH --open-mode=append
 set -uo pipefail
 . examples/launch/restart.sh
-command_of "${1:?the program: cifar10, bert, swin or a .py}"
+command_of "${1:?the program: cifar10, bert, swin, a module or a .py}"
 shift
 host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun bash -c 'exec "$@" --process-id "$SLURM_PROCID"' bash "${command[@]}" "$@" \

@@ -5,7 +5,8 @@
 #
 #   examples/launch/two_processes.sh PROGRAM [OPTIONS]
 #
-# PROGRAM is cifar10, bert or swin, or a file with options as in examples/train.py.
+# PROGRAM is cifar10, bert or swin, or a module or a file with the options of
+# examples.train.
 #
 # SIGTERM to this script, or to either process, saves at the same step in both and leaves
 # with status 143; the same command resumes from there. If one dies or hangs, the other
@@ -14,7 +15,7 @@
 set -euo pipefail
 [ -d examples/launch ] || { echo "start it from the root of the repository" >&2; exit 2; }
 . examples/launch/restart.sh
-command_of "${1:?the program: cifar10, bert, swin or a .py}"
+command_of "${1:?the program: cifar10, bert, swin, a module or a .py}"
 shift
 port=${PORT:-29400}
 processes=()

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import grain
 import numpy as np
 from PIL import Image
 
-from examples.common.inputs import Example
+from examples.common.inputs import Augment, Example, Source
 
 SUFFIXES = {".jpeg", ".jpg", ".png", ".webp"}
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)
@@ -13,51 +14,44 @@ DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
 MARGIN = 224 / 256  # of a test image's shorter side: the side of its crop
 
 
-class ImageFolder:
+def image_folder(folder: Path, size: int | None, classes: int) -> Source:
     """``folder/CLASS/*.JPEG``; classes are numbered as their names sort.
 
     With ``size`` images come resized, cropped in the middle and normalized; without,
     as they are, for :func:`augmenting`.
     """
-
-    def __init__(self, folder: Path, size: int | None) -> None:
-        if not folder.is_dir():
-            raise SystemExit(
-                f"--data-dir: there is no {folder}; wanted are train/ and val/ with a "
-                "folder of images for each class"
-            )
-        self.classes = sorted(p.name for p in folder.iterdir() if p.is_dir())
-        self.files = [
-            (path, label)
-            for label, name in enumerate(self.classes)
-            for path in sorted((folder / name).iterdir())
-            if path.suffix.lower() in SUFFIXES
-        ]
-        if not self.files:
-            raise SystemExit(f"--data-dir: there are no images below {folder}")
-        self.size = size
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> Example:
-        path, label = self.files[index]
-        with Image.open(path) as file:
-            image = file.convert("RGB")
-        if self.size is not None:
-            return {"image": normalized(centre(image, self.size)), "label": _int(label)}
-        return {"image": np.asarray(image), "label": _int(label)}
-
-
-def load(folder: Path, size: int, classes: int) -> tuple[ImageFolder, ImageFolder]:
-    """The images to train on, and those to test on."""
-    train, test = ImageFolder(folder / "train", None), ImageFolder(folder / "val", size)
-    if not len(train.classes) == len(test.classes) == classes:
+    if not folder.is_dir():
         raise SystemExit(
-            f"--data-dir: {len(train.classes)} classes in train and "
-            f"{len(test.classes)} in val, --classes {classes}"
+            f"--data-dir: there is no {folder}; wanted are train/ and val/ with a "
+            "folder of images for each class"
         )
-    return train, test
+    names = sorted(p.name for p in folder.iterdir() if p.is_dir())
+    files = [
+        (path, np.int32(label))
+        for label, name in enumerate(names)
+        for path in sorted((folder / name).iterdir())
+        if path.suffix.lower() in SUFFIXES
+    ]
+    if not files:
+        raise SystemExit(f"--data-dir: there are no images below {folder}")
+    if len(names) != classes:
+        found = f"{len(names)} classes below {folder}"
+        raise SystemExit(f"--data-dir: {found}, --classes {classes}")
+
+    def read(file: tuple[Path, np.ndarray]) -> Example:
+        path, label = file
+        with Image.open(path) as opened:
+            image = opened.convert("RGB")
+        pixels = normalized(centre(image, size)) if size else np.asarray(image)
+        return {"image": pixels, "label": label}
+
+    return grain.MapDataset.source(files).map(read)
+
+
+def load(folder: Path, size: int, classes: int) -> tuple[Source, Source]:
+    """The images to train on, and those to test on."""
+    train, test = ((folder / "train", None), (folder / "val", size))
+    return image_folder(*train, classes), image_folder(*test, classes)
 
 
 def centre(image: Image.Image, size: int) -> Image.Image:
@@ -74,20 +68,19 @@ def normalized(image: Image.Image) -> np.ndarray:
     return pixels
 
 
-class Augmenting:
+def augmenting(size: int) -> Augment:
     """A random part of the image, 8 to 100 % of it, resized; half of them mirrored."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
+    def augment(example: Example, rng: np.random.Generator) -> Example:
         image = Image.fromarray(example["image"])
         box = part(image.size, rng)
-        image = image.resize((self.size, self.size), Image.Resampling.BICUBIC, box=box)
+        image = image.resize((size, size), Image.Resampling.BICUBIC, box=box)
         pixels = normalized(image)
         if rng.random() < 0.5:
             pixels = np.ascontiguousarray(pixels[:, ::-1])
         return {**example, "image": pixels}
+
+    return augment
 
 
 def part(
@@ -105,7 +98,3 @@ def part(
     side = min(size)
     left, top = (width - side) / 2, (height - side) / 2
     return left, top, left + side, top + side
-
-
-def _int(label: int) -> np.ndarray:
-    return np.asarray(label, np.int32)

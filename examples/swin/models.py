@@ -1,5 +1,6 @@
 """Swin Transformer (Liu et al., 2021): attention in windows that shift."""
 
+import functools
 from typing import TypeVar
 
 import flax.linen as nn
@@ -37,16 +38,13 @@ def places(window: int) -> np.ndarray:
 def neighbours(height: int, width: int, window: int, shift: int) -> np.ndarray:
     """Which tokens of a window were neighbours before the image was rolled."""
     region = np.zeros((1, height, width, 1), np.int32)
-    for i, rows in enumerate(_thirds(window, shift)):
-        for j, columns in enumerate(_thirds(window, shift)):
+    thirds = slice(0, -window), slice(-window, -shift), slice(-shift, None)
+    for i, rows in enumerate(thirds):
+        for j, columns in enumerate(thirds):
             region[:, rows, columns] = 3 * i + j
     of = cut(region, window)[0, :, :, 0]
     same: np.ndarray = of[:, :, None] == of[:, None, :]
     return same
-
-
-def _thirds(window: int, shift: int) -> tuple[slice, slice, slice]:
-    return slice(0, -window), slice(-window, -shift), slice(-shift, None)
 
 
 class WindowAttention(nn.Module):
@@ -61,26 +59,18 @@ class WindowAttention(nn.Module):
         channels = x.shape[-1]
         each = (self.heads, channels // self.heads)
 
-        def projected(name: str) -> jax.Array:
-            return nn.DenseGeneral(each, dtype=self.dtype, kernel_init=INIT, name=name)(
-                x
-            )
-
-        query, key, value = (projected(name) for name in ("query", "key", "value"))
+        project = functools.partial(nn.DenseGeneral, dtype=self.dtype, kernel_init=INIT)
+        names = "query", "key", "value"
+        query, key, value = (project(each, name=name)(x) for name in names)
         table = self.param(
             "relative_position_bias", INIT, ((2 * self.window - 1) ** 2, self.heads)
         )
         bias = table[places(self.window)].transpose(2, 0, 1)[None, None]
-        logits = jnp.einsum("bwqhd,bwkhd->bwhqk", query, key) * each[1] ** -0.5
-        logits = logits.astype(jnp.float32) + bias
-        if mask is not None:
-            logits = jnp.where(mask[None, :, None], logits, -1e9)
-        weights = nn.softmax(logits).astype(self.dtype)
-        mixed = jnp.einsum("bwhqk,bwkhd->bwqhd", weights, value)
-        out = nn.DenseGeneral(
-            channels, axis=(-2, -1), dtype=self.dtype, kernel_init=INIT, name="out"
+        masks = None if mask is None else mask[None, :, None]
+        mixed = nn.dot_product_attention(
+            query, key, value, bias, masks, force_fp32_for_softmax=True
         )
-        return out(mixed)
+        return project(channels, axis=(-2, -1), name="out")(mixed)
 
 
 class Block(nn.Module):
@@ -166,10 +156,8 @@ class Swin(nn.Module):
             raise ValueError(
                 f"heads must be as many as depths, {self.depths}, got {self.heads}"
             )
-        side, rest = divmod(height, self.patch)
         for stage in range(len(self.depths)):
-            if stage:
-                side, rest = divmod(side, 2)
+            side, rest = divmod(height, self.patch * 2**stage)
             if height != width or rest or side % min(self.window, max(side, 1)):
                 raise ValueError(
                     f"an image of {height} x {width} cannot be cut into windows of "

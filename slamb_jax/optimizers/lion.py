@@ -34,7 +34,7 @@ def lion(
 
     In codes of three values C may be 0, where nothing is stepped, so that Lion is
     slower where workers' data differ: give ``payload="uniform8"`` there. See ``python
-    -m benchmarks.different_data``.
+    -m benchmarks.train --grid different_data``.
 
     A single worker's steps are those of ``optax.lion``. Where workers step by
     themselves, as with an ``outer`` optimizer, C is of the worker's own momentum; see

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+__all__ = ["RING_SHARES", "Instruction", "Module", "parse_hlo"]
+
 RING_SHARES: dict[str, Callable[[int], float]] = {
     "all-reduce": lambda g: 2 * (g - 1) / g,
     "all-gather": lambda g: g - 1,
@@ -110,8 +112,7 @@ def parse_hlo(text: str) -> Module:
             entry = header[2] if header[1] else entry
         elif match := _INSTRUCTION.fullmatch(_COMMENT.sub("", line).strip()):
             name, shape, opcode, operands, attributes = match.groups(default="")
-            if opcode == "constant":
-                operands = ""  # its value
-            names = tuple(_NAMES.findall(operands))
+            # A constant's is its value.
+            names = () if opcode == "constant" else tuple(_NAMES.findall(operands))
             body[name] = Instruction(shape, opcode, names, attributes)
     return Module(computations, entry)

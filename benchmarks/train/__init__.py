@@ -1,0 +1,1 @@
+"""One runner of trainings: grids of trials, their results, tables and pictures."""

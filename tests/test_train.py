@@ -1,0 +1,376 @@
+"""The runner of trainings: searches that resume, bytes that are counted, tables."""
+
+import functools
+import io
+import json
+import math
+import shutil
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from rich.console import Console
+
+pytest.importorskip("sklearn")
+
+from benchmarks.train import __main__ as command
+from benchmarks.train import page, search, tables
+from benchmarks.train.grids import (
+    GRIDS,
+    METHODS,
+    different_data,
+    fewer_bytes,
+    frontier,
+    scale,
+    slamb,
+)
+from benchmarks.train.results import Results
+from benchmarks.train.run import bytes_sent, execute, optimizer
+from benchmarks.train.tasks import FOLDS, TASKS, parameters, task
+from benchmarks.train.trials import (
+    SEEDS,
+    Comparison,
+    Grid,
+    Method,
+    Run,
+    Setting,
+    Trial,
+    rate_of,
+)
+from slamb_jax.advisor.advice import RECORDED, Recorded
+from tests import programs
+
+RESULTS = programs.ROOT / "benchmarks" / "results"
+SETTING = Setting("digits", 4, 4, 50)
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+
+@pytest.fixture
+def results(tmp_path):
+    return Results(tmp_path / "r.jsonl")
+
+
+def do_all(results, trial, loss):
+    """Adds a result for every run that is missing; the loss is a number or of a run."""
+    runs = []
+    for run in search.all_missing([trial], results):
+        runs.append(run)
+        value = loss(run) if callable(loss) else loss
+        point = {"step": 50, "loss": value, "bytes": 300_000}
+        known = {"run_seconds": 60.0, "hardware": "none"}
+        results.add({"key": run.key(), "points": [point], **known})
+    return runs
+
+
+SIZES = {x for x in TASKS if x[-1] in "km" and x != "byte_lm_23k"}  # of one task
+
+
+@pytest.mark.parametrize("name", sorted(TASKS.keys() - SIZES))
+def test_a_task_starts_from_guessing_and_repeats_its_batches(name):
+    job = task(name)
+    params = jax.jit(job.init)(jax.random.key(0))
+    loss = float(jax.jit(job.loss)(params, job.held_out))
+    guesses = 10 if "digits" in name else 2 if name == "autoencoder" else 256
+    # Where the embedding is the output too, its scale is that of the width.
+    off = 1.0 if name in ("prose", "wide") else 0.6
+    assert loss == pytest.approx(math.log(guesses), abs=off)
+    size = 20 if "digits_a" in name else 16
+    once, twice, other = (list(job.batches(size, 2, seed)) for seed in (3, 3, 4))
+    chex.assert_trees_all_equal(once, twice)
+    chex.assert_tree_shape_prefix(once, (size,))
+    pairs = zip(*map(jax.tree.leaves, (once[0], other[0])), strict=True)
+    assert any((a != b).any() for a, b in pairs)
+    assert job.accuracy is None or 0 <= float(job.accuracy(params)) <= 30
+
+
+@pytest.mark.parametrize("name", ["digits_alike", "digits_apart"])
+def test_a_worker_has_two_classes_where_data_differ(name):
+    labels = next(task(name).batches(80, 1, 0))["labels"]
+    for own in np.split(labels, 5):
+        assert (len(set(own // 2)) == 1) is (name == "digits_apart")
+
+
+def test_a_seed_is_a_fold_and_rates_are_chosen_on_training_images():
+    folds = [task("digits_folds").of_seed(i).held_out["images"] for i in range(6)]
+    tested = {x.tobytes() for images in folds[:FOLDS] for x in images}
+    assert sum(map(len, folds[:FOLDS])) == 1797
+    assert len(tested) > 1700  # few images are there twice
+    inner = {x.tobytes() for x in folds[FOLDS]}
+    assert not inner & {x.tobytes() for x in folds[0]}
+
+
+def test_no_two_grids_have_a_method_of_one_name():
+    modules = frontier, slamb, fewer_bytes, different_data
+    names = [name for module in modules for name in module.METHODS]
+    assert sorted(names) == sorted(METHODS)
+    for grid in GRIDS.values():
+        assert {trial.method for trial in grid.trials} <= METHODS.keys()
+        assert grid.dense in METHODS
+
+
+# At most six more; down to where it trains.
+@pytest.mark.parametrize(("best", "more"), [(0, 0), (2, 2), (9, 6), (-3, -3)])
+def test_a_search_widens_where_its_best_is_at_an_end(results, best, more):
+    further = range(2, 2 + more) if more > 0 else range(-2, -2 + more, -1)
+    trial = Trial(SETTING, "LAMB")
+
+    def power(run):
+        return round(2 * math.log2(run.rate / METHODS["LAMB"].rate))
+
+    def loss(run):  # above its best it diverges
+        return best - power(run) if power(run) <= best else None
+
+    runs = do_all(results, trial, loss)
+    rest = [(min(best, 7), seed) for seed in SEEDS[1:]]
+    assert [(power(r), r.seed) for r in runs] == [
+        (p, 0) for p in (-1, 0, 1, *further)
+    ] + rest
+    reread = Results(results.path)  # nothing is missing
+    assert list(search.all_missing([trial], reread)) == []
+    assert len(search.finished(trial, reread)) == len(SEEDS)
+
+
+def test_rates_lie_a_root_of_two_apart_to_three_digits():
+    assert [rate_of(0.02, power) for power in (-2, -1, 0, 1)] == [
+        0.01, 0.0141, 0.02, 0.0283,
+    ]  # fmt: skip
+
+
+def test_of_given_rates_the_first_of_all_trials_is_first(results):
+    trials = GRIDS["tiny"].trials
+    due = [(x.method, x.rate) for x in search.all_missing(trials, results)]
+    ours, theirs = (trial.rates[0] for trial in trials)
+    assert due[:2] == [("AdamW", ours), ("adamw, H 1", theirs)]
+    assert [method for method, _ in due] == ["AdamW", "adamw, H 1"] * 2
+    for trial in trials:
+        assert len(do_all(results, trial, lambda run: run.rate)) == 2
+    assert list(search.all_missing(trials, results)) == []
+    cells = tables.cells(trials, results)
+    assert [cell.loss for cell in cells] == [x for trial in trials for x in trial.rates]
+    assert tables.of_method(cells, "AdamW").loss == ours  # at the best of them
+
+
+def test_when_its_budget_is_spent_it_says_so_and_ends(tmp_path, capsys):
+    command.main(command.Config(grid="tiny", budget=0.0, out=tmp_path))
+    assert "The budget of 0 s is spent: not started." in capsys.readouterr().out
+    assert not (tmp_path / "tiny.jsonl").exists()
+
+
+def test_a_method_or_a_trial_is_meant_whole_and_wrong_arguments_are_named(tmp_path):
+    apart, noisy = frontier.APART, frontier.NOISY
+    muon = f"{apart} muon, H 1"
+    for only, count in (("AdamW", 4), (muon, 1), (f"{muon}x", 0)):
+        chosen = command.trials(command.Config(only=(only, f"{noisy} Lion")))
+        assert len(chosen) == count + 1
+    lion = (f"{apart} Lion",)
+    for told, options in {
+        "no trial has any of nothing": {"only": ("nothing",)},
+        r"--grid: \['nothing'\] are .*slamb_gap": {"grid": "nothing"},
+        "--seeds: benchmarks/results has them": {"seeds": 1},
+        "--seeds must be >= 1: 0": {"seeds": 0},
+        "has no search of these runs": {"seeds": 1, "only": lion, "out": tmp_path},
+    }.items():
+        with pytest.raises(SystemExit, match=told):
+            command.main(command.Config(**options))
+    (tmp_path / "r.jsonl").write_text('{"key": {}}\nhalf a li')
+    with pytest.raises(SystemExit, match=r"r.jsonl:2 is not a result"):
+        Results(tmp_path / "r.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "by_steps"),
+    [  # of the parameters in float32, exchanges by steps
+        # The mean of all parameters follows the last step, where replicas differ.
+        ("MuLoCo, H 30, outer 1 0", {29: 1, 30: 1, 60: 2}),
+        # Of SLAMB a mean at steps 1 and 101, and 0.121 of the momentum at each.
+        ("SLAMB, as published", {100: 14.1, 101: 14.2, 102: 15.3}),
+        ("AdamW", {1: 1, 9: 9}),
+        ("AdamW, bfloat16", {9: 4.5}),
+        ("slamb, H 1", {9: 9 * 0.056}),
+        # The warm-up is a fifth of 50 steps.
+        ("1-bit LAMB", {9: 9, 12: 10 + 2 * 0.034}),
+    ],
+)
+def test_the_bytes_of_all_steps_are_counted(name, by_steps):
+    until = bytes_sent(SETTING, name)
+    whole = 2 * 3 / 4 * 4 * parameters("digits")
+    for steps, times in by_steps.items():
+        assert until(steps) / whole == pytest.approx(times, rel=0.02), steps
+
+
+def test_a_warm_up_is_another_optimizer_with_the_same_state():
+    first, then = (lambda rate, _, x=x: optax.sgd(x) for x in (10.0, 1.0))
+    tx = optimizer(Method(1.0, then, first=first, warmup=0.5), 1.0, steps=4)
+    state, steps = tx.init(jnp.float32(0)), []
+    for _ in range(3):
+        u, state = jax.jit(tx.update)(jnp.float32(1), state)
+        steps.append(float(u))
+    assert steps == [-10, -10, -1]
+
+
+def test_the_best_outer_step_counts_and_all_runs_are_counted(results):
+    names = [f"DiLoCo, H 30, outer {x}" for x in ("0.7 0.9", "1 0.5", "1 0")]
+    trials = [Trial(SETTING, name) for name in (*names, "AdamW")]
+    for trial, loss in zip(trials, (1.2, 1.1, 1.3, 1.0), strict=True):
+        do_all(results, trial, loss)
+    diloco, dense = tables.cells(trials, results)
+    assert diloco.trial.method == names[1]
+    # Alike at all rates: the search goes on to the lowest.
+    each = len(search.POWERS) + search.FURTHER
+    assert (diloco.tuned, dense.tuned) == (3 * each, each)
+    assert tables.above(diloco, dense) == "+10.0"
+    assert tables.spread([1.0, 2.0]) == "1.500 ± 0.707"  # over seeds
+    assert tables.spread([float("inf"), 1.0]) == "diverged"
+
+
+def test_a_claim_is_tried_on_pairs():
+    """Seeds that differ cancel; p is a half at the margin, and is small below it."""
+    dense = [1.0, 3.0, 2.0, 5.0]
+    noise = np.array([-0.001, 0.001, -0.002, 0.002])
+    margin = math.log1p(tables.MARGIN)
+    at = tables.paired(SETTING, list(dense * np.exp(noise + margin)), dense)
+    half = 3.182446 * np.std(noise, ddof=1) / 2  # Student's t, three degrees of freedom
+    assert (at.p, at.mean, at.half) == pytest.approx((0.5, margin, half))
+    below = tables.paired(SETTING, list(dense * np.exp(noise)), dense)
+    assert below.p < 0.005
+
+
+@pytest.mark.filterwarnings("ignore:Precision loss")  # of equal pairs
+def test_a_difference_that_grows_with_the_size_is_found(results):
+    """Planted: 3 % at a million parameters, 2 points more for ten times as many."""
+    noise = dict(zip(SEEDS, (-0.001, 0.002, -0.001), strict=True))
+    for setting in scale.SIZES[:3]:
+        more = math.log10(parameters(setting.task) / 1e6)
+        for method, above in (
+            ("AdamW", 0.1),
+            ("AdamW, b1 0.8", 0.0),  # the better dense one
+            ("adamw, H 1", 0.03 + 0.02 * more),
+            ("adamw, b1 0.8, H 1", 0.2),
+        ):
+            loss = {seed: math.exp(above + noise[seed]) for seed in SEEDS}
+            trial = Trial(setting, method)
+            do_all(results, trial, lambda run, loss=loss: loss[run.seed])
+    what, *_, muon, _ = GRIDS["scale"].comparisons
+    found = tables.differences(what, results)
+    assert [parameters(x.setting.task) for x in found] == [23_008, 52_320, 120_576]
+    assert found[0].half == pytest.approx(0, abs=1e-12)  # the noise is paired
+    assert tables.slope(found) == pytest.approx((0.02, 0.0), abs=1e-9)
+    assert tables.slope(found[:2]) is None
+    assert tables.differences(muon, results) == []
+    text = page.markdown(tables.comparisons_table(GRIDS["scale"], results))
+    assert text.count("| adamw, 1/19 ") == 4  # with the slope
+
+
+OURS = {  # methods at one size, and which comparison at others
+    "ternary": ("adamw, b1 0.8, H 1", 0),
+    "largest_of_7": ("adamw, largest of 7", 1),
+    "largest_of_31": ("adamw, largest of 31", None),
+    "largest_of_127": ("adamw, largest of 127", None),
+}
+
+
+@pytest.mark.parametrize("payload", RECORDED)
+def test_what_the_advisor_says_of_losses_is_recorded(payload):
+    one, others = OURS[payload]
+    seen, noisy = Results(RESULTS / "frontier.jsonl"), (frontier.NOISY,)
+    found = []
+    for seeds in (frontier.TESTED_ON, SEEDS):  # those with the most seeds
+        what = Comparison("", (one,), ("AdamW, b1 0.8",), noisy, seeds)
+        found = found or tables.differences(what, seen)
+    if others is not None:
+        recorded = Results(RESULTS / "scale.jsonl")
+        found += tables.differences(GRIDS["scale"].comparisons[others], recorded)
+    ends = [
+        math.expm1(y) * 100 for x in found for y in (x.mean - x.half, x.mean + x.half)
+    ]
+    sizes = [parameters(x.setting.task) for x in found]
+    near = functools.partial(pytest.approx, abs=0.06)
+    want = Recorded(near([min(ends), max(ends)]), (min(sizes), max(sizes)))
+    assert RECORDED[payload] == want
+
+
+def test_runs_made_again_stand_beside_the_recorded_ones(results, tmp_path, monkeypatch):
+    names = "AdamW", "adamw, H 1", "Lion"  # which was never run
+    trials = [Trial(SETTING, name) for name in names]
+    monkeypatch.setitem(GRIDS, "made", Grid("Made", tuple(trials)))
+    for trial, loss in zip(trials[:2], (2.0, 2.2), strict=True):
+        do_all(results, trial, lambda run, loss=loss: loss + 0.1 * run.seed)
+    config = command.Config(grid="made", seeds=2, out=tmp_path)
+    runs = command.again(config, results)
+    assert [(run.method, run.seed) for run in runs] == [
+        (method, seed) for method in names[:2] for seed in (0, 1)
+    ]
+    assert command.minutes(config, results) == 4
+    fresh = Results(tmp_path / "fresh.jsonl", tuned=results)
+    assert tables.beside_recorded(trials, fresh, results) is None
+    for run in runs:
+        found = json.loads(json.dumps(results.get(run.key())))
+        found["points"][-1]["loss"] *= 1.01
+        fresh.add(found)
+    shown = tables.beside_recorded(trials, fresh, results)
+    column = {x.header: list(x.cells) for x in shown.columns}
+    assert column["seeds"] == ["0, 1", "0, 1"]
+    assert column["loss"] == ["2.071 ± 0.071", "2.273 ± 0.071"]
+    assert column["recorded"] == ["2.050 ± 0.071", "2.250 ± 0.071"]
+    assert column["all recorded"] == ["2.100 ± 0.100", "2.300 ± 0.100"]
+    assert column["off, %"] == ["+1.00", "+1.00"]
+    assert column["above the first, %"] == column["recorded so"] == ["+0.0", "+9.8"]
+    # Tables of the fresh runs have the recorded rates, and no recorded run.
+    assert [len(cell.runs) for cell in tables.cells(trials, fresh)] == [2, 2]
+    assert tables.cells(trials, Results(fresh.path)) == []
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.jsonl")))
+def test_the_recorded_page_is_that_of_the_recorded_data(name, tmp_path, monkeypatch):
+    recorded = RESULTS / f"{name}.jsonl"
+    shutil.copy(recorded, tmp_path)
+    drawn = []
+    monkeypatch.setattr(page, "by_bytes", lambda *args: drawn.append(args))
+    results = Results(tmp_path / recorded.name)
+    path = page.write_page(name, GRIDS[name], results, Console(file=io.StringIO()))
+    assert path.read_text() == recorded.with_suffix(".md").read_text()
+    assert len(drawn) == (name == "frontier")
+    for run in results:
+        assert {"loss", "accuracy"} & run["points"][-1].keys()
+        assert run["key"].keys() == Run(SETTING, "", 0.0, 0).key().keys()
+
+
+@pytest.mark.long
+def test_the_command_searches_and_draws_and_a_run_that_diverges_ends(tmp_path):
+    diverged = execute(Run(SETTING, "AdamW", 1e30, 0), tmp_path)
+    assert [point["loss"] for point in diverged["points"]] == [None]
+    path = tmp_path / "smoke.jsonl"
+    options = ["--grid", "smoke", "--only", "AdamW", "--out", tmp_path]
+    programs.ended("-m", "benchmarks.train", *options)
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(found) >= len(search.POWERS) + len(SEEDS) - 1
+    first, *_, end = found[0]["points"]
+    assert end["loss"] < first["loss"]
+    assert end["accuracy"] > first["accuracy"]
+    assert end["bytes"] == 50 * 1.5 * 4 * parameters("digits")
+    page.by_bytes(
+        tables.cells(GRIDS["smoke"].trials, Results(path)), tmp_path / "x.png"
+    )
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+@pytest.mark.long
+def test_the_default_is_dense_where_data_differ_and_local_steps_are_not(tmp_path):
+    def trained(name, task="digits_apart"):
+        run = Run(Setting(task, 5, 16, 600), name, 3e-3, 0)
+        points = execute(run, tmp_path)["points"]
+        (at,) = (x.get("agreement") for x in points if x["step"] == 100)
+        return points[-1]["loss"], points[-1]["accuracy"], at
+
+    names = "optax.adamw", "adamw", "DiLoCo, H 30"
+    dense, ours, local = map(trained, names)
+    alike = trained("adamw", "digits_alike")
+    assert ours[0] < 3 * dense[0]
+    assert ours[1] > dense[1] - 1
+    assert local[0] > 10 * dense[0]  # a loss that this test would notice
+    assert ours[2] < 0.7
+    assert np.isfinite(alike[0])
+    assert alike[2] > 0.7
