@@ -14,7 +14,7 @@ from slamb_jax.exchange.selections import Leaf, Selection, Strided
 from tests.workers import AXIS, P
 
 N, SHARDS = 4, 2
-ALONE = pytest.mark.filterwarnings("ignore:step changes most of the state")
+ALONE = pytest.mark.filterwarnings("ignore:after call")
 
 
 def mesh_with(sizes, kind=AxisType.Auto):

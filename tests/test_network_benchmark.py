@@ -73,7 +73,7 @@ def test_a_step_is_that_of_a_cycle_and_counts_its_bytes(tmp_path, monkeypatch):
     assert int(rows[0]["advised"]) == pytest.approx(predicted, abs=20)
 
 
-@pytest.mark.filterwarnings("ignore:step changes most of the state")
+@pytest.mark.filterwarnings("ignore:after call")
 @pytest.mark.parametrize("name", model.METHODS)
 def test_a_step_alone_sends_nothing(name):
     setting = Setting("digits", 4, 1, 8)

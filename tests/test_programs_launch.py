@@ -165,15 +165,17 @@ def test_the_root_of_the_programs_stops_resumes_and_ends_as_if_it_had_not(tmp_pa
 
 def test_the_root_of_the_programs_trains(tmp_path):
     words = "--steps", "20", "--eval-every", "10", "--log-every", "10"
+    words += "--checkpoint-every", "10"
     programs.ended("-m", TRAIN, *words, "--workers", "2", "--out", tmp_path)
     for name in ("loss", "eval_loss"):
         first, last = programs.series(tmp_path, name)
         assert last < first < 2.3  # nats of a guess
     assert 0 < programs.series(tmp_path, "exchange/share_of_float32")[-1] < 0.1
     # It goes on with another number of workers.
-    words = "--steps", "30", "--eval-every", "10", "--log-every", "10"
+    shutil.rmtree(tmp_path / "checkpoints" / "20")
     programs.ended("-m", TRAIN, *words, "--workers", "4", "--out", tmp_path)
-    assert len(programs.series(tmp_path, "eval_loss")) == 3
+    metadata, _ = trained(tmp_path)
+    assert metadata["extra"]["workers"] == 4
 
 
 def test_a_program_that_ignores_sigterm_is_told_of(tmp_path, monkeypatch, capfd):

@@ -134,7 +134,7 @@ def test_what_is_advised_of_is_what_was_trained():
         assert (exchange.outer is None) == ("outer" not in name)
 
 
-@pytest.mark.filterwarnings("ignore:step changes most of the state")
+@pytest.mark.filterwarnings("ignore:after call")
 @pytest.mark.parametrize("name", [BUCKETS, "adamw, largest of 7"])
 def test_a_step_with_nothing_sent_sends_nothing(name):
     for is_alone in (True, False):

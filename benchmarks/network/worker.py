@@ -11,6 +11,7 @@ import os
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,8 @@ def program(
 ) -> tuple[Program, float]:
     """A compiled program, and the seconds that took."""
     way = method_of(method, setting)
+    if is_alone:  # they come apart, as they must
+        warnings.filterwarnings("ignore", "after call .* workers differ")
     made = Program(
         task(setting.task), alone(way) if is_alone else way, mesh=mesh,
         workers=setting.workers, batch=setting.batch, steps=setting.steps,

@@ -101,7 +101,7 @@ class Options:
 # Options that may change when a run resumes: its processes, and its output.
 EVERY = "log_every", "eval_every", "checkpoint_every", "snapshot_every"
 FREE = {"coordinator", "process_id", "num_processes", "distributed", "timeout", "out"}
-FREE |= {"snapshots", *EVERY}
+FREE |= {"snapshots", "workers", *EVERY}
 LEAST = dict.fromkeys(("batch_size", "accumulate_steps", "workers", "steps", *EVERY), 1)
 LEAST |= {"warmup_steps": 0, "warmup_epochs": 0, "vocabulary": 6, "length": 3}
 
@@ -208,8 +208,7 @@ def check_same_run(options: Options, path: Path) -> None:
     """Raises if the run in the folder of ``path`` was started with other options."""
     before = yaml.safe_load(path.read_text())
     now = yaml.safe_load(as_text(options))
-    free = FREE | {"workers"} if options.snapshots else FREE
     names = [n for n in {**before, **now} if before.get(n) != now.get(n)]
-    if changed := [n for n in names if n not in free]:
+    if changed := [n for n in names if n not in FREE]:
         text = ", ".join(f"{n} was {before.get(n)}, is {now.get(n)}" for n in changed)
         raise SystemExit(f"--out: {path.parent} holds a run with other options: {text}")

@@ -47,7 +47,7 @@ class Keeping:
         return Group(1, 2, 8 if size > 64 else 1, 4)
 
     def nbytes(self, shape):
-        return 4 * shape.size + shape.blocks  # a scale is a byte that says nothing
+        return 4 * (shape.size + shape.blocks)  # a scale says nothing
 
     def encode_array(self, x, group, seed):
         flat = jnp.pad(x.reshape(-1), (0, -x.size % group.size))
@@ -56,7 +56,7 @@ class Keeping:
     def encode(self, x, seed):
         del seed
         in_bytes = jax.lax.bitcast_convert_type(np.float32(self.share) * x, jnp.uint8)
-        scales = jnp.zeros((*x.shape[:-3], 1, x.shape[-2], 1), jnp.uint8)
+        scales = jnp.zeros((*x.shape[:-3], 1, x.shape[-2], 4), jnp.uint8)
         return in_bytes.reshape(*x.shape[:-1], -1), scales
 
     def decode(self, digits, scales):
@@ -68,7 +68,7 @@ class Keeping:
         digits, scales = jnp.split(codes, [4 * shape.size], -1)
         digits = digits.reshape(*codes.shape[:-1], *shape[:3], -1)
         lead = *codes.shape[:-1], shape.groups
-        return digits, scales.reshape(*lead, 1, shape.rows, 1)
+        return digits, scales.reshape(*lead, 1, shape.rows, 4)
 
 
 @st.composite
