@@ -93,6 +93,6 @@ def test_with_overlap_the_exchange_runs_during_the_backward_pass():
         found = list(schedule.hidden(text, mesh.size))
         assert [x.kind for x in found] == ["all-to-all", "all-to-all"]
         assert all(x.sent > 0 for x in found)
-        matmuls.append(found[0].matmuls)
+        matmuls.append(sum(x.matmuls for x in found))
     assert matmuls[0] == 0
-    assert matmuls[1] > 10  # of two layers' forward and backward passes
+    assert matmuls[1] >= 10  # of two layers' forward and backward passes
