@@ -8,6 +8,7 @@ their own. ``launch/`` starts it in several processes.
 import contextlib
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -115,6 +116,8 @@ def compiled_step(
         params = optax.apply_updates(state.params, updates)
         return State(params, statistics, opt_state), means
 
+    # Each worker has statistics of its own, whose mean is evaluated.
+    warnings.filterwarnings("ignore", r".* workers differ in state\.statistics")
     return slamb_jax.per_worker_step(step, mesh, o.exchange)
 
 
