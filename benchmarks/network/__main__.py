@@ -83,7 +83,7 @@ def wire_bytes(name: str, setting: Setting) -> float:
 
 def cells(setting: Setting, name: str, mbit: float, results: Results) -> dict[str, str]:
     """The row of an optimizer at one speed of the links: measured and advised."""
-    link = Link(mbit, 0.0)
+    link = Link(float(mbit), 0.0)
     here, alone = (timings.pace(setting, name, x, results) for x in (link, None))
     found = results.get(timings.key("steps", setting, name, link))
     assert here is not None
