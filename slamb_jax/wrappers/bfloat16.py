@@ -48,6 +48,10 @@ def train_in_bfloat16(
     "stochastic". Parameters of 32 bits are stepped as usual. ``inner`` gets all in
     float32. With "master", overwriting p with :func:`average_parameters` has no effect.
 
+    After an average of the parameters, as with an ``outer`` optimizer, the copies P of
+    the workers agree to rounding. Their p, which are neighbours then, may differ in the
+    last bit of bfloat16 until the next average.
+
     Args:
       inner: the optimizer, such as :func:`slamb`. Bytes per parameter, with p, m and v:
         for "master" 14 with m and v in float32 and 10 with both in bfloat16, for
