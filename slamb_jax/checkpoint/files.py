@@ -6,6 +6,7 @@ take a directory for themselves.
 
 import contextlib
 import errno
+import gc
 import json
 import os
 import pathlib
@@ -131,7 +132,12 @@ def lock(directory: pathlib.Path, owner: object) -> Callable[[], object]:
     try:
         import fcntl
 
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        alone = fcntl.LOCK_EX | fcntl.LOCK_NB
+        try:
+            fcntl.flock(descriptor, alone)
+        except BlockingIOError:
+            gc.collect()  # what held it may be gone, but for a cycle of a traceback
+            fcntl.flock(descriptor, alone)
     except (BlockingIOError, PermissionError) as error:
         os.close(descriptor)
         raise OSError(
