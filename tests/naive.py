@@ -106,6 +106,11 @@ class Workers:
         """Of v, which is the unit of the codes and of some no more than that."""
         return self.given["b2"] if self.is_("adamw", "lamb", "slamb") else 0.98
 
+    @property
+    def encodes_means(self):
+        """Two workers send each other their codes, and find the mean themselves."""
+        return self.n > 2 or not isinstance(self.given["codes"], float)
+
     def agreed(self, j, sent):
         """The mean in codes, and what rounding took that waits."""
         if self.n == 1:
@@ -116,7 +121,9 @@ class Workers:
         if self.is_("momentum"):  # keeps no v: all of it waits, of means too
             unit, root = np.ones(v.shape), np.zeros(v.shape)
         coded = unit * self.coded(sent / unit)
-        mean = unit * self.coded(coded.mean(0, keepdims=True) / unit)
+        mean = coded.mean(0, keepdims=True)
+        if self.encodes_means:
+            mean = unit * self.coded(mean / unit)
         lost = coded.mean(0) - mean if self.is_("momentum") else 0.0
         return mean, (1 - 0.5 * root / unit) * (sent - coded + lost)
 
@@ -163,7 +170,9 @@ class Workers:
             there = here.mean(0)
         else:
             d = here - self.anchor[j]
-            mean = self.coded(self.coded(d).mean(0)) if self.n > 1 else d[0]
+            mean = self.coded(d).mean(0) if self.n > 1 else d[0]
+            if self.n > 1 and self.encodes_means:
+                mean = self.coded(mean)
             rate, mu = outer
             self.trace[j] = mu * self.trace[j] - mean
             there = self.anchor[j] - rate * (mu * self.trace[j] - mean)  # Nesterov's

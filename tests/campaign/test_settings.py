@@ -333,7 +333,8 @@ def assert_as_simulated(row, state):
     units = 4096 if row["optimizer"] == "muon" else 64 if whole else 256
     in_float32 = {row[k] for k in ("payload", "mu_dtype", "nu_dtype")} == {None}
     if in_float32 and row["wrapped"] not in ("master", "stochastic"):
-        assert_close(state, want, units=units)
+        # An outer optimizer's trace is of differences of parameters, which are about 1.
+        assert_close(state, want, units=units, floor=0.1 if row["outer"] else 0.0)
         return
     # Numbers that differ in the last place may be rounded to others.
     off = total = 0
