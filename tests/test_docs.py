@@ -83,22 +83,9 @@ def test_links_lead_to_files(page):
         assert (page.parent / target).exists(), target
 
 
-def names_for_users(module):
-    """Those of ``__all__``; of a package, what it imports as ``name as name``."""
-    if hasattr(module, "__all__") or not hasattr(module, "__path__"):
-        return getattr(module, "__all__", None)
-    imports = [
-        alias
-        for node in ast.parse(inspect.getsource(module)).body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    ]
-    return [alias.name for alias in imports if alias.asname == alias.name]
-
-
 def public(module=slamb_jax):
-    """The objects that are for users, by name; those of its modules, too."""
-    for name in names_for_users(module) or ():
+    """The objects of ``__all__`` by name; those of its modules, too."""
+    for name in getattr(module, "__all__", ()):
         thing = getattr(module, name)
         if inspect.ismodule(thing):
             yield from public(thing)
@@ -114,7 +101,7 @@ def listed():
             if kind.endswith("module"):
                 module = pkgutil.resolve_name(name)
             elif module:
-                assert name in (names_for_users(module) or [name])
+                assert name in getattr(module, "__all__", [name])
                 yield getattr(module, name)
 
 
@@ -147,7 +134,7 @@ def test_benchmarks_and_examples_import_public_names():
             name = getattr(node, "module", None) or ""
             if name.split(".")[0] == "slamb_jax":
                 module = importlib.import_module(name)
-                ours = names_for_users(module) or getattr(module, "__all__", [])
+                ours = getattr(module, "__all__", [])
                 private += [x.name for x in node.names if x.name not in ours]
     assert private == []
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.tree_util import tree_map_with_path
 from jax.typing import DTypeLike
 
 from slamb_jax._core.axes import as_tuple, check_varies, varying_axes
@@ -233,9 +234,7 @@ def check_same_kind(updates: chex.ArrayTree, params: chex.ArrayTree) -> None:
                 "take the real part (jax.numpy.real), or make the parameter complex"
             )
 
-    jax.tree_util.tree_map_with_path(
-        check, updates, params, is_leaf=lambda x: x is None
-    )
+    tree_map_with_path(check, updates, params, is_leaf=lambda x: x is None)
 
 
 def check_gradients(updates: chex.ArrayTree, moments: chex.ArrayTree) -> None:
@@ -253,6 +252,4 @@ def check_gradients(updates: chex.ArrayTree, moments: chex.ArrayTree) -> None:
             )
         check_varies(where, g, varying_axes(m))
 
-    jax.tree_util.tree_map_with_path(
-        check, updates, moments, is_leaf=lambda x: x is None
-    )
+    tree_map_with_path(check, updates, moments, is_leaf=lambda x: x is None)

@@ -2,9 +2,9 @@
 
 import dataclasses
 import math
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
 
 import chex
 import jax
@@ -195,8 +195,8 @@ def is_none(x: Any) -> bool:
     return x is None
 
 
-_CHOSEN: weakref.WeakValueDictionary[tuple[int, int], jax.Array]
-_CHOSEN = weakref.WeakValueDictionary()  # by the ids of skip and of the array
+# By the ids of skip and of the array.
+_CHOSEN: WeakValueDictionary[tuple[int, int], jax.Array] = WeakValueDictionary()
 
 
 def unless(skip: jax.Array | None, old: chex.ArrayTree, new: chex.ArrayTree) -> Any:

@@ -7,8 +7,9 @@ send. :func:`slamb_jax.mask_momentum` keeps that in the momentum,
 :func:`slamb_jax.average_parameters_every` takes the latter for its means.
 """
 
-from slamb_jax.compressors.codec import Codec as Codec
-from slamb_jax.compressors.codec import from_codec as from_codec
-from slamb_jax.compressors.low_rank import low_rank as low_rank
-from slamb_jax.compressors.of_exchange import of_exchange as of_exchange
-from slamb_jax.compressors.sparse import top_k as top_k
+from slamb_jax.compressors.codec import Codec, from_codec
+from slamb_jax.compressors.low_rank import low_rank
+from slamb_jax.compressors.of_exchange import of_exchange
+from slamb_jax.compressors.sparse import top_k
+
+__all__ = ["Codec", "from_codec", "low_rank", "of_exchange", "top_k"]

@@ -17,8 +17,7 @@ from slamb_jax.exchange.codecs import CODECS
 from slamb_jax.exchange.json_form import value_from_json, value_to_json
 from slamb_jax.exchange.selections import Selection, Strided
 
-_FEW_BITS: dict[str, Any] = {"payload": "ternary", "sync_every": 15}
-_FEW_BITS |= {"selection": Strided(1.0)}
+_FEW_BITS: Any = {"payload": "ternary", "sync_every": 15, "selection": Strided(1.0)}
 _PAPER = {"payload": None, "sync_every": 100, "selection": Strided(0.1)}
 
 

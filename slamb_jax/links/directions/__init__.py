@@ -11,6 +11,7 @@ updates. So most optax transformations are one:
 ... )
 """
 
-from slamb_jax.links.directions.adam import adam as adam
-from slamb_jax.links.directions.muon import DimensionNumbers as DimensionNumbers
-from slamb_jax.links.directions.muon import muon as muon
+from slamb_jax.links.directions.adam import adam
+from slamb_jax.links.directions.muon import DimensionNumbers, muon
+
+__all__ = ["DimensionNumbers", "adam", "muon"]
