@@ -118,6 +118,7 @@ def test_a_worker_that_ends_or_is_silent_ends_the_run():
 
 @shaped
 @pytest.mark.long
+@pytest.mark.usefixtures("standard_promotion")  # the page compiles optax's own
 def test_a_shaped_run_counts_what_the_compiler_says(tmp_path):
     run = programs.start(*COMMAND, "--rates", "500", "--out", tmp_path)
     try:

@@ -32,13 +32,15 @@ EXCHANGES = (  # the methods that are not dense
     "DiLoCo, H 30, outer 0.7 0.5",
     "DiLoCo, H 100, outer 0.7 0.5",
     "adamw, H 1",
+    "adamw, overlap",
     "adamw, largest of 7",
     "adamw, largest of 31",
     "adamw, outer, H 10, outer 1 0.5",
     "adamw, outer, H 30, outer 1 0.5",
 )
 METHODS = DENSE, *EXCHANGES
-BUCKETS = f"{DENSE}, 4 buckets"  # timed, and trained as dense
+BUCKETS, RING = f"{DENSE}, 4 buckets", "adamw, H 1, on a ring"
+TRAINED_AS = {BUCKETS: DENSE, RING: "adamw, H 1"}  # what is only timed
 LENGTHS = 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4  # of the dense run
 Curve = list[tuple[int, float]]  # steps, and the loss after them
 
@@ -47,7 +49,14 @@ def exchange_of(method: str) -> Exchange:
     """The exchange to advise on."""
     if method in model.METHODS:
         return model.METHODS[method].exchange
+    if method == RING:
+        return dataclasses.replace(exchange_of(TRAINED_AS[RING]), ring=True)
     return TRAINED[method].exchange if method in EXCHANGES else DEFAULT
+
+
+def trained(method: str) -> training.Method:
+    """Itself, or what has its losses."""
+    return TRAINED[TRAINED_AS.get(method, method)]
 
 
 def method_of(name: str, setting: Setting) -> Method:
@@ -55,10 +64,11 @@ def method_of(name: str, setting: Setting) -> Method:
     if name in model.METHODS:
         return model.METHODS[name]
 
-    def make(rate: Any, _: Exchange) -> optax.GradientTransformation:
+    def make(rate: Any, exchange: Exchange) -> optax.GradientTransformation:
         if name == BUCKETS:
             return rivals.dense_bfloat16(ADAMW(rate, **ADAM), AXIS, buckets=4)
-        return training.optimizer(TRAINED[name], rate, setting.steps)
+        method = dataclasses.replace(trained(name), exchange=exchange)
+        return training.optimizer(method, rate, setting.steps)
 
     return Method(name, make, exchange_of(name))
 
@@ -67,7 +77,7 @@ def middle_rate(method: str, setting: Setting) -> float:
     """A rate at which the method trains, to time its steps."""
     if method in model.METHODS:
         return 0.01
-    return setting.middle(TRAINED[DENSE if method == BUCKETS else method].rate)
+    return setting.middle(trained(method).rate)
 
 
 def absent(setting: Setting, results: Results) -> Iterator[Run]:
@@ -152,6 +162,5 @@ def steps_to(found: Curve, loss: float) -> float | None:
 
 def steps_of(setting: Setting, method: str, results: Results) -> float | None:
     """Steps of a method to the target; None if it is not reached."""
-    trained = method if method in EXCHANGES else DENSE
-    found = curve(best(setting, trained, results))
+    found = curve(best(setting, TRAINED_AS.get(method, method), results))
     return steps_to(found, target(setting, results))

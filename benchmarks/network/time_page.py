@@ -8,6 +8,7 @@ from benchmarks.network.losses import (
     BUCKETS,
     DENSE,
     EXCHANGES,
+    RING,
     Results,
     Setting,
     Trial,
@@ -98,7 +99,7 @@ def written(found: dict[str, float], column: str) -> str:
 def link_table(setting: Setting, link: Link, results: Results) -> Rows:
     """All methods on one link."""
     rows = []
-    for method in (DENSE, BUCKETS, HIDDEN, *EXCHANGES):
+    for method in (DENSE, BUCKETS, HIDDEN, RING, *EXCHANGES):
         if found := numbers(setting, method, link, results):
             cells = {column: written(found, column) for column in COLUMNS}
             rows.append({"method": method} | cells)

@@ -16,6 +16,7 @@ from benchmarks.network.losses import (
     BUCKETS,
     DENSE,
     EXCHANGES,
+    RING,
     Result,
     Results,
     Setting,
@@ -32,7 +33,7 @@ from examples.hardware import hardware
 
 STEPS = 40  # that are measured, at least, and two exchanges
 EVALUATIONS = 8
-TIMED = DENSE, BUCKETS, *EXCHANGES
+TIMED = DENSE, BUCKETS, RING, *EXCHANGES
 HIDDEN = f"{DENSE}, hidden"  # a bound: the exchange hides all compute, or is hidden
 START, PATIENCE = 300, 3600  # seconds for a start, and for a run
 
@@ -194,7 +195,7 @@ def advice(
     return slamb_jax.advise(
         jax.eval_shape(task(setting.task).init, jax.random.key(0)),
         slamb_jax.Network(setting.workers, rate, latency=2 * here.message),
-        dataclasses.replace(exchange_of(method), ring=True),  # as they were timed
+        exchange_of(method),
         step_seconds=both,
         update_seconds=(other.step - both, own.step - both),
     )

@@ -1,8 +1,19 @@
 """The grids by their names, and all methods by theirs."""
 
 from benchmarks.train import methods
-from benchmarks.train.grids import different_data, fewer_bytes, frontier, scale, slamb
+from benchmarks.train.grids import (
+    different_data,
+    fewer_bytes,
+    frontier,
+    overlap,
+    scale,
+    slamb,
+)
 
-MODULES = frontier, slamb, fewer_bytes, different_data, scale
-METHODS = methods.METHODS | slamb.METHODS | fewer_bytes.METHODS | different_data.METHODS
+MODULES = frontier, slamb, fewer_bytes, different_data, overlap, scale
+METHODS = methods.METHODS | {
+    name: method
+    for module in (slamb, fewer_bytes, different_data, overlap)
+    for name, method in module.METHODS.items()
+}
 GRIDS = {name: grid for module in MODULES for name, grid in module.GRIDS.items()}
