@@ -4,7 +4,13 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import jax
 import pytest
@@ -21,8 +27,9 @@ from benchmarks.network import (
     time_to_loss,
     timings,
 )
-from benchmarks.network.counters import HEADERS, SHARE
-from benchmarks.network.losses import BUCKETS, DENSE, EXCHANGES, exchange_of
+from benchmarks.network.counters import HEADERS, SHARE, Counters
+from benchmarks.network.losses import BUCKETS, DENSE, EXCHANGES, SLAMB, exchange_of
+from benchmarks.network.processes import workers
 from benchmarks.network.worker import WARM, Ask, program
 from benchmarks.train.grids import METHODS
 from benchmarks.train.results import Results
@@ -36,6 +43,9 @@ SETTING, (LINK,) = CONFIG.setting, CONFIG.links
 OURS, LOCAL = "adamw, H 1", "DiLoCo, H 30, outer 0.7 0.5"
 NEVER = "adamw, largest of 31"
 pytestmark = pytest.mark.usefixtures("standard_promotion")
+shaped = pytest.mark.skipif(
+    namespaces.missing() is not None, reason=f"needs {namespaces.missing()}"
+)
 
 
 def loss_of(run, step):
@@ -53,7 +63,7 @@ def loss_of(run, step):
 @pytest.fixture
 def results(tmp_path):
     """All runs on simulated workers."""
-    found = Results(tmp_path / "r.jsonl")
+    found = Results(tmp_path / time_to_loss.RESULTS.name)
     for run in losses.absent(SETTING, found):
         steps = range(run.setting.steps // 4, run.setting.steps + 1, 25)
         points = [{"step": t, "loss": loss_of(run, t)} for t in steps]
@@ -77,8 +87,10 @@ def add_steps(results, key, ask):
     counted |= dict.fromkeys(("queue_bytes", "queue_packets", "dropped"), 0)
     each = {"compile_seconds": 9.0, "losses": [], "sent": counted}
     each["seconds"] = [0.02 + exchange * does for does in sends]
+    each["seconds"][0] += 90.0  # of which a median knows nothing
     each["barrier"] = 3e-3  # of six messages, each a half of what the advisor is given
-    results.add(timings.result(key, ask, [each] * 4))
+    reported = {} if ask.alone else {"reported": 2 * sent}
+    results.add(timings.result(key, ask, [each] * 4) | reported)
 
 
 def test_a_loss_is_reached_on_the_line_between_two_evaluations():
@@ -111,9 +123,9 @@ def test_a_page_has_what_is_advised_beside_what_was_measured(results):
     left = [k["kind"] for k, _, _ in time_to_loss.wanted(CONFIG, results)]
     assert left == ["training"] * len(losses.METHODS)
     rows = {r["method"]: r for r in time_page.link_table(SETTING, LINK, results)}
-    dense, hidden = rows[DENSE], rows[timings.HIDDEN]
+    dense, hidden = rows[DENSE], rows[losses.HIDDEN]
     assert dense["times as fast"] == rows[BUCKETS]["times as fast"] == "1.00"
-    assert (dense["of bfloat16"], dense["of float32"]) == ("1.000", "0.500")
+    assert (dense["of bfloat16"], dense["sent / reported"]) == ("1.000", "0.500")
     assert int(hidden["ms a step"]) == int(dense["ms a step"]) - 20
     local = timings.pace(SETTING, LOCAL, LINK, results)
     assert local.exchanges(89) == 2
@@ -135,7 +147,7 @@ def test_what_is_advised_of_is_what_was_trained():
 
 
 @pytest.mark.filterwarnings("ignore:after call")
-@pytest.mark.parametrize("name", [BUCKETS, "adamw, largest of 7"])
+@pytest.mark.parametrize("name", [BUCKETS, SLAMB, "adamw, largest of 7"])
 def test_a_step_with_nothing_sent_sends_nothing(name):
     for is_alone in (True, False):
         made, _ = program(SETTING, name, mesh_of(4), is_alone)
@@ -172,17 +184,107 @@ def test_the_recorded_page_is_that_of_the_recorded_data(tmp_path):
     assert page.read_text() == recorded.with_suffix(".md").read_text()
 
 
-@pytest.mark.skipif(namespaces.missing() is not None, reason="needs namespaces")
+def test_headers_are_taken_off():
+    acknowledged = 3 * 1514 + 66
+    sent = Counters(acknowledged, 4, acknowledged, 4, 0)
+    joined = Counters(3 * 1448 + 66, 1, 3 * 1514, 3, 0)  # as one packet, cut later
+    assert sent.data_bytes == joined.data_bytes == 3 * 1448
+    assert sent.header_share == pytest.approx(1 - 3 * 1448 / acknowledged)
+    assert joined.header_share == pytest.approx(1 - SHARE)
+    assert Counters(0, 0, 0, 0, 0).header_share == 0  # of a step that sends nothing
+
+
+def test_what_is_missing_or_impossible_is_said(monkeypatch, results):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", "")
+    assert "no ip" in str(namespaces.missing())
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert namespaces.missing() == "root"
+    config = dataclasses.replace(CONFIG, out=results.path.parent)
+    with pytest.raises(SystemExit, match=r"iproute2; missing: root\."):
+        time_to_loss.main(config)
+    impossible = {"rates": (200.0, 0.0), "workers": 201}
+    for name, value in impossible.items():
+        with pytest.raises(SystemExit, match=f"--{name}"):
+            time_to_loss.main(time_to_loss.Config(**{name: value}))
+
+
+def test_a_worker_that_ends_or_is_silent_ends_the_run():
+    fine, silent = "print('report {}'); input()", "input()"
+    broken = "print('the reason'); raise SystemExit(3)"
+    for other, seconds, told in (
+        (broken, 60, r"worker 1 ended \(3\)(.|\n)*the reason"),
+        (silent, 3, r"workers \[.*1\] were silent for 3 s"),
+    ):
+        both = [[sys.executable, "-uc", code] for code in (fine, other)]
+        with workers(both) as running, pytest.raises(RuntimeError, match=told):
+            running.reports(seconds)
+    assert [p.poll() for p in running.processes] == [-signal.SIGKILL] * 2
+
+
+@shaped
 @pytest.mark.long
-def test_a_run_on_links_is_as_late_as_they_are(results, monkeypatch):
-    monkeypatch.setattr(time_to_loss, "TIMED", (DENSE,))
-    monkeypatch.setattr(losses, "METHODS", (DENSE,))
-    config = dataclasses.replace(CONFIG, steps=200, round_trips=(40.0,))
-    monkeypatch.setattr(time_to_loss, "best_rate", lambda *_: None)
+def test_steps_on_links_are_as_late_as_they_are_and_send_what_is_reported(
+    tmp_path, monkeypatch
+):
+    methods = DENSE, SLAMB, OURS
+    monkeypatch.setattr(time_to_loss, "TIMED", methods)
+    monkeypatch.setattr(time_to_loss, "ALONE", ())
+    monkeypatch.setattr(losses, "METHODS", ())
+    config = time_to_loss.Config(rates=(200.0,), round_trips=(40.0,))
+    results = Results(tmp_path / "steps.jsonl")
     wanted = functools.partial(time_to_loss.wanted, config, results)
-    console = time_to_loss.Console()
-    timings.on_links(config.workers, wanted, results, console, delays=True)
-    found = timings.pace(SETTING, DENSE, config.links[0], results)
-    assert found.sent == pytest.approx(3 * parameters("digits"), rel=0.03)
-    assert found.message > 0.02
-    assert found.exchange > 6 * 0.02
+    timings.on_links(config.workers, wanted, results, time_to_loss.Console())
+    for method, messages in zip(methods, (6, 2, 2), strict=True):
+        found = timings.pace(config.setting, method, config.links[0], results)
+        assert found.sent == pytest.approx(found.reported, rel=0.03)
+        assert found.message > 0.02
+        carried = 8 * found.sent / found.every / 200e6
+        assert found.step > max(messages * 0.02, 0.9 * carried)
+
+
+def left_of(name):
+    """Namespaces and hosts files whose names begin so."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)
+    found = [x for x in listed.stdout.split() if x.startswith(name)]
+    return found + [str(x) for x in namespaces.HOSTS_FILES.glob(f"{name}*")]
+
+
+def children(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def has_ended(pid):
+    """Also one that waits for its parent's call has."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state in "ZX"
+
+
+@shaped
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["hosts are made", "workers train"])
+def test_an_interrupted_run_leaves_nothing(number, moment, results):
+    # A shell's background jobs inherit that SIGINT is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    words = ("--task", "digits", "--steps", "200", "--out", results.path.parent)
+    run = programs.start("-m", "benchmarks.network.time_to_loss", *words)
+    name = f"slamb-{run.pid}-"
+    try:
+        assert programs.wait_until(lambda: left_of(name))
+        if moment == "workers train":  # beside the process that delays
+            made = lambda: len(children(run.pid)) == 5 and len(left_of(name)) == 9  # noqa: E731
+            assert programs.wait_until(made)
+            time.sleep(5)
+        ours = children(run.pid)
+        run.send_signal(number)
+        _, told = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert run.returncode != 0, told
+    assert left_of(name) == []
+    # An `ip` that was just started when the signal came ends by itself.
+    assert programs.wait_until(lambda: all(map(has_ended, ours)), seconds=60)

@@ -15,8 +15,8 @@ from typing import Any
 import optax
 
 from benchmarks import rivals
-from benchmarks.network import model
 from benchmarks.train import run as training
+from benchmarks.train import trials
 from benchmarks.train.grids import METHODS as TRAINED
 from benchmarks.train.methods import ADAM, ADAMW
 from benchmarks.train.results import Result, Results, last
@@ -40,29 +40,27 @@ EXCHANGES = (  # the methods that are not dense
 )
 METHODS = DENSE, *EXCHANGES
 BUCKETS, RING = f"{DENSE}, 4 buckets", "adamw, H 1, on a ring"
-TRAINED_AS = {BUCKETS: DENSE, RING: "adamw, H 1"}  # what is only timed
+HIDDEN = f"{DENSE}, hidden"  # a bound: the exchange hides all compute, or is hidden
+TRAINED_AS = {BUCKETS: DENSE, HIDDEN: DENSE, RING: "adamw, H 1"}  # losses of others
+SLAMB = "SLAMB, as published"  # timed alone: it does not come to the loss of dense
 LENGTHS = 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4  # of the dense run
 Curve = list[tuple[int, float]]  # steps, and the loss after them
 
 
 def exchange_of(method: str) -> Exchange:
     """The exchange to advise on."""
-    if method in model.METHODS:
-        return model.METHODS[method].exchange
     if method == RING:
         return dataclasses.replace(exchange_of(TRAINED_AS[RING]), ring=True)
-    return TRAINED[method].exchange if method in EXCHANGES else DEFAULT
+    return TRAINED[method].exchange if method in (*EXCHANGES, SLAMB) else DEFAULT
 
 
-def trained(method: str) -> training.Method:
+def trained(method: str) -> trials.Method:
     """Itself, or what has its losses."""
     return TRAINED[TRAINED_AS.get(method, method)]
 
 
 def method_of(name: str, setting: Setting) -> Method:
-    """A method of LAMB, of benchmarks.train, or dense in buckets."""
-    if name in model.METHODS:
-        return model.METHODS[name]
+    """A method of benchmarks.train, in another exchange, or dense in buckets."""
 
     def make(rate: Any, exchange: Exchange) -> optax.GradientTransformation:
         if name == BUCKETS:
@@ -75,8 +73,6 @@ def method_of(name: str, setting: Setting) -> Method:
 
 def middle_rate(method: str, setting: Setting) -> float:
     """A rate at which the method trains, to time its steps."""
-    if method in model.METHODS:
-        return 0.01
     return setting.middle(trained(method).rate)
 
 
@@ -162,5 +158,7 @@ def steps_to(found: Curve, loss: float) -> float | None:
 
 def steps_of(setting: Setting, method: str, results: Results) -> float | None:
     """Steps of a method to the target; None if it is not reached."""
+    if method == SLAMB:
+        return None
     found = curve(best(setting, TRAINED_AS.get(method, method), results))
     return steps_to(found, target(setting, results))

@@ -1,9 +1,9 @@
-"""Hosts on one machine: network namespaces on a bridge, every link shaped.
+"""Hosts on one machine: network namespaces on a switch, every link shaped.
 
 Each host is a namespace with one interface, ``eth0``, whose other end is a port of a
-bridge, or of a switch that delays. The switch has a namespace of its own: the machine's
-own network, its firewall included, neither sees the traffic nor is changed, and
-everything is removed with the namespaces.
+switch, a process that delays. The switch has a namespace of its own: the machine's own
+network, its firewall included, neither sees the traffic nor is changed, and everything
+is removed with the namespaces.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ def missing() -> str | None:
 
 
 class Network:
-    """Hosts joined by a bridge, their links not shaped yet; made by :func:`network`."""
+    """Hosts joined by a switch, their links not shaped yet; made by :func:`network`."""
 
     def __init__(self, name: str, hosts: int) -> None:
         self.switch = f"{name}-switch"
@@ -50,35 +50,34 @@ class Network:
         self.delays: subprocess.Popen[str] | None = None
 
     def address(self, host: int) -> str:
-        """The host's address, the same in every run: nothing else is on the bridge."""
+        """The host's address, the same in every run: nothing else is on the switch."""
         return f"10.0.0.{host + 1}"
 
     def command(self, host: int) -> list[str]:
         """The words before a command that run it on that host."""
         return ["ip", "netns", "exec", self.hosts[host]]
 
-    def shape(self, mbit: float, round_trip: float | None = None) -> None:
+    def shape(self, mbit: float, round_trip: float) -> None:
         """Gives every link that many Mbit/s in each direction, and a delay in seconds.
 
         Both ends of each link send through a token bucket: the host's end
-        for its traffic out, the bridge's end for its traffic in.
+        for its traffic out, the switch's end for its traffic in.
         """
         rate = ("rate", f"{mbit}mbit", "burst", str(BURST), "limit", str(QUEUE))
         for i, host in enumerate(self.hosts):
             for namespace, device in ((host, "eth0"), (self.switch, f"port{i}")):
                 where = ("-n", namespace, "qdisc", "replace", "dev", device, "root")
                 _run("tc", *where, "tbf", *rate)
-        if self.delays is not None and round_trip is not None:
-            assert self.delays.stdin
-            print(round_trip / 2, file=self.delays.stdin, flush=True)
+        assert self.delays is not None
+        assert self.delays.stdin
+        print(round_trip / 2, file=self.delays.stdin, flush=True)
 
 
 @contextlib.contextmanager
-def network(hosts: int, *, delays: bool = False) -> Iterator[Network]:
+def network(hosts: int) -> Iterator[Network]:
     """Makes the hosts; removes all of them again, whatever ends the block.
 
-    With ``delays`` a process is the switch, and :meth:`Network.shape` delays. Two runs
-    at a time do not meet: the names carry the process id.
+    Two runs at a time do not meet: the names carry the process id.
 
     Raises:
       RuntimeError: if ``ip`` refuses, with its message.
@@ -86,8 +85,7 @@ def network(hosts: int, *, delays: bool = False) -> Iterator[Network]:
     net = Network(f"slamb-{os.getpid()}", hosts)
     try:
         _make(net)
-        if delays:
-            _delay(net)
+        _delay(net)
         yield net
     finally:
         with _signals_ignored():
@@ -103,13 +101,10 @@ def network(hosts: int, *, delays: bool = False) -> Iterator[Network]:
 
 def _make(net: Network) -> None:
     _run("ip", "netns", "add", net.switch)
-    _ip(net.switch, "link add bridge type bridge")
-    _ip(net.switch, "link set bridge up")
     for i, host in enumerate(net.hosts):
         _run("ip", "netns", "add", host)
         peer = f"peer name port{i} netns {net.switch}"
         _ip(host, f"link add eth0 type veth {peer}")
-        _ip(net.switch, f"link set port{i} master bridge")
         _ip(net.switch, f"link set port{i} up")
         _ip(host, f"address add {net.address(i)}/24 dev eth0")
         _ip(host, "link set lo up")
@@ -125,9 +120,8 @@ def _make(net: Network) -> None:
 
 
 def _delay(net: Network) -> None:
-    """Takes the ports off the bridge, for a process that forwards between them."""
+    """Starts the process that forwards between the ports."""
     for i, host in enumerate(net.hosts):
-        _ip(net.switch, f"link set port{i} nomaster")
         _ip(host, f"link set eth0 address 02:00:00:00:00:{i:02x}")
         # As hosts are set up for long links: a sender fills them, also after a pause.
         for name, value in LONG.items():

@@ -26,7 +26,7 @@ from rich.console import Console
 from benchmarks.network import losses, timings
 from benchmarks.network.losses import Results, Setting, Trial, best_rate
 from benchmarks.network.time_page import write_page
-from benchmarks.network.timings import TIMED, Link, Wanted
+from benchmarks.network.timings import ALONE, TIMED, Link, Wanted
 from benchmarks.train.run import record, use_devices
 
 RESULTS = Path("benchmarks", "network", "time_to_loss.jsonl")
@@ -64,7 +64,7 @@ def wanted(config: Config, results: Results) -> Iterator[Wanted]:
     """What is missing of the processes: steps alone and on links, and trainings."""
     setting = config.setting
     for link in [None, *config.links]:
-        for method in TIMED if link else losses.METHODS:
+        for method in TIMED if link else ALONE:
             key = timings.key("steps", setting, method, link)
             if results.get(key) is None:
                 yield key, timings.ask_steps(setting, method, link), link
@@ -75,7 +75,16 @@ def wanted(config: Config, results: Results) -> Iterator[Wanted]:
             yield key, timings.ask_training(setting, method, rate), config.checked
 
 
+def check(config: Config) -> None:
+    """Ends the program for settings that cannot run here."""
+    if not 2 <= config.workers <= 200:  # addresses of one network
+        raise SystemExit(f"--workers must be from 2 to 200: {config.workers}")
+    if not config.rates or min(config.rates) < 1:
+        raise SystemExit(f"--rates must be 1 Mbit/s or more: {config.rates}")
+
+
 def main(config: Config) -> None:
+    check(config)
     console = Console()
     for number in (signal.SIGTERM, signal.SIGHUP):  # end as an interrupt does
         signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -86,7 +95,7 @@ def main(config: Config) -> None:
         for run in losses.absent(config.setting, results):  # of simulated workers
             record(run, results, console)
         missing = functools.partial(wanted, config, results)
-        timings.on_links(config.workers, missing, results, console, delays=True)
+        timings.on_links(config.workers, missing, results, console)
     path = write_page(config.setting, config.links, config.checked, results)
     console.print(f"Wrote {path}", highlight=False)
 

@@ -1,6 +1,7 @@
 """Seconds and bytes of a step of each method on each link, and what is advised."""
 
 import dataclasses
+import functools
 import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -8,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import jax
+import optax
 from rich.console import Console
 
 import slamb_jax
@@ -16,11 +18,15 @@ from benchmarks.network.losses import (
     BUCKETS,
     DENSE,
     EXCHANGES,
+    HIDDEN,
     RING,
+    SLAMB,
+    TRAINED_AS,
     Result,
     Results,
     Setting,
     exchange_of,
+    method_of,
     middle_rate,
     steps_of,
 )
@@ -28,13 +34,15 @@ from benchmarks.network.namespaces import missing, network
 from benchmarks.network.processes import worker_command, workers
 from benchmarks.network.worker import WARM, Ask, Job
 from benchmarks.train.tasks import task
+from examples.common.processes import local_mesh
 from examples.common.simulated import evaluation_steps
+from examples.common.traffic import traffic_of
 from examples.hardware import hardware
 
 STEPS = 40  # that are measured, at least, and two exchanges
 EVALUATIONS = 8
-TIMED = DENSE, BUCKETS, RING, *EXCHANGES
-HIDDEN = f"{DENSE}, hidden"  # a bound: the exchange hides all compute, or is hidden
+TIMED = DENSE, BUCKETS, RING, SLAMB, *EXCHANGES
+ALONE = DENSE, SLAMB, *EXCHANGES  # with nothing sent
 START, PATIENCE = 300, 3600  # seconds for a start, and for a run
 
 
@@ -58,6 +66,7 @@ class Pace:
     local: float  # seconds of a step that exchanges nothing, or less
     exchange: float  # seconds of a step that exchanges
     sent: float  # bytes that each worker sends in H steps, without headers
+    reported: float  # the same by the wire report
     message: float  # seconds, of a small all-reduce
 
     def exchanges(self, steps: float) -> float:
@@ -101,8 +110,6 @@ def on_links(
     wanted: Callable[[], Iterator[Wanted]],
     results: Results,
     console: Console,
-    *,
-    delays: bool,
 ) -> None:
     """Has processes make the steps that are wanted, on hosts that exist as long."""
     if next(wanted(), None) is None:
@@ -110,7 +117,7 @@ def on_links(
     if lacking := missing():
         raise SystemExit(f"Links need Linux, root and iproute2; missing: {lacking}.")
     with ExitStack() as stack:
-        net = stack.enter_context(network(hosts, delays=delays))
+        net = stack.enter_context(network(hosts))
         job = dataclasses.asdict(Job(hosts, f"{net.address(0)}:4711", "eth0"))
         commands = [net.command(i) + worker_command(job, i) for i in range(hosts)]
         running = stack.enter_context(workers(commands))
@@ -122,10 +129,25 @@ def on_links(
                 net.shape(link.mbit, link.round_trip / 1e3)
             reports = running.measure(PATIENCE, json.dumps(dataclasses.asdict(ask)))
             found = result(key, ask, reports)
+            if not ask.alone:
+                found["reported"] = reported(ask.setting, ask.method)
             results.add(found)
             step = statistics.fmean(found["seconds"])
             compiled = f"compiled in {found['compile_seconds']:.0f} s"
             console.print(f"{what}: {step:.3f} s a step; {compiled}", highlight=False)
+
+
+@functools.cache
+def reported(setting: Setting, method: str) -> float:
+    """Bytes of H steps by the wire report of the compiled update."""
+    way, params = method_of(method, setting), task(setting.task).init
+    make = functools.partial(way.make, optax.constant_schedule(1.0))
+    mesh, shapes = (
+        local_mesh(setting.workers),
+        jax.eval_shape(params, jax.random.key(0)),
+    )
+    traffic = traffic_of(make, exchange_of(method), shapes, mesh)
+    return traffic.until(exchange_of(method).sync_every or 1)
 
 
 def result(key: dict[str, Any], ask: Ask, reports: Sequence[dict[str, Any]]) -> Result:
@@ -169,23 +191,21 @@ def pace(
         statistics.median(seconds[False] or [0.0]),
         statistics.median(seconds[True]),
         found["sent"] / len(seconds[True]),
+        found.get("reported", 0.0),
         found["message"],
     )
 
 
 def advice(
-    setting: Setting,
-    method: str,
-    link: Link,
-    results: Results,
-    dense: str = DENSE,
+    setting: Setting, method: str, link: Link, results: Results
 ) -> slamb_jax.advisor.Advice:
-    """What the advisor says of this method beside a dense one.
+    """What the advisor says of this method beside dense AdamW.
 
     It is given the seconds of both with nothing sent, and twice the latency of a small
     message: for a large one Gloo asks the receiver first.
     """
-    other, own = (pace(setting, x, None, results) for x in (dense, method))
+    same = TRAINED_AS.get(method, method)  # but for what is sent
+    other, own = (pace(setting, x, None, results) for x in (DENSE, same))
     here = pace(setting, method, link, results)
     assert other is not None
     assert own is not None

@@ -21,8 +21,8 @@ from jax.sharding import Mesh
 
 import slamb_jax
 from benchmarks.network import counters
+from benchmarks.network.alone import alone
 from benchmarks.network.losses import Setting, method_of
-from benchmarks.network.model import alone
 from benchmarks.train.tasks import task
 from examples.common.simulated import AXIS, DEFAULT, Program
 

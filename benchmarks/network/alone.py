@@ -1,6 +1,5 @@
-"""SLAMB beside dense LAMB, and steps that send nothing."""
+"""Steps that send nothing, to know how long all the rest of them takes."""
 
-import dataclasses
 import functools
 from typing import Any
 from unittest import mock
@@ -10,20 +9,7 @@ import jax.numpy as jnp
 import optax
 
 import slamb_jax
-from benchmarks import rivals
-from examples.common.simulated import AXIS, Method
-
-PAPER = slamb_jax.Exchange.paper(AXIS, sync_every=10)
-METHODS = {
-    "LAMB, float32": Method("", lambda rate, _: rivals.dense(optax.lamb(rate), AXIS)),
-    "LAMB, bfloat16": Method(
-        "", lambda rate, _: rivals.dense_bfloat16(optax.lamb(rate), AXIS)
-    ),
-    "SLAMB": Method("", slamb_jax.slamb, PAPER),
-    "SLAMB, overlap": Method(
-        "", slamb_jax.slamb, dataclasses.replace(PAPER, overlap=True)
-    ),
-}
+from examples.common.simulated import Method
 
 
 def alone(method: Method) -> Method:
