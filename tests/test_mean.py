@@ -41,9 +41,10 @@ def exchanged(payload, tree, step=7, **axes):
     return type(found)(*trees)
 
 
-def on_workers(payload, tree, mapping="vmap", step=7):
+def on_workers(payload, tree, mapping="vmap", step=7, route="owners"):
     """By ``groups``: of pairs of devices, of which each exchanges a slice."""
-    n, run = len(jax.tree.leaves(tree)[0]), functools.partial(exchanged, payload)
+    n = len(jax.tree.leaves(tree)[0])
+    run = functools.partial(exchanged, payload, route=route)
     if mapping == "groups":
         run = functools.partial(run, step=step, local_axis_name="device")
         twice = jax.vmap(run, axis_name="device", axis_size=2, in_axes=None)
@@ -56,19 +57,25 @@ def on_workers(payload, tree, mapping="vmap", step=7):
 
 
 @pytest.mark.parametrize(
-    ("payload", "n"),  # of 3 workers no slice is full
-    [("ternary", 2), ("ternary", 3), ("largest_of_7", 3), ("largest_of_31", 8)],
+    ("payload", "n", "route"),  # of 3 workers no slice is full
+    [
+        ("ternary", 2, "owners"),
+        ("ternary", 3, "owners"),
+        ("ternary", 3, "all"),
+        ("largest_of_7", 3, "owners"),
+        ("largest_of_31", 8, "owners"),
+    ],
 )
-def test_it_is_the_code_of_the_mean_of_codes(payload, n):
-    tree = random_tree(SHAPES, 3, n)
-    means, sent, lost, _ = on_workers(payload, tree)
+def test_it_is_the_code_of_the_mean_of_codes(payload, n, route):
+    tree, is_direct = random_tree(SHAPES, 3, n), n == 2 or route == "all"
+    means, sent, lost, _ = on_workers(payload, tree, route=route)
     assert_workers_agree(means)
-    assert (lost is None) == (n == 2)  # both decode all codes, and encode no mean
+    assert (lost is None) == is_direct  # all decode all codes, and encode no mean
     for name, x in tree.items():
         group = codec_of(payload).group_of(x[0].size)
         want = np.stack([coded(payload, np.asarray(own).ravel(), group) for own in x])
         assert_close(sent[name].reshape(n, -1), want)
-        mean = want.mean(0) if n == 2 else coded(payload, want.mean(0), group)
+        mean = want.mean(0) if is_direct else coded(payload, want.mean(0), group)
         assert_close(means[name][0].ravel(), mean)
 
 

@@ -254,7 +254,8 @@ MESSAGES = {  # of each collective, one after the other
     "all-reduce": lambda n: 2 * (n - 1),
 }
 DEFAULT = slamb_jax.Exchange(AXIS)
-RING = slamb_jax.Exchange(AXIS, ring=True)
+RING = slamb_jax.Exchange(AXIS, route="ring")
+ALL = slamb_jax.Exchange(AXIS, route="all")
 NARROW = slamb_jax.Exchange(AXIS, payload="bfloat16")
 
 
@@ -265,8 +266,10 @@ NARROW = slamb_jax.Exchange(AXIS, payload="bfloat16")
         (4, DEFAULT, 2),
         (8, DEFAULT, 2),
         (4, RING, 4),
+        (4, ALL, 1),
         (2, NARROW, 1),
         (4, NARROW, 2),
+        (4, dataclasses.replace(NARROW, route="all"), 1),
     ],
 )
 def test_a_step_waits_for_few_messages(n, exchange, messages):

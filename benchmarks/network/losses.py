@@ -14,16 +14,14 @@ from typing import Any
 
 import optax
 
-from benchmarks import rivals
 from benchmarks.train import run as training
 from benchmarks.train import trials
 from benchmarks.train.grids import METHODS as TRAINED
-from benchmarks.train.methods import ADAM, ADAMW
 from benchmarks.train.results import Result, Results, last
 from benchmarks.train.run import ROUND
 from benchmarks.train.search import best_rate, finished, missing
 from benchmarks.train.trials import SEEDS, Run, Setting, Trial
-from examples.common.simulated import AXIS, DEFAULT, Method
+from examples.common.simulated import DEFAULT, Method
 from slamb_jax import Exchange
 
 DENSE = "AdamW, bfloat16"
@@ -33,15 +31,17 @@ EXCHANGES = (  # the methods that are not dense
     "DiLoCo, H 100, outer 0.7 0.5",
     "adamw, H 1",
     "adamw, overlap",
+    "adamw, to all",
     "adamw, largest of 7",
+    "adamw, largest of 7, to all",
     "adamw, largest of 31",
     "adamw, outer, H 10, outer 1 0.5",
     "adamw, outer, H 30, outer 1 0.5",
 )
 METHODS = DENSE, *EXCHANGES
-BUCKETS, RING = f"{DENSE}, 4 buckets", "adamw, H 1, on a ring"
+RING = "adamw, H 1, on a ring"
 HIDDEN = f"{DENSE}, hidden"  # a bound: the exchange hides all compute, or is hidden
-TRAINED_AS = {BUCKETS: DENSE, HIDDEN: DENSE, RING: "adamw, H 1"}  # losses of others
+TRAINED_AS = {HIDDEN: DENSE, RING: "adamw, H 1"}  # losses of others
 SLAMB = "SLAMB, as published"  # timed alone: it does not come to the loss of dense
 LENGTHS = 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4  # of the dense run
 Curve = list[tuple[int, float]]  # steps, and the loss after them
@@ -50,7 +50,7 @@ Curve = list[tuple[int, float]]  # steps, and the loss after them
 def exchange_of(method: str) -> Exchange:
     """The exchange to advise on."""
     if method == RING:
-        return dataclasses.replace(exchange_of(TRAINED_AS[RING]), ring=True)
+        return dataclasses.replace(exchange_of(TRAINED_AS[RING]), route="ring")
     return TRAINED[method].exchange if method in (*EXCHANGES, SLAMB) else DEFAULT
 
 
@@ -60,11 +60,9 @@ def trained(method: str) -> trials.Method:
 
 
 def method_of(name: str, setting: Setting) -> Method:
-    """A method of benchmarks.train, in another exchange, or dense in buckets."""
+    """A method of benchmarks.train, or in another exchange."""
 
     def make(rate: Any, exchange: Exchange) -> optax.GradientTransformation:
-        if name == BUCKETS:
-            return rivals.dense_bfloat16(ADAMW(rate, **ADAM), AXIS, buckets=4)
         method = dataclasses.replace(trained(name), exchange=exchange)
         return training.optimizer(method, rate, setting.steps)
 

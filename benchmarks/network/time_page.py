@@ -5,7 +5,6 @@ from pathlib import Path
 
 from benchmarks.network import losses, timings
 from benchmarks.network.losses import (
-    BUCKETS,
     DENSE,
     EXCHANGES,
     HIDDEN,
@@ -103,7 +102,7 @@ def written(found: dict[str, float], column: str) -> str:
 def link_table(setting: Setting, link: Link, results: Results) -> Rows:
     """All methods on one link."""
     rows = []
-    for method in (DENSE, BUCKETS, HIDDEN, RING, SLAMB, *EXCHANGES):
+    for method in (DENSE, HIDDEN, RING, SLAMB, *EXCHANGES):
         if found := numbers(setting, method, link, results):
             cells = {column: written(found, column) for column in COLUMNS}
             rows.append({"method": method} | cells)

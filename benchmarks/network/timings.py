@@ -15,7 +15,6 @@ from rich.console import Console
 import slamb_jax
 from benchmarks.network.counters import SHARE, Counters
 from benchmarks.network.losses import (
-    BUCKETS,
     DENSE,
     EXCHANGES,
     HIDDEN,
@@ -41,7 +40,7 @@ from examples.hardware import hardware
 
 STEPS = 40  # that are measured, at least, and two exchanges
 EVALUATIONS = 8
-TIMED = DENSE, BUCKETS, RING, SLAMB, *EXCHANGES
+TIMED = DENSE, RING, SLAMB, *EXCHANGES
 ALONE = DENSE, SLAMB, *EXCHANGES  # with nothing sent
 START, PATIENCE = 300, 3600  # seconds for a start, and for a run
 

@@ -69,7 +69,8 @@ class Advice:
     exchanging: StepCost  #: a step with the exchange
     title: str  #: the question, in words
     #: Bytes of a step over those of averaging gradients in float32, as
-    #: :meth:`Exchange.share` counts them; over those in bfloat16 it is twice as much.
+    #: :meth:`Exchange.share` counts them, and by way of all n / 2 times as many; over
+    #: those in bfloat16 it is twice as much.
     share: float
     exchange: Exchange  #: the one asked for, in the payload that keeps to a budget
     recorded: Recorded | None  #: the loss of :func:`adamw` with such an exchange

@@ -38,10 +38,9 @@ def advise(
     :class:`Network`. A dense optimizer averages d gradients in one all-reduce, in
     float32 or bfloat16. An exchange averages the momentum at every step, or parameters
     every H steps, which is amortized. Arrays of 32 bits use an all-reduce. Arrays of 16
-    bits and codes use two all-to-alls, of two workers an all-gather, and with ``ring``
-    an all-to-all and an all-gather. An all-to-all loads the link of a node with many
-    workers more. The leaves are taken to share one collective; where XLA makes several,
-    each adds its latency.
+    bits and codes use two all-to-alls, or what the ``route`` of the exchange says. An
+    all-to-all loads the link of a node with many workers more. The leaves are taken to
+    share one collective; where XLA makes several, each adds its latency.
 
     Nothing overlaps, since an optax optimizer runs after the backward pass. With
     ``overlap`` the exchange between the workers runs during the compute, and the step
@@ -115,7 +114,7 @@ def advise(
     nodes = network.workers // devices
     plan: list[Transfer] = []
     for mean in means:
-        plan += nbytes.transfers_of(mean, nodes, devices, exchange.ring)
+        plan += nbytes.transfers_of(mean, nodes, devices, exchange.route)
     gradients = [Transfer("all-reduce", 4 * d, within=True)] if devices > 1 else []
     plans = (gradients, plan) if exchange.overlap else (gradients + plan, [])
     # 4. What three steps cost: dense in float32 and in bfloat16, and with the exchange.
@@ -124,7 +123,7 @@ def advise(
         _cost(network, step_seconds, before, [Transfer("all-reduce", itemsize * d)])
         for itemsize in (4, 2)
     )
-    share = nbytes.share(d, means)
+    share = nbytes.share(d, means, nodes / 2 if exchange.route == "all" else 1.0)
     recorded = exchange.averages_momentum and not exchange.overlap
     return Advice(
         dense=wide,

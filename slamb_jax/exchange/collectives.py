@@ -28,7 +28,7 @@ def pmean(
     axis_name: AxisName | None,
     *,
     within: AxisName | None = None,
-    ring: bool = False,
+    route: str = "owners",
     typed_same: bool = False,
 ) -> list[jax.Array]:
     """Means over the workers in one exchange, in the dtype of each array.
@@ -36,17 +36,18 @@ def pmean(
     Arrays of 32 bits are averaged by an all-reduce, the small ones joined: a runtime
     that reduces operand after operand (gloo, on CPU) takes milliseconds for each.
     Arrays of 16 bits are summed in float32 by the worker that owns the slice and
-    rounded once: an all-to-all and an :func:`all_gather`, which may be a ``ring``, with
-    the bytes of a 16-bit all-reduce. (XLA's CPU backend widens a 16-bit all-reduce, and
-    a sum of thousands of 16-bit terms loses what was saved.) The types vary as those of
-    the arrays; ``typed_same``: those of 32-bit means do not vary over the axis.
+    rounded once: an all-to-all and an :func:`all_gather`, with the bytes of a 16-bit
+    all-reduce; or by another ``route``, as in :class:`Exchange`. (XLA's CPU backend
+    widens a 16-bit all-reduce, and a sum of thousands of 16-bit terms loses what was
+    saved.) The types vary as those of the arrays; ``typed_same``: those of 32-bit means
+    do not vary over the axis.
 
     With ``within``, the axis of the devices of one worker, which hold the same arrays,
     each device averages a slice with its counterparts, and the worker gathers them. So
     the slow links carry the arrays once, and not once for every device.
     """
     return pmean_and_lost(
-        arrays, axis_name, within=within, ring=ring, typed_same=typed_same
+        arrays, axis_name, within=within, route=route, typed_same=typed_same
     )[0]
 
 
@@ -55,7 +56,7 @@ def pmean_and_lost(
     axis_name: AxisName | None,
     *,
     within: AxisName | None = None,
-    ring: bool = False,
+    route: str = "owners",
     typed_same: bool = False,
     with_lost: bool = False,
 ) -> tuple[list[jax.Array], list[jax.Array | None]]:
@@ -87,7 +88,7 @@ def pmean_and_lost(
         is_narrow = group[0].dtype.itemsize == 2
         mean = _pmean_32_bit
         if is_narrow:
-            mean = functools.partial(_pmean_16_bit, ring=ring)
+            mean = functools.partial(_pmean_16_bit, route=route)
         if (devices := axis_size(within)) == 1:
             means, errors = mean(group, axis_name)
         else:
@@ -115,21 +116,23 @@ def _pmean_32_bit(
 
 
 def _pmean_16_bit(
-    arrays: Sequence[jax.Array], axis_name: AxisName | None, *, ring: bool
+    arrays: Sequence[jax.Array], axis_name: AxisName | None, *, route: str
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     n, dtype = axis_size(axis_name), arrays[0].dtype
     flat = ravel(arrays)
-    if n == 2:  # each averages all: one message, of as many bytes
+    if n == 2 or route == "all":  # each averages all, in one message
         exact = jnp.mean(all_gather(flat, axis_name).astype(jnp.float32), axis=0)
         mean = round_to(exact, dtype)
-        errors = exact - mean.astype(jnp.float32)  # which both of them keep
+        errors = exact - mean.astype(jnp.float32)  # which all of them keep
         return unravel(mean, arrays), unravel(errors, arrays)
     rows = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
     mine = all_to_all(rows, axis_name).astype(jnp.float32)
     # In float32, and rounded once: n terms in 16 bits would lose what is small.
     exact = jnp.mean(mine, axis=0)
     mean = round_to(exact, dtype)
-    means = unravel(all_gather(mean, axis_name, ring=ring).reshape(-1), arrays)
+    means = unravel(
+        all_gather(mean, axis_name, ring=route == "ring").reshape(-1), arrays
+    )
     # It counts n times, since this is one of the n workers that are averaged next.
     error = np.float32(n) * (exact - mean.astype(jnp.float32))
     worker = jnp.int32(0) if axis_name is None else lax.axis_index(axis_name)

@@ -38,7 +38,8 @@ class Means(NamedTuple):
         is rounded, and for an array of which nothing is.
       lost: float32; n times the quantization error of the means that this worker owns,
         and 0 elsewhere. The mean of ``sent`` over the workers is the mean plus the mean
-        of ``lost``. None as ``sent``, and in codes of two workers: no mean is encoded.
+        of ``lost``. None as ``sent``, and in codes that all send to all: no mean is
+        encoded.
       is_finite: whether all that arrived first is finite, which it is not where a
         worker sent nothing but NaN; the same on all workers. None: nothing arrived.
     """
@@ -88,7 +89,7 @@ def mean_over_workers(
     columns: list[Any] = [list(arrays)]
     if with_errors:
         columns += [list(wide)]
-        if axis_size(axis_name) > 2:
+        if not _is_direct(exchange):
             columns += [[jnp.zeros_like(x) for x in wide]]
     for places in kinds.values():
         # 4. Small ones as one, but for what was joined before.
@@ -125,7 +126,7 @@ def _mean_in_floats(
         rounded,
         exchange.axis_name,
         within=exchange.local_axis_name,
-        ring=exchange.ring,
+        route=exchange.route,
         with_lost=with_errors,
     )
     means = [mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]
@@ -157,22 +158,23 @@ def _mean_in_codes(
     5. All-gather: all workers get the codes of all means.
     6. Decode: the same codes, and so the same means to the bit, on all workers.
 
-    Of two workers each owns all: they send each other all of their codes, and both
-    decode and average those. That is as many bytes in one message for two, and nothing
-    is encoded again.
+    Where all send to all, as two workers do, each owns all: it gets all codes of the
+    others, decodes and averages them. That is one message, of n / 2 times the bytes,
+    and nothing is encoded again.
 
     Returns for each array its mean, and ``with_errors`` what this worker sent, and what
     the second encoding lost, if there is one; and whether what came first is finite.
     """
     axis_name, group = exchange.axis_name, exchange.local_axis_name
     n, width, like = axis_size(axis_name), axis_size(group), rows[0].x
+    is_direct = _is_direct(exchange)
     # 1. Encode. All parts travel in one message, of what this device exchanges.
     parts = _encode(rows, exchange, codec, step)
     slices = [part.slices() for part in parts]
     ends = np.cumsum([x.shape[-1] for x in slices])[:-1]
     own = _collectives.own_slice(jnp.concatenate(slices, -1), group)
     pairs: list[tuple[jax.Array, jax.Array]] = []
-    if n == 2:
+    if is_direct:
         shared = _collectives.all_gather(own, axis_name)
     else:
         # 2. All-to-all.
@@ -181,11 +183,11 @@ def _mean_in_codes(
         pairs = [part.average(x) for part, x in zip(parts, received, strict=True)]
         # 5. All-gather, first between the workers and then within.
         flat = jnp.concatenate([code for _, code in pairs])
-        shared = _collectives.all_gather(flat, axis_name, ring=exchange.ring)
+        shared = _collectives.all_gather(flat, axis_name, ring=exchange.route == "ring")
     shared = _collectives.gather_slices(shared, group, like)
     wholes = jnp.split(shared.reshape(width, n, -1), ends, -1)
     # 6. Decode.
-    decode = _Part.average_two if n == 2 else _Part.decode_slices
+    decode = _Part.average_all if is_direct else _Part.decode_slices
     found = [[decode(*each)] for each in zip(parts, wholes, strict=True)]
     if with_errors:
         found = [[x, part.sent()] for part, [x] in zip(parts, found, strict=True)]
@@ -203,13 +205,18 @@ def _mean_in_codes(
     return out, parts[0].is_finite(wholes[0])
 
 
+def _is_direct(exchange: Exchange) -> bool:
+    """Whether each worker sends all of its own to all others."""
+    return exchange.route == "all" or axis_size(exchange.axis_name) == 2
+
+
 def _encode(
     rows: Sequence[ArrayRow], exchange: Exchange, codec: BlockCodec, step: jax.Array
 ) -> list["_Part"]:
     """The arrays in codes, and how they are cut among owners."""
     n, group = axis_size(exchange.axis_name), exchange.local_axis_name
     device = jnp.int32(0) if group is None else lax.axis_index(group)
-    owners, width = 1 if n == 2 else n, axis_size(group)
+    owners, width = 1 if _is_direct(exchange) else n, axis_size(group)
     place = Place(owners, width, lax.axis_index(exchange.axis_name), device)
     # All workers round with bits of their own, or their errors would add up in the mean
     # in place of cancelling.
@@ -315,11 +322,16 @@ class _Part:
         columns = materialized([self._from_slices(x) for x in code])
         return self._arrays(list(map(self.codec.decode, *columns)))
 
-    def average_two(self, codes: jax.Array) -> list[jax.Array]:
-        """The mean of two workers' arrays, from all of their codes."""
-        # In the workers' order on both, so that they find the same to the bit.
-        pair = [self.decode_slices(codes[:, i : i + 1]) for i in range(2)]
-        return [(x + y) / np.float32(2) for x, y in zip(*pair, strict=True)]
+    def average_all(self, codes: jax.Array) -> list[jax.Array]:
+        """The mean of the workers' arrays, from codes (devices, workers, bytes)."""
+
+        def add(total: list[jax.Array], one: jax.Array) -> tuple[list[jax.Array], None]:
+            return list(map(jnp.add, total, self.decode_slices(one))), None
+
+        # In the workers' order on all, so that they find the same to the bit.
+        rows = jnp.moveaxis(codes, 1, 0)[:, :, None]
+        total, _ = lax.scan(add, self.decode_slices(rows[0]), rows[1:])
+        return [x / np.float32(len(rows)) for x in total]
 
     def is_finite(self, codes: jax.Array) -> jax.Array:
         """Whether the first scales of the slices are, of codes (..., bytes)."""

@@ -90,7 +90,7 @@ def slice_nbytes(sizes: Sequence[int], wire: str, slices: int) -> int:
 
 
 def transfers_of(
-    mean: Mean, workers: int, devices: int = 1, ring: bool = False
+    mean: Mean, workers: int, devices: int = 1, route: str = "owners"
 ) -> list[Transfer]:
     """The collectives of a mean over the workers, each a group of so many devices.
 
@@ -99,16 +99,18 @@ def transfers_of(
     """
     sizes, wire, often = mean
     in_codes = codec_of(wire) is not None
-    if workers == 2:  # who send each other all
+    if workers == 2 or route == "all":  # who send each other all
         one = slice_nbytes(sizes, wire, devices)
-        part = 2 * one
-        sent = [Transfer("all-gather", one, often)]
+        part = workers * one
+        sent = [Transfer("all-to-all", part, often)]
+        if workers == 2:
+            sent = [Transfer("all-gather", one, often)]
     else:
         # A slice to each owner, and the owner's mean to all: copies, or around a ring.
         one = slice_nbytes(sizes, wire, workers * devices)
         part = workers * one
         sent = [Transfer("all-to-all", part, often)] * 2
-        if ring:
+        if route == "ring":
             sent[1] = Transfer("all-gather", one, often)
     if not in_codes:
         part = slice_nbytes(sizes, wire, devices)
@@ -120,9 +122,15 @@ def transfers_of(
     return [*sent, gather] if devices > 1 else sent
 
 
-def share(elements: int, means: Sequence[Mean]) -> float:
-    """Bytes of a step over those of a mean of so many float32 gradients."""
-    # Of one slice that holds all: padding for the workers, a few bytes for each array,
-    # is not counted.
-    sent = sum(slice_nbytes(x.sizes, x.wire, 1) * x.per_step for x in means)
+def share(elements: int, means: Sequence[Mean], copies: float = 1.0) -> float:
+    """Bytes of a step over those of a mean of so many float32 gradients.
+
+    With ``copies`` times the bytes of what no all-reduce sums.
+    """
+    sent = 0.0
+    for sizes, wire, often in means:
+        # Of one slice that holds all: padding for the workers, a few bytes for each
+        # array, is not counted.
+        times = 1.0 if wire == "float32" else copies
+        sent += slice_nbytes(sizes, wire, 1) * often * times
     return sent / (4 * elements)

@@ -63,12 +63,15 @@ class Exchange:
         group of them, with fast links between. Gradients are averaged densely over it,
         n is the number of groups, and each device exchanges a slice of what its group
         sends. None: a worker is one device.
-      ring: how the means, in codes or 16 bits, come to all workers. False: their owners
-        send them to all at once, so that an exchange waits for two messages, however
-        many workers there are. True: from worker to worker, in n messages one after the
-        other, which cross a link that several workers share once, and not once for each
-        pair of them: for the devices of hosts without a ``local_axis_name``, where
-        bytes count and not latency, and for the chips of a TPU slice.
+      route: how codes and 16 bits come to all workers. ``"owners"``: each worker
+        averages a slice, and sends its mean to all others at once, so that an exchange
+        waits for two messages, however many workers there are. ``"all"``: each sends
+        all of its own to all others, and averages for itself: one message, of n / 2
+        times the bytes; for a few workers whose messages take long. ``"ring"``: the
+        means go from worker to worker, in n messages one after the other, which cross a
+        link that several workers share once, and not once for each pair of them: for
+        the devices of hosts without a ``local_axis_name``, where bytes count and not
+        latency, and for the chips of a TPU slice. Two workers take one message.
       param_specs: for a model that does not fit on one device: a tree like the
         parameters, or a prefix of it, of ``jax.sharding.PartitionSpec`` with the mesh
         axes, other than the workers', over which each leaf is sharded (None: not).
@@ -100,7 +103,7 @@ class Exchange:
     overlap: bool = False
     selection: Selection | None = None
     local_axis_name: AxisName | None = None
-    ring: bool = False
+    route: str = "owners"
     # Trees are compared, and have no hash: exchanges that differ in these alone have
     # the same one, as equal hashes may.
     param_specs: Any = dataclasses.field(default=None, hash=False)
@@ -181,8 +184,9 @@ class Exchange:
         """Bytes of a step over those of averaging gradients in float32.
 
         Over those in bfloat16 it is twice as much. The bytes of averages of the
-        parameters are spread over the steps between them. ``params`` are the
-        parameters, or their shapes and dtypes.
+        parameters are spread over the steps between them. By the route ``"all"`` n
+        workers send n / 2 times as much. ``params`` are the parameters, or their shapes
+        and dtypes.
         """
         return _nbytes.share(*_nbytes.means_of(self, params))
 
@@ -235,7 +239,7 @@ def _check_settings(exchange: Exchange) -> None:
     payload, selection = exchange.payload, exchange.selection
     # 1. Each setting by itself.
     _checks.check_bool("overlap", exchange.overlap)
-    _checks.check_bool("ring", exchange.ring)
+    _checks.check_choice("route", exchange.route, ("owners", "all", "ring"))
     is_name = isinstance(payload, str) and payload in ("bfloat16", *CODECS)
     if payload is not None and not is_name:
         raise ValueError(

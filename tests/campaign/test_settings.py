@@ -35,7 +35,7 @@ FACTORS = {  # of each the default first
     "sync_every": (1, 3, None),
     "outer": (False, True),
     "overlap": (False, True),
-    "ring": (False, True),
+    "route": ("owners", "all", "ring"),
     "selection": (False, True),
     "stacked": (False, True),
     "optimizer": ("adamw", "slamb", "lamb", "lion", "muon", "sgd"),
@@ -95,7 +95,7 @@ def exchange(row):
         local_axis_name="device" if width > 1 else None,
         param_specs=SPECS if shards > 1 else None,
         stacked=stacked if row["stacked"] else None,
-        **{name: row[name] for name in ("payload", "sync_every", "overlap", "ring")},
+        **{name: row[name] for name in ("payload", "sync_every", "overlap", "route")},
     )
 
 
