@@ -239,14 +239,10 @@ def two_bits(x, share):
     return out.reshape(x.shape)
 
 
-def grid(name, x):
-    """The step from one of the values that a drawn code may have to the next."""
-    width = {"TernGrad": 640, "natural": 256}[name]
-    blocks = np.pad(np.float64(x), (0, -x.size % width)).reshape(-1, width)
+def terngrad_step(x):
+    """The step from one of the values that a code of TernGrad may have to the next."""
+    blocks = np.pad(np.float64(x), (0, -x.size % 640)).reshape(-1, 640)
     step = np.broadcast_to(np.abs(blocks).max(1, keepdims=True), blocks.shape)
-    if name == "natural":  # from one power of two to the next
-        size = np.abs(np.where(blocks == 0, step, blocks))
-        step = 2.0 ** np.floor(np.log2(size))
     return step.reshape(-1)[: x.size]
 
 

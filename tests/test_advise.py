@@ -191,7 +191,7 @@ def test_a_slow_link_pays_and_a_fast_one_does_not():
     [(1.09, 1.02, False), (1.05, 1.0549, True), (2, 1.0451, True), (2, 1.0449, False)],
 )
 def test_the_verdict_prints_its_threshold_and_keeps_to_it(wide, narrow, pays):
-    costs = [StepCost(0, seconds, 0, 0) for seconds in (wide, narrow, 1.0)]
+    costs = [StepCost(0, seconds, 0, 0) for seconds in (wide, narrow, 1.0, 1.0)]
     advice = Advice(*costs, "", 0.05, slamb_jax.Exchange(), None)
     printed = [f"{wide:.2f}", f"{narrow:.2f}"]
     assert all(f"{figure} times" in advice.verdict for figure in printed)
@@ -266,6 +266,16 @@ def test_latency_is_what_fewer_bytes_do_not_shorten(exchange, messages, said):
     assert cost.latency_seconds == pytest.approx(messages * 0.02)
     assert cost.exchange_seconds == pytest.approx(cost.latency_seconds, rel=1e-3)
     assert ("fewer exchanges do" in " ".join(str(far).split())) == said
+
+
+def test_it_says_where_one_message_to_all_is_faster():
+    """Of four workers it has twice the bytes, and half of the latency."""
+    near, far = (slamb_jax.Network(4, 1e9, latency=late) for late in (0.0, 0.1))
+    assert 'route="all"' not in str(advise(1e6, near))
+    told, asked = advise(1e6, far), advise(1e6, far, route="all")
+    assert 'With route="all"' in str(told)
+    assert told.to_all == asked.exchanging
+    assert 'With route="all"' not in str(asked)
 
 
 PART = {"selection": Strided(0.1), "payload": None}

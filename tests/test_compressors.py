@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import slamb_jax
-from benchmarks.rivals.parts import natural, terngrad
+from benchmarks.rivals.parts import terngrad
 from slamb_jax import compressors, selections
 from slamb_jax.compressors.codec import CodecState
 from tests.close import assert_close, assert_same_bits, assert_workers_agree
@@ -62,7 +62,6 @@ ALL = {
     "a user's": compressors.from_codec(compressors.Codec(halves, whole), AXIS),
     "signs": of(payload="sign"),
     "TernGrad": compressors.from_codec(terngrad(), AXIS),
-    "natural": compressors.from_codec(natural(), AXIS),
     "by turns": of(payload=None, selection=selections.Strided(0.25, min_size=4)),
 }
 each = pytest.mark.parametrize("name", ALL)

@@ -39,7 +39,7 @@ def mean_of(payload):
 HOW = {payload: mean_of(payload) for payload in (*CODES, "sign")}
 HOW |= {
     name: {"exchange": AGREE, "compressor": COMPRESSORS[name]}
-    for name in ("top k", "random k", "low rank", "a user's", "TernGrad", "natural")
+    for name in ("top k", "random k", "low rank", "a user's", "TernGrad")
 }
 
 

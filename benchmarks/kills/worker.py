@@ -1,30 +1,27 @@
 """One process of the run that is killed: it writes each event, with its time."""
 
 import dataclasses
-import functools
 import json
 import time
 from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
-from sklearn.datasets import load_digits
 
 import slamb_jax
+from benchmarks.train.tasks import chosen, task
 from examples.common import AXIS
 from examples.common.processes import on_mesh
 
 BATCH, RATE, MOST = 16, 3e-3, 64
 PACE = 0.1  # seconds that a step takes longer, as one of a larger model would
 EXCHANGE = slamb_jax.Exchange(AXIS)
-NET = nn.Sequential([nn.Dense(128), nn.relu, nn.Dense(128), nn.relu, nn.Dense(10)])
+TASK = task("digits_alike")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,45 +38,30 @@ class Config:
     seed: int
 
 
-@functools.cache
-def images() -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels to train on: four in five."""
-    raw = load_digits()
-    order = np.random.default_rng(0).permutation(len(raw.target))
-    order = order[np.arange(len(order)) % 5 != 0]
-    return raw.data[order].astype(np.float32) / 16, raw.target[order].astype(np.int32)
-
-
-def loss_of(params: Any, x: Any, y: Any) -> jax.Array:
-    """The mean cross-entropy of images."""
-    losses = optax.softmax_cross_entropy_with_integer_labels(NET.apply(params, x), y)
-    return jnp.mean(losses)
-
-
 def start(steps: int, seed: int) -> tuple[Any, Any]:
     """A worker's state before the first step, and its step."""
     tx = slamb_jax.adamw(optax.cosine_decay_schedule(RATE, steps), EXCHANGE)
 
     def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
         params, opt_state = state
-        loss, grads = jax.value_and_grad(loss_of)(params, *batch)
+        loss, grads = jax.value_and_grad(TASK.loss)(params, batch)
         updates, opt_state = tx.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), loss
 
-    params = jax.jit(NET.init)(jax.random.key(seed), jnp.zeros((1, 64)))
+    params = jax.jit(TASK.init)(jax.random.key(seed))
     return (params, tx.init(params)), step
 
 
-def batch(step: int, seed: int, first: int, last: int) -> tuple[np.ndarray, ...]:
+def batch(step: int, seed: int, first: int, last: int) -> Any:
     """Images of these workers; a worker's are the same however many there are."""
     rng = np.random.default_rng([seed, step])
-    chosen = rng.choice(len(images()[0]), MOST * BATCH)[first * BATCH : last * BATCH]
-    return tuple(x[chosen] for x in images())
+    rows = rng.choice(len(TASK.held_out["labels"]), MOST * BATCH)
+    return chosen(TASK.held_out, rows[first * BATCH : last * BATCH])
 
 
 def evaluate(state: Any) -> float:
     """The training loss of the mean of the replicas, on all images."""
-    return float(jax.jit(loss_of)(slamb_jax.consolidate(state[0]), *images()))
+    return float(jax.jit(TASK.loss)(slamb_jax.consolidate(state[0]), TASK.held_out))
 
 
 def main(config: Config) -> None:

@@ -76,36 +76,6 @@ def terngrad() -> Codec:
     return Codec(encode, decode)
 
 
-def natural() -> Codec:
-    """Signs and powers of two by stochastic rounding, in 8 bits.
-
-    A code counts from the power at or above the largest magnitude of each 256 down to
-    the 126th below it; what is smaller is 0.
-    """
-
-    def encode(x: jax.Array, common: jax.Array, own: jax.Array) -> Any:
-        blocks = jnp.pad(x.reshape(-1), (0, -x.size % 256)).reshape(-1, 256)
-        fraction, power = jnp.frexp(jnp.abs(blocks))  # a fraction from 1/2 to 1
-        up = jax.random.uniform(own, blocks.shape) < 2 * fraction - 1
-        size = jnp.max(jnp.abs(blocks), 1, keepdims=True)
-        of_size, top = jnp.frexp(size)
-        top = jnp.where(of_size > 0.5, top, top - 1)
-        below = top - (power - 1 + up.astype(jnp.int32))
-        code = below + jnp.where(blocks > 0, 1, 128)
-        code = jnp.where((fraction > 0) & (below < 127), code, 0)
-        scale = jnp.where(jnp.isfinite(size), jnp.ldexp(jnp.float32(1), top), jnp.nan)
-        return code.astype(jnp.uint8), scale
-
-    def decode(code: Any, like: jax.ShapeDtypeStruct, common: jax.Array) -> jax.Array:
-        digits, scale = code[0].astype(jnp.int32), code[1]
-        size = jnp.ldexp(scale, -((digits - 1) % 127))
-        blocks = jnp.where(digits < 128, size, -size)
-        blocks = jnp.where(digits > 0, blocks, 0.0)
-        return blocks.reshape(-1)[: like.size].reshape(like.shape)
-
-    return Codec(encode, decode)
-
-
 def two_bits(share: float) -> Codec:
     """Of each 4096 the largest, each as its sign and one of two magnitudes.
 

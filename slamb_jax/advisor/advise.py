@@ -112,12 +112,16 @@ def advise(
     # 3. The exchange's collectives. The devices of a worker average their gradients
     # before, and only what comes after may run during the compute.
     nodes = network.workers // devices
-    plan: list[Transfer] = []
-    for mean in means:
-        plan += nbytes.transfers_of(mean, nodes, devices, exchange.route)
     gradients = [Transfer("all-reduce", 4 * d, within=True)] if devices > 1 else []
-    plans = (gradients, plan) if exchange.overlap else (gradients + plan, [])
-    # 4. What three steps cost: dense in float32 and in bfloat16, and with the exchange.
+
+    def cost(route: str) -> StepCost:
+        plan: list[Transfer] = []
+        for mean in means:
+            plan += nbytes.transfers_of(mean, nodes, devices, route)
+        plans = (gradients, plan) if exchange.overlap else (gradients + plan, [])
+        return _cost(network, step_seconds, after, *plans, devices)
+
+    # 4. What steps cost: dense in float32 and in bfloat16, and with the exchange.
     before, after = update_seconds
     wide, narrow = (
         _cost(network, step_seconds, before, [Transfer("all-reduce", itemsize * d)])
@@ -128,7 +132,8 @@ def advise(
     return Advice(
         dense=wide,
         dense_bfloat16=narrow,
-        exchanging=_cost(network, step_seconds, after, *plans, devices),
+        exchanging=cost(exchange.route),
+        to_all=cost("all"),
         title=_title(d, network, exchange, share),
         share=share,
         exchange=exchange,

@@ -116,9 +116,9 @@ def mask_momentum(
       q_i = Q(x_i[M_t]), \quad e_i = x_i - q_i \\
       M &= \text{mean over workers of } q_i \text{, in the wire format again}
 
-    Of two workers M is the mean of what they sent, and not rounded again. What a worker
-    does not send waits in its momentum: it takes no memory, and nothing of a gradient
-    is lost. Two kinds of exchange differ in one rule:
+    Of two workers, and where all send to all, M is the mean of what they sent, and not
+    rounded again. What a worker does not send waits in its momentum: it takes no
+    memory, and nothing of a gradient is lost. Two kinds of exchange differ in one rule:
 
     ===========================================  ==========  ===========  =======
     kind of exchange                             step takes  m becomes    v is of

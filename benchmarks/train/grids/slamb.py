@@ -4,6 +4,8 @@ k is 0.1, as in the paper, and b3 0.99, which was best in each format beside 0.9
 0.997 on seed 0. ``slamb_gap`` changes one setting at a time, and the length of the run;
 the lines of its results that have no trial here switched links off (docs/design.md).
 Its ``few bits`` spend the paper's bytes on all of the momentum, in three values.
+``slamb_bits`` is that choice as a table: which share k in which payload, and how often
+the parameters are averaged, on one seed.
 ``few_bits`` sends the selected momentum in codes, at the paper's H of 100.
 ``slamb_accuracy`` is the paper's table of CIFAR-10 on five folds of digits: a run's
 seed is its fold, and rates are chosen on a fifth of the first fold's training images.
@@ -41,6 +43,10 @@ def slamb(
 
 
 BITS = {"": None, ", 8 bits": "uniform8", ", 4 bits": "uniform4"}
+WIRES = {
+    "float32": None, "8 bits": "uniform8", "4 bits": "uniform4", "3 values": "ternary"
+}  # fmt: skip
+SHARES = 0.1, 0.25, 0.5, 1.0
 METHODS = {
     LAMB: dense(optax.lamb, MIDDLE),
     **{f"SLAMB{name}": slamb(payload=payload) for name, payload in BITS.items()},
@@ -56,6 +62,14 @@ METHODS = {
     **{
         f"SLAMB, few bits, H {every}": slamb(share=1.0, payload="ternary", every=every)
         for every in (15, 20, 30, 50)
+    },
+    **{
+        f"SLAMB, k {share}, {wire}, H {every}": slamb(
+            share=share, payload=payload, every=every
+        )
+        for wire, payload in WIRES.items()
+        for share in SHARES
+        for every in (10, 50, 100)
     },
     "LAMB with the exchange": exchanging(slamb_jax.lamb, MIDDLE),
     "SGD, momentum 0.9": dense(optax.sgd, 5 * MIDDLE, momentum=0.9),
@@ -95,6 +109,24 @@ GRIDS = {
     "few_bits": Grid(
         "SLAMB in few bits",
         tuple(Trial(MAIN, x) for x in (LAMB, *(f"SLAMB, H 100{y}" for y in BITS))),
+        dense=LAMB,
+    ),
+    "slamb_bits": Grid(
+        "The bytes of SLAMB, spent on coordinates, on bits, or on averages",
+        (
+            Trial(MAIN, LAMB, seeds=(0,)),
+            Trial(MAIN, "LAMB with the exchange", seeds=(0,)),
+            *(
+                Trial(MAIN, f"SLAMB, k {share}, {wire}, H 50", seeds=(0,))
+                for wire in WIRES
+                for share in SHARES
+            ),
+            *(
+                Trial(MAIN, f"SLAMB, k {share}, {wire}, H {every}", seeds=(0,))
+                for share, wire in ((0.5, "4 bits"), (1.0, "4 bits"), (1.0, "3 values"))
+                for every in (10, 100)
+            ),
+        ),
         dense=LAMB,
     ),
     "slamb_accuracy": Grid(
