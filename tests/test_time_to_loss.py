@@ -121,7 +121,7 @@ def test_a_page_has_what_is_advised_beside_what_was_measured(results):
         if key["kind"] == "steps":
             add_steps(results, key, ask)
     left = [k["kind"] for k, _, _ in time_to_loss.wanted(CONFIG, results)]
-    assert left == ["training"] * len(losses.METHODS)
+    assert left == ["training"] * len(losses.TO_THE_END)
     rows = {r["method"]: r for r in time_page.link_table(SETTING, LINK, results)}
     dense, hidden = rows[DENSE], rows[losses.HIDDEN]
     assert dense["times as fast"] == "1.00"
@@ -230,7 +230,7 @@ def test_steps_on_links_are_as_late_as_they_are_and_send_what_is_reported(
     methods = DENSE, SLAMB, OURS
     monkeypatch.setattr(time_to_loss, "TIMED", methods)
     monkeypatch.setattr(time_to_loss, "ALONE", ())
-    monkeypatch.setattr(losses, "METHODS", ())
+    monkeypatch.setattr(losses, "TO_THE_END", ())
     config = time_to_loss.Config(rates=(200.0,), round_trips=(40.0,))
     results = Results(tmp_path / "steps.jsonl")
     wanted = functools.partial(time_to_loss.wanted, config, results)

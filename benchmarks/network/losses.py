@@ -42,6 +42,7 @@ METHODS = DENSE, *EXCHANGES
 RING = "adamw, H 1, on a ring"
 HIDDEN = f"{DENSE}, hidden"  # a bound: the exchange hides all compute, or is hidden
 TRAINED_AS = {HIDDEN: DENSE, RING: "adamw, H 1"}  # losses of others
+TO_THE_END = DENSE, "adamw, H 1", "adamw, to all", "adamw, outer, H 10, outer 1 0.5"
 SLAMB = "SLAMB, as published"  # timed alone: it does not come to the loss of dense
 LENGTHS = 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4  # of the dense run
 Curve = list[tuple[int, float]]  # steps, and the loss after them

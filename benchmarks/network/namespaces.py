@@ -22,6 +22,9 @@ HOSTS_FILES = Path("/etc/netns")  # ``ip netns exec`` mounts its files over /etc
 # more processor time than a gigabit link leaves.
 PACKET = 32 * 1024  # bytes
 BURST = 2 * PACKET
+# A full bucket is sent at once. What comes in has half a millisecond's worth of a slower
+# link, or a small exchange would be over before its link is felt.
+BURST_SECONDS = 0.5e-3
 QUEUE = 16 * 2**20  # bytes that wait at a link: all that can be on its way, none drops
 
 LONG = {  # of net.ipv4; least, first and most bytes that a connection has on its way
@@ -63,11 +66,13 @@ class Network:
         Both ends of each link send through a token bucket: the host's end
         for its traffic out, the switch's end for its traffic in.
         """
-        rate = ("rate", f"{mbit}mbit", "burst", str(BURST), "limit", str(QUEUE))
+        burst = max(2 * 1514, round(min(BURST, BURST_SECONDS * mbit * 1e6 / 8)))
         for i, host in enumerate(self.hosts):
-            for namespace, device in ((host, "eth0"), (self.switch, f"port{i}")):
+            ends = (host, "eth0", BURST), (self.switch, f"port{i}", burst)
+            for namespace, device, at_once in ends:
                 where = ("-n", namespace, "qdisc", "replace", "dev", device, "root")
-                _run("tc", *where, "tbf", *rate)
+                rate = ("rate", f"{mbit}mbit", "burst", str(at_once))
+                _run("tc", *where, "tbf", *rate, "limit", str(QUEUE))
         assert self.delays is not None
         assert self.delays.stdin
         print(round_trip / 2, file=self.delays.stdin, flush=True)

@@ -31,7 +31,7 @@ the loss after a number of steps: loss against steps is of simulated workers, th
 over three seeds, on the schedule that reaches the target soonest. The seconds of a step
 are medians over 40 steps or more, on each link, of jax processes in network namespaces
 that share the cores; compilation does not count. Their product is the time. The last
-table trains all methods to the end on one link, and says how far the product is off.
+table trains some methods to the end on one link, and says how far the product is off.
 Bytes are those of each worker, by the counters of its interface, without headers;
 "reported" are those of the wire report.
 "Advised" is what `slamb_jax.advise` says of the same steps, given the seconds of a step
@@ -130,7 +130,7 @@ def overview(
 def checked_table(setting: Setting, link: Link, results: Results) -> Rows:
     """Whole trainings on one link, beside the product of steps and seconds."""
     rows = []
-    for method in losses.METHODS:
+    for method in losses.TO_THE_END:
         found = results.get(timings.key("training", setting, method, link))
         pace = timings.pace(setting, method, link, results)
         if found is None or pace is None:
