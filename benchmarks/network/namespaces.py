@@ -22,8 +22,8 @@ HOSTS_FILES = Path("/etc/netns")  # ``ip netns exec`` mounts its files over /etc
 # more processor time than a gigabit link leaves.
 PACKET = 32 * 1024  # bytes
 BURST = 2 * PACKET
-# A full bucket is sent at once. What comes in has half a millisecond's worth of a slower
-# link, or a small exchange would be over before its link is felt.
+# A full bucket is sent at once. For what comes in it holds half a millisecond, or a
+# small exchange would be over before a slow link is felt.
 BURST_SECONDS = 0.5e-3
 QUEUE = 16 * 2**20  # bytes that wait at a link: all that can be on its way, none drops
 
