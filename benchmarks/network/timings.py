@@ -34,12 +34,10 @@ from benchmarks.network.processes import worker_command, workers
 from benchmarks.network.worker import WARM, Ask, Job
 from benchmarks.train.tasks import task
 from examples.common.processes import local_mesh
-from examples.common.simulated import evaluation_steps
 from examples.common.traffic import traffic_of
 from examples.hardware import hardware
 
 STEPS = 40  # that are measured, at least, and two exchanges
-EVALUATIONS = 8
 TIMED = DENSE, RING, SLAMB, *EXCHANGES
 ALONE = DENSE, SLAMB, *EXCHANGES  # with nothing sent
 START, PATIENCE = 300, 3600  # seconds for a start, and for a run
@@ -99,9 +97,9 @@ def ask_steps(setting: Setting, method: str, link: Link | None) -> Ask:
 
 
 def ask_training(setting: Setting, method: str, rate: float) -> Ask:
-    """A whole training, with evaluations."""
-    due = tuple(evaluation_steps(setting.steps, EVALUATIONS))
-    return Ask(setting, method, rate, seed=0, steps=setting.steps, due=due)
+    """A whole training, and its loss in the end."""
+    steps = setting.steps
+    return Ask(setting, method, rate, seed=0, steps=steps, due=(steps,))
 
 
 def on_links(
