@@ -123,28 +123,33 @@ class Watchdog:
     def _look(self) -> str:
         """The reason to end this process, if any."""
         try:  # in a thread of its own: a coordinator that has stopped never answers
-            self._asking.submit(self._write_and_read).result(self._timeout)
+            verdict = self._asking.submit(self._write_and_read).result(self._timeout)
         except jax.errors.JaxRuntimeError as error:
             return f"{_COORDINATOR}, is gone ({error})"[:400]
         except TimeoutError:
             return f"{_COORDINATOR}, has given no answer for {self._timeout} s: {_DIED}"
-        return self._lost() or self._hung()
+        return verdict or self._lost() or self._hung()
+
+    def _set(self, key: object, value: str) -> None:
+        self._client.key_value_set(f"{_PREFIX}{key}", value, allow_overwrite=True)
 
     def _write(self) -> None:
         now = time.monotonic()  # the others look for a change
         # The first step, which compiles, is not timed.
         idle = now - self._beaten if self._beats > 1 else 0.0
         sign = {"now": now, "step": self._step, "idle": idle, "state": self._state}
-        name, value = f"{_PREFIX}{self._me}", json.dumps(sign)
-        self._client.key_value_set(name, value, allow_overwrite=True)
+        self._set(self._me, json.dumps(sign))
 
-    def _write_and_read(self) -> None:
-        """Tells that this process lives, and looks when the others last did."""
+    def _write_and_read(self) -> str:
+        """Tells that this process lives, and returns what another one gave up for."""
         self._write()
-        for name, value in self._client.key_value_dir_get(_PREFIX):
-            index, sign = int(name.rsplit("/", 1)[1]), json.loads(value)
+        pairs = self._client.key_value_dir_get(_PREFIX)
+        signs = {key.rsplit("/", 1)[1]: value for key, value in pairs}
+        verdict: str = signs.pop("verdict", "")
+        for index, sign in ((int(k), json.loads(v)) for k, v in signs.items()):
             if self._seen[index][0] != sign:
                 self._seen[index] = sign, time.monotonic()
+        return verdict
 
     def _lost(self) -> str:
         """The reason to end because another process failed or is gone, if any."""
@@ -177,7 +182,10 @@ class Watchdog:
         me = f"Process {self._me}, at step {self._step}, ends with exit status"
         said = f"{reason}. {me} {EXIT_STATUS}: start all again from the last checkpoint"
         print(f"slamb_jax.Watchdog: {said}", file=sys.stderr, flush=True)
-        if self._me == 0:  # the service ends with it: let the others see why
+        with contextlib.suppress(jax.errors.JaxRuntimeError, TimeoutError):
+            told = self._asking.submit(self._set, "verdict", reason)
+            told.result(self._timeout / 5)
+        if self._me == 0:  # the service ends with it: let the others read why
             time.sleep(self._timeout / 2)
         os._exit(EXIT_STATUS)
 
