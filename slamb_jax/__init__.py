@@ -30,10 +30,9 @@ from slamb_jax.workers.agreement import (
     exchange_metrics,
     momentum_agreement,
 )
-from slamb_jax.workers.on_workers import on_workers
 from slamb_jax.workers.replicas import consolidate, replicate, simulated_replicas
 from slamb_jax.workers.simulate import in_chunks, simulated_step
-from slamb_jax.workers.step import per_worker_step
+from slamb_jax.workers.step import on_workers, per_worker_step
 from slamb_jax.workers.watchdog import Watchdog
 from slamb_jax.wrappers.accumulate import accumulate
 from slamb_jax.wrappers.bfloat16 import train_in_bfloat16

@@ -17,8 +17,8 @@ from slamb_jax.checkpoint import files
 from slamb_jax.checkpoint import format as stored
 from slamb_jax.checkpoint.files import gather, together
 from slamb_jax.checkpoint.format import Extra
+from slamb_jax.workers import agreement
 from slamb_jax.workers import mesh as meshes
-from slamb_jax.workers.agreement import differing_replicas
 from slamb_jax.workers.mesh import raw
 from slamb_jax.workers.replicas import copied_replicas, keys_of_workers
 
@@ -152,7 +152,7 @@ class Snapshots:
         mine = _read(self._path(step))[1] if saved[me] else {}
         leaves = stored.leaves_by_name(like)
         keys = {name: x for name, x in leaves.items() if meshes.is_key(x)}
-        differing = {name for name, x in keys.items() if differing_replicas([x])[0]}
+        differing = {k for k, x in keys.items() if agreement.differing(k, x)}
         arrays: dict[str, Any] = {}
         for name, x in leaves.items():
             one = raw(jnp.asarray(x))

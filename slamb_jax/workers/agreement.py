@@ -60,31 +60,25 @@ def assert_replicas_agree(tree: chex.ArrayTree, rtol: float = 0.0) -> None:
       AssertionError: replicas differ in 1 of 2 leaves: ['b'] (of 1 from the first)
     """
     check_range("rtol", rtol, 0.0, open_high=True)
-    if not check_replicas("tree", tree):
-        return
+    check_replicas("tree", tree)
     named = named_leaves("", tree)
-    leaves = list(named.values())
-    copies = [str(differing_copies(x))[1:-1] for x in leaves]
+    copies = {name: str(differing_copies(x))[1:-1] for name, x in named.items()}
     for what, of, differ in (
         ("the devices of a replica hold different copies", "of replica {}", copies),
-        ("replicas differ", "of {} from the first", differing_replicas(leaves, rtol)),
+        ("replicas differ", "of {} from the first", differing("", tree, rtol)),
     ):
-        pairs = zip(named, differ, strict=True)
-        bad = [f"{name or 'the tree'} ({of.format(x)})" for name, x in pairs if x]
+        bad = [f"{k or 'the tree'} ({of.format(x)})" for k, x in differ.items() if x]
         if bad:
-            where = f"{len(bad)} of {len(leaves)} leaves: {', '.join(bad)}"
+            where = f"{len(bad)} of {len(named)} leaves: {', '.join(bad)}"
             raise AssertionError(f"{what} in {where}")
 
 
-def differing_leaves(name: str, tree: chex.ArrayTree) -> list[str]:
-    """The names of the leaves whose replicas differ."""
+def differing(name: str, tree: chex.ArrayTree, rtol: float = 0.0) -> dict[str, int]:
+    """By the name of a leaf, how many of its replicas differ from the first, if any."""
     named = named_leaves(name, tree)
-    numbers = differing_replicas(list(named.values())) if named else np.zeros(0)
-    return [leaf for leaf, number in zip(named, numbers, strict=True) if number]
-
-
-def differing_replicas(leaves: list[Any], rtol: float = 0.0) -> np.ndarray:
-    """How many replicas of each leaf differ from the first."""
+    if not named:
+        return {}
+    leaves = list(named.values())
     sums = checksums(leaves)
     differ = (sums != sums[:, :1]).any(-1)
     real = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
@@ -93,7 +87,7 @@ def differing_replicas(leaves: list[Any], rtol: float = 0.0) -> np.ndarray:
         pairs = stacked(_distances, [leaves[i] for i in real]).astype(np.float64)
         norms = pairs.prod(-1)
         differ[real] &= ~(norms[:, :-1] <= rtol * norms[:, -1:])  # a NaN is not near
-    return differ.sum(1)
+    return {k: n for k, n in zip(named, differ.sum(1), strict=True) if n}
 
 
 def _distances(x: jax.Array) -> jax.Array:
@@ -115,17 +109,8 @@ def _distances(x: jax.Array) -> jax.Array:
 
 
 def checksums(leaves: list[Any]) -> np.ndarray:
-    """A 64-bit checksum of each replica of each leaf: uint32, (leaves, replicas, 2).
-
-    Leaf by leaf where they lie, since one program of all would take long to compile.
-    The sums are then communicated together.
-    """
-    sums = []
-    for x in map(_words_on_host, map(raw, leaves)):
-        workers = getattr(meshes.mesh_sharding(x), "spec", ())[:1]
-        there = PartitionSpec(*workers)
-        sums.append(jax.block_until_ready(meshes.computed(_checksum, x, there)))
-    return np.asarray(meshes.replicated(jnp.stack, sums))
+    """A 64-bit checksum of each replica of each leaf: uint32, (leaves, replicas, 2)."""
+    return stacked(_checksum, map(_words_on_host, map(raw, leaves)))
 
 
 def _words_on_host(x: Any) -> Any:

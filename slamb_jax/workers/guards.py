@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -26,74 +25,66 @@ LATER = 300
 
 
 def check_wrappers(state: chex.ArrayTree) -> None:
-    """Raises, or warns, for a state of optax's wrappers that do not suit an exchange.
+    """Raises, or warns, for transformations that do not suit an exchange as they stand.
 
-    One makes one worker skip a step, and the others wait; the other one exchanges at
-    every mini-step.
+    1. Under ``optax.apply_if_finite`` one worker skips a step, and the others wait.
+    2. Under ``optax.MultiSteps`` each mini-step exchanges.
+    3. A chain averages the parameters, and further links change them.
+    4. A chain exchanges twice.
     """
-    if _is_around(state, "ApplyIfFiniteState", "slamb_jax."):
+    find = optax.tree.get_all_with_path
+    if _has_state(find(state, "ApplyIfFiniteState"), "slamb_jax."):
         raise ValueError(
             "the state is of optax.apply_if_finite around an exchange: a worker that "
             "skips a step would leave the others waiting for ever. Take "
             "slamb_jax.skip_not_finite(tx, exchange)"
         )
-    links = "slamb_jax.links.", "slamb_jax.jointspar."
-    if _is_around(state, "MultiStepsState", *links):
-        warnings.warn(
+    told = []
+    exchanging = "slamb_jax.links.", "slamb_jax.jointspar."
+    if _has_state(find(state, "MultiStepsState"), *exchanging):
+        told.append(
             "the state is of optax.MultiSteps around an exchange: it exchanges at each "
             "mini-step, and drops the result of all but the last. Take "
-            "slamb_jax.accumulate(tx, every), which exchanges once for the same step",
-            stacklevel=3,  # who called replicate, or the init of on_workers
+            "slamb_jax.accumulate(tx, every), which exchanges once for the same step"
         )
-
     for chain in _chains(state):
-        _warn_of_order(chain)
-
-
-def _chains(state: chex.ArrayTree) -> list[tuple[Any, ...]]:
-    """The states of ``optax.chain`` in a state."""
-    found: list[tuple[Any, ...]] = []
-
-    def note(part: Any) -> bool:
-        if type(part) is tuple:
-            found.append(part)
-        return False  # there may be others in it
-
-    jax.tree.leaves(state, is_leaf=note)
-    return found
-
-
-def _warn_of_order(chain: tuple[Any, ...]) -> None:
-    """Warns of links that a chain has in the wrong place, or that exchange twice."""
-    names = [type(part).__name__ for part in chain]
-    if "AverageParametersState" in names:
-        is_state = functools.partial(is_from, ("optax.", "slamb_jax."))
-        later = chain[names.index("AverageParametersState") + 1 :]
-        parts = filter(is_state, jax.tree.leaves(later, is_leaf=is_state))
-        if any(map(jax.tree.leaves, parts)):  # but for a name, which has no array
-            warnings.warn(
-                "average_parameters_every averages the parameters after the updates "
-                "that it gets, and is not the last link of its chain: put it last",
-                stacklevel=4,
+        names = [type(part).__name__ for part in chain]
+        if "AverageParametersState" in names:
+            later = chain[names.index("AverageParametersState") + 1 :]
+            if _has_state(later, "optax.", "slamb_jax."):
+                told.append(
+                    "average_parameters_every averages the parameters after the "
+                    "updates that it gets, and is not the last link of its chain: put "
+                    "it last"
+                )
+        if "CompressState" in names and find(chain, "MaskMomentumState"):
+            told.append(
+                "compress_with_error_feedback and mask_momentum in one chain exchange "
+                "twice, the second time a mean: leave one out, or give the first to "
+                "the other as its compressor"
             )
-    both = optax.tree.get_all_with_path(chain, "MaskMomentumState")
-    if "CompressState" in names and both:
-        warnings.warn(
-            "compress_with_error_feedback and mask_momentum in one chain exchange "
-            "twice, the second time a mean: leave one out, or give the first to the "
-            "other as its compressor",
-            stacklevel=4,
-        )
+    for text in told:  # to who called replicate, or the init of on_workers
+        warnings.warn(text, stacklevel=3)
 
 
-def _is_around(state: Any, wrapper: str, *modules: str) -> bool:
-    """Whether a state of this wrapper has one from these modules in it."""
-    wrapped = optax.tree.get_all_with_path(state, wrapper)
-    is_inside = functools.partial(is_from, modules)
-    return any(map(is_inside, jax.tree.leaves(wrapped, is_leaf=is_inside)))
+def _chains(tree: Any) -> list[tuple[Any, ...]]:
+    """The states of ``optax.chain`` in a tree, and in these states themselves."""
+
+    def is_chain(part: Any) -> bool:
+        return type(part) is tuple
+
+    chains = list(filter(is_chain, jax.tree.leaves(tree, is_leaf=is_chain)))
+    return chains + [x for chain in chains for part in chain for x in _chains(part)]
 
 
-def is_from(modules: tuple[str, ...], part: object) -> bool:
+def _has_state(tree: Any, *modules: str) -> bool:
+    """Whether a tree has a state of these modules in it, with an array."""
+    is_state = functools.partial(_is_from, modules)
+    states = filter(is_state, jax.tree.leaves(tree, is_leaf=is_state))
+    return any(map(jax.tree.leaves, states))
+
+
+def _is_from(modules: tuple[str, ...], part: object) -> bool:
     """Whether a part of a tree is of a class from one of these modules."""
     return type(part).__module__.startswith(modules)
 
@@ -178,20 +169,19 @@ class Watch:
 
     def _differing(self, state: Any) -> list[str]:
         """The leaves outside of this library's states that workers do not share."""
-        workers = [self._mesh.shape[a] for a in as_tuple(self._exchange.axis_name)]
-        if not self._exchange.averages_momentum or math.prod(workers) == 1:
+        if not self._exchange.averages_momentum:
             return []
         others = jax.tree.map(
             lambda x: None if _is_ours(x) else x, state, is_leaf=_is_ours
         )
-        return agreement.differing_leaves("state", others)
+        return list(agreement.differing("state", others))
 
 
 def _is_ours(part: object) -> bool:
     """Whether it is a state of this library, or the dictionary flax.nnx makes of it."""
     fields = set(part) if isinstance(part, Mapping) else set()
     is_made = {"count", "mu"} <= fields or {"residual", "compressor"} <= fields
-    return is_made or is_from(("slamb_jax.",), part)
+    return is_made or _is_from(("slamb_jax.",), part)
 
 
 def check_same_program(
@@ -202,7 +192,7 @@ def check_same_program(
     They would wait for each other for ever, or add up what does not belong together.
     """
     processes = {device.process_index for device in mesh.devices.flat}
-    if len(processes) == 1 or len(processes) < jax.process_count():
+    if len(processes) < max(2, jax.process_count()):
         return  # not all processes are here to compare
     text = traced.lower().as_text()
     digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint32)
@@ -218,9 +208,9 @@ def check_same_values(tree: chex.ArrayTree) -> None:
     """Raises if processes gave :func:`replicate` different values."""
     if jax.process_count() == 1 or not all(map(is_held, jax.tree.leaves(tree))):
         return
-    if differ := agreement.differing_leaves("tree", tree):
+    for name in agreement.differing("tree", tree):
         raise ValueError(
-            f"{differ[0]} must be the same in all processes, and differs: begin with "
+            f"{name} must be the same in all processes, and differs: begin with "
             "the same seed, or the same checkpoint, in each"
         )
 

@@ -1,9 +1,8 @@
 """Arrays on a mesh: put there, computed with there, and read from there."""
 
 import contextlib
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import chex
@@ -92,11 +91,15 @@ def mesh_sharding(x: Any) -> NamedSharding | None:
 
 
 def computed(
-    fun: Callable[[Any], jax.Array], leaves: Any, spec: PartitionSpec
+    fun: Callable[[Any], jax.Array], leaves: Any, spec: PartitionSpec | None = None
 ) -> jax.Array:
     """``fun`` of the leaves, on the devices that hold them, sharded as in ``spec``.
 
     ``fun`` is jitted, and must be a function of a module, so that it is traced once.
+    Without ``spec`` the result stays where it is computed.
+
+    All devices are waited for: on CPU more than 32 programs in flight, as a tree has
+    leaves, end in a deadlock of those that communicate.
     """
     meshes = [s.mesh for s in map(mesh_sharding, jax.tree.leaves(leaves)) if s]
     if not meshes:
@@ -108,29 +111,24 @@ def computed(
         return jax.device_put(x, NamedSharding(mesh, here.spec)) if here else x
 
     with using(mesh):
-        there = NamedSharding(mesh, spec)
-        return jax.jit(fun, out_shardings=there)(jax.tree.map(moved, leaves))
+        there = None if spec is None else NamedSharding(mesh, spec)
+        jitted = jax.jit(fun, out_shardings=there)
+        return jax.block_until_ready(jitted(jax.tree.map(moved, leaves)))
 
 
 def replicated(fun: Callable[[Any], jax.Array], leaves: Any) -> jax.Array:
-    """``fun`` of replicas, computed on all of their devices, and got from one of them.
-
-    All devices are waited for: on CPU more than 32 programs in flight, as a tree has
-    leaves, end in a deadlock of those that communicate.
-    """
-    out = jax.block_until_ready(computed(fun, leaves, PartitionSpec()))
+    """``fun`` of replicas, computed on all of their devices, and got from one."""
+    out = computed(fun, leaves, PartitionSpec())
     return out.addressable_data(0) if mesh_sharding(out) else out
 
 
-def stacked(of_leaf: Callable[[jax.Array], jax.Array], leaves: Any) -> np.ndarray:
-    """``of_leaf``, a function of a module, of each leaf's replicas; on the host."""
-    return np.asarray(replicated(of_each(of_leaf), leaves))
+def stacked(of_leaf: Callable[[Any], jax.Array], leaves: Iterable[Any]) -> np.ndarray:
+    """``of_leaf``, a function of a module, of each leaf's replicas; on the host.
 
-
-@functools.cache  # for jit, which keeps what it compiled for a function
-def of_each(of_leaf: Callable[[jax.Array], jax.Array]) -> Callable[[Any], jax.Array]:
-    """``of_leaf`` of several leaves, stacked."""
-    return lambda leaves: jnp.stack(list(map(of_leaf, leaves)))
+    Leaf by leaf where they lie, since one program of all would take long to compile.
+    The results are then communicated together.
+    """
+    return np.asarray(replicated(jnp.stack, [computed(of_leaf, x) for x in leaves]))
 
 
 def device_put_global(x: Any, there: NamedSharding) -> Any:
@@ -158,17 +156,17 @@ def processes_of_workers(state: chex.ArrayTree) -> list[int]:
     first: Any = raw(jax.tree.leaves(state)[0]) if n else None
     if mesh_sharding(first) is None:
         return [jax.process_index()] * n
-    processes: list[set[int]] = [set() for _ in range(n)]
-    for shard in first.global_shards:
-        for r in range(n)[shard.index[0]]:
-            processes[r].add(shard.device.process_index)
-    for r, of_worker in enumerate(processes):
-        if len(of_worker) > 1:
-            raise ValueError(
-                f"the devices of a worker must be of one process, got those of worker "
-                f"{r} in processes {sorted(of_worker)}: use slamb_jax.Checkpoints"
-            )
-    return [min(of_worker) for of_worker in processes]
+    pairs = {
+        (worker, shard.device.process_index)
+        for shard in first.global_shards
+        for worker in range(n)[shard.index[0]]
+    }
+    if len(pairs) > n:
+        raise ValueError(
+            "the devices of a worker must be of one process, got these pairs of worker "
+            f"and process: {sorted(pairs)}. Use slamb_jax.Checkpoints"
+        )
+    return [process for _, process in sorted(pairs)]
 
 
 def own_replicas(x: Any) -> np.ndarray:

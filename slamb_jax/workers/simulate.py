@@ -62,22 +62,21 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
     def all_workers(
         state: Any, batch: Any, key: Any, of_leaves: tuple[int | None, ...]
     ) -> tuple[Any, Any]:
-        leaves, treedef = jax.tree.flatten(state)
-        pairs = zip(leaves, of_leaves, strict=True)
-        leaves = [x[0] if axis is None else x for x, axis in pairs]
+        of_state = jax.tree.unflatten(jax.tree.structure(state), of_leaves)
+        state = jax.tree.map(lambda x, at: x[0] if at is None else x, state, of_state)
         of_batch = jax.tree.map(lambda x: 0 if x.ndim else None, batch)
 
         def share(x: jax.Array) -> jax.Array:
             rows = (workers, x.shape[0] // workers) if x.ndim else ()
             return x.reshape(*rows, *x.shape[1:])
 
-        def one_worker(leaves: list[Any], batch: Any) -> tuple[Any, Any]:
-            old: Any = jax.tree.unflatten(treedef, leaves)
-            return own_step(step, axis_name, old, batch, key)
+        def one_worker(state: Any, batch: Any) -> tuple[Any, Any]:
+            return own_step(step, axis_name, state, batch, key)
 
-        split = list(of_leaves), of_batch
-        mapped = jax.vmap(one_worker, split, axis_name=axis_name, axis_size=workers)
-        return mapped(leaves, jax.tree.map(share, batch))
+        mapped = jax.vmap(
+            one_worker, (of_state, of_batch), axis_name=axis_name, axis_size=workers
+        )
+        return mapped(state, jax.tree.map(share, batch))
 
     def place(state: Any, batch: Any, key: Any) -> tuple[Any, ...]:
         guards.check_arguments(state, batch, workers, workers)

@@ -1,4 +1,4 @@
-"""A worker's step, as one program of all workers on a mesh."""
+"""One program of all workers on a mesh, made of the step or the update of one."""
 
 import dataclasses
 import functools
@@ -10,12 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from slamb_jax._core import axes as _axes
+from slamb_jax._core import axes, checks
 from slamb_jax._core.axes import AxisName, as_tuple
-from slamb_jax._core.checks import check_callable
+from slamb_jax._core.leaves import arrays_among
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers import guards
 from slamb_jax.workers import mesh as meshes
@@ -143,7 +144,7 @@ def per_worker_step(
       >>> print(losses)
       [9. 9. 9. 9.]
     """
-    check_callable("step", step)
+    checks.check_callable("step", step)
     n, mesh = meshes.workers_on(mesh, exchange)
     between, local = as_tuple(exchange.axis_name), as_tuple(exchange.local_axis_name)
     if exchange.param_specs is not None and local:
@@ -214,6 +215,95 @@ def own_step(
     return guards.check_result(step(state, batch, *keys), state)
 
 
+def on_workers(
+    tx: optax.GradientTransformation, mesh: Mesh, exchange: Exchange
+) -> optax.GradientTransformationExtraArgs:
+    """Updates the replica of every worker, for a trainer that jits its own step.
+
+    Such a trainer updates in one ``jax.jit`` over global arrays, where no axis of
+    workers is bound and XLA averages gradients by itself. Give it parameters of
+    :func:`replicate`, and a loss that maps one worker's loss over their leading axis
+    (``jax.vmap``, ``nnx.vmap``): gradients have that axis too, and XLA has nothing to
+    average. They must be those of the sum of the workers' losses: before those of the
+    mean put ``optax.scale(n)``. A step of your own needs no such loss under
+    :func:`per_worker_step`.
+
+    Args:
+      tx: the transformation, of one worker. Random keys in its state are the same on
+        all, as their steps must be.
+      mesh: the device mesh.
+      exchange: that of the optimizer in ``tx``; without ``local_axis_name``, since each
+        device of a group would have a gradient of its own.
+
+    Returns:
+      A :class:`optax.GradientTransformationExtraArgs` over trees and a state whose
+      leaves have a leading axis of n workers. Arrays among the extra arguments are the
+      same for all workers.
+
+    Raises:
+      ValueError: if the mesh lacks an axis of the exchange, or the exchange has
+        groups; in ``init`` and ``update``, for leaves without that leading axis.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, optax, slamb_jax
+      >>> mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+      >>> exchange = slamb_jax.Exchange("data")
+      >>> tx = slamb_jax.on_workers(slamb_jax.sgd(0.125, exchange), mesh, exchange)
+      >>> params = slamb_jax.replicate(jnp.ones(3), mesh, exchange)
+      >>> state = tx.init(params)
+      >>> loss = jax.vmap(lambda p, x: jnp.mean((x @ p) ** 2))
+      >>> @jax.jit
+      ... def step(params, state, x):  # (4, 2, 3): of each worker its own rows
+      ...     grads = jax.grad(lambda p: loss(p, x).sum())(params)
+      ...     updates, state = tx.update(grads, state, params)
+      ...     return optax.apply_updates(params, updates), state
+      >>> params, state = step(params, state, jnp.ones((4, 2, 3)))
+      >>> print(slamb_jax.consolidate(params))
+      [0.25 0.25 0.25]
+    """
+    checks.check_transformation("tx", tx)
+    n, mesh = meshes.workers_on(mesh, exchange)
+    if exchange.local_axis_name is not None:
+        raise ValueError(
+            "local_axis_name must be None here, where each worker has one gradient, "
+            f"got {exchange!r}: use slamb_jax.per_worker_step"
+        )
+    tx = optax.with_extra_args_support(tx)
+
+    def init(params: optax.Params) -> optax.OptState:
+        meshes.check_replicas("params", params, n)
+
+        of_all = over_workers(tx.init, mesh, exchange, ())
+        with meshes.using(mesh):
+            like = jax.eval_shape(of_all, params)
+            guards.check_wrappers(like)
+            there = meshes.state_shardings(like, mesh, exchange, lead=1)
+            leaves = jax.tree.leaves(params)
+            if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+                return jax.tree.map(meshes.device_put_global, like, there)
+            return jax.jit(of_all, out_shardings=there)(params)
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        checks.check_params(params)
+        for name, tree in (("updates", updates), ("state", state), ("params", params)):
+            meshes.check_replicas(name, tree, n)
+        arrays, others = arrays_among(extra_args)
+
+        def of_one(trees: tuple[Any, ...], arrays: dict[str, Any]) -> Any:
+            return tx.update(*trees, **arrays, **others)
+
+        of_all = over_workers(of_one, mesh, exchange, (PartitionSpec(),))
+        with meshes.using(mesh):
+            return of_all((updates, state, params), arrays)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
 def over_workers(
     fun: Callable[..., Any],
     mesh: Mesh,
@@ -231,7 +321,7 @@ def over_workers(
     def one_worker(replicas: Any, *args: Any) -> Any:
         own = jax.tree.map(lambda x: jnp.squeeze(x, 0), replicas)
         if local:  # of a type that varies in the group: else jax.grad would sum there
-            vary = functools.partial(_axes.vary_over, axes=_axes.tracked_axes(local))
+            vary = functools.partial(axes.vary_over, axes=axes.tracked_axes(local))
             own = jax.tree.map(functools.partial(meshes.on_raw, vary), own)
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), fun(own, *args))
 
