@@ -1,6 +1,5 @@
 """Benchmarks of a step and of JointSpar; what their counters count."""
 
-import math
 import string
 
 import jax
@@ -13,7 +12,6 @@ from benchmarks import race, step
 from benchmarks.chips.traffic import traffic
 from benchmarks.jointspar import step as sparse
 from benchmarks.jointspar import training
-from benchmarks.shapes import MODELS
 from benchmarks.train.results import Results
 from examples.byte_lm.model import ByteLM, blocks
 from slamb_jax import jointspar
@@ -108,12 +106,6 @@ def test_a_turn_is_two_steps_of_the_optimizer(name):
     assert_close(found, want)
 
 
-def test_shapes_are_those_of_the_models():
-    sizes = {"bert-base": 108.9, "bert-base-scanned": 108.9}
-    for name, millions in sizes.items():
-        assert round(sum(map(math.prod, MODELS[name].values())) / 1e6, 1) == millions
-
-
 @pytest.mark.long
 @pytest.mark.usefixtures("standard_promotion")
 def test_what_is_timed_is_training():
@@ -157,17 +149,3 @@ def test_a_run_counts_what_it_sent(tmp_path, monkeypatch):
     assert training.cells([ours], [lars])["method"] == "JointSpar-LARS, 0.5 D"
     again = training.train_all(*args, Results(results.path), lines.append)
     assert (again, len(lines)) == (found, 2)
-
-
-def test_a_name_that_a_benchmark_does_not_know_is_told():
-    told = r"--only: \['nothing'\] are .*\['\w"
-    with pytest.raises(SystemExit, match=told):
-        step.main(step.Config(only=("nothing",)))
-
-
-def test_matrices_of_large_models_are_large():
-    for millions, matrices in ((64, 64), (128, 32), (300, 75)):
-        shapes = MODELS[f"squares-{millions}m"]
-        kernels = [shape for shape in shapes.values() if len(shape) == 2]
-        assert len(kernels) == matrices
-        assert sum(map(math.prod, kernels)) == millions * 2**20

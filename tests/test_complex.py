@@ -189,10 +189,3 @@ def test_a_complex_mean_sends_the_bytes_of_its_parts():
         for tree in [stack(tree, N)]
     ]
     assert sent[0] == sent[1] > 0
-
-
-def test_checkpoints_keep_both_parts(tmp_path):
-    state = drawn(0, N)
-    with slamb_jax.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, state)
-        chex.assert_trees_all_equal(checkpoints.restore(state).state, state)

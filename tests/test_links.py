@@ -1,7 +1,6 @@
 """The four links, each alone and in chains: what is equal, and what is never lost."""
 
 from contextlib import nullcontext
-from typing import NamedTuple
 
 import chex
 import jax
@@ -12,8 +11,6 @@ import pytest
 
 import slamb_jax
 from slamb_jax import directions
-from slamb_jax._core.joining import join_rows, spread_over, sum_parts
-from slamb_jax._core.leaves import Leaf
 from tests.close import assert_close, assert_workers_agree
 from tests.optimizers import descend, exchange, gradients, random_tree, slamb
 from tests.test_compressors import ALL as COMPRESSORS
@@ -300,30 +297,3 @@ def test_a_leaf_steps_as_by_itself(payload):
         assert_close(state.nu[name], own.nu[name], units=8)
         if state.nu_mean is not None:
             assert_close(state.nu_mean[name], own.nu_mean[name], units=64)
-
-
-class Row(NamedTuple):
-    leaf: Leaf
-    x: jax.Array
-    value: jax.Array
-    rate: float
-
-
-def test_leaves_that_share_an_array_keep_their_places_and_sums():
-    sizes, unit = (5, 64, 1, 130), 32
-    rates = (0.9, 0.5, 0.9, 0.9)
-    rows = [
-        Row(Leaf(i, (n,)), jnp.arange(1.0, n + 1), jnp.float32(10 * i), rates[i])
-        for i, n in enumerate(sizes)
-    ]
-    joined = join_rows(rows, lambda leaf: unit, same=["rate"], values=["value"])
-    assert sorted(joined.places) == [[0, 2, 3], [1]]
-    back, nothing = joined.split([row.x for row in joined.rows], [None, None])
-    chex.assert_trees_all_equal(back, [row.x for row in rows])
-    assert nothing == [None] * 4
-    values = joined.split_values([row.value for row in joined.rows])
-    assert [float(x) for x in values] == [0, 10, 20, 30]
-    row = joined.rows[joined.places.index([0, 2, 3])]
-    np.testing.assert_array_equal(sum_parts(row.leaf, row.x), [15, 1, 130 * 131 / 2])
-    want = np.repeat([0, 20, 30], [unit, unit, 5 * unit])
-    np.testing.assert_array_equal(spread_over(row.leaf, row.value), want)

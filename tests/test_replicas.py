@@ -15,7 +15,6 @@ from flax import nnx
 
 import slamb_jax
 from slamb_jax.workers import agreement, guards
-from slamb_jax.workers import step as steps
 from slamb_jax.workers.mesh import replicated
 from slamb_jax.workers.replicas import mean_replica
 from tests.close import assert_close
@@ -321,24 +320,6 @@ def test_an_array_twice_in_a_state_or_beside_it_is_stepped_as_two():
     process = start("-W", "error", "-m", "tests.shared_arrays", XLA_FLAGS=flags)
     status, told = finish(process)
     assert status == 0, told
-
-
-def test_arrays_that_a_step_returned_are_not_asked_where_they_lie(monkeypatch):
-    """That takes 0.1 ms for each, on eight devices."""
-
-    def step(state, batch):
-        mean = slamb_jax.average_parameters(batch.mean(), AXIS)
-        return jax.tree.map(lambda x: x + mean, state), ()
-
-    run = per_worker(step)
-    state = slamb_jax.replicate(
-        {"a": jnp.ones(3), "b": jnp.ones(3)}, mesh_of(N), EXCHANGE
-    )
-    asked, buffer = [], steps._buffer
-    monkeypatch.setattr(steps, "_buffer", lambda x: asked.append(x) or buffer(x))
-    for _ in range(3):
-        state, _ = run(state, batch_of(0))
-    assert len(asked) == 2 + 3  # the first state, and the batch at each step
 
 
 def test_consolidating_leaves_no_program_in_flight():

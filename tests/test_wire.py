@@ -270,7 +270,7 @@ NARROW = slamb_jax.Exchange(AXIS, payload="bfloat16")
     ],
 )
 def test_a_step_waits_for_few_messages(n, exchange, messages):
-    params = {"w": jnp.ones((40, 60)), "b": jnp.ones(60)}
+    params = {"large": jnp.ones((300, 250)), "w": jnp.ones((40, 60)), "b": jnp.ones(60)}
     mesh = mesh_of(n)
     tx = slamb_jax.skip_not_finite(slamb_jax.adamw(0.01, exchange), exchange)
     state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
