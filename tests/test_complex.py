@@ -117,9 +117,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_for_real_numbers_says_how_to_give_it_two(name):
     tx = REFUSED[name]
-    with pytest.raises(
-        ValueError, match=r"complex64 at .*\['w'\].* as optax.contrib.sp"
-    ):
+    with pytest.raises(ValueError, match=r"complex64 at .*\['w'\].* as optax.contrib."):
         tx.update(C, tx.init(C), C)
     with pytest.raises(ValueError, match=r"updates.*complex64"):
         tx.update(C, tx.init(REAL), REAL)

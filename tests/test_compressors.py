@@ -4,7 +4,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import slamb_jax
@@ -183,21 +182,7 @@ def test_a_gradient_that_is_none_does_not_shift_the_others():
 
 
 @pytest.mark.parametrize(
-    "dtype", ["int8", "int16", "int32", "uint8", "bool", "bfloat16"]
-)
-def test_codes_whose_sum_is_not_of_their_dtype_are_not_averaged(dtype):
-    codec = compressors.Codec(
-        lambda x, common, own: jnp.sign(x).astype(dtype),
-        lambda code, like, common: code.astype(jnp.float32),
-        averages=True,
-    )
-    with pytest.raises(ValueError, match=f"encode must return float32, got {dtype}"):
-        sent_by(compressors.from_codec(codec, AXIS), stack(ZEROS, N))
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    ["int4", "uint4", "float8_e4m3fn", "int8", "uint16", "complex64"],
+    "dtype", ["int4", "uint4", "float8_e4m3fn", "int8", "uint16", "complex64"]
 )
 @pytest.mark.parametrize("mapping", ["vmap", "shard_map"])
 def test_codes_of_any_dtype_arrive_as_they_were_sent(dtype, mapping):
@@ -214,39 +199,6 @@ def test_codes_of_any_dtype_arrive_as_they_were_sent(dtype, mapping):
     assert_same_bits(jax.tree.map(lambda x: x[-1], sent.mean), means)
 
 
-@pytest.mark.parametrize("encode", [lambda key: key, lambda key: jnp.int2(1)])
-def test_what_has_no_bytes_of_its_own_is_no_code(encode):
-    codec = compressors.Codec(
-        lambda x, common, own: encode(own),
-        lambda code, like, common: jnp.zeros(like.shape),
-    )
-    with pytest.raises(ValueError, match="encode must return arrays of bools, or of n"):
-        sent_by(compressors.from_codec(codec, AXIS), stack(ZEROS, N))
-
-
-LINKS = {
-    "a residual": slamb_jax.compress_with_error_feedback,
-    "the momentum": lambda compressor: slamb_jax.mask_momentum(
-        slamb_jax.Exchange(AXIS), compressor=compressor
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda x: x.reshape(-1, 1),
-        jnp.sum,
-        lambda x: x[None],
-        lambda x: jax.lax.complex(x, x),
-    ],
-)
-def test_a_decode_of_another_shape_or_kind_is_refused(made):
-    codec = compressors.Codec(lambda x, *keys: x, lambda code, like, key: made(code))
-    with pytest.raises(ValueError, match=r"decode must return a real array of .*shape"):
-        sent_by(compressors.from_codec(codec, AXIS), stack({"w": jnp.ones((2, 3))}, N))
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
 def test_a_narrow_decode_is_widened_before_it_is_summed(dtype):
     codec = compressors.Codec(
@@ -255,25 +207,6 @@ def test_a_narrow_decode_is_widened_before_it_is_summed(dtype):
     x = {"w": jnp.full((N, 2), 1.0).at[0].set(100.0)}
     sent, _ = sent_by(compressors.from_codec(codec, AXIS), x)
     assert_same_bits(sent.mean["w"], jnp.full((N, 2), 103 / 4))
-
-
-@pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize("part", ["mean", "unsent", "both as one"])
-def test_what_a_compressor_returns_in_another_shape_is_refused(link, part):
-    def update(updates, state, params=None):
-        taller = jax.tree.map(lambda x: x.reshape(-1, 1), updates)
-        if part == "both as one":
-            return taller, state
-        return slamb_jax.Sent(updates, updates)._replace(**{part: taller}), state
-
-    users = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-    tx = LINKS[link](users)
-    said = "compressor must return"
-    said += (
-        " slamb_jax.Sent" if (part, link) == ("both as one", "a residual") else " arr"
-    )
-    with pytest.raises(ValueError, match=said):
-        sent_by(tx, stack(ZEROS, N))
 
 
 SIZES = {"w": (40, 50), "b": (50,)}

@@ -224,23 +224,6 @@ def test_a_compressor_of_the_whole_is_an_outer_step_in_float32():
 
 
 @pytest.mark.parametrize(
-    "compressor",
-    [
-        slamb_jax.compressors.top_k(0.5, AXIS),
-        slamb_jax.compressors.low_rank(1, AXIS),
-        slamb_jax.compressors.of_exchange(slamb_jax.Exchange(AXIS)),
-    ],
-)
-def test_a_compressor_that_leaves_what_it_does_not_send_to_others_is_refused(
-    compressor,
-):
-    tx = every(2, compressor=compressor, outer=NESTEROV)
-    for params in (jnp.ones((2, 4)), {"a": jnp.ones((2, 4))}):
-        with pytest.raises(ValueError, match="give compress_with_error_feedback"):
-            jax.vmap(lambda p: tx.update(p, tx.init(p), p), axis_name=AXIS)(params)
-
-
-@pytest.mark.parametrize(
     ("settings", "dtype"),
     [
         ({}, "float32"),

@@ -17,10 +17,7 @@ from tests.workers import AXIS, MAPPINGS, stack, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "tall": (20, 4), "conv": (2, 3, 4, 5), "scale": ()}
 RATE = optax.linear_schedule(0.1, 0.01, 6)
-DECAY = {
-    "weight_decay": 0.1,
-    "mask": lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
-}
+DECAY = {"weight_decay": 0.1, "mask": lambda p: jax.tree.map(lambda x: x.ndim > 1, p)}
 LAMB = {"form": "product", "weight_decay": 0.1, "c_min": 0, "c_max": math.inf}
 
 

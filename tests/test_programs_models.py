@@ -68,24 +68,6 @@ def test_images_of_a_folder(tmp_path):
             np.testing.assert_allclose(image, want, 1e-4)
 
 
-def test_folders_and_sizes_that_do_not_fit(tmp_path):
-    with pytest.raises(SystemExit, match="wanted are train/ and val/"):
-        data.load(tmp_path, 32, 3)
-    (tmp_path / "train").mkdir()
-    with pytest.raises(SystemExit, match="no images below"):
-        data.load(tmp_path, 32, 3)
-    with pytest.raises(SystemExit, match=r"3 classes below .*train, --classes 4"):
-        data.load(folder_of_images(tmp_path / "whole"), 32, 4)
-    for window, heads, told in (
-        (3, (2, 4), "windows of 3 tokens in stage 0"),
-        (4, (2,), "heads must"),
-    ):
-        sizes = {"width": 8, "depths": (2, 2), "window": window, "heads": heads}
-        model = models.Swin(10, 1, drop_path=0.0, **sizes)
-        with pytest.raises(ValueError, match=told):
-            model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 1)), train=False)
-
-
 @pytest.mark.long
 def test_a_short_run(tmp_path):
     sizes = {"width": 8, "depths": (1, 1), "heads": (1, 2), "batch_size": 2}
@@ -128,16 +110,3 @@ def test_text_becomes_sequences_once(tmp_path):
     before = (tmp_path / "tokens").stat().st_mtime_ns
     text.load(*given)
     assert (tmp_path / "tokens").stat().st_mtime_ns == before
-
-
-def test_too_little_text(tmp_path):
-    tokens, paths = tmp_path / "tokens", []
-    for name, told in (
-        ("one", "at least two files are needed, got 1"),
-        ("two", "are too few for sequences of 16"),
-    ):
-        paths.append(tmp_path / name)
-        paths[-1].write_text(name)
-        with pytest.raises(SystemExit, match=told):
-            text.load(paths, tokens, 120, 16)
-    assert len(list(tokens.iterdir())) == 1  # nothing half made

@@ -141,7 +141,7 @@ def test_it_equals_its_naive_version(name, simulated):
 
 
 LARGE = {"b": (256,), "w": (512, 512)}
-D, WORDS = 512 * 512 + 256, 64 * 64 + 4  # in chunks of 4096, and one of 256
+D = 512 * 512 + 256
 MEANS, COPIES = ("all-reduce", False), ("all-to-all", False)
 
 

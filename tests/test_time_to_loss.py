@@ -9,14 +9,8 @@ import pytest
 
 pytest.importorskip("sklearn")
 
-from benchmarks.network import (
-    delay,
-    losses,
-    namespaces,
-    time_page,
-    time_to_loss,
-    timings,
-)
+from benchmarks.network import losses, namespaces, time_page, time_to_loss, timings
+from benchmarks.network.delay import VNET_BYTES, forward
 from benchmarks.network.losses import DENSE, EXCHANGES, exchange_of
 from benchmarks.train.grids import METHODS
 from benchmarks.train.results import Results
@@ -53,17 +47,6 @@ def results(tmp_path):
     return found
 
 
-def test_a_loss_is_reached_on_the_line_between_two_evaluations():
-    curve = [(10, 4.0), (20, 2.0), (30, 1.0)]
-    reached = [losses.steps_to(curve, loss) for loss in (2.5, 5.0, 0.5)]
-    assert reached == [17.5, 10, None]
-    runs = [
-        {"points": [{"step": 5, "loss": x}, {"step": 9, "loss": y}]}
-        for x, y in ((2.0, 1.0), (4.0, None))
-    ]
-    assert losses.curve(runs) == [(5, 3.0)]
-
-
 def test_the_schedule_that_reaches_dense_soonest_counts(results):
     assert losses.target(SETTING, results) == pytest.approx(0.25)
     for method in losses.METHODS:
@@ -89,11 +72,11 @@ def test_packets_go_to_the_host_that_they_name():
         send = list.append
 
     ports = [Port() for _ in range(3)]
-    head = bytes(delay.VNET_BYTES)
+    head = bytes(VNET_BYTES)
     to_one = head + bytes([2, 0, 0, 0, 0, 1]) + b"data"
     to_all = head + b"\xff" * 6 + b"who has 10.0.0.3?"
-    delay.forward(to_one, 0, ports)
-    delay.forward(to_all, 1, ports)
+    forward(to_one, 0, ports)
+    forward(to_all, 1, ports)
     assert ports == [[to_all], [to_one], [to_all]]
 
 

@@ -18,22 +18,11 @@ pytest.importorskip("sklearn")
 
 from benchmarks.train import __main__ as command
 from benchmarks.train import page, search, tables
-from benchmarks.train.grids import (
-    GRIDS,
-    METHODS,
-    frontier,
-)
+from benchmarks.train.grids import GRIDS, METHODS, frontier
 from benchmarks.train.results import Results
 from benchmarks.train.run import bytes_sent, execute, optimizer
 from benchmarks.train.tasks import FOLDS, TASKS, parameters, task
-from benchmarks.train.trials import (
-    SEEDS,
-    Comparison,
-    Method,
-    Run,
-    Setting,
-    Trial,
-)
+from benchmarks.train.trials import SEEDS, Comparison, Method, Run, Setting, Trial
 from slamb_jax.advisor.advice import RECORDED, Recorded
 from tests import programs
 
@@ -228,6 +217,15 @@ def test_what_the_advisor_says_of_losses_is_recorded(payload):
     near = functools.partial(pytest.approx, abs=0.06)
     want = Recorded(near([min(ends), max(ends)]), (min(sizes), max(sizes)))
     assert RECORDED[payload] == want
+
+
+def test_recorded_runs_beside_themselves_are_not_off():
+    recorded = Results(RESULTS / "slamb_gap.jsonl")
+    trials = GRIDS["slamb_gap"].trials
+    shown = tables.beside_recorded(trials, recorded, recorded)
+    columns = {x.header: list(x.cells) for x in shown.columns}
+    assert set(columns["off, %"]) == {"+0.00"}
+    assert columns["above the first, %"] == columns["recorded so"]
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.jsonl")))
