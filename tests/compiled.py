@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from pathlib import Path
 from unittest import mock
 
 from slamb_jax._core import platform as _platform
@@ -16,6 +17,11 @@ _XLA_DEFAULTS = {
 }
 if "xla_cpu_use_fusion_emitters" in os.environ["XLA_FLAGS"]:  # else it may be unknown
     _XLA_DEFAULTS["xla_cpu_use_fusion_emitters"] = True
+
+
+def hlo(name):
+    """The text of a program in ``tests/hlo``, as a compiler writes it."""
+    return (Path(__file__).parent / "hlo" / f"{name}.hlo").read_text()
 
 
 def compile_optimized(lowered):

@@ -54,11 +54,8 @@ class Workers:
             m = self.selected(j, g, mask) if masks else self.momentum(j, g)
             u = self.direction(j, m)
             decay = self.given["weight_decay"] * self.given["decays"][j] * before
-            u = (
-                self.scaled(j, u, decay, mask)
-                if self.is_("lamb", "slamb")
-                else u + decay
-            )
+            scales = self.is_("lamb", "slamb")
+            u = self.scaled(j, u, decay, mask) if scales else u + decay
             self.p[j] = before - rate * u
             if not self.agree and self.given["sync_every"]:
                 self.average(j, before)

@@ -10,8 +10,6 @@ import numpy as np
 import optax
 from scipy import fft
 
-from tests import naive
-
 
 def wide(tree):
     return {name: np.asarray(x, np.float64) for name, x in tree.items()}
@@ -43,19 +41,6 @@ def dense(params, grads, *, optimizer, dtype=np.float32):
         updates, state = optimizer.update(mean(rounded), state, p)
         p = optax.apply_updates(p, updates)
     return [p] * len(grads[0])
-
-
-def slamb(params, grads, *, rate, masks, every, b3):
-    """``masks[t]`` of each leaf: the coordinates that are sent at a step."""
-    alone = {"optimizer": "slamb", "sync_every": every, "b2": 0.999, "eps": 1e-6}
-    given = naive.PLAIN | alone | {"b3": b3, "decays": [False] * len(params)}
-    workers = naive.Workers([*wide(params).values()], len(grads[0]), given)
-    for gs, mask in zip(grads, masks, strict=True):
-        workers.step([np.stack([g[k] for g in gs]) for k in params], rate, mask)
-    return [
-        {k: p[i] for k, p in zip(params, workers.p, strict=True)}
-        for i in range(len(grads[0]))
-    ]
 
 
 class Signs:

@@ -117,9 +117,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_for_real_numbers_says_how_to_give_it_two(name):
     tx = REFUSED[name]
-    with pytest.raises(
-        ValueError, match=r"complex64 at .*\['w'\].* as optax.contrib.sp"
-    ):
+    with pytest.raises(ValueError, match=r"complex64 at .*\['w'\].* as optax.contrib."):
         tx.update(C, tx.init(C), C)
     with pytest.raises(ValueError, match=r"updates.*complex64"):
         tx.update(C, tx.init(REAL), REAL)
@@ -189,10 +187,3 @@ def test_a_complex_mean_sends_the_bytes_of_its_parts():
         for tree in [stack(tree, N)]
     ]
     assert sent[0] == sent[1] > 0
-
-
-def test_checkpoints_keep_both_parts(tmp_path):
-    state = drawn(0, N)
-    with slamb_jax.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, state)
-        chex.assert_trees_all_equal(checkpoints.restore(state).state, state)

@@ -4,7 +4,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import slamb_jax
@@ -182,21 +181,7 @@ def test_a_gradient_that_is_none_does_not_shift_the_others():
 
 
 @pytest.mark.parametrize(
-    "dtype", ["int8", "int16", "int32", "uint8", "bool", "bfloat16"]
-)
-def test_codes_whose_sum_is_not_of_their_dtype_are_not_averaged(dtype):
-    codec = compressors.Codec(
-        lambda x, common, own: jnp.sign(x).astype(dtype),
-        lambda code, like, common: code.astype(jnp.float32),
-        averages=True,
-    )
-    with pytest.raises(ValueError, match=f"encode must return float32, got {dtype}"):
-        sent_by(compressors.from_codec(codec, AXIS), stack(ZEROS, N))
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    ["int4", "uint4", "float8_e4m3fn", "int8", "uint16", "complex64"],
+    "dtype", ["int4", "uint4", "float8_e4m3fn", "int8", "uint16", "complex64"]
 )
 @pytest.mark.parametrize("mapping", ["vmap", "shard_map"])
 def test_codes_of_any_dtype_arrive_as_they_were_sent(dtype, mapping):
@@ -213,51 +198,6 @@ def test_codes_of_any_dtype_arrive_as_they_were_sent(dtype, mapping):
     assert_same_bits(jax.tree.map(lambda x: x[-1], sent.mean), means)
 
 
-def test_codes_of_four_bits_share_bytes():
-    codec = compressors.Codec(
-        lambda x, common, own: x.astype(jnp.int4),
-        lambda code, like, common: code.astype(jnp.float32),
-    )
-    tx = compressors.from_codec(codec, AXIS)
-    params = {"w": jnp.zeros((41, 5))}
-    update = over_workers(tx.update, "shard_map_unchecked", N)
-    lowered = update.lower(*(stack(x, N) for x in (params, tx.init(params))))
-    assert slamb_jax.wire_report(lowered.compile()).bytes_sent() == (N - 1) * 103
-
-
-@pytest.mark.parametrize("encode", [lambda key: key, lambda key: jnp.int2(1)])
-def test_what_has_no_bytes_of_its_own_is_no_code(encode):
-    codec = compressors.Codec(
-        lambda x, common, own: encode(own),
-        lambda code, like, common: jnp.zeros(like.shape),
-    )
-    with pytest.raises(ValueError, match="encode must return arrays of bools, or of n"):
-        sent_by(compressors.from_codec(codec, AXIS), stack(ZEROS, N))
-
-
-LINKS = {
-    "a residual": slamb_jax.compress_with_error_feedback,
-    "the momentum": lambda compressor: slamb_jax.mask_momentum(
-        slamb_jax.Exchange(AXIS), compressor=compressor
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda x: x.reshape(-1, 1),
-        jnp.sum,
-        lambda x: x[None],
-        lambda x: jax.lax.complex(x, x),
-    ],
-)
-def test_a_decode_of_another_shape_or_kind_is_refused(made):
-    codec = compressors.Codec(lambda x, *keys: x, lambda code, like, key: made(code))
-    with pytest.raises(ValueError, match=r"decode must return a real array of .*shape"):
-        sent_by(compressors.from_codec(codec, AXIS), stack({"w": jnp.ones((2, 3))}, N))
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
 def test_a_narrow_decode_is_widened_before_it_is_summed(dtype):
     codec = compressors.Codec(
@@ -268,26 +208,12 @@ def test_a_narrow_decode_is_widened_before_it_is_summed(dtype):
     assert_same_bits(sent.mean["w"], jnp.full((N, 2), 103 / 4))
 
 
-@pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize("part", ["mean", "unsent", "both as one"])
-def test_what_a_compressor_returns_in_another_shape_is_refused(link, part):
-    def update(updates, state, params=None):
-        taller = jax.tree.map(lambda x: x.reshape(-1, 1), updates)
-        if part == "both as one":
-            return taller, state
-        return slamb_jax.Sent(updates, updates)._replace(**{part: taller}), state
-
-    users = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-    tx = LINKS[link](users)
-    said = "compressor must return"
-    said += (
-        " slamb_jax.Sent" if (part, link) == ("both as one", "a residual") else " arr"
-    )
-    with pytest.raises(ValueError, match=said):
-        sent_by(tx, stack(ZEROS, N))
-
-
 SIZES = {"w": (40, 50), "b": (50,)}
+FOUR_BITS = compressors.Codec(
+    lambda x, common, own: x.astype(jnp.int4),
+    lambda code, like, common: code.astype(jnp.float32),
+)
+FOUR_BITS = {"four bits": compressors.from_codec(FOUR_BITS, AXIS)}
 D, K = 2050, 400 + 10
 
 
@@ -298,11 +224,12 @@ D, K = 2050, 400 + 10
         ("random k", 2 * (N - 1) / N * 4 * K),
         ("low rank", 2 * (N - 1) / N * 4 * (2 * (40 + 50) + 50)),
         ("a user's", (N - 1) * (4 * D + -(-2000 // 8) + -(-50 // 8))),
+        ("four bits", (N - 1) * D / 2),  # two share a byte
     ],
 )
 def test_the_wire_report_has_the_bytes_of_the_codes(name, nbytes):
     params = random_tree(SIZES, 0)
-    tx = slamb_jax.compress_with_error_feedback(ALL[name])
+    tx = slamb_jax.compress_with_error_feedback((ALL | FOUR_BITS)[name])
     update = over_workers(tx.update, "shard_map_unchecked", N)
     lowered = update.lower(*(stack(x, N) for x in (params, tx.init(params))))
     report = slamb_jax.wire_report(lowered.compile())

@@ -138,9 +138,7 @@ RISING, FALLING = ((0.0, 0.0, 0.9, 0.95, 0.9), (0.95, 0.9, 0.2, 0.0, 0.0))
 @pytest.mark.parametrize("rates", [RISING, FALLING], ids=["rising", "falling"])
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("between", [ONE, slamb_jax.Exchange(overlap=True)], ids=repr)
-def test_of_a_schedule_each_step_reads_the_momentum_with_its_own_rate(
-    rates, nesterov, between
-):
+def test_each_step_reads_the_momentum_with_its_own_rate(rates, nesterov, between):
     """The recurrence of the docstring, in NumPy."""
     nesterov &= not between.overlap
     tx = optax.inject_hyperparams(
@@ -159,10 +157,7 @@ def test_of_a_schedule_each_step_reads_the_momentum_with_its_own_rate(
 
 
 def test_of_schedules_lion_is_optax_lion():
-    rates = {
-        "b1": lambda count: 0.9 - 0.2 * count,
-        "b2": lambda count: 0.5 + 0.1 * count,
-    }
+    rates = {"b1": lambda t: 0.9 - 0.2 * t, "b2": lambda t: 0.5 + 0.1 * t}
     with standard_promotion():
         ours = optax.inject_hyperparams(slamb_jax.lion, "exchange")(0.1, ONE, **rates)
         dense = optax.inject_hyperparams(optax.lion)(0.1, **rates)

@@ -1,9 +1,9 @@
 """Laying replicas out, stepping them, averaging them into one."""
 
-import contextlib
 import dataclasses
 import os
 import warnings
+from contextlib import nullcontext
 
 import chex
 import jax
@@ -15,7 +15,6 @@ from flax import nnx
 
 import slamb_jax
 from slamb_jax.workers import agreement, guards
-from slamb_jax.workers import step as steps
 from slamb_jax.workers.mesh import replicated
 from slamb_jax.workers.replicas import mean_replica
 from tests.close import assert_close
@@ -91,9 +90,7 @@ def test_shards_that_become_whole_are_told():
         there = jax.sharding.NamedSharding(mesh, P(None, axes))
         tree = {"w": jax.device_put(w[:, :4], there)}
         said = r"tree\['w'\] is sharded over 'model', and .* param_specs"
-        with (
-            pytest.warns(UserWarning, match=said) if told else contextlib.nullcontext()
-        ):
+        with pytest.warns(UserWarning, match=said) if told else nullcontext():
             out = slamb_jax.replicate(tree, mesh, exchange)["w"]
         assert out.sharding.shard_shape(out.shape) == (1, 4, 2 if specs else 4)
 
@@ -116,11 +113,7 @@ def averaging(tx):
 
 BESIDE = {  # whether the other parameters agree after the first step, and the second
     "drifts": (beside(optax.adam(0.1)), False, False),
-    "drifts later": (
-        beside(optax.sgd(WARM_UP)),
-        True,
-        False,
-    ),
+    "drifts later": (beside(optax.sgd(WARM_UP)), True, False),
     "drifts under one label": (beside(optax.adam(0.1), ALL), False, False),
     "frozen": (beside(optax.set_to_zero()), True, True),
     "is ours too": (beside(slamb_jax.sgd(0.1, EXCHANGE)), True, True),
@@ -286,32 +279,26 @@ def test_all_works_under_set_mesh(kind):
         assert_close(whole_surface(mesh, simulates), want)
 
 
-def test_consolidate_is_the_mean_and_exact_where_replicas_agree():
-    x = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
-    got = slamb_jax.consolidate({"batch_stats": {"mean": jnp.asarray(x)}})
-    want = {"batch_stats": {"mean": x.mean(0)}}
-    chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
-    same = jnp.asarray(np.repeat(x[:1], 3, 0))  # (a + a + a) / 3 is not always a
-    for replicas in (same, same.astype(jnp.bfloat16)):
-        chex.assert_trees_all_equal(slamb_jax.consolidate(replicas), replicas[0])
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "complex64"])
 def test_equal_replicas_are_consolidated_to_their_bits(dtype):
-    """The best loss so far begins infinite, a mask is, and p + -0.0 is p."""
+    """The best loss so far begins infinite, a mask is, and p + -0.0 is p.
+
+    And (a + a + a) / 3 is not always a.
+    """
     largest = np.finfo(np.float16).max
     values = [np.inf, -np.inf, -0.0, 0.0, 1 / 3, largest, -largest, 1e-7]
+    values += [*np.random.default_rng(0).normal(size=50)]
     for n in (2, 3):
         x = jnp.stack([jnp.array(values, dtype)] * n)
         got = np.asarray(slamb_jax.consolidate(x))
         assert got.tobytes() == np.asarray(x[0]).tobytes()
 
 
-def test_consolidate_does_not_leave_the_range():
-    largest = np.finfo(np.float32).max
-    x = jnp.array([[largest, np.inf, -largest, 0.0], [largest / 2, 1.0, largest, -0.0]])
-    got = slamb_jax.consolidate(x)
-    want = np.array([0.75 * largest, np.inf, 0, 0], np.float32)
+def test_consolidate_is_the_mean_and_does_not_leave_the_range():
+    most = np.finfo(np.float32).max
+    x = jnp.array([[most, np.inf, -most, 0.0, 1.0], [most / 2, 1.0, most, -0.0, 2.0]])
+    got = slamb_jax.consolidate({"statistics": {"mean": x}})
+    want = {"statistics": {"mean": np.float32([0.75 * most, np.inf, 0, 0, 1.5])}}
     chex.assert_trees_all_close(got, want, rtol=1e-6)
 
 
@@ -321,24 +308,6 @@ def test_an_array_twice_in_a_state_or_beside_it_is_stepped_as_two():
     process = start("-W", "error", "-m", "tests.shared_arrays", XLA_FLAGS=flags)
     status, told = finish(process)
     assert status == 0, told
-
-
-def test_arrays_that_a_step_returned_are_not_asked_where_they_lie(monkeypatch):
-    """That takes 0.1 ms for each, on eight devices."""
-
-    def step(state, batch):
-        mean = slamb_jax.average_parameters(batch.mean(), AXIS)
-        return jax.tree.map(lambda x: x + mean, state), ()
-
-    run = per_worker(step)
-    state = slamb_jax.replicate(
-        {"a": jnp.ones(3), "b": jnp.ones(3)}, mesh_of(N), EXCHANGE
-    )
-    asked, buffer = [], steps._buffer
-    monkeypatch.setattr(steps, "_buffer", lambda x: asked.append(x) or buffer(x))
-    for _ in range(3):
-        state, _ = run(state, batch_of(0))
-    assert len(asked) == 2 + 3  # the first state, and the batch at each step
 
 
 def test_consolidating_leaves_no_program_in_flight():
@@ -382,9 +351,7 @@ def test_workers_that_train_by_themselves_are_told(tx, exchange, n, alone, check
     run = per_worker(train_step(tx, loss_of), mesh, exchange, check_vma=check_vma)
     state = begun(tx, params, mesh, exchange)
     if alone:
-        told = (
-            r"after call 1 .* workers differ in state\[0\]\['w'\],? .*same on all: no"
-        )
+        told = r"after call 1 .* workers differ in state\[0\]\['w'\].*same on all: no"
         with pytest.warns(UserWarning, match=told) as caught:
             state, _ = run(state, batch)
         assert caught[0].filename == __file__
@@ -413,6 +380,6 @@ def test_statistics_of_each_workers_own_are_told_and_others_are_not(monkeypatch)
     state, run = slamb_jax.replicate(start, mesh_of(N), EXCHANGE), per_worker(step)
     for t, (name, taken) in enumerate([("own", 2), ("", 2), ("", 2), ("late", 3)]):
         said = pytest.warns(UserWarning, match=rf"differ in state\['{name}'\], which")
-        with said if name else contextlib.nullcontext():
+        with said if name else nullcontext():
             state, _ = run(state, batch_of(t))
         assert counted == [5] * taken

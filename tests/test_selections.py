@@ -10,15 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import slamb_jax
-from slamb_jax.exchange.selections import (
-    AtStep,
-    Leaf,
-    Selection,
-    Strided,
-    selection_at,
-)
+from slamb_jax.exchange.selections import AtStep, Leaf, Selection, Strided
 from tests.close import assert_close
-from tests.compiled import PLATFORMS, on_platform
 from tests.optimizers import plain, random_tree
 from tests.replay import Replay
 from tests.workers import AXIS, train
@@ -57,31 +50,28 @@ def test_each_coordinate_once_in_each_period(shape, ratio, seed, index, start):
 @example(shape=(2, 256, 1280), ratio=0.3, seed=0, index=0)  # by tiles
 @example(shape=(2, 256, 1024), ratio=0.25, seed=0, index=0)
 def test_ages_follow_the_recurrence_and_packing_the_ages(shape, ratio, seed, index):
-    """As on each kind of chip."""
     selection, leaf = Strided(ratio, 0, seed), Leaf(index, shape)
     if selection.dense(leaf):
         return
     x = jnp.arange(1, leaf.size + 1, dtype=jnp.float32).reshape(leaf.shape)
 
-    def packed_at(t, platform):
-        with on_platform(platform):
-            at = AtStep(selection, t)
-            packed = at.pack(leaf, x)
-            return packed, at.unpack(leaf, -packed, x)
+    def packed_at(t):
+        at = AtStep(selection, t)
+        packed = at.pack(leaf, x)
+        return packed, at.unpack(leaf, -packed, x)
 
-    run, age = jax.jit(packed_at, static_argnums=1), 0
+    run, age = jax.jit(packed_at), 0
     for t, got in enumerate(ages_at(selection, leaf, np.arange(1, 15)), 1):
         chosen = got == 0
         age = np.where(chosen, 0, age + 1)
         np.testing.assert_array_equal(got, age)
         blocks = np.asarray(x).reshape(len(got), -1)
         want = np.where(chosen[:, None], -blocks, blocks).reshape(leaf.shape)
-        for platform in PLATFORMS:
-            packed, put_back = map(np.asarray, run(jnp.int32(t), platform))
-            np.testing.assert_array_equal(put_back, want)
-            used = selection.blocks(jnp.int32(t), leaf) < len(got)
-            sent = np.sort(packed[used].reshape(-1))
-            np.testing.assert_array_equal(sent, blocks[chosen].reshape(-1))
+        packed, put_back = map(np.asarray, run(jnp.int32(t)))
+        np.testing.assert_array_equal(put_back, want)
+        used = selection.blocks(jnp.int32(t), leaf) < len(got)
+        sent = np.sort(packed[used].reshape(-1))
+        np.testing.assert_array_equal(sent, blocks[chosen].reshape(-1))
 
 
 def test_large_leaves_have_blocks_of_neighbours_and_no_constants():
@@ -154,5 +144,6 @@ def test_the_smallest_size_follows_from_the_parameters(shapes, min_size):
     wanted = {Strided(0.1, seed=3): Strided(0.1, min_size, 3), own: own}
     wanted[Strided(0.1, 7)] = Strided(0.1, 7)
     for chosen, want in wanted.items():
-        found = selection_at(plain(selection=chosen), params, jnp.int32(1))
+        exchange = plain(selection=chosen)
+        found = slamb_jax.selections.selection_at(exchange, params, jnp.int32(1))
         assert found.selection == want

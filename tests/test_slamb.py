@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import slamb_jax
+from benchmarks import rivals
 from slamb_jax import directions
 from slamb_jax.exchange.selections import Strided
 from tests.close import assert_close
@@ -59,6 +60,12 @@ def flat_chain(rate, between, *, b3, form, eps=1e-6, **ratio):
     )  # fmt: skip
 
 
+def as_shown(rate, between, *, b3, form):
+    """The chain that the page of published methods shows."""
+    assert form == "sum"
+    return rivals.slamb(rate, between, b3)
+
+
 MAKES = slamb_jax.slamb, flat_chain
 
 
@@ -66,7 +73,7 @@ MAKES = slamb_jax.slamb, flat_chain
     ("make", "name", "mapping"),
     [(make, name, "vmap") for make in MAKES for name in RUNS]
     + [(slamb_jax.slamb, "slamb_v2_wd", mapping) for mapping in MAPPINGS[1:]]
-    + [(flat_chain, "slamb_naive_wd", "shard_map")],
+    + [(flat_chain, "slamb_naive_wd", "shard_map"), (as_shown, "slamb_v2", "vmap")],
 )
 def test_slamb_follows_the_recorded_run(make, name, mapping):
     run = np.load(GOLDEN / f"{name}.npz")

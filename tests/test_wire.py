@@ -13,10 +13,12 @@ from jax.sharding import Mesh
 
 import slamb_jax
 from benchmarks.chips.traffic import walk
+from examples.common.traffic import report_of
 from slamb_jax.exchange.collectives import pmean
 from slamb_jax.wire import Collective, WireReport
 from slamb_jax.wire.hlo import parse_hlo
 from slamb_jax.wire.report import divide_mesh, parse_groups
+from tests.compiled import hlo
 from tests.optimizers import exchange, random_tree, slamb, train_step
 from tests.workers import AXIS, P, mesh_of
 
@@ -91,24 +93,7 @@ def test_what_cannot_be_counted_is_listed_and_not_added_up():
 
 
 def test_asynchronous_forms_are_counted_once():
-    text = """HloModule m
-
-%async_wrapped (p: f32[800]) -> f32[100] {
-  %p = f32[800]{0} parameter(0)
-  ROOT %rs = f32[100]{0} reduce-scatter(%p), replica_groups=[1,8]<=[8], dimensions={0}, to_apply=%add
-}
-
-ENTRY %main (x: f32[800]) -> f32[800] {
-  %x = f32[800]{0:T(1024)} parameter(0)
-  %ar = f32[800]{0} all-reduce-start(%x), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
-  %done = f32[800]{0} all-reduce-done(%ar)
-  %ag = (f32[800]{0}, f32[6400]{0}) all-gather-start(%done), replica_groups=[1,8]<=[8], dimensions={0}
-  %agd = f32[6400]{0} all-gather-done(%ag), control-predecessors={%done}
-  %rs-start = ((f32[800]{0}), f32[100]{0}) async-start(%done), calls=%async_wrapped
-  %rs-done = f32[100]{0} async-done(%rs-start), calls=%async_wrapped
-  ROOT %cp = f32[800]{0} copy(%done)
-}
-"""  # noqa: E501
+    text = hlo("asynchronous")
     report = slamb_jax.wire_report(text).collectives
     assert {c.kind: c.wire_bytes for c in report} == {
         "all-reduce": 2 * 3 / 4 * 3200,
@@ -125,27 +110,7 @@ ENTRY %main (x: f32[800]) -> f32[800] {
 
 def test_what_a_tpu_makes_of_collectives():
     """A fused reduce-scatter, slices joined by their hosts, tilings in the shapes."""
-
-    text = """HloModule m
-
-%all-reduce-scatter.1 (input: f32[32,128]) -> f32[8,128] {
-  %input = f32[32,128]{1,0:T(8,128)S(1)} parameter(0)
-  %all-reduce.6 = f32[32,128]{1,0:T(8,128)} all-reduce(%input), channel_id=2, replica_groups={{0,1,2,3}}, use_global_device_ids=true, to_apply=%add
-  ROOT %mine = f32[8,128]{1,0:T(8,128)S(1)} dynamic-slice(%all-reduce.6, %id, %id), dynamic_slice_sizes={8,128}
-}
-
-ENTRY %main (x: f32[32,128]) -> f32[8,128] {
-  %x = f32[32,128]{1,0:T(8,128)} parameter(0)
-  %token = token[] after-all()
-  %p = f32[8,128]{1,0:T(8,128)} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1
-  %send = (f32[8,128]{1,0:T(8,128)}, u32[]{:S(2)}, token[]) send(%p, %token), channel_id=8, is_host_transfer=true, frontend_attributes={HOST,_xla_megascale_target="{1,2,3,4}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
-  %send-done = token[] send-done(%send), channel_id=8, is_host_transfer=true
-  ROOT %ar = f32[8,128]{1,0:T(8,128)} all-reduce(%p), replica_groups={{0,1,2,3}}, to_apply=%add
-}
-"""  # noqa: E501
-    host = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
-    text = text.replace("HOST", f'{host},_xla_host_transfer_rendezvous="r"')
-    report = slamb_jax.wire_report(text)
+    report = slamb_jax.wire_report(hlo("tpu"))
     assert [
         (c.kind, c.dtype, c.elements, c.group_size, c.wire_bytes)
         for c in report.collectives
@@ -273,15 +238,8 @@ NARROW = slamb_jax.Exchange(AXIS, payload="bfloat16")
     ],
 )
 def test_a_step_waits_for_few_messages(n, exchange, messages):
-    params = {"w": jnp.ones((40, 60)), "b": jnp.ones(60)}
-    mesh = mesh_of(n)
+    params = random_tree({"large": (300, 250), "w": (40, 60), "b": (60,)}, 0)
     tx = slamb_jax.skip_not_finite(slamb_jax.adamw(0.01, exchange), exchange)
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
-    run = slamb_jax.per_worker_step(train_step(tx, loss_of), mesh, exchange)
-    report = slamb_jax.wire_report(run.lower(state, jnp.ones((n, 1))))
+    report = report_of(tx, exchange, params, mesh_of(n))
     waits = [MESSAGES[c.kind](n) for c in report.collectives]
     assert sum(waits) == messages
-
-
-def loss_of(params, batch):
-    return batch.mean() * optax.tree.norm(params, squared=True)

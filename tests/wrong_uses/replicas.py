@@ -37,6 +37,15 @@ def stepping(batch, n=4, step=step, mesh=None, exchange=DATA, state=STATE):
     return lambda: slamb_jax.per_worker_step(step, mesh, exchange)(state, batch)
 
 
+def twice(tree=PARAMS, between=lambda replicas: replicas):
+    """Replicas that are replicated once more."""
+    replicating(between(replicating(tree)()))()
+
+
+def stored(replicas):
+    return pickle.loads(pickle.dumps(replicas))
+
+
 def making(exchange, mesh=None, step=step):
     return of(slamb_jax.per_worker_step, step, mesh or mesh_of(2), exchange)
 
@@ -62,6 +71,7 @@ def moving(state, batch):
     return jax.tree.map(lambda x: x + total, state), batch
 
 
+two_of = partial(slamb_jax.simulated_replicas, workers=2)
 ON_MESH = slamb_jax.per_worker_step(moving, mesh_of(2), DATA)
 SIMULATED = slamb_jax.simulated_step(moving, 2, DATA)
 
@@ -74,6 +84,11 @@ def used_twice(run, make):
 def mapped(exchange=DATA, mesh=None):
     tx = slamb_jax.sgd(0.1, exchange)
     return slamb_jax.on_workers(tx, mesh or mesh_of(4), exchange)
+
+
+def updating_alone():
+    """By gradients without a leading axis."""
+    mapped().update(jnp.ones(2), mapped().init(W), W)
 
 
 def forgotten(tx):
@@ -115,34 +130,22 @@ REPLICAS = [
     (replicating(mesh="mesh"), "mesh .*'mesh'"),
     (of(mapped, GROUPS, MESH), "local_axis_name must be None .*per_worker_step"),
     (lambda: mapped().init(jnp.ones((3, 2))), r"params .* 4 replicas.*\(3, 2\)"),
-    (
-        lambda: mapped().update(jnp.ones(2), mapped().init(W), W),
-        r"updates .* 4 replicas.*\(2,\)",
-    ),
+    (updating_alone, r"updates .* 4 replicas.*\(2,\)"),
     (replicating(ALONE_FINITE), "apply_if_finite around .*skip_not_finite"),
-    (
-        lambda: replicating(replicating()())(),
-        "tree must be one copy, .* axis of replicas over 'data'.*consolidate",
-    ),
-    (
-        lambda: replicating(pickle.loads(pickle.dumps(replicating(RUN)())))(),
-        "tree must be one copy, .*go on with it as it is",
-    ),
+    (of(twice), "tree must be one copy, .* axis of replicas over 'data'.*consolidate"),
+    (of(twice, RUN, stored), "tree must be one copy, .*go on with it as it is"),
     (replicating({"w": "a"}), r"tree\['w'\].*'a'"),
     *(
         (replicating({"n": x}), rf"tree\['n'\] .*{held} holds.*{said}.*x64")
         for x, held, said in CUT
     ),
     *(
-        (of(f, {"n": np.stack([x] * 4)}, *more), r"tree\['n'\] .* holds, .*x64")
+        (of(f, {"n": np.stack([x] * 4)}), r"tree\['n'\] .* holds, .*x64")
         for x, *_ in CUT[1:]
-        for f, *more in ((slamb_jax.simulated_replicas, 2), (slamb_jax.consolidate,))
+        for f in (two_of, slamb_jax.consolidate)
     ),
-    *bad(partial(slamb_jax.simulated_replicas, PARAMS, 2), "equal_keys", "all"),
-    (
-        of(slamb_jax.simulated_replicas, PARAMS, 2, equal_keys=[True]),
-        "equal_keys must have the structure",
-    ),
+    *bad(partial(two_of, PARAMS), "equal_keys", "all"),
+    (of(two_of, PARAMS, equal_keys=[True]), "equal_keys must have the structure"),
     (replicating(exchange=SHARDED), "param_specs .*'device', which is not an axis"),
     (replicating(STATE, SHARDED, MESH), "param_specs must have one spec for each"),
     (making(DATA, step="step"), "step .*'step'"),
@@ -150,10 +153,7 @@ REPLICAS = [
     (stepping(jnp.ones(2), n=2), r"state\['t'\] .*2 replicas.*\(4,\)"),
     (stepping(jnp.ones(6)), r"batch .*multiple of 4.*\(6,\)"),
     (used_twice(ON_MESH, replicating()), r"state\['[bw]'\] was donated .*go on"),
-    (
-        used_twice(SIMULATED, of(slamb_jax.simulated_replicas, PARAMS, 2)),
-        r"state\['[bw]'\] was donated .*go on",
-    ),
+    (used_twice(SIMULATED, of(two_of, PARAMS)), r"state\['[bw]'\] was donated .*go on"),
     (stepping({"x": jnp.ones((6, 2))}), r"batch\['x'\] .*multiple of 4.*\(6, 2\)"),
     (stepping({"x": [1.0, 2.0]}), r"batch\['x'\]\[0\] .*multiple of 4.*\(\)"),
     (stepping(ONES, step=lambda s, b: s), "pair, the new state and a report, .*None"),
