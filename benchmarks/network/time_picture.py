@@ -14,10 +14,10 @@ from benchmarks.train.tasks import parameters
 BAR = 0.18  # the width of a bar, of a link's place
 BARS = {  # of the picture: a name for readers, its color, and that of its number
     "adamw, H 1": ("AdamW + exchange", COLORS["exchange"], "white"),
+    "adamw, to all": ("the same, to all", "#7fb3d8", INK),
     "adamw, outer, H 10, outer 1 0.5": (
         "quantized outer step, H 10", COLORS["outer"], "white",
     ),
-    "adamw, outer, H 30, outer 1 0.5": ("quantized outer step, H 30", "#7fc7ae", INK),
     "DiLoCo, H 10, outer 0.7 0.5": ("DiLoCo, H 10", COLORS["DiLoCo"], "white"),
     "DiLoCo, H 30, outer 0.7 0.5": ("DiLoCo, H 30", "#d3a9d8", INK),
 }  # fmt: skip
