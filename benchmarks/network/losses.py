@@ -43,7 +43,6 @@ RING = "adamw, H 1, on a ring"
 HIDDEN = f"{DENSE}, hidden"  # a bound: the exchange hides all compute, or is hidden
 TRAINED_AS = {HIDDEN: DENSE, RING: "adamw, H 1"}  # losses of others
 TO_THE_END = DENSE, "adamw, H 1", "adamw, to all", "adamw, outer, H 10, outer 1 0.5"
-SLAMB = "SLAMB, as published"  # timed alone: it does not come to the loss of dense
 LENGTHS = 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4  # of the dense run
 Curve = list[tuple[int, float]]  # steps, and the loss after them
 
@@ -52,7 +51,7 @@ def exchange_of(method: str) -> Exchange:
     """The exchange to advise on."""
     if method == RING:
         return dataclasses.replace(exchange_of(TRAINED_AS[RING]), route="ring")
-    return TRAINED[method].exchange if method in (*EXCHANGES, SLAMB) else DEFAULT
+    return TRAINED[method].exchange if method in EXCHANGES else DEFAULT
 
 
 def trained(method: str) -> trials.Method:
@@ -157,7 +156,5 @@ def steps_to(found: Curve, loss: float) -> float | None:
 
 def steps_of(setting: Setting, method: str, results: Results) -> float | None:
     """Steps of a method to the target; None if it is not reached."""
-    if method == SLAMB:
-        return None
     found = curve(best(setting, TRAINED_AS.get(method, method), results))
     return steps_to(found, target(setting, results))

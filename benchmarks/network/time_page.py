@@ -9,7 +9,6 @@ from benchmarks.network.losses import (
     EXCHANGES,
     HIDDEN,
     RING,
-    SLAMB,
     Results,
     Setting,
     Trial,
@@ -102,7 +101,7 @@ def written(found: dict[str, float], column: str) -> str:
 def link_table(setting: Setting, link: Link, results: Results) -> Rows:
     """All methods on one link."""
     rows = []
-    for method in (DENSE, HIDDEN, RING, SLAMB, *EXCHANGES):
+    for method in (DENSE, HIDDEN, RING, *EXCHANGES):
         if found := numbers(setting, method, link, results):
             cells = {column: written(found, column) for column in COLUMNS}
             rows.append({"method": method} | cells)

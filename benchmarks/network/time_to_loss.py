@@ -26,7 +26,7 @@ from rich.console import Console
 from benchmarks.network import losses, timings
 from benchmarks.network.losses import Results, Setting, Trial, best_rate
 from benchmarks.network.time_page import write_page
-from benchmarks.network.timings import ALONE, TIMED, Link, Wanted
+from benchmarks.network.timings import TIMED, Link, Wanted
 from benchmarks.train.run import record, use_devices
 
 RESULTS = Path("benchmarks", "network", "time_to_loss.jsonl")
@@ -64,7 +64,7 @@ def wanted(config: Config, results: Results) -> Iterator[Wanted]:
     """What is missing of the processes: steps alone and on links, and trainings."""
     setting = config.setting
     for link in [None, *config.links]:
-        for method in TIMED if link else ALONE:
+        for method in TIMED if link else losses.METHODS:
             key = timings.key("steps", setting, method, link)
             if results.get(key) is None:
                 yield key, timings.ask_steps(setting, method, link), link

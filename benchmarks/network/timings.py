@@ -19,7 +19,6 @@ from benchmarks.network.losses import (
     EXCHANGES,
     HIDDEN,
     RING,
-    SLAMB,
     TRAINED_AS,
     Result,
     Results,
@@ -38,8 +37,7 @@ from examples.common.traffic import traffic_of
 from examples.hardware import hardware
 
 STEPS = 40  # that are measured, at least, and two exchanges
-TIMED = DENSE, RING, SLAMB, *EXCHANGES
-ALONE = DENSE, SLAMB, *EXCHANGES  # with nothing sent
+TIMED = DENSE, RING, *EXCHANGES
 START, PATIENCE = 300, 3600  # seconds for a start, and for a run
 
 
@@ -91,7 +89,7 @@ def key(kind: str, setting: Setting, method: str, link: Link | None) -> dict[str
 def ask_steps(setting: Setting, method: str, link: Link | None) -> Ask:
     """Steps to know their pace; without a link nothing is sent."""
     every, rate = exchange_of(method).sync_every or 1, middle_rate(method, setting)
-    steps = max(WARM + STEPS, 2 * every)
+    steps = WARM + max(STEPS, 2 * every)  # whole cycles, of each H that is tried
     longer = dataclasses.replace(setting, steps=max(setting.steps, steps))
     return Ask(longer, method, rate, seed=0, steps=steps, alone=link is None)
 
