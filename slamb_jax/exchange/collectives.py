@@ -120,7 +120,7 @@ def _pmean_16_bit(
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     n, dtype = axis_size(axis_name), arrays[0].dtype
     flat = ravel(arrays)
-    if n == 2 or route == "all":  # each averages all, in one message
+    if is_direct(route, n):  # each averages all, in one message
         exact = jnp.mean(all_gather(flat, axis_name).astype(jnp.float32), axis=0)
         mean = round_to(exact, dtype)
         errors = exact - mean.astype(jnp.float32)  # which all of them keep
@@ -130,9 +130,8 @@ def _pmean_16_bit(
     # In float32, and rounded once: n terms in 16 bits would lose what is small.
     exact = jnp.mean(mine, axis=0)
     mean = round_to(exact, dtype)
-    means = unravel(
-        all_gather(mean, axis_name, ring=route == "ring").reshape(-1), arrays
-    )
+    shared = all_gather(mean, axis_name, ring=route == "ring")
+    means = unravel(shared.reshape(-1), arrays)
     # It counts n times, since this is one of the n workers that are averaged next.
     error = np.float32(n) * (exact - mean.astype(jnp.float32))
     worker = jnp.int32(0) if axis_name is None else lax.axis_index(axis_name)
@@ -151,6 +150,11 @@ def unravel(flat: jax.Array, arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """Undoes :func:`ravel`, with the shapes of ``arrays``."""
     starts = list(itertools.accumulate([x.size for x in arrays[:-1]], initial=0))
     return slices(flat, hidden(starts), [x.shape for x in arrays])
+
+
+def is_direct(route: str, workers: int) -> bool:
+    """Whether each worker sends all of its own to all others, as two always do."""
+    return route == "all" or workers == 2
 
 
 def all_to_all(x: jax.Array, axis_name: AxisName | None) -> jax.Array:

@@ -89,7 +89,7 @@ def mean_over_workers(
     columns: list[Any] = [list(arrays)]
     if with_errors:
         columns += [list(wide)]
-        if not _is_direct(exchange):
+        if not _collectives.is_direct(exchange.route, axis_size(axis_name)):
             columns += [[jnp.zeros_like(x) for x in wide]]
     for places in kinds.values():
         # 4. Small ones as one, but for what was joined before.
@@ -167,7 +167,7 @@ def _mean_in_codes(
     """
     axis_name, group = exchange.axis_name, exchange.local_axis_name
     n, width, like = axis_size(axis_name), axis_size(group), rows[0].x
-    is_direct = _is_direct(exchange)
+    is_direct = _collectives.is_direct(exchange.route, n)
     # 1. Encode. All parts travel in one message, of what this device exchanges.
     parts = _encode(rows, exchange, codec, step)
     slices = [part.slices() for part in parts]
@@ -205,18 +205,14 @@ def _mean_in_codes(
     return out, parts[0].is_finite(wholes[0])
 
 
-def _is_direct(exchange: Exchange) -> bool:
-    """Whether each worker sends all of its own to all others."""
-    return exchange.route == "all" or axis_size(exchange.axis_name) == 2
-
-
 def _encode(
     rows: Sequence[ArrayRow], exchange: Exchange, codec: BlockCodec, step: jax.Array
 ) -> list["_Part"]:
     """The arrays in codes, and how they are cut among owners."""
     n, group = axis_size(exchange.axis_name), exchange.local_axis_name
     device = jnp.int32(0) if group is None else lax.axis_index(group)
-    owners, width = 1 if _is_direct(exchange) else n, axis_size(group)
+    is_direct = _collectives.is_direct(exchange.route, n)
+    owners, width = 1 if is_direct else n, axis_size(group)
     place = Place(owners, width, lax.axis_index(exchange.axis_name), device)
     # All workers round with bits of their own, or their errors would add up in the mean
     # in place of cancelling.

@@ -17,6 +17,7 @@ from slamb_jax._core.checks import check_floating
 from slamb_jax._core.layout import layout_of
 from slamb_jax._core.leaves import leaves_of
 from slamb_jax.exchange.codecs import codec_of, cut_among
+from slamb_jax.exchange.collectives import is_direct
 from slamb_jax.exchange.selections import elements_sent
 
 if TYPE_CHECKING:  # it stands above this file
@@ -99,12 +100,12 @@ def transfers_of(
     """
     sizes, wire, often = mean
     in_codes = codec_of(wire) is not None
-    if workers == 2 or route == "all":  # who send each other all
+    if is_direct(route, workers):
         one = slice_nbytes(sizes, wire, devices)
         part = workers * one
-        sent = [Transfer("all-to-all", part, often)]
-        if workers == 2:
-            sent = [Transfer("all-gather", one, often)]
+        # Copies to all; of two workers an all-gather waits no longer.
+        kind, put_in = ("all-gather", one) if workers == 2 else ("all-to-all", part)
+        sent = [Transfer(kind, put_in, often)]
     else:
         # A slice to each owner, and the owner's mean to all: copies, or around a ring.
         one = slice_nbytes(sizes, wire, workers * devices)
