@@ -135,14 +135,11 @@ def on_links(
 @functools.cache
 def reported(setting: Setting, method: str) -> float:
     """Bytes of H steps by the wire report of the compiled update."""
-    way, params = method_of(method, setting), task(setting.task).init
+    way, exchange = method_of(method, setting), exchange_of(method)
     make = functools.partial(way.make, optax.constant_schedule(1.0))
-    mesh, shapes = (
-        local_mesh(setting.workers),
-        jax.eval_shape(params, jax.random.key(0)),
-    )
-    traffic = traffic_of(make, exchange_of(method), shapes, mesh)
-    return traffic.until(exchange_of(method).sync_every or 1)
+    params = jax.eval_shape(task(setting.task).init, jax.random.key(0))
+    traffic = traffic_of(make, exchange, params, local_mesh(setting.workers))
+    return traffic.until(exchange.sync_every or 1)
 
 
 def result(key: dict[str, Any], ask: Ask, reports: Sequence[dict[str, Any]]) -> Result:

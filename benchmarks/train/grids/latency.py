@@ -7,18 +7,21 @@ the bytes, and the mean is not rounded again. ``benchmarks.network.time_to_loss`
 with both, and has the seconds.
 """
 
+import dataclasses
 from typing import Any
 
 import optax
 
-from benchmarks.train.methods import ADAM, ADAMW, LARGEST, adamw, dense
+from benchmarks.train import methods
+from benchmarks.train.methods import ADAM, ADAMW, dense
 from benchmarks.train.trials import Grid, Method, Setting, Trial
-from examples.common.simulated import AXIS
-from slamb_jax import Exchange
 
 
-def exchanging(rate: float, **how: Any) -> Method:
-    return Method(rate, lambda x, y: adamw(x, y, **ADAM), Exchange(AXIS, **how))
+def exchanging(name: str, **settings: Any) -> Method:
+    """The method of that name, with these settings of its exchange."""
+    method = methods.METHODS[name]
+    exchange = dataclasses.replace(method.exchange, **settings)
+    return dataclasses.replace(method, exchange=exchange)
 
 
 def late_adamw(rate: Any, **how: Any) -> optax.GradientTransformation:
@@ -38,11 +41,9 @@ def late_adamw(rate: Any, **how: Any) -> optax.GradientTransformation:
 FAR = Setting("byte_lm_427k", 4, 4, 300)  # that of benchmarks.network.time_to_loss
 METHODS = {
     "AdamW, a step late": dense(late_adamw, 0.016, **ADAM),
-    "adamw, overlap": exchanging(0.008, overlap=True),
-    "adamw, to all": exchanging(0.008, route="all"),
-    "adamw, largest of 7, to all": exchanging(
-        LARGEST[7], payload="largest_of_7", route="all"
-    ),
+    "adamw, overlap": exchanging("adamw, H 1", overlap=True),
+    "adamw, to all": exchanging("adamw, H 1", route="all"),
+    "adamw, largest of 7, to all": exchanging("adamw, largest of 7", route="all"),
 }
 GRIDS = {
     "latency": Grid(
