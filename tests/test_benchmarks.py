@@ -1,4 +1,7 @@
-"""Benchmarks of a step and of JointSpar; what they count."""
+"""Benchmarks of a step and of JointSpar; what their counters count."""
+
+import math
+import string
 
 import jax
 import jax.numpy as jnp
@@ -9,27 +12,74 @@ import pytest
 from benchmarks import race, step
 from benchmarks.chips.traffic import traffic
 from benchmarks.jointspar import step as sparse
+from benchmarks.jointspar import training
+from benchmarks.shapes import MODELS
+from benchmarks.train.results import Results
 from examples.byte_lm.model import ByteLM, blocks
 from slamb_jax import jointspar
 from tests.close import assert_close
-from tests.compiled import hlo
 from tests.optimizers import standard_promotion
+from tests.workers import mesh_of
 
 SHAPES = {"w": (40, 300), "b": (300,)}
+FUSION = string.Template("""HloModule m
+
+%fused (a: f32[1000], b: f32[10]) -> $result {
+  %a = f32[1000]{0} parameter(0)
+  %b = f32[10]{0} parameter(1)
+  %c = s32[] constant(0)
+  $body
+}
+
+ENTRY %main (x: f32[1000], y: f32[10]) -> $result {
+  %x = f32[1000]{0} parameter(0)
+  %y = f32[10]{0} parameter(1)
+  ROOT %f = $result{0:T(128)} fusion(%x, %y), kind=kLoop, calls=%fused
+}
+""")
+PART = """%s = f32[10]{0} slice(%a), slice={[0:10]}
+  ROOT %r = f32[10]{0} add(%s, %b)"""
+IN_PLACE = "ROOT %r = f32[1000]{0} dynamic-update-slice(%a, %b, %c)"
+ON_CHIP = "ROOT %r = f32[10]{0:T(128)S(1)} negate(%b)"
+CALLING = """HloModule m
+
+%negated (p: (f32[10])) -> (f32[10]) {
+  %p = (f32[10]{0}) parameter(0)
+  %x = f32[10]{0} get-tuple-element(%p), index=0
+  %n = f32[10]{0} negate(%x)
+  ROOT %t = (f32[10]{0}) tuple(%n)
+}
+
+%other (p: (f32[10])) -> (f32[10]) {
+  ROOT %p = (f32[10]{0}) parameter(0)
+}
+
+ENTRY %main (c: pred[], x: f32[10]) -> (f32[10]) {
+  %c = pred[] parameter(0)
+  %x = f32[10]{0} parameter(1)
+  %t = (f32[10]{0}) tuple(%x)
+  ROOT %r = (f32[10]{0}) """
+BRANCHES = "conditional(%c, %t, %t), branch_computations={%negated, %other}\n}\n"
+LOOP = """while(%t), condition=%other, body=%negated, \
+backend_config={"known_trip_count":{"n":"7"}}
+}
+"""
 
 
 @pytest.mark.parametrize(
-    ("name", "elements", "kernels", "conditionals"),
+    ("text", "elements", "kernels", "conditionals"),
     [
-        ("slice", 30, 1, 0),  # of 1000 elements ten are read
-        ("in_place", 20, 1, 0),  # ten of them are read and written
-        ("on_chip", 10, 1, 0),  # what is written stays in a TPU's fast memory
-        ("branches", 0, 0, 1),  # the branch that moves least runs
-        ("loop", 7 * 20, 7, 0),
+        # Of 1000 elements ten are read; ten are read and written in place.
+        (FUSION.substitute(result="f32[10]", body=PART), 30, 1, 0),
+        (FUSION.substitute(result="f32[1000]", body=IN_PLACE), 20, 1, 0),
+        # Ten are read; what is written stays in a TPU's fast memory.
+        (FUSION.substitute(result="f32[10]", body=ON_CHIP), 10, 1, 0),
+        (CALLING + BRANCHES, 0, 0, 1),  # the branch that moves least runs
+        (CALLING + LOOP, 7 * 20, 7, 0),
     ],
 )
-def test_kernels_and_what_they_move_are_counted(name, elements, kernels, conditionals):
-    assert traffic(hlo(name)) == (4 * elements, kernels, conditionals)
+def test_kernels_and_their_traffic_are_counted(text, elements, kernels, conditionals):
+    assert traffic(text) == (4 * elements, kernels, conditionals)
 
 
 def test_of_a_compiled_program_each_array_is_passed_once():
@@ -58,6 +108,12 @@ def test_a_turn_is_two_steps_of_the_optimizer(name):
     assert_close(found, want)
 
 
+def test_shapes_are_those_of_the_models():
+    sizes = {"bert-base": 108.9, "bert-base-scanned": 108.9}
+    for name, millions in sizes.items():
+        assert round(sum(map(math.prod, MODELS[name].values())) / 1e6, 1) == millions
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("standard_promotion")
 def test_what_is_timed_is_training():
@@ -76,3 +132,42 @@ def test_what_is_timed_is_training():
     for name, start in model.params.items():
         kept = jax.tree.map(lambda a, b: (a == b).all(), frozen.state[0][name], start)
         assert all(jax.tree.leaves(kept)) == name.startswith("Block")
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("standard_promotion")
+def test_a_run_counts_what_it_sent(tmp_path, monkeypatch):
+    """Of JointSpar what was drawn; of LARS everything; and is not repeated."""
+    steps, job, lines = 8, training.JOBS["digits"], []
+    chosen = training.methods("digits", steps)[:3:2]
+    monkeypatch.setattr(training, "methods", lambda *_: chosen)
+    monkeypatch.setattr(training, "POWERS", (-3,))
+    args = "digits", mesh_of(2), steps, (0,)
+    results = Results(tmp_path / "training.jsonl")
+    found = training.train_all(*args, results, lines.append)
+    (lars,), (ours,) = found
+    sizes = training.layer_sizes(job)
+    assert len(sizes) == 4
+    assert lars["sent"] == steps * 4 * sum(sizes.values())  # 2 (n-1)/n = 1
+    assert lars["active"] == 1
+    most = lars["sent"] + 4 * 3 * steps  # and a norm with each layer
+    assert 4 * sizes[None] * steps < ours["sent"] < most
+    assert 0.2 < ours["active"] < 0.8
+    assert np.isfinite([lars["loss"], ours["loss"]]).all()
+    assert training.cells([ours], [lars])["method"] == "JointSpar-LARS, 0.5 D"
+    again = training.train_all(*args, Results(results.path), lines.append)
+    assert (again, len(lines)) == (found, 2)
+
+
+def test_a_name_that_a_benchmark_does_not_know_is_told():
+    told = r"--only: \['nothing'\] are .*\['\w"
+    with pytest.raises(SystemExit, match=told):
+        step.main(step.Config(only=("nothing",)))
+
+
+def test_matrices_of_large_models_are_large():
+    for millions, matrices in ((64, 64), (128, 32), (300, 75)):
+        shapes = MODELS[f"squares-{millions}m"]
+        kernels = [shape for shape in shapes.values() if len(shape) == 2]
+        assert len(kernels) == matrices
+        assert sum(map(math.prod, kernels)) == millions * 2**20

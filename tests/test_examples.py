@@ -1,4 +1,4 @@
-"""Simulated runs, the model and the text of the main job, and the job."""
+"""Simulated runs, the main job, and the README's code."""
 
 import functools
 import json
@@ -135,6 +135,15 @@ def test_main_job(tmp_path):
     assert sent["sgd"] < 0.1 * sent["dense_sgd"]
     assert sent["muon"] < 0.3 * sent["dense_muon"]  # 8 bits
     assert (tmp_path / "out" / "curves.png").stat().st_size > 10_000
+
+
+def test_what_is_installed_is_read_up_to_so_many_bytes():
+    library = data.standard_library()
+    sizes = [path.stat().st_size for path in library]
+    assert data.installed(sum(sizes[:3])) == library[:3]
+    more = data.installed(sum(sizes) + 2**20)
+    assert more[: len(library)] == library
+    assert sum(path.stat().st_size for path in more) > sum(sizes)
 
 
 def test_no_file_is_in_both_parts(tmp_path):

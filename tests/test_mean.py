@@ -129,6 +129,17 @@ def test_what_is_not_finite_reaches_all(payload):
     assert not np.isfinite(on_workers(payload, x).means[:, 37]).any()
 
 
+@pytest.mark.parametrize("payload", ["ternary", "largest_of_7"])
+def test_no_block_is_of_two_leaves(payload):
+    """A leaf that is a thousand times smaller than those beside it is sent, too."""
+    tree = random_tree({"a": (40, 60), "b": (60,), "c": (3,), "d": (50, 70)}, 1, N)
+    small = functools.partial(
+        jax.tree.map, jnp.multiply, {"a": 1.0, "b": 1e-3, "c": 1.0, "d": 1e-3}
+    )
+    want = small(on_workers(payload, tree).means)
+    assert_close(on_workers(payload, small(tree)).means, want, units=8)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_round_to_is_a_cast_that_stays(dtype):
     spread = np.exp(np.random.default_rng(0).uniform(-85, 85, 20_000))

@@ -17,7 +17,10 @@ from tests.workers import AXIS, MAPPINGS, stack, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "tall": (20, 4), "conv": (2, 3, 4, 5), "scale": ()}
 RATE = optax.linear_schedule(0.1, 0.01, 6)
-DECAY = {"weight_decay": 0.1, "mask": lambda p: jax.tree.map(lambda x: x.ndim > 1, p)}
+DECAY = {
+    "weight_decay": 0.1,
+    "mask": lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
+}
 LAMB = {"form": "product", "weight_decay": 0.1, "c_min": 0, "c_max": math.inf}
 
 
@@ -112,6 +115,46 @@ def from_optax(state, params, tx, times, b1=0.9):
     nu = jax.tree.map(lambda v: times * v, old.nu)
     new = {"mu": mu, "nu": nu, "nu_mean": jax.tree.map(jnp.mean, nu)}
     return optax.tree.set(tx.init(params), count=old.count, **new)
+
+
+@pytest.mark.parametrize("payload", [None, "ternary"])
+def test_a_state_goes_on_densely(payload):
+    """Of one copy, on mean gradients: in float32 with the steps of the exchange.
+
+    Under optax and back with one step of the same size, if the rate changes by the root
+    of what v is multiplied by; in codes shorter by the root of v over the unit.
+    """
+    shapes, factor, rate, late = {"w": (12, 16)}, 3.0, 0.01, 40
+    grads = [random_tree(shapes, t, 4) for t in range(late + 4)]
+    between = slamb_jax.adamw(rate, slamb_jax.Exchange(AXIS, payload=payload))
+    twin = slamb_jax.adamw(rate, slamb_jax.Exchange())
+    history = train(between, random_tree(shapes, 99), grads, "vmap")
+    params, state = slamb_jax.consolidate(history[late - 1])
+    mean = jax.tree.map(lambda g: g.mean(0), grads)
+    step, carry = jax.jit(twin.update), (params, state)
+    for g, (want, _) in zip(mean[late:], history[late:], strict=True):
+        updates, new = step(g, carry[1], carry[0])
+        carry = optax.apply_updates(carry[0], updates), new
+        if payload is None:
+            assert_close(carry[0], jax.tree.map(lambda x: x[0], want), units=512)
+    dense = optax.adamw(factor * rate, weight_decay=1e-4 / factor)
+    there = to_optax(state, params, dense, factor**2)
+    back = from_optax(there, params, between, 1 / factor**2)
+    want, _ = step(mean[late], state, params)
+    with standard_promotion():
+        got, _ = jax.jit(dense.update)(mean[late], there, params)
+    # The square that is new in v has a weight of 1 / 41: ours of M, optax's of g.
+    m, v, g = (x["w"] for x in (state[0].mu, state[0].nu, mean[late]))
+    unit = np.sqrt(there[0].nu["w"]) / factor
+    want = {"w": want["w"] * np.sqrt(v) / unit}
+    if payload is None:
+        np.testing.assert_allclose(unit, np.sqrt(v), rtol=1e-6)
+    new = np.maximum(((m + 0.1 * g) / (1 - 0.9**late)) ** 2, g**2 / factor**2)
+    room = (2 + new / (v / (1 - 0.999**late))) / late
+    assert (np.abs(got["w"] / want["w"] - 1) < room).all()
+    old, new = (optax.tree.get(x, "MaskMomentumState") for x in (state, back))
+    old = old._replace(nu_mean=None, nu={"w": unit**2})
+    assert_close(new._replace(nu_mean=None), old, units=4)
 
 
 def test_what_was_not_sent_yet_takes_no_long_step_under_optax():
@@ -269,6 +312,20 @@ def test_an_orthogonalized_matrix_is_nearly_orthogonal():
         scale = max(1, x.shape[2] / x.shape[1]) ** 0.5
         values = np.linalg.svd(np.asarray(x) / scale, compute_uv=False)
         assert ((values > 0.5) & (values < 1.5)).all()  # where the quintic oscillates
+
+
+def test_schedules_count_steps_from_zero():
+    rate, params = optax.piecewise_constant_schedule(1.0, {1: 0.0}), jnp.ones((3, 2))
+    for make, exchange in (
+        (slamb_jax.slamb, plain()), (slamb_jax.lamb, slamb_jax.Exchange())
+    ):  # fmt: skip
+        tx = make(rate, exchange, weight_decay=rate, form="product")
+        state = tx.init(params)
+        with jax.numpy_dtype_promotion("standard"):  # optax's schedules need it
+            first, state = jax.jit(tx.update)(params, state, params)
+            second, _ = jax.jit(tx.update)(params, state, params)
+        assert jnp.all(first != 0)
+        assert jnp.all(second == 0)
 
 
 def test_the_largest_count_is_not_the_last():

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import re
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -16,10 +17,10 @@ import yaml
 
 import slamb_jax
 from examples.bert import data as text
-from examples.common import inputs, options, processes
-from examples.common.optimizers import KINDS, kernels, optimizer
+from examples.common import inputs, options, processes, records
+from examples.common.optimizers import KINDS, dense, kernels, optimizer
 from examples.common.options import Options
-from examples.common.traffic import traffic_of
+from examples.common.traffic import report_of, traffic_of
 from slamb_jax import Exchange
 from slamb_jax.exchange.selections import Strided
 from tests import programs
@@ -212,17 +213,30 @@ def loss_of(p, batch):
 def test_traffic_is_that_of_the_compiled_step(name, exchange):
     params, mesh = random_tree(SHAPES, 0), processes.mesh_of(4)
     make = functools.partial(KINDS[name][0], 0.1)
-    found, tx = traffic_of(make, exchange, params, mesh), make(exchange)
+    found = traffic_of(make, exchange, params, mesh)
+    tx = make(exchange)
     state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
     run = slamb_jax.per_worker_step(train_step(tx, loss_of), mesh, exchange)
     batch = jax.ShapeDtypeStruct((8, 30), jnp.float32)
     report = slamb_jax.wire_report(run.lower(state, batch))
     both = report.bytes_sent() + report.bytes_sent(conditional=True)
     assert both == pytest.approx(found.each + found.average)
-    whole = 2 * 3 / 4 * 4 * (30 * 20 + 20 + 9)  # bytes, on a ring of four
-    assert found.average == (0 if exchange.averages_momentum else whole)
-    averages = sum(exchange.averages_at(t) for t in range(1, 11))
-    assert found.until(10) == 10 * found.each + averages * found.average
+    ring = 2 * 3 / 4 * 4  # bytes of an element
+    whole = ring * (30 * 20 + 20 + 9)
+    averaged = report_of(dense(optax.sgd(1.0), AXIS), exchange, params, mesh)
+    assert averaged.bytes_sent() == whole
+    if exchange == PAPER:
+        assert found.each == ring * (60 + 20 + 9)
+        assert found.average == whole
+        assert found.until(4) == 4 * found.each + 2 * whole  # after steps 1 and 4
+    elif exchange.outer is not None:
+        assert (found.each, found.average) == (0, whole)
+        every = exchange.sync_every
+        for t in (every - 1, 2 * every - 1):
+            assert found.until(t) == t // every * whole
+    else:
+        assert found.until(10) == 10 * found.each
+        assert found.average == 0
 
 
 def test_only_kernels_decay_and_every_optimizer_has_a_name():
@@ -257,3 +271,14 @@ def test_options_reach_the_optimizer(name, dense):
     np.testing.assert_array_equal(decayed["bias"], without["bias"])
     for other in (decayed, moved):
         assert jnp.abs(other["kernel"] - without["kernel"]).max() > 1e-4
+
+
+def test_progress_shows_where_the_output_is_no_terminal(capsys, monkeypatch):
+    for seconds, shown in ((0.0, ["10/20", "15/20", "20/20"]), (60.0, ["20/20"])):
+        monkeypatch.setattr(records, "LINE_SECONDS", seconds)
+        for hidden in (False, True):
+            with records.progress_bar("a run", 0, 20, hidden=hidden) as show:
+                for step in (10, 15, 20):
+                    show(step, "loss 2")
+            found = capsys.readouterr().out
+            assert re.findall(r"\d+/\d+", found) == ([] if hidden else shown)

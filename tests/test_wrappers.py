@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import operator
 
 import chex
 import jax
@@ -11,6 +12,7 @@ import optax
 import pytest
 
 import slamb_jax
+from slamb_jax._core.leaves import unless
 from slamb_jax._core.rounding import step_seed, stochastic_round
 from tests.close import assert_close, assert_same_bits
 from tests.optimizers import exchange, random_tree, slamb
@@ -75,8 +77,8 @@ def test_a_skipped_step_might_as_well_not_have_been(mapping, value, tx, exchange
     counted = [[int(s.notfinite_count[i]) for _, s in history] for i in range(N)]
     assert counted == [[0, 1, 0, 1, 2, 0, 0]] * N
     assert got_state.total_notfinite.tolist() == [3] * N
-    taken = [s.last_finite.tolist() for _, s in history]  # as a loss scale reads it
-    assert taken == [[t not in bad] * N for t in range(7)]
+    taken = [bool(s.last_finite[0]) for _, s in history]
+    assert taken == [t not in bad for t in range(7)]
     assert_same_bits(history[0][0], history[1][0])
     assert_same_bits(history[0][1].inner, history[1][1].inner)
 
@@ -178,7 +180,9 @@ def test_inside_an_accumulation_a_mini_step_spoils_the_step():
         (slamb_jax.adamw(0.01, OUTER), OUTER, 4),
     ],
 )
-def test_it_sends_one_number_or_none_unconditionally(mapping, tx, exchange, more):
+def test_it_sends_one_number_or_none_and_needs_no_conditional(
+    mapping, tx, exchange, more
+):
     params, sent = random_tree(SHAPES, 0), []
     for made in (tx, slamb_jax.skip_not_finite(tx, exchange)):
         run = over_workers(lambda *args, made=made: made.update(*args), mapping, N)
@@ -188,6 +192,52 @@ def test_it_sends_one_number_or_none_unconditionally(mapping, tx, exchange, more
         averages = exchange.outer is not None
         assert any(c.conditional for c in report.collectives) == averages
     assert sent[1] - sent[0] == more
+
+
+@pytest.mark.parametrize("name", ["adamw", "lion", "sgd", "lamb"])
+def test_a_link_keeps_its_state_by_itself(name):
+    """A second choice, around all links, costs a GPU passes over the state."""
+    tx, params = getattr(slamb_jax, name)(0.1, ALONE), random_tree(SHAPES, 0)
+    old, bad = tx.init(params), jax.tree.map(lambda p: p * jnp.nan, params)
+    skip = jnp.array(True)
+    _, new = tx.update(bad, old, params, skip=skip)
+    assert_same_bits(new[0], old[0])
+    again = unless(skip, old[0], new[0])
+    assert all(map(operator.is_, jax.tree.leaves(new[0]), jax.tree.leaves(again)))
+
+
+def test_float16_with_a_loss_scale():
+    """The recipe of the docstring: all workers halve and double the scale alike."""
+    tx = skipping(0.05)
+
+    def step(params, state, scale, x):
+        def scaled_loss(p):
+            out = x.astype(jnp.float16) @ p["w"].astype(jnp.float16)
+            return jnp.mean(jnp.square(out)) * scale.astype(jnp.float16)
+
+        grads = jax.grad(scaled_loss)(params)
+        grads = jax.tree.map(lambda g: g.astype(jnp.float32) / scale, grads)
+        updates, state = tx.update(grads, state, params)
+        grown = jnp.where(state.inner[0].count % 3 == 0, 2 * scale, scale)
+        scale = jnp.where(state.last_finite, grown, scale / 2)
+        return optax.apply_updates(params, updates), state, scale
+
+    run = over_workers(step, "shard_map", N)
+    params = {"w": jnp.ones((8, 8))}
+    params, state, scale = stack((params, tx.init(params), 2.0**15), N)
+    rng = np.random.default_rng(0)
+    scales, steps = [2.0**15], 24
+    for _ in range(steps):
+        x = rng.normal(size=(N, 4, 8)) * [[[1]], [[1]], [[1]], [[5]]]
+        params, state, scale = run(params, state, scale, jnp.asarray(x, jnp.float32))
+        assert len(set(scale.tolist())) == 1  # though the data of one are larger
+        scales.append(float(scale[0]))
+    changes = np.diff(scales)
+    assert changes[0] < 0 < changes.max()  # the first steps overflowed, and it grew
+    assert jnp.isfinite(params["w"]).all()
+    skipped = int(state.total_notfinite[0])
+    assert skipped >= 3
+    assert state.inner[0].count.tolist() == [steps - skipped] * N
 
 
 @pytest.mark.parametrize("stacked", [False, True])

@@ -13,16 +13,16 @@ import pytest
 from tests.jointspar.wrong_uses import JOINTSPAR
 from tests.wrong_uses.advice import ADVICE
 from tests.wrong_uses.checkpoints import CHECKPOINTS
-from tests.wrong_uses.commands import COMMANDS
+from tests.wrong_uses.commands import BYTE_LM, COMMANDS, CONFIGS
 from tests.wrong_uses.links import LINKS, SHARDS, TREES
 from tests.wrong_uses.replicas import REPLICAS
 from tests.wrong_uses.settings import MADE, UNKNOWN
 
 VALUES = MADE + SHARDS + LINKS + TREES + JOINTSPAR + REPLICAS + ADVICE
-VALUES += CHECKPOINTS
+VALUES += CHECKPOINTS + CONFIGS
 ALL = [(*row, ValueError) for row in VALUES]
 ALL += [(*row, TypeError) for row in UNKNOWN]
-ALL += [(*row, SystemExit) for row in COMMANDS]
+ALL += [(*row, SystemExit) for row in COMMANDS + BYTE_LM]
 
 # Names are the same in every process: without addresses of functions.
 NAMES = [f"{i}-{re.sub('0x[0-9a-f]+', '', row[1])}" for i, row in enumerate(ALL)]

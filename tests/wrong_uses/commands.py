@@ -1,6 +1,12 @@
-"""Wrong command lines."""
+"""Wrong command lines, and wrong runs of the example."""
 
+from pathlib import Path
+
+from examples.byte_lm import data
+from examples.byte_lm.main import Config
+from examples.byte_lm.main import main as byte_lm
 from slamb_jax import command_line
+from tests.wrong_uses.common import NAN
 
 
 def command(text):
@@ -25,4 +31,38 @@ COMMANDS = [
     (command(ADVISE + "--budget 0"), "--budget: must be a share .*got '0'"),
     (command(ADVISE + "--budget 5% --payload null"), "chooses the payload.*None"),
     (command(ADVISE + "--overlap 3"), "unrecognized arguments: 3"),
+]
+
+
+def reading(contents, context=64):
+    def call(directory):
+        for name, content in contents.items():
+            (directory / name).write_bytes(content)
+        data.load(data.text_files([directory]), context)
+
+    return call
+
+
+def running(**settings):
+    return lambda directory: byte_lm(Config(**({"out": directory} | settings)), {})
+
+
+OUT_OF_RANGE = [("workers", 0), ("workers", 2.5), ("steps", 0), ("batch", 0)]
+OUT_OF_RANGE += [("context", -1), ("layers", 0), ("evaluations", 0)]
+
+CONFIGS = [
+    *((running(**{name: x}), f"{name} .*{x}") for name, x in OUT_OF_RANGE),
+    (running(width=96, heads=5), "width .*heads.*96 and 5"),
+    (running(rate=(NAN,) * 4), "rate .*nan"),
+    (running(rate=(-1.0,) * 4), "rate .*-1.0"),
+    (running(rate=(0.1,)), "rate must have one value for each of 4"),
+    (running(optimizer=("best",)), "name .*'best'"),
+]
+
+BYTE_LM = [
+    (running(files=(Path("/nowhere/text"),)), "--files: .*/nowhere/text"),
+    (running(out=Path("/proc/nowhere")), "--out: .*/proc/nowhere"),
+    (reading({}), "--files: 0 bytes in 0 files"),
+    (reading({"a": b""}), "--files: 0 bytes in 1 files"),
+    (reading({"a": b"abc" * 50}), "--files: 150 bytes in 1 files"),
 ]

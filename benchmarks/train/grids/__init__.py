@@ -11,9 +11,6 @@ from benchmarks.train.grids import (
 )
 
 MODULES = frontier, slamb, fewer_bytes, different_data, latency, scale
-METHODS = methods.METHODS | {
-    name: method
-    for module in (slamb, fewer_bytes, different_data, latency)
-    for name, method in module.METHODS.items()
-}
+WITH_METHODS = methods, slamb, fewer_bytes, different_data, latency
+METHODS = {name: x for module in WITH_METHODS for name, x in module.METHODS.items()}
 GRIDS = {name: grid for module in MODULES for name, grid in module.GRIDS.items()}
