@@ -19,7 +19,6 @@ from benchmarks.train.trials import Grid
 
 WIDTH = 300  # characters: no row of a table is broken
 TICKS = {10.0**-i: f"1/{10**i}" for i in (3, 2, 1)} | {1 / 2: "1/2", 1.0: "1"}
-SHORT = ", b1 0.8"
 BUDGETS = "adamw, H 1", *(f"adamw, largest of {k}" for k in (7, 31, 127))
 SERIES = {  # of the losses by bytes: color, offset of the label, and methods
     "AdamW, dense": ("AdamW", (-8, 0), ("AdamW",)),
