@@ -44,7 +44,10 @@ def test_an_all_to_all_fills_the_links_of_full_nodes_and_a_node_uses_its_own():
     nodes = [Network(64, 1e9, latency=0.1, workers_per_node=w) for w in (1, 8, 32)]
     seconds = [node.seconds("all-to-all", 8e6) for node in nodes]
     pieces = [1 * 63, 8 * 56, 32 * 32]  # of 1 Mbit, that leave a node
-    assert seconds == pytest.approx([0.1 + 1.6e-3 * p for p in pieces])
+    at_once = 0.6 * 8 * 2**16 / 1e9  # 64 KiB, which do not queue
+    assert seconds == pytest.approx([0.1 + 1.6e-3 * p - at_once for p in pieces])
+    few = Network(4, 1e9, latency=0.1).seconds("all-to-all", 8e4)
+    assert few == pytest.approx(0.1 + 8 * 6e4 / 1e9)
     # So means in 16 bits, which need one, do not pay there.
     full = Network(64, 1e9, latency=0.0, workers_per_node=8)
     halves = full.seconds("all-to-all", 8e6) + full.seconds("all-gather", 8e6 / 64)

@@ -103,6 +103,6 @@ def workers(commands: Sequence[Sequence[str]]) -> Iterator[Workers]:
                 process.stdin.close()
 
 
-def worker_command(job: dict[str, Any], index: int) -> list[str]:
-    module = "benchmarks.network.worker"
-    return [sys.executable, "-m", module, json.dumps(job), str(index)]
+def worker_command(coordinator: str, workers: int, index: int) -> list[str]:
+    words = coordinator, str(workers), str(index)
+    return [sys.executable, "-m", "benchmarks.network.worker", *words]

@@ -33,9 +33,9 @@ that share the cores; compilation does not count. Their product is the time. The
 table trains some methods to the end on one link, and says how far the product is off.
 Bytes are those of each worker, by the counters of its interface, without headers;
 "reported" are those of the wire report.
-"Advised" is what `slamb_jax.advise` says of the same steps, given the seconds of a step
-with nothing sent, the link without headers, and twice the latency of a small message,
-since Gloo asks the receiver before it sends a large one.
+"Advised" is what `slamb_jax.advise` says of the same steps, given their seconds on
+links without a limit, the link without headers, and twice the latency of a small
+message, since Gloo asks the receiver before it sends a large one.
 """
 
 
@@ -65,9 +65,7 @@ def numbers(
     """What is known of a method on a link: of a step, and of all to the target."""
     own, dense = (timings.pace(setting, x, link, results) for x in (method, DENSE))
     steps, dense_steps = (losses.steps_of(setting, x, results) for x in (method, DENSE))
-    found = {"step": 1e3 * own.step} if own else {}
-    if own and own.reported:
-        found["counters"] = own.sent / own.reported
+    found = {"step": 1e3 * own.step, "counters": own.sent / own.reported} if own else {}
     if own and steps and dense and dense_steps:
         sent = own.sent * own.exchanges(steps)
         found |= {"steps": steps, "seconds": own.seconds(steps), "sent": sent / 1e6}

@@ -26,7 +26,7 @@ from rich.console import Console
 from benchmarks.network import losses, timings
 from benchmarks.network.losses import Results, Setting, Trial, best_rate
 from benchmarks.network.time_page import write_page
-from benchmarks.network.timings import TIMED, Link, Wanted
+from benchmarks.network.timings import FREE, TIMED, Link, Wanted
 from benchmarks.train.run import record, use_devices
 
 RESULTS = Path("benchmarks", "network", "time_to_loss.jsonl")
@@ -61,13 +61,13 @@ class Config:
 
 
 def wanted(config: Config, results: Results) -> Iterator[Wanted]:
-    """What is missing of the processes: steps alone and on links, and trainings."""
+    """What is missing of the processes: steps on links, and trainings."""
     setting = config.setting
-    for link in [None, *config.links]:
-        for method in TIMED if link else losses.METHODS:
+    for link in [FREE, *config.links]:
+        for method in TIMED:
             key = timings.key("steps", setting, method, link)
             if results.get(key) is None:
-                yield key, timings.ask_steps(setting, method, link), link
+                yield key, timings.ask_steps(setting, method), link
     for method in losses.TO_THE_END:
         key = timings.key("training", setting, method, config.checked)
         rate = best_rate(Trial(setting, method), results)

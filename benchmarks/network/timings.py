@@ -19,7 +19,7 @@ from benchmarks.network.losses import (
     EXCHANGES,
     HIDDEN,
     RING,
-    TRAINED_AS,
+    SELDOM,
     Result,
     Results,
     Setting,
@@ -30,7 +30,7 @@ from benchmarks.network.losses import (
 )
 from benchmarks.network.namespaces import missing, network
 from benchmarks.network.processes import worker_command, workers
-from benchmarks.network.worker import WARM, Ask, Job
+from benchmarks.network.worker import WARM, Ask
 from benchmarks.train.tasks import task
 from examples.common.processes import local_mesh
 from examples.common.traffic import traffic_of
@@ -49,8 +49,12 @@ class Link:
     round_trip: float  # ms, from one host to another and back; 0: nothing is delayed
 
     def __str__(self) -> str:
-        late = f", {self.round_trip:g} ms" if self.round_trip else ""
-        return f"{self.mbit:g} Mbit/s{late}"
+        if self == FREE:
+            return "no limit"
+        return f"{self.mbit:g} Mbit/s, {self.round_trip:g} ms"
+
+
+FREE = Link(100_000, 0)  # on which a step takes what the hosts themselves take for it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,27 +81,26 @@ class Pace:
         return self.seconds(self.every) / self.every
 
 
-Wanted = tuple[dict[str, Any], Ask, Link | None]
+Wanted = tuple[dict[str, Any], Ask, Link]
 
 
-def key(kind: str, setting: Setting, method: str, link: Link | None) -> dict[str, Any]:
-    """Of a result: steps on a link, or alone without one, or a training on a link."""
-    at = dataclasses.asdict(link) if link else {"mbit": None, "round_trip": None}
-    return {"kind": kind, **dataclasses.asdict(setting), "method": method, **at}
+def key(kind: str, setting: Setting, method: str, link: Link) -> dict[str, Any]:
+    """Of a result: steps, or a training, on a link."""
+    at = dataclasses.asdict(setting) | {"method": method} | dataclasses.asdict(link)
+    return {"kind": kind, **at}
 
 
-def ask_steps(setting: Setting, method: str, link: Link | None) -> Ask:
-    """Steps to know their pace; without a link nothing is sent."""
+def ask_steps(setting: Setting, method: str) -> Ask:
+    """Steps to know their pace."""
     every, rate = exchange_of(method).sync_every or 1, middle_rate(method, setting)
-    steps = WARM + max(STEPS, 2 * every)  # whole cycles, of each H that is tried
-    longer = dataclasses.replace(setting, steps=max(setting.steps, steps))
-    return Ask(longer, method, rate, seed=0, steps=steps, alone=link is None)
+    steps = max(STEPS, 2 * every)  # whole cycles, of each H that is tried
+    longer = dataclasses.replace(setting, steps=max(setting.steps, WARM + steps))
+    return Ask(longer, method, rate, seed=0, steps=steps)
 
 
 def ask_training(setting: Setting, method: str, rate: float) -> Ask:
     """A whole training, and its loss in the end."""
-    steps = setting.steps
-    return Ask(setting, method, rate, seed=0, steps=steps, due=(steps,))
+    return Ask(setting, method, rate, seed=0, steps=setting.steps, is_training=True)
 
 
 def on_links(
@@ -113,23 +116,19 @@ def on_links(
         raise SystemExit(f"Links need Linux, root and iproute2; missing: {lacking}.")
     with ExitStack() as stack:
         net = stack.enter_context(network(hosts))
-        job = dataclasses.asdict(Job(hosts, f"{net.address(0)}:4711", "eth0"))
-        commands = [net.command(i) + worker_command(job, i) for i in range(hosts)]
+        at = f"{net.address(0)}:4711", hosts
+        commands = [net.command(i) + worker_command(*at, i) for i in range(hosts)]
         running = stack.enter_context(workers(commands))
         running.reports(START)
         for key, ask, link in wanted():
-            what = f"{key['kind']}: {link or 'nothing sent'}, {ask.method}"
+            what = f"{key['kind']}: {link}, {ask.method}"
             console.print(f"{what}, {ask.steps} steps", highlight=False)
-            if link is not None:
-                net.shape(link.mbit, link.round_trip / 1e3)
+            net.shape(link.mbit, link.round_trip / 1e3)
             reports = running.measure(PATIENCE, json.dumps(dataclasses.asdict(ask)))
             found = result(key, ask, reports)
-            if not ask.alone:
-                found["reported"] = reported(ask.setting, ask.method)
+            found["reported"] = reported(ask.setting, ask.method)
             results.add(found)
-            step = statistics.fmean(found["seconds"])
-            compiled = f"compiled in {found['compile_seconds']:.0f} s"
-            console.print(f"{what}: {step:.3f} s a step; {compiled}", highlight=False)
+            console.print(f"{what}: {statistics.fmean(found['seconds']):.3f} s a step")
 
 
 @functools.cache
@@ -150,25 +149,22 @@ def result(key: dict[str, Any], ask: Ask, reports: Sequence[dict[str, Any]]) -> 
     return {
         "key": key,
         "seconds": [round(statistics.fmean(step), 5) for step in seconds],
-        "points": list(zip(ask.due, reports[0]["losses"], strict=True)),
+        "points": [[ask.steps, reports[0]["loss"]]] if ask.is_training else [],
         "sent": statistics.fmean(x.data_bytes for x in sent),
-        "header_share": statistics.fmean(x.header_share for x in sent),
-        "dropped": sum(x.dropped for x in sent),
         "message": max(report["barrier"] for report in reports) / messages,
         "compile_seconds": max(report["compile_seconds"] for report in reports),
         "hardware": hardware(jax.devices()[0]),
     }
 
 
-def pace(
-    setting: Setting, method: str, link: Link | None, results: Results
-) -> Pace | None:
+def pace(setting: Setting, method: str, link: Link, results: Results) -> Pace | None:
     """The pace that was measured; None if it was not."""
     if method == HIDDEN:
-        alone, whole = (pace(setting, DENSE, x, results) for x in (None, link))
-        if alone is None or whole is None:
+        seldom = pace(setting, SELDOM, FREE, results)
+        whole = pace(setting, DENSE, link, results)
+        if seldom is None or whole is None:
             return None
-        longer = max(alone.step, whole.step - alone.step)
+        longer = max(seldom.local, whole.step - seldom.local)
         return dataclasses.replace(whole, exchange=longer)
     found = results.get(key("steps", setting, method, link))
     if found is None:
@@ -183,7 +179,7 @@ def pace(
         statistics.median(seconds[False] or [0.0]),
         statistics.median(seconds[True]),
         found["sent"] / len(seconds[True]),
-        found.get("reported", 0.0),
+        found["reported"],
         found["message"],
     )
 
@@ -193,11 +189,10 @@ def advice(
 ) -> slamb_jax.advisor.Advice:
     """What the advisor says of this method beside dense AdamW.
 
-    It is given the seconds of both with nothing sent, and twice the latency of a small
-    message: for a large one Gloo asks the receiver first.
+    It is given the seconds of both on links that take none, and twice the latency of a
+    small message: for a large one Gloo asks the receiver first.
     """
-    same = TRAINED_AS.get(method, method)  # but for what is sent
-    other, own = (pace(setting, x, None, results) for x in (DENSE, same))
+    other, own = (pace(setting, x, FREE, results) for x in (DENSE, method))
     here = pace(setting, method, link, results)
     assert other is not None
     assert own is not None

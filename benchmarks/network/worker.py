@@ -6,12 +6,13 @@ loss where that is asked for.
 
 import dataclasses
 import functools
+import itertools
 import json
+import operator
 import os
 import statistics
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,22 +22,12 @@ from jax.sharding import Mesh
 
 import slamb_jax
 from benchmarks.network import counters
-from benchmarks.network.alone import alone
 from benchmarks.network.losses import Setting, method_of
 from benchmarks.train.tasks import task
 from examples.common.simulated import AXIS, DEFAULT, Program
 
 WARM = 3  # steps before those that count
 BARRIERS = 9  # to know the latency
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """The settings of a run that every worker needs; passed on as JSON."""
-
-    workers: int
-    coordinator: str
-    interface: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +38,8 @@ class Ask:
     method: str
     rate: float
     seed: int
-    steps: int
-    alone: bool = False  # nothing is sent
-    due: tuple[int, ...] = ()  # steps after which to evaluate
+    steps: int  # that count
+    is_training: bool = False  # all steps count, and the loss after them
 
     @classmethod
     def of_line(cls, line: str) -> "Ask":
@@ -58,50 +48,33 @@ class Ask:
 
 
 @functools.cache
-def program(
-    setting: Setting, method: str, mesh: Mesh, is_alone: bool
-) -> tuple[Program, float]:
+def program(setting: Setting, method: str, mesh: Mesh) -> tuple[Program, float]:
     """A compiled program, and the seconds that took."""
-    way = method_of(method, setting)
-    if is_alone:  # they come apart, as they must
-        warnings.filterwarnings("ignore", "after call .* workers differ")
     made = Program(
-        task(setting.task), alone(way) if is_alone else way, mesh=mesh,
+        task(setting.task), method_of(method, setting), mesh=mesh,
         workers=setting.workers, batch=setting.batch, steps=setting.steps,
         schedule=task(setting.task).schedule(setting.steps),
     )  # fmt: skip
     return made, made.compile()
 
 
-def run(
-    ask: Ask, mesh: Mesh, barrier: Callable[[], float], interface: str
-) -> dict[str, Any]:
-    """Steps that follow one another; the clock stands while the loss is evaluated."""
-    made, compile_seconds = program(ask.setting, ask.method, mesh, ask.alone)
-    state, warm = made.start(ask.rate, ask.seed), 0 if ask.due else WARM
-    seconds: list[float] = []
-    losses: list[float] = []
-    sent = counters.Counters(0, 0, 0, 0, 0)
-    before = sent
-    for t, batch in enumerate(made.batches(ask.seed), 1):
-        if t == warm + 1 or t - 1 in ask.due:
-            barrier()
-            before = counters.read(interface)
+def run(ask: Ask, mesh: Mesh, barrier: Callable[[], float]) -> dict[str, Any]:
+    """Steps that follow one another."""
+    made, compile_seconds = program(ask.setting, ask.method, mesh)
+    state, batches = made.start(ask.rate, ask.seed), iter(made.batches(ask.seed))
+    for batch in itertools.islice(batches, 0 if ask.is_training else WARM):
+        state, _ = made.step(state, batch)
+    barrier()
+    before, seconds = counters.read(), []
+    for batch in itertools.islice(batches, ask.steps):
         began = time.perf_counter()
         state, _ = jax.block_until_ready(made.step(state, batch))
-        if t > warm:
-            seconds.append(time.perf_counter() - began)
-        if t == ask.steps or t in ask.due:
-            now = counters.read(interface)
-            sent = jax.tree.map(lambda a, b, c: a + b - c, sent, now, before)
-        if t in ask.due:
-            losses.append(made.evaluate(state))
-        if t == ask.steps:
-            break
+        seconds.append(time.perf_counter() - began)
+    sent = jax.tree.map(operator.sub, counters.read(), before)
     return {
         "compile_seconds": compile_seconds,
         "seconds": seconds,
-        "losses": losses,
+        "loss": made.evaluate(state) if ask.is_training else None,
         "sent": sent._asdict(),
         "barrier": statistics.median(barrier() for _ in range(BARRIERS)),
     }
@@ -131,20 +104,17 @@ def use_own_cores(workers: int, index: int) -> None:
     os.sched_setaffinity(0, cores[first:past])
 
 
-def report(found: dict[str, Any]) -> None:
-    print("report", json.dumps(found), flush=True)
-
-
-def main(job: Job, index: int) -> None:
-    use_own_cores(job.workers, index)
-    jax.distributed.initialize(job.coordinator, job.workers, index)
-    mesh = jax.make_mesh((job.workers,), (AXIS,))
+def main(coordinator: str, workers: int, index: int) -> None:
+    use_own_cores(workers, index)
+    jax.distributed.initialize(coordinator, workers, index)
+    mesh = jax.make_mesh((workers,), (AXIS,))
     barrier = make_barrier(mesh)
     barrier()
-    report({})
+    print("report {}", flush=True)
     for line in sys.stdin:
-        report(run(Ask.of_line(line), mesh, barrier, job.interface))
+        found = run(Ask.of_line(line), mesh, barrier)
+        print("report", json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
-    main(Job(**json.loads(sys.argv[1])), int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -78,6 +78,7 @@ PARTS += tuple(x for x in SPENT if x not in ALL_SEEDS)
 MAIN, LONG, LONGEST = (Setting("byte_lm", 8, 8, n) for n in (300, 1200, 4800))
 APART = Setting("byte_lm_apart", 8, 8, 300)
 SIXTEEN = Setting("byte_lm", 16, 4, 300)
+AT_SIXTEEN = "SLAMB, few bits, H 10", "LAMB with the exchange"
 ACCURACY = (
     "SGD, momentum 0.9", "AdamW, b2 0.999", LAMB, "SLAMB", "SLAMB, H 10",
     "SLAMB, 8 bits", "SLAMB, 4 bits", "LAMB with the exchange",
@@ -99,7 +100,8 @@ GRIDS = {
             Trial(LONGEST, LAMB, (0.01,), (0,)),
             Trial(LONGEST, "SLAMB", (0.005,), (0,)),
             *(Trial(x, name) for x in (APART, SIXTEEN) for name in (LAMB, FEW)),
-            Trial(APART, "SLAMB", seeds=(0,)),
+            *(Trial(x, "SLAMB", seeds=(0,)) for x in (APART, SIXTEEN)),
+            *(Trial(SIXTEEN, name, seeds=(0,)) for name in AT_SIXTEEN),
         ),
         dense=LAMB,
     ),
