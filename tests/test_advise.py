@@ -273,8 +273,10 @@ def test_it_says_where_one_message_to_all_is_faster():
     assert 'route="all"' not in str(advise(1e6, near))
     told, asked = advise(1e6, far), advise(1e6, far, route="all")
     assert 'With route="all"' in str(told)
-    assert told.to_all == asked.exchanging
-    assert 'With route="all"' not in str(asked)
+    assert told.routes["all"] == asked.exchanging
+    assert "With route" not in str(asked)
+    many = slamb_jax.Network(64, 1e9, latency=0.001)
+    assert 'With route="owners"' in str(advise(1e6, many, route="all"))
 
 
 PART = {"selection": Strided(0.1), "payload": None}
@@ -309,6 +311,10 @@ def test_a_budget_is_kept_and_used(share):
     if place > 0:
         more = dataclasses.replace(exchange, payload=payloads[place - 1])
         assert more.share(params) > share
+    if share > 0.02:  # four times as much where all send to all
+        asked = dataclasses.replace(asked, route="all")
+        advice = slamb_jax.advise(params, network, asked, budget=share, **seconds)
+        assert advice.share == 4 * advice.exchange.share(params) <= share
 
 
 @pytest.mark.parametrize("size", [10_000, 100_000, 10_000_000])

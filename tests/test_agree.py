@@ -181,8 +181,9 @@ def test_momenta_that_oppose_each_other_are_told_from_those_that_do_not(place):
         slamb_jax.momentum_agreement({"w": jnp.ones((N, 3))})
 
 
-def test_metrics_are_those_of_the_wire_report_and_of_the_state():
-    mesh, exchange = mesh_of(N), slamb_jax.Exchange(AXIS)
+@pytest.mark.parametrize("route", ["owners", "all"])
+def test_metrics_are_those_of_the_wire_report_and_of_the_state(route):
+    mesh, exchange = mesh_of(N), slamb_jax.Exchange(AXIS, route=route)
     tx = slamb_jax.skip_not_finite(slamb_jax.adamw(1e-3, exchange), exchange)
     shapes = {"w": (320, 80), "b": (2560,)}  # whole blocks in each of the slices
     params, grads = random_tree(shapes, 0), stack(random_tree(shapes, 1), N)
@@ -192,10 +193,11 @@ def test_metrics_are_those_of_the_wire_report_and_of_the_state():
     state, _ = run(state, grads)
     state, _ = run(state, grads | {"b": grads["b"].at[1].set(np.nan)})
     metrics = slamb_jax.exchange_metrics(exchange, params)
+    share = exchange.share(params) * (N / 2 if route == "all" else 1)
     assert metrics(state) == {
         "exchange/bytes_per_step": report.bytes_sent(),  # no flag is sent
-        "exchange/share_of_float32": exchange.share(params),
-        "exchange/share_of_bfloat16": 2 * exchange.share(params),
+        "exchange/share_of_float32": share,
+        "exchange/share_of_bfloat16": 2 * share,
         "exchange/agreement": pytest.approx(np.sqrt(N)),  # equal gradients
         "exchange/skipped_steps": 1,
     }

@@ -174,13 +174,19 @@ def test_where_others_alone_have_a_gradient_a_small_eps_is_told(eps):
 BETWEEN = slamb_jax.Exchange(AXIS)
 LOCAL = slamb_jax.Exchange(AXIS, payload=None, sync_every=3)
 AVERAGE = slamb_jax.average_parameters_every(LOCAL)
+
 MISTAKES = {
+    "never an average": optax.chain(slamb_jax.mask_momentum(LOCAL), optax.scale(-0.1)),
     "one link before the other": optax.chain(
         randk(BETWEEN), slamb_jax.adamw(0.1, BETWEEN)
     ),
     "the other way round": optax.chain(
         slamb_jax.mask_momentum(BETWEEN), randk(BETWEEN), optax.scale(-0.1)
     ),
+    "two optimizers": optax.chain(
+        slamb_jax.adamw(0.1, BETWEEN), slamb_jax.sgd(0.1, BETWEEN)
+    ),
+    "two averages": optax.chain(slamb_jax.lamb(0.1, LOCAL), AVERAGE),
     "an average first": optax.chain(AVERAGE, optax.adam(0.1)),
     "an average in the middle": optax.chain(
         optax.adam(0.1), AVERAGE, optax.scale_by_schedule(lambda step: 0.5)
@@ -203,8 +209,10 @@ RIGHT = {
 @pytest.mark.parametrize("name", [*MISTAKES, *RIGHT])
 def test_a_chain_that_exchanges_twice_or_averages_too_early_is_told(name):
     tx = (MISTAKES | RIGHT)[name]
-    averages = "an average" in name
-    said = "put it last" if averages else "in one chain exchange twice"
+    averages = "average" in name or name == "an optimizer's own"
+    said = "2 links in one chain exchange"
+    if "an average" in name:
+        said = "put (it|average_parameters_every) last"
     with pytest.warns(UserWarning, match=said) if name in MISTAKES else nullcontext():
         between = LOCAL if averages else BETWEEN
         # As a step has them: what else is beside a chain is no part of it.

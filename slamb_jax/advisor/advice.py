@@ -67,7 +67,7 @@ class Advice:
     dense: StepCost  #: a step whose gradients are averaged in float32
     dense_bfloat16: StepCost  #: a step whose gradients are averaged in bfloat16
     exchanging: StepCost  #: a step with the exchange
-    to_all: StepCost  #: the same by the route ``"all"``
+    routes: dict[str, StepCost]  #: the same by the routes ``"owners"`` and ``"all"``
     title: str  #: the question, in words
     #: Bytes of a step over those of averaging gradients in float32, as
     #: :meth:`Exchange.share` counts them, and by way of all n / 2 times as many; over
@@ -171,14 +171,16 @@ class Advice:
         if late >= self.LATE:
             texts.append(
                 f"Latency is {late:.0%} of the exchanging step. Fewer bytes do not "
-                "shorten it; fewer exchanges do: sync_every=10 or more and an outer "
-                "optimizer."
+                "shorten it; fewer exchanges do: where all workers draw from the same "
+                "data, an exchange without a selection, with sync_every=10 or more and "
+                "an outer optimizer."
             )
-        if self.exchanging.step_seconds / self.to_all.step_seconds >= self.THRESHOLD:
-            texts.append(
-                'With route="all", by which each worker sends its codes to all others '
-                f"at once, a step takes {duration(self.to_all.step_seconds)}."
-            )
+        for route, cost in self.routes.items():
+            if self.exchanging.step_seconds / cost.step_seconds >= self.THRESHOLD:
+                texts.append(
+                    f'With route="{route}" a step takes {duration(cost.step_seconds)}, '
+                    f"and each worker sends {cost.bytes_per_step / 1e6:.4g} MB."
+                )
         texts = [textwrap.fill(text, 88) for text in texts]
         return "\n".join([self.title, format_table(rows, str.rjust), *texts])
 

@@ -104,14 +104,14 @@ def advise(
     if counted:
         checks.check_range("params", params, 1.0, 1e15)
         params = jax.ShapeDtypeStruct((1, int(float(params))), jnp.float32)
+    nodes = network.workers // devices
     if budget is not None:
-        exchange = _choose_payload(exchange, budget, params)
+        exchange = _choose_payload(exchange, budget, params, nodes)
     # 2. The elements of one device's shards, and the means of those.
     shards = None if counted else _shards(params, exchange)
     d, means = nbytes.means_of(exchange, params, shards)
     # 3. The exchange's collectives. The devices of a worker average their gradients
     # before, and only what comes after may run during the compute.
-    nodes = network.workers // devices
     gradients = [Transfer("all-reduce", 4 * d, within=True)] if devices > 1 else []
 
     def cost(route: str) -> StepCost:
@@ -127,13 +127,13 @@ def advise(
         _cost(network, step_seconds, before, [Transfer("all-reduce", itemsize * d)])
         for itemsize in (4, 2)
     )
-    share = nbytes.share(d, means, nodes / 2 if exchange.route == "all" else 1.0)
+    share = nbytes.share(d, means, exchange.route, nodes)
     recorded = exchange.averages_momentum and not exchange.overlap
     return Advice(
         dense=wide,
         dense_bfloat16=narrow,
         exchanging=cost(exchange.route),
-        to_all=cost("all"),
+        routes={route: cost(route) for route in ("owners", "all")},
         title=_title(d, network, exchange, share),
         share=share,
         exchange=exchange,
@@ -142,7 +142,7 @@ def advise(
 
 
 def _choose_payload(
-    exchange: Exchange, budget: float, params: chex.ArrayTree
+    exchange: Exchange, budget: float, params: chex.ArrayTree, workers: int
 ) -> Exchange:
     """The exchange in the first payload that keeps to the budget."""
     checks.check_range("budget", budget, 0.0, 1.0, open_low=True)
@@ -153,7 +153,8 @@ def _choose_payload(
         )
     for payload in RECORDED if exchange.outer is None else ("ternary",):
         chosen = dataclasses.replace(exchange, payload=payload)
-        if (least := chosen.share(params)) <= budget:
+        means = nbytes.means_of(chosen, params)
+        if (least := nbytes.share(*means, exchange.route, workers)) <= budget:
             return chosen
     raise ValueError(
         f"budget must be at least {least:.2g} for these parameters, got {budget!r}: "

@@ -41,8 +41,8 @@ class Codec(NamedTuple):
       decode: of a code, a ``jax.ShapeDtypeStruct`` of x, and ``common``: the float32
         array that it stands for.
       averages: whether the mean of all codes is the code of the mean, as where
-        ``encode`` is linear. Then one all-reduce takes the place of an all-gather. The
-        codes must be float32, in which they are summed.
+        ``encode`` is linear. Then one all-reduce takes them. The codes must be float32,
+        in which they are summed.
     """
 
     encode: Callable[[jax.Array, jax.Array, jax.Array], Any]
@@ -66,10 +66,10 @@ def from_codec(
       q_i = \text{decode}(\text{encode}(x_i)), \quad
       M = \text{mean over workers of } q_i, \quad e_i = x_i - q_i
 
-    The codes of all arrays travel as bytes in one all-gather, so that each worker sends
-    its codes n - 1 times around a ring. That is less than an all-reduce in float32 if
-    they have less than 2/n of the arrays' bytes, and less than the default exchange
-    below 0.1/n. With ``averages`` they travel in one all-reduce.
+    The codes of all arrays travel as bytes in one message: each worker sends its own to
+    the n - 1 others. That is less than an all-reduce in float32 if they have less than
+    2/n of the arrays' bytes, and less than the default exchange below 0.1/n. With
+    ``averages`` they travel in one all-reduce.
 
     Args:
       codec: the two functions.

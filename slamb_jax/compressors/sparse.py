@@ -17,8 +17,7 @@ def top_k(share: float, axis_name: AxisName) -> optax.GradientTransformationExtr
       \text{ largest}, \text{ else } 0
 
     Workers choose for themselves: the values, in float32, and their places, in 16 bits
-    where an array has at most 65,536 coordinates and else in 32, travel in an
-    all-gather.
+    where an array has at most 65,536 coordinates and else in 32, go to all others.
 
     Args:
       share: of the coordinates, in (0, 1]; k is the nearest integer, at least 1.

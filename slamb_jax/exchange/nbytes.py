@@ -123,12 +123,15 @@ def transfers_of(
     return [*sent, gather] if devices > 1 else sent
 
 
-def share(elements: int, means: Sequence[Mean], copies: float = 1.0) -> float:
+def share(
+    elements: int, means: Sequence[Mean], route: str = "owners", workers: int = 2
+) -> float:
     """Bytes of a step over those of a mean of so many float32 gradients.
 
-    With ``copies`` times the bytes of what no all-reduce sums.
+    By the route ``"all"`` n workers send n / 2 times the bytes of what no all-reduce
+    sums.
     """
-    sent = 0.0
+    sent, copies = 0.0, workers / 2 if route == "all" else 1.0
     for sizes, wire, often in means:
         # Of one slice that holds all: padding for the workers, a few bytes for each
         # array, is not counted.

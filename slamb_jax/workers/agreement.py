@@ -254,10 +254,10 @@ def exchange_metrics(
       2040.0 2.0
     """
     elements, means = means_of(check_exchange(exchange), params)
-    of_float32 = share(elements, means)
 
     def metrics(state: chex.ArrayTree) -> dict[str, float]:
         n = check_replicas("state", state)
+        of_float32 = share(elements, means, exchange.route, n)
         momenta = leaves_in(state, "mu").values()
         if n > 1 and elements == sum(x.size for x in momenta):
             raise ValueError(

@@ -20,17 +20,22 @@ from slamb_jax.exchange.settings import Exchange
 from slamb_jax.workers import agreement
 from slamb_jax.workers.mesh import check_replicas, is_held
 
+_EXCHANGED = {  # by which states
+    "momentum": ("MaskMomentumState", "CompressState"),
+    "parameters": ("AverageParametersState",),
+}
 LATER = 300
 """The call of a step after which :class:`Watch` looks at the state once more."""
 
 
-def check_wrappers(state: chex.ArrayTree) -> None:
+def check_wrappers(state: chex.ArrayTree, exchange: Exchange) -> None:
     """Raises, or warns, for transformations that do not suit an exchange as they stand.
 
     1. Under ``optax.apply_if_finite`` one worker skips a step, and the others wait.
     2. Under ``optax.MultiSteps`` each mini-step exchanges.
     3. A chain averages the parameters, and further links change them.
     4. A chain exchanges twice.
+    5. Parameters that come apart are never averaged.
     """
     find = optax.tree.get_all_with_path
     if _has_state(find(state, "ApplyIfFiniteState"), "slamb_jax."):
@@ -57,12 +62,20 @@ def check_wrappers(state: chex.ArrayTree) -> None:
                     "updates that it gets, and is not the last link of its chain: put "
                     "it last"
                 )
-        if "CompressState" in names and find(chain, "MaskMomentumState"):
-            told.append(
-                "compress_with_error_feedback and mask_momentum in one chain exchange "
-                "twice, the second time a mean: leave one out, or give the first to "
-                "the other as its compressor"
-            )
+        for what, states in _EXCHANGED.items():
+            sent = [part for part in chain if any(find(part, name) for name in states)]
+            if len(sent) > 1:
+                told.append(
+                    f"{len(sent)} links in one chain exchange the {what}: leave all "
+                    "but one out. One may be the compressor of mask_momentum"
+                )
+    every = None if exchange.averages_momentum else exchange.sync_every
+    has_average = find(state, "AverageParametersState")
+    if every and find(state, "MaskMomentumState") and not has_average:
+        told.append(
+            f"the exchange averages the parameters every {every} steps, and no link of "
+            "the state does: put average_parameters_every last"
+        )
     for text in told:  # to who called replicate, or the init of on_workers
         warnings.warn(text, stacklevel=3)
 
@@ -160,8 +173,9 @@ class Watch:
                 f"after call {self._calls} of the step workers differ in "
                 f"{', '.join(apart[:5])}{more}, which began the same on all: no "
                 "exchange averages it. Give the optimizer of these parameters the "
-                "exchange, slamb_jax.adamw(rate, exchange) in place of optax.adamw, or "
-                "all optimizers as a direction, slamb_jax.mask_momentum(exchange, tx). "
+                "exchange, slamb_jax.adamw(rate, exchange) in place of optax.adamw, "
+                "and per_worker_step the same one; or all optimizers as a direction, "
+                "slamb_jax.mask_momentum(exchange, tx). "
                 "Take slamb_jax.average_parameters of statistics and metrics before "
                 "they are used. Filter this warning if they are to differ",
                 stacklevel=4,  # who called the step

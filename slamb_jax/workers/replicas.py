@@ -68,8 +68,8 @@ def replicate(
       UserWarning: for ``optax.MultiSteps`` around an exchange, which then exchanges at
         every mini-step; :func:`accumulate` does not. For parameters that are sharded
         over a further axis of the mesh without ``param_specs``, which become whole. For
-        a chain that exchanges twice, or whose :func:`average_parameters_every` is not
-        its last link.
+        a chain of which two links exchange, or whose :func:`average_parameters_every`
+        is not its last link.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
@@ -96,7 +96,7 @@ def replicate(
     _check_values(tree)
     _check_is_one_copy(tree, n, exchange)
     _warn_of_shards(tree, mesh, exchange)
-    guards.check_wrappers(tree)
+    guards.check_wrappers(tree, exchange)
     equal = begin_equal(tree, equal_keys)
     there = meshes.state_shardings(tree, mesh, exchange)
     out = jax.tree.map(replicas, tree, equal, there)

@@ -276,7 +276,7 @@ def on_workers(
         of_all = over_workers(tx.init, mesh, exchange, ())
         with meshes.using(mesh):
             like = jax.eval_shape(of_all, params)
-            guards.check_wrappers(like)
+            guards.check_wrappers(like, exchange)
             there = meshes.state_shardings(like, mesh, exchange, lead=1)
             leaves = jax.tree.leaves(params)
             if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
