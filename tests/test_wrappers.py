@@ -174,17 +174,17 @@ def test_inside_an_accumulation_a_mini_step_spoils_the_step():
     assert state.inner.total_notfinite.tolist() == [1] * N
 
 
-@pytest.mark.parametrize("mapping", ["shard_map", "shard_map_unchecked"])
 @pytest.mark.parametrize(
-    ("tx", "exchange", "more"),
+    ("tx", "exchange", "more", "mapping"),
     [
-        (ADAMW, DEFAULT, 0),  # the mean tells all
-        (LATE, LATER, 4),  # what it tells it tells at the next step
-        (slamb_jax.adamw(0.01, OUTER), OUTER, 4),
+        (ADAMW, DEFAULT, 0, "shard_map"),  # the mean tells all
+        (ADAMW, DEFAULT, 0, "shard_map_unchecked"),
+        (LATE, LATER, 4, "shard_map"),  # what it tells it tells at the next step
+        (slamb_jax.adamw(0.01, OUTER), OUTER, 4, "shard_map_unchecked"),
     ],
 )
 def test_it_sends_one_number_or_none_and_needs_no_conditional(
-    mapping, tx, exchange, more
+    tx, exchange, more, mapping
 ):
     params, sent = random_tree(SHAPES, 0), []
     for made in (tx, slamb_jax.skip_not_finite(tx, exchange)):
