@@ -230,5 +230,5 @@ def grid(payload, x, group):
     """The step of each element's grid, between the two values that it may become."""
     blocks = in_blocks(np.asarray(x, np.float64), group)
     step = np.abs(blocks).max((1, 2), keepdims=True)
-    step = step / {"uniform8": 127, "uniform4": 7}[payload]
+    step = step / {"uniform8": 127, "uniform4": 7, "TernGrad": 1}[payload]
     return flat(np.broadcast_to(step, blocks.shape), group, x.size)

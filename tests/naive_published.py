@@ -10,6 +10,9 @@ import numpy as np
 import optax
 from scipy import fft
 
+from slamb_jax.exchange.codecs import codec_of
+from tests.naive import coded
+
 
 def wide(tree):
     return {name: np.asarray(x, np.float64) for name, x in tree.items()}
@@ -62,12 +65,8 @@ class Signs:
         return 256 if size < 2048 else 512
 
     def coded(self, x):
-        out, step = np.zeros(x.size), self.block(x.size)
-        for start in range(0, x.size, step):
-            part = x.ravel()[start : start + step]
-            size = np.abs(part).sum() / max(1, np.count_nonzero(part))
-            out[start : start + step] = np.where(part >= 0, size, -size)
-        return out.reshape(x.shape)
+        group = codec_of("sign").group_of(x.size)
+        return coded("sign", x.ravel(), group).reshape(x.shape)
 
     def __call__(self, name, xs):
         """The mean for all, and what each worker did not send of its x."""
@@ -222,13 +221,6 @@ def two_bits(x, share):
             if start + place < x.size:
                 out[start + place] = -magnitude if chunk[place] < 0 else magnitude
     return out.reshape(x.shape)
-
-
-def terngrad_step(x):
-    """The step from one of the values that a code of TernGrad may have to the next."""
-    blocks = np.pad(np.float64(x), (0, -x.size % 640)).reshape(-1, 640)
-    step = np.broadcast_to(np.abs(blocks).max(1, keepdims=True), blocks.shape)
-    return step.reshape(-1)[: x.size]
 
 
 def sparseloco(params, grads, *, rate, every, share):

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import slamb_jax
+from tests.optimizers import flat_slamb
 
 ROOT = Path(slamb_jax.__file__).parent
 LIMITS = Path(__file__).with_suffix(".json")
@@ -102,17 +102,9 @@ def walk(tx):
 def walks():
     """Of a default update, and of one of SLAMB as a flat chain."""
     paper = slamb_jax.Exchange.paper("data")
-    adam = slamb_jax.directions.adam(1e-6, eps_before_correction=True)
-    flat = optax.chain(
-        slamb_jax.mask_momentum(paper, adam, b2=0.999),
-        slamb_jax.layerwise_trust_ratio(paper, b3=0.93),
-        slamb_jax.elementwise_rescale(paper, b3=0.93),
-        optax.scale_by_learning_rate(6e-3),
-        slamb_jax.average_parameters_every(paper),
-    )
     return {
         "adamw": walk(slamb_jax.adamw(1e-3, slamb_jax.Exchange("data"))),
-        "slamb, flat": walk(flat),
+        "slamb, flat": walk(flat_slamb(6e-3, paper, b3=0.93, form="sum")),
     }
 
 

@@ -1,7 +1,6 @@
 """Benchmarks of a step and of JointSpar; what their counters count."""
 
 import math
-import string
 
 import jax
 import jax.numpy as jnp
@@ -18,68 +17,25 @@ from benchmarks.train.results import Results
 from examples.byte_lm.model import ByteLM, blocks
 from slamb_jax import jointspar
 from tests.close import assert_close
+from tests.compiled import hlo
 from tests.optimizers import standard_promotion
 from tests.workers import mesh_of
 
 SHAPES = {"w": (40, 300), "b": (300,)}
-FUSION = string.Template("""HloModule m
-
-%fused (a: f32[1000], b: f32[10]) -> $result {
-  %a = f32[1000]{0} parameter(0)
-  %b = f32[10]{0} parameter(1)
-  %c = s32[] constant(0)
-  $body
-}
-
-ENTRY %main (x: f32[1000], y: f32[10]) -> $result {
-  %x = f32[1000]{0} parameter(0)
-  %y = f32[10]{0} parameter(1)
-  ROOT %f = $result{0:T(128)} fusion(%x, %y), kind=kLoop, calls=%fused
-}
-""")
-PART = """%s = f32[10]{0} slice(%a), slice={[0:10]}
-  ROOT %r = f32[10]{0} add(%s, %b)"""
-IN_PLACE = "ROOT %r = f32[1000]{0} dynamic-update-slice(%a, %b, %c)"
-ON_CHIP = "ROOT %r = f32[10]{0:T(128)S(1)} negate(%b)"
-CALLING = """HloModule m
-
-%negated (p: (f32[10])) -> (f32[10]) {
-  %p = (f32[10]{0}) parameter(0)
-  %x = f32[10]{0} get-tuple-element(%p), index=0
-  %n = f32[10]{0} negate(%x)
-  ROOT %t = (f32[10]{0}) tuple(%n)
-}
-
-%other (p: (f32[10])) -> (f32[10]) {
-  ROOT %p = (f32[10]{0}) parameter(0)
-}
-
-ENTRY %main (c: pred[], x: f32[10]) -> (f32[10]) {
-  %c = pred[] parameter(0)
-  %x = f32[10]{0} parameter(1)
-  %t = (f32[10]{0}) tuple(%x)
-  ROOT %r = (f32[10]{0}) """
-BRANCHES = "conditional(%c, %t, %t), branch_computations={%negated, %other}\n}\n"
-LOOP = """while(%t), condition=%other, body=%negated, \
-backend_config={"known_trip_count":{"n":"7"}}
-}
-"""
 
 
 @pytest.mark.parametrize(
-    ("text", "elements", "kernels", "conditionals"),
+    ("name", "elements", "kernels", "conditionals"),
     [
-        # Of 1000 elements ten are read; ten are read and written in place.
-        (FUSION.substitute(result="f32[10]", body=PART), 30, 1, 0),
-        (FUSION.substitute(result="f32[1000]", body=IN_PLACE), 20, 1, 0),
-        # Ten are read; what is written stays in a TPU's fast memory.
-        (FUSION.substitute(result="f32[10]", body=ON_CHIP), 10, 1, 0),
-        (CALLING + BRANCHES, 0, 0, 1),  # the branch that moves least runs
-        (CALLING + LOOP, 7 * 20, 7, 0),
+        ("slice", 30, 1, 0),  # of 1000 elements ten are read
+        ("in_place", 20, 1, 0),  # ten of them are read and written
+        ("on_chip", 10, 1, 0),  # what is written stays in a TPU's fast memory
+        ("branches", 0, 0, 1),  # the branch that moves least runs
+        ("loop", 7 * 20, 7, 0),
     ],
 )
-def test_kernels_and_their_traffic_are_counted(text, elements, kernels, conditionals):
-    assert traffic(text) == (4 * elements, kernels, conditionals)
+def test_kernels_and_their_traffic_are_counted(name, elements, kernels, conditionals):
+    assert traffic(hlo(name)) == (4 * elements, kernels, conditionals)
 
 
 def test_of_a_compiled_program_each_array_is_passed_once():

@@ -17,7 +17,6 @@ each = pytest.mark.parametrize("payload", [*COUNTS, *DRAWN, "sign"])
 certain = pytest.mark.parametrize("payload", COUNTS)
 drawn = pytest.mark.parametrize("payload", DRAWN)
 SIZES = 300, 5000, 2**16 + 300  # of each kind of block
-sized = pytest.mark.parametrize("size", SIZES)
 
 
 def draws(size, seed=0):
@@ -80,7 +79,7 @@ def assert_drawn(x, y, step):
 
 
 @drawn
-@sized
+@pytest.mark.parametrize("size", SIZES)
 def test_codes_that_are_drawn_are_the_grid_points_beside(payload, size):
     x = draws(size)
     assert_beside(x, sent(payload, x), grid(payload, x, group_of(payload, size)))

@@ -77,8 +77,11 @@ def sent_by(compressor, x, steps=1, mapping="vmap"):
 
 @each
 def test_nothing_is_lost_and_all_workers_get_the_same_mean(name):
+    """On a mesh as under ``vmap``."""
     x = random_tree(SHAPES, 1, N)
     sent, state = sent_by(ALL[name], x, steps=3)
+    on_mesh, _ = sent_by(ALL[name], x, 3, "shard_map")
+    assert_close(on_mesh, sent, units=256, floor=1.0)
     assert_workers_agree(sent.mean)
     assert_workers_agree(state)
     for key in SHAPES:
@@ -87,13 +90,6 @@ def test_nothing_is_lost_and_all_workers_get_the_same_mean(name):
         np.testing.assert_allclose(
             mean[0] + unsent.mean(0), given.mean(0), atol=room, rtol=0
         )
-
-
-@each
-def test_on_a_mesh_as_under_vmap(name):
-    x = random_tree(SHAPES, 1, N)
-    found = [sent_by(ALL[name], x, 2, m)[0] for m in ("vmap", "shard_map")]
-    assert_close(*found, units=256, floor=1.0)
 
 
 @pytest.mark.parametrize("shape", [(3,), (9, 128), (70_000,), (2_200_001,)])

@@ -358,18 +358,11 @@ def scaled(stacked):
 
 MODEL = Model(**PARAMS)
 TREES = {  # where an argument is a tree like the parameters, or a function of them
-    slamb_jax.adamw: {"mask": MASK},
-    slamb_jax.lamb: {"mask": MASK},
-    slamb_jax.slamb: {"mask": MASK},
-    slamb_jax.lion: {"mask": MASK},
-    slamb_jax.muon: {
-        "weight_decay_mask": MASK, "muon_weight_dimension_numbers": KERNELS
-    },
-    slamb_jax.layerwise_trust_ratio: {"mask": MASK},
-    scaled: {"stacked": MASK},
-    directions.muon: {"weight_dimension_numbers": KERNELS},
-    jointspar.jointspar: {"layers": LAYERS},
-}  # fmt: skip
+    make: {name: x for name, x in given.items() if x in (MASK, LAYERS, KERNELS)}
+    for make, given in ARGUMENTS.items()
+}
+TREES = {make: trees for make, trees in TREES.items() if trees}
+TREES[scaled] = {"stacked": MASK}
 
 
 @pytest.mark.parametrize("make", TREES, ids=lambda make: make.__qualname__)

@@ -24,13 +24,6 @@ DECAY = {
 LAMB = {"form": "product", "weight_decay": 0.1, "c_min": 0, "c_max": math.inf}
 
 
-def of_momentum(*links, eps, in_sqrt=False):
-    """Adam whose second moment is that of the momentum, and what follows."""
-    v = optax.scale_by_rms(0.999, eps, eps_in_sqrt=in_sqrt, bias_correction=True)
-    rate = optax.scale_by_learning_rate(RATE)
-    return optax.chain(optax.ema(0.9), v, *links, rate)
-
-
 def muon_of(rate, decays=(0.0, 0.0), nesterov=True, **settings):
     """optax's for matrices, and for other leaves our AdamW of a single worker."""
     muon = contrib.muon(rate, weight_decay=decays[0], nesterov=nesterov, **settings)
@@ -44,18 +37,10 @@ NESTEROV = {"b1": 0.8, "eps_root": 1e-6, "nesterov": True}
 MUON = {"weight_decay": 0.1, "adam_weight_decay": 0.2}
 PLAIN = {"beta": 0.9, "nesterov": False, "ns_steps": 3}
 DENSE = {  # ours, and what it is in dense training; None: ours of a single worker
-    "adamw": (
-        "adamw", RATE, {"eps": 1e-20, "eps_root": 0.1, **DECAY},
-        of_momentum(optax.add_decayed_weights(**DECAY), eps=0.1, in_sqrt=True),
-    ),
+    "adamw": ("adamw", RATE, {"eps": 1e-20, "eps_root": 0.1, **DECAY}, None),
     "adamw, nesterov": ("adamw", 0.1, NESTEROV, None),
     "lamb": ("lamb", RATE, {"weight_decay": 0.1}, None),
-    "lamb, product": (
-        "lamb", RATE, {"eps": 0.1, **LAMB},
-        of_momentum(
-            optax.add_decayed_weights(0.1), optax.scale_by_trust_ratio(), eps=0.1
-        ),
-    ),
+    "lamb, product": ("lamb", RATE, {"eps": 0.1, **LAMB}, None),
     "lion": ("lion", RATE, DECAY, optax.lion(RATE, **DECAY)),
     "sgd": ("sgd", 0.1, {}, optax.sgd(0.1)),
     "sgd, momentum": ("sgd", RATE, {"momentum": 0.9}, optax.sgd(RATE, 0.9)),
@@ -97,15 +82,16 @@ def test_in_float32_it_is_the_dense_optimizer_whatever_data_a_worker_has(
         assert_close(p, jax.tree.map(lambda x: np.concatenate([x] * n), q), units)
 
 
-def to_optax(state, params, tx, times, b1=0.9, floor=0.05):
+def to_optax(state, params, tx, times, b1=0.9):
     """As the guide converts a state of one copy; ``times``: of v."""
     old = optax.tree.get(state, "MaskMomentumState")
     mu = jax.tree.map(lambda m: m / b1, old.mu)
     means = old.nu_mean or jax.tree.map(jnp.zeros_like, old.nu)
-    nu = jax.tree.map(
-        lambda v, mean: times * (jnp.sqrt(v) + floor * jnp.sqrt(mean)) ** 2,
-        old.nu, means,
-    )  # fmt: skip
+
+    def dense_nu(v, mean):
+        return times * (jnp.sqrt(v) + 0.05 * jnp.sqrt(mean)) ** 2
+
+    nu = jax.tree.map(dense_nu, old.nu, means)
     return optax.tree.set(tx.init(params), count=old.count, mu=mu, nu=nu)
 
 
@@ -169,15 +155,11 @@ def test_what_was_not_sent_yet_takes_no_long_step_under_optax():
     unsent = (np.asarray(old.nu["w"]) == 0) & (np.asarray(old.mu["w"]) != 0)
     assert unsent.any()
     dense = optax.adamw(0.02, weight_decay=0.0)
-    longest = []
-    for floor in (0.05, 0.0):
-        there = to_optax(state, params, dense, 19, floor=floor)
-        mean = jax.tree.map(lambda g: g.mean(0), grads[-1])
-        with standard_promotion():
-            updates, _ = dense.update(mean, there, params)
-        longest.append(np.abs(updates["w"][unsent]).max() / 0.02)
-    assert longest[0] < 2  # rates
-    assert longest[1] > 100
+    there = to_optax(state, params, dense, 19)
+    mean = jax.tree.map(lambda g: g.mean(0), grads[-1])
+    with standard_promotion():
+        updates, _ = dense.update(mean, there, params)
+    assert np.abs(updates["w"][unsent]).max() < 2 * 0.02  # without the floor 100 rates
 
 
 def noisy(tx):
@@ -233,10 +215,8 @@ def test_an_update_of_16_bits_is_that_of_32_rounded_once(name, dtype):
     tx, trees = slamb_jax.slamb(0.1, plain(min_size=20)), []
     if name in DENSE:
         tx = ours(name, slamb_jax.Exchange())
-    narrow = jax.tree.map(
-        lambda x: x.astype(dtype), [random_tree(SHAPES, t) for t in (1, 2)]
-    )
-    for g, p in (narrow, jax.tree.map(lambda x: x.astype("float32"), narrow)):
+    narrow = optax.tree.cast([random_tree(SHAPES, t) for t in (1, 2)], dtype)
+    for g, p in (narrow, optax.tree.cast(narrow, "float32")):
         with standard_promotion():
             trees.append(jax.jit(tx.update)(g, tx.init(p), p)[0])
     got, want = trees
@@ -244,7 +224,7 @@ def test_an_update_of_16_bits_is_that_of_32_rounded_once(name, dtype):
     assert_close(got, jax.tree.map(lambda x: x.astype(dtype), want), units=2)
 
 
-@pytest.mark.parametrize("payload", [None, "bfloat16", "uniform8", "uniform4"])
+@pytest.mark.parametrize("payload", ["bfloat16", "uniform8", "uniform4"])
 def test_muon_orthogonalizes_the_mean(payload):
     """Of workers whose own momenta are orthogonal to each other."""
     exchange = slamb_jax.Exchange(AXIS, payload=payload)
@@ -312,20 +292,6 @@ def test_an_orthogonalized_matrix_is_nearly_orthogonal():
         scale = max(1, x.shape[2] / x.shape[1]) ** 0.5
         values = np.linalg.svd(np.asarray(x) / scale, compute_uv=False)
         assert ((values > 0.5) & (values < 1.5)).all()  # where the quintic oscillates
-
-
-def test_schedules_count_steps_from_zero():
-    rate, params = optax.piecewise_constant_schedule(1.0, {1: 0.0}), jnp.ones((3, 2))
-    for make, exchange in (
-        (slamb_jax.slamb, plain()), (slamb_jax.lamb, slamb_jax.Exchange())
-    ):  # fmt: skip
-        tx = make(rate, exchange, weight_decay=rate, form="product")
-        state = tx.init(params)
-        with jax.numpy_dtype_promotion("standard"):  # optax's schedules need it
-            first, state = jax.jit(tx.update)(params, state, params)
-            second, _ = jax.jit(tx.update)(params, state, params)
-        assert jnp.all(first != 0)
-        assert jnp.all(second == 0)
 
 
 def test_the_largest_count_is_not_the_last():

@@ -113,6 +113,7 @@ SIZES = {
     ("swin", "tiny"): 28_288_354,  # as the authors of Swin count
     ("swin", "base"): 87_768_224,
 }
+SMALLEST = {("cifar10", "slamb"), ("bert", "base"), ("swin", "tiny")}
 RATES = {  # steps, and the learning rate at some of them, as published
     ("cifar10", "slamb"): (9766, {0: 0.01, 4882: 0.01, 4884: 1e-3, 9765: 1e-4}),
     ("bert", "large"): (7038, {0: 0, 1000: 3e-3, 2000: 6e-3, 4519: 4.2426e-3, 7038: 0}),
@@ -147,7 +148,8 @@ def test_a_configuration_has_its_published_size(program, name):
     assert sum(x.size for x in leaves) == SIZES[program, name]
     chex.assert_type(leaves, jnp.float32)
     first = jax.tree.map(lambda x: np.stack([x] * config.batch_size), task.source[0])
-    for key in (jax.random.key(0), None):
+    evaluated = [None] if (program, name) in SMALLEST else []
+    for key in (jax.random.key(0), *evaluated):
         scores, _ = jax.eval_shape(task.scores, params, statistics, first, key)
         for score in scores.values():
             assert (score.shape, score.dtype) == ((config.batch_size,), jnp.float32)
@@ -225,18 +227,11 @@ def test_traffic_is_that_of_the_compiled_step(name, exchange):
     whole = ring * (30 * 20 + 20 + 9)
     averaged = report_of(dense(optax.sgd(1.0), AXIS), exchange, params, mesh)
     assert averaged.bytes_sent() == whole
-    if exchange == PAPER:
-        assert found.each == ring * (60 + 20 + 9)
-        assert found.average == whole
-        assert found.until(4) == 4 * found.each + 2 * whole  # after steps 1 and 4
-    elif exchange.outer is not None:
-        assert (found.each, found.average) == (0, whole)
-        every = exchange.sync_every
-        for t in (every - 1, 2 * every - 1):
-            assert found.until(t) == t // every * whole
-    else:
-        assert found.until(10) == 10 * found.each
-        assert found.average == 0
+    assert found.average == (0 if exchange.averages_momentum else whole)
+    averages = sum(map(exchange.averages_at, range(1, 200)))
+    assert found.until(199) == 199 * found.each + averages * found.average
+    if not exchange.averages_momentum:  # a part of the momentum, or nothing
+        assert found.each == (ring * (60 + 20 + 9) if exchange == PAPER else 0)
 
 
 def test_only_kernels_decay_and_every_optimizer_has_a_name():

@@ -17,7 +17,9 @@ import slamb_jax
 from benchmarks import rivals
 from benchmarks.rivals import chains, parts
 from examples.common.traffic import report_of
+from slamb_jax.exchange.codecs import Group
 from tests import naive_published as naive
+from tests.naive import grid
 from tests.optimizers import random_tree, step_on_gradients
 from tests.programs import ROOT
 from tests.test_codes import assert_drawn, draws
@@ -188,7 +190,7 @@ def test_codes_of_terngrad_are_the_grid_points_beside_and_right_on_average():
     code, y = jax.jit(jax.vmap(sent))(jax.random.split(jax.random.key(0), count))
     assert sum(a.nbytes for a in code) == count * x.size * bits / 8
     assert (y[:, x == 0] == 0).all()
-    assert_drawn(x, np.asarray(y), naive.terngrad_step(x))
+    assert_drawn(x, np.asarray(y), grid("TernGrad", x, Group(1, 1, 1, 640)))
 
 
 def test_each_is_a_dozen_lines_that_the_page_shows():

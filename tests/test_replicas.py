@@ -18,7 +18,7 @@ from slamb_jax.workers import agreement, guards
 from slamb_jax.workers.mesh import replicated
 from slamb_jax.workers.replicas import mean_replica
 from tests.close import assert_close
-from tests.optimizers import random_tree, step_on_gradients, train_step
+from tests.optimizers import random_tree, train_step
 from tests.programs import finish, start
 from tests.shards import mesh_4x2, mesh_with
 from tests.workers import AXIS, P, mesh_of
@@ -80,7 +80,8 @@ def test_numbers_of_64_bits_that_32_hold_are_taken():
 
 
 def test_shards_that_become_whole_are_told():
-    mesh, w = mesh_4x2(), jnp.ones((4, 6))
+    """Those whose specs are given are not gathered."""
+    mesh, w = mesh_4x2(), jnp.arange(16.0).reshape(4, 4)
     for axes, specs, told in (
         ("model", None, True),
         ("model", {"w": P(None, "model")}, False),
@@ -88,11 +89,12 @@ def test_shards_that_become_whole_are_told():
     ):
         exchange = slamb_jax.Exchange(AXIS, param_specs=specs)
         there = jax.sharding.NamedSharding(mesh, P(None, axes))
-        tree = {"w": jax.device_put(w[:, :4], there)}
+        tree = {"w": jax.device_put(w, there)}
         said = r"tree\['w'\] is sharded over 'model', and .* param_specs"
         with pytest.warns(UserWarning, match=said) if told else nullcontext():
             out = slamb_jax.replicate(tree, mesh, exchange)["w"]
         assert out.sharding.shard_shape(out.shape) == (1, 4, 2 if specs else 4)
+        np.testing.assert_array_equal(out, np.broadcast_to(w, (4, 4, 4)))
 
 
 EACH, ALL = {"x": "other", "y": "other"}, "other"
@@ -324,9 +326,8 @@ BY_HAND = optax.stateless(
 def test_gradients_averaged_by_hand_need_no_exchange():
     """As a dense run has it, where no types tell that they were averaged."""
     tx = optax.chain(BY_HAND, slamb_jax.adamw(0.1, ALONE))
-    run = per_worker(step_on_gradients(tx), check_vma=False)
-    state = begun(tx, random_tree({"w": (8, 4)}, 0))
-    state, _ = run(state, random_tree({"w": (8, 4)}, 1, N))
+    state, run = begun(tx, START), per_worker(train_step(tx, loss_of), check_vma=False)
+    state, _ = run(state, batch_of(0))
     slamb_jax.assert_replicas_agree(state)
 
 

@@ -199,11 +199,3 @@ def test_a_state_that_is_unlike_the_parameters_is_refused():
     tx = optax.stateless(lambda g, _: g)._replace(init=lambda params: jnp.ones(3))
     with pytest.raises(ValueError, match=r"state.* must be a scalar .* shape \(3,\)"):
         trained(slamb_jax.on_shards(tx, EXCHANGE))
-
-
-def test_sharded_arrays_are_not_gathered_to_be_replicated():
-    mesh, spec = mesh_4x2(), P(None, "model")
-    big = jax.device_put(jnp.arange(32.0).reshape(4, 8), NamedSharding(mesh, spec))
-    out = slamb_jax.replicate({"w": big}, mesh, exchange({"w": spec}))["w"]
-    assert out.addressable_shards[0].data.shape == (1, 4, 4)
-    np.testing.assert_array_equal(out, np.broadcast_to(big, (N, 4, 8)))

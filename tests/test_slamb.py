@@ -10,12 +10,11 @@ import pytest
 
 import slamb_jax
 from benchmarks import rivals
-from slamb_jax import directions
 from slamb_jax.exchange.selections import Strided
 from tests.close import assert_close
 from tests.compiled import compile_optimized
 from tests.naive import PLAIN, Workers
-from tests.optimizers import any_lamb, plain, random_tree
+from tests.optimizers import any_lamb, flat_slamb, plain, random_tree
 from tests.replay import Replay, masks_at
 from tests.workers import AXIS, MAPPINGS, train
 
@@ -45,35 +44,20 @@ def assert_recorded(got, want):
     np.testing.assert_allclose(flat, want, rtol=0, atol=TOLERANCE * np.abs(want).max())
 
 
-def flat_chain(rate, between, *, b3, form, eps=1e-6, **ratio):
-    """SLAMB as the four links in a row, and what every optax chain ends with."""
-    return optax.chain(
-        slamb_jax.mask_momentum(
-            between, directions.adam(eps, eps_before_correction=form == "sum"),
-            0.9, 0.999,
-            compressor=slamb_jax.randk_compress_with_error_feedback(between),
-        ),
-        slamb_jax.layerwise_trust_ratio(between, b3=b3, form=form, **ratio),
-        slamb_jax.elementwise_rescale(between, b3=b3),
-        optax.scale_by_learning_rate(rate),
-        slamb_jax.average_parameters_every(between),
-    )  # fmt: skip
-
-
 def as_shown(rate, between, *, b3, form):
     """The chain that the page of published methods shows."""
     assert form == "sum"
     return rivals.slamb(rate, between, b3)
 
 
-MAKES = slamb_jax.slamb, flat_chain
+MAKES = slamb_jax.slamb, flat_slamb
 
 
 @pytest.mark.parametrize(
     ("make", "name", "mapping"),
     [(make, name, "vmap") for make in MAKES for name in RUNS]
     + [(slamb_jax.slamb, "slamb_v2_wd", mapping) for mapping in MAPPINGS[1:]]
-    + [(flat_chain, "slamb_naive_wd", "shard_map"), (as_shown, "slamb_v2", "vmap")],
+    + [(flat_slamb, "slamb_naive_wd", "shard_map"), (as_shown, "slamb_v2", "vmap")],
 )
 def test_slamb_follows_the_recorded_run(make, name, mapping):
     run = np.load(GOLDEN / f"{name}.npz")

@@ -18,13 +18,7 @@ pytest.importorskip("sklearn")
 
 from benchmarks.train import __main__ as command
 from benchmarks.train import page, search, tables
-from benchmarks.train.grids import (
-    GRIDS,
-    METHODS,
-    WITH_METHODS,
-    frontier,
-    scale,
-)
+from benchmarks.train.grids import GRIDS, METHODS, WITH_METHODS, frontier, scale
 from benchmarks.train.results import Results
 from benchmarks.train.run import bytes_sent, execute, optimizer
 from benchmarks.train.tasks import FOLDS, TASKS, parameters, task

@@ -153,6 +153,7 @@ DILOCO = {"optimizer": "adamw", "sync_every": 2, "outer": (0.7, 0.9), "codes": N
 SLAMB = PLAIN | {"optimizer": "slamb", "codes": None, "b2": 0.99, "eps": 1e-6}
 SLAMB |= {"sync_every": 3, "weight_decay": 0.1, "c_min": 0.5, "c_max": 2.0}
 SLAMB |= {"selection": Strided(0.3, 0)}
+DENSE = {"codes": None, "weight_decay": 0.1, "rate": "linear"}
 LATE = {"optimizer": "adamw", "overlap": True, "codes": None}
 TREE = [(12, 16), (16,), ()]
 
@@ -164,9 +165,11 @@ TREE = [(12, 16), (16,), ()]
 )  # fmt: skip
 @example(PLAIN | {"optimizer": "adamw"}, [(40,)], 4, 0)
 @example(PLAIN | {"optimizer": "momentum", "b1": 0.5}, [(40,)], 4, 1)
+@example(PLAIN | DENSE | {"optimizer": "adamw", "eps_root": 0.1}, TREE, 4, 2)
+@example(PLAIN | DENSE | {"optimizer": "lamb", "form": "product"}, TREE, 4, 2)
 @example(PLAIN | DILOCO, TREE, 4, 2)
 @example(PLAIN | LATE, TREE, 4, 3)
-@example(SLAMB | {"recorded": False}, TREE, 3, 4)
+@example(SLAMB | {"recorded": False, "rate": "linear"}, TREE, 3, 4)
 @example(SLAMB | {"recorded": True, "overlap": True, "zero": True}, TREE, 3, 5)
 @example(SLAMB | {"recorded": True, "form": "product", "b3": 0.99}, TREE, 2, 6)
 def test_follows_the_oracle(settings, shapes, n, seed):

@@ -26,9 +26,9 @@ def init(params=PARAMS, **settings):
     return made(**settings).init(params)
 
 
-def updated(params=PARAMS, exchange=ONE):
+def updated(exchange=ONE):
     tx = made(exchange=exchange)
-    tx.update(PARAMS, tx.init(PARAMS), params)
+    tx.update(PARAMS, tx.init(PARAMS), PARAMS)
 
 
 ALONE = [  # the argument, what it must be, values that it must not have
@@ -65,7 +65,6 @@ JOINTSPAR = [
     (of(init, layers={"a": "one"}), "layers must have the structure of the parameters"),
     (of(init, layers=LABELS | {"e": "four"}), "layers must have the structure"),
     (of(init, {"a": jnp.ones(3), "b": ()}, layers=TWO), "names 'two', of which .* no"),
-    (of(updated, None), "params must be passed"),
     (of(updated, exchange=Exchange("data")), "axis_name='data' is not bound here"),
     (of(jointspar.active_layers, ()), "state must contain one state .* got 0"),
     (lambda: jointspar.layer_probabilities([init()] * 2), "got 2"),

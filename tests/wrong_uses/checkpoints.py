@@ -22,13 +22,13 @@ def saving(*args):
     return call
 
 
-def restoring(like, change=lambda metadata: metadata):
+def restoring(like, change=lambda metadata: metadata, workers=None):
     def call(directory):
         saving(3, SAVED)(directory)
         metadata = directory / "3" / "about" / "metadata"
         metadata.write_text(change(metadata.read_text()))
         with slamb_jax.Checkpoints(directory) as checkpoints:
-            checkpoints.restore(like)
+            checkpoints.restore(like, workers=workers)
 
     return call
 
@@ -62,6 +62,8 @@ CHECKPOINTS = [
     *bad(partial(slamb_jax.Checkpoints, "nowhere"), "exchange", "data"),
     (lambda x: [saving(3, SAVED)(x) for _ in "12"], "step .*than the last, 3, got 3"),
     (restoring({"w": jnp.ones((2, 3))}), "is of 4 workers, expected 2, .*workers=2"),
+    (restoring({"w": jnp.ones((2, 3))}, workers=4), "workers must be those of like"),
+    (restoring({"v": jnp.ones((2, 3))}, workers=2), "does not fit"),
     (restoring({"v": jnp.ones((4, 3))}), r"\['v'\] is missing; \['w'\] is not expec"),
     (restoring({"w": jnp.ones((4, 2))}), r"\['w'\] has shape \[3\], expected \[2\]"),
     (restoring({"w": jnp.ones((4, 3), jnp.bfloat16)}), "float32, expected bfloat16"),
