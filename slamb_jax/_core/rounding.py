@@ -90,12 +90,7 @@ def stochastic_round(x: jax.Array, seed: jax.Array) -> jax.Array:
     """Float32 to bfloat16 at random, unbiased, by a hash of the element's index."""
     if not x.size:  # whose type would forget the axes that it varies over
         return x.astype(jnp.bfloat16)
-    # Row-major index of each element modulo 2**32, without reshaping a shard.
-    index, stride = jnp.zeros(x.shape, jnp.uint32), 1
-    for axis in reversed(range(x.ndim)):
-        along = lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-        index += along * np.uint32(stride % 2**32)
-        stride *= x.shape[axis]
+    index = lax.iota(jnp.uint32, x.size).reshape(x.shape)  # modulo 2**32
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     random = hash_u32(index, seed) >> np.uint32(16)
     up = jnp.where(jnp.isfinite(x), bits + random, bits)
