@@ -41,14 +41,13 @@ def parse_payload(text: str) -> str | None:
     return None if text == "null" else text
 
 
+_NEEDED = ("--params", "--workers", "--link", "--step")
 # Of each option how it is read, an example, and its help.
-_QUESTION: dict[str, tuple[Callable[[str], Any], str, str]] = {
+_OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "--params": (parse_count, "340M", "number of parameters"),
     "--workers": (int, "128", "number of workers"),
     "--link": (parse_rate, "10Gbit", "rate of a node's link to the others"),
     "--step": (parse_duration, "0.5s", "compute of a step, forward and backward pass"),
-}
-_DETAILS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "--workers-per-node": (int, "8", "default: 1"),
     "--local-link": (parse_rate, "200Gbit", "rate within a node; default: unlimited"),
     "--latency": (parse_duration, "20us", "of one message, with Gloo (between CPUs) a "
@@ -80,9 +79,9 @@ def main(arguments: list[str] | None = None) -> None:
         "advise", help="predict whether an exchange pays", description=_advise.__doc__,
         allow_abbrev=False, argument_default=argparse.SUPPRESS,
     )  # fmt: skip
-    for name, (parse, metavar, text) in (_QUESTION | _DETAILS).items():
+    for name, (parse, metavar, text) in _OPTIONS.items():
         command.add_argument(
-            name, type=parse, metavar=metavar, help=text, required=name in _QUESTION
+            name, type=parse, metavar=metavar, help=text, required=name in _NEEDED
         )
     command.add_argument(
         "--overlap", action="store_true", help="exchange during the compute"

@@ -116,6 +116,18 @@ def test_traffic_is_that_of_the_compiled_program(name):
         assert advice.share == pytest.approx(share, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "times"), [("float16", 4), ("float32", 1), ("float64", 1)]
+)
+def test_only_what_no_all_reduce_sums_is_sent_to_all(dtype, times):
+    params = {k: jax.ShapeDtypeStruct(x, np.dtype(dtype)) for k, x in SHAPES.items()}
+    average = functools.partial(advise, params, payload=None, sync_every=10)
+    owners, to_all = (average(route=route) for route in ("owners", "all"))
+    assert to_all.share == times * owners.share
+    sent = [x.exchanging.bytes_per_step for x in (owners, to_all)]
+    assert sent[1] == pytest.approx(times * sent[0], rel=1e-4)
+
+
 def test_groups_send_once_over_the_link_of_their_node():
     """As much between nodes as a ring of all workers, with fewer hops."""
     flat = slamb_jax.Network(64, 1e9, workers_per_node=8, local_link=400e9, latency=0)

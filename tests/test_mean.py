@@ -34,10 +34,10 @@ def exchanged(payload, tree, step=7, **axes):
     """``Means`` of one worker's arrays, as trees."""
     between = slamb_jax.Exchange(AXIS, payload=payload, **axes)
     arrays, treedef = jax.tree.flatten(tree)
-    found = mean_over_workers(
-        arrays, leaves_of(tree), between, payload, jnp.int32(step), with_errors=True
-    )
-    trees = (None if x is None else treedef.unflatten(x) for x in found[:3])
+    leaves = leaves_of(tree)
+    found = mean_over_workers(arrays, leaves, between, payload, jnp.int32(step))
+    # None where nothing is rounded.
+    trees = (treedef.unflatten(x) if jax.tree.leaves(x) else None for x in found[:3])
     return type(found)(*trees)
 
 

@@ -91,7 +91,7 @@ def known(value: Any) -> float | None:
     return float(jax.device_get(value))
 
 
-def _check(is_right: bool, name: str, what: str, value: Any) -> None:
+def check_value(is_right: bool, name: str, what: str, value: Any) -> None:
     """Raises for a wrong value that is no hyperparameter.
 
     ``optax.inject_hyperparams`` makes an array of a number, and of what a function
@@ -113,34 +113,34 @@ def check_integer(name: str, value: Any, low: int | None = None) -> None:
     is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     bound = "" if low is None else f" of at least {low}"
     is_right = is_whole and (low is None or value >= low)
-    _check(is_right, name, f"an integer{bound}", value)
+    check_value(is_right, name, f"an integer{bound}", value)
 
 
 def check_bool(name: str, value: Any) -> None:
     """Raises unless ``value`` is True or False."""
-    _check(isinstance(value, bool), name, "True or False", value)
+    check_value(isinstance(value, bool), name, "True or False", value)
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Raises unless ``value`` is one of ``choices``."""
     is_one = isinstance(value, str) and value in choices
-    _check(is_one, name, f"one of {', '.join(choices)}", value)
+    check_value(is_one, name, f"one of {', '.join(choices)}", value)
 
 
 def check_transformation(name: str, tx: Any) -> None:
     """Raises unless ``tx`` is an optax transformation, made and not its maker."""
     is_one = isinstance(tx, optax.GradientTransformation)
-    _check(is_one, name, "an optax.GradientTransformation", tx)
+    check_value(is_one, name, "an optax.GradientTransformation", tx)
 
 
 def check_callable(name: str, value: Any) -> None:
     """Raises unless ``value`` can be called."""
-    _check(callable(value), name, "a function", value)
+    check_value(callable(value), name, "a function", value)
 
 
 def check_static(name: str, value: Any) -> None:
     """Raises for what is no hyperparameter, and yet an array."""
-    _check(not isinstance(value, jax.Array), name, "static", value)
+    check_value(not isinstance(value, jax.Array), name, "static", value)
 
 
 def check_dtype(name: str, dtype: DTypeLike | None) -> jnp.dtype:
@@ -152,7 +152,7 @@ def check_dtype(name: str, dtype: DTypeLike | None) -> jnp.dtype:
     except TypeError:
         of_moment = None
     is_allowed = of_moment in (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))
-    _check(is_allowed, name, "None, float32 or bfloat16", dtype)
+    check_value(is_allowed, name, "None, float32 or bfloat16", dtype)
     assert of_moment is not None
     return of_moment
 
@@ -165,7 +165,7 @@ def check_axis_name(axis_name: Any, name: str = "axis_name") -> None:
         isinstance(part, other) for part in as_tuple(axis_name)
     )
     what = "None, the name of a mesh axis or a tuple of names"
-    _check(is_right, name, what, axis_name)
+    check_value(is_right, name, what, axis_name)
 
 
 def check_params(params: Any) -> None:
@@ -180,10 +180,9 @@ def check_params(params: Any) -> None:
 def check_floating(tree: chex.ArrayTree, what: str) -> None:
     """Raises for a leaf that no optimizer can step along, and names it."""
     for where, leaf in named_leaves(what, tree).items():
-        dtype = getattr(leaf, "dtype", None)
-        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+        if not jnp.issubdtype(getattr(leaf, "dtype", object), jnp.floating):
             check_real(tree, what)  # which knows a way out
-            got = shown(leaf) if dtype is None else dtype
+            got = getattr(leaf, "dtype", shown(leaf))
             raise ValueError(
                 f"{what} must be real floating point arrays, got {got} at {where}"
             )

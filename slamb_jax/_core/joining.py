@@ -52,8 +52,8 @@ class Joined(NamedTuple):
     def split(self, *columns: Column) -> list[list[Any]]:
         """Undoes :meth:`join` of several columns."""
         out: list[list[Any]] = [[None] * sum(map(len, self.places)) for _ in columns]
-        for i, (places, leaf) in enumerate(zip(self.places, self.leaves, strict=True)):
-            arrays = [column[i] for column in columns]
+        given = zip(self.places, self.leaves, *columns, strict=True)
+        for places, leaf, *arrays in given:
             is_alone = len(places) == 1  # though it may have parts since before
             pieces = [[x] for x in arrays] if is_alone else _split(leaf, arrays)
             for column, parts in zip(out, pieces, strict=True):
@@ -65,10 +65,9 @@ class Joined(NamedTuple):
         """A column of one value for each leaf, from one with a stack for each row."""
         out: list[Any] = [None] * sum(map(len, self.places))
         for places, x in zip(self.places, values, strict=True):
-            count = len(places)
-            each = [x] * count  # of one leaf, or None for all
-            if count > 1 and x is not None:
-                each = slices(opaque(x), hidden(range(count)), [()] * count)
+            each = [x] * len(places)  # of one leaf, or None for all
+            if len(places) > 1 and x is not None:
+                each = slices(opaque(x), hidden(range(len(each))), [()] * len(each))
             for place, value in zip(places, each, strict=True):
                 out[place] = value
         return out

@@ -10,20 +10,13 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from slamb_jax._core import axes as _axes
+from slamb_jax._core import leaves as _leaves
 from slamb_jax._core.checks import check_bools
-from slamb_jax._core.leaves import (
-    LayoutOf,
-    Leaf,
-    bool_for_each,
-    broadcast_prefix,
-    is_function,
-    is_none,
-)
 
 Names = tuple[Hashable, ...]
 
 
-def layout_of(param_specs: Any, stacked: Any) -> LayoutOf:
+def layout_of(param_specs: Any, stacked: Any) -> _leaves.LayoutOf:
     """The layout that the user gave as ``param_specs`` and ``stacked``, checked."""
     for spec in jax.tree.leaves(param_specs, is_leaf=is_spec):
         if not is_spec(spec) or not all(
@@ -33,17 +26,17 @@ def layout_of(param_specs: Any, stacked: Any) -> LayoutOf:
                 "param_specs must have jax.sharding.PartitionSpec of axis names, or "
                 f"None, for leaves, got {spec!r}"
             )
-    if stacked is not None and not is_function(stacked):
+    if stacked is not None and not _leaves.is_function(stacked):
         check_bools("stacked", stacked)
     return functools.partial(_lay_out, param_specs, stacked)
 
 
 def _lay_out(param_specs: Any, stacked: Any, params: chex.ArrayTree) -> chex.ArrayTree:
     """The :class:`Leaf` of each parameter; None where it is None."""
-    stacks = bool_for_each("stacked", stacked, params, default=False)
+    stacks = _leaves.bool_for_each("stacked", stacked, params, default=False)
     specs = broadcast_specs(param_specs, params)
     return jax.tree_util.tree_map_with_path(
-        _lay_out_leaf, params, stacks, specs, is_leaf=is_none
+        _lay_out_leaf, params, stacks, specs, is_leaf=_leaves.is_none
     )
 
 
@@ -76,7 +69,7 @@ def broadcast_specs(param_specs: Any, params: chex.ArrayTree) -> chex.ArrayTree:
             )
         return spec
 
-    specs = broadcast_prefix("param_specs", param_specs, params, is_spec)
+    specs = _leaves.broadcast_prefix("param_specs", param_specs, params, is_spec)
     return jax.tree_util.tree_map_with_path(checked, specs, params, is_leaf=is_spec)
 
 
@@ -134,7 +127,9 @@ def state_specs(
     return jax.tree_util.tree_map_with_path(spec, state, is_leaf=like_params)
 
 
-def _lay_out_leaf(path: Any, p: Any, stacked: Any, spec: PartitionSpec) -> Leaf | None:
+def _lay_out_leaf(
+    path: Any, p: Any, stacked: Any, spec: PartitionSpec
+) -> _leaves.Leaf | None:
     if p is None:
         return None
     if stacked and not jnp.ndim(p):
@@ -159,4 +154,4 @@ def _lay_out_leaf(path: Any, p: Any, stacked: Any, spec: PartitionSpec) -> Leaf 
     of_layer = spec_axes(spec[1:]) if stacked else sharded
     axes = tuple(sorted(of_layer, key=str))
     shards = _axes.axis_size(axes) if axes else 1
-    return Leaf(0, jnp.shape(p), bool(stacked), shards, axes, sharded)
+    return _leaves.Leaf(0, jnp.shape(p), bool(stacked), shards, axes, sharded)

@@ -8,7 +8,7 @@ from slamb_jax.wire.hlo import RING_SHARES
 
 # Measured by benchmarks/network over TCP: in an all-to-all, acknowledgements wait in a
 # queue after the data of the other direction. What goes out at once never queues.
-_CROSSING, _AT_ONCE = 1.6, 8 * 2**16  # bits
+_CROSSING, _AT_ONCE = 1.6, 8.0 * 2**16  # bits
 
 
 @dataclasses.dataclass(frozen=True)

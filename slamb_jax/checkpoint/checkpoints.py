@@ -19,7 +19,7 @@ import numpy as np
 from slamb_jax._core.checks import check_integer
 from slamb_jax.checkpoint import files
 from slamb_jax.checkpoint import format as stored
-from slamb_jax.checkpoint.files import gather, reading, together
+from slamb_jax.checkpoint.files import reading, together
 from slamb_jax.checkpoint.format import Extra
 from slamb_jax.checkpoint.resizing import resize_leaf
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -132,13 +132,13 @@ class Checkpoints:
           ValueError: for ``step`` or ``extra`` out of range, or a ``state`` without a
             common replica axis.
         """
-        check_integer("step", step, 0)
         n = meshes.check_replicas("state", state)
         if not n:
             raise ValueError(f"state must have leaves, got {state!r}")
-        arrays, leaves = _pack(stored.leaves_by_name(state))
-        rest = {"leaves": leaves, "selects": self._selects, "workers": n}
-        metadata = stored.describe(state, extra, format=1, step=step, **rest)
+        rest = {"format": 1, "workers": n, "selects": self._selects}
+        metadata = stored.describe(step, state, extra, **rest)
+        arrays = _pack(stored.leaves_by_name(state), metadata["leaves"])
+        metadata = stored.with_checksum(metadata)
         self.wait()
         if not self._writing:
             self._begin_writing()
@@ -267,7 +267,7 @@ class Checkpoints:
                 # A new name, as a network file system remembers what was not there.
                 probe = tempfile.NamedTemporaryFile(dir=self._directory)  # noqa: SIM115
         with probe, together(), _refuse_unless(_SHARED, self._directory):  # step 2
-            first = gather(pathlib.Path(probe.name).name)[0]
+            first = meshes.gather(pathlib.Path(probe.name).name)[0]
             if not (self._directory / first).exists():
                 raise _error_here("does not see a file that process 0 wrote")
         self._writing = True
@@ -275,7 +275,7 @@ class Checkpoints:
     def _steps(self) -> set[int]:
         """The steps that all processes see; one may see a save before another does."""
         mine = files.saved_steps(self._directory)
-        seen = gather(sorted(mine))
+        seen = meshes.gather(sorted(mine))
         steps = mine.intersection(*seen)
         with together(), _refuse_unless(_SHARED, self._directory):
             if not steps and mine != {*seen[0]}:
@@ -416,17 +416,16 @@ def _error_here(what: str) -> OSError:
     return OSError(f"process {jax.process_index()} {what}")
 
 
-def _pack(leaves: dict[str, Any]) -> tuple[dict[str, Any], stored.Metadata]:
-    """The arrays to store for the replicas of each leaf, and their metadata."""
-    packed: stored.Metadata = {}
+def _pack(leaves: dict[str, Any], metadata: stored.Metadata) -> dict[str, Any]:
+    """The arrays to store for the replicas of each leaf; adds to their metadata."""
     arrays = {name: stored.widened(meshes.raw(x)) for name, x in leaves.items()}
     all_sums = checksums(list(arrays.values()))
-    for (name, x), sums in zip(leaves.items(), all_sums, strict=True):
+    for name, sums in zip(leaves, all_sums, strict=True):
         if once := bool((sums == sums[:1]).all()):
             arrays[name] = np.asarray(meshes.replicated(_first, arrays[name]))
-        packed[name] = {"once": once, "checksums": sums[: 1 if once else None].tolist()}
-        packed[name] |= stored.shape_and_dtype(x)
-    return arrays, packed
+        kept = sums[: 1 if once else None].tolist()
+        metadata[name] |= {"once": once, "checksums": kept}
+    return arrays
 
 
 def _first(x: jax.Array) -> jax.Array:

@@ -7,7 +7,6 @@ take a directory for themselves.
 import contextlib
 import errno
 import gc
-import json
 import os
 import pathlib
 import re
@@ -18,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
+
+from slamb_jax.workers.mesh import gather
 
 
 class DamagedCheckpointError(ValueError):
@@ -35,14 +34,6 @@ _ERRORS = (ForeignCheckpointError, DamagedCheckpointError, ValueError, OSError)
 # Errors of the machine, but for those numbers that a file can cause.
 _OF_MACHINE = (OSError, MemoryError, jax.errors.JaxRuntimeError)
 _OF_FILES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP)
-
-
-def gather(value: Any) -> list[Any]:
-    """``value`` of each process, as JSON holds it."""
-    text = json.dumps(value).encode()
-    longest = int(multihost_utils.process_allgather(np.uint32(len(text))).max())
-    padded = np.frombuffer(text.ljust(longest), np.uint8)
-    return [json.loads(x.tobytes()) for x in multihost_utils.process_allgather(padded)]
 
 
 @contextlib.contextmanager
@@ -128,16 +119,12 @@ def lock(directory: pathlib.Path, owner: object) -> Callable[[], object]:
     Raises:
       OSError: while another run holds it.
     """
+    gc.collect()  # what held it may be gone, but for a cycle of a traceback
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         import fcntl
 
-        alone = fcntl.LOCK_EX | fcntl.LOCK_NB
-        try:
-            fcntl.flock(descriptor, alone)
-        except BlockingIOError:
-            gc.collect()  # what held it may be gone, but for a cycle of a traceback
-            fcntl.flock(descriptor, alone)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
         os.close(descriptor)
         raise OSError(

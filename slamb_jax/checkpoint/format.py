@@ -16,7 +16,6 @@ A snapshot's metadata have ``structure``, ``leaves`` and ``extra``, too. Version
 """
 
 import hashlib
-import itertools
 import json
 from typing import Any, TypeAlias
 
@@ -25,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from slamb_jax._core.checks import named_leaves, shown
+from slamb_jax._core.checks import check_integer, named_leaves, shown
 from slamb_jax.checkpoint.files import DamagedCheckpointError, ForeignCheckpointError
 from slamb_jax.workers import mesh as meshes
 
@@ -58,17 +57,12 @@ def leaves_by_name(tree: chex.ArrayTree) -> dict[str, Any]:
 
 def tree_of(arrays: dict[str, Any], like: chex.ArrayTree) -> chex.ArrayTree:
     """The tree of these arrays by name, with keys in place of their words."""
-
-    def leaf(name: str, x: Any) -> Any:
-        return meshes.on_raw(lambda _: arrays[name], x)
-
-    leaves = itertools.starmap(leaf, leaves_by_name(like).items())
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+    words = [arrays[name] for name in leaves_by_name(like)]
+    words = jax.tree.unflatten(jax.tree.structure(like), words)
+    return jax.tree.map(lambda x, words: meshes.on_raw(lambda _: words, x), like, words)
 
 
-def structure_by_name(
-    tree: Any, name: str = "", *, counts: bool = False
-) -> dict[str, dict[str, str]]:
+def structure_by_name(tree: Any, name: str = "") -> dict[str, dict[str, str]]:
     """The types of the named tuples below the root of a tree, such as links' states.
 
     They tell optimizers apart whose arrays have the same names. Of the empty ones
@@ -76,22 +70,25 @@ def structure_by_name(
     :func:`slamb_jax.lion`, as ``optax.named_chain`` makes it.
     """
     types: dict[str, dict[str, str]] = {}
-    if counts and hasattr(tree, "_fields"):
-        types[name] = {"type": type(tree).__name__}
     children = jax.tree_util.tree_leaves_with_path(tree, lambda x: x is not tree)
     for path, x in children:
         if path:  # else the tree is a leaf
             named = isinstance(path[0], jax.tree_util.DictKey)
             empty = isinstance(x, _MASKS if named else (optax.EmptyState, *_MASKS))
             at = name + jax.tree_util.keystr(path)
-            types |= structure_by_name(x, at, counts=not empty)
+            if hasattr(x, "_fields") and not empty:
+                types[at] = {"type": type(x).__name__}
+            types |= structure_by_name(x, at)
     return types
 
 
-def shape_and_dtype(x: Any) -> Metadata:
-    """The metadata of a leaf that a state must share with the checkpoint."""
-    shape = list(jnp.shape(meshes.raw(x))[1:])
-    return {"shape": shape, "dtype": str(jnp.result_type(x))}
+def layout(state: chex.ArrayTree) -> Metadata:
+    """The metadata that a state must share with the checkpoint."""
+    leaves = {}
+    for name, x in leaves_by_name(state).items():
+        shape = list(jnp.shape(meshes.raw(x))[1:])
+        leaves[name] = {"shape": shape, "dtype": str(jnp.result_type(x))}
+    return {"structure": structure_by_name(state), "leaves": leaves}
 
 
 def dtype_of(leaf: Metadata) -> jnp.dtype:
@@ -105,20 +102,20 @@ def widened(x: Any) -> Any:
     return x if wide is None else x.astype(wide)
 
 
-def describe(state: chex.ArrayTree, extra: Extra, **rest: Any) -> Metadata:
-    """The metadata of a state; ``rest`` has what only the caller knows.
+def describe(step: int, state: chex.ArrayTree, extra: Extra, **rest: Any) -> Metadata:
+    """The metadata of a state, yet without a checksum; ``rest`` is the caller's.
 
     Raises:
-      ValueError: unless JSON can hold ``extra``.
+      ValueError: for ``step`` out of range, and unless JSON can hold ``extra``.
     """
+    check_integer("step", step, 0)
     try:
         json.dumps({**(extra or {})})
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"extra must be a dict that JSON can hold, got {shown(extra)}: {error}"
         ) from error
-    rest |= {"structure": structure_by_name(state), "extra": extra or {}}
-    return with_checksum(rest)
+    return {"step": step, "extra": extra or {}} | layout(state) | rest
 
 
 def with_checksum(metadata: Metadata) -> Metadata:
@@ -148,9 +145,8 @@ def changed(part: str) -> DamagedCheckpointError:
 def check_fits(what: str, saved: Metadata, like: chex.ArrayTree) -> None:
     """Raises unless the structure and leaves in the metadata are those of ``like``."""
     given = saved.get("structure", {}) | saved["leaves"]
-    expected = {name: shape_and_dtype(x) for name, x in leaves_by_name(like).items()}
-    if "structure" in saved:
-        expected = structure_by_name(like) | expected
+    known = layout(like)
+    expected = (known["structure"] if "structure" in saved else {}) | known["leaves"]
     wrong = [f"{name} is missing" for name in expected if name not in given]
     wrong += [f"{name} is not expected" for name in given if name not in expected]
     wrong += [

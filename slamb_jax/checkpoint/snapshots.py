@@ -12,14 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax._core.checks import check_integer
 from slamb_jax.checkpoint import files
 from slamb_jax.checkpoint import format as stored
-from slamb_jax.checkpoint.files import gather, together
+from slamb_jax.checkpoint.files import together
 from slamb_jax.checkpoint.format import Extra
 from slamb_jax.workers import agreement
 from slamb_jax.workers import mesh as meshes
-from slamb_jax.workers.mesh import raw
+from slamb_jax.workers.mesh import gather, raw
 from slamb_jax.workers.replicas import copied_replicas, keys_of_workers
 
 _SUFFIX = ".snapshot"
@@ -83,7 +82,6 @@ class Snapshots:
             common replica axis, and before :meth:`restore`.
           OSError: where the directory is full, or cannot be written to.
         """
-        check_integer("step", step, 0)
         if not self._job[0]:
             raise ValueError(
                 "restore(like) must come before save: the processes agree there on the "
@@ -95,16 +93,13 @@ class Snapshots:
             for shard in getattr(raw(x), "addressable_shards", ()):
                 shard.data.copy_to_host_async()
         arrays: dict[str, Any] = {}
-        leaves = {}
         for name, x in by_name.items():
             mine = np.ascontiguousarray(meshes.own_replicas(raw(x)))
             mine = mine.reshape(workers := len(mine), -1).view(np.uint8)
             arrays[name] = mine[:1] if (mine[1:] == mine[:1]).all() else mine
-            leaves[name] = stored.shape_and_dtype(x)
         size = sum(x.nbytes for x in arrays.values())
-        metadata = stored.describe(
-            state, extra, leaves=leaves, job=self._job, step=step, workers=workers
-        )
+        rest = {"job": self._job, "workers": workers}
+        metadata = stored.with_checksum(stored.describe(step, state, extra, **rest))
         text = np.frombuffer(json.dumps(metadata).encode(), np.uint8)
         try:
             with _writing(self._path(step)) as file:
@@ -151,8 +146,8 @@ class Snapshots:
         me = jax.process_index()
         mine = _read(self._path(step))[1] if saved[me] else {}
         leaves = stored.leaves_by_name(like)
-        keys = {name: x for name, x in leaves.items() if meshes.is_key(x)}
-        differing = {k for k, x in keys.items() if agreement.differing(k, x)}
+        keys = [name for name, x in leaves.items() if meshes.is_key(x)]
+        differing = {name for name in keys if agreement.differing(name, leaves[name])}
         arrays: dict[str, Any] = {}
         for name, x in leaves.items():
             one = raw(jnp.asarray(x))
@@ -188,8 +183,7 @@ class Snapshots:
         file, mine = self._directory / "job", []
 
         def read(step: int) -> stored.Metadata:
-            with files.reading(f"snapshot {self._path(step)}"):
-                return _read(self._path(step))[0]
+            return _read(self._path(step))[0]
 
         def read_job(_: int) -> list[int]:
             with files.reading(f"file {file}"):
@@ -249,7 +243,8 @@ def _writing(path: pathlib.Path) -> Iterator[IO[bytes]]:
 
 def _read(path: pathlib.Path) -> tuple[stored.Metadata, dict[str, np.ndarray]]:
     """The metadata of a snapshot, and the bytes of each leaf, checked by zip's sums."""
-    with path.open("rb") as opened, np.load(opened) as file:
+    what = f"snapshot {path}"
+    with files.reading(what), path.open("rb") as opened, np.load(opened) as file:
         metadata = json.loads(file["metadata"].tobytes())
         stored.check_unchanged(metadata, int(path.stem))
         # Of all leaves: damage of the file's table of contents may hide one.

@@ -219,15 +219,11 @@ def _send(
         x = x if request.at is None else request.at.pack(leaf, x)
         # Kept, and not computed anew of the momentum, whose place it can take.
         packed.append(x if unit is None else materialized(x / unit.size))
-    found = mean_over_workers(
-        packed, request.leaves, exchange, exchange.payload, step, with_errors=True
-    )
+    found = mean_over_workers(packed, request.leaves, exchange, exchange.payload, step)
     rows = []
-    columns = request.leaves, arrays, packed, found.means, request.units_again
-    for i, (leaf, x, sent, mean, unit) in enumerate(zip(*columns, strict=True)):
+    columns = request.leaves, arrays, packed, *found[:3], request.units_again
+    for leaf, x, sent, mean, received, lost, unit in zip(*columns, strict=True):
         error = None
-        received = None if found.sent is None else found.sent[i]
-        lost = None if found.lost is None else found.lost[i]
         if received is not None:
             # Where v is the unit, rounding of the mean is left alone: n times of it, in
             # one worker's momentum, would be more noise than what it takes away.

@@ -23,7 +23,7 @@ A new codec says how a block is quantized and what its digits stand for
 import abc
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -140,17 +140,15 @@ class BlockCodec(abc.ABC):
         )
         return out
 
-    def encode(
-        self, groups: jax.Array, seed: jax.Array, first: jax.Array | None = None
-    ) -> Code:
+    def encode(self, groups: jax.Array, seed: jax.Array, first: Any = 0) -> Code:
         """The code of float32 groups, (..., groups, planes, rows, width).
 
-        ``first`` is the number of the first of them, uint32; None: 0.
+        ``first`` is the number of the first of them, uint32 or an integer.
         """
         # 1. The planes. Nothing is copied: they are read where they stand.
         planes = [groups[..., i, :, :] for i in range(groups.shape[-3])]
         # 2. Digits and scales.
-        draw = Draw(seed, jnp.uint32(0) if first is None else first)
+        draw = Draw(seed, jnp.uint32(first))
         digits, scales = self.quantize(planes, draw)
         # 3. Bytes: the first plane's digit is the least. A base of 256 has one digit to
         # a byte, and is never multiplied by.
@@ -339,7 +337,15 @@ CODECS: dict[str, BlockCodec] = {
 
 def codec_of(payload: str | None) -> BlockCodec | None:
     """The codec of a payload; None for a dtype, such as bfloat16, which needs none."""
-    return None if payload is None or "float" in payload else CODECS[payload]
+    return None if payload is None else CODECS.get(payload)
+
+
+def is_summed(wire: str) -> bool:
+    """Whether an all-reduce sums the numbers on the way: a payload's, or a dtype's.
+
+    Codes have no sum, and one in 16 bits would lose what is small.
+    """
+    return codec_of(wire) is None and jnp.dtype(wire).itemsize != 2
 
 
 class Cut(NamedTuple):

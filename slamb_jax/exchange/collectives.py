@@ -21,34 +21,14 @@ from slamb_jax._core.joining import ArrayRow, join_rows
 from slamb_jax._core.leaves import Leaf
 from slamb_jax._core.platform import hidden, slices
 from slamb_jax._core.rounding import round_to
+from slamb_jax.exchange.codecs import is_summed
 
 
 def pmean(
-    arrays: Sequence[jax.Array],
-    axis_name: AxisName | None,
-    *,
-    within: AxisName | None = None,
-    route: str = "owners",
-    typed_same: bool = False,
+    arrays: Sequence[jax.Array], axis_name: AxisName | None, *, typed_same: bool = False
 ) -> list[jax.Array]:
-    """Means over the workers in one exchange, in the dtype of each array.
-
-    Arrays of 32 bits are averaged by an all-reduce, the small ones joined: a runtime
-    that reduces operand after operand (gloo, on CPU) takes milliseconds for each.
-    Arrays of 16 bits are summed in float32 by the worker that owns the slice and
-    rounded once: an all-to-all and an :func:`all_gather`, with the bytes of a 16-bit
-    all-reduce; or by another ``route``, as in :class:`Exchange`. (XLA's CPU backend
-    widens a 16-bit all-reduce, and a sum of thousands of 16-bit terms loses what was
-    saved.) The types vary as those of the arrays; ``typed_same``: those of 32-bit means
-    do not vary over the axis.
-
-    With ``within``, the axis of the devices of one worker, which hold the same arrays,
-    each device averages a slice with its counterparts, and the worker gathers them. So
-    the slow links carry the arrays once, and not once for every device.
-    """
-    return pmean_and_lost(
-        arrays, axis_name, within=within, route=route, typed_same=typed_same
-    )[0]
+    """Means over the workers in one exchange: those of :func:`pmean_and_lost`."""
+    return pmean_and_lost(arrays, axis_name, typed_same=typed_same)[0]
 
 
 def pmean_and_lost(
@@ -58,22 +38,34 @@ def pmean_and_lost(
     within: AxisName | None = None,
     route: str = "owners",
     typed_same: bool = False,
-    with_lost: bool = False,
 ) -> tuple[list[jax.Array], list[jax.Array | None]]:
-    """Means as of :func:`pmean`, and ``with_lost`` what rounding takes of them.
+    """Means over the workers in one exchange, in the dtype of each array.
 
-    That is n times the quantization error of the means that this worker rounded for
-    all, and 0 elsewhere, float32; None for an array whose mean is not rounded.
+    Arrays of 32 bits are averaged by an all-reduce, the small ones joined: a runtime
+    that reduces operand after operand (gloo, on CPU) takes milliseconds for each. The
+    types vary as those of the arrays; ``typed_same``: those of 32-bit means do not vary
+    over the axis.
+
+    Arrays of 16 bits are summed in float32 by the worker that owns the slice and
+    rounded once: an all-to-all and an :func:`all_gather`, with the bytes of a 16-bit
+    all-reduce; or by another ``route``, as in :class:`Exchange`. (XLA's CPU backend
+    widens a 16-bit all-reduce, and a sum of thousands of 16-bit terms loses what was
+    saved.) Of them also what rounding takes is returned: n times the quantization error
+    of the means that this worker rounded for all, and 0 elsewhere, float32; None for a
+    mean of 32 bits.
+
+    With ``within``, the axis of the devices of one worker, which hold the same arrays,
+    each device averages a slice with its counterparts, and the worker gathers them. So
+    the slow links carry the arrays once, and not once for every device.
     """
-    out: list[jax.Array] = list(arrays)
-    is_empty = [x.dtype.itemsize == 2 and not x.size for x in arrays]
-    lost: list[jax.Array | None] = [
-        x.astype(jnp.float32) if empty else None
-        for x, empty in zip(arrays, is_empty, strict=True)
+    out: list[Any] = list(arrays)
+    # What is empty is not sent, and loses nothing.
+    lost: list[Any] = [
+        None if is_summed(x.dtype.name) else jnp.zeros_like(x, jnp.float32) for x in out
     ]
-    if axis_size(axis_name) == 1 and not typed_same:
+    if axis_name is None or (axis_size(axis_name) == 1 and not typed_same):
         return out, lost
-    over = _axes.tracked_axes(axis_name) if axis_name is not None else frozenset()
+    over = _axes.tracked_axes(axis_name)
     # Joined only with what varies over the same axes: parts keep their types.
     kinds: dict[tuple[str, ...], list[int]] = {}
     for i, x in enumerate(arrays):
@@ -83,62 +75,50 @@ def pmean_and_lost(
             kinds.setdefault(kind, []).append(i)
         elif typed_same:  # nothing is sent of it, but its type is that of a mean
             out[i] = _axes.vary_over(jnp.zeros(x.shape, x.dtype), varying - over)
+    devices = axis_size(within)
     for places in kinds.values():
         group = [arrays[i] for i in places]
-        is_narrow = group[0].dtype.itemsize == 2
-        mean = _pmean_32_bit
-        if is_narrow:
-            mean = functools.partial(_pmean_16_bit, route=route)
-        if (devices := axis_size(within)) == 1:
-            means, errors = mean(group, axis_name)
-        else:
+        summed = is_summed(group[0].dtype.name)
+        if devices == 1 and summed:  # large arrays stay in place
+            each = [ArrayRow(Leaf(i, x.shape), x) for i, x in enumerate(group)]
+            joined = join_rows(each, lambda leaf: 1)
+            columns = joined.split(lax.pmean([row.x for row in joined.rows], axis_name))
+        else:  # as one array: a slice of it for each device of the worker
             flat = ravel(group)
             rows = jnp.pad(flat, (0, -flat.size % devices)).reshape(devices, -1)
-            (row,), errors = mean([own_slice(rows, within)], axis_name)
-            means = unravel(gather_slices(row, within, like=flat), group)
-            if is_narrow and with_lost:
-                errors = unravel(gather_slices(errors[0], within, like=flat), group)
-        for i, x in zip(places, means, strict=True):
-            axes = frozenset() if typed_same else _axes.varying_axes(arrays[i])
-            out[i] = _axes.vary_over(x, axes)
-        for i, x in zip(places, errors if with_lost else (), strict=False):
-            lost[i] = _axes.vary_over(x, _axes.varying_axes(arrays[i]))
+            own = own_slice(rows, within)
+            if summed:
+                found = [lax.pmean(own, axis_name)]
+            else:
+                found = _pmean_16_bit(own, axis_name, route)
+            wholes = [gather_slices(x, within, like=flat) for x in found]
+            columns = [unravel(x, group) for x in wholes]
+        for column, new in zip((out, lost), columns, strict=False):  # or out alone
+            for i, x in zip(places, new, strict=True):
+                axes = frozenset() if typed_same else _axes.varying_axes(arrays[i])
+                column[i] = _axes.vary_over(x, axes)
     return out, lost
 
 
-def _pmean_32_bit(
-    arrays: Sequence[jax.Array], axis_name: AxisName | None
-) -> tuple[list[jax.Array], list[jax.Array]]:
-    rows = [ArrayRow(Leaf(i, x.shape), x) for i, x in enumerate(arrays)]
-    joined = join_rows(rows, lambda leaf: 1)
-    means: list[jax.Array] = lax.pmean([row.x for row in joined.rows], axis_name)
-    return joined.split(means)[0], []
-
-
-def _pmean_16_bit(
-    arrays: Sequence[jax.Array], axis_name: AxisName | None, *, route: str
-) -> tuple[list[jax.Array], list[jax.Array]]:
-    n, dtype = axis_size(axis_name), arrays[0].dtype
-    flat = ravel(arrays)
+def _pmean_16_bit(flat: jax.Array, axis_name: AxisName, route: str) -> list[jax.Array]:
+    """The mean of a flat array, and what rounding takes of it."""
+    n, dtype = axis_size(axis_name), flat.dtype
     if is_direct(route, n):  # each averages all, in one message
         exact = jnp.mean(all_gather(flat, axis_name).astype(jnp.float32), axis=0)
         mean = round_to(exact, dtype)
-        errors = exact - mean.astype(jnp.float32)  # which all of them keep
-        return unravel(mean, arrays), unravel(errors, arrays)
+        return [mean, exact - mean.astype(jnp.float32)]  # which all of them keep
     rows = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
     mine = all_to_all(rows, axis_name).astype(jnp.float32)
     # In float32, and rounded once: n terms in 16 bits would lose what is small.
     exact = jnp.mean(mine, axis=0)
     mean = round_to(exact, dtype)
-    shared = all_gather(mean, axis_name, ring=route == "ring")
-    means = unravel(shared.reshape(-1), arrays)
     # It counts n times, since this is one of the n workers that are averaged next.
     error = np.float32(n) * (exact - mean.astype(jnp.float32))
-    worker = jnp.int32(0) if axis_name is None else lax.axis_index(axis_name)
     errors = lax.dynamic_update_index_in_dim(
-        jnp.zeros(rows.shape, jnp.float32), error, worker, 0
+        jnp.zeros(rows.shape, jnp.float32), error, lax.axis_index(axis_name), 0
     )
-    return means, unravel(errors.reshape(-1), arrays)
+    means = all_gather(mean, axis_name, ring=route == "ring")
+    return [x.reshape(-1)[: flat.size] for x in (means, errors)]
 
 
 def ravel(arrays: Sequence[jax.Array]) -> jax.Array:
@@ -199,7 +179,7 @@ def gather_slices(x: jax.Array, group: AxisName | None, like: jax.Array) -> jax.
     # The devices hold the same now. Where types do not vary over them an all-gather's
     # would: each adds zeros for all others, which takes twice the bytes. In integers
     # that sum is exact, for NaN and -0.0 too.
-    bits = _as_integers(x).reshape(-1)
+    bits = as_integers(x).reshape(-1)
     zeros = jnp.zeros((devices, bits.size), bits.dtype)
     rows = lax.dynamic_update_index_in_dim(zeros, bits, lax.axis_index(group), 0)
     return lax.psum(rows, group).reshape(-1).view(x.dtype)
@@ -232,10 +212,11 @@ def _in_16_bits(send: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Arr
     """``send(x)``, of 16-bit floats as integers: XLA widens floats where it can."""
     if x.dtype.itemsize != 2:
         return send(x)
-    return lax.bitcast_convert_type(send(_as_integers(x)), x.dtype)
+    return lax.bitcast_convert_type(send(as_integers(x)), x.dtype)
 
 
-def _as_integers(x: jax.Array) -> jax.Array:
+def as_integers(x: jax.Array) -> jax.Array:
+    """The bits of an array, 32 at most in each."""
     width = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
     return x.view(width)  # of complex numbers, too
 

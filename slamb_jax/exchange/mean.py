@@ -34,8 +34,8 @@ class Means(NamedTuple):
 
     Attributes:
       means: in the input's dtype, the same bits on all workers.
-      sent: float32; what this worker sent, as the others decode it. None where nothing
-        is rounded, and for an array of which nothing is.
+      sent: float32; what this worker sent, as the others decode it. None for an array
+        of which nothing is rounded.
       lost: float32; n times the quantization error of the means that this worker owns,
         and 0 elsewhere. The mean of ``sent`` over the workers is the mean plus the mean
         of ``lost``. None as ``sent``, and in codes that all send to all: no mean is
@@ -44,9 +44,9 @@ class Means(NamedTuple):
         worker sent nothing but NaN; the same on all workers. None: nothing arrived.
     """
 
-    means: list[jax.Array]
-    sent: Sequence[jax.Array | None] | None = None
-    lost: Sequence[jax.Array | None] | None = None
+    means: Sequence[jax.Array]
+    sent: Sequence[jax.Array | None]
+    lost: Sequence[jax.Array | None]
     is_finite: jax.Array | None = None
 
 
@@ -56,8 +56,6 @@ def mean_over_workers(
     exchange: Exchange,
     payload: str | None,
     step: jax.Array,
-    *,
-    with_errors: bool = False,
 ) -> Means:
     """Takes the means of arrays in the wire format of a payload.
 
@@ -67,58 +65,49 @@ def mean_over_workers(
       exchange: between whom.
       payload: as in :class:`Exchange`; None sends each array in its own dtype.
       step: seeds the random rounding.
-      with_errors: whether to return ``sent`` and ``lost``.
     """
     axis_name = exchange.axis_name
     # 1. What is not sent stays as it is: all of a single worker's, and empty arrays.
+    nothing = [None] * len(arrays)
     if axis_size(axis_name) == 1:
-        return Means(list(arrays))
+        return Means(arrays, nothing, nothing)
     # 2. Without codes, of the types that are sent.
     if (codec := codec_of(payload)) is None:
-        return _mean_in_floats(arrays, exchange, payload, with_errors)
+        return _mean_in_floats(arrays, exchange, payload)
     # 3. In codes, by two messages for each kind, whatever the number of leaves: each
     # has a latency, and XLA never combines an all-to-all with another. Arrays that
     # differ between the shards of a worker share no scale with arrays that do not.
     wide = [round_to(x, jnp.float32) for x in arrays]
-    kinds: dict[Hashable, list[int]] = {}
+    kinds: dict[Hashable, list[ArrayRow]] = {}
     for i, (x, leaf) in enumerate(zip(wide, leaves, strict=True)):
         if x.size:
             varying = sorted(map(str, _axes.varying_axes(x)))
-            kinds.setdefault((leaf.sharded, *varying), []).append(i)
+            row = ArrayRow(Leaf(i, x.shape, parts=leaf.parts, unit=leaf.unit), x)
+            kinds.setdefault((leaf.sharded, *varying), []).append(row)
+    is_direct = _collectives.is_direct(exchange.route, axis_size(axis_name))
+    zeros = nothing if is_direct else [jnp.zeros_like(x) for x in wide]
+    columns: list[list[Any]] = [list(arrays), list(wide), zeros]
     is_finite = None
-    columns: list[Any] = [list(arrays)]
-    if with_errors:
-        columns += [list(wide)]
-        if not _collectives.is_direct(exchange.route, axis_size(axis_name)):
-            columns += [[jnp.zeros_like(x) for x in wide]]
-    for places in kinds.values():
+    for rows in kinds.values():
         # 4. Small ones as one, but for what was joined before.
-        rows = []
-        for i in places:
-            leaf = Leaf(i, wide[i].shape, parts=leaves[i].parts, unit=leaves[i].unit)
-            rows.append(ArrayRow(leaf, wide[i]))
         joined = join_rows(rows, lambda leaf: codec.group_of(leaf.size).size)
         pairs = sorted(zip(*joined, strict=True), key=lambda pair: pair[0][0])
         joined = Joined([x for x, _ in pairs], [x for _, x in pairs])  # as given
         # 5. The mean of each kind, in the places of its arrays.
-        found, is_finite = _mean_in_codes(
-            joined.rows, exchange, codec, step, with_errors
-        )
-        for column, new in zip(columns, joined.split(*found), strict=True):
-            for i, x in zip(places, new, strict=True):
+        found, is_finite = _mean_in_codes(joined.rows, exchange, codec, step)
+        for column, new in zip(columns, joined.split(*found), strict=False):
+            for (leaf, _), x in zip(rows, new, strict=True):
                 # A mean's type does not vary over the workers; the state's, that it
                 # goes into, does.
-                x = x.astype(column[i].dtype)
-                column[i] = _axes.vary_over(x, _axes.varying_axes(arrays[i]))
-    sent, lost = [*columns[1:], None, None][:2]
-    return Means(columns[0], sent, lost, is_finite)
+                axes = _axes.varying_axes(arrays[leaf.index])
+                x = x.astype(column[leaf.index].dtype)
+                column[leaf.index] = _axes.vary_over(x, axes)
+    means, sent, lost = columns
+    return Means(means, sent, lost, is_finite)
 
 
 def _mean_in_floats(
-    arrays: Sequence[jax.Array],
-    exchange: Exchange,
-    payload: str | None,
-    with_errors: bool,
+    arrays: Sequence[jax.Array], exchange: Exchange, payload: str | None
 ) -> Means:
     """The mean in the dtypes that are sent; of 16 bits also what rounding takes."""
     rounded = [round_to(x, payload or x.dtype) for x in arrays]
@@ -127,26 +116,17 @@ def _mean_in_floats(
         exchange.axis_name,
         within=exchange.local_axis_name,
         route=exchange.route,
-        with_lost=with_errors,
     )
     means = [mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]
     firsts = [mean.reshape(-1)[0] for mean in means if mean.size]
     is_finite = jnp.isfinite(firsts[0]) if firsts else None
-    if not with_errors or all(error is None for error in lost):
-        return Means(means, is_finite=is_finite)
-    sent = [
-        None if error is None else x.astype(jnp.float32)
-        for x, error in zip(rounded, lost, strict=True)
-    ]
+    pairs = zip(rounded, lost, strict=True)
+    sent = [None if error is None else x.astype(jnp.float32) for x, error in pairs]
     return Means(means, sent, lost, is_finite)
 
 
 def _mean_in_codes(
-    rows: Sequence[ArrayRow],
-    exchange: Exchange,
-    codec: BlockCodec,
-    step: jax.Array,
-    with_errors: bool,
+    rows: Sequence[ArrayRow], exchange: Exchange, codec: BlockCodec, step: jax.Array
 ) -> tuple[list[list[jax.Array]], jax.Array]:
     """The mean of float32 arrays in codes, to the owner of each slice and back.
 
@@ -162,8 +142,8 @@ def _mean_in_codes(
     others, decodes and averages them. That is one message, of n / 2 times the bytes,
     and nothing is encoded again.
 
-    Returns for each array its mean, and ``with_errors`` what this worker sent, and what
-    the second encoding lost, if there is one; and whether what came first is finite.
+    Returns for each array its mean, what this worker sent, and what the second encoding
+    lost, if there is one; and whether what came first is finite.
     """
     axis_name, group = exchange.axis_name, exchange.local_axis_name
     n, width, like = axis_size(axis_name), axis_size(group), rows[0].x
@@ -188,21 +168,19 @@ def _mean_in_codes(
     wholes = jnp.split(shared.reshape(width, n, -1), ends, -1)
     # 6. Decode.
     decode = _Part.average_all if is_direct else _Part.decode_slices
-    found = [[decode(*each)] for each in zip(parts, wholes, strict=True)]
-    if with_errors:
-        found = [[x, part.sent()] for part, [x] in zip(parts, found, strict=True)]
+    means = [x for arrays in map(decode, parts, wholes) for x in arrays]
+    sent = [x for part in parts for x in part.sent()]
+    errors: list[jax.Array] = []
     # The owner alone knows the error of the second encoding. It counts n times, since
     # the owner is one of the n workers whose momenta are averaged next.
-    for i, (mean, code) in enumerate(pairs if with_errors else []):
-        error = np.float32(n) * (mean - parts[i].decode_slice(code))
-        errors = _collectives.gather_slices(error, group, like)
-        found[i].append(parts[i].own_arrays(errors.reshape(width, *mean.shape)))
-    out: list[list[Any]] = [[None] * len(rows) for _ in found[0]]
-    for part, columns in zip(parts, found, strict=True):
-        for column, arrays in zip(out, columns, strict=True):
-            for i, x in zip(part.cut.members, arrays, strict=True):
-                column[i] = x
-    return out, parts[0].is_finite(wholes[0])
+    for part, (mean, code) in zip(parts, pairs, strict=False):
+        error = np.float32(n) * (mean - part.decode_slice(code))
+        whole = _collectives.gather_slices(error, group, like)
+        errors += part.own_arrays(whole.reshape(width, *mean.shape))
+    # In the order of the rows.
+    order = np.argsort([i for part in parts for i in part.cut.members])
+    columns = [[x[i] for i in order] for x in (means, sent, errors) if x]
+    return columns, parts[0].is_finite(wholes[0])
 
 
 def _encode(

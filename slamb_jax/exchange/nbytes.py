@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from slamb_jax._core.checks import check_floating
 from slamb_jax._core.layout import layout_of
 from slamb_jax._core.leaves import leaves_of
-from slamb_jax.exchange.codecs import codec_of, cut_among
+from slamb_jax.exchange.codecs import codec_of, cut_among, is_summed
 from slamb_jax.exchange.collectives import is_direct
 from slamb_jax.exchange.selections import elements_sent
 
@@ -99,28 +99,22 @@ def transfers_of(
     exchanges a part, and the worker gathers the parts.
     """
     sizes, wire, often = mean
-    in_codes = codec_of(wire) is not None
-    if is_direct(route, workers):
-        one = slice_nbytes(sizes, wire, devices)
-        part = workers * one
-        # Copies to all; of two workers an all-gather waits no longer.
-        kind, put_in = ("all-gather", one) if workers == 2 else ("all-to-all", part)
-        sent = [Transfer(kind, put_in, often)]
-    else:
-        # A slice to each owner, and the owner's mean to all: copies, or around a ring.
-        one = slice_nbytes(sizes, wire, workers * devices)
-        part = workers * one
-        sent = [Transfer("all-to-all", part, often)] * 2
-        if route == "ring":
-            sent[1] = Transfer("all-gather", one, often)
-    if not in_codes:
-        part = slice_nbytes(sizes, wire, devices)
-        # 16 bits are sent as codes are, since a sum in 16 bits loses digits.
-        if jnp.dtype(wire).itemsize != 2:
-            sent = [Transfer("all-reduce", part, often)]
-    # What the devices of a worker got, each a part, they share.
-    gather = Transfer("all-gather", part, often, within=True)
-    return [*sent, gather] if devices > 1 else sent
+    owners = 1 if is_direct(route, workers) else workers
+    one = slice_nbytes(sizes, wire, owners * devices)
+    copies = Transfer("all-to-all", workers * one, often)
+    gather = Transfer("all-gather", one, often)
+    # Of the arrays what one device exchanges; in codes those of all slices, or workers.
+    part = slice_nbytes(sizes, wire, devices)
+    if is_summed(wire):
+        sent = [Transfer("all-reduce", part, often)]
+    elif owners == 1:  # all to all: of two workers an all-gather waits no longer
+        sent = [gather if workers == 2 else copies]
+    else:  # a slice to each owner, and its mean to all: copies, or around a ring
+        sent = [copies, gather if route == "ring" else copies]
+    if devices > 1:  # what the devices of a worker got, each a part, they share
+        got = part if codec_of(wire) is None else copies.nbytes
+        sent.append(Transfer("all-gather", got, often, within=True))
+    return sent
 
 
 def share(
@@ -135,6 +129,6 @@ def share(
     for sizes, wire, often in means:
         # Of one slice that holds all: padding for the workers, a few bytes for each
         # array, is not counted.
-        times = 1.0 if wire == "float32" else copies
+        times = 1.0 if is_summed(wire) else copies
         sent += slice_nbytes(sizes, wire, 1) * often * times
     return sent / (4 * elements)

@@ -181,15 +181,13 @@ class Strided(Selection):
         # A hash and not a draw: every worker computes it from the leaf's number alone.
         # Neighbours in a leaf, and equal leaves, do not take their turns together.
         size = self.period * self.block_size(leaf)
-        parts = leaf.parts or (leaf,)
-        numbers = [_numbers(-(-part.size // size)).astype(np.uint32) for part in parts]
-        salts = [np.uint32(hash_words(self.seed, part.index)) for part in parts]
-        if leaf.parts:  # small, so that their numbers are constants
-            number: Any = np.concatenate(numbers)
-            salt: Any = np.repeat(salts, [len(x) for x in numbers])
-        else:
-            number, salt = numbers[0], salts[0]
-        offset = hash_u32(number, salt) % np.uint32(self.period)
+        offsets = []
+        for part in leaf.parts or (leaf,):
+            number: Any = _numbers(-(-part.size // size)).astype(np.uint32)
+            salt = hash_words(self.seed, part.index)
+            offsets.append(hash_u32(number, salt) % np.uint32(self.period))
+        # Parts are small, so that their numbers are constants.
+        offset = np.concatenate(offsets) if leaf.parts else offsets[0]
         turn = lax.rem(step, np.int32(self.period)) + offset.astype(np.int32)
         return lax.rem(turn, np.int32(self.period))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import chex
 import optax
+from jax.sharding import PartitionSpec
 
 from slamb_jax._core import checks as _checks
 from slamb_jax._core.axes import AxisName, as_tuple
@@ -14,7 +15,6 @@ from slamb_jax._core.layout import layout_of, mesh_axes
 from slamb_jax._core.leaves import LayoutOf
 from slamb_jax.exchange import nbytes as _nbytes
 from slamb_jax.exchange.codecs import CODECS
-from slamb_jax.exchange.json_form import value_from_json, value_to_json
 from slamb_jax.exchange.selections import Selection, Strided
 
 _FEW_BITS: Any = {"payload": "ternary", "sync_every": 15, "selection": Strided(1.0)}
@@ -197,7 +197,7 @@ class Exchange:
         Raises:
           ValueError: for functions and objects of the user's own.
         """
-        return {name: value_to_json(name, x) for name, x in self._given().items()}
+        return {name: _value_to_json(name, x) for name, x in self._given().items()}
 
     @classmethod
     def from_json(cls, settings: Mapping[str, Any]) -> "Exchange":
@@ -214,17 +214,16 @@ class Exchange:
                 f"{unknown[0]!r} is not a setting of an Exchange, which has "
                 f"{', '.join(sorted(known))}"
             )
-        return cls(**{name: value_from_json(name, x) for name, x in settings.items()})
+        return cls(**{name: _value_from_json(name, x) for name, x in settings.items()})
 
     def _given(self) -> dict[str, Any]:
         """The settings that are not the default."""
         given = {}
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+            value, default = getattr(self, field.name), field.default
             # Only names and numbers are compared: others may be trees.
-            if isinstance(value, str | int) and value == field.default:
-                continue
-            if value is not field.default:
+            is_equal = isinstance(value, str | int) and value == default
+            if not is_equal and value is not default:
                 given[field.name] = value
         return given
 
@@ -235,6 +234,48 @@ class Exchange:
         return f"Exchange({', '.join(shown)})"
 
 
+def _value_to_json(name: str, x: Any) -> Any:
+    """The value of a setting as JSON has it; raises for one that is not of data."""
+    # Names and numbers are themselves.
+    if x is None or isinstance(x, bool | int | str):
+        return x
+    if isinstance(x, Strided):
+        return dataclasses.asdict(x)
+    # A spec is told from a list of a tree by its key.
+    if isinstance(x, PartitionSpec):
+        return {"spec": [list(e) if isinstance(e, tuple) else e for e in x]}
+    # JSON has no tuples: those of axis names become lists, and are told by the name.
+    if isinstance(x, list) or (isinstance(x, tuple) and name.endswith("axis_name")):
+        return [_value_to_json(name, item) for item in x]
+    if isinstance(x, Mapping) and all(isinstance(key, str) for key in x):
+        return {key: _value_to_json(name, item) for key, item in x.items()}
+    raise ValueError(
+        f"{name} must be of names, numbers, lists, dicts with string keys, specs and "
+        f"Strided to be written as JSON, got {x!r}"
+    )
+
+
+def _value_from_json(name: str, x: Any) -> Any:
+    """Undoes :func:`_value_to_json`."""
+    if isinstance(x, list):
+        items = [_value_from_json(name, item) for item in x]
+        return tuple(items) if name.endswith("axis_name") else items
+    if not isinstance(x, Mapping):
+        return x
+    if name == "selection":
+        try:
+            return Strided(**x)
+        except TypeError as error:
+            raise ValueError(f"selection={x!r} does not fit: {error}") from error
+    # A tree may have a leaf named "spec", too: its entries are no names.
+    entries = x.get("spec") if set(x) == {"spec"} else None
+    if isinstance(entries, list) and all(
+        entry is None or isinstance(entry, str | list) for entry in entries
+    ):
+        return PartitionSpec(*(tuple(e) if isinstance(e, list) else e for e in entries))
+    return {key: _value_from_json(name, item) for key, item in x.items()}
+
+
 def _check_settings(exchange: Exchange) -> None:
     """Raises for a value out of range, and for settings that cannot go together."""
     payload, selection = exchange.payload, exchange.selection
@@ -242,21 +283,18 @@ def _check_settings(exchange: Exchange) -> None:
     _checks.check_bool("overlap", exchange.overlap)
     _checks.check_choice("route", exchange.route, ("owners", "all", "ring"))
     is_name = isinstance(payload, str) and payload in ("bfloat16", *CODECS)
-    if payload is not None and not is_name:
-        raise ValueError(
-            "payload must be None, 'bfloat16', 'uniform8', 'uniform4', 'ternary', "
-            "'sign' or 'largest_of_N' with N from 2 to 127, such as 'largest_of_7', "
-            f"got {payload!r}"
-        )
+    payloads = (
+        "None, 'bfloat16', 'uniform8', 'uniform4', 'ternary', 'sign' or 'largest_of_N' "
+        "with N from 2 to 127, such as 'largest_of_7'"
+    )
+    _checks.check_value(payload is None or is_name, "payload", payloads, payload)
     if exchange.sync_every is not None:
         _checks.check_integer("sync_every", exchange.sync_every, 1)
     if exchange.outer is not None:
         _checks.check_transformation("outer", exchange.outer)
-    if selection is not None and not isinstance(selection, Selection):
-        raise ValueError(
-            "selection must be None or a slamb_jax.selections.Selection, such as "
-            f"Strided(0.1), got {selection!r}"
-        )
+    is_one = selection is None or isinstance(selection, Selection)
+    what = "None or a slamb_jax.selections.Selection, such as Strided(0.1)"
+    _checks.check_value(is_one, "selection", what, selection)
     # 2. What cannot go together.
     if selection is not None and exchange.outer is not None:
         raise ValueError(

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from slamb_jax._core.checks import check_range, named_leaves
 from slamb_jax._core.rounding import float32_of, hash_u32, upcast_f32
+from slamb_jax.exchange.collectives import as_integers
 from slamb_jax.exchange.nbytes import means_of, share
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.workers import mesh as meshes
@@ -124,8 +125,7 @@ def _checksum(x: jax.Array) -> jax.Array:
     """Two sums of a hash of each element's bits and place, for each replica."""
     if x.dtype.name in ("int2", "uint2", "int4", "uint4", "float4_e2m1fn"):
         x = x.astype(jnp.float32)  # which holds each exactly
-    unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
-    words = x.view(unsigned).astype(jnp.uint32).reshape(x.shape[0], -1)
+    words = as_integers(x).astype(jnp.uint32).reshape(x.shape[0], -1)
     place = jnp.arange(words.shape[1], dtype=jnp.uint32) * np.uint32(0x9E3779B1)
     hashed = [hash_u32(words ^ np.uint32(s), place[None]) for s in (0, 0x9E3779B9)]
     return jnp.stack([jnp.sum(x, axis=1, dtype=jnp.uint32) for x in hashed], axis=1)

@@ -1,6 +1,7 @@
-"""Arrays on a mesh: put there, computed with there, and read from there."""
+"""Arrays on a mesh: put there, computed with there, and read from all processes."""
 
 import contextlib
+import json
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,6 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from slamb_jax._core.axes import as_tuple
@@ -148,6 +150,14 @@ def device_put_global(x: Any, there: NamedSharding) -> Any:
         return jax.make_array_from_callback(known.shape, there, lambda i: known[i])
 
     return on_raw(put, x)
+
+
+def gather(value: Any) -> list[Any]:
+    """``value`` of each process, as JSON holds it."""
+    text = json.dumps(value).encode()
+    longest = int(multihost_utils.process_allgather(np.uint32(len(text))).max())
+    padded = np.frombuffer(text.ljust(longest), np.uint8)
+    return [json.loads(x.tobytes()) for x in multihost_utils.process_allgather(padded)]
 
 
 def processes_of_workers(state: chex.ArrayTree) -> list[int]:
