@@ -116,6 +116,7 @@ ON_A_MESH = "1-bit LAMB", "PowerSGD", "SparseLoCo", "DeMo"
     ("name", "simulated"),
     [(name, True) for name in CASES] + [(name, False) for name in ON_A_MESH],
 )
+@pytest.mark.filterwarnings("ignore:the exchange averages")  # one for all methods
 def test_it_equals_its_naive_version(name, simulated):
     made, in_numpy, settings = CASES[name]
     phases = made if isinstance(made, list) else [(STEPS, made)]
