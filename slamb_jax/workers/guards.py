@@ -56,9 +56,8 @@ def check_wrappers(state: chex.ArrayTree, exchange: Exchange) -> None:
             later = chain[names.index("AverageParametersState") + 1 :]
             if _has_state(later, "optax.", "slamb_jax."):
                 told.append(
-                    "average_parameters_every averages the parameters after the "
-                    "updates that it gets, and is not the last link of its chain: put "
-                    "it last"
+                    "average_parameters_every averages what the links after it in "
+                    "its chain change once more: put it last"
                 )
         for what, states in _EXCHANGED.items():
             sent = [part for part in chain if any(find(part, name) for name in states)]
