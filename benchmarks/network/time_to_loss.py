@@ -8,7 +8,7 @@ the time. On one link some methods are trained to the end as well, which shows h
 the product is off.
 
 Each run is a line of the results; one that is there is not made again, and ``--out
-DIR`` makes them all anew, in three hours and a half. Then the page is written, which
+DIR`` makes them all anew, in two hours. Then the page is written, which
 ``--report`` does alone.
 """
 
