@@ -63,7 +63,7 @@ def run(ask: Ask, mesh: Mesh, barrier: Callable[[], float]) -> dict[str, Any]:
     made, compile_seconds = program(ask.setting, ask.method, mesh)
     state, batches = made.start(ask.rate, ask.seed), iter(made.batches(ask.seed))
     for batch in itertools.islice(batches, 0 if ask.is_training else WARM):
-        state, _ = made.step(state, batch)
+        state, _ = jax.block_until_ready(made.step(state, batch))
     barrier()
     before, seconds = counters.read(), []
     for batch in itertools.islice(batches, ask.steps):
