@@ -62,29 +62,6 @@ def test_an_array_is_coded_in_groups(platform, shape, monkeypatch):
 
 
 @on_each
-@pytest.mark.parametrize("each", [(3, 1, 8, 1), (3, 2, 1, 1), (3, 2, 8, 1)], ids=str)
-def test_every_row_has_its_own(platform, each):
-    x = random_tree({"x": (3, 2, 8, 16)}, 0)["x"]
-    each = random_tree({"x": each}, 1)["x"]
-    got = there(platform, lambda *x: _platform.scale_rows(jnp.multiply, *x), x, each)
-    assert_same_bits(got, x * each)
-
-
-reductions = pytest.mark.parametrize(
-    ("two", "many"), [(jnp.add, jnp.sum), (jnp.maximum, jnp.max)], ids=["sum", "max"]
-)
-
-
-@on_each
-@reductions
-@pytest.mark.parametrize("width", [1, 24, 33, 128])
-def test_blocks_are_reduced(platform, width, two, many):
-    planes = random_tree({"x": (2, 3, width)}, 0, 5)["x"]
-    got = there(platform, lambda x: _platform.reduce_blocks(list(x), two, many), planes)
-    assert_close(got, many(planes, (0, -1))[..., None], units=8)
-
-
-@on_each
 @pytest.mark.parametrize(("base", "count"), [(3, 5), (16, 2), (2, 8)])
 def test_a_byte_gives_back_its_digits(platform, base, count):
     """All bytes there are."""

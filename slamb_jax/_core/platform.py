@@ -141,30 +141,6 @@ def map_groups(
     return lax.platform_dependent(x, cpu=on_cpu, default=elsewhere)
 
 
-def reduce_blocks(
-    planes: Sequence[jax.Array],
-    two: Callable[[jax.Array, jax.Array], jax.Array],
-    many: Callable[..., jax.Array],
-) -> jax.Array:
-    """Reduces the elements of each block: (..., rows, width) planes to (..., rows, 1).
-
-    ``two`` reduces two arrays element by element, and ``many`` an axis of one array. A
-    CPU halves a row again and again, in vectors, where XLA would reduce it element by
-    element.
-    """
-
-    def elsewhere(x: jax.Array) -> jax.Array:
-        return many(x, -1, keepdims=True)
-
-    def on_cpu(x: jax.Array) -> jax.Array:
-        while x.shape[-1] > 1 and x.shape[-1] % 2 == 0:
-            x = two(*jnp.split(x, 2, -1))
-        return elsewhere(x)
-
-    x = functools.reduce(two, planes)
-    return lax.platform_dependent(x, cpu=on_cpu, default=elsewhere)
-
-
 def split_digits(packed: jax.Array, base: int, count: int) -> jax.Array:
     """Splits bytes into digits: uint8 (..., rows, width) to (..., count, rows, width).
 
@@ -188,26 +164,6 @@ def split_digits(packed: jax.Array, base: int, count: int) -> jax.Array:
         return lax.div(packed[..., None, :, :], powers) % np.uint8(base)
 
     return lax.platform_dependent(packed, cpu=on_cpu, default=elsewhere)
-
-
-def scale_rows(
-    decode: Callable[[jax.Array, jax.Array], jax.Array],
-    digits: jax.Array,
-    scales: jax.Array,
-) -> jax.Array:
-    """``decode(digits, scales)``, which reads one scale for a row, or for several rows.
-
-    ``digits`` are (..., rows, width), and ``scales`` broadcast to (..., rows, 1). On a
-    CPU every row has its own: the place of one that several rows share is not found in
-    vectors where the rows are read in another shape.
-    """
-
-    def on_cpu(digits: jax.Array, scales: jax.Array) -> jax.Array:
-        scales = opaque(jnp.broadcast_to(scales, (*digits.shape[:-1], 1)))
-        rows = decode(digits.reshape(-1, digits.shape[-1]), scales.reshape(-1, 1))
-        return rows.reshape(digits.shape)
-
-    return lax.platform_dependent(digits, scales, cpu=on_cpu, default=decode)
 
 
 def sum_of_rows(decode: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:

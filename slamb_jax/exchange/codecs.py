@@ -21,6 +21,7 @@ A new codec says how a block is quantized and what its digits stand for
 """
 
 import abc
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -175,9 +176,7 @@ class BlockCodec(abc.ABC):
             digits = digits.reshape(*lead, planes * self.digits, rows, width)
         # The scales came as bytes among bytes, without a cast that XLA could widen.
         floats = lax.bitcast_convert_type(scales[..., None, :], jnp.float32)
-        if self.planes > 1:
-            return self.dequantize(digits, floats)
-        return _platform.scale_rows(self.dequantize, digits, floats)
+        return self.dequantize(digits, floats)
 
     def split_bytes(self, in_bytes: jax.Array, shape: Group) -> Code:
         """The code of groups of this shape, from (..., nbytes)."""
@@ -304,9 +303,8 @@ class Uniform(BlockCodec):
 
     def quantize(self, planes: list[jax.Array], draw: Draw) -> Quantized:
         levels = self.levels
-        size = _platform.reduce_blocks(
-            [jnp.abs(x) for x in planes], jnp.maximum, jnp.max
-        )
+        sizes = functools.reduce(jnp.maximum, [jnp.abs(x) for x in planes])
+        size = jnp.max(sizes, -1, keepdims=True)
         is_small = size < levels * _TINY
         usable = ~is_small & jnp.isfinite(size)  # the scale tells NaN and infinity
         digits = []
@@ -414,4 +412,4 @@ def _scale(
 
 def _block_sum(planes: Sequence[jax.Array]) -> jax.Array:
     """The sum of each block, over all of its planes."""
-    return _platform.reduce_blocks(planes, jnp.add, jnp.sum)
+    return jnp.sum(functools.reduce(jnp.add, planes), -1, keepdims=True)
