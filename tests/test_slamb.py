@@ -85,7 +85,11 @@ def test_optax_lamb_follows_the_recorded_lamb(name):
 
 
 @pytest.mark.parametrize("axis_name", [None, AXIS])
-@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize(
+    "decay",
+    [0.0, 0.1, optax.linear_schedule(0.4, 0.0, 6)],
+    ids=["none", "one", "falls"],
+)
 def test_one_worker_that_exchanges_all_is_optax_lamb(axis_name, decay):
     shapes = {"w": (12, 16), "b": (16,), "conv": (2, 3, 4, 5), "scale": ()}
     grads = [random_tree(shapes, t, 1) for t in range(8)]
