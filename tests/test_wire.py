@@ -219,7 +219,6 @@ MESSAGES = {  # of each collective, one after the other
     "all-reduce": lambda n: 2 * (n - 1),
 }
 DEFAULT = slamb_jax.Exchange(AXIS)
-RING = slamb_jax.Exchange(AXIS, route="ring")
 ALL = slamb_jax.Exchange(AXIS, route="all")
 NARROW = slamb_jax.Exchange(AXIS, payload="bfloat16")
 
@@ -230,7 +229,6 @@ NARROW = slamb_jax.Exchange(AXIS, payload="bfloat16")
         (2, DEFAULT, 1),
         (4, DEFAULT, 2),
         (8, DEFAULT, 2),
-        (4, RING, 4),
         (4, ALL, 1),
         (2, NARROW, 1),
         (4, NARROW, 2),

@@ -104,7 +104,7 @@ def _pmean_16_bit(flat: jax.Array, axis_name: AxisName, route: str) -> list[jax.
     """The mean of a flat array, and what rounding takes of it."""
     n, dtype = axis_size(axis_name), flat.dtype
     if is_direct(route, n):  # each averages all, in one message
-        exact = jnp.mean(all_gather(flat, axis_name).astype(jnp.float32), axis=0)
+        exact = jnp.mean(send_to_all(flat, axis_name).astype(jnp.float32), axis=0)
         mean = round_to(exact, dtype)
         return [mean, exact - mean.astype(jnp.float32)]  # which all of them keep
     rows = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
@@ -117,7 +117,7 @@ def _pmean_16_bit(flat: jax.Array, axis_name: AxisName, route: str) -> list[jax.
     errors = lax.dynamic_update_index_in_dim(
         jnp.zeros(rows.shape, jnp.float32), error, lax.axis_index(axis_name), 0
     )
-    means = all_gather(mean, axis_name, ring=route == "ring")
+    means = send_to_all(mean, axis_name)
     return [x.reshape(-1)[: flat.size] for x in (means, errors)]
 
 
@@ -145,20 +145,23 @@ def all_to_all(x: jax.Array, axis_name: AxisName | None) -> jax.Array:
     return _in_16_bits(send_rows, x)
 
 
-def all_gather(
-    x: jax.Array, axis_name: AxisName | None, *, ring: bool = False
-) -> jax.Array:
-    """``x`` of all workers, stacked: shape (n, ...).
+def all_gather(x: jax.Array, axis_name: AxisName | None) -> jax.Array:
+    """``x`` of all devices, stacked: shape (n, ...)."""
+    return _in_16_bits(functools.partial(lax.all_gather, axis_name=axis_name), x)
+
+
+def send_to_all(x: jax.Array, axis_name: AxisName | None) -> jax.Array:
+    """``x`` of all workers, stacked: an all-gather that waits for one message.
 
     Each worker sends its own to all others at once, in an all-to-all of copies. XLA's
-    all-gather, for a ``ring``, has the same bytes, which go from worker to worker: it
+    all-gather has the same bytes, which go from worker to worker around a ring: it
     waits for n - 1 messages, one after the other.
     """
     n, manual = axis_size(axis_name), jax.sharding.get_abstract_mesh().manual_axes
     # Under vmap the workers share what is gathered, and would not share copies. Of two
     # each waits for one message anyhow.
-    if ring or n == 2 or not set(_axes.as_tuple(axis_name)) <= set(manual):
-        return _in_16_bits(functools.partial(lax.all_gather, axis_name=axis_name), x)
+    if n == 2 or not set(_axes.as_tuple(axis_name)) <= set(manual):
+        return all_gather(x, axis_name)
     return all_to_all(jnp.broadcast_to(x, (n, *x.shape)), axis_name)
 
 
@@ -175,7 +178,7 @@ def gather_slices(x: jax.Array, group: AxisName | None, like: jax.Array) -> jax.
     if group is None or devices == 1:
         return x.reshape(-1)
     if _axes.tracked_axes(group) <= _axes.varying_axes(like):
-        return all_gather(x, group, ring=True).reshape(-1)
+        return all_gather(x, group).reshape(-1)
     # The devices hold the same now. Where types do not vary over them an all-gather's
     # would: each adds zeros for all others, which takes twice the bytes. In integers
     # that sum is exact, for NaN and -0.0 too.

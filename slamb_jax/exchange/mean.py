@@ -155,7 +155,7 @@ def _mean_in_codes(
     own = _collectives.own_slice(jnp.concatenate(slices, -1), group)
     pairs: list[tuple[jax.Array, jax.Array]] = []
     if is_direct:
-        shared = _collectives.all_gather(own, axis_name)
+        shared = _collectives.send_to_all(own, axis_name)
     else:
         # 2. All-to-all.
         received = jnp.split(_collectives.all_to_all(own, axis_name), ends, -1)
@@ -163,7 +163,7 @@ def _mean_in_codes(
         pairs = [part.average(x) for part, x in zip(parts, received, strict=True)]
         # 5. All-gather, first between the workers and then within.
         flat = jnp.concatenate([code for _, code in pairs])
-        shared = _collectives.all_gather(flat, axis_name, ring=exchange.route == "ring")
+        shared = _collectives.send_to_all(flat, axis_name)
     shared = _collectives.gather_slices(shared, group, like)
     wholes = jnp.split(shared.reshape(width, n, -1), ends, -1)
     # 6. Decode.

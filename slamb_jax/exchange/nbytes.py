@@ -102,15 +102,14 @@ def transfers_of(
     owners = 1 if is_direct(route, workers) else workers
     one = slice_nbytes(sizes, wire, owners * devices)
     copies = Transfer("all-to-all", workers * one, often)
-    gather = Transfer("all-gather", one, often)
     # Of the arrays what one device exchanges; in codes those of all slices, or workers.
     part = slice_nbytes(sizes, wire, devices)
     if is_summed(wire):
         sent = [Transfer("all-reduce", part, often)]
-    elif owners == 1:  # all to all: of two workers an all-gather waits no longer
-        sent = [gather if workers == 2 else copies]
-    else:  # a slice to each owner, and its mean to all: copies, or around a ring
-        sent = [copies, gather if route == "ring" else copies]
+    elif workers == 2:  # an all-gather waits no longer
+        sent = [Transfer("all-gather", one, often)]
+    else:  # all to all; or a slice to each owner, and its mean to all
+        sent = [copies] * (1 if owners == 1 else 2)
     if devices > 1:  # what the devices of a worker got, each a part, they share
         got = part if codec_of(wire) is None else copies.nbytes
         sent.append(Transfer("all-gather", got, often, within=True))

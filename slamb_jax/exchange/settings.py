@@ -67,11 +67,8 @@ class Exchange:
         averages a slice, and sends its mean to all others at once, so that an exchange
         waits for two messages, however many workers there are. ``"all"``: each sends
         all of its own to all others, and averages for itself: one message, of n / 2
-        times the bytes; for a few workers whose messages take long. ``"ring"``: the
-        means go from worker to worker, in n messages one after the other, which cross a
-        link that several workers share once, and not once for each pair of them: for
-        the devices of hosts without a ``local_axis_name``, where bytes count and not
-        latency, and for the chips of a TPU slice. Two workers take one message.
+        times the bytes; for a few workers whose messages take long. Two workers take
+        one message.
       param_specs: for a model that does not fit on one device: a tree like the
         parameters, or a prefix of it, of ``jax.sharding.PartitionSpec`` with the mesh
         axes, other than the workers', over which each leaf is sharded (None: not).
@@ -281,7 +278,7 @@ def _check_settings(exchange: Exchange) -> None:
     payload, selection = exchange.payload, exchange.selection
     # 1. Each setting by itself.
     _checks.check_bool("overlap", exchange.overlap)
-    _checks.check_choice("route", exchange.route, ("owners", "all", "ring"))
+    _checks.check_choice("route", exchange.route, ("owners", "all"))
     is_name = isinstance(payload, str) and payload in ("bfloat16", *CODECS)
     payloads = (
         "None, 'bfloat16', 'uniform8', 'uniform4', 'ternary', 'sign' or 'largest_of_N' "

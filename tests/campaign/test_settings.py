@@ -35,7 +35,7 @@ FACTORS = {  # of each the default first
     "sync_every": (1, 3, None),
     "outer": (False, True),
     "overlap": (False, True),
-    "route": ("owners", "all", "ring"),
+    "route": ("owners", "all"),
     "selection": (False, True),
     "stacked": (False, True),
     "optimizer": ("adamw", "slamb", "lamb", "lion", "muon", "sgd"),
