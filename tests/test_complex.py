@@ -18,7 +18,7 @@ from tests.workers import AXIS, mesh_of, over_workers, stack
 
 N = 4
 SHAPES = {"w": (12, 16), "b": (16,), "scale": (), "empty": (0, 3)}
-EXCHANGE, IN_FLOAT32 = slamb_jax.Exchange(AXIS), slamb_jax.Exchange(AXIS, payload=None)
+EXCHANGE = slamb_jax.Exchange(AXIS)
 SELECTED = slamb_jax.Exchange.paper(AXIS, selection=PAPER.selection, sync_every=2)
 NETWORK = slamb_jax.Network(N, 1e9)
 GROUP = slamb_jax.Exchange("node", local_axis_name=AXIS)
@@ -62,13 +62,7 @@ def of_params(fun, in_worker=False):
 average = functools.partial(slamb_jax.average_parameters, axis_name=AXIS)
 LINKS = {
     "average_gradients": slamb_jax.average_gradients(GROUP),
-    "average_parameters_every": slamb_jax.average_parameters_every(IN_FLOAT32),
-    "average_parameters_every overlap": slamb_jax.average_parameters_every(
-        slamb_jax.Exchange(AXIS, payload=None, sync_every=2, overlap=True)
-    ),
-    "average_parameters_every selection": slamb_jax.average_parameters_every(SELECTED),
     "elementwise_rescale": slamb_jax.elementwise_rescale(SELECTED, b3=0.9),
-    "accumulate": slamb_jax.accumulate(MOMENTUM, 2),
     "skip_not_finite": slamb_jax.skip_not_finite(MOMENTUM, EXCHANGE),
 }  # fmt: skip
 LINEAR = {name: updates_of(tx) for name, tx in LINKS.items()} | {
@@ -89,29 +83,11 @@ def test_what_is_linear_is_that_of_the_two_parts(name, mapping):
         assert_close(own, LINEAR[name](mapping, *pair), units=8)
 
 
-def test_parameters_are_averaged_in_groups_too():
-    """Where types say that the devices of a group hold the same."""
-    exchange = slamb_jax.Exchange("node", local_axis_name=AXIS, payload=None)
-    tx, mesh = slamb_jax.average_parameters_every(exchange), mesh_of(4, ("node", AXIS))
-    split = jax.sharding.PartitionSpec("node")
-
-    def step(p):
-        return tx.update(p, tx.init(p), p)[0]
-
-    run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=split, out_specs=split))
-    tree = drawn(0, 2)
-    for own, part in zip(parts(run(tree)), parts(tree), strict=True):
-        assert_close(own, run(part), units=8)
-
-
 C = {"w": drawn(0)["w"]}
 REAL = {"w": C["w"].real}
-ALIKE = {name.split()[0] for name in LINKS} - {"accumulate", "skip_not_finite"}
-REFUSED = {
-    name: tx
-    for name, tx in TABLE.items()
-    if name.split()[0] not in ALIKE or name.endswith("outer")
-} | {"train_in_bfloat16 sgd": slamb_jax.train_in_bfloat16(MOMENTUM)}
+REFUSED = {name: tx for name, tx in TABLE.items() if name.split()[0] not in LINKS} | {
+    "accumulate": slamb_jax.accumulate(MOMENTUM, 2)
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -128,10 +104,7 @@ def test_what_is_for_real_numbers_says_how_to_give_it_two(name):
     assert (updates, after) == (jax.eval_shape(lambda: C), state)
 
 
-MIXED = ["average_parameters_every", "accumulate"]
 OTHERS = [
-    *(lambda tx=LINKS[k], p=p: tx.update(p[0], tx.init(p[1]), p[1])
-      for k in MIXED for p in ((C, REAL), (REAL, C))),
     lambda: directions.adam().update(C, optax.EmptyState(), second_moment=REAL),
     lambda: EXCHANGE.share(C),
     lambda: slamb_jax.advise(C, NETWORK, EXCHANGE, step_seconds=1.0, budget=0.1),

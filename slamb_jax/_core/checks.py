@@ -222,20 +222,6 @@ def named_leaves(name: str, tree: chex.ArrayTree) -> dict[str, Any]:
     return {name + jax.tree_util.keystr(path): x for path, x in flat}
 
 
-def check_same_kind(updates: chex.ArrayTree, params: chex.ArrayTree) -> None:
-    """Raises where one of update and parameter is complex; None is no update."""
-
-    def check(path: Any, u: Any, p: Any) -> None:
-        if u is not None and is_complex(u) != is_complex(p):
-            raise ValueError(
-                f"updates{jax.tree_util.keystr(path)} must be complex where its "
-                f"parameter is, and real where that is, got {u.dtype} for {p.dtype}: "
-                "take the real part (jax.numpy.real), or make the parameter complex"
-            )
-
-    tree_map_with_path(check, updates, params, is_leaf=lambda x: x is None)
-
-
 def check_gradients(updates: chex.ArrayTree, moments: chex.ArrayTree) -> None:
     """Raises for a gradient that does not fit its moment; None is none."""
     check_floating(updates, "updates")

@@ -69,11 +69,6 @@ def is_complex(x: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.complexfloating)
 
 
-def float32_of(x: Any) -> DTypeLike:
-    """The dtype of 32 bits that holds ``x``: complex64 if it is complex, or float32."""
-    return jnp.complex64 if is_complex(x) else jnp.float32
-
-
 def copied(x: Any, dtype: DTypeLike) -> jax.Array:
     """A copy, since buffers may be donated; zeros for a ``ShapeDtypeStruct``."""
     if isinstance(x, jax.ShapeDtypeStruct):

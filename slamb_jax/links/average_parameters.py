@@ -8,12 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from slamb_jax._core import axes as _axes
-from slamb_jax._core.checks import (
-    check_params,
-    check_real,
-    check_same_kind,
-    check_transformation,
-)
+from slamb_jax._core.checks import check_params, check_real, check_transformation
 from slamb_jax._core.leaves import chosen, keep_absent, map_present, present, unless
 from slamb_jax._core.rounding import copied, next_step, upcast_f32
 from slamb_jax.compressors.codec import Sent
@@ -180,9 +175,8 @@ def average_parameters_every(
     ) -> tuple[optax.Updates, AverageParametersState]:
         del extra_args
         check_params(params)
-        check_same_kind(updates, params)
-        if outer is not None:
-            check_real(params, "params")
+        check_real(updates, "updates")
+        check_real(params, "params")
         # Where types show several workers, no axis to average over would be a mistake.
         if exchange.axis_name is None:
             _axes.check_local(updates, None, exchange.shard_axes)

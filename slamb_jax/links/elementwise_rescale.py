@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from slamb_jax._core import axes, checks
 from slamb_jax._core.joining import ArrayRow, join_rows, spread_blocks
 from slamb_jax._core.leaves import Leaf, chosen, present, unless
-from slamb_jax._core.rounding import float32_of, next_step
+from slamb_jax._core.rounding import next_step, upcast_f32
 from slamb_jax.exchange.selections import selection_at, unit_of_blocks
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.on_shards import on_shards
@@ -111,7 +111,7 @@ def elementwise_rescale(
                 return u
             r = freshness(age, b3)
             factor = spread_blocks(leaf, r + (1 - r) / n**0.5)
-            wide = u.astype(float32_of(u))
+            wide = upcast_f32(u)
             return (factor.astype(wide.dtype) * wide).astype(u.dtype)
 
         (out,) = joined.split([rescale(*row) for row in joined.rows])

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from slamb_jax._core.checks import check_range, named_leaves
-from slamb_jax._core.rounding import float32_of, hash_u32, upcast_f32
+from slamb_jax._core.rounding import hash_u32, upcast_f32
 from slamb_jax.exchange.collectives import as_integers
 from slamb_jax.exchange.nbytes import means_of, share
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -207,7 +207,7 @@ def leaves_in(state: chex.ArrayTree, field: str) -> dict[str, Any]:
 
 
 def _agreement(m: jax.Array) -> jax.Array:
-    wide = m.astype(float32_of(m)).reshape(len(m), -1)
+    wide = upcast_f32(m).reshape(len(m), -1)
     tiny = np.finfo(np.float32).tiny  # for a momentum of zeros
     largest = jnp.maximum(jnp.max(jnp.abs(wide)), tiny)
     wide = wide / largest.astype(wide.dtype)  # so that no square overflows

@@ -8,14 +8,13 @@ import optax
 
 from slamb_jax._core import axes, checks
 from slamb_jax._core.leaves import keep_absent, map_present, unless
-from slamb_jax._core.rounding import float32_of
 
 
 class AccumulateState(NamedTuple):
     """State of :func:`accumulate`."""
 
     mini_step: jax.Array  # int32, shape [], in [0, every)
-    mean: optax.Updates  # of the gradients so far, as params, float32 or complex64
+    mean: optax.Updates  # of the gradients so far, as params, float32
     inner: optax.OptState
 
 
@@ -55,7 +54,7 @@ def accumulate(
     tx = optax.with_extra_args_support(tx)
 
     def init(params: optax.Params) -> AccumulateState:
-        mean = jax.tree.map(lambda p: jnp.zeros_like(p, float32_of(p)), params)
+        mean = optax.tree.zeros_like(params, dtype=jnp.float32)
         return AccumulateState(jnp.zeros([], jnp.int32), mean, tx.init(params))
 
     def update(
@@ -64,7 +63,7 @@ def accumulate(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, AccumulateState]:
-        checks.check_same_kind(updates, state.mean)
+        checks.check_real(updates, "updates")
         share = 1 / (state.mini_step + 1).astype(jnp.float32)
 
         def add(g: jax.Array, a: jax.Array) -> jax.Array:

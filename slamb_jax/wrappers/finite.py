@@ -12,7 +12,7 @@ from slamb_jax._core import axes as _axes
 from slamb_jax._core.checks import check_integer, check_transformation
 from slamb_jax._core.leaves import chosen, unless
 from slamb_jax._core.platform import materialized
-from slamb_jax._core.rounding import is_complex
+from slamb_jax._core.rounding import upcast_f32
 from slamb_jax.compressors.of_exchange import OfExchangeState
 from slamb_jax.exchange.collectives import pany
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -169,10 +169,9 @@ def _not_finite(updates: optax.Updates) -> jax.Array:
     # A sum of squares is one vectorized pass; isfinite of each element takes seven
     # times as long on a CPU. Without the barrier the squares would be kept for v.
     squares = [
-        jnp.sum(jnp.square(part.astype(jnp.float32)))
+        jnp.sum(jnp.square(jnp.abs(upcast_f32(g)))).astype(jnp.float32)
         for g in map(materialized, jax.tree.leaves(updates))
         if jnp.issubdtype(g.dtype, jnp.inexact)
-        for part in ((g.real, g.imag) if is_complex(g) else (g,))
     ]
     return ~jnp.all(jnp.isfinite(jnp.array(squares, jnp.float32)))
 
