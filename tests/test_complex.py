@@ -63,9 +63,6 @@ average = functools.partial(slamb_jax.average_parameters, axis_name=AXIS)
 LINKS = {
     "average_gradients": slamb_jax.average_gradients(GROUP),
     "average_parameters_every": slamb_jax.average_parameters_every(IN_FLOAT32),
-    "average_parameters_every overlap": slamb_jax.average_parameters_every(
-        slamb_jax.Exchange(AXIS, payload=None, sync_every=2, overlap=True)
-    ),
     "average_parameters_every selection": slamb_jax.average_parameters_every(SELECTED),
     "elementwise_rescale": slamb_jax.elementwise_rescale(SELECTED, b3=0.9),
     "accumulate": slamb_jax.accumulate(MOMENTUM, 2),
