@@ -83,9 +83,6 @@ def main(arguments: list[str] | None = None) -> None:
         command.add_argument(
             name, type=parse, metavar=metavar, help=text, required=name in _NEEDED
         )
-    command.add_argument(
-        "--overlap", action="store_true", help="exchange during the compute"
-    )
     given = vars(parser.parse_args(arguments))
     try:
         print(_advise(given))

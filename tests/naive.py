@@ -23,8 +23,8 @@ def ratio(p, u, otherwise):
 PLAIN = {  # settings of the mean alone
     "b1": 0.9, "b2": 0.95, "share": 0.0, "eps": 1e-4, "eps_root": 0.0,
     "nesterov": False, "form": "sum", "c_min": 0.01, "c_max": 1e3, "weight_decay": 0.0,
-    "codes": 0.5, "overlap": False, "sync_every": 1, "outer": None, "rate": "constant",
-    "corrects": True, "b3": 0.7, "zero": False,
+    "codes": 0.5, "sync_every": 1, "outer": None, "rate": "constant", "corrects": True,
+    "b3": 0.7, "zero": False,
 }  # fmt: skip
 
 
@@ -49,16 +49,16 @@ class Workers:
     def step(self, grads, rate, masks=None):
         self.t += 1
         for j, g in enumerate(grads):
-            before, mask = self.p[j], masks and masks[j]
+            p, mask = self.p[j], masks and masks[j]
             g = g.astype(np.float64)
             m = self.selected(j, g, mask) if masks else self.momentum(j, g)
             u = self.direction(j, m)
-            decay = self.given["weight_decay"] * self.given["decays"][j] * before
+            decay = self.given["weight_decay"] * self.given["decays"][j] * p
             scales = self.is_("lamb", "slamb")
             u = self.scaled(j, u, decay, mask) if scales else u + decay
-            self.p[j] = before - rate * u
+            self.p[j] = p - rate * u
             if not self.agree and self.given["sync_every"]:
-                self.average(j, before)
+                self.average(j)
 
     def is_(self, *names):
         return self.given["optimizer"] in names
@@ -66,15 +66,12 @@ class Workers:
     def momentum(self, j, g):
         """The corrected momentum that each worker steps along; v of it; the memory."""
         b, held = self.given["b1"], self.held[j]
-        late = self.given["overlap"] and self.agree
         corrects = self.is_("adamw", "lamb", "momentum")
 
         def fix(t):
-            return 1 - b**t if corrects and t else 1.0
+            return 1 - b**t if corrects else 1.0
 
-        if late:
-            of_m, of_now, sent = 1.0, fix(self.t - 1), held
-        elif self.given["nesterov"]:
+        if self.given["nesterov"]:
             of_m, of_now = b * b, fix(self.t + 1)
             sent = held + (b * (1 - b) + (1 - b) * of_now / fix(self.t)) * g
         else:
@@ -88,15 +85,12 @@ class Workers:
 
     def selected(self, j, g, mask):
         """The same of SLAMB, which exchanges a part of the workers' own momenta."""
-        b, late = self.given["b1"], self.given["overlap"]
-        held = b * self.exchanged(self.held[j], mask if late else False) + (1 - b) * g
-        self.held[j] = self.exchanged(held, not late and mask)
+        b = self.given["b1"]
+        held = b * self.held[j] + (1 - b) * g
+        self.held[j] = np.where(mask, held.mean(0), held)
         self.v[j] = self.b2 * self.v[j] + (1 - self.b2) * g**2
         self.age[j] = np.where(mask, 0, self.age[j] + 1)
         return self.held[j] / (1 - b**self.t if self.given["corrects"] else 1)
-
-    def exchanged(self, m, mask):
-        return np.where(mask, m.mean(0), m)
 
     @property
     def b2(self):
@@ -125,13 +119,13 @@ class Workers:
         return mean, (1 - 0.5 * root / unit) * (sent - coded + lost)
 
     def direction(self, j, m):
-        given, late = self.given, self.given["overlap"] and self.agree
+        given = self.given
         if self.is_("slamb"):
             fix = 1 - self.b2**self.t if given["corrects"] else 1.0
             eps = given["eps"] / (fix**0.5 if given["form"] == "sum" else 1.0)
             return m / (np.sqrt(self.v[j] / fix) + eps)
         if self.is_("adamw", "lamb"):
-            v = self.v[j] / (1 - self.b2 ** (self.t - late) or 1.0)
+            v = self.v[j] / (1 - self.b2**self.t)
             root = given["eps_root"] if self.is_("adamw") else 0.0
             return m / (np.sqrt(v + root) + given["eps"])
         if self.is_("lion"):
@@ -156,13 +150,12 @@ class Workers:
         factor = np.clip(sent, low, high) * r + np.clip(rest, 0.0, high) * own
         return factor * (u + decay)
 
-    def average(self, j, before):
+    def average(self, j):
         """Of the parameters, or of their differences to the last average."""
         outer, every = self.given["outer"], self.given["sync_every"]
         if self.t % every != (0 if outer else 1) % every:
             return
-        late = self.given["overlap"]
-        here = before if late else self.p[j]
+        here = self.p[j]
         if outer is None:
             there = here.mean(0)
         else:
@@ -174,7 +167,7 @@ class Workers:
             self.trace[j] = mu * self.trace[j] - mean
             there = self.anchor[j] - rate * (mu * self.trace[j] - mean)  # Nesterov's
             self.anchor[j] = there
-        self.p[j] = there + (self.p[j] - here if late else np.zeros(here.shape))
+        self.p[j] = np.broadcast_to(there, here.shape)
 
     def coded(self, x):
         if self.given["codes"] != "bfloat16":

@@ -52,7 +52,7 @@ EXCHANGES = {
     "default": {},
     "groups, default": GROUPS,
     "largest of 31": {"payload": "largest_of_31"},
-    "8 bits, overlap": {"payload": "uniform8", "overlap": True},
+    "8 bits": {"payload": "uniform8"},
     "all": {"route": "all"},
     "groups, 4 bits": {"payload": "uniform4", **GROUPS},
     "groups, 16 bits": {"payload": "bfloat16", **GROUPS},
@@ -139,20 +139,6 @@ def test_groups_send_once_over_the_link_of_their_node():
     assert eight.exchange_seconds < 0.42 * groups.exchange_seconds
 
 
-@pytest.mark.parametrize("step_seconds", [10.0, 1e-3])
-def test_no_more_is_hidden_than_there_is_compute(step_seconds):
-    soon, late = (
-        advise(step_seconds=step_seconds, overlap=x).exchanging for x in (False, True)
-    )
-    hidden = min(step_seconds, soon.exchange_seconds)
-    gain = soon.step_seconds - late.step_seconds
-    assert (soon.hidden_seconds, late.hidden_seconds) == pytest.approx((0.0, hidden))
-    assert gain == pytest.approx(hidden)
-    assert late.exposed_seconds == pytest.approx(soon.exchange_seconds - hidden)
-    assert late.efficiency > soon.efficiency
-    assert late.bytes_per_step == soon.bytes_per_step
-
-
 @pytest.mark.parametrize("from_settings", [False, True])
 def test_only_the_shard_of_one_device_counts(from_settings):
     """Beside test_sharded, which asserts the traffic."""
@@ -227,7 +213,7 @@ def test_a_dense_step_that_hides_its_exchange_is_the_one_to_beat():
     assert slow.pays
 
 
-NOT_RECORDED = [{"payload": "uniform8"}, {"overlap": True}, {"outer": OUTER}, TENTH]
+NOT_RECORDED = [{"payload": "uniform8"}, {"outer": OUTER}, TENTH]
 
 
 @pytest.mark.parametrize("exchange", NOT_RECORDED)
@@ -311,11 +297,11 @@ def test_the_steps_that_average(settings, due):
 @pytest.mark.parametrize("share", [1.0, 0.07, 0.06, 0.03, 0.01, 0.005])
 def test_a_budget_is_kept_and_used(share):
     params = {"w": jax.ShapeDtypeStruct((2048, 2048), jnp.float32)}
-    asked = slamb_jax.Exchange(AXIS, overlap=True)
+    asked = slamb_jax.Exchange(AXIS, route="ring")
     network, seconds = slamb_jax.Network(8, 1e9), {"step_seconds": 1.0}
     advice = slamb_jax.advise(params, network, asked, budget=share, **seconds)
     exchange, payloads = advice.exchange, [*RECORDED]
-    assert exchange.overlap
+    assert exchange.route == "ring"
     assert advice.share == exchange.share(params) <= share
     assert advice == slamb_jax.advise(params, network, exchange, **seconds)
     place = payloads.index(exchange.payload)

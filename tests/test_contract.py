@@ -21,7 +21,7 @@ from tests.shards import mesh_with
 from tests.workers import P
 
 FLOAT32 = slamb_jax.Exchange(payload=None)
-MEAN, CODED = slamb_jax.Exchange(), slamb_jax.Exchange(payload="uniform4", overlap=True)
+MEAN, CODED = slamb_jax.Exchange(), slamb_jax.Exchange(payload="uniform4")
 PAPER = slamb_jax.Exchange.paper(selection=Strided(0.25, min_size=4), sync_every=3)
 LOCAL = slamb_jax.Exchange(
     payload=None, sync_every=2, outer=optax.sgd(0.7, momentum=0.9, nesterov=True)

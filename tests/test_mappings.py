@@ -3,8 +3,6 @@
 That every mapping gives the same numbers is in the campaign.
 """
 
-import dataclasses
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -53,17 +51,16 @@ def test_replicated_parameters_that_were_cast_are_taken():
 
 
 MEAN, FINE = (slamb_jax.Exchange(AXIS, payload=x) for x in ("ternary", "uniform8"))
-LATE = dataclasses.replace(FINE, overlap=True)
 DILOCO = slamb_jax.Exchange(AXIS, sync_every=2, outer=optax.sgd(0.7, 0.9))
 KINDS = {
     "published": SLAMB,
     "lamb": slamb_jax.lamb(0.1, MEAN, mu_dtype="bfloat16", nu_dtype="bfloat16"),
-    "lion": slamb_jax.lion(0.1, LATE),
+    "lion": slamb_jax.lion(0.1, FINE),
     "sgd": slamb_jax.sgd(0.1, DILOCO, momentum=0.9),
     "uniform8": slamb_jax.muon(0.1, FINE),
     "muon": slamb_jax.muon(0.1, DILOCO),
     "accumulate": slamb_jax.accumulate(slamb_jax.adamw(0.1, MEAN), 2),
-    "finite": slamb_jax.skip_not_finite(slamb_jax.adamw(0.1, LATE), LATE),
+    "finite": slamb_jax.skip_not_finite(slamb_jax.adamw(0.1, FINE), FINE),
     "finite, published": slamb_jax.skip_not_finite(SLAMB, MEAN),
     "bfloat16": slamb_jax.train_in_bfloat16(slamb_jax.adamw(0.1, MEAN), "stochastic"),
 }

@@ -221,9 +221,9 @@ def test_a_missing_gradient_moves_nothing():
     ("tx", "mapping"),
     [
         (every(2), "shard_map"),
-        (every(1, overlap=True), "shard_map"),
+        (every(1), "shard_map"),
         (every(2, "uniform8", outer=NESTEROV), "shard_map"),
-        (every(2, "bfloat16", outer=NESTEROV, overlap=True), "shard_map"),
+        (every(2, "bfloat16", outer=NESTEROV), "shard_map"),
         (every(2, "uniform4", outer=optax.sgd(1.0)), "vmap"),
         (every(2, compressor=largest(0.5), outer=optax.sgd(1.0)), "shard_map"),
     ],
@@ -246,9 +246,8 @@ def test_a_compressor_of_the_whole_is_an_outer_step_in_float32():
     [
         ({}, "float32"),
         ({}, "bfloat16"),
-        ({"overlap": True}, "float32"),
         ({"outer": NESTEROV}, "float32"),
-        ({"outer": NESTEROV, "overlap": True}, "bfloat16"),
+        ({"outer": NESTEROV}, "bfloat16"),
         ({"outer": NESTEROV, "payload": "uniform8"}, "float32"),
         ({"outer": NESTEROV, "compressor": largest(0.5)}, "float32"),
     ],

@@ -384,7 +384,7 @@ def test_keeps_no_direction_age_or_square_in_memory(single, shape, leaves, least
 @pytest.mark.parametrize(
     ("name", "single"),
     [(name, slamb_jax.Exchange()) for name in ("adamw", "lion", "sgd", "lamb")]
-    + [("slamb", PAPER(overlap=late)) for late in (False, True)],
+    + [("slamb", PAPER())],
 )
 def test_a_step_that_may_be_skipped_needs_no_more_memory(name, single):
     """The new state takes the place of the old one."""

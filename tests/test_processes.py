@@ -52,7 +52,7 @@ except ValueError as error:
 UNLIKE = f"""{TRAINING}
 for name, params, exchange, rate in (
     ("values", start + index, Exchange("data"), 0.1),
-    ("exchange", start, Exchange("data", overlap=bool(index)), 0.1),
+    ("exchange", start, Exchange("data", route=("owners", "all")[index]), 0.1),
     ("program", start, Exchange("data"), 0.1 * (1 + index)),
     ("nothing", start, Exchange("data"), 0.1),
 ):

@@ -50,10 +50,10 @@ def test_files_and_command_line(tmp_path):
     assert found.exchange == Exchange(AXIS, **settings, sync_every=9)
     path.write_text(options.as_text(found))  # what a run writes can be read again
     assert parse("--config", str(path)) == found
-    words = ["--sync-every=7", "--payload", "None", "--overlap=true", "--b3=0.5"]
+    words = ["--sync-every=7", "--payload", "None", "--b3=0.5"]
     words += ["--seed=3", "--selection", "{compress_ratio: 0.25}"]
     found = parse("--config", str(path), *words)
-    settings |= {"selection": Strided(0.25), "overlap": True}
+    settings |= {"selection": Strided(0.25)}
     assert found.exchange == Exchange(AXIS, **settings, sync_every=7)
     assert (found.seed, found.b3) == (3, 0.5)
     path = path.with_suffix(".json")

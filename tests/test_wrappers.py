@@ -43,8 +43,6 @@ def without(grads, steps):
 
 ADAMW = slamb_jax.adamw(0.01, DEFAULT)
 OUTER = slamb_jax.Exchange(AXIS, sync_every=2, outer=optax.sgd(0.7))
-LATER = slamb_jax.Exchange(AXIS, overlap=True)
-LATE = slamb_jax.lion(0.01, LATER)
 CASES = [
     *((mapping, np.nan, ADAMW, DEFAULT) for mapping in MAPPINGS),
     *(("vmap", value, ADAMW, DEFAULT) for value in (-np.inf, 1e20)),  # its square is
@@ -55,7 +53,6 @@ CASES = [
     ),
     ("shard_map", np.nan, ADAMW, EXCHANGE),
     ("shard_map", np.nan, slamb(), EXCHANGE),
-    ("shard_map", np.nan, LATE, LATER),
     ("shard_map", np.nan, slamb_jax.adamw(0.01, OUTER), OUTER),
     *(
         ("vmap", np.nan, slamb_jax.compress_with_error_feedback(x), DEFAULT)
@@ -179,7 +176,6 @@ def test_inside_an_accumulation_a_mini_step_spoils_the_step():
     [
         (ADAMW, DEFAULT, 0, "shard_map"),  # the mean tells all
         (ADAMW, DEFAULT, 0, "shard_map_unchecked"),
-        (LATE, LATER, 4, "shard_map"),  # what it tells it tells at the next step
         (slamb_jax.adamw(0.01, OUTER), OUTER, 4, "shard_map_unchecked"),
     ],
 )

@@ -30,7 +30,6 @@ EXCHANGES = (  # the methods that are not dense
     "DiLoCo, H 30, outer 0.7 0.5",
     "DiLoCo, H 100, outer 0.7 0.5",
     "adamw, H 1",
-    "adamw, overlap",
     "adamw, to all",
     "adamw, largest of 7",
     "adamw, largest of 7, to all",

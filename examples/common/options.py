@@ -14,7 +14,7 @@ import slamb_jax
 from examples.common import AXIS
 
 # Those of the exchange that the command line takes.
-SETTINGS = "payload", "sync_every", "overlap", "selection"
+SETTINGS = "payload", "sync_every", "selection"
 HELP = (
     "--config FILE reads options from a YAML or JSON file first. Settings of the "
     "exchange, as slamb_jax.Exchange has them, with values in YAML: "

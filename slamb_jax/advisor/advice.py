@@ -41,23 +41,17 @@ class StepCost:
     exchange_seconds: float  #: all collectives
     update_seconds: float  #: update of the optimizer, and its application
     local_bytes_per_step: float = 0.0  #: those that stay within a node
-    hidden_seconds: float = 0.0  #: of the exchange, while the step computes
     latency_seconds: float = 0.0  #: of the exchange, which fewer bytes do not shorten
 
     @property
-    def exposed_seconds(self) -> float:
-        """Seconds of the exchange that the step waits for."""
-        return self.exchange_seconds - self.hidden_seconds
-
-    @property
     def step_seconds(self) -> float:
-        """Seconds of a step: compute, exposed exchange and update in sequence."""
-        return self.compute_seconds + self.exposed_seconds + self.update_seconds
+        """Seconds of a step: compute, exchange and update in sequence."""
+        return self.compute_seconds + self.exchange_seconds + self.update_seconds
 
     @property
     def efficiency(self) -> float:
         """Scaling efficiency: the share of the step that does not wait."""
-        return 1 - self.exposed_seconds / self.step_seconds
+        return 1 - self.exchange_seconds / self.step_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +144,7 @@ class Advice:
         )
 
     def __str__(self) -> str:
-        times = ("compute", "exchange", "hidden", "update", "step")
+        times = ("compute", "exchange", "update", "step")
         rows: list[tuple[str, ...]]
         rows = [("", "MB sent", *times, "vs f32", "vs bf16")]
         names = ("dense, float32", "dense, bfloat16", "exchanging")
@@ -166,8 +160,7 @@ class Advice:
                 "Both updates are taken to be free: python -m benchmarks.step, in the "
                 "repository, measures their seconds, which slamb_jax.advise takes."
             )
-        waits = min(self.exchanging.latency_seconds, self.exchanging.exposed_seconds)
-        late = waits / self.exchanging.step_seconds
+        late = self.exchanging.latency_seconds / self.exchanging.step_seconds
         if late >= self.LATE:
             texts.append(
                 f"Latency is {late:.0%} of the exchanging step. Fewer bytes do not "

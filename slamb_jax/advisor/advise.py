@@ -42,9 +42,7 @@ def advise(
     all-to-all loads the link of a node with many workers more. The leaves are taken to
     share one collective; where XLA makes several, each adds its latency.
 
-    Nothing overlaps, since an optax optimizer runs after the backward pass. With
-    ``overlap`` the exchange between the workers runs during the compute, and the step
-    waits for the rest of it; whether that comes true depends on the compiler. A dense
+    Nothing overlaps, since an optax optimizer runs after the backward pass. A dense
     program may exchange gradients during its backward pass: ``speedup_hidden`` is
     beside one that hides all of it that the compute is long enough for.
 
@@ -111,15 +109,14 @@ def advise(
     shards = None if counted else _shards(params, exchange)
     d, means = nbytes.means_of(exchange, params, shards)
     # 3. The exchange's collectives. The devices of a worker average their gradients
-    # before, and only what comes after may run during the compute.
+    # before.
     gradients = [Transfer("all-reduce", 4 * d, within=True)] if devices > 1 else []
 
     def cost(route: str) -> StepCost:
-        plan: list[Transfer] = []
+        plan = list(gradients)
         for mean in means:
             plan += nbytes.transfers_of(mean, nodes, devices, route)
-        plans = (gradients, plan) if exchange.overlap else (gradients + plan, [])
-        return _cost(network, step_seconds, after, *plans, devices)
+        return _cost(network, step_seconds, after, plan, devices)
 
     # 4. What steps cost: dense in float32 and in bfloat16, and with the exchange.
     before, after = update_seconds
@@ -128,7 +125,7 @@ def advise(
         for itemsize in (4, 2)
     )
     share = nbytes.share(d, means, exchange.route, nodes)
-    recorded = exchange.averages_momentum and not exchange.overlap
+    payload = exchange.payload or "float32"
     return Advice(
         dense=wide,
         dense_bfloat16=narrow,
@@ -137,7 +134,7 @@ def advise(
         title=_title(d, network, exchange, share),
         share=share,
         exchange=exchange,
-        recorded=RECORDED.get(exchange.payload or "float32") if recorded else None,
+        recorded=RECORDED.get(payload) if exchange.averages_momentum else None,
     )
 
 
@@ -208,11 +205,10 @@ def _cost(
     network: Network,
     compute: float,
     update: float,
-    waited: Sequence[Transfer],
-    hidden: Sequence[Transfer] = (),
+    transfers: Sequence[Transfer],
     devices: int = 1,
 ) -> StepCost:
-    """What a step costs that waits for some collectives, and hides others.
+    """What a step costs that waits for these collectives.
 
     With several devices in a worker, device i of each node takes part in one mean, and
     the means share the link of the node.
@@ -222,21 +218,14 @@ def _cost(
         local, link, late = network.local_link, network.link, network.latency
         within = Network(devices, min(local, 1e18), latency=late)
         between = Network(network.workers // devices, link, latency=late)
-
-    def count(transfers: Sequence[Transfer]) -> np.ndarray:
-        """Bytes, those within a node, seconds and those of latency, of a step."""
-        total = np.zeros(4)
-        for x in transfers:
-            among, means = (within, 1) if x.within else (between, devices)
-            sent = RING_SHARES[x.kind](among.workers) * x.nbytes
-            seconds = (among.seconds(x.kind, n) for n in (x.nbytes * means, 0))
-            total += np.multiply(x.per_step, [sent, sent * x.within, *seconds])
-        return total
-
-    behind = count(hidden)
-    sent, local_sent, seconds, latency = (count(waited) + behind).tolist()
-    hides = min(compute, float(behind[2]))
-    return StepCost(sent, compute, seconds, update, local_sent, hides, latency)
+    total = np.zeros(4)  # bytes, those within a node, seconds and those of latency
+    for x in transfers:
+        among, means = (within, 1) if x.within else (between, devices)
+        sent = RING_SHARES[x.kind](among.workers) * x.nbytes
+        seconds = (among.seconds(x.kind, n) for n in (x.nbytes * means, 0))
+        total += np.multiply(x.per_step, [sent, sent * x.within, *seconds])
+    sent, local_sent, exchange, latency = total.tolist()
+    return StepCost(sent, compute, exchange, update, local_sent, latency)
 
 
 def _title(d: int, network: Network, exchange: Exchange, share: float) -> str:

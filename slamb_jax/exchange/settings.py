@@ -55,8 +55,6 @@ class Exchange:
       outer: an optax transformation that steps from one average of the parameters to
         the next, with the difference between them as its gradient, such as
         ``optax.sgd(0.7, momentum=0.9, nesterov=True)``.
-      overlap: exchange at each step what the last one left, so that the exchange can
-        run during the forward and backward pass; see :func:`mask_momentum`.
       selection: which coordinates of the momentum are exchanged at a step, such as
         :class:`slamb_jax.selections.Strided`; for :func:`slamb`.
       local_axis_name: the mesh axis (or axes) of the devices of a worker that is a
@@ -97,7 +95,6 @@ class Exchange:
     payload: str | None = "ternary"
     sync_every: int | None = 1
     outer: optax.GradientTransformation | None = None
-    overlap: bool = False
     selection: Selection | None = None
     local_axis_name: AxisName | None = None
     route: str = "owners"
@@ -277,7 +274,6 @@ def _check_settings(exchange: Exchange) -> None:
     """Raises for a value out of range, and for settings that cannot go together."""
     payload, selection = exchange.payload, exchange.selection
     # 1. Each setting by itself.
-    _checks.check_bool("overlap", exchange.overlap)
     _checks.check_choice("route", exchange.route, ("owners", "all"))
     is_name = isinstance(payload, str) and payload in ("bfloat16", *CODECS)
     payloads = (

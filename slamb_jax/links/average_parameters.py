@@ -61,12 +61,6 @@ def average_parameters_every(
     begin with the same parameters, as with :func:`replicate`. They keep a: one more
     copy of the parameters.
 
-    **Overlap.** With ``overlap`` in the exchange the parameters are averaged as the
-    last step left them, and this step's update is added to the average: :math:`p`
-    stands for :math:`p + u` above, and :math:`p + u \leftarrow \ldots + u`. Then the
-    exchange does not wait for this step's gradient, and can run during the forward and
-    backward pass.
-
     Args:
       exchange: between whom, how often (``sync_every``; None: never), in what wire
         format (``payload``), and by which ``outer`` optimizer.
@@ -189,21 +183,13 @@ def average_parameters_every(
         alone = outer is None and _axes.axis_size(exchange.axis_name) == 1
         if exchange.sync_every is None or alone:
             return updates, chosen(skip, state)
-        u = updates
-        if exchange.overlap:
-            # A conditional that got the updates would wait for the gradient.
-            u = map_present(_additive_identity, updates, params)
         now = functools.partial(average, step=step, skip=skip)
         due = exchange.averages_at(step)
         if due is True:  # at every step
-            u, state = now(u, params, state)
+            u, state = now(updates, params, state)
         else:
             u, state = _axes.cond(
-                due, now, lambda u, _, state: (u, state), u, params, state
-            )
-        if exchange.overlap:
-            u = map_present(
-                lambda m, u: (m + u.astype(m.dtype)).astype(u.dtype), u, updates
+                due, now, lambda u, _, state: (u, state), updates, params, state
             )
         return u, chosen(skip, state)
 
@@ -259,12 +245,6 @@ def _move(u: jax.Array, to: jax.Array, p: jax.Array) -> jax.Array:
 def _difference(x: jax.Array, y: jax.Array) -> jax.Array:
     """``x - y``; 0 where they are equal, infinities too, as in a mask of -inf."""
     return jnp.where(x == y, jnp.zeros_like(x), x - y)
-
-
-def _additive_identity(u: jax.Array, p: jax.Array) -> jax.Array:
-    """-0.0 for each element of a parameter: x + -0.0 is x, also for x = -0.0."""
-    del u
-    return -jnp.zeros(p.shape, upcast_f32(p).dtype)  # of both parts, if it is complex
 
 
 def average_parameters(

@@ -67,8 +67,8 @@ class MaskMomentumState(NamedTuple):
     """State of :func:`mask_momentum`.
 
     Where workers agree all but ``mu`` is the same on all of them. ``mu`` is b1 m there,
-    so that what waits has a place where b1 is 0; and m with a selection, with overlap,
-    and where b1 is an array, as of a schedule, which the next step may have another of.
+    so that what waits has a place where b1 is 0; and m with a selection, and where b1
+    is an array, as of a schedule, which the next step may have another of.
     """
 
     count: jax.Array  # type: ignore[assignment]  # int32, shape []
@@ -142,9 +142,8 @@ def mask_momentum(
     coordinate is sent in the end. Without v (``b2=None``) r is 1, all of it waits, and
     what rounding takes of M waits n times with the worker that rounds it.
 
-    Use it by itself in front of any direction. With ``overlap`` in the exchange, what
-    is sent is what the last step left. Where workers step by themselves without a
-    selection (``outer``, ``sync_every`` above 1) nothing is sent here. Where a worker
+    Use it by itself in front of any direction. Where workers step by themselves without
+    a selection (``outer``, ``sync_every`` above 1) nothing is sent here. Where a worker
     is a group of devices, put :func:`average_gradients` in front.
 
     Args:
@@ -209,9 +208,8 @@ def mask_momentum(
     if exchange.averages_momentum and (exchange.rounds_momentum or compressor):
         # What waits, e / b1, needs a b1 that is not 0, if it may be another one later.
         b1, share = jax.tree.map(_at_least, (b1, share))
-    # Between averages of the parameters nothing is sent, and nothing is late.
-    sends = exchange.averages_momentum or exchange.selection is not None
-    if compressor is None:
+    if compressor is None:  # between averages of the parameters nothing is sent
+        sends = exchange.averages_momentum or exchange.selection is not None
         compressor = of_exchange(exchange) if sends else optax.identity()
     checks.check_transformation("compressor", compressor)
     sender = optax.with_extra_args_support(compressor)
@@ -222,15 +220,12 @@ def mask_momentum(
         Rule,
         agrees=exchange.averages_momentum,
         selects=exchange.selection is not None,
-        overlaps=exchange.overlap and sends,
         share=share,
         nesterov=nesterov,
         bias_correction=bias_correction,
         b2=b2,
     )
     with_units = exchange.rounds_momentum and b2 is not None
-    # Whether a NaN of one worker's gradient comes to all in the mean of the same step.
-    tells = exchange.averages_momentum and not exchange.overlap
 
     def init(params: optax.Params) -> MaskMomentumState:
         checks.check_floating(params, "params")
@@ -312,7 +307,8 @@ def mask_momentum(
     ) -> tuple[optax.Updates, MaskMomentumState]:
         axes.check_local(updates, exchange.axis_name, exchange.shard_axes)
         checks.check_gradients(updates, state.mu)
-        if poisoned is not None and not tells:
+        # Only a mean of all of the momentum tells all workers of a NaN.
+        if poisoned is not None and not exchange.averages_momentum:
             skip, poisoned = pany(poisoned, exchange.axis_name), None
         extra_args |= {} if skip is None else {"skip": skip}
         rule = rule_at(next_step(state.count), skip)
@@ -380,7 +376,6 @@ class Rule(NamedTuple):
     skip: jax.Array | None  # whether this step is skipped; None: none may be
     agrees: bool  # workers agree at each step: the step takes M, and e waits
     selects: bool  # a selection of the momentum is sent, and the momentum is M + e
-    overlaps: bool  # what is sent is what the last step left
     share: ArrayLike | None
     nesterov: bool
     bias_correction: bool
@@ -392,9 +387,7 @@ class Rule(NamedTuple):
         Their product is the share of m in x.
         """
         one, _ = weights(1.0)
-        if self.overlaps:  # what is sent is m
-            return one, one
-        share = weights(b1 if self.share is None else self.share)[0]
+        share, _ = weights(b1 if self.share is None else self.share)
         if self.nesterov:
             share = share * share
         # The share of a number is that of all steps. So m times it can be kept, in
@@ -404,10 +397,7 @@ class Rule(NamedTuple):
 
     def correction(self, b1: ArrayLike, step: jax.Array) -> jax.Array:
         """The bias correction of the momentum; 1 without one."""
-        if not self.bias_correction:
-            return jnp.float32(1)
-        # At step 0, the first with overlap, it would divide 0 by 0.
-        return jnp.maximum(bias(b1, step), 1e-7)
+        return bias(b1, step) if self.bias_correction else jnp.float32(1)
 
 
 class Ahead(NamedTuple):
@@ -421,21 +411,17 @@ def ahead(rule: Rule, row: Row) -> Ahead:
     """The momentum after this step's gradient, as far as it is sent."""
     g, m, step = row.g.astype(jnp.float32), row.m.astype(jnp.float32), rule.step
     if rule.selects:  # corrected after the exchange, since e stays in the momentum
-        x = m if rule.overlaps else moved(m, g, row.b1)
+        x = moved(m, g, row.b1).astype(row.m.dtype)
         # Chosen before it is sent: what is not sent stays in its place.
-        x = unless(rule.skip, row.m, x.astype(row.m.dtype))
-        return Ahead(x, jnp.float32(1))
-    if rule.overlaps:
-        correction = rule.correction(row.b1, step - 1)
-        return Ahead(m / correction, correction)
+        return Ahead(unless(rule.skip, row.m, x), jnp.float32(1))
+    scale, of_m = rule.scales(row.b1)
     correction = rule.correction(row.b1, step)
     if rule.nesterov:
         # As optax has it: m is corrected as at the next step, g as at this one.
-        (b1, new), (_, of_m) = weights(row.b1), rule.scales(row.b1)
+        b1, new = weights(row.b1)
         later = rule.correction(row.b1, next_step(step))
         of_g = b1 * new / later + new / correction
         return Ahead(of_m * m / later + of_g * g, later)
-    scale, of_m = rule.scales(row.b1)
     x = of_m * m + (1 - scale * of_m) * g
     return Ahead(x / correction, correction)
 
@@ -455,15 +441,14 @@ def take_and_keep(
     ``sent`` is M and e, which is None where all was sent; or one array, M + e, by which
     workers step by themselves.
     """
-    g, m = row.g.astype(jnp.float32), row.m.astype(jnp.float32)
     if rule.selects:  # the step takes M + e, and the worker keeps it
         assert not isinstance(sent, Sent)
-        kept = moved(sent, g, row.b1) if rule.overlaps else sent
-        kept = unless(rule.skip, sent, kept.astype(row.m.dtype))
+        kept = sent.astype(row.m.dtype)
         return kept, kept
+    g, m = row.g.astype(jnp.float32), row.m.astype(jnp.float32)
     (b1, new), (scale, of_m) = weights(row.b1), rule.scales(row.b1)
     kept = b1 * m + scale * new * g  # as if all of x had been sent
-    is_plain = rule.share is None and not (rule.nesterov or rule.overlaps)
+    is_plain = rule.share is None and not rule.nesterov
     if is_plain and rule.skip is None:
         # The same, in the place of x. A step that may be skipped needs the old m.
         kept = scale * (ahead.correction * ahead.x)
@@ -626,10 +611,7 @@ def _correct_biases(
     """The momentum of each leaf for the direction, and what it gets beside it."""
     given: dict[str, Any] = {}
     if rule.b2 is not None:
-        # With overlap M is of the momenta that the last step left.
-        is_late = rule.overlaps and not rule.selects
-        step = rule.step - 1 if is_late else rule.step
-        of_nu = 1 / jnp.maximum(bias(rule.b2, step), _TINY)
+        of_nu = 1 / bias(rule.b2, rule.step)
         if rule.selects and not rule.bias_correction:
             of_nu = jnp.float32(1)
         hats = [of_nu * nu.astype(jnp.float32) for nu in nus if nu is not None]

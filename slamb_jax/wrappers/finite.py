@@ -44,16 +44,15 @@ def skip_not_finite(
 
     Where the workers agree on a mean of their momenta at each step, no message is sent
     for this: a worker with such a gradient sends NaN, which is in the mean of all.
-    Elsewhere (a ``selection`` hides it, between averages of the parameters nothing is
-    sent, and with ``overlap`` it is sent a step later; in another wrapper, of sharded
-    parameters, and where types say that the state is the same on all workers) they
-    agree through an all-reduce of one number, over all mesh axes of the exchange:
-    workers, devices of a group, and shards where they are bound. A skipped
-    step leaves parameters and state untouched, to the bit; anything else that a
-    training step changes, such as batch statistics, it has to keep by itself.
-    :func:`check_finite` raises after too many. (``optax.apply_if_finite``, around a
-    transformation that communicates, deadlocks as soon as one worker skips and another
-    does not.)
+    Elsewhere (a ``selection`` hides it, and between averages of the parameters nothing
+    is sent; in another wrapper, of sharded parameters, and where types say that the
+    state is the same on all workers) they agree through an all-reduce of one number,
+    over all mesh axes of the exchange: workers, devices of a group, and shards where
+    they are bound. A skipped step leaves parameters and state untouched, to the bit;
+    anything else that a training step changes, such as batch statistics, it has to keep
+    by itself. :func:`check_finite` raises after too many. (``optax.apply_if_finite``,
+    around a transformation that communicates, deadlocks as soon as one worker skips and
+    another does not.)
 
     ``tx`` runs in a skipped step too, which exchanges as much as any other, and its
     results are dropped. So there is no conditional, at which a GPU would wait for the
@@ -141,7 +140,7 @@ def _mean_tells(state: SkipNotFiniteState, exchange: Exchange) -> bool:
     """Whether a mean of this step tells all workers of a NaN that one of them has."""
     if exchange.axis_name is None or exchange.param_specs is not None:
         return False
-    if not exchange.averages_momentum or exchange.overlap:
+    if not exchange.averages_momentum:
         return False
     # What it tells varies over the workers, to types. The state may not come to.
     tracked = _axes.tracked_axes(exchange.axis_name)

@@ -35,10 +35,10 @@ SHAPES = {"w": (6, 8), "b": (8,)}
 OUTER = {"sync_every": 2, "outer": optax.sgd(0.7, momentum=0.5)}
 PAPER = {"payload": None, "sync_every": 2, "selection": Strided(0.25, min_size=0)}
 EXCHANGES = {  # of each kind the last one exchanges other things, or at other steps
-    "mean": ({}, {"payload": "uniform8"}, {"overlap": True}),
+    "mean": ({}, {"payload": "uniform8"}, {"route": "all"}),
     "outer": (OUTER, OUTER | {"payload": "uniform8"}, OUTER | {"sync_every": 3}),
     "selection": (
-        PAPER, PAPER | {"overlap": True}, PAPER | {"selection": Strided(0.25, 0, 1)}
+        PAPER, PAPER | {"payload": "uniform8"}, PAPER | {"selection": Strided(0.25, 0)}
     ),
 }  # fmt: skip
 EXTRA = {"position": 1120}

@@ -34,7 +34,6 @@ FACTORS = {  # of each the default first
     "payload": ("ternary", None, "bfloat16", "largest_of_7", "uniform8", "uniform4"),
     "sync_every": (1, 3, None),
     "outer": (False, True),
-    "overlap": (False, True),
     "route": ("owners", "all"),
     "selection": (False, True),
     "stacked": (False, True),
@@ -95,7 +94,7 @@ def exchange(row):
         local_axis_name="device" if width > 1 else None,
         param_specs=SPECS if shards > 1 else None,
         stacked=stacked if row["stacked"] else None,
-        **{name: row[name] for name in ("payload", "sync_every", "overlap", "route")},
+        **{name: row[name] for name in ("payload", "sync_every", "route")},
     )
 
 
@@ -307,8 +306,7 @@ def assert_what_agrees(row, state):
     mean_first = row["sync_every"] == 1 and not (row["outer"] or row["selection"])
     of_worker = ["mu", "mean"]  # momenta and what is accumulated
     assert_agree_but(state, of_worker, drifts=not mean_first)
-    whole = row["wrapped"] in (None, "skip") and not row["overlap"]
-    if row["sync_every"] == 1 and whole:  # just averaged
+    if row["sync_every"] == 1 and row["wrapped"] in (None, "skip"):  # just averaged
         slamb_jax.assert_replicas_agree(state[0], rtol=1e-5)
 
 

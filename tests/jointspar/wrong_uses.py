@@ -49,7 +49,6 @@ UNUSED = {  # settings of an exchange that JointSpar does not use
     "local_axis_name": {"local_axis_name": "local"},
     "param_specs": {"param_specs": PartitionSpec("model")},
     "stacked": {"stacked": True},
-    "overlap": {"overlap": True},
     "payload": {"payload": "uniform8"},
     "selection": {"payload": None, "selection": selections.Strided(0.1)},
     "sync_every": {"payload": None, "sync_every": 4},

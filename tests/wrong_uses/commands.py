@@ -30,7 +30,6 @@ COMMANDS = [
     (command(ADVISE + "--budget 101%"), "--budget: must be a share .*got '101%'"),
     (command(ADVISE + "--budget 0"), "--budget: must be a share .*got '0'"),
     (command(ADVISE + "--budget 5% --payload null"), "chooses the payload.*None"),
-    (command(ADVISE + "--overlap 3"), "unrecognized arguments: 3"),
 ]
 
 

@@ -26,7 +26,6 @@ ALONE = [  # the argument, what it must be, values that it must not have
     ("sync_every", "at least 1", 0, -10),
     ("sync_every", "integer", 2.5, True),
     ("outer", "GradientTransformation", "sgd", optax.sgd),
-    ("overlap", "True or False", 1, "yes"),
     ("route", "one of owners, all, ring", True, "tree"),
     ("selection", r"Strided\(0.1\)", "strided", 3, Strided),
     ("param_specs", "PartitionSpec", "model", P.UNCONSTRAINED),

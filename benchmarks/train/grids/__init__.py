@@ -5,12 +5,11 @@ from benchmarks.train.grids import (
     different_data,
     fewer_bytes,
     frontier,
-    latency,
     scale,
     slamb,
 )
 
-MODULES = frontier, slamb, fewer_bytes, different_data, latency, scale
-WITH_METHODS = methods, slamb, fewer_bytes, different_data, latency
+MODULES = frontier, slamb, fewer_bytes, different_data, scale
+WITH_METHODS = methods, slamb, fewer_bytes, different_data
 METHODS = {name: x for module in WITH_METHODS for name, x in module.METHODS.items()}
 GRIDS = {name: grid for module in MODULES for name, grid in module.GRIDS.items()}
