@@ -38,7 +38,9 @@ EXCHANGES = {  # of each kind the last one exchanges other things, or at other s
     "mean": ({}, {"payload": "uniform8"}, {"route": "all"}),
     "outer": (OUTER, OUTER | {"payload": "uniform8"}, OUTER | {"sync_every": 3}),
     "selection": (
-        PAPER, PAPER | {"payload": "uniform8"}, PAPER | {"selection": Strided(0.25, 0)}
+        PAPER,
+        PAPER | {"payload": "uniform8"},
+        PAPER | {"selection": Strided(0.25, min_size=0, seed=1)},
     ),
 }  # fmt: skip
 EXTRA = {"position": 1120}
