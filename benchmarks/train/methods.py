@@ -39,16 +39,9 @@ def dense(make: Make, rate: float, **how: Any) -> Method:
     return Method(rate, lambda rate, _: rivals.dense(make(rate, **how), AXIS))
 
 
-def exchanging(
-    make: Make,
-    rate: float,
-    payload: str | None = "ternary",
-    route: str = "owners",
-    **how: Any,
-) -> Method:
+def exchanging(make: Make, rate: float, payload: Any = "ternary", **how: Any) -> Method:
     """All workers take the same step, after a mean over them."""
-    exchange = Exchange(AXIS, payload=payload, route=route)
-    return Method(rate, functools.partial(make, **how), exchange)
+    return Method(rate, functools.partial(make, **how), Exchange(AXIS, payload=payload))
 
 
 def local(
@@ -169,12 +162,6 @@ METHODS = {
         f"adamw, largest of {k}": exchanging(adamw, rate, f"largest_of_{k}", **ADAM)
         for k, rate in LARGEST.items()
     },
-    # By way of all each worker sends its codes to all others: one message in place of
-    # two, of n / 2 times the bytes, and the mean is not rounded again.
-    "adamw, to all": exchanging(adamw, 0.008, route="all", **ADAM),
-    "adamw, largest of 7, to all": exchanging(
-        adamw, LARGEST[7], "largest_of_7", "all", **ADAM
-    ),
     "adamw, b1 0.8, H 1": exchanging(adamw, 0.008, b1=0.8, **ADAM),
     "adamw, signs, b1 0.8": exchanging(adamw, 0.0113, "sign", b1=0.8, **ADAM),
     # Of the recorded runs: each worker orthogonalized its own momentum, in 0.3.0. Now

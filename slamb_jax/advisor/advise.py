@@ -108,8 +108,8 @@ def advise(
     # 2. The elements of one device's shards, and the means of those.
     shards = None if counted else _shards(params, exchange)
     d, means = nbytes.means_of(exchange, params, shards)
-    # 3. The exchange's collectives. The devices of a worker average their gradients
-    # before.
+    # 3. The exchange's collectives; before them the devices of a worker average their
+    # gradients.
     gradients = [Transfer("all-reduce", 4 * d, within=True)] if devices > 1 else []
 
     def cost(route: str) -> StepCost:
