@@ -26,7 +26,7 @@ ALONE = [  # the argument, what it must be, values that it must not have
     ("sync_every", "at least 1", 0, -10),
     ("sync_every", "integer", 2.5, True),
     ("outer", "GradientTransformation", "sgd", optax.sgd),
-    ("route", "one of owners, all, ring", True, "tree"),
+    ("route", "one of owners, all, got", True, "ring"),
     ("selection", r"Strided\(0.1\)", "strided", 3, Strided),
     ("param_specs", "PartitionSpec", "model", P.UNCONSTRAINED),
     ("stacked", "have bools", 3),
