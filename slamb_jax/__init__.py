@@ -35,7 +35,6 @@ from slamb_jax.workers.simulate import in_chunks, simulated_step
 from slamb_jax.workers.step import on_workers, per_worker_step
 from slamb_jax.workers.watchdog import Watchdog
 from slamb_jax.wrappers.accumulate import accumulate
-from slamb_jax.wrappers.bfloat16 import train_in_bfloat16
 from slamb_jax.wrappers.finite import check_finite, skip_not_finite
 
 __version__ = "0.3.0"
@@ -49,5 +48,5 @@ __all__ = [
     "layerwise_trust_ratio", "lion", "mask_momentum", "momentum_agreement", "muon",
     "on_shards", "on_workers", "per_worker_step", "randk_compress_with_error_feedback",
     "replicate", "selections", "sgd", "simulated_replicas", "simulated_step",
-    "skip_not_finite", "slamb", "train_in_bfloat16", "wire_report",
+    "skip_not_finite", "slamb", "wire_report",
 ]  # fmt: skip

@@ -83,8 +83,6 @@ TABLE = {  # the public function, and what distinguishes the variant
     "accumulate": slamb_jax.accumulate(slamb_jax.adamw(0.1, MEAN), 2),
     "skip_not_finite": slamb_jax.skip_not_finite(SLAMB, PAPER),
     "skip_not_finite mean": slamb_jax.skip_not_finite(slamb_jax.adamw(0.1, MEAN), MEAN),
-    "train_in_bfloat16": slamb_jax.train_in_bfloat16(SLAMB, "master"),
-    "train_in_bfloat16 stochastic": slamb_jax.train_in_bfloat16(SLAMB, "stochastic"),
     "on_shards": slamb_jax.on_shards(SLAMB, PAPER),
     "jointspar": jointspar.jointspar(
         optax.lars(RATE, weight_decay=0.1), FLOAT32, "all", 0.6
@@ -98,7 +96,6 @@ NEEDS_AUTO = {
     "slamb", "slamb product", "mask_momentum selection",
     "layerwise_trust_ratio direction",
     RANDK, "skip_not_finite", "on_shards",
-    "train_in_bfloat16", "train_in_bfloat16 stochastic",
 }  # fmt: skip
 each = pytest.mark.parametrize("name", TABLE)
 
@@ -146,8 +143,7 @@ def test_types_are_kept(name):
     tx, function = TABLE[name], name.split()[0]
     assert isinstance(tx, optax.GradientTransformationExtraArgs)
     update = functools.partial(tx.update, loss=1.0, anything=None)
-    alike = ("float32", "bfloat16", "float16")[: 2 if "train_in" in name else 3]
-    both = [(dtype, dtype) for dtype in alike]
+    both = [(dtype, dtype) for dtype in ("float32", "bfloat16", "float16")]
     for grads, params in [*both, ("bfloat16", "float32"), ("float32", "bfloat16")]:
         state = jax.eval_shape(tx.init, shapes(params))
         updates, after = jax.eval_shape(update, shapes(grads), state, shapes(params))
@@ -192,10 +188,6 @@ def test_a_gradient_that_is_none_leaves_its_parameter_alone(name):
 AROUND = {
     "accumulate": lambda tx: slamb_jax.accumulate(tx, 2),
     "skip_not_finite": lambda tx: slamb_jax.skip_not_finite(tx, MEAN),
-    "train_in_bfloat16": slamb_jax.train_in_bfloat16,
-    "train_in_bfloat16 stochastic": functools.partial(
-        slamb_jax.train_in_bfloat16, rounding="stochastic"
-    ),
     "average_parameters_every": lambda tx: optax.chain(
         tx, slamb_jax.average_parameters_every(LOCAL)
     ),

@@ -32,7 +32,6 @@ BEHIND = {
     "in the direction": LINK(EXCHANGE, optax.chain(noise(), optax.scale(-0.01))),
     "in a wrapper": slamb_jax.skip_not_finite(optax.chain(OURS, noise()), EXCHANGE),
     "in accumulation": slamb_jax.accumulate(optax.chain(OURS, noise()), 2),
-    "in steps of bfloat16": slamb_jax.train_in_bfloat16(optax.chain(OURS, noise())),
     "in LAMB": optax.chain(slamb_jax.lamb(0.01, EXCHANGE), noise()),
     "after error feedback": optax.chain(
         slamb_jax.randk_compress_with_error_feedback(EXCHANGE), noise(), optax.sgd(0.1)

@@ -62,7 +62,6 @@ KINDS = {
     "accumulate": slamb_jax.accumulate(slamb_jax.adamw(0.1, MEAN), 2),
     "finite": slamb_jax.skip_not_finite(slamb_jax.adamw(0.1, FINE), FINE),
     "finite, published": slamb_jax.skip_not_finite(SLAMB, MEAN),
-    "bfloat16": slamb_jax.train_in_bfloat16(slamb_jax.adamw(0.1, MEAN), "stochastic"),
 }
 
 

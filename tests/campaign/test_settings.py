@@ -44,7 +44,7 @@ FACTORS = {  # of each the default first
     "weight_decay": (0.0, 0.1),
     "mu_dtype": (None, "bfloat16"),
     "nu_dtype": (None, "bfloat16"),
-    "wrapped": (None, "skip", "master", "stochastic", "accumulate"),
+    "wrapped": (None, "skip", "accumulate"),
 }
 DEFAULT = {name: values[0] for name, values in FACTORS.items()}
 SPECS = {
@@ -104,15 +104,13 @@ def optimizer(row, between):
     if kind == "sgd":
         given |= {"accumulator_dtype": row["mu_dtype"], "momentum": 0.9}
     if kind in ("adamw", "slamb", "lamb"):
-        # A gradient in bfloat16 can be 0, and v with it, where the mean m is not.
+        # A gradient can be near 0, and v with it, where the mean m is not.
         given["eps"] = 1e-3
     rate = optax.linear_schedule(0.1, 0.05, STEPS)
     tx = getattr(slamb_jax, kind)(rate, between, **given)
     match row["wrapped"]:
         case "skip":
             return slamb_jax.skip_not_finite(tx, between)
-        case "master" | "stochastic" as rounding:
-            return slamb_jax.train_in_bfloat16(tx, rounding)
         case "accumulate" if between.local_axis_name is None:
             return slamb_jax.accumulate(tx, 2)
         case "accumulate":
@@ -161,17 +159,13 @@ def gradients(row):
     grads = [random_tree(SHAPES, 1 + t, workers * width) for t in range(STEPS)]
     if row["wrapped"] == "skip":
         grads[2]["w"] = grads[2]["w"].at[-1, 3, 5].set(np.nan)
-    return jax.tree.map(lambda g: g.astype(dtype_of(row)), grads)
-
-
-def dtype_of(row):
-    return "bfloat16" if row["wrapped"] in ("master", "stochastic") else "float32"
+    return grads
 
 
 def start(row, between):
     """The step of one worker, and its state."""
     tx = optimizer(row, between)
-    params = jax.tree.map(lambda x: x.astype(dtype_of(row)), random_tree(SHAPES, 0))
+    params = random_tree(SHAPES, 0)
     return step_on_gradients(tx), (params, jax.jit(tx.init)(params))
 
 
@@ -320,8 +314,7 @@ def is_comparable(row):
         at_owner = row["selection"] and row["payload"] in CODES
         return row["payload"] not in RANDOM and not at_owner
     # Codes have blocks of a shard, and rounding draws by the place in it.
-    drawn = row["wrapped"] == "stochastic" or row["nu_dtype"] is not None
-    return not (row["payload"] in CODES or drawn)
+    return row["payload"] not in CODES and row["nu_dtype"] is None
 
 
 def assert_as_simulated(row, state):
@@ -330,7 +323,7 @@ def assert_as_simulated(row, state):
     whole = row["layout"] in ("workers", "one")  # sums of a group have another order
     units = 4096 if row["optimizer"] == "muon" else 64 if whole else 256
     in_float32 = {row[k] for k in ("payload", "mu_dtype", "nu_dtype")} == {None}
-    if in_float32 and row["wrapped"] not in ("master", "stochastic"):
+    if in_float32:
         # An outer optimizer's trace is of differences of parameters, which are about 1.
         assert_close(state, want, units=units, floor=0.1 if row["outer"] else 0.0)
         return

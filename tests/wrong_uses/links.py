@@ -48,7 +48,6 @@ LOCAL = slamb_jax.Exchange(AXIS, payload=None, sync_every=3)
 randk = slamb_jax.randk_compress_with_error_feedback
 momentum = partial(slamb_jax.mask_momentum, ALONE)
 trusting = slamb_jax.layerwise_trust_ratio
-narrowed = partial(slamb_jax.train_in_bfloat16, optax.sgd(0.1))
 
 
 def ratio(specs):
@@ -96,8 +95,6 @@ OPTIMIZERS = {
 }  # fmt: skip
 ARGUMENTS = {partial(make, 0.01, ALONE): bad_of for make, bad_of in OPTIMIZERS.items()}
 ARGUMENTS |= {
-    slamb_jax.train_in_bfloat16: {"inner": [optax.sgd]},
-    narrowed: {"rounding": ["up"], "seed": [0.5]},
     partial(slamb_jax.accumulate, optax.sgd(1.0)): {"every": [0, 2.0]},
     partial(slamb_jax.accumulate, every=2): {"tx": ["sgd", slamb_jax.slamb]},
     partial(slamb_jax.skip_not_finite, exchange=ALONE): {"tx": [optax.sgd]},
@@ -147,7 +144,6 @@ SHARDED_LOCAL = slamb_jax.Exchange(AXIS, outer=optax.sgd(1.0), param_specs=SPECS
 LINKS += [
     (of(slamb_jax.muon, 0.01, SHARDED_LOCAL), "muon takes param_specs only .*outer="),
     (without_units, "payload='ternary' needs .* without nu_mean.*: set it to"),
-    (of(narrowed().init, {"w": HALF}), r"or float32, got float16 at .*\['w'\]"),
     (updating(directions.adam), "second_moment, .*mask_momentum with a b2"),
     (updating(of(momentum, directions.adam(), b2=None)), "second_moment"),
     (diagonal(0, -2), r"weight_dimension_numbers .*once, got .*\(2, 3\)"),
