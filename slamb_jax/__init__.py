@@ -31,7 +31,7 @@ from slamb_jax.workers.agreement import (
     momentum_agreement,
 )
 from slamb_jax.workers.replicas import consolidate, replicate, simulated_replicas
-from slamb_jax.workers.simulate import in_chunks, simulated_step
+from slamb_jax.workers.simulate import simulated_step
 from slamb_jax.workers.step import on_workers, per_worker_step
 from slamb_jax.workers.watchdog import Watchdog
 from slamb_jax.wrappers.accumulate import accumulate
@@ -44,7 +44,7 @@ __all__ = [
     "adamw", "advise", "assert_replicas_agree", "average_gradients",
     "average_parameters", "average_parameters_every", "check_finite",
     "compress_with_error_feedback", "compressors", "consolidate", "directions",
-    "elementwise_rescale", "exchange_metrics", "in_chunks", "jointspar", "lamb",
+    "elementwise_rescale", "exchange_metrics", "jointspar", "lamb",
     "layerwise_trust_ratio", "lion", "mask_momentum", "momentum_agreement", "muon",
     "on_shards", "on_workers", "per_worker_step", "randk_compress_with_error_feedback",
     "replicate", "selections", "sgd", "simulated_replicas", "simulated_step",

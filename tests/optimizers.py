@@ -65,13 +65,12 @@ def standard_promotion():
 def train_step(tx, loss, within=lambda both: both):
     """The step of one worker on ``loss(params, batch)``; it reports the loss.
 
-    ``within``: of the function of parameters that computes the loss and its gradient.
+    ``within``: of the function that computes the loss and its gradient.
     """
 
     def step(state, batch):
         params, opt_state = state
-        both = jax.value_and_grad(lambda params: loss(params, batch))
-        value, grads = within(both)(params)
+        value, grads = within(jax.value_and_grad(loss))(params, batch)
         updates, opt_state = tx.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), value
 

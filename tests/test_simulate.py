@@ -1,7 +1,5 @@
 """Simulated workers do what workers on a mesh do."""
 
-import functools
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -33,9 +31,13 @@ def loss_of(params, batch):
     return jnp.mean((params["scale"] * (h @ params["out"]) - batch["y"]) ** 2)
 
 
-def trainer(tx, chunk=None):
-    in_chunks = functools.partial(slamb_jax.in_chunks, size=chunk)
-    return train_step(tx, loss_of, in_chunks if chunk else lambda both: both)
+def trainer(tx):
+    return train_step(tx, loss_of)
+
+
+def one_by_one(tx):
+    """The step whose gradients are computed one worker after the other."""
+    return train_step(tx, loss_of, jax.custom_batching.sequential_vmap)
 
 
 def batches(steps=5):
@@ -50,26 +52,27 @@ def begun(tx):
     return params, tx.init(params)
 
 
-def test_steps_in_chunks_equal_those_on_a_mesh():
+@pytest.mark.parametrize("step", [trainer, one_by_one])
+def test_simulated_steps_equal_those_on_a_mesh(step):
     tx, ends = slamb_jax.slamb(0.02, PAPER), []
-    for run, state in both_ways(trainer(tx, chunk=3), begun(tx)):
+    for run, state in both_ways(step(tx), begun(tx)):
         for batch in batches():
             state, losses = run(state, batch)
         ends.append((state, losses))
     chex.assert_trees_all_close(*ends, rtol=2e-6, atol=2e-6)
 
 
-def test_chunks_need_less_memory():
+def test_gradients_one_by_one_need_less_memory():
     n, tx = 64, optax.sgd(0.1)
     rows = np.zeros((n * 500, 6), np.float32)
 
-    def temporary(chunk):
-        run = slamb_jax.simulated_step(trainer(tx, chunk), n, PAPER)
+    def temporary(step):
+        run = slamb_jax.simulated_step(step(tx), n, PAPER)
         state = slamb_jax.simulated_replicas(begun(tx), n)
         lowered = run.lower(state, {"x": rows, "y": rows[:, :3]})
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
-    assert temporary(4) < 0.5 * temporary(None)
+    assert temporary(one_by_one) < 0.5 * temporary(trainer)
 
 
 def test_the_average_is_computed_only_when_due():

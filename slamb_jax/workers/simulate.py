@@ -1,6 +1,5 @@
 """Many workers on one device: the same step, batched by ``jax.vmap``."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,9 +17,11 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
     """Makes a jitted step of n workers, simulated on one device, from that of one.
 
     It has the results of :func:`per_worker_step` to rounding, in one ``jax.vmap``.
-    Memory holds n states, and the activations of n gradients unless ``step`` takes its
-    gradient through :func:`in_chunks`. Step counts that agree on all workers are waited
-    for and not batched, so that parameters are averaged only at the steps that are due.
+    Memory holds n states, and the activations of n gradients. They are computed one
+    after the other, in the memory of one and often faster on a CPU, where ``step`` has
+    ``jax.custom_batching.sequential_vmap(jax.value_and_grad(loss))(params, batch)``.
+    Step counts that agree on all workers are waited for and not batched, so that
+    parameters are averaged only at the steps that are due.
     Under ``jax.set_mesh`` with Explicit axes jax 0.12 does not compile it.
 
     Args:
@@ -92,50 +93,3 @@ def _axis_of(x: Any) -> int | None:
         return 0
     has_no_value = isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct)
     return None if has_no_value or not np.ptp(np.asarray(x)) else 0
-
-
-def in_chunks(fun: Callable[..., Any], size: int) -> Callable[..., Any]:
-    """Computes ``fun`` for ``size`` workers at a time where many are simulated.
-
-    For the gradient in the step of :func:`simulated_step`: activations then take the
-    memory of ``size`` workers. Without a ``jax.vmap`` around it changes nothing.
-
-    Args:
-      fun: a function of arrays without collectives, such as
-        ``jax.value_and_grad(loss)``; it may close over the worker's own arrays, and
-        must not be differentiated again in reverse mode.
-      size: workers at a time, at least 1, or a ValueError is raised.
-
-    Examples:
-      >>> import jax, jax.numpy as jnp, slamb_jax
-      >>> square = slamb_jax.in_chunks(jax.grad(lambda x: jnp.sum(x**2)), 2)
-      >>> print(jax.vmap(square)(jnp.arange(5.0)))
-      [0. 2. 4. 6. 8.]
-    """
-    check_callable("fun", fun)
-    check_integer("size", size, 1)
-
-    def chunked(*args: Any) -> Any:
-        # As a jaxpr, so that what fun closes over is batched like its arguments.
-        jaxpr, shape = jax.make_jaxpr(fun, return_shape=True)(*args)
-
-        def evaluate(consts: list[Any], leaves: list[Any]) -> list[Any]:
-            return jax.core.eval_jaxpr(jaxpr.jaxpr, consts, *leaves)
-
-        call = jax.custom_batching.custom_vmap(evaluate)
-
-        @call.def_vmap
-        def rule(n: int, batched: Any, *values: Any) -> tuple[Any, list[bool]]:
-            def one_worker(i: jax.Array) -> list[Any]:
-                def take(x: jax.Array, is_batched: bool) -> jax.Array:
-                    return x[i] if is_batched else x
-
-                return evaluate(*jax.tree.map(take, values, tuple(batched)))
-
-            out = jax.lax.map(one_worker, jnp.arange(n), batch_size=size)
-            return out, [True] * len(out)
-
-        out = call(jaxpr.consts, jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(shape), out)
-
-    return chunked

@@ -182,8 +182,6 @@ REPLICAS = [
     (simulating(SHARDED), "without param_specs .*replace"),
     (simulating(batch=jnp.ones(6)), r"batch .*multiple of 4.*\(6,\)"),
     (simulating(slamb_jax.Exchange("x"), over(DATA), W), "'data' is not bound here"),
-    *bad(partial(slamb_jax.in_chunks, abs), "size", 0),
-    *bad(partial(slamb_jax.in_chunks, size=2), "fun", "abs"),
     *bad(partial(slamb_jax.assert_replicas_agree, STATE), "rtol", -1.0, NAN),
     (of(slamb_jax.assert_replicas_agree, {"s": jnp.ones(())}), r"tree\['s'\] .*\(\)"),
     (of(slamb_jax.check_finite, STATE), "state .*skip_not_finite"),
