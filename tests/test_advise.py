@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -291,6 +292,19 @@ def test_the_steps_that_average(settings, due):
     exchange = slamb_jax.Exchange(AXIS, **settings)
     assert [t for t in range(1, 8) if exchange.averages_at(t)] == due
     assert exchange.averages_momentum == (settings == {})
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        slamb_jax.Exchange(),
+        slamb_jax.Exchange(("host", "x"), payload=None, sync_every=7),
+        slamb_jax.Exchange.paper("host", local_axis_name=("x", "y"), sync_every=None),
+    ],
+)
+def test_what_is_written_as_json_is_read_again(exchange):
+    text = json.dumps(exchange.to_json())
+    assert slamb_jax.Exchange.from_json(json.loads(text)) == exchange
 
 
 @pytest.mark.parametrize("share", [1.0, 0.07, 0.06, 0.03, 0.01, 0.005])

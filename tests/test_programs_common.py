@@ -74,7 +74,7 @@ PROCESSES = "--coordinator a:1 --process-id 0 --num-processes 3"
         ("", "rate: 1", "no such option: rate"),
         ("", "- 1", "a mapping"),
         ("", "a: [", "while"),
-        ("", "exchange: {ratio: 1}", "yaml: exchange: 'ratio' is not a setting"),
+        ("", "exchange: {ratio: 1}", "yaml: exchange: .* argument 'ratio'"),
         ("--config none.yaml", "seed: 1", "none.yaml"),
         ("--workers 0", "seed: 1", "--workers: must be at least 1, got 0"),
         ("--learning-rate 0", "seed: 1", "--learning-rate: must be positive"),

@@ -7,7 +7,6 @@ from typing import Any
 
 import chex
 import optax
-from jax.sharding import PartitionSpec
 
 from slamb_jax._core import checks as _checks
 from slamb_jax._core.axes import AxisName, as_tuple
@@ -189,9 +188,21 @@ class Exchange:
         """The settings that are not the default, as what JSON and YAML can hold.
 
         Raises:
-          ValueError: for functions and objects of the user's own.
+          ValueError: for ``outer``, ``param_specs`` or ``stacked``, and for a
+            ``selection`` other than :class:`Strided`, which no file can hold.
         """
-        return {name: _value_to_json(name, x) for name, x in self._given().items()}
+        settings = self._given()
+        if isinstance(self.selection, Strided):
+            settings["selection"] = dataclasses.asdict(self.selection)
+        for name, x in settings.items():
+            of_program = name in ("outer", "param_specs", "stacked")
+            if of_program or isinstance(x, Selection):
+                raise ValueError(
+                    f"{name} is of the program, and cannot be written as JSON, got "
+                    f"{x!r}: write the Exchange without it, and add it with "
+                    f"dataclasses.replace(exchange, {name}=...)"
+                )
+        return settings
 
     @classmethod
     def from_json(cls, settings: Mapping[str, Any]) -> "Exchange":
@@ -202,13 +213,15 @@ class Exchange:
         """
         if not isinstance(settings, Mapping):
             raise ValueError(f"settings must be a mapping, got {settings!r}")
-        known = [field.name for field in dataclasses.fields(cls)]
-        if unknown := sorted(set(settings) - set(known)):
-            raise ValueError(
-                f"{unknown[0]!r} is not a setting of an Exchange, which has "
-                f"{', '.join(sorted(known))}"
-            )
-        return cls(**{name: _value_from_json(name, x) for name, x in settings.items()})
+        given: dict[str, Any] = {  # JSON has no tuples of axes
+            name: tuple(x) if isinstance(x, list) else x for name, x in settings.items()
+        }
+        try:
+            if isinstance(given.get("selection"), Mapping):
+                given["selection"] = Strided(**given["selection"])
+            return cls(**given)
+        except TypeError as error:
+            raise ValueError(f"{settings} do not fit: {error}") from error
 
     def _given(self) -> dict[str, Any]:
         """The settings that are not the default."""
@@ -226,48 +239,6 @@ class Exchange:
         shown = [repr(given.pop("axis_name"))] if "axis_name" in given else []
         shown += [f"{name}={value!r}" for name, value in given.items()]
         return f"Exchange({', '.join(shown)})"
-
-
-def _value_to_json(name: str, x: Any) -> Any:
-    """The value of a setting as JSON has it; raises for one that is not of data."""
-    # Names and numbers are themselves.
-    if x is None or isinstance(x, bool | int | str):
-        return x
-    if isinstance(x, Strided):
-        return dataclasses.asdict(x)
-    # A spec is told from a list of a tree by its key.
-    if isinstance(x, PartitionSpec):
-        return {"spec": [list(e) if isinstance(e, tuple) else e for e in x]}
-    # JSON has no tuples: those of axis names become lists, and are told by the name.
-    if isinstance(x, list) or (isinstance(x, tuple) and name.endswith("axis_name")):
-        return [_value_to_json(name, item) for item in x]
-    if isinstance(x, Mapping) and all(isinstance(key, str) for key in x):
-        return {key: _value_to_json(name, item) for key, item in x.items()}
-    raise ValueError(
-        f"{name} must be of names, numbers, lists, dicts with string keys, specs and "
-        f"Strided to be written as JSON, got {x!r}"
-    )
-
-
-def _value_from_json(name: str, x: Any) -> Any:
-    """Undoes :func:`_value_to_json`."""
-    if isinstance(x, list):
-        items = [_value_from_json(name, item) for item in x]
-        return tuple(items) if name.endswith("axis_name") else items
-    if not isinstance(x, Mapping):
-        return x
-    if name == "selection":
-        try:
-            return Strided(**x)
-        except TypeError as error:
-            raise ValueError(f"selection={x!r} does not fit: {error}") from error
-    # A tree may have a leaf named "spec", too: its entries are no names.
-    entries = x.get("spec") if set(x) == {"spec"} else None
-    if isinstance(entries, list) and all(
-        entry is None or isinstance(entry, str | list) for entry in entries
-    ):
-        return PartitionSpec(*(tuple(e) if isinstance(e, list) else e for e in entries))
-    return {key: _value_from_json(name, item) for key, item in x.items()}
 
 
 def _check_settings(exchange: Exchange) -> None:
