@@ -84,19 +84,16 @@ def differing(name: str, tree: chex.ArrayTree, rtol: float = 0.0) -> dict[str, i
     differ = (sums != sums[:, :1]).any(-1)
     real = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
     if rtol > 0 and real:
-        # In float64: the product of the two may leave float32.
-        pairs = stacked(_distances, [leaves[i] for i in real]).astype(np.float64)
-        norms = pairs.prod(-1)
+        norms = stacked(_distances, [leaves[i] for i in real])
         differ[real] &= ~(norms[:, :-1] <= rtol * norms[:, -1:])  # a NaN is not near
     return {k: n for k, n in zip(named, differ.sum(1), strict=True) if n}
 
 
 def _distances(x: jax.Array) -> jax.Array:
-    """Each replica's distance to the first, and the first's norm: (n + 1, 2).
+    """Each replica's distance to the first, and the first's norm, in units: (n + 1,).
 
-    A norm is the product of its two numbers, a unit, near the largest element, and the
-    norm in units, so that no square leaves the range. Infinities that are equal are at
-    no distance.
+    The unit is the first's largest element, so that no square of its own leaves the
+    range. Infinities that are equal are at no distance.
     """
     wide = upcast_f32(x).reshape(x.shape[0], -1)
     first = wide[:1]
@@ -104,9 +101,9 @@ def _distances(x: jax.Array) -> jax.Array:
     rows = jnp.concatenate([apart, jnp.where(jnp.isfinite(first), first, 0)])
     tiny = np.finfo(np.float32).tiny
     # XLA may divide by its reciprocal, which has to be in the range, too.
-    unit = jnp.clip(jnp.max(jnp.abs(rows), axis=1, initial=0), tiny, 1 / tiny)
-    norms = jnp.linalg.norm(rows / unit[:, None].astype(rows.dtype), axis=1)
-    return jnp.stack([unit, norms], axis=1).astype(jnp.float32)
+    unit = jnp.clip(jnp.max(jnp.abs(rows[-1]), initial=0), tiny, 1 / tiny)
+    norms = jnp.linalg.norm(rows / unit.astype(rows.dtype), axis=1)
+    return norms.astype(jnp.float32)
 
 
 def checksums(leaves: list[Any]) -> np.ndarray:
