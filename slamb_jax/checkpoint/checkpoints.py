@@ -289,8 +289,11 @@ class Checkpoints:
         3. All replicas are verified, where those of ``like`` are.
         4. Those of another number of workers are resized, and put there.
         """
-        what = f"checkpoint {self._path(step)}"
-        metadata = self._read_metadata(step)  # step 1
+        path = self._path(step)
+        what = f"checkpoint {path}"
+        with together(), reading(what):  # step 1
+            metadata = json.loads((path / _METADATA / "metadata").read_text())
+            stored.check_unchanged(metadata, step)
         n, saved = meshes.check_replicas("like", like), metadata["workers"]
         if n != (workers or saved):
             raise ValueError(
@@ -306,7 +309,7 @@ class Checkpoints:
         args = self._orbax.args.StandardRestore(sized)
         with together(), reading(what):  # step 2
             handler = self._orbax.StandardCheckpointHandler()
-            arrays = templates | handler.restore(self._path(step) / "state", args=args)
+            arrays = templates | handler.restore(path / "state", args=args)
         for name, x in arrays.items():  # step 3
             x = x if len(x) == saved else np.broadcast_to(x, (saved, *x.shape[1:]))
             there = raws[name].sharding
@@ -316,19 +319,11 @@ class Checkpoints:
             for (name, wanted), of_leaf in zip(sums.items(), found, strict=True):
                 if (of_leaf != np.array(wanted, np.uint32)).any():
                     raise stored.changed(name)
-        for name, x in arrays.items():
-            if n != saved:  # step 4
+        if n != saved:  # step 4
+            for name, x in arrays.items():
                 x = resize_leaf(name, x, n, keys=meshes.is_key(leaves[name]))
                 arrays[name] = meshes.device_put_global(x, raws[name].sharding)
         return Restored(step, stored.tree_of(arrays, like), metadata["extra"])
-
-    def _read_metadata(self, step: int) -> stored.Metadata:
-        """The verified metadata of a checkpoint, on all processes."""
-        path = self._path(step)
-        with together(), reading(f"checkpoint {path}"):
-            metadata = json.loads((path / _METADATA / "metadata").read_text())
-            stored.check_unchanged(metadata, step)
-        return dict(metadata)
 
     def _path(self, step: int) -> pathlib.Path:
         return self._directory / str(step)
