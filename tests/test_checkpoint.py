@@ -1,6 +1,7 @@
 """Checkpoints are exact or found to be damaged, and n workers are resized to m."""
 
 import contextlib
+import gc
 import re
 import shutil
 import subprocess
@@ -373,6 +374,20 @@ def test_a_directory_that_can_only_be_read_is_restored_from(states, copied):
             copied.save(3, states[1])
     with pytest.raises(OSError, match="about/metadata"):
         Checkpoints(copied._directory / "2" / "about" / "metadata")
+
+
+def test_a_run_that_is_gone_but_for_a_cycle_holds_no_directory(tmp_path):
+    """As the traceback of its error may hold it, in a notebook."""
+    gc.disable()
+    try:
+        writer = Checkpoints(tmp_path)
+        writer.save(1, full_of(1))
+        writer.itself = writer
+        del writer
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(2, full_of(2))
+    finally:
+        gc.enable()
 
 
 def test_what_is_saved_in_the_background_is_what_was_there(tmp_path):
