@@ -179,8 +179,7 @@ def test_where_none_is_sound_all_are_kept(steps, states, copy, copied):
     DAMAGE["lie"](copy / "2")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        error = pytest.raises(ValueError, match=r"is damaged \(the checksum .* kept")
-        with error:
+        with pytest.raises(ValueError, match=r"is damaged \(the checksum .* kept"):
             copied.restore(states[1])
     assert len(told) == len(steps) - 1
     copied.save(3, states[1])
@@ -268,7 +267,7 @@ def test_a_reader_that_stays_open_sees_what_is_saved(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(Path, "is_dir"), (StandardCheckpointHandler, "restore")]
+    ("owner", "name"), [(Path, "read_text"), (StandardCheckpointHandler, "restore")]
 )
 def test_what_is_removed_while_it_is_read_is_no_damage(owner, name, tmp_path):
     """Its metadata, or its arrays."""
