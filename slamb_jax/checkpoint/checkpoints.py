@@ -295,7 +295,7 @@ class Checkpoints:
             metadata = json.loads((path / _METADATA / "metadata").read_text())
             stored.check_unchanged(metadata, step)
         n, saved = meshes.check_replicas("like", like), metadata["workers"]
-        if n != (workers or saved):
+        if n != saved and workers is None:
             raise ValueError(
                 f"{what} is of {saved} workers, expected {n}, to which "
                 f"restore(like, workers={n}) resizes it"

@@ -66,6 +66,7 @@ class Saved:
     n: int
     state: Any
     sound: bool = True
+    tells_n: bool = True  # even if its arrays are damaged
 
 
 class Run(stateful.RuleBasedStateMachine):
@@ -148,6 +149,7 @@ class Run(stateful.RuleBasedStateMachine):
         step = data.draw(st.sampled_from([t for t, x in self.disk.items() if x.sound]))
         DAMAGE[how](self.directory / str(step))
         self.disk[step].sound = False
+        self.disk[step].tells_n = how in ("flip", "truncate", "remove", "lie")
 
     @rule()
     def restore(self):
@@ -158,9 +160,13 @@ class Run(stateful.RuleBasedStateMachine):
     def restored(self, checkpoints):
         """What comes back, which is what the model says, and what was damaged."""
         steps = sorted(self.disk, reverse=True)
-        sound = [step for step in steps if self.disk[step].sound]
-        skipped = {s for s in steps if s > max(sound, default=-1)}
-        latest = self.disk[sound[0]] if sound else None
+        heard = [
+            step
+            for step in steps
+            if (x := self.disk[step]).sound or (x.tells_n and x.n != self.n)
+        ]
+        skipped = {s for s in steps if s > max(heard, default=-1)}
+        latest = self.disk[heard[0]] if heard else None
         refusal = "all are kept" if latest is None and skipped else ""
         if latest is not None and latest.n != self.n:
             refusal = f"{latest.n} workers"
@@ -176,7 +182,7 @@ class Run(stateful.RuleBasedStateMachine):
         if latest is None:
             assert found is None
             return None, set()
-        assert (found.step, found.extra) == (sound[0], EXTRA)
+        assert (found.step, found.extra) == (heard[0], EXTRA)
         assert_same_bits(found.state, latest.state)
         return found.state, skipped
 
