@@ -165,7 +165,7 @@ def run(task: Task, o: Options, mesh: Mesh) -> dict[str, float]:
     train_step, evaluate = compiled_step(task, tx, o, mesh), evaluator(task, o, mesh)
     exchanged = slamb_jax.exchange_metrics(o.exchange, params)
     console, folder = Console(quiet=jax.process_index() > 0), o.out / "checkpoints"
-    checkpoints = slamb_jax.Checkpoints(folder, asynchronous=True, exchange=o.exchange)
+    checkpoints = slamb_jax.Checkpoints(folder, asynchronous=True)
     with checkpoints, contextlib.ExitStack() as stack:
         snapshots = slamb_jax.Snapshots(o.snapshots) if o.snapshots else None
         found: Any = snapshots.restore(state) if snapshots else None

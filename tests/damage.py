@@ -23,8 +23,7 @@ def flip(raw):
 def lie(raw):
     """The arrays are sound, and are not those that were saved."""
     metadata = json.loads(raw)
-    most = max(metadata["leaves"].values(), key=lambda leaf: len(leaf["checksums"]))
-    most["checksums"][-1][0] ^= 1
+    max(metadata["checksums"].values(), key=len)[-1][0] ^= 1
     return json.dumps(with_checksum(metadata)).encode()
 
 

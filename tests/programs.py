@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import orbax.checkpoint
 
 from examples import train as trainer
 from examples.common import inputs, processes, records
@@ -39,6 +40,17 @@ def text_in(folder, files=25):
 def series(out, name):
     """A metric at each step that has it."""
     return [r[name] for r in records.read(out / "metrics.jsonl") if name in r]
+
+
+def saved(checkpoints):
+    """The metadata of the latest checkpoint, and its arrays as they are stored."""
+    latest = checkpoints / str(max(int(path.name) for path in checkpoints.iterdir()))
+    metadata = json.loads((latest / "about" / "metadata").read_text())
+    on_host = orbax.checkpoint.RestoreArgs(restore_type=np.ndarray)
+    stored = orbax.checkpoint.PyTreeCheckpointer().restore(
+        latest / "state", restore_args=dict.fromkeys(metadata["leaves"], on_host)
+    )
+    return metadata, stored
 
 
 def start(*arguments, program=sys.executable, **environment):

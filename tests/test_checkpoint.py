@@ -1,11 +1,12 @@
 """Checkpoints are exact or found to be damaged, and n workers are resized to m."""
 
 import contextlib
-import dataclasses
+import gc
 import re
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -21,7 +22,6 @@ from orbax.checkpoint import StandardCheckpointHandler
 
 import slamb_jax
 from slamb_jax.checkpoint import Checkpoints, Snapshots, resize
-from slamb_jax.checkpoint import format as stored
 from tests.close import assert_same_bits
 from tests.damage import DAMAGE
 from tests.optimizers import random_tree, slamb
@@ -63,9 +63,7 @@ def assert_restored(found, step, state, like=None, extra=None):
         assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
 
 
-FEW_BITS = (
-    "int2", "int4", "uint2", "uint4", "float4_e2m1fn", "float8_e4m3", "float8_e5m2"
-)  # fmt: skip
+FEW_BITS = "int2", "int4", "float4_e2m1fn", "float8_e4m3fn", "float8_e5m2"
 
 
 @pytest.mark.parametrize("kind", [None, AxisType.Auto, AxisType.Explicit])
@@ -85,11 +83,8 @@ def test_what_comes_back_is_what_was_saved(store, kind, tmp_path):
             kept.save(step, state, extra)
     with opened(store(tmp_path)) as kept:
         assert_restored(kept.restore(other), 9, state, other, extra)
-        if store is Checkpoints:
-            loaded = kept.load(9)[1]
-            loaded = {name: loaded[f"['{name}']"] for name in few}
-            assert_same_bits(loaded, jax.tree.map(np.asarray, few))
-    assert sorted(p.stem for p in tmp_path.iterdir() if p.stem.isdigit()) == ["6", "9"]
+    names = {path.name.removesuffix(".snapshot") for path in tmp_path.iterdir()}
+    assert {name for name in names if name.isdigit()} == {"6", "9"}
     assert not [p for p in tmp_path.rglob("*") if p.suffix in (".pkl", ".pickle")]
 
 
@@ -150,10 +145,13 @@ def copied(copy):
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_checkpoint_is_found_out(damage, states, copy, copied):
     damage(copy / "2")
+    before = {x.name for x in (copy / "2").iterdir()}
     with pytest.warns(UserWarning, match=r"2 is damaged \(.*going back to the one"):
         assert_restored(copied.restore(states[2]), 1, states[1])
     copied.save(2, states[2])  # what the damaged one should have been
     assert copied.restore(states[1]).step == 2
+    (aside,) = copy.glob("2.unread-*")
+    assert {x.name for x in aside.iterdir()} == before
 
 
 def test_an_earlier_step_is_read_by_its_number(states, copy, copied):
@@ -174,13 +172,16 @@ def test_a_damaged_one_may_be_moved_away_before_the_next_save(states, copy, copi
     assert_restored(copied.restore(states[1]), 2, states[2])
 
 
-def test_several_damaged_ones_are_kept(states, copy, copied):
-    """One is an interrupted save; two are something else, and not to be replaced."""
-    for step in "12":
-        DAMAGE["lie"](copy / step)
-    error = pytest.raises(ValueError, match=r"2 is damaged \(the checksum .* kept")
-    with pytest.warns(UserWarning, match="damaged"), error:
-        copied.restore(states[1])
+@pytest.mark.parametrize("steps", ["2", "12"])
+def test_where_none_is_sound_all_are_kept(steps, states, copy, copied):
+    """A run that began anew would leave them behind."""
+    shutil.rmtree(copy / "1") if steps == "2" else DAMAGE["lie"](copy / "1")
+    DAMAGE["lie"](copy / "2")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(ValueError, match=r"is damaged \(the checksum .* kept"):
+            copied.restore(states[1])
+    assert len(told) == len(steps) - 1
     copied.save(3, states[1])
     assert (copy / "2").is_dir()  # of three the latest two are kept
 
@@ -200,7 +201,7 @@ def test_checkpoints_of_something_else_are_kept(states, tmp_path):
     with ocp.CheckpointManager(tmp_path) as manager:
         manager.save(5, args=ocp.args.StandardSave({"w": np.ones(3)}))
     with Checkpoints(tmp_path) as checkpoints:
-        with pytest.raises(ValueError, match=r"5 could .* not one of slamb_jax"):
+        with pytest.raises(ValueError, match=r"5 is damaged .*FileNotFound.* are kept"):
             checkpoints.restore(states[1])
         with pytest.raises(ValueError, match="step must be larger than the last, 5"):
             checkpoints.save(4, states[1])
@@ -218,8 +219,8 @@ def renamed_to_a_later_step(directory):
 @pytest.mark.parametrize(
     ("foreign", "change", "said"),
     [
-        ("2", metadata_missing, r"2 could .* not one of slamb_jax.* and is ignored"),
-        ("50", renamed_to_a_later_step, r"50 could .* is step 2 under another name"),
+        ("2", metadata_missing, r"2 is damaged \(FileNotFoundError.* and is ignored"),
+        ("50", renamed_to_a_later_step, r"50 is damaged \(the .* as step 50, is not"),
     ],
 )
 def test_a_sound_one_is_found_beside_foreign_ones(foreign, change, said, states, copy):
@@ -232,7 +233,8 @@ def test_a_sound_one_is_found_beside_foreign_ones(foreign, change, said, states,
             checkpoints.restore(states[1], step=int(foreign))
         for step in (3, 4, 5):
             checkpoints.save(step, states[1])
-    assert {"4", "5", foreign} == {path.name for path in copy.iterdir()}
+    names = {path.name.partition("-")[0] for path in copy.iterdir()}
+    assert names == {"4", "5", f"{foreign}.unread"}
 
 
 def test_files_where_orbax_has_folders_do_not_stop_a_save(states, copy):
@@ -241,11 +243,12 @@ def test_files_where_orbax_has_folders_do_not_stop_a_save(states, copy):
     (copy / "9").write_text("a file")
     (copy / "07").mkdir()
     with Checkpoints(copy) as checkpoints:
-        with pytest.warns(UserWarning, match="9 could not be read"):
+        with pytest.warns(UserWarning, match="9 is damaged"):
             assert checkpoints.restore(states[1]).step == 2
         for step in (3, 4):
             checkpoints.save(step, states[1])
-    assert {path.name for path in copy.iterdir()} == {"3", "4", "07", "9"}
+    names = {path.name.partition("-")[0] for path in copy.iterdir()}
+    assert names == {"3", "4", "07", "9.unread"}
 
 
 def full_of(step):
@@ -264,7 +267,7 @@ def test_a_reader_that_stays_open_sees_what_is_saved(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(Path, "is_dir"), (StandardCheckpointHandler, "restore")]
+    ("owner", "name"), [(Path, "read_text"), (StandardCheckpointHandler, "restore")]
 )
 def test_what_is_removed_while_it_is_read_is_no_damage(owner, name, tmp_path):
     """Its metadata, or its arrays."""
@@ -280,29 +283,6 @@ def test_what_is_removed_while_it_is_read_is_no_damage(owner, name, tmp_path):
 
         with mock.patch.object(owner, name, saved_meanwhile):
             assert_restored(reader.restore(full_of(0)), 4, full_of(4))
-
-
-def test_another_exchange_is_told(states, tmp_path, recwarn):
-    strided = slamb_jax.selections.Strided(0.1, min_size=0, seed=1)
-
-    def restored(axis="data", folder="parts", **settings):
-        settings = {"selection": strided, "payload": None, "sync_every": 4} | settings
-        exchange = slamb_jax.Exchange(axis, **settings)
-        with Checkpoints(tmp_path / folder, exchange=exchange) as checkpoints:
-            if not checkpoints.latest():
-                checkpoints.save(1, states[1])
-            return checkpoints.restore(states[1]).step
-
-    assert restored() == restored("x") == 1
-    with Checkpoints(tmp_path / "parts") as checkpoints:
-        assert checkpoints.restore(states[1]).step == 1
-    for every in (4, 8):  # without a selection no coordinate has an age
-        assert restored(folder="whole", selection=None, sync_every=every) == 1
-    assert not recwarn.list
-    another = dataclasses.replace(strided, seed=2)
-    for name, value in (("selection", another), ("sync_every", 8)):
-        with pytest.warns(match=re.escape(f"{name}={value!r} where it was")):
-            assert restored(**{name: value}) == 1
 
 
 @pytest.mark.parametrize(
@@ -359,19 +339,8 @@ def test_the_state_of_another_optimizer_is_refused(store, tmp_path):
                 kept.restore(states[other])
             told[name, other] = str(error.value)
         assert_restored(kept.restore(state), 1, state)
-    said = "[1][2]['lion'] is missing; [1][2]['adamw'] is not expected: restore into"
+    said = "[1][2]['lion'] is missing, expected EmptyState; [1][2]['adamw'] is not exp"
     assert said in told["adamw", "lion"]
-
-
-def test_a_checkpoint_from_before_states_had_names_is_restored(states, tmp_path):
-    def nameless(about, whole=stored.with_checksum):
-        return whole({name: x for name, x in about.items() if name != "structure"})
-
-    with Checkpoints(tmp_path) as checkpoints:
-        with mock.patch.object(stored, "with_checksum", nameless):
-            checkpoints.save(1, states[1])
-        assert "structure" not in checkpoints.load(1)[0]
-        assert_restored(checkpoints.restore(states[2]), 1, states[1], states[2])
 
 
 def test_a_save_is_left_alone_while_it_lasts_and_removed_when_cut_short(states, copy):
@@ -400,8 +369,24 @@ def test_a_directory_that_can_only_be_read_is_restored_from(states, copied):
     no_file = mock.patch("tempfile.NamedTemporaryFile", denied["touch"])
     with mock.patch.multiple(Path, **denied), no_file:
         assert copied.restore(states[1]).step == 2
-        with pytest.raises(ValueError, match=r"be written to, got .*denied"):
+        with pytest.raises(OSError, match="Permission denied"):
             copied.save(3, states[1])
+    with pytest.raises(OSError, match="about/metadata"):
+        Checkpoints(copied._directory / "2" / "about" / "metadata")
+
+
+def test_a_run_that_is_gone_but_for_a_cycle_holds_no_directory(tmp_path):
+    """As the traceback of its error may hold it, in a notebook."""
+    gc.disable()
+    try:
+        writer = Checkpoints(tmp_path)
+        writer.save(1, full_of(1))
+        writer.itself = writer
+        del writer
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(2, full_of(2))
+    finally:
+        gc.enable()
 
 
 def test_what_is_saved_in_the_background_is_what_was_there(tmp_path):
@@ -539,9 +524,9 @@ def test_processes_share_the_directory_and_what_went_wrong(tmp_path, monkeypatch
         assert found["saved"] == 4 * (3 + 4 * 2)  # one w, and four keys
         assert found["restored"] == 1
         assert found["left"] == []
-        told = f"ValueError: directory .* processes share, .*{tmp_path}/1: process 1"
+        told = f"OSError: directory .* processes share, .*{tmp_path}/1: process 1"
         assert re.match(f"{told} does not see a file", found["own"])
-        assert re.match(rf"{told} sees the checkpoints \[\]", found["other"])
+        assert re.match("ValueError: .*1 is damaged .* are kept", found["other"])
         assert re.match(r"DamagedCheckpointError: .*\(IndexError", found["damage"])
         assert re.match(r"OSError: .*\(MemoryError.*it is kept", found["failure"])
 

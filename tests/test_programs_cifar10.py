@@ -95,8 +95,7 @@ def test_each_optimizer_trains(name, dense, tmp_path):
 
 def left_by(out):
     """The newest checkpoint's arrays, where its data stood, and records but seconds."""
-    with slamb_jax.Checkpoints(out / "checkpoints") as checkpoints:
-        metadata, arrays = checkpoints.load(checkpoints.latest())
+    metadata, arrays = programs.saved(out / "checkpoints")
     numbers = records.read(out / "metrics.jsonl")
     for record in numbers:
         record.pop("seconds_per_step", None)

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import yaml
 
-import slamb_jax
 from examples.bert.main import Config
 from examples.common import records
 from examples.common.options import parse
@@ -134,8 +133,7 @@ def test_a_run_goes_on_without_a_process_and_takes_it_in_again(victim, tmp_path)
 
 def trained(folder):
     """What examples.train left there."""
-    with slamb_jax.Checkpoints(folder / "checkpoints") as checkpoints:
-        return checkpoints.load(checkpoints.latest())
+    return programs.saved(folder / "checkpoints")
 
 
 @pytest.mark.long

@@ -47,7 +47,7 @@ def test_a_damaged_file_is_never_read(damage, tmp_path):
     saved(tmp_path, state, 3, 6)
     last = tmp_path / "6.snapshot"
     last.write_bytes(DAMAGE[damage](last.read_bytes()))
-    (tmp_path / "partial").write_bytes(b"of a process that was killed")
+    (tmp_path / "partial.npz").write_bytes(b"of a process that was killed")
     with pytest.warns(UserWarning, match=r"6\.snapshot is damaged .* and is ignored"):
         assert_restored(Snapshots(tmp_path).restore(state), 3, state)
 
@@ -75,13 +75,9 @@ def foreign_arrays(path):
 
 
 FOREIGN = {
-    **{f"job, {how.__name__}": ("job", how) for how in (torn, a_folder, deep)},
-    "empty job": ("job", lambda path: path.write_text("")),
-    "another job": ("job", lambda path: path.write_text('{"number": 3}')),
     "no number": ("abc.snapshot", Path.touch),
-    "a folder": ("9.snapshot", a_folder),
     "deep": ("9.snapshot", deep),
-    "partial": ("partial", a_folder),
+    "partial": ("partial.npz", a_folder),
     "a link to itself": ("9.snapshot", lambda path: path.symlink_to(path)),
     "renamed": ("9.snapshot", renamed),
     "arrays of another": ("9.snapshot", foreign_arrays),
@@ -94,7 +90,7 @@ def test_what_is_foreign_does_not_hide_what_is_sound(case, tmp_path):
     state = a_state()
     saved(tmp_path, state, 3, 6)
     change(tmp_path / name)
-    silent = name in ("abc.snapshot", "partial")
+    silent = name in ("abc.snapshot", "partial.npz")
     told = pytest.warns(UserWarning, match=rf"{name} .* is ignored")
     snapshots = Snapshots(tmp_path)
     with contextlib.nullcontext() if silent else told:
@@ -106,28 +102,21 @@ def test_what_is_foreign_does_not_hide_what_is_sound(case, tmp_path):
     assert Snapshots(tmp_path).restore(state).step == 11
 
 
-def test_a_snapshot_that_was_renamed_is_not_lost(tmp_path):
-    state = a_state()
-    saved(tmp_path, state, 6)
-    renamed(tmp_path / "9.snapshot")
-    with pytest.raises(ValueError, match=r"9\.snapshot could .* step 6 under another"):
-        Snapshots(tmp_path).restore(state)
-
-
 def test_a_save_that_fails_leaves_nothing(tmp_path):
     state = {"w": jnp.ones((N, 3))}
     saved(tmp_path, state, 3)
     snapshots = Snapshots(tmp_path)
     assert snapshots.restore(state).step == 3
 
-    def full(file, **arrays):
-        file.write(b"a part")
+    def full(path, **arrays):
+        path.write_bytes(b"a part")
         raise OSError(28, "No space left on device")
 
-    said = "snapshot 4 of 12 bytes could not be written"
+    said = "snapshot 4 of 12 bytes was not written into"
     with mock.patch("numpy.savez", full), pytest.raises(OSError, match=said):
         snapshots.save(4, state)
-    assert {path.name for path in tmp_path.iterdir()} == {"job", "3.snapshot"}
+    assert kept(tmp_path) == ["3"]
+    assert len([*tmp_path.iterdir()]) == 2  # it, and the empty file of the job
 
 
 def test_whichever_bit_is_flipped_nothing_else_is_read(tmp_path):
@@ -188,11 +177,11 @@ def test_wrong_uses_are_refused(tmp_path):
     alone = "give this one a directory of its own"
     refused(alone, Snapshots(directory).restore, state)
     other = {"w": jnp.ones((N, 4)), "b": jnp.ones(N)}
-    said = r"1\.snapshot does not fit: .*b.* is missing; .*shape \[3\], expected \[4\]"
+    said = r"1\.snapshot does not fit: .*b.* is missing.*\[3\], expected .*\[4\]: "
     refused(said, snapshots.restore, other)
 
 
-A, B, C = [1, 11], [2, 22], [3, 33]  # jobs: their numbers and tokens
+A, B, C = 1, 2, 3  # jobs, by when they began
 
 
 @pytest.mark.parametrize(
@@ -202,7 +191,7 @@ A, B, C = [1, 11], [2, 22], [3, 33]  # jobs: their numbers and tokens
         ([(A, []), (A, [])], None, []),
         # Killed between two saves.
         ([(A, [(A, 4), (A, 5)]), (A, [(A, 5), (A, 6)])], 5, [1, 1]),
-        ([(A, [(A, 4), (A, 5)]), ([0, 0], [])], 5, [1, 0]),
+        ([(A, [(A, 4), (A, 5)]), (0, [])], 5, [1, 0]),
         # The second was lost before, and has the same step of another history.
         ([(B, [(B, 5), (B, 6)]), (A, [(A, 4), (A, 5)])], 6, [1, 0]),
         # It was lost one save ago: what the others did since is not given up.
@@ -218,7 +207,7 @@ A, B, C = [1, 11], [2, 22], [3, 33]  # jobs: their numbers and tokens
     ],
 )
 def test_the_step_to_go_on_from(told, step, holders):
-    rows = [[job, 0, [[of, at, 1, {"at": at}] for of, at in own]] for job, own in told]
+    rows = [[job, [[of, at, 1, {"at": at}] for of, at in own], 9] for job, own in told]
     extras = [{"at": step} if holds else {} for holds in holders]
     assert _agreed(rows) == ((step, holders, extras) if holders else None)
 

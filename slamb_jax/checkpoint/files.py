@@ -1,7 +1,7 @@
 """What both stores do with files, and all processes together.
 
-They agree on errors, tell damage from other failures, find the latest sound step, and
-take a directory for themselves.
+They agree on errors, tell damage from other failures, and take a directory for
+themselves.
 """
 
 import contextlib
@@ -11,10 +11,8 @@ import os
 import pathlib
 import re
 import shutil
-import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import jax
 
@@ -25,11 +23,7 @@ class DamagedCheckpointError(ValueError):
     """Files of a checkpoint are missing, or are not those that were saved."""
 
 
-class ForeignCheckpointError(DamagedCheckpointError):
-    """A checkpoint is of another program, format or step: it is never removed."""
-
-
-_ERRORS = (ForeignCheckpointError, DamagedCheckpointError, ValueError, OSError)
+_ERRORS = (DamagedCheckpointError, ValueError, OSError)
 """What processes tell each other, the gravest last."""
 # Errors of the machine, but for those numbers that a file can cause.
 _OF_MACHINE = (OSError, MemoryError, jax.errors.JaxRuntimeError)
@@ -50,7 +44,7 @@ def together() -> Iterator[None]:
     grade = next((i for i, kind in enumerate(_ERRORS) if isinstance(raised, kind)), -1)
     worst, message = max(gather([grade, str(raised)]))
     if worst >= 0:
-        raise raised if raised and grade == worst else _ERRORS[worst](message)
+        raise _ERRORS[worst](message) from raised
 
 
 @contextlib.contextmanager
@@ -63,8 +57,6 @@ def reading(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except ForeignCheckpointError as error:
-        raise ForeignCheckpointError(f"{what} could not be read: {error}") from error
     except Exception as error:  # a damaged file may make a reader raise anything
         problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         number = getattr(error, "errno", None)
@@ -75,28 +67,6 @@ def reading(what: str) -> Iterator[None]:
             ) from error
         problem = str(error) if isinstance(error, DamagedCheckpointError) else problem
         raise DamagedCheckpointError(f"{what} is damaged ({problem})") from error
-
-
-def sound_ones(
-    steps: Iterable[int], read: Callable[[int], Any], damaged: dict[int, str]
-) -> Iterator[Any]:
-    """What ``read`` returns of each step, the latest first; warns of those ignored.
-
-    Raises:
-      ForeignCheckpointError: if that is the last, and none before it was sound.
-    """
-    for step in sorted(steps, reverse=True):
-        try:
-            content = read(step)
-        except DamagedCheckpointError as error:
-            if not isinstance(error, ForeignCheckpointError):
-                damaged[step] = str(error)
-            elif step == min(steps):
-                raise
-            going_back = f"{error} and is ignored: going back to the one before it"
-            warnings.warn(going_back, stacklevel=4)
-        else:
-            yield content
 
 
 def saved_steps(directory: pathlib.Path, suffix: str = "") -> set[int]:
@@ -119,18 +89,27 @@ def lock(directory: pathlib.Path, owner: object) -> Callable[[], object]:
     Raises:
       OSError: while another run holds it.
     """
-    gc.collect()  # what held it may be gone, but for a cycle of a traceback
     descriptor = os.open(directory, os.O_RDONLY)
+    unlock = weakref.finalize(owner, os.close, descriptor)
+    if not _locked(descriptor):
+        gc.collect()  # what holds it may be gone, but for a cycle of a traceback
+        if not _locked(descriptor):
+            unlock()
+            raise OSError(
+                f"another run is saving into {directory}: end it, or give this one a "
+                "directory of its own"
+            )
+    return unlock
+
+
+def _locked(descriptor: int) -> bool:
+    """Whether a file is locked now; True where nothing has locks."""
     try:
         import fcntl
 
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError) as error:
-        os.close(descriptor)
-        raise OSError(
-            f"another run is saving into {directory}: end it, or give this one a "
-            "directory of its own"
-        ) from error
-    except (ImportError, OSError):  # the system, or the file system, has no locks
+    except (BlockingIOError, PermissionError):
+        return False
+    except (ImportError, OSError):  # the system, or the file system, has none
         pass
-    return weakref.finalize(owner, os.close, descriptor)
+    return True

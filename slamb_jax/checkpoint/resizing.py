@@ -45,7 +45,8 @@ def resize(state: chex.ArrayTree, workers: int) -> chex.ArrayTree:
 
     Raises:
       ValueError: for ``workers`` out of range, leaves without a common leading axis,
-        leaves on several processes, and counts that differ between workers.
+        and counts that differ between workers.
+      RuntimeError: by jax, for leaves on several processes.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -59,11 +60,6 @@ def resize(state: chex.ArrayTree, workers: int) -> chex.ArrayTree:
 
     def resized(path: Any, x: Any) -> Any:
         name = jax.tree_util.keystr(path)
-        if isinstance(x, jax.Array) and not x.is_fully_addressable:
-            raise ValueError(
-                f"state{name} is on several processes: save a checkpoint, and "
-                f"restore(like, workers={workers}) resizes it"
-            )
         return on_raw(partial(resize_leaf, name, m=workers, keys=is_key(x)), x)
 
     return jax.tree_util.tree_map_with_path(resized, state)

@@ -1,11 +1,11 @@
 """Snapshots of each process's own workers, with which the others go on without it."""
 
-import contextlib
 import json
 import pathlib
-import secrets
-from collections.abc import Callable, Iterator
-from typing import IO, Any, NamedTuple
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -21,7 +21,7 @@ from slamb_jax.workers import mesh as meshes
 from slamb_jax.workers.mesh import gather, raw
 from slamb_jax.workers.replicas import copied_replicas, keys_of_workers
 
-_SUFFIX = ".snapshot"
+_SUFFIX, _JOB = ".snapshot", ".job"
 
 
 class Recovered(NamedTuple):
@@ -63,7 +63,7 @@ class Snapshots:
 
     def __init__(self, directory: str | pathlib.Path) -> None:
         self._directory = pathlib.Path(directory).absolute()
-        self._job = [0, 0]  # the number of this job, from 1, and its random token
+        self._job = 0  # when it began, in ns
         self._unlock: Callable[[], object] | None = None  # once it has the directory
 
     def save(self, step: int, state: chex.ArrayTree, extra: Extra = None) -> int:
@@ -82,7 +82,7 @@ class Snapshots:
             common replica axis, and before :meth:`restore`.
           OSError: where the directory is full, or cannot be written to.
         """
-        if not self._job[0]:
+        if not self._job:
             raise ValueError(
                 "restore(like) must come before save: the processes agree there on the "
                 "snapshots that they have"
@@ -98,21 +98,22 @@ class Snapshots:
             mine = mine.reshape(workers := len(mine), -1).view(np.uint8)
             arrays[name] = mine[:1] if (mine[1:] == mine[:1]).all() else mine
         size = sum(x.nbytes for x in arrays.values())
-        rest = {"job": self._job, "workers": workers}
-        metadata = stored.with_checksum(stored.describe(step, state, extra, **rest))
+        metadata = stored.describe(step, state, extra, job=self._job, workers=workers)
         text = np.frombuffer(json.dumps(metadata).encode(), np.uint8)
+        path, partial = self._path(step), self._directory / "partial.npz"
         try:
-            with _writing(self._path(step)) as file:
-                np.savez(file, metadata=text, **arrays)
+            files.remove(partial)  # of a process that was killed
+            np.savez(partial, metadata=text, **arrays)
+            partial.replace(path)
             saved = files.saved_steps(self._directory, _SUFFIX)
             before = max((at for at in saved if at < step), default=step)
             for other in saved - {before, step}:
                 files.remove(self._path(other))
         except OSError as error:
-            raise OSError(
-                f"snapshot {step} of {size} bytes could not be written into "
-                f"{self._directory}: {error}"
-            ) from error
+            files.remove(partial)
+            where = f"into {self._directory}"
+            error.add_note(f"snapshot {step} of {size} bytes was not written {where}")
+            raise
         return size
 
     def restore(self, like: chex.ArrayTree) -> Recovered | None:
@@ -156,7 +157,7 @@ class Snapshots:
             rows = rows.view(one.dtype).reshape(len(rows), *one.shape[1:])
             if name in differing:  # step 4
                 drawn = meshes.on_raw(meshes.own_replicas, x)
-                fresh = keys_of_workers(drawn, jnp.array(self._job[:1]))[0]
+                fresh = keys_of_workers(drawn, jnp.array([self._job % 2**31]))[0]
                 rows[saved[me] :] = jax.random.key_data(fresh)[saved[me] :]
             arrays[name] = jax.make_array_from_process_local_data(
                 one.sharding, rows, one.shape
@@ -177,34 +178,33 @@ class Snapshots:
     def _begin_job(self, like: chex.ArrayTree) -> list[Any]:
         """Begins a job on the directory, which is locked from now on.
 
-        Returns of each process its last job, a token, and of each of its sound
-        snapshots the job, the step, the number of workers and extra.
+        A job has the time at which it began for a name, and an empty file in the
+        directory of each of its processes.
+
+        Returns of each process its last job, and of each of its sound snapshots the
+        job, the step, the number of workers and extra.
         """
-        file, mine = self._directory / "job", []
-
-        def read(step: int) -> stored.Metadata:
-            return _read(self._path(step))[0]
-
-        def read_job(_: int) -> list[int]:
-            with files.reading(f"file {file}"):
-                number, token = json.loads(file.read_text())
-                return [int(number), int(token)]
-
+        mine = []
         with together():
             self._directory.mkdir(parents=True, exist_ok=True)
             self._unlock = self._unlock or files.lock(self._directory, self)
-            steps = files.saved_steps(self._directory, _SUFFIX)
-            for metadata in files.sound_ones(steps, read, {}):
-                path = self._path(metadata["step"])
+            jobs = files.saved_steps(self._directory, _JOB)
+            for step in files.saved_steps(self._directory, _SUFFIX):
+                path = self._path(step)
+                try:
+                    metadata = _read(path)[0]
+                except files.DamagedCheckpointError as error:
+                    warnings.warn(f"{error} and is ignored", stacklevel=3)
+                    continue
                 stored.check_fits(f"snapshot {path}", metadata, like)
                 mine.append([metadata[k] for k in ("job", "step", "workers", "extra")])
-            # Where the file of the job is damaged, that of the last snapshot counts.
-            jobs = [[0, 0], *(job for job, *_ in mine)]
-            jobs += files.sound_ones([0] if file.exists() else [], read_job, {})
-        told = gather([max(jobs), secrets.randbits(31), mine])
-        self._job = [max(job for job, _, _ in told)[0] + 1, told[0][1]]
-        with together(), _writing(file) as writing:
-            writing.write(json.dumps(self._job).encode())
+        told = gather([max(jobs, default=0), mine, time.time_ns()])
+        # Later than all before it, whatever the clock of process 0 says.
+        self._job = max(told[0][-1], 1 + max(job for job, *_ in told))
+        with together():
+            (self._directory / f"{self._job}{_JOB}").touch()
+            for job in jobs:
+                files.remove(self._directory / f"{job}{_JOB}")
         return told
 
 
@@ -214,7 +214,7 @@ def _agreed(told: list[Any]) -> tuple[int, list[int], list[dict[str, Any]]] | No
     It is the latest step that all have who were in the last job. A process that was
     lost before has other ones: older, or of another job, which took other steps.
     """
-    held = [{(*job, step): rest for job, step, *rest in rows} for *_, rows in told]
+    held = [{(job, at): rest for job, at, *rest in rows} for _, rows, _ in told]
     pairs = zip(told, held, strict=True)
     jobs = [(job, set(rows)) for (job, *_), rows in pairs if rows]
     if not jobs:
@@ -226,25 +226,10 @@ def _agreed(told: list[Any]) -> tuple[int, list[int], list[dict[str, Any]]] | No
     return key[-1], [workers for workers, _ in rows], [extra for _, extra in rows]
 
 
-@contextlib.contextmanager
-def _writing(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """A file to write that no process sees before it is complete."""
-    partial = path.with_name("partial")
-    files.remove(partial)  # of a process that was killed
-    try:
-        with partial.open("wb") as file:
-            yield file
-        if path.is_dir():  # it is not ours, and in the way
-            files.remove(path)
-        partial.replace(path)
-    finally:
-        files.remove(partial)
-
-
 def _read(path: pathlib.Path) -> tuple[stored.Metadata, dict[str, np.ndarray]]:
     """The metadata of a snapshot, and the bytes of each leaf, checked by zip's sums."""
-    what = f"snapshot {path}"
-    with files.reading(what), path.open("rb") as opened, np.load(opened) as file:
+    with files.reading(f"snapshot {path}"), path.open("rb") as opened:
+        file = np.load(opened)
         metadata = json.loads(file["metadata"].tobytes())
         stored.check_unchanged(metadata, int(path.stem))
         # Of all leaves: damage of the file's table of contents may hide one.
