@@ -33,14 +33,13 @@ from slamb_jax.workers.agreement import (
 from slamb_jax.workers.replicas import consolidate, replicate, simulated_replicas
 from slamb_jax.workers.simulate import simulated_step
 from slamb_jax.workers.step import on_workers, per_worker_step
-from slamb_jax.workers.watchdog import Watchdog
 from slamb_jax.wrappers.accumulate import accumulate
 from slamb_jax.wrappers.finite import check_finite, skip_not_finite
 
 __version__ = "0.3.0"
 
 __all__ = [
-    "Checkpoints", "Exchange", "Network", "Sent", "Snapshots", "Watchdog", "accumulate",
+    "Checkpoints", "Exchange", "Network", "Sent", "Snapshots", "accumulate",
     "adamw", "advise", "assert_replicas_agree", "average_gradients",
     "average_parameters", "average_parameters_every", "check_finite",
     "compress_with_error_feedback", "compressors", "consolidate", "directions",

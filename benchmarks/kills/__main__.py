@@ -3,7 +3,7 @@
 Run from the root of the repository: ``python -m benchmarks.kills``. An MLP of
 64-128-128-10 on digits in three processes, each with a worker, and with snapshots
 in memory at every step. Again and again one of them, also the first, gets SIGKILL at a
-random time; with its host its snapshots are gone. The others end by their watchdogs,
+random time; with its host its snapshots are gone. jax ends the others, which
 start again without it, are stopped some steps later, and start with a new one in its
 place. Then the same job without kills. Last, simulated on one device: the job in which
 a worker loses its momentum, and nothing else, at as many steps, and the same without.
@@ -42,8 +42,8 @@ class Config:
     processes: int = 3
     steps: int = 400
     kills: int = 20
-    timeout: float = 3.0
-    """Seconds after which the watchdogs take a silent process to be gone."""
+    timeout: int = 3
+    """Seconds after which jax takes a silent process to be gone."""
     seed: int = 0
     seeds: int = 8
     """Of the simulated runs."""

@@ -34,7 +34,7 @@ class Config:
     snapshots: Path
     events: Path
     steps: int
-    timeout: float
+    timeout: int
     seed: int
 
 
@@ -72,7 +72,10 @@ def main(config: Config) -> None:
             file.write(json.dumps({"event": event, "at": time.time(), **more}) + "\n")
 
         jax.distributed.initialize(
-            f"localhost:{config.port}", config.count, config.index
+            f"localhost:{config.port}",
+            config.count,
+            config.index,
+            heartbeat_timeout_seconds=config.timeout,
         )
         mesh = Mesh(np.array(jax.devices()), (AXIS,))
         one, step = start(config.steps, config.seed)
@@ -80,21 +83,19 @@ def main(config: Config) -> None:
         run = slamb_jax.per_worker_step(step, mesh, EXCHANGE)
         snapshots, first = slamb_jax.Snapshots(config.snapshots), 0
         say("made")
-        with slamb_jax.Watchdog(config.timeout) as watchdog:
-            if found := snapshots.restore(state):
-                first, state = found.step, found.state
-            say("restored", step=first, new=found.newcomers if found else [])
-            for t in range(first + 1, config.steps + 1):
-                watchdog.beat(t)
-                time.sleep(PACE)
-                own = batch(t, config.seed, config.index, config.index + 1)
-                inputs = on_mesh(mesh, own, AXIS)
-                state, _ = jax.block_until_ready(run(state, inputs))
-                snapshots.save(t, state)
-                say("step", step=t)
-                if multihost_utils.reached_preemption_sync_point(t - first):
-                    return
-            say("ended", loss=evaluate(state))
+        if found := snapshots.restore(state):
+            first, state = found.step, found.state
+        say("restored", step=first, new=found.newcomers if found else [])
+        for t in range(first + 1, config.steps + 1):
+            time.sleep(PACE)
+            own = batch(t, config.seed, config.index, config.index + 1)
+            inputs = on_mesh(mesh, own, AXIS)
+            state, _ = jax.block_until_ready(run(state, inputs))
+            snapshots.save(t, state)
+            say("step", step=t)
+            if multihost_utils.reached_preemption_sync_point(t - first):
+                return
+        say("ended", loss=evaluate(state))
 
 
 if __name__ == "__main__":

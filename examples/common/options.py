@@ -84,8 +84,10 @@ class Options:
     num_processes: int | None = None
     distributed: bool = False
     """Join the processes that SLURM, Open MPI or Kubernetes started."""
-    timeout: float = 60.0
-    """Seconds without a sign of life of another process, after which this one ends."""
+    timeout: int = 60
+    """Seconds without a sign of life of a process, after which jax ends the others."""
+    step_timeout: float = 1800.0
+    """Of a step, also the first, which compiles; a process that takes longer ends."""
 
     out: Path = Path("runs/train")
     """Checkpoints and logs; a run that was stopped resumes from there."""
@@ -100,8 +102,8 @@ class Options:
 
 # Options that may change when a run resumes: its processes, and its output.
 EVERY = "log_every", "eval_every", "checkpoint_every", "snapshot_every"
-FREE = {"coordinator", "process_id", "num_processes", "distributed", "timeout", "out"}
-FREE |= {"snapshots", "workers", *EVERY}
+FREE = {"coordinator", "process_id", "num_processes", "distributed", "out", "workers"}
+FREE |= {"timeout", "step_timeout", "snapshots", *EVERY}
 LEAST = dict.fromkeys(("batch_size", "accumulate_steps", "workers", "steps", *EVERY), 1)
 LEAST |= {"warmup_steps": 0, "warmup_epochs": 0, "vocabulary": 6, "length": 3}
 

@@ -18,9 +18,8 @@ from examples.common.options import Options
 def start(options: Options) -> Mesh:
     """Joins the processes and arranges the workers; call it before jax is used."""
     if options.coordinator or options.distributed:  # jax finds what is None
-        jax.distributed.initialize(
-            options.coordinator, options.num_processes, options.process_id
-        )
+        given = options.coordinator, options.num_processes, options.process_id
+        jax.distributed.initialize(*given, heartbeat_timeout_seconds=options.timeout)
     if not options.distributed or options.num_processes:
         return local_mesh(options.workers // (options.num_processes or 1))
     return mesh_of(options.workers)

@@ -7,7 +7,7 @@ my.train`` with the options after it and ``--workers``, ``--coordinator``,
 ``--num-processes``, ``--process-id`` and ``--snapshots DIR``. On SIGTERM it must save
 and end with status 143, as the guide's loop does.
 
-If a process is killed or hangs, the others start again at once without it, from the
+If a process is killed or stops, the others start again at once without it, from the
 snapshots that each keeps of its own workers in memory. The one that was lost is taken
 in again after ``--back`` seconds, on SIGUSR1 to this script ("a worker is back"), or at
 the next loss. SIGTERM saves and stops all, with status 143; the same command resumes.
@@ -23,9 +23,9 @@ import time
 from pathlib import Path
 
 KILLED = -signal.SIGKILL
-LOST = {KILLED, -signal.SIGABRT, 75}  # the rule of restart.sh
 SAVED = {130, 143, -signal.SIGTERM}  # stopped by a signal, and saved if it had begun
-HANGS = 30.0  # seconds in which the watchdogs of all but a hanging process end them
+ENDED = {0, 2, *SAVED}  # all others: start again, the rule of restart.sh
+HANGS = 30.0  # seconds in which all end after a first one, but one that has stopped
 
 asked: set[int] = set()  # signals to this script
 Running = dict[int, subprocess.Popen[bytes]]
@@ -44,7 +44,7 @@ def main() -> int:
         watch(running, options.snapshots, math.inf if here == every else options.back)
         lost, status = ended(running)
         stopped = bool(asked & {signal.SIGTERM, signal.SIGINT})
-        if status in LOST and losses < options.losses and not stopped:
+        if status not in ENDED and losses < options.losses and not stopped:
             losses += 1
             here = [slot for slot in every if slot not in lost] or every
             print(f"lost {lost}, {here} go on", file=sys.stderr, flush=True)
@@ -119,16 +119,15 @@ def ended(running: Running) -> tuple[list[int], int]:
         statuses = {slot: process.poll() for slot, process in running.items()}
         left = [slot for slot, status in statuses.items() if status is None]
         codes = {0, *statuses.values()} - {None}
-        failed = codes - {0, *SAVED, *LOST}
-        known = failed or KILLED in codes or len(left) <= 1  # the one that hangs
-        if known or time.monotonic() > end:
+        # One that is left has stopped.
+        if KILLED in codes or len(left) <= 1 or time.monotonic() > end:
             break
         time.sleep(0.05)
     for process in running.values():
         process.kill()
         process.wait()
     lost = [slot for slot, status in statuses.items() if status == KILLED] or left
-    status = next(iter(failed or codes & LOST or codes & SAVED or {0}))
+    status = next(iter(codes - ENDED or codes - {0} or {0}))
     return lost, int(status or 0)
 
 

@@ -11,11 +11,12 @@ command_of() {
 }
 
 # lost STATUS: whether a process of the run died or hung, so that all of them start again
-# from the last checkpoint. 75: a process ended itself because another one was lost. 137: a
-# process was killed. 134: a process aborted, as jax does when process 0 is lost.
+# from the last checkpoint; on any status but 0 (to the end), 2 (wrong options), 130 and 143
+# (stopped by a signal, and saved). A number of restarts bounds what an error costs that
+# comes again each time.
 lost() {
   case "$1" in
-    75 | 134 | 137) return 0 ;;
-    *) return 1 ;;
+    0 | 2 | 130 | 143) return 1 ;;
+    *) return 0 ;;
   esac
 }

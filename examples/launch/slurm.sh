@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # One process for each GPU, found by jax through SLURM's environment. Two minutes before
 # the time is up SLURM sends SIGTERM: the run saves, leaves with status 143, and the job
-# is queued again and resumes; likewise when a process died or hangs (--timeout; restart.sh
-# has the rule). --out and --cache must be on a disk that all nodes see.
+# is queued again and resumes; likewise, in the first 20 times, when a process died or hung
+# (restart.sh has the rule). --out and --cache must be on a disk that all nodes see.
 #
 #   sbatch examples/launch/slurm.sh bert --config examples/bert/configs/large.yaml --files DIR
 #   sbatch examples/launch/slurm.sh examples.train
@@ -25,7 +25,8 @@ srun bash -c 'exec "$@" --process-id "$SLURM_PROCID"' bash "${command[@]}" "$@" 
   --workers "$SLURM_NTASKS" --num-processes "$SLURM_NTASKS" \
   --coordinator "$host:$((61440 + SLURM_JOB_ID % 4096))"
 status=$?
-if [ "$status" -eq 143 ] || lost "$status"; then # 143: stopped by SIGTERM, and saved
+again=$((${SLURM_RESTART_COUNT:-0} < 20))
+if [ "$status" -eq 143 ] || { lost "$status" && [ "$again" -eq 1 ]; }; then # 143: saved
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"

@@ -34,7 +34,8 @@ nodes_up() { # into the array up: as many as the run needs, of those of the job
 # Each process has a folder of its own, by its place on the node: numbers of processes change.
 task='exec python -m "examples.$0.main" "$@" --workers "$SLURM_NTASKS" --distributed \
   --snapshots "/dev/shm/slamb-$SLURM_JOB_ID/$SLURM_LOCALID"'
-while nodes_up && [ "${#up[@]}" -gt 0 ]; do
+losses=0
+while nodes_up && [ "${#up[@]}" -gt 0 ] && [ "$losses" -lt 20 ]; do
   before=${up[*]}
   srun --nodes "${#up[@]}" --nodelist "${before// /,}" --kill-on-bad-exit=0 \
     bash -c "$task" "$program" "$@"
@@ -44,6 +45,7 @@ while nodes_up && [ "${#up[@]}" -gt 0 ]; do
   fi
   nodes_up
   if [ "$status" -eq 0 ] || [ "$status" -eq 143 ]; then break; fi
+  losses=$((losses + 1))
   if ! lost "$status" && [ "${up[*]}" = "$before" ]; then break; fi
 done
 exit "$status"

@@ -9,9 +9,9 @@
 # examples.train.
 #
 # SIGTERM to this script, or to either process, saves at the same step in both and leaves
-# with status 143; the same command resumes from there. If one dies or hangs, the other
-# ends within twice --timeout, and both are started again from the last checkpoint, up to
-# three times (restart.sh has the rule). --out must be on a disk that both see.
+# with status 143; the same command resumes from there. If one dies, the other ends
+# within about --timeout, if one hangs, both do after --step-timeout, and both are started
+# again from the last checkpoint, up to three times (restart.sh has the rule). --out must be on a disk that both see.
 set -euo pipefail
 [ -d examples/launch ] || { echo "start it from the root of the repository" >&2; exit 2; }
 . examples/launch/restart.sh

@@ -1,4 +1,4 @@
-"""Wrong replicas, steps, simulations and watchdogs."""
+"""Wrong replicas, steps and simulations."""
 
 import dataclasses
 import pickle
@@ -186,7 +186,4 @@ REPLICAS = [
     (of(slamb_jax.assert_replicas_agree, {"s": jnp.ones(())}), r"tree\['s'\] .*\(\)"),
     (of(slamb_jax.check_finite, STATE), "state .*skip_not_finite"),
     *bad(partial(slamb_jax.check_finite, STATE), "max_consecutive_errors", -1, 2.5),
-    *bad(slamb_jax.Watchdog, "timeout", 0, NAN, "10s"),
-    *bad(partial(slamb_jax.Watchdog, 10), "step_timeout", -1),
-    (lambda: slamb_jax.Watchdog(10).beat(1.5), "step .*1.5"),
 ]
