@@ -30,7 +30,7 @@ STACKED = dataclasses.replace(
     LOCAL, stacked=lambda params: jax.tree.map(lambda x: x.ndim > 2, params)
 )
 RATE = optax.constant_schedule(0.01)
-NARROW = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
+NARROW = {"mu_dtype": "bfloat16"}
 
 
 def not_vectors(params):

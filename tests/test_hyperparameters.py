@@ -36,7 +36,7 @@ def of_kernels(value, other):
 MASK, LAYERS = of_kernels(True, False), of_kernels("one", "two")
 KERNELS = of_kernels(directions.DimensionNumbers(1, 2), None)
 B1 = {"w": 0.8, "kernels": 0.5, "b": 0.8}
-ADAM = {"b1": B1, "b2": 0.9, "mu_dtype": jnp.bfloat16, "nu_dtype": jnp.bfloat16}
+ADAM = {"b1": B1, "b2": 0.9, "mu_dtype": jnp.bfloat16}
 STEP = {"learning_rate": RATE, "exchange": ONE, "weight_decay": SLOWER, "mask": MASK}
 RATIO = {"form": "product", "c_min": 0.5, "c_max": 2.0}
 MUON = {"ns_coeffs": ((3.0, -4.0, 2.0),) * 2, "ns_steps": 2, "eps": 1e-3,

@@ -54,7 +54,7 @@ MEAN, FINE = (slamb_jax.Exchange(AXIS, payload=x) for x in ("ternary", "uniform8
 DILOCO = slamb_jax.Exchange(AXIS, sync_every=2, outer=optax.sgd(0.7, 0.9))
 KINDS = {
     "published": SLAMB,
-    "lamb": slamb_jax.lamb(0.1, MEAN, mu_dtype="bfloat16", nu_dtype="bfloat16"),
+    "lamb": slamb_jax.lamb(0.1, MEAN, mu_dtype="bfloat16"),
     "lion": slamb_jax.lion(0.1, FINE),
     "sgd": slamb_jax.sgd(0.1, DILOCO, momentum=0.9),
     "uniform8": slamb_jax.muon(0.1, FINE),

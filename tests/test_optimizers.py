@@ -322,12 +322,11 @@ PAPER = slamb_jax.Exchange.paper
 
 BETWEEN, NARROW = slamb_jax.Exchange(AXIS), {"mu_dtype": "bfloat16"}
 LOCAL = slamb_jax.Exchange(AXIS, payload=None, sync_every=9)
-HALF = NARROW | {"nu_dtype": "bfloat16"}
 STATES = [  # of float32 parameters, and the bytes of each
     (slamb_jax.lamb(0.1, BETWEEN), 8),
     (slamb_jax.lamb(0.1, BETWEEN, **NARROW), 6),
     (slamb_jax.slamb(0.1, PAPER(AXIS)), 8),
-    (slamb_jax.slamb(0.1, PAPER(AXIS), **HALF), 4),
+    (slamb_jax.slamb(0.1, PAPER(AXIS), **NARROW), 6),
     (slamb_jax.lamb(0.1, LOCAL), 8),
     (slamb_jax.lamb(0.1, slamb_jax.Exchange(AXIS, **OUTER)), 16),  # last average, trace
 ]

@@ -13,7 +13,6 @@ import pytest
 
 import slamb_jax
 from slamb_jax._core.leaves import unless
-from slamb_jax._core.rounding import step_seed, stochastic_round
 from tests.close import assert_close, assert_same_bits
 from tests.optimizers import exchange, random_tree, slamb
 from tests.test_compressors import ALL as COMPRESSORS
@@ -292,45 +291,3 @@ def test_nothing_is_communicated_outside_the_conditional():
     assert all(c.conditional for c in accumulated.collectives)
     assert accumulated.bytes_sent() == 0
     assert report(SLAMB).bytes_sent() > 0
-
-
-def rounded(x, seed, steps):
-    draw = jax.vmap(lambda t: stochastic_round(x, step_seed(t, seed)))
-    return np.asarray(draw(jnp.arange(1, steps)), np.float32)
-
-
-def test_stochastic_rounding_is_unbiased_and_keeps_what_it_can():
-    """It takes neighbours; zeros, infinities and NaN stay."""
-    x = jnp.float32([1.0, 1.001, -1.0019, 3e-5, -7e20, 255.3])
-    draws = rounded(jnp.broadcast_to(x, (50, 6)), 5, 401).reshape(-1, 6)
-    draws, wide = draws.astype(np.float64), np.asarray(x, np.float64)
-    ulp = 2.0 ** (np.floor(np.log2(np.abs(wide))) - 7)
-    assert (np.abs(draws - wide) < ulp).all()
-    share = wide / ulp - np.floor(wide / ulp)
-    deviation = np.sqrt(share * (1 - share) / len(draws)) * ulp
-    z = np.abs(draws.mean(0) - wide) / np.maximum(deviation, 1e-12 * ulp)
-    assert (z[1:] < 5).all(), z
-    assert (draws[:, 0] == 1).all()  # what is exact stays
-    x = jnp.float32([0.0, -0.0, np.inf, -np.inf, np.nan])
-    draws = rounded(x, 0, 50)
-    chex.assert_trees_all_equal(draws, np.broadcast_to(x, draws.shape))
-
-
-def test_a_16_bit_second_moment_follows_the_32_bit_one():
-    """Rounded to nearest, v stalls as soon as it moves by less than 1/256 of itself."""
-    b2, rng, p = 0.999, np.random.default_rng(0), jnp.zeros(2000)
-    size = np.where(np.arange(4000) < 2000, 1.0, 4.0)  # the gradient grows
-    grads = jnp.asarray(rng.choice([-1.0, 1.0], (4000, 1)) * size[:, None], jnp.float32)
-
-    def end(nu_dtype):
-        alone = {"exchange": ALONE, "b1": 0.0, "b2": b2, "nu_dtype": nu_dtype}
-        tx = slamb_jax.mask_momentum(**alone)
-
-        def one(state, g):
-            return tx.update(jnp.broadcast_to(g, p.shape), state, p)[1], None
-
-        state = jax.jit(lambda s: jax.lax.scan(one, s, grads)[0])(tx.init(p))
-        assert state.nu.dtype == (nu_dtype or jnp.float32)
-        return np.asarray(state.nu, np.float64).mean()
-
-    assert end("bfloat16") == pytest.approx(end(None), rel=0.005)

@@ -74,27 +74,3 @@ def copied(x: Any, dtype: DTypeLike) -> jax.Array:
     if isinstance(x, jax.ShapeDtypeStruct):
         return jnp.zeros_like(x, dtype=dtype)
     return jnp.array(x, dtype, copy=True)
-
-
-def step_seed(step: jax.Array, *words: int) -> jax.Array:
-    """A uint32 seed for the hashes of a step."""
-    return hash_u32(step.astype(jnp.uint32), hash_words(*words))
-
-
-def stochastic_round(x: jax.Array, seed: jax.Array) -> jax.Array:
-    """Float32 to bfloat16 at random, unbiased, by a hash of the element's index."""
-    if not x.size:  # whose type would forget the axes that it varies over
-        return x.astype(jnp.bfloat16)
-    # Row-major index of each element modulo 2**32, without reshaping a shard.
-    index, stride = jnp.zeros(x.shape, jnp.uint32), 1
-    for axis in reversed(range(x.ndim)):
-        along = lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-        index += along * np.uint32(stride % 2**32)
-        stride *= x.shape[axis]
-    bits = lax.bitcast_convert_type(x, jnp.uint32)
-    random = hash_u32(index, seed) >> np.uint32(16)
-    up = jnp.where(jnp.isfinite(x), bits + random, bits)
-    # Keep NaN: its upper 16 bits alone may encode infinity.
-    up = jnp.where(jnp.isnan(x), np.uint32(0x7FC00000), up)
-    upper = (up >> np.uint32(16)).astype(jnp.uint16)
-    return lax.bitcast_convert_type(upper, jnp.bfloat16)

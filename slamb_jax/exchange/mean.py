@@ -23,7 +23,7 @@ from slamb_jax._core.axes import axis_size
 from slamb_jax._core.joining import ArrayRow, Joined, join_rows
 from slamb_jax._core.leaves import Leaf
 from slamb_jax._core.platform import materialized, sum_of_rows
-from slamb_jax._core.rounding import hash_u32, hash_words, round_to, step_seed
+from slamb_jax._core.rounding import hash_u32, hash_words, round_to
 from slamb_jax.exchange import collectives as _collectives
 from slamb_jax.exchange.codecs import BlockCodec, Cut, codec_of, cut_among
 from slamb_jax.exchange.settings import Exchange
@@ -194,7 +194,7 @@ def _encode(
     place = Place(owners, width, lax.axis_index(exchange.axis_name), device)
     # All workers round with bits of their own, or their errors would add up in the mean
     # in place of cancelling.
-    seed = step_seed(step, 0, 0x5A17)
+    seed = hash_u32(step.astype(jnp.uint32), hash_words(0, 0x5A17))
     # Joined leaves have blocks as each of them has by itself.
     alike = [(*leaf.parts, leaf)[0].size for leaf, _ in rows]
     cuts = cut_among([x.size for _, x in rows], codec, owners * width, alike)

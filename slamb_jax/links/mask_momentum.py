@@ -34,7 +34,7 @@ from slamb_jax._core.leaves import (
     unless,
 )
 from slamb_jax._core.recompute import computed_apart, recompute
-from slamb_jax._core.rounding import next_step, step_seed, stochastic_round
+from slamb_jax._core.rounding import next_step
 from slamb_jax.compressors.codec import Sent, in_shape
 from slamb_jax.compressors.of_exchange import (
     Answer,
@@ -103,7 +103,6 @@ def mask_momentum(
     nesterov: bool = False,
     bias_correction: bool = True,
     mu_dtype: DTypeLike | None = None,
-    nu_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Keeps a worker's momentum, and sends of it what the exchange selects.
 
@@ -165,7 +164,6 @@ def mask_momentum(
       bias_correction: False leaves out the powers of t.
       mu_dtype: dtype of m, None (float32) or bfloat16; with a selection, and no
         ``payload``, also its wire format.
-      nu_dtype: dtype of v, None (float32) or bfloat16 with stochastic rounding.
 
     Returns:
       A :class:`optax.GradientTransformationExtraArgs` whose updates are float32.
@@ -204,7 +202,6 @@ def mask_momentum(
             f"selection, got {exchange!r}: what is selected is of the momentum itself"
         )
     m_dtype = checks.check_dtype("mu_dtype", mu_dtype)
-    v_dtype = checks.check_dtype("nu_dtype", nu_dtype)
     if exchange.averages_momentum and (exchange.rounds_momentum or compressor):
         # What waits, e / b1, needs a b1 that is not 0, if it may be another one later.
         b1, share = jax.tree.map(_at_least, (b1, share))
@@ -235,7 +232,7 @@ def mask_momentum(
         mu = optax.tree.zeros_like(params, dtype=m_dtype)
         nu = nu_mean = None
         if b2 is not None:
-            nu = optax.tree.zeros_like(params, dtype=v_dtype)
+            nu = optax.tree.zeros_like(params, dtype=jnp.float32)
         if with_units and isinstance(compressor, OfExchangeState):
             # Of a sum over its shards the type no longer varies over their axes.
             shards, zero = frozenset(exchange.shard_axes), jnp.zeros([], jnp.float32)
@@ -479,7 +476,7 @@ def second_moments(
         return nothing, nothing
     squares = [jnp.square(x) for x in xs]
     nus = [
-        stored(moved(row.nu, square, b2), row.nu.dtype, rule.step, row.leaf)
+        moved(row.nu, square, b2)
         for row, square in zip(rows, squares, strict=True)
         if row.nu is not None
     ]
@@ -533,17 +530,6 @@ def moved(old: jax.Array, x: jax.Array, b: ArrayLike) -> jax.Array:
     r""":math:`\beta\,old + (1-\beta)\,x`, in float32."""
     keep, new = weights(b)
     return keep * old.astype(jnp.float32) + new * x.astype(jnp.float32)
-
-
-def stored(v: jax.Array, dtype: jnp.dtype, step: jax.Array, leaf: Leaf) -> jax.Array:
-    r"""A second moment in the dtype it is kept in.
-
-    To bfloat16 it is rounded at random: a change of :math:`1-\beta_2` of itself would
-    be rounded to none.
-    """
-    if dtype != jnp.bfloat16:
-        return v
-    return stochastic_round(v, step_seed(step, leaf.index))
 
 
 def _at_least(b: ArrayLike) -> ArrayLike:

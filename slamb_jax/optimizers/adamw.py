@@ -23,7 +23,6 @@ def adamw(
     weight_decay: optax.ScalarOrSchedule = 1e-4,
     mask: Any = None,
     nesterov: bool = False,
-    nu_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""AdamW whose workers exchange codes of their momentum instead of gradients.
 
@@ -64,7 +63,6 @@ def adamw(
       weight_decay: :math:`\lambda`, as in ``optax.adamw``.
       mask: which leaves decay, as in ``optax.adamw``. None: all.
       nesterov: look one step ahead, as in ``optax.adamw``.
-      nu_dtype: dtype of v, None (float32) or bfloat16 with stochastic rounding.
 
     Returns:
       ``optax.chain(mask_momentum(..., directions.adam(...)),
@@ -102,7 +100,7 @@ def adamw(
     checks.check_decay_rate("b2", b2)
     momentum = links.mask_momentum(
         check_agrees(exchange), links.directions.adam(eps, eps_root), b1, b2,
-        nesterov=nesterov, mu_dtype=mu_dtype, nu_dtype=nu_dtype,
+        nesterov=nesterov, mu_dtype=mu_dtype,
     )  # fmt: skip
     return chain_between(
         "adamw", exchange, momentum, step_by(learning_rate, weight_decay, mask)

@@ -25,7 +25,6 @@ def lamb(
     c_min: ArrayLike = 0.01,
     c_max: ArrayLike = 1000.0,
     mu_dtype: DTypeLike | None = None,
-    nu_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""LAMB whose workers exchange codes of their momentum instead of gradients.
 
@@ -56,7 +55,6 @@ def lamb(
       c_min: lower bound of the trust ratio, not negative.
       c_max: upper bound of the trust ratio, at least ``c_min``; may be infinite.
       mu_dtype: dtype of m, None (float32) or bfloat16.
-      nu_dtype: dtype of v, None (float32) or bfloat16 with stochastic rounding.
 
     Returns:
       A chain like that of :func:`adamw`, with :func:`layerwise_trust_ratio` in the
@@ -76,7 +74,7 @@ def lamb(
     checks.check_decay_rate("b2", b2)
     momentum = links.mask_momentum(
         check_agrees(exchange), links.directions.adam(eps), b1, b2,
-        mu_dtype=mu_dtype, nu_dtype=nu_dtype,
+        mu_dtype=mu_dtype,
     )  # fmt: skip
     ratio = links.layerwise_trust_ratio(
         exchange, weight_decay=weight_decay, mask=mask, form=form, c_min=c_min,

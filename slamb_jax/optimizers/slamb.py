@@ -28,7 +28,6 @@ def slamb(
     c_max: ArrayLike = 1000.0,
     bias_correction: bool = True,
     mu_dtype: DTypeLike | None = None,
-    nu_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""SLAMB: LAMB whose workers exchange a share of their momentum at each step.
 
@@ -77,7 +76,6 @@ def slamb(
       bias_correction: False, in the product form only, leaves it out.
       mu_dtype: dtype of m, None (float32) or bfloat16; without a ``payload`` also its
         wire format.
-      nu_dtype: dtype of v, None (float32) or bfloat16 with stochastic rounding.
 
     Returns:
       The numbers of this chain, with ``direction = directions.adam(eps,
@@ -147,7 +145,7 @@ def slamb(
     )  # fmt: skip
     momentum = links.mask_momentum(
         exchange, ratio, b1, b2,
-        bias_correction=bias_correction, mu_dtype=mu_dtype, nu_dtype=nu_dtype,
+        bias_correction=bias_correction, mu_dtype=mu_dtype,
     )  # fmt: skip
     rescale = links.elementwise_rescale(exchange, b3=b3)
     return chain_between("slamb", exchange, momentum, rescale, step_by(learning_rate))

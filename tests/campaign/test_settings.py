@@ -43,7 +43,6 @@ FACTORS = {  # of each the default first
     "nesterov": (False, True),
     "weight_decay": (0.0, 0.1),
     "mu_dtype": (None, "bfloat16"),
-    "nu_dtype": (None, "bfloat16"),
     "wrapped": (None, "skip", "accumulate"),
 }
 DEFAULT = {name: values[0] for name, values in FACTORS.items()}
@@ -65,7 +64,6 @@ LAYOUTS = {  # of a mapping that cannot have all
 }  # fmt: skip
 SAYS = {  # where a setting has something to say
     "form": lambda row: row["optimizer"] in ("slamb", "lamb"),
-    "nu_dtype": lambda row: row["optimizer"] in ("adamw", "slamb", "lamb"),
     "nesterov": lambda row: row["optimizer"] in ("adamw", "sgd", "muon"),
     "weight_decay": lambda row: row["optimizer"] != "sgd",
     "b3": lambda row: row["selection"],
@@ -75,12 +73,12 @@ SAYS = {  # where a setting has something to say
 }
 REFUSING = ("payload", "sync_every", "outer", "selection", "optimizer", "layout")
 ARGUMENTS = {  # of an optimizer
-    "adamw": ("weight_decay", "nesterov", "mu_dtype", "nu_dtype"),
+    "adamw": ("weight_decay", "nesterov", "mu_dtype"),
     "lion": ("weight_decay", "mu_dtype"),
     "muon": ("weight_decay", "nesterov", "mu_dtype"),
     "sgd": ("nesterov",),
-    "lamb": ("form", "weight_decay", "mu_dtype", "nu_dtype"),
-    "slamb": ("form", "b3", "weight_decay", "mu_dtype", "nu_dtype"),
+    "lamb": ("form", "weight_decay", "mu_dtype"),
+    "slamb": ("form", "b3", "weight_decay", "mu_dtype"),
 }
 
 
@@ -235,7 +233,7 @@ def _mapped(step, state, row, _):
 REFUSED = """
 axes-layout axes-mapping b3-nesterov b3-optimizer b3-outer b3-selection
 check_vma-mapping form-nesterov form-optimizer large-payload layout-mapping
-nesterov-optimizer nesterov-selection nesterov-sync_every nu_dtype-optimizer
+nesterov-optimizer nesterov-selection nesterov-sync_every
 optimizer-outer optimizer-payload optimizer-selection optimizer-sync_every
 optimizer-weight_decay outer-payload outer-selection outer-sync_every
 selection-sync_every
@@ -314,7 +312,7 @@ def is_comparable(row):
         at_owner = row["selection"] and row["payload"] in CODES
         return row["payload"] not in RANDOM and not at_owner
     # Codes have blocks of a shard, and rounding draws by the place in it.
-    return row["payload"] not in CODES and row["nu_dtype"] is None
+    return row["payload"] not in CODES
 
 
 def assert_as_simulated(row, state):
@@ -322,7 +320,7 @@ def assert_as_simulated(row, state):
     # Newton-Schulz multiplies the rounding of small directions by up to 3.4**5.
     whole = row["layout"] in ("workers", "one")  # sums of a group have another order
     units = 4096 if row["optimizer"] == "muon" else 64 if whole else 256
-    in_float32 = {row[k] for k in ("payload", "mu_dtype", "nu_dtype")} == {None}
+    in_float32 = {row[k] for k in ("payload", "mu_dtype")} == {None}
     if in_float32:
         # An outer optimizer's trace is of differences of parameters, which are about 1.
         assert_close(state, want, units=units, floor=0.1 if row["outer"] else 0.0)

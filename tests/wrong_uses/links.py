@@ -107,7 +107,7 @@ ARGUMENTS |= {
     momentum: {
         "b1": [1.5], "b2": [1.0], "share": [1.0], "nesterov": [1],
         "direction": ["adam", directions.adam], "compressor": ["randk"],
-        "bias_correction": [None], "nu_dtype": ["float16"],
+        "bias_correction": [None],
     },
     partial(trusting, ALONE): {"form": ["product "], "c_max": [-1]},
 }  # fmt: skip

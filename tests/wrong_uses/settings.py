@@ -41,7 +41,6 @@ ALONE = [  # the argument, what it must be, values that it must not have
     ("form", "sum, product", "difference", None),
     ("mask", "", 3),
     ("mu_dtype", "", "int32", "float16", "float64", "no such", jnp.complex64),
-    ("nu_dtype", "", "float16", "no such"),
 ]
 
 OF_SELECTION = [  # of Strided, and of slamb with it
@@ -50,7 +49,6 @@ OF_SELECTION = [  # of Strided, and of slamb with it
     ("eps", "", 0.0),
     ("b2", "", 1.0),
     ("form", "sum, product", "product "),
-    ("nu_dtype", "", "float16"),
 ]
 
 TOGETHER = [
