@@ -22,16 +22,6 @@ _CACHED = 2**17  # elements, with what is computed of them in the caches of a CP
 # Barriers.
 
 
-def run_on_cpu(fast: Callable[[Any], Any], plain: Callable[[Any], Any], x: Any) -> Any:
-    """``fast(x)`` on a CPU, and ``plain(x)``, which equals it, elsewhere.
-
-    For the convolutions of JointSpar's backward passes. XLA's CPU backend is fast over
-    (batch, space, feature) only, and does not reorder by itself what is in a branch: a
-    step of a small ResNet took 2.9 s in place of 0.2 s (jax 0.10.2).
-    """
-    return lax.platform_dependent(x, cpu=fast, default=plain)
-
-
 def recompute(x: Any) -> Any:
     """``x``, from which the compiler computes again what it computed from it before.
 

@@ -9,12 +9,8 @@ from typing import Any, TypeAlias
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
-from jax.extend.core import jaxpr_as_fun, primitives
 
 from slamb_jax._core import axes
-from slamb_jax._core.platform import run_on_cpu
 
 Tree: TypeAlias = chex.ArrayTree
 Layer: TypeAlias = Callable[..., Tree]
@@ -173,7 +169,7 @@ def _conditional_vjp(flags: Flags, vjp: Vjp, cotangent: Tree) -> tuple[Tree, ...
     def gradients(weights: bool, inputs: bool) -> tuple[Tree, ...]:
         out = none = jax.tree.map(zeros, shapes)
         if weights or inputs:
-            out = _call_with_fast_convolutions(differentiable, cotangent)
+            out = differentiable(cotangent)
         return (out if weights else none)[0], *(out if inputs else none)[1:]
 
     def choose(flag: Flag, fun: Callable[[bool], Tree]) -> Tree:
@@ -182,51 +178,3 @@ def _conditional_vjp(flags: Flags, vjp: Vjp, cotangent: Tree) -> tuple[Tree, ...
         return axes.cond(flag, lambda: fun(True), lambda: fun(False))
 
     return choose(flags[0], lambda x: choose(flags[1], functools.partial(gradients, x)))
-
-
-def _call_with_fast_convolutions(vjp: Vjp, cotangent: Tree) -> tuple[Tree, ...]:
-    """Calls ``vjp``; on a CPU its convolutions run over (batch, space, feature)."""
-    program, shapes = jax.make_jaxpr(vjp, return_shape=True)(cotangent)
-    if "conv_general_dilated" not in str(program):
-        return vjp(cotangent)
-
-    def reordered(cotangent: Tree) -> Tree:
-        out = jaxpr_as_fun(_reorder(program))(*jax.tree.leaves(cotangent))
-        return jax.tree.unflatten(jax.tree.structure(shapes), out)
-
-    return run_on_cpu(reordered, vjp, cotangent)
-
-
-def _reorder(program: Any) -> Any:
-    """A jaxpr, open or closed, whose convolutions are calls of :func:`_convolve`."""
-    jaxpr = getattr(program, "jaxpr", program)  # itself, from jax 0.12 on
-    if jaxpr is not program:
-        return program.replace(jaxpr=_reorder(jaxpr))
-
-    def reorder(eqn: Any) -> Any:
-        if eqn.primitive is lax.conv_general_dilated_p:
-            convolve = functools.partial(_convolve, **eqn.params)
-            called = jax.make_jaxpr(convolve)(*(x.aval for x in eqn.invars))
-            params = {"call_jaxpr": called}
-            return eqn.replace(primitive=primitives.closed_call_p, params=params)
-        settings = eqn.params.items()
-        inner = {name: _reorder(x) for name, x in settings if hasattr(x, "eqns")}
-        return eqn.replace(params=eqn.params | inner)
-
-    return jaxpr.replace(eqns=[*map(reorder, jaxpr.eqns)])
-
-
-def _convolve(
-    x: jax.Array, kernel: jax.Array, *, dimension_numbers: Any, **params: Any
-) -> jax.Array:
-    """A convolution over (batch, space, feature), transposed from and to its order."""
-    lhs, rhs, out = dimension_numbers  # places of batch, feature, space; out, in, space
-    space = "0123456789"[: x.ndim - 2]
-    params.pop("out_sharding", None)  # None: there is no explicit sharding here
-    y = lax.conv_general_dilated(
-        lax.transpose(x, (lhs[0], *lhs[2:], lhs[1])),
-        lax.transpose(kernel, (*rhs[2:], rhs[1], rhs[0])),
-        dimension_numbers=(f"N{space}C", f"{space}IO", f"N{space}C"),
-        **params,
-    )
-    return lax.transpose(y, np.argsort((out[0], *out[2:], out[1])))
