@@ -38,10 +38,9 @@ EXCHANGES = (  # the methods that are not dense
     "adamw, outer, H 30, outer 1 0.5",
 )
 METHODS = DENSE, *EXCHANGES
-RING = "adamw, H 1, on a ring"
 HIDDEN = f"{DENSE}, hidden"  # a bound: the exchange hides all compute, or is hidden
 SELDOM = "DiLoCo, H 100, outer 0.7 0.5"  # whose steps in between are AdamW's alone
-TRAINED_AS = {HIDDEN: DENSE, RING: "adamw, H 1"}  # losses of others
+TRAINED_AS = {HIDDEN: DENSE}  # losses of others
 TO_THE_END = DENSE, "adamw, H 1", "adamw, to all", "adamw, outer, H 10, outer 1 0.5"
 LENGTHS = 1 / 2, 3 / 4, 1, 3 / 2, 2, 3, 4  # of the dense run
 Curve = list[tuple[int, float]]  # steps, and the loss after them
@@ -49,8 +48,6 @@ Curve = list[tuple[int, float]]  # steps, and the loss after them
 
 def exchange_of(method: str) -> Exchange:
     """The exchange to advise on."""
-    if method == RING:
-        return dataclasses.replace(exchange_of(TRAINED_AS[RING]), route="ring")
     return TRAINED[method].exchange if method in EXCHANGES else DEFAULT
 
 

@@ -8,7 +8,6 @@ from benchmarks.network.losses import (
     DENSE,
     EXCHANGES,
     HIDDEN,
-    RING,
     Results,
     Setting,
     Trial,
@@ -71,7 +70,7 @@ def numbers(
         found |= {"steps": steps, "seconds": own.seconds(steps), "sent": sent / 1e6}
         found["share"] = sent / (dense.sent * dense_steps)
         found["faster"] = dense.seconds(dense_steps) / found["seconds"]
-        if method in (RING, *EXCHANGES):
+        if method in EXCHANGES:
             advice = timings.advice(setting, method, link, results)
             found["advised"] = advice.speedup_bfloat16 * dense_steps / steps
             found["off"] = 100 * (found["advised"] / found["faster"] - 1)
@@ -99,7 +98,7 @@ def written(found: dict[str, float], column: str) -> str:
 def link_table(setting: Setting, link: Link, results: Results) -> Rows:
     """All methods on one link."""
     rows = []
-    for method in (DENSE, HIDDEN, RING, *EXCHANGES):
+    for method in (DENSE, HIDDEN, *EXCHANGES):
         if found := numbers(setting, method, link, results):
             cells = {column: written(found, column) for column in COLUMNS}
             rows.append({"method": method} | cells)

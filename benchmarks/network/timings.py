@@ -18,7 +18,6 @@ from benchmarks.network.losses import (
     DENSE,
     EXCHANGES,
     HIDDEN,
-    RING,
     SELDOM,
     Result,
     Results,
@@ -37,7 +36,7 @@ from examples.common.traffic import traffic_of
 from examples.hardware import hardware
 
 STEPS = 40  # that are measured, at least, and two exchanges
-TIMED = DENSE, RING, *EXCHANGES
+TIMED = DENSE, *EXCHANGES
 START, PATIENCE = 300, 3600  # seconds for a start, and for a run
 
 

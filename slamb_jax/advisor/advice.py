@@ -48,11 +48,6 @@ class StepCost:
         """Seconds of a step: compute, exchange and update in sequence."""
         return self.compute_seconds + self.exchange_seconds + self.update_seconds
 
-    @property
-    def efficiency(self) -> float:
-        """Scaling efficiency: the share of the step that does not wait."""
-        return 1 - self.exchange_seconds / self.step_seconds
-
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
