@@ -85,18 +85,3 @@ def test_each_part_is_a_command_that_means_something_and_all_fit_one_call(call, 
     for name in names:
         path, _, test = name.partition("::")
         assert f"def {test}(" in (ROOT / path).read_text()
-
-
-def test_a_part_that_fails_stops_no_other_and_is_told(call):
-    done, _, summary = call(fails="benchmarks.step")
-    assert done.returncode == 1
-    failed = dict.fromkeys(("step", "scanned", "exchange"), "3") | {"all": "1"}
-    status = dict(re.findall(r"^(\w+): exit (\d+) after \d+ s", summary, re.M))
-    assert status == dict.fromkeys(PARTS, "0") | failed
-
-
-def test_without_its_device_nothing_is_run(call):
-    done, calls, _ = call(fails="-c")
-    assert done.returncode == 1
-    assert "The first device is no gpu" in done.stderr
-    assert not arguments_of("benchmarks.step", calls)

@@ -118,8 +118,9 @@ def test_steps_on_links_are_as_late_as_they_are_and_send_what_is_reported(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(timings, "STEPS", 10)
-    setting, link = Setting("byte_lm_52k", 4, 4, 100), timings.Link(50.0, 40.0)
-    messages = {DENSE: 6, OURS: 2, "adamw, outer, H 10, outer 1 0.5": 0.2}
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    setting, link = Setting("digits", 4, 4, 100), timings.Link(1.0, 40.0)
+    messages = {OURS: 2, "adamw, outer, H 10, outer 1 0.5": 0.2}
     results = Results(tmp_path / "steps.jsonl")
 
     def wanted():
@@ -131,10 +132,11 @@ def test_steps_on_links_are_as_late_as_they_are_and_send_what_is_reported(
     timings.on_links(setting.workers, wanted, results, time_to_loss.Console())
     for method, count in messages.items():
         found = timings.pace(setting, method, link, results)
-        assert found.sent == pytest.approx(found.reported, rel=0.03)
+        # Gloo adds some hundred bytes to an exchange.
+        assert found.sent == pytest.approx(found.reported, rel=0.03, abs=1200)
         assert found.message > 0.02
-        carried = 8 * found.sent / found.every / 50e6
-        assert found.step > max(count * 0.02, 0.9 * carried)
+        carried = 8 * found.sent / found.every / 1e6
+        assert found.step > max(count * 0.02, 0.7 * carried)
 
 
 def left_of(name):
