@@ -22,7 +22,7 @@ TINY = {"width": 4, "batch_size": 2, "workers": 2, "learning_rate": 0.01}
 TINY |= {"log_every": 1, "eval_every": 3, "checkpoint_every": 100}
 TINY |= {"epochs": 4 * programs.EPOCH, "milestones": (2 * programs.EPOCH,)}
 LOCAL = slamb_jax.Exchange("data", payload=None, sync_every=3)
-pytestmark = pytest.mark.usefixtures("standard_promotion")
+pytestmark = pytest.mark.usefixtures("standard_promotion", "quick_to_compile")
 
 
 def run(out, **changes):

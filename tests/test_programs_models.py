@@ -11,7 +11,7 @@ from examples.bert import data as text
 from examples.swin import data, main, models
 from tests import programs
 
-pytestmark = pytest.mark.usefixtures("standard_promotion")
+pytestmark = pytest.mark.usefixtures("standard_promotion", "quick_to_compile")
 
 
 @pytest.mark.parametrize("shift", [0, 1, 2])
