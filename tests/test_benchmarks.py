@@ -54,7 +54,7 @@ def test_a_turn_is_two_steps_of_the_optimizer(name):
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.usefixtures("standard_promotion", "quick_to_compile")
 def test_what_is_timed_is_training():
     """Dense and full-budget steps agree; the frozen one moves what is not a layer."""
     model = sparse.transformer(2, 0, ByteLM(2, 16, 2, 8))
@@ -74,7 +74,7 @@ def test_what_is_timed_is_training():
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.usefixtures("standard_promotion", "quick_to_compile")
 def test_a_run_counts_what_it_sent(tmp_path, monkeypatch):
     """Of JointSpar what was drawn; of LARS everything; and is not repeated."""
     steps, job, lines = 8, training.JOBS["digits"], []

@@ -249,12 +249,12 @@ def test_the_recorded_page_is_that_of_the_recorded_data(name, tmp_path, monkeypa
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("quick_to_compile")
 def test_the_command_searches_and_draws_and_a_run_that_diverges_ends(tmp_path):
     diverged = execute(Run(SETTING, "AdamW", 1e30, 0), tmp_path)
     assert [point["loss"] for point in diverged["points"]] == [None]
     path = tmp_path / "smoke.jsonl"
-    options = ["--grid", "smoke", "--only", "AdamW", "--out", tmp_path]
-    programs.ended("-m", "benchmarks.train", *options)
+    command.main(command.Config(grid="smoke", only=("AdamW",), out=tmp_path))
     found = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(found) >= len(search.POWERS) + len(SEEDS) - 1
     first, *_, end = found[0]["points"]
@@ -269,17 +269,17 @@ def test_the_command_searches_and_draws_and_a_run_that_diverges_ends(tmp_path):
 
 @pytest.mark.long
 def test_the_default_is_dense_where_data_differ_and_local_steps_are_not(tmp_path):
-    def trained(name, task="digits_apart"):
-        run = Run(Setting(task, 5, 16, 600), name, 3e-3, 0)
+    def trained(name, task="digits_apart", steps=300):
+        run = Run(Setting(task, 5, 16, steps), name, 3e-3, 0)
         points = execute(run, tmp_path)["points"]
         (at,) = (x.get("agreement") for x in points if x["step"] == 100)
         return points[-1]["loss"], points[-1]["accuracy"], at
 
     names = "optax.adamw", "adamw", "DiLoCo, H 30"
     dense, ours, local = map(trained, names)
-    alike = trained("adamw", "digits_alike")
+    alike = trained("adamw", "digits_alike", 100)
     assert ours[0] < 3 * dense[0]
-    assert ours[1] > dense[1] - 1
+    assert ours[1] > dense[1] - 2
     assert local[0] > 10 * dense[0]  # a loss that this test would notice
     assert ours[2] < 0.7
     assert np.isfinite(alike[0])
