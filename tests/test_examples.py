@@ -1,4 +1,4 @@
-"""Simulated runs, the main job, and the README's code."""
+"""Simulated runs, the main job, and its text."""
 
 import json
 import math

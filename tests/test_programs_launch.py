@@ -1,4 +1,4 @@
-"""Two real processes of one run: stopped by SIGTERM, resumed, equal to one process."""
+"""Two real processes of one run: stopped, killed, resumed, equal to one process."""
 
 import os
 import re
