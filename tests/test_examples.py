@@ -1,10 +1,8 @@
-"""Simulated runs, the main job, and the README's code."""
+"""Simulated runs, the main job, and its text."""
 
-import functools
 import json
 import math
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,14 +10,14 @@ import optax
 import pytest
 
 from benchmarks.train.tasks import task
-from examples.byte_lm import data, methods
-from examples.byte_lm.model import ByteLM, next_byte_loss
+from examples.byte_lm import data
+from examples.byte_lm.model import ByteLM
 from examples.common import simulated
 from examples.common.optimizers import dense
 from tests import programs
 from tests.optimizers import standard_promotion
 
-TINY = {"steps": 2, "evaluations": 2, "batch": 1, "context": 16, "layers": 2}
+TINY = {"steps": 2, "evaluations": 2, "batch": 1, "context": 16, "layers": 1}
 TINY |= {"width": 16, "heads": 2, "eval-batch": 8}
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -48,12 +46,6 @@ def test_dense_runs_are_those_of_one_worker_with_all_of_the_batch(whole):
     assert 0 < many.seconds[0] < many.seconds[1]
 
 
-def test_evaluations_are_evenly_spaced_and_none_is_made_twice():
-    assert simulated.evaluation_steps(400, 4) == [100, 200, 300, 400]
-    assert simulated.evaluation_steps(300, 8, 25)[:3] == [50, 75, 100]
-    assert simulated.evaluation_steps(2, 10) == [1, 2]
-
-
 def test_a_run_that_diverges_has_nan_from_there_on(whole):
     found = simulated.train(whole[0], 1e38, due=[3, 8], sent=lambda t: 5.0 * t)
     assert all(map(math.isnan, found.losses))
@@ -61,17 +53,20 @@ def test_a_run_that_diverges_has_nan_from_there_on(whole):
     assert len(found.steps) == len(found.losses) == len(found.seconds) == 2
 
 
-def test_a_run_that_was_stopped_goes_on(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(simulated, "SAVED_EVERY", 0.0)
+def test_a_run_that_is_stopped_goes_on(whole, tmp_path, monkeypatch):
     program, kept = whole[0], {"due": [3, 8], "resume": tmp_path / "kept"}
+    for at in (1, 2):  # at the first step that ends too late
+        with pytest.raises(simulated.UnfinishedError, match=f"step {at} of 8"):
+            simulated.train(program, 0.1, **kept, until=0.0)
     step, calls = program.step, []
 
     def stopped(state, batch):
         calls.append(None)
-        if len(calls) == 6:  # in the sixth step
+        if len(calls) == 4:  # in the sixth step
             raise KeyboardInterrupt
         return step(state, batch)
 
+    monkeypatch.setattr(simulated, "SAVED_EVERY", 0.0)
     monkeypatch.setattr(program, "step", stopped)
     with pytest.raises(KeyboardInterrupt):
         simulated.train(program, 0.1, **kept)
@@ -82,15 +77,6 @@ def test_a_run_that_was_stopped_goes_on(whole, tmp_path, monkeypatch):
     assert 0 < found.seconds[0] < found.seconds[1]
 
 
-def test_a_run_that_is_stopped_in_time_goes_on(whole, tmp_path):
-    kept = {"due": [3, 8], "resume": tmp_path / "kept"}
-    for at in (1, 2):  # at the first step that ends too late
-        with pytest.raises(simulated.UnfinishedError, match=f"step {at} of 8"):
-            simulated.train(whole[0], 0.1, **kept, until=0.0)
-    assert simulated.train(whole[0], 0.1, **kept).losses == whole[1].losses
-    assert simulated.train(whole[0], 0.1, due=[3, 8], until=0.0).steps == [3, 8]
-
-
 def test_recorded_runs_begin_with_the_parameters_that_they_began_with():
     """Flax draws them by the number of each layer, in the order of the code."""
     params = ByteLM(1, 16, 2, 8).init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))
@@ -99,51 +85,22 @@ def test_recorded_runs_begin_with_the_parameters_that_they_began_with():
     assert shapes == {"Dense_0": (64, 16), "Dense_1": (16, 64)}
 
 
-def test_in_bfloat16_the_parameters_and_the_loss_stay_in_float32():
-    text = np.arange(66, dtype=np.int32).reshape(2, 33)
-    nets = [ByteLM(1, 16, 2, 32, dtype) for dtype in (None, jnp.bfloat16)]
-    params, other = (
-        jax.jit(net.init)(jax.random.key(0), text[:, :-1])["params"] for net in nets
-    )
-    chex.assert_trees_all_equal(params, other)
-    assert nets[1].apply({"params": params}, text[:, :-1]).dtype == jnp.bfloat16
-    losses = (functools.partial(next_byte_loss, net) for net in nets)
-    with_grads = [jax.jit(jax.value_and_grad(loss))(params, text) for loss in losses]
-    chex.assert_trees_all_equal_dtypes(*with_grads)
-    (want, _), (got, _) = with_grads
-    assert want != got == pytest.approx(float(want), rel=1e-2)
-
-
 @pytest.mark.long
 def test_main_job(tmp_path):
     (tmp_path / "text").write_bytes(bytes(range(32, 127)) * 90)
     options = [f"--{name}={value}" for name, value in TINY.items()]
     options += ["--files", tmp_path / "text", "--out", tmp_path / "out"]
-    command = "-m", "examples.byte_lm.main", *options, "--optimizer", *methods.METHODS
+    options += ["--optimizer", "dense_adamw", "adamw", "slamb"]
     # Two steps of each: it compiles.
-    programs.ended(*command, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
+    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    programs.ended("-m", "examples.byte_lm.main", *options, **quick)
     runs = json.loads((tmp_path / "out" / "results.json").read_text())
-    by_name = dict(zip(methods.METHODS, runs, strict=True))
     for r in runs:
         assert r["steps"] == [1, 2]
         assert np.isfinite(r["losses"]).all()
-    sent = {name: r["sent"][-1] for name, r in by_name.items()}
-    dense = {bytes for name, bytes in sent.items() if name.startswith("dense_")}
-    assert dense == {sent["dense_lamb"]}
-    few = ("adamw", "lamb", "lion")
-    assert {sent[name] for name in few} == {sent["sgd"]}
-    assert sent["sgd"] < 0.1 * sent["dense_sgd"]
-    assert sent["muon"] < 0.3 * sent["dense_muon"]  # 8 bits
+    dense, few, published = (r["sent"][-1] for r in runs)
+    assert few < 0.1 * dense < published < dense
     assert (tmp_path / "out" / "curves.png").stat().st_size > 10_000
-
-
-def test_what_is_installed_is_read_up_to_so_many_bytes():
-    library = data.standard_library()
-    sizes = [path.stat().st_size for path in library]
-    assert data.installed(sum(sizes[:3])) == library[:3]
-    more = data.installed(sum(sizes) + 2**20)
-    assert more[: len(library)] == library
-    assert sum(path.stat().st_size for path in more) > sum(sizes)
 
 
 def test_no_file_is_in_both_parts(tmp_path):

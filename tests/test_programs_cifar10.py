@@ -14,8 +14,7 @@ import pytest
 import slamb_jax
 from examples.cifar10 import data, main
 from examples.cifar10.models import ResNet
-from examples.common import inputs, processes, records
-from examples.common.optimizers import KINDS
+from examples.common import processes, records
 from tests import programs
 from tests.close import assert_same_bits
 
@@ -23,7 +22,7 @@ TINY = {"width": 4, "batch_size": 2, "workers": 2, "learning_rate": 0.01}
 TINY |= {"log_every": 1, "eval_every": 3, "checkpoint_every": 100}
 TINY |= {"epochs": 4 * programs.EPOCH, "milestones": (2 * programs.EPOCH,)}
 LOCAL = slamb_jax.Exchange("data", payload=None, sync_every=3)
-pytestmark = pytest.mark.usefixtures("standard_promotion")
+pytestmark = pytest.mark.usefixtures("standard_promotion", "quick_to_compile")
 
 
 def run(out, **changes):
@@ -61,36 +60,27 @@ def test_archive_is_read_and_checked(tmp_path):
             data.load(folder)
 
 
-def test_augmentation_keeps_shape_and_pixels():
-    rng = np.random.default_rng(0)
-    image = np.arange(64, dtype=np.float32).reshape(8, 8, 1)
-    augment = inputs.shifted(1, flip=True)
-    moved = [augment({"image": image}, rng)["image"] for _ in range(50)]
-    assert {(x.shape, x.dtype) for x in moved} == {(image.shape, image.dtype)}
-    assert len({x.tobytes() for x in moved}) == 18  # 3 x 3 places, mirrored
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("name", KINDS)
-def test_each_optimizer_trains(name, dense, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "exchange", "room"),
+    [
+        ("adamw", slamb_jax.Exchange("data"), 1e-4),
+        # Its workers step by themselves from one average to the next.
+        ("slamb", slamb_jax.Exchange.paper("data"), 0.1),
+    ],
+)
+def test_an_optimizer_trains(name, exchange, room, tmp_path):
     short = {"epochs": 2 * programs.EPOCH, "eval_every": 2, "optimizer": name}
-    exchange = {
-        "slamb": slamb_jax.Exchange.paper("data"),
-        "muon": slamb_jax.Exchange("data", payload="uniform8"),
-    }.get(name, slamb_jax.Exchange("data"))
-    run(tmp_path, dense=dense, exchange=exchange, **short)
+    run(tmp_path, exchange=exchange, **short)
     losses = programs.series(tmp_path, "loss")
     assert len(losses) == 2
     assert np.isfinite(losses).all()
-    # SLAMB's workers step by themselves from one average to the next.
-    room = 0.1 if name == "slamb" and not dense else 1e-4
     arrays, _, _ = left_by(tmp_path)
     params = [x for key, x in arrays.items() if key.startswith(".params")]
     apart = sum(np.sum((x - x.mean(0)) ** 2) for x in params) ** 0.5
     assert apart < room * sum(np.sum(x**2) for x in params) ** 0.5
-    shares = programs.series(tmp_path, "exchange/share_of_float32")
-    assert [0 < x < 1 for x in shares] == ([] if dense else [True])
+    (share,) = programs.series(tmp_path, "exchange/share_of_float32")
+    assert 0 < share < 1
 
 
 def left_by(out):
@@ -103,14 +93,13 @@ def left_by(out):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_run_resumes_to_the_last_bit(number, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_to_the_last_bit(tmp_path, monkeypatch):
     before, out = signal.getsignal(signal.SIGINT), tmp_path / "parts"
     whole, on_mesh = run(tmp_path / "one"), processes.on_mesh
 
     def and_stop(mesh, batch, *axes):
         if axes and next(steps) == 2:
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGINT)
         return on_mesh(mesh, batch, *axes)
 
     steps = itertools.count(1)
@@ -118,7 +107,7 @@ def test_a_stopped_run_resumes_to_the_last_bit(number, tmp_path, monkeypatch):
     with pytest.raises(SystemExit) as stopped:
         run(out)
     monkeypatch.undo()
-    assert stopped.value.code == 128 + number
+    assert stopped.value.code == 128 + signal.SIGINT
     assert signal.getsignal(signal.SIGINT) is before
     with pytest.raises(SystemExit, match="other options"):
         run(out, b2=0.5)
@@ -133,15 +122,8 @@ def test_a_stopped_run_resumes_to_the_last_bit(number, tmp_path, monkeypatch):
     assert not np.allclose(mean[0], mean[1])  # each worker has its own statistics
     again = run(out)  # finished: evaluated, and not made again
     assert again == {name: result[name] for name in again}
-
-    assert result["exchange/bytes_per_step"] > 0
-    assert 0 <= result["eval_accuracy"] <= 100
-    assert len(programs.series(out, "loss")) == 4
-    assert np.isfinite(programs.series(out, "loss")).all()
     rates = programs.series(out, "learning_rate")
     assert rates == pytest.approx([0.01, 0.01, 0.001, 0.001])
-    assert len(programs.series(out, "eval_loss")) == 2
-    assert list((out / "tensorboard").glob("events*"))
 
 
 def test_runs_that_cannot_be_made_are_refused(tmp_path):

@@ -1,11 +1,9 @@
-"""What the programs share: options, sizes, input, optimizers, bytes, progress."""
+"""What the programs share: options, sizes, input, optimizers, bytes."""
 
 import dataclasses
 import functools
 import importlib
-import re
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import chex
 import jax
@@ -17,7 +15,7 @@ import yaml
 
 import slamb_jax
 from examples.bert import data as text
-from examples.common import inputs, options, processes, records
+from examples.common import inputs, options, processes
 from examples.common.optimizers import KINDS, dense, kernels, optimizer
 from examples.common.options import Options
 from examples.common.traffic import report_of, traffic_of
@@ -56,12 +54,7 @@ def test_files_and_command_line(tmp_path):
     settings |= {"selection": Strided(0.25)}
     assert found.exchange == Exchange(AXIS, **settings, sync_every=7)
     assert (found.seed, found.b3) == (3, 0.5)
-    path = path.with_suffix(".json")
-    path.write_text('{"optimizer": "sgd", "dense": true}')
-    found = parse(f"--config={path}", "--b1=0.5", "--payload=uniform8")
-    assert (found.optimizer, found.dense, found.b1) == ("sgd", True, 0.5)
-    assert found.exchange == Exchange(AXIS, payload="uniform8")
-    path.write_text(options.as_text(found))
+    path.write_text(options.as_text(Options(dense=True)))
     assert not parse(f"--config={path}", "--no-dense").dense
 
 
@@ -234,14 +227,6 @@ def test_traffic_is_that_of_the_compiled_step(name, exchange):
         assert found.each == (ring * (60 + 20 + 9) if exchange == PAPER else 0)
 
 
-def test_only_kernels_decay_and_every_optimizer_has_a_name():
-    names = {"kernel": True, "bias": False, "scale": False, "embedding": True}
-    names["relative_position_bias"] = False
-    params = {"layer_0": dict.fromkeys(names, 1.0)}
-    assert kernels(params) == {"layer_0": names}
-    assert set(KINDS) == set(get_args(get_type_hints(Options)["optimizer"]))
-
-
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("name", KINDS)
 def test_options_reach_the_optimizer(name, dense):
@@ -266,14 +251,3 @@ def test_options_reach_the_optimizer(name, dense):
     np.testing.assert_array_equal(decayed["bias"], without["bias"])
     for other in (decayed, moved):
         assert jnp.abs(other["kernel"] - without["kernel"]).max() > 1e-4
-
-
-def test_progress_shows_where_the_output_is_no_terminal(capsys, monkeypatch):
-    for seconds, shown in ((0.0, ["10/20", "15/20", "20/20"]), (60.0, ["20/20"])):
-        monkeypatch.setattr(records, "LINE_SECONDS", seconds)
-        for hidden in (False, True):
-            with records.progress_bar("a run", 0, 20, hidden=hidden) as show:
-                for step in (10, 15, 20):
-                    show(step, "loss 2")
-            found = capsys.readouterr().out
-            assert re.findall(r"\d+/\d+", found) == ([] if hidden else shown)
