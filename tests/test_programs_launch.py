@@ -115,6 +115,7 @@ def test_a_run_that_is_stopped_and_killed_ends_as_if_it_had_not_been(tmp_path):
     status, told = programs.finish(process)
     assert status == 0, told
     assert "both start again (time 1 of 3)" in told
+    assert re.search(r"(task:|Task |\n)1( heartbeat|\n)", told), told  # who is lost
     assert len(programs.series(out, "loss")) == 300  # each step once
     programs.finish(launched(tmp_path, "whole", *alone, *often))
     (metadata, arrays), (alike, want) = map(trained, (out, tmp_path / "whole"))
