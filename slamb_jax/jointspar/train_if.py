@@ -167,9 +167,8 @@ def _conditional_vjp(flags: Flags, vjp: Vjp, cotangent: Tree) -> tuple[Tree, ...
         return axes.vary_over(x, axes.varying_axes(like))
 
     def gradients(weights: bool, inputs: bool) -> tuple[Tree, ...]:
-        out = none = jax.tree.map(zeros, shapes)
-        if weights or inputs:
-            out = differentiable(cotangent)
+        none = jax.tree.map(zeros, shapes)
+        out = differentiable(cotangent) if weights or inputs else none
         return (out if weights else none)[0], *(out if inputs else none)[1:]
 
     def choose(flag: Flag, fun: Callable[[bool], Tree]) -> Tree:

@@ -130,16 +130,16 @@ def muon(
     def make(params: optax.Params) -> optax.GradientTransformationExtraArgs:
         numbers = muon_weight_dimension_numbers
         dimensions = matrices(numbers, params, exchange.param_specs)
-        treedef: Any = jax.tree.structure(params)
-        kinds = ["adam" if x is None else "muon" for x in dimensions]
-        labels = treedef.unflatten(kinds)
+        labels = jax.tree.map(
+            lambda _, x: "adam" if x is None else "muon", params, dimensions
+        )
         partition = functools.partial(optax.partition, param_labels=lambda _: labels)
         momentum = partition(alone)
         if exchange.averages_momentum:
             # One link for both, so that one mean is taken. Its second moments, which
             # it hands to its direction, are parted as the updates are.
             direction = partition(both, mask_compatible_extra_args=True)
-            b1s = treedef.unflatten([b1_of[kind] for kind in kinds])
+            b1s = jax.tree.map(b1_of.get, labels)
             momentum = momentum_of(direction, b1s, adam_b2)
         return chain_between("muon", exchange, momentum, partition(steps))
 

@@ -2,8 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,27 +10,17 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
+from optax.contrib import MuonDimensionNumbers as DimensionNumbers
 
 from slamb_jax._core import checks
 from slamb_jax._core.layout import bound_axes, broadcast_specs, is_spec
-from slamb_jax._core.leaves import broadcast_prefix, is_function, map_present, present
+from slamb_jax._core.leaves import broadcast_prefix, is_function, map_present
 from slamb_jax.exchange.collectives import gather_shards, own_shard
 
 NS_COEFFS = (3.4445, -4.7750, 2.0315)
 """Of Keller Jordan's quintic, steepest at zero."""
 
-
-class DimensionNumbers(NamedTuple):
-    """Which dimensions of a parameter are a matrix's rows, and which its columns.
-
-    The others are a batch of matrices. ``optax.contrib.MuonDimensionNumbers`` has the
-    same fields and serves as well.
-    """
-
-    reduction_axis: int | Sequence[int] = 0
-    output_axis: int | Sequence[int] = 1
-
-
+Parts = tuple[tuple[int, ...], tuple[int, ...]]  # the dimensions of rows; of columns
 Matrices = Any  # a tree of dimension numbers, None for others; or a function
 
 
@@ -116,22 +105,22 @@ def muon(
             return m
         # Only what a matrix spans is gathered: a stack that is sharded by layers, or
         # attention by heads, is orthogonalized where it lies.
-        of_matrix = sum(rows_and_columns(m.shape, dimensions), ())
+        parts = rows_and_columns(m.shape, dimensions)
+        of_matrix = sum(parts, ())
         axes = [x if i in of_matrix else () for i, x in enumerate(bound_axes(spec))]
         m = gather_shards(m, axes)
         sharding = jax.typeof(m).sharding
-        step = functools.partial(orthogonalize_each, dimensions=dimensions)
+        step = functools.partial(orthogonalize_each, parts=parts)
         if any(sharding.spec):  # on a mesh with Explicit axes: left to the compiler
             step = jax.sharding.auto_axes(step, out_sharding=sharding)
         return own_shard(step(m), axes)
 
-    def orthogonalize_each(m: jax.Array, dimensions: DimensionNumbers) -> jax.Array:
+    def orthogonalize_each(m: jax.Array, parts: Parts) -> jax.Array:
         # 1. A batch of matrices: rows and columns go last.
-        parts = rows_and_columns(m.shape, dimensions)
-        batch = tuple(i for i in range(m.ndim) if i not in sum(parts, ()))
-        order = (*batch, *sum(parts, ()))
+        of_matrix = sum(parts, ())
+        last = range(-len(of_matrix), 0)
         rows, columns = (math.prod(m.shape[i] for i in part) for part in parts)
-        turned = m.transpose(order)
+        turned = jnp.moveaxis(m, of_matrix, last)
         # 2. All of the batch in one product each, whatever their number.
         x = turned.reshape(-1, rows, columns)
         x = jax.vmap(lambda x: orthogonalize(x, steps, eps))(x)
@@ -140,7 +129,7 @@ def muon(
         if consistent_rms is not None:
             scale = max(rows, columns) ** 0.5 * consistent_rms
         x = jnp.asarray(scale, jnp.float32) * x
-        return x.reshape(turned.shape).transpose(np.argsort(order))
+        return jnp.moveaxis(x.reshape(turned.shape), last, of_matrix)
 
     def update(
         updates: optax.Updates,
@@ -151,17 +140,15 @@ def muon(
         del params, extra_args
         checks.check_real(updates, "updates")
         # Leaves that are no matrices pass: an optimizer gives them another direction.
-        rows, rebuild = present(updates, broadcast_specs(param_specs, updates))
         numbers = matrices(weight_dimension_numbers, updates, param_specs)
-        return rebuild([direction(m, numbers[x.index], at) for x, m, at in rows]), state
+        specs = broadcast_specs(param_specs, updates)
+        return map_present(direction, updates, numbers, specs), state
 
     return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
-def matrices(
-    numbers: Matrices, params: optax.Params, param_specs: Any = None
-) -> list[DimensionNumbers | None]:
-    """The dimension numbers of each leaf; None for those that are no matrices.
+def matrices(numbers: Matrices, params: optax.Params, param_specs: Any = None) -> Any:
+    """A tree of the dimension numbers of each leaf; None for those of no matrices.
 
     A function that chooses them sees the shapes of whole leaves, also among shards.
     """
@@ -172,16 +159,10 @@ def matrices(
         whole = functools.partial(map_present, gather_shards)
         numbers = numbers(jax.eval_shape(lambda x: whole(x, axes), params))
     if numbers is None:
-        return [
-            DimensionNumbers() if x.ndim == 2 else None for x in jax.tree.leaves(params)
-        ]
-
+        two = DimensionNumbers()
+        return jax.tree.map(lambda x: two if x.ndim == 2 else None, params)
     check_matrices("weight_dimension_numbers", numbers)
-    # False for None, which would be no leaf of the tree that follows.
-    numbers = jax.tree.map(lambda x: x or False, numbers, is_leaf=_is_numbers)
-    each = broadcast_prefix("weight_dimension_numbers", numbers, params, _is_numbers)
-    leaves = jax.tree.leaves(each, is_leaf=lambda x: hasattr(x, "reduction_axis"))
-    return [x or None for x in leaves]
+    return broadcast_prefix("weight_dimension_numbers", numbers, params, _is_numbers)
 
 
 def check_matrices(name: str, numbers: Matrices) -> None:
@@ -198,12 +179,10 @@ def check_matrices(name: str, numbers: Matrices) -> None:
 
 
 def _is_numbers(x: Any) -> bool:
-    return x is None or hasattr(x, "reduction_axis")
+    return x is None or isinstance(x, DimensionNumbers)
 
 
-def rows_and_columns(
-    shape: tuple[int, ...], dimensions: DimensionNumbers
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def rows_and_columns(shape: tuple[int, ...], dimensions: DimensionNumbers) -> Parts:
     """Which dimensions are a matrix's rows, and which its columns."""
     ndim = len(shape)
     rows, columns = (
