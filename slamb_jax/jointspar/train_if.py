@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from slamb_jax._core import axes
+from slamb_jax._core.platform import run_on_cpu
 
 Tree: TypeAlias = chex.ArrayTree
 Layer: TypeAlias = Callable[..., Tree]
@@ -166,7 +167,7 @@ def _conditional_vjp(flags: Flags, vjp: Vjp, cotangent: Tree) -> tuple[Tree, ...
         x = jnp.zeros(like.shape, like.dtype)
         return axes.vary_over(x, axes.varying_axes(like))
 
-    def gradients(weights: bool, inputs: bool) -> tuple[Tree, ...]:
+    def gradients(cotangent: Tree, weights: bool, inputs: bool) -> tuple[Tree, ...]:
         none = jax.tree.map(zeros, shapes)
         out = differentiable(cotangent) if weights or inputs else none
         return (out if weights else none)[0], *(out if inputs else none)[1:]
@@ -176,4 +177,20 @@ def _conditional_vjp(flags: Flags, vjp: Vjp, cotangent: Tree) -> tuple[Tree, ...
             return fun(flag is None)
         return axes.cond(flag, lambda: fun(True), lambda: fun(False))
 
-    return choose(flags[0], lambda x: choose(flags[1], functools.partial(gradients, x)))
+    def branched(cotangent: Tree) -> tuple[Tree, ...]:
+        def given(x: bool) -> Tree:
+            return choose(flags[1], functools.partial(gradients, cotangent, x))
+
+        return choose(flags[0], given)
+
+    def selected(cotangent: Tree) -> tuple[Tree, ...]:
+        def keep(flag: Flag, out: Tree) -> Tree:
+            is_kept = flag if isinstance(flag, jax.Array) else flag is None
+            return jax.tree.map(lambda x: jnp.where(is_kept, x, jnp.zeros_like(x)), out)
+
+        weights, *inputs = differentiable(cotangent)
+        return keep(flags[0], weights), *keep(flags[1], inputs)
+
+    if "conv_general_dilated" in str(jax.make_jaxpr(differentiable)(cotangent)):
+        return run_on_cpu(selected, branched, cotangent)
+    return branched(cotangent)
