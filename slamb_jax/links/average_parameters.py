@@ -113,31 +113,20 @@ def average_parameters_every(
         updates: optax.Updates,
         params: optax.Params,
         state: AverageParametersState,
-        step: jax.Array,
         skip: jax.Array | None,
     ) -> tuple[optax.Updates, AverageParametersState]:
         """Updates that end in the average of one step, and the state after it."""
-        if outer is not None:
-            return step_outer(updates, params, state, step, skip)
-        # In the parameters' own dtype: codes would lose what they learned.
-        ahead = map_present(lambda u, p: p + u.astype(p.dtype), updates, params)
-        means = _mean(exchange, ahead, params, None, step)
-        return map_present(_move, updates, means, params), state
-
-    def step_outer(
-        updates: optax.Updates,
-        params: optax.Params,
-        state: AverageParametersState,
-        step: jax.Array,
-        skip: jax.Array | None,
-    ) -> tuple[optax.Updates, AverageParametersState]:
-        """Updates that end in the next anchor."""
-        assert outer is not None
+        if outer is None:
+            # In the parameters' own dtype: codes would lose what they learned.
+            ahead = map_present(lambda u, p: p + u.astype(p.dtype), updates, params)
+            means = _mean(exchange, ahead, params, None, state.count)
+            return map_present(_move, updates, means, params), state
+        # With an outer optimizer they end in the next anchor.
         # 1. The mean over the workers of how far each went from the anchor.
         moves = map_present(_move_from_anchor, updates, params, state.anchor)
         sends = state.compressor
         if sender is None:
-            means = _mean(exchange, moves, params, exchange.payload, step)
+            means = _mean(exchange, moves, params, exchange.payload, state.count)
         else:
             means, sends = sender.update(moves, sends, params)
             if isinstance(means, Sent):
@@ -183,7 +172,7 @@ def average_parameters_every(
         alone = outer is None and _axes.axis_size(exchange.axis_name) == 1
         if exchange.sync_every is None or alone:
             return updates, chosen(skip, state)
-        now = functools.partial(average, step=step, skip=skip)
+        now = functools.partial(average, skip=skip)
         due = exchange.averages_at(step)
         if due is True:  # at every step
             u, state = now(updates, params, state)
