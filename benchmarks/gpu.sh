@@ -94,7 +94,6 @@ laws=(
   tests/test_slamb.py::test_slamb_follows_the_recorded_run
   tests/test_slamb.py::test_one_worker_that_exchanges_all_is_optax_lamb
   tests/test_wrappers.py::test_a_skipped_step_might_as_well_not_have_been
-  tests/test_wrappers.py::test_a_16_bit_second_moment_follows_the_32_bit_one
   tests/test_mean.py::test_local_steps_end_at_the_minimum_of_the_mean
 )
 part laws 90 env XLA_PYTHON_CLIENT_PREALLOCATE=false \

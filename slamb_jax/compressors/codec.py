@@ -195,7 +195,7 @@ def _sum_of_all(
     # 1. The codes of all arrays as bytes, in one message.
     in_bytes = [_as_bytes(x) for x in arrays]
     ends = np.cumsum([x.size for x in in_bytes])
-    gathered = collectives.all_gather(jnp.concatenate(in_bytes), axis_name)
+    gathered = collectives.send_to_all(jnp.concatenate(in_bytes), axis_name)
 
     # 2. One worker's after the other's: decoded together they would take n times the
     # parameters' memory.
