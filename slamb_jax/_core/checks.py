@@ -133,11 +133,6 @@ def check_transformation(name: str, tx: Any) -> None:
     check_value(is_one, name, "an optax.GradientTransformation", tx)
 
 
-def check_callable(name: str, value: Any) -> None:
-    """Raises unless ``value`` can be called."""
-    check_value(callable(value), name, "a function", value)
-
-
 def check_static(name: str, value: Any) -> None:
     """Raises for what is no hyperparameter, and yet an array."""
     check_value(not isinstance(value, jax.Array), name, "static", value)
@@ -197,13 +192,6 @@ def check_real(tree: chex.ArrayTree, what: str) -> None:
                 "make two arrays of its real and imaginary parts, as "
                 "optax.contrib.split_real_and_imaginary(tx) does"
             )
-
-
-def check_arrays(name: str, tree: chex.ArrayTree) -> None:
-    """Raises for a leaf that is neither an array nor a number, and names it."""
-    for where, leaf in named_leaves(name, tree).items():
-        if not hasattr(leaf, "dtype") and not isinstance(leaf, numbers.Number):
-            raise ValueError(f"{where} must be an array or a number, got {shown(leaf)}")
 
 
 def check_bools(name: str, tree: Any) -> None:

@@ -151,13 +151,11 @@ def sum_parts(leaf: Leaf, x: jax.Array) -> jax.Array:
         return jnp.sum(x)
     # By a table of places, since a GPU's scatter adds in any order. Behind the sums of
     # all units stands a 0, for parts of fewer units than the largest.
-    counts = _units_of(leaf)
-    of_units = jnp.append(x.reshape(sum(counts), -1).sum(1), np.float32(0))
-    width, start, table = max(counts), 0, []
-    for count in counts:
-        table.append([*range(start, start + count), *[-1] * (width - count)])
-        start += count
-    return of_units[np.array(table, np.int32)].sum(1)
+    counts = np.array(_units_of(leaf), np.int32)[:, None]
+    ends = np.cumsum(counts, 0, np.int32)
+    of_units = jnp.append(x.reshape(ends[-1, 0], -1).sum(1), np.float32(0))
+    places = ends - counts + np.arange(counts.max(), dtype=np.int32)
+    return of_units[np.where(places < ends, places, -1)].sum(1)
 
 
 def spread_parts(leaf: Leaf, values: jax.Array, blocks: int) -> jax.Array:

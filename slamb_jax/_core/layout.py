@@ -26,7 +26,7 @@ def layout_of(param_specs: Any, stacked: Any) -> _leaves.LayoutOf:
                 "param_specs must have jax.sharding.PartitionSpec of axis names, or "
                 f"None, for leaves, got {spec!r}"
             )
-    if stacked is not None and not _leaves.is_function(stacked):
+    if not _leaves.is_function(stacked):
         check_bools("stacked", stacked)
     return functools.partial(_lay_out, param_specs, stacked)
 
@@ -75,8 +75,7 @@ def broadcast_specs(param_specs: Any, params: chex.ArrayTree) -> chex.ArrayTree:
 
 def bound_axes(spec: PartitionSpec) -> list[Names]:
     """For each entry of a spec, the mesh axes that are bound (manual) here."""
-    entries = (spec_axes((entry,)) for entry in spec)
-    return [tuple(filter(_axes.is_bound, names)) for names in entries]
+    return [tuple(filter(_axes.is_bound, _axes.as_tuple(entry))) for entry in spec]
 
 
 def state_specs(
@@ -151,7 +150,6 @@ def _lay_out_leaf(
                 f"axis {axis!r}: every device holds all of it"
             )
     # What cuts a stack between its layers leaves each of them whole.
-    of_layer = spec_axes(spec[1:]) if stacked else sharded
-    axes = tuple(sorted(of_layer, key=str))
+    axes = tuple(sorted(spec_axes(spec[1:] if stacked else spec), key=str))
     shards = _axes.axis_size(axes) if axes else 1
     return _leaves.Leaf(0, jnp.shape(p), bool(stacked), shards, axes, sharded)

@@ -101,11 +101,6 @@ def present(
     return rows, rebuild
 
 
-def arrays_of(updates: Any, tree: Any, like: Any) -> list[jax.Array]:
-    """Of a tree like the parameters, the leaves that have an update."""
-    return [x for _, _, x in present(updates, tree, like=like)[0]]
-
-
 def is_function(x: Any) -> bool:
     """Whether it is a function of the parameters, and no tree like them.
 
@@ -178,9 +173,7 @@ def keep_absent(new: chex.ArrayTree, old: chex.ArrayTree) -> chex.ArrayTree:
     return jax.tree.map(lambda n, o: o if n is None else n, new, old, is_leaf=is_none)
 
 
-def arrays_among(
-    extra_args: dict[str, Any],
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def arrays_among(extra_args: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The extra arguments that are trees of arrays, and the others."""
 
     def are_arrays(tree: Any) -> bool:

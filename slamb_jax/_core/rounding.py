@@ -32,13 +32,11 @@ def hash_u32(x: Array, salt: int | Array) -> Array:
 
 def hash_words(*words: int) -> int:
     """Hashes Python integers into one in ``[0, 2**32)``, before anything is traced."""
-    state = 0x9E3779B9
+    golden = np.uint32(0x9E3779B9)
+    state = np.array([golden])  # numpy warns where a scalar overflows
     for word in words:
-        state ^= word & 0xFFFFFFFF
-        state = (state ^ (state >> 16)) * 0x85EBCA6B & 0xFFFFFFFF
-        state = (state ^ (state >> 13)) * 0xC2B2AE35 & 0xFFFFFFFF
-        state = (state ^ (state >> 16)) + 0x9E3779B9 & 0xFFFFFFFF
-    return state
+        state = hash_u32(state, int(word) & 0xFFFFFFFF) + golden
+    return int(state[0])
 
 
 def round_to(x: jax.Array, dtype: DTypeLike) -> jax.Array:
@@ -63,10 +61,7 @@ def upcast_f32(x: jax.Array) -> jax.Array:
 
 def is_complex(x: Any) -> bool:
     """Whether an array, its shape and dtype, or a number is complex."""
-    dtype = getattr(x, "dtype", None)
-    if dtype is None:
-        return isinstance(x, complex)
-    return jnp.issubdtype(dtype, jnp.complexfloating)
+    return jnp.issubdtype(getattr(x, "dtype", type(x)), jnp.complexfloating)
 
 
 def copied(x: Any, dtype: DTypeLike) -> jax.Array:

@@ -8,7 +8,7 @@ import optax
 
 from slamb_jax._core import axes, checks
 from slamb_jax._core.axes import AxisName
-from slamb_jax._core.leaves import arrays_of, chosen, present, unless
+from slamb_jax._core.leaves import chosen, present, unless
 from slamb_jax.compressors.codec import Sent, check_has_axis
 from slamb_jax.exchange import collectives
 
@@ -86,9 +86,9 @@ def low_rank(rank: int, axis_name: AxisName) -> optax.GradientTransformationExtr
         axes.check_local(updates, axis_name)
         checks.check_floating(updates, "updates")
         like = updates if params is None else params
-        rows, rebuild = present(updates, like=like)
-        xs = [x.astype(jnp.float32) for _, x in rows]
-        olds = arrays_of(updates, state.q, like)
+        rows, rebuild = present(updates, state.q, like=like)
+        xs = [x.astype(jnp.float32) for _, x, _ in rows]
+        olds = [q for *_, q in rows]
         pairs = list(zip(xs, olds, strict=True))
         # 1. The mean of X Q; or, of a leaf that is sent whole, of all that is sent.
         left = [x.reshape(_matrix(x)) @ q if q.size else x for x, q in pairs]

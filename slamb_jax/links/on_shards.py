@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 
 from slamb_jax._core import axes as _axes
 from slamb_jax._core.checks import check_params, check_transformation
-from slamb_jax._core.layout import broadcast_specs, is_spec, spec_axes, state_specs
+from slamb_jax._core.layout import broadcast_specs, is_spec, state_specs
 from slamb_jax._core.leaves import arrays_among, chosen, map_present, unless
 from slamb_jax.exchange.settings import Exchange, check_exchange
 
@@ -91,7 +91,7 @@ def on_shards(
 
         # A shard_map that is manual over some axes takes specs of these alone.
         def restrict(spec: PartitionSpec) -> PartitionSpec:
-            kept = [[a for a in spec_axes((entry,)) if a in auto] for entry in spec]
+            kept = [[a for a in _axes.as_tuple(entry) if a in auto] for entry in spec]
             return PartitionSpec(*(tuple(names) or None for names in kept))
 
         specs = broadcast_specs(param_specs, params)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from slamb_jax._core.axes import as_tuple
-from slamb_jax._core.checks import check_callable, check_integer
+from slamb_jax._core.checks import check_integer, check_value
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.workers import guards
 from slamb_jax.workers.step import Step, WorkersStep, own_step
@@ -47,7 +47,7 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
       >>> print(state.shape, state[0], report[0])
       (128,) 1.0 2.0
     """
-    check_callable("step", step)
+    check_value(callable(step), "step", "a function", step)
     check_integer("workers", workers, 1)
     axes = as_tuple(check_exchange(exchange).axis_name)
     one_device = exchange.local_axis_name is None and exchange.param_specs is None

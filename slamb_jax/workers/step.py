@@ -144,7 +144,7 @@ def per_worker_step(
       >>> print(losses)
       [9. 9. 9. 9.]
     """
-    checks.check_callable("step", step)
+    checks.check_value(callable(step), "step", "a function", step)
     n, mesh = meshes.workers_on(mesh, exchange)
     between, local = as_tuple(exchange.axis_name), as_tuple(exchange.local_axis_name)
     if exchange.param_specs is not None and local:
