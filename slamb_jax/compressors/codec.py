@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
 
 from slamb_jax._core import axes, checks
 from slamb_jax._core.axes import AxisName
@@ -197,16 +196,13 @@ def _sum_of_all(
     ends = np.cumsum([x.size for x in in_bytes])
     gathered = collectives.send_to_all(jnp.concatenate(in_bytes), axis_name)
 
-    # 2. One worker's after the other's: decoded together they would take n times the
-    # parameters' memory.
+    # 2. Their sum, of one worker after the other.
     def decode_row(row: jax.Array) -> list[jax.Array]:
         codes = map(_from_bytes, jnp.split(row, ends[:-1]), arrays)
         return decoded(treedef.unflatten(codes))
 
-    def add(total: list[jax.Array], row: jax.Array) -> tuple[list[jax.Array], None]:
-        return jax.tree.map(jnp.add, total, decode_row(row)), None
-
-    return lax.scan(add, decode_row(gathered[0]), gathered[1:])[0]
+    total: list[jax.Array] = collectives.sum_in_turn(decode_row, gathered)
+    return total
 
 
 def _as_bytes(x: jax.Array) -> jax.Array:

@@ -23,7 +23,7 @@ A new codec says how a block is quantized and what its digits stand for
 import abc
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -48,6 +48,8 @@ Code: TypeAlias = tuple[jax.Array, jax.Array]
 Both in bytes, uint8; the digits of several planes share one."""
 Quantized: TypeAlias = tuple[list[jax.Array], jax.Array]
 """Digits of each plane, uint8, and float32 scales (..., rows, 1)."""
+Draw: TypeAlias = Callable[[Sequence[jax.Array]], list[jax.Array]]
+"""Random uint32 for each element of the planes."""
 
 
 class Group(NamedTuple):
@@ -67,26 +69,6 @@ class Group(NamedTuple):
     def blocks(self) -> int:
         """The number of blocks, each with a scale."""
         return self.groups * self.rows
-
-
-class Draw(NamedTuple):
-    """What the random bits of an element are a hash of, beside its place."""
-
-    seed: jax.Array
-    first: jax.Array  # the number of the first group, uint32
-
-    def bits(self, planes: Sequence[jax.Array]) -> list[jax.Array]:
-        """Random uint32 for each element, by a hash of its place among them all."""
-        # Not from a key: a hash needs no state, is part of the kernel that rounds, and
-        # is the same under every mapping.
-        *lead, rows, width = planes[0].shape
-        shape = (*lead, len(planes), rows, width)
-        place = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
-        before = self.first * np.uint32(math.prod(shape[-3:]))
-        return [
-            hash_u32(place[..., i, :, :] + before, self.seed)
-            for i in range(len(planes))
-        ]
 
 
 class BlockCodec(abc.ABC):
@@ -149,7 +131,7 @@ class BlockCodec(abc.ABC):
         # 1. The planes. Nothing is copied: they are read where they stand.
         planes = [groups[..., i, :, :] for i in range(groups.shape[-3])]
         # 2. Digits and scales.
-        draw = Draw(seed, jnp.uint32(first))
+        draw = functools.partial(_random_bits, seed=seed, first=jnp.uint32(first))
         digits, scales = self.quantize(planes, draw)
         # 3. Bytes: the first plane's digit is the least. A base of 256 has one digit to
         # a byte, and is never multiplied by.
@@ -308,7 +290,7 @@ class Uniform(BlockCodec):
         is_small = size < levels * _TINY
         usable = ~is_small & jnp.isfinite(size)  # the scale tells NaN and infinity
         digits = []
-        for x, bits in zip(planes, draw.bits(planes), strict=True):
+        for x, bits in zip(planes, draw(planes), strict=True):
             y = jnp.where(usable, x * (levels / size), _ZERO)
             low = jnp.floor(y)
             # In [0, 1), of the 24 bits that a float32 holds exactly.
@@ -408,6 +390,22 @@ def _scale(
     total, count = _block_sum(sent), _block_sum(is_sent)
     scale = jnp.where(count > 0, total / jnp.maximum(count, 1), _ZERO)
     return jnp.where(jnp.isfinite(mean), scale, _NAN)
+
+
+def _random_bits(
+    planes: Sequence[jax.Array], seed: jax.Array, first: jax.Array
+) -> list[jax.Array]:
+    """Random uint32 for each element, by a hash of its place among those of all groups.
+
+    ``first`` is the number of the first group, uint32.
+    """
+    # Not from a key: a hash needs no state, is part of the kernel that rounds, and is
+    # the same under every mapping.
+    *lead, rows, width = planes[0].shape
+    shape = (*lead, len(planes), rows, width)
+    place = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    before = first * np.uint32(math.prod(shape[-3:]))
+    return [hash_u32(place[..., i, :, :] + before, seed) for i in range(len(planes))]
 
 
 def _block_sum(planes: Sequence[jax.Array]) -> jax.Array:

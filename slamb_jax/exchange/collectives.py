@@ -114,11 +114,21 @@ def _pmean_16_bit(flat: jax.Array, axis_name: AxisName, route: str) -> list[jax.
     mean = round_to(exact, dtype)
     # It counts n times, since this is one of the n workers that are averaged next.
     error = np.float32(n) * (exact - mean.astype(jnp.float32))
-    errors = lax.dynamic_update_index_in_dim(
-        jnp.zeros(rows.shape, jnp.float32), error, lax.axis_index(axis_name), 0
-    )
-    means = send_to_all(mean, axis_name)
-    return [x.reshape(-1)[: flat.size] for x in (means, errors)]
+    columns = send_to_all(mean, axis_name), in_own_row(error, axis_name)
+    return [x.reshape(-1)[: flat.size] for x in columns]
+
+
+def sum_in_turn(decode: Callable[[jax.Array], Any], codes: jax.Array) -> Any:
+    """The sum of what the codes of the workers, (n, ...), stand for; trees of arrays.
+
+    One worker's after the other's: decoded together they would take n times the memory.
+    And in one order on all workers, so that they find the same to the bit.
+    """
+
+    def add(total: Any, code: jax.Array) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, decode(code)), None
+
+    return lax.scan(add, decode(codes[0]), codes[1:])[0]
 
 
 def ravel(arrays: Sequence[jax.Array]) -> jax.Array:
@@ -174,18 +184,21 @@ def own_slice(slices: jax.Array, group: AxisName | None) -> jax.Array:
 
 def gather_slices(x: jax.Array, group: AxisName | None, like: jax.Array) -> jax.Array:
     """The slices of all devices of the group, flat, typed as ``like``."""
-    devices = axis_size(group)
-    if group is None or devices == 1:
+    if group is None or axis_size(group) == 1:
         return x.reshape(-1)
     if _axes.tracked_axes(group) <= _axes.varying_axes(like):
         return all_gather(x, group).reshape(-1)
     # The devices hold the same now. Where types do not vary over them an all-gather's
     # would: each adds zeros for all others, which takes twice the bytes. In integers
     # that sum is exact, for NaN and -0.0 too.
-    bits = as_integers(x).reshape(-1)
-    zeros = jnp.zeros((devices, bits.size), bits.dtype)
-    rows = lax.dynamic_update_index_in_dim(zeros, bits, lax.axis_index(group), 0)
+    rows = in_own_row(as_integers(x).reshape(-1), group)
     return lax.psum(rows, group).reshape(-1).view(x.dtype)
+
+
+def in_own_row(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """``x`` in this worker's row of those of all, (n, ...), and zeros elsewhere."""
+    rows = lax.broadcasted_iota(jnp.int32, (axis_size(axis_name), *x.shape), 0)
+    return jnp.where(rows == lax.axis_index(axis_name), x, jnp.zeros_like(x))
 
 
 def gather_shards(x: jax.Array, axes: Sequence[tuple[Hashable, ...]]) -> jax.Array:

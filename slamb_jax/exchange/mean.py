@@ -147,9 +147,9 @@ def _mean_in_codes(
     """
     axis_name, group = exchange.axis_name, exchange.local_axis_name
     n, width, like = axis_size(axis_name), axis_size(group), rows[0].x
-    is_direct = _collectives.is_direct(exchange.route, n)
     # 1. Encode. All parts travel in one message, of what this device exchanges.
     parts = _encode(rows, exchange, codec, step)
+    is_direct = parts[0].place.owners == 1
     slices = [part.slices() for part in parts]
     ends = np.cumsum([x.shape[-1] for x in slices])[:-1]
     own = _collectives.own_slice(jnp.concatenate(slices, -1), group)
@@ -176,7 +176,8 @@ def _mean_in_codes(
     for part, (mean, code) in zip(parts, pairs, strict=False):
         error = np.float32(n) * (mean - part.decode_slice(code))
         whole = _collectives.gather_slices(error, group, like)
-        errors += part.own_arrays(whole.reshape(width, *mean.shape))
+        own_rows = _collectives.in_own_row(whole.reshape(width, *mean.shape), axis_name)
+        errors += part.arrays(own_rows.swapaxes(0, 1))
     # In the order of the rows.
     order = np.argsort([i for part in parts for i in part.cut.members])
     columns = [[x[i] for i in order] for x in (means, sent, errors) if x]
@@ -298,13 +299,8 @@ class _Part:
 
     def average_all(self, codes: jax.Array) -> list[jax.Array]:
         """The mean of the workers' arrays, from codes (devices, workers, bytes)."""
-
-        def add(total: list[jax.Array], one: jax.Array) -> tuple[list[jax.Array], None]:
-            return list(map(jnp.add, total, self.decode_slices(one))), None
-
-        # In the workers' order on all, so that they find the same to the bit.
         rows = jnp.moveaxis(codes, 1, 0)[:, :, None]
-        total, _ = lax.scan(add, self.decode_slices(rows[0]), rows[1:])
+        total = _collectives.sum_in_turn(self.decode_slices, rows)
         return [x / np.float32(len(rows)) for x in total]
 
     def is_finite(self, codes: jax.Array) -> jax.Array:
@@ -313,13 +309,9 @@ class _Part:
         firsts = scales.reshape(*codes.shape[:-1], -1, scales.shape[-1])[..., 0, :]
         return jnp.isfinite(lax.bitcast_convert_type(firsts, jnp.float32)).all()
 
-    def own_arrays(self, slices: jax.Array) -> list[jax.Array]:
-        """The arrays of this worker's slices (devices, ...), and 0 elsewhere."""
-        # As if every worker's slices were these, and then zeros for all others'.
-        shape = (len(slices), self.place.owners, *slices.shape[1:])
-        is_own = lax.broadcasted_iota(jnp.int32, shape, 1) == self.place.worker
-        x = jnp.broadcast_to(slices[:, None], shape)
-        return self._arrays(self._from_slices(jnp.where(is_own, x, jnp.float32(0))))
+    def arrays(self, slices: jax.Array) -> list[jax.Array]:
+        """The arrays that were cut into these slices, (devices, workers, ...)."""
+        return self._arrays(self._from_slices(slices))
 
     def _is_element(self) -> jax.Array:
         """Which elements of this device's slice are of leaves, and no padding."""
