@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,9 +21,17 @@ def start(options: Options) -> Mesh:
     if options.coordinator or options.distributed:  # jax finds what is None
         given = options.coordinator, options.num_processes, options.process_id
         jax.distributed.initialize(*given, heartbeat_timeout_seconds=options.timeout)
+        sys.excepthook = leave
     if not options.distributed or options.num_processes:
         return local_mesh(options.workers // (options.num_processes or 1))
     return mesh_of(options.workers)
+
+
+def leave(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Ends at once; but for a broken link, of which jax will say whose end is gone."""
+    sys.__excepthook__(kind, error, trace)
+    if not issubclass(kind, jax.errors.JaxRuntimeError):
+        os._exit(1)  # jax would wait for all other processes
 
 
 def local_mesh(here: int) -> Mesh:
@@ -49,9 +58,8 @@ def mesh_of(workers: int) -> Mesh:
 def on_mesh(mesh: Mesh, local: Any, *axes: str) -> Any:
     """A tree of what this process has of arrays over all of them, split by ``axes``."""
     sharding = NamedSharding(mesh, PartitionSpec(*axes))
-    return jax.tree.map(
-        lambda x: jax.make_array_from_process_local_data(sharding, x), local
-    )
+    make = jax.make_array_from_process_local_data
+    return jax.tree.map(lambda x: make(sharding, x), local)
 
 
 @contextlib.contextmanager
