@@ -80,8 +80,9 @@ def accumulate(
             return u, keep_absent(zeros, state.mean), inner
 
         def wait(mean: optax.Updates, inner: optax.OptState) -> tuple[Any, ...]:
-            zeros = jax.tree.map(jnp.zeros_like, shapes)
-            return zeros, keep_absent(mean, state.mean), inner
+            # Of arrays: the shape of one that varies over an axis may have no zeros.
+            u = map_present(lambda x, g: jnp.zeros_like(g, x.dtype), shapes, updates)
+            return u, keep_absent(mean, state.mean), inner
 
         # Of the gradients themselves, whose types tx may have to check.
         shapes, _ = jax.eval_shape(

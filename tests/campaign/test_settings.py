@@ -243,6 +243,10 @@ QUICK = [
     {"mapping": "pmap", "payload": "uniform4", "outer": True, "sync_every": 3},
     {"layout": "shards", "payload": None, "optimizer": "lamb", "form": "product"},
     {
+        "layout": "shards", "axes": "explicit", "payload": None, "sync_every": 3,
+        "optimizer": "sgd", "wrapped": "accumulate",
+    },
+    {
         "mapping": "shard_map", "layout": "groups of shards", "selection": True,
         "payload": None, "optimizer": "slamb", "b3": 0.7, "wrapped": "skip",
     },
