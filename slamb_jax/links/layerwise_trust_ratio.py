@@ -184,7 +184,7 @@ def layerwise_trust_ratio(
         if inner and row.nu is not None and row.of_mu is not None:
             assert of_nu is not None
             # The direction's own arguments, as mask_momentum would pass them.
-            hats = row.of_mu * u, of_nu * row.nu.astype(jnp.float32)
+            hats = row.of_mu * u, of_nu * row.nu
             given = {"second_moment": hats[1], "of_second_moment": of_nu}
             u, _ = inner.update(hats[0], optax.EmptyState(), None, **given)
         u = u.astype(jnp.float32)

@@ -507,7 +507,7 @@ def unit_of(rule: Rule, row: Row) -> Unit | None:
     # v of the step before, on which all workers agree already: that of this step
     # follows from the mean that the units are for.
     correction = jnp.maximum(bias(rule.b2, rule.step - 1), _TINY)
-    root = jnp.sqrt(row.nu.astype(jnp.float32) / correction)
+    root = jnp.sqrt(row.nu / correction)
     # Of a coordinate whose v is 0 the unit is the floor: x / r stays finite.
     floor = _FLOOR * spread_over(row.leaf, jnp.sqrt(row.nu_mean / correction))
     size = jnp.where(floor > 0, root + floor, jnp.float32(1))  # 1 as long as v is 0
@@ -600,7 +600,7 @@ def _correct_biases(
         of_nu = 1 / bias(rule.b2, rule.step)
         if rule.selects and not rule.bias_correction:
             of_nu = jnp.float32(1)
-        hats = [of_nu * nu.astype(jnp.float32) for nu in nus if nu is not None]
+        hats = [of_nu * nu for nu in nus if nu is not None]
         given = {"second_moment": leaves.rebuild(hats), "of_second_moment": of_nu}
     if not rule.selects:  # what was sent is corrected already
         return taken, given
