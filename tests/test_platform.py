@@ -7,9 +7,9 @@ import pytest
 
 import slamb_jax
 from slamb_jax._core import platform as _platform
-from tests.close import assert_close, assert_same_bits
+from tests.close import assert_same_bits
 from tests.compiled import PLATFORMS, on_platform
-from tests.optimizers import plain, random_tree
+from tests.optimizers import plain
 from tests.workers import AXIS, stack
 
 on_each = pytest.mark.parametrize("platform", PLATFORMS)
@@ -72,13 +72,6 @@ def test_a_byte_gives_back_its_digits(platform, base, count):
     split = lambda x: _platform.split_digits(x, base, count)  # noqa: E731
     digits = there(platform, split, packed.reshape(1, -1, 1))
     np.testing.assert_array_equal(digits[0, :, :, 0], places)
-
-
-@on_each
-def test_rows_are_decoded_and_summed(platform):
-    rows = random_tree({"x": (7, 40)}, 0)["x"]
-    got = there(platform, lambda x: _platform.sum_of_rows(jnp.square, x), rows)
-    assert_close(got, jnp.square(rows).sum(0), units=8)
 
 
 SLAMB = slamb_jax.slamb(

@@ -13,7 +13,6 @@ from jax.tree_util import tree_map_with_path
 from jax.typing import DTypeLike
 
 from slamb_jax._core.axes import as_tuple, check_varies, varying_axes
-from slamb_jax._core.rounding import is_complex
 
 NEAR_ONE = 0.999
 """A usual decay rate, which an array of one must hold."""
@@ -181,6 +180,11 @@ def check_floating(tree: chex.ArrayTree, what: str) -> None:
             raise ValueError(
                 f"{what} must be real floating point arrays, got {got} at {where}"
             )
+
+
+def is_complex(x: Any) -> bool:
+    """Whether an array, its shape and dtype, or a number is complex."""
+    return jnp.issubdtype(getattr(x, "dtype", type(x)), jnp.complexfloating)
 
 
 def check_real(tree: chex.ArrayTree, what: str) -> None:

@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from slamb_jax._core.checks import check_bools, shown
 
@@ -186,6 +187,18 @@ def arrays_among(extra_args: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
 def is_none(x: Any) -> bool:
     """Whether a leaf is missing."""
     return x is None
+
+
+_LAST, _GO_ON = np.int32(2**31 - 1), np.int32(2**30)
+
+
+def next_step(count: jax.Array) -> jax.Array:
+    """The number of the next step, of an int32 ``count`` of those before it.
+
+    After the largest it goes on from 2**30, as large for every power of a decay rate:
+    with a count that stood still the same coordinates would be exchanged for ever.
+    """
+    return jnp.where(count == _LAST, _GO_ON, count + np.int32(1))
 
 
 # By the ids of skip and of the array.

@@ -164,23 +164,3 @@ def split_digits(packed: jax.Array, base: int, count: int) -> jax.Array:
         return lax.div(packed[..., None, :, :], powers) % np.uint8(base)
 
     return lax.platform_dependent(packed, cpu=on_cpu, default=elsewhere)
-
-
-def sum_of_rows(decode: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
-    """The sum of ``decode(row)`` over the rows.
-
-    A CPU decodes row after row in a loop: to decode all rows and sum columns takes it
-    six times as long.
-    """
-
-    def on_cpu(rows: jax.Array) -> jax.Array:
-        def add(i: jax.Array, total: jax.Array) -> jax.Array:
-            row = lax.dynamic_index_in_dim(rows, i, keepdims=False)
-            return total + decode(row)
-
-        return lax.fori_loop(1, len(rows), add, decode(rows[0]))
-
-    def elsewhere(rows: jax.Array) -> jax.Array:
-        return jnp.sum(jax.vmap(decode)(rows), 0)
-
-    return lax.platform_dependent(rows, cpu=on_cpu, default=elsewhere)

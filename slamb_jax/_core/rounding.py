@@ -1,4 +1,4 @@
-"""Counts of steps, hashes that need no generator, and rounding to 16 bits."""
+"""Hashes that need no generator, and rounding to 16 bits."""
 
 from typing import Any, TypeVar
 
@@ -9,16 +9,6 @@ from jax import lax
 from jax.typing import DTypeLike
 
 Array = TypeVar("Array", np.ndarray, jax.Array)
-_LAST, _GO_ON = np.int32(2**31 - 1), np.int32(2**30)
-
-
-def next_step(count: jax.Array) -> jax.Array:
-    """The number of the next step, of an int32 ``count`` of those before it.
-
-    After the largest it goes on from 2**30, as large for every power of a decay rate:
-    with a count that stood still the same coordinates would be exchanged for ever.
-    """
-    return jnp.where(count == _LAST, _GO_ON, count + np.int32(1))
 
 
 def hash_u32(x: Array, salt: int | Array) -> Array:
@@ -57,11 +47,6 @@ def round_to(x: jax.Array, dtype: DTypeLike) -> jax.Array:
 def upcast_f32(x: jax.Array) -> jax.Array:
     """``x`` in float32, or in its own dtype if that is wider."""
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
-
-
-def is_complex(x: Any) -> bool:
-    """Whether an array, its shape and dtype, or a number is complex."""
-    return jnp.issubdtype(getattr(x, "dtype", type(x)), jnp.complexfloating)
 
 
 def copied(x: Any, dtype: DTypeLike) -> jax.Array:

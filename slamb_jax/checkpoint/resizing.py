@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax._core.checks import check_integer
-from slamb_jax._core.rounding import hash_u32, hash_words, is_complex
+from slamb_jax._core.checks import check_integer, is_complex
+from slamb_jax._core.rounding import hash_u32, hash_words
 from slamb_jax.workers.mesh import check_replicas, is_key, on_raw
 
 

@@ -10,8 +10,7 @@ import optax
 
 from slamb_jax._core import axes, checks
 from slamb_jax._core.axes import AxisName
-from slamb_jax._core.leaves import chosen, present, unless
-from slamb_jax._core.rounding import next_step
+from slamb_jax._core.leaves import chosen, next_step, present, unless
 from slamb_jax.exchange import collectives
 
 

@@ -15,9 +15,8 @@ import optax
 
 from slamb_jax._core import axes, checks
 from slamb_jax._core.joining import ArrayRow, join_rows
-from slamb_jax._core.leaves import Leaf, chosen, map_present, present, unless
+from slamb_jax._core.leaves import Leaf, chosen, map_present, next_step, present, unless
 from slamb_jax._core.platform import materialized
-from slamb_jax._core.rounding import next_step
 from slamb_jax.compressors.codec import Sent
 from slamb_jax.exchange.codecs import codec_of
 from slamb_jax.exchange.mean import mean_over_workers

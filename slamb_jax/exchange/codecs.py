@@ -48,6 +48,8 @@ Code: TypeAlias = tuple[jax.Array, jax.Array]
 Both in bytes, uint8; the digits of several planes share one."""
 Quantized: TypeAlias = tuple[list[jax.Array], jax.Array]
 """Digits of each plane, uint8, and float32 scales (..., rows, 1)."""
+Seed: TypeAlias = jax.Array | None
+"""Uint32; None where nothing is drawn."""
 Draw: TypeAlias = Callable[[Sequence[jax.Array]], list[jax.Array]]
 """Random uint32 for each element of the planes."""
 
@@ -80,6 +82,7 @@ class BlockCodec(abc.ABC):
       planes: how many elements, of as many planes, one digit stands for.
       block_size: about how many elements share a scale.
       has_zero: whether a zero, such as a block is filled up with, is sent as one.
+      draws: whether it rounds at random, and so needs a seed.
     """
 
     base: int
@@ -87,6 +90,7 @@ class BlockCodec(abc.ABC):
     planes: int = 1
     block_size: int
     has_zero: bool = True
+    draws: bool = False
 
     @abc.abstractmethod
     def quantize(self, planes: list[jax.Array], draw: Draw) -> Quantized:
@@ -116,14 +120,14 @@ class BlockCodec(abc.ABC):
         per_byte = self.planes * self.digits
         return shape.size // per_byte + shape.blocks * _SCALE_BYTES
 
-    def encode_array(self, x: jax.Array, group: Group, seed: jax.Array) -> Code:
+    def encode_array(self, x: jax.Array, group: Group, seed: Seed) -> Code:
         """The code of the groups that an array of any shape is cut into."""
         out: Code = _platform.map_groups(
             lambda groups, first: self.encode(groups, seed, first), x, group[1:]
         )
         return out
 
-    def encode(self, groups: jax.Array, seed: jax.Array, first: Any = 0) -> Code:
+    def encode(self, groups: jax.Array, seed: Seed, first: Any = 0) -> Code:
         """The code of float32 groups, (..., groups, planes, rows, width).
 
         ``first`` is the number of the first of them, uint32 or an integer.
@@ -278,6 +282,7 @@ class Uniform(BlockCodec):
     """
 
     block_size = 256
+    draws = True
 
     def __init__(self, bits: int) -> None:
         self.base, self.digits = 2**bits, 8 // bits
@@ -393,12 +398,13 @@ def _scale(
 
 
 def _random_bits(
-    planes: Sequence[jax.Array], seed: jax.Array, first: jax.Array
+    planes: Sequence[jax.Array], seed: Seed, first: jax.Array
 ) -> list[jax.Array]:
     """Random uint32 for each element, by a hash of its place among those of all groups.
 
     ``first`` is the number of the first group, uint32.
     """
+    assert seed is not None
     # Not from a key: a hash needs no state, is part of the kernel that rounds, and is
     # the same under every mapping.
     *lead, rows, width = planes[0].shape

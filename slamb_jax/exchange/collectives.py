@@ -4,7 +4,6 @@
 ``vmap``; None is a single worker.
 """
 
-import functools
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -47,7 +46,7 @@ def pmean_and_lost(
     over the axis.
 
     Arrays of 16 bits are summed in float32 by the worker that owns the slice and
-    rounded once: an all-to-all and an :func:`all_gather`, with the bytes of a 16-bit
+    rounded once: an all-to-all and a :func:`send_to_all`, with the bytes of a 16-bit
     all-reduce; or by another ``route``, as in :class:`Exchange`. (XLA's CPU backend
     widens a 16-bit all-reduce, and a sum of thousands of 16-bit terms loses what was
     saved.) Of them also what rounding takes is returned: n times the quantization error
@@ -102,33 +101,38 @@ def pmean_and_lost(
 
 def _pmean_16_bit(flat: jax.Array, axis_name: AxisName, route: str) -> list[jax.Array]:
     """The mean of a flat array, and what rounding takes of it."""
-    n, dtype = axis_size(axis_name), flat.dtype
-    if is_direct(route, n):  # each averages all, in one message
-        exact = jnp.mean(send_to_all(flat, axis_name).astype(jnp.float32), axis=0)
-        mean = round_to(exact, dtype)
-        return [mean, exact - mean.astype(jnp.float32)]  # which all of them keep
-    rows = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
-    mine = all_to_all(rows, axis_name).astype(jnp.float32)
+    # As integers on their way: XLA widens floats of 16 bits where it can.
+    n, dtype, bits = axis_size(axis_name), flat.dtype, as_integers(flat)
+    direct = is_direct(route, n)
+    if direct:  # each averages all, in one message
+        received = send_to_all(bits, axis_name)
+    else:
+        rows = jnp.pad(bits, (0, -flat.size % n)).reshape(n, -1)
+        received = all_to_all(rows, axis_name)
     # In float32, and rounded once: n terms in 16 bits would lose what is small.
-    exact = jnp.mean(mine, axis=0)
+    exact = jnp.mean(received.view(dtype).astype(jnp.float32), axis=0)
     mean = round_to(exact, dtype)
+    error = exact - mean.astype(jnp.float32)
+    if direct:  # all of them keep it
+        return [mean, error]
     # It counts n times, since this is one of the n workers that are averaged next.
-    error = np.float32(n) * (exact - mean.astype(jnp.float32))
-    columns = send_to_all(mean, axis_name), in_own_row(error, axis_name)
-    return [x.reshape(-1)[: flat.size] for x in columns]
+    mean = send_to_all(as_integers(mean), axis_name).view(dtype)
+    error = in_own_row(np.float32(n) * error, axis_name)
+    return [x.reshape(-1)[: flat.size] for x in (mean, error)]
 
 
 def sum_in_turn(decode: Callable[[jax.Array], Any], codes: jax.Array) -> Any:
     """The sum of what the codes of the workers, (n, ...), stand for; trees of arrays.
 
-    One worker's after the other's: decoded together they would take n times the memory.
-    And in one order on all workers, so that they find the same to the bit.
+    One worker's after the other's: decoded together they may take n times the memory,
+    and a CPU six times as long. And in one order on all workers, so that they find the
+    same to the bit.
     """
-
-    def add(total: Any, code: jax.Array) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, decode(code)), None
-
-    return lax.scan(add, decode(codes[0]), codes[1:])[0]
+    return lax.scan(
+        lambda total, code: (jax.tree.map(jnp.add, total, decode(code)), None),
+        decode(codes[0]),
+        codes[1:],
+    )[0]
 
 
 def ravel(arrays: Sequence[jax.Array]) -> jax.Array:
@@ -149,15 +153,8 @@ def is_direct(route: str, workers: int) -> bool:
 
 def all_to_all(x: jax.Array, axis_name: AxisName | None) -> jax.Array:
     """All-to-all on the leading axis: row i is sent to worker i."""
-    send_rows = functools.partial(
-        lax.all_to_all, axis_name=axis_name, split_axis=0, concat_axis=0
-    )
-    return _in_16_bits(send_rows, x)
-
-
-def all_gather(x: jax.Array, axis_name: AxisName | None) -> jax.Array:
-    """``x`` of all devices, stacked: shape (n, ...)."""
-    return _in_16_bits(functools.partial(lax.all_gather, axis_name=axis_name), x)
+    received: jax.Array = lax.all_to_all(x, axis_name, split_axis=0, concat_axis=0)
+    return received
 
 
 def send_to_all(x: jax.Array, axis_name: AxisName | None) -> jax.Array:
@@ -171,7 +168,7 @@ def send_to_all(x: jax.Array, axis_name: AxisName | None) -> jax.Array:
     # Under vmap the workers share what is gathered, and would not share copies. Of two
     # each waits for one message anyhow.
     if n == 2 or not set(_axes.as_tuple(axis_name)) <= set(manual):
-        return all_gather(x, axis_name)
+        return lax.all_gather(x, axis_name)
     return all_to_all(jnp.broadcast_to(x, (n, *x.shape)), axis_name)
 
 
@@ -186,13 +183,15 @@ def gather_slices(x: jax.Array, group: AxisName | None, like: jax.Array) -> jax.
     """The slices of all devices of the group, flat, typed as ``like``."""
     if group is None or axis_size(group) == 1:
         return x.reshape(-1)
+    bits = as_integers(x).reshape(-1)
     if _axes.tracked_axes(group) <= _axes.varying_axes(like):
-        return all_gather(x, group).reshape(-1)
-    # The devices hold the same now. Where types do not vary over them an all-gather's
-    # would: each adds zeros for all others, which takes twice the bytes. In integers
-    # that sum is exact, for NaN and -0.0 too.
-    rows = in_own_row(as_integers(x).reshape(-1), group)
-    return lax.psum(rows, group).reshape(-1).view(x.dtype)
+        rows = lax.all_gather(bits, group)
+    else:
+        # The devices hold the same now. Where types do not vary over them an
+        # all-gather's would: each adds zeros for all others, which takes twice the
+        # bytes. In integers that sum is exact, for NaN and -0.0 too.
+        rows = lax.psum(in_own_row(bits, group), group)
+    return rows.reshape(-1).view(x.dtype)
 
 
 def in_own_row(x: jax.Array, axis_name: AxisName) -> jax.Array:
@@ -220,15 +219,7 @@ def own_shard(x: jax.Array, axes: Sequence[tuple[Hashable, ...]]) -> jax.Array:
 
 def send(x: jax.Array, axis_name: AxisName, pairs: list[tuple[int, int]]) -> jax.Array:
     """``x`` of the first worker of each pair to the second; zeros to all others."""
-    permute = functools.partial(lax.ppermute, axis_name=axis_name, perm=pairs)
-    return _in_16_bits(permute, x)
-
-
-def _in_16_bits(send: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """``send(x)``, of 16-bit floats as integers: XLA widens floats where it can."""
-    if x.dtype.itemsize != 2:
-        return send(x)
-    return lax.bitcast_convert_type(send(as_integers(x)), x.dtype)
+    return lax.ppermute(x, axis_name, pairs)
 
 
 def as_integers(x: jax.Array) -> jax.Array:

@@ -22,10 +22,10 @@ from slamb_jax._core import axes as _axes
 from slamb_jax._core.axes import axis_size
 from slamb_jax._core.joining import ArrayRow, Joined, join_rows
 from slamb_jax._core.leaves import Leaf
-from slamb_jax._core.platform import materialized, sum_of_rows
+from slamb_jax._core.platform import materialized
 from slamb_jax._core.rounding import hash_u32, hash_words, round_to
 from slamb_jax.exchange import collectives as _collectives
-from slamb_jax.exchange.codecs import BlockCodec, Cut, codec_of, cut_among
+from slamb_jax.exchange.codecs import BlockCodec, Cut, Seed, codec_of, cut_among
 from slamb_jax.exchange.settings import Exchange
 
 
@@ -77,7 +77,7 @@ def mean_over_workers(
     # 3. In codes, by two messages for each kind, whatever the number of leaves: each
     # has a latency, and XLA never combines an all-to-all with another. Arrays that
     # differ between the shards of a worker share no scale with arrays that do not.
-    wide = [round_to(x, jnp.float32) for x in arrays]
+    wide = [x.astype(jnp.float32) for x in arrays]
     kinds: dict[Hashable, list[ArrayRow]] = {}
     for i, (x, leaf) in enumerate(zip(wide, leaves, strict=True)):
         if x.size:
@@ -177,7 +177,7 @@ def _mean_in_codes(
         error = np.float32(n) * (mean - part.decode_slice(code))
         whole = _collectives.gather_slices(error, group, like)
         own_rows = _collectives.in_own_row(whole.reshape(width, *mean.shape), axis_name)
-        errors += part.arrays(own_rows.swapaxes(0, 1))
+        errors += part.arrays(part.groups(own_rows.swapaxes(0, 1)))
     # In the order of the rows.
     order = np.argsort([i for part in parts for i in part.cut.members])
     columns = [[x[i] for i in order] for x in (means, sent, errors) if x]
@@ -189,22 +189,17 @@ def _encode(
 ) -> list["_Part"]:
     """The arrays in codes, and how they are cut among owners."""
     n, group = axis_size(exchange.axis_name), exchange.local_axis_name
+    owners = 1 if _collectives.is_direct(exchange.route, n) else n
+    width = axis_size(group)
     device = jnp.int32(0) if group is None else lax.axis_index(group)
-    is_direct = _collectives.is_direct(exchange.route, n)
-    owners, width = 1 if is_direct else n, axis_size(group)
     place = Place(owners, width, lax.axis_index(exchange.axis_name), device)
-    # All workers round with bits of their own, or their errors would add up in the mean
-    # in place of cancelling.
-    seed = hash_u32(step.astype(jnp.uint32), hash_words(0, 0x5A17))
     # Joined leaves have blocks as each of them has by itself.
     alike = [(*leaf.parts, leaf)[0].size for leaf, _ in rows]
     cuts = cut_among([x.size for _, x in rows], codec, owners * width, alike)
-    parts = []
-    for number, cut in enumerate(cuts):
-        members = [rows[i] for i in cut.members]
-        of_cut = hash_u32(seed, hash_words(number))
-        parts.append(_Part(cut, members, codec, place, of_cut))
-    return parts
+    return [
+        _Part(cut, [rows[i] for i in cut.members], codec, place, step, number)
+        for number, cut in enumerate(cuts)
+    ]
 
 
 class Place(NamedTuple):
@@ -231,9 +226,11 @@ class _Part:
         rows: Sequence[ArrayRow],
         codec: BlockCodec,
         place: Place,
-        seed: jax.Array,
+        step: jax.Array,
+        number: int,
     ) -> None:
-        self.cut, self.codec, self.place, self.seed = cut, codec, place, seed
+        self.cut, self.codec, self.place = cut, codec, place
+        self.step, self.number = step, number
         self.leaves, arrays = zip(*rows, strict=True)
         self.shapes = [x.shape for x in arrays]
         self.ends = [0, *np.cumsum([-(-x.size // cut.group.size) for x in arrays])]
@@ -243,16 +240,20 @@ class _Part:
             for i, x in enumerate(arrays)
         ]
 
-    def _seed(self, device: jax.Array, stage: int) -> jax.Array:
+    def _seed(self, device: jax.Array, stage: int) -> Seed:
         """The seed of the random bits of one device of this worker at one stage.
 
         Devices of a worker hold the same arrays, and must round them alike: what is
         encoded by all has the seed of device 0, an owner's mean that of its own.
         """
-        # Every device of all workers has a number, and every stage of it a seed.
+        if not self.codec.draws:
+            return None
+        seed = hash_u32(self.step.astype(jnp.uint32), hash_words(0, 0x5A17))
+        seed = hash_u32(seed, hash_words(self.number))
+        # All workers round with bits of their own, or their errors would add up in the
+        # mean in place of cancelling. So every device has a number, every stage a seed.
         number = self.place.worker * jnp.int32(self.place.width) + device
-        of_device = hash_u32(number.astype(jnp.uint32), self.seed)
-        return hash_u32(of_device, hash_words(stage))
+        return hash_u32(hash_u32(number.astype(jnp.uint32), seed), hash_words(stage))
 
     def slices(self) -> jax.Array:
         """The codes in slices for their owners: uint8 (devices, workers, bytes)."""
@@ -272,14 +273,15 @@ class _Part:
 
     def sent(self) -> list[jax.Array]:
         """The arrays as the other workers decode them."""
-        return self._arrays([self.codec.decode(*code) for code in self.codes])
+        return self.arrays([self.codec.decode(*code) for code in self.codes])
 
     def average(self, received: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The mean of this device's slice from the codes of all, (workers, bytes).
 
         And the code of the mean, uint8 (bytes,).
         """
-        mean = sum_of_rows(self.decode_slice, received) / np.float32(self.place.owners)
+        total = _collectives.sum_in_turn(self.decode_slice, received)
+        mean = total / np.float32(len(received))
         if not self.codec.has_zero:
             mean = jnp.where(self._is_element(), mean, jnp.zeros_like(mean))
         code = self.codec.encode(mean, self._seed(self.place.device, 2))
@@ -294,8 +296,8 @@ class _Part:
         code = self.codec.split_bytes(codes, self.cut.slice)
         # Put in the order of the arrays while they are bytes: a GPU would split all
         # digits first, and keep them.
-        columns = materialized([self._from_slices(x) for x in code])
-        return self._arrays(list(map(self.codec.decode, *columns)))
+        columns = materialized([self.groups(x) for x in code])
+        return self.arrays(list(map(self.codec.decode, *columns)))
 
     def average_all(self, codes: jax.Array) -> list[jax.Array]:
         """The mean of the workers' arrays, from codes (devices, workers, bytes)."""
@@ -308,10 +310,6 @@ class _Part:
         _, scales = self.codec.split_bytes(codes, self.cut.slice)
         firsts = scales.reshape(*codes.shape[:-1], -1, scales.shape[-1])[..., 0, :]
         return jnp.isfinite(lax.bitcast_convert_type(firsts, jnp.float32)).all()
-
-    def arrays(self, slices: jax.Array) -> list[jax.Array]:
-        """The arrays that were cut into these slices, (devices, workers, ...)."""
-        return self._arrays(self._from_slices(slices))
 
     def _is_element(self) -> jax.Array:
         """Which elements of this device's slice are of leaves, and no padding."""
@@ -330,15 +328,18 @@ class _Part:
         place = (plane * group.rows + row % group.rows) * group.width + column
         return place < count
 
-    def _from_slices(self, slices: jax.Array) -> list[jax.Array]:
-        """The groups of each array: undoes the cut of :meth:`slices`."""
+    def groups(self, slices: jax.Array) -> list[jax.Array]:
+        """The groups of each array, of slices (devices, workers, ...).
+
+        Undoes the cut of :meth:`slices`.
+        """
         # All rows again, without what filled the slices.
         x, rows = jnp.moveaxis(slices, 3, 0), self.cut.group.rows
         x = x.reshape(len(x), -1, x.shape[-1])[:, : self.ends[-1] * rows]
         x = x.reshape(len(x), -1, rows, x.shape[-1]).swapaxes(0, 1)
         return [x[a:b] for a, b in itertools.pairwise(self.ends)]
 
-    def _arrays(self, groups: Sequence[jax.Array]) -> list[jax.Array]:
+    def arrays(self, groups: Sequence[jax.Array]) -> list[jax.Array]:
         """The arrays that were cut into these groups, without their padding."""
         pairs = zip(groups, self.shapes, strict=True)
         return [x.reshape(-1)[: math.prod(s)].reshape(s) for x, s in pairs]

@@ -16,8 +16,9 @@ from slamb_jax._core.leaves import (
     is_function,
     is_none,
     map_present,
+    next_step,
 )
-from slamb_jax._core.rounding import next_step, upcast_f32
+from slamb_jax._core.rounding import upcast_f32
 from slamb_jax.exchange.collectives import pany, pmean
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.jointspar import distribution

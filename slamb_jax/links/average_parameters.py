@@ -9,8 +9,15 @@ import optax
 
 from slamb_jax._core import axes as _axes
 from slamb_jax._core.checks import check_params, check_real, check_transformation
-from slamb_jax._core.leaves import chosen, keep_absent, map_present, present, unless
-from slamb_jax._core.rounding import copied, next_step, upcast_f32
+from slamb_jax._core.leaves import (
+    chosen,
+    keep_absent,
+    map_present,
+    next_step,
+    present,
+    unless,
+)
+from slamb_jax._core.rounding import copied, upcast_f32
 from slamb_jax.compressors.codec import Sent
 from slamb_jax.exchange import collectives as _collectives
 from slamb_jax.exchange.mean import mean_over_workers

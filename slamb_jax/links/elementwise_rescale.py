@@ -10,8 +10,8 @@ from jax.typing import ArrayLike
 
 from slamb_jax._core import axes, checks
 from slamb_jax._core.joining import ArrayRow, join_rows, spread_blocks
-from slamb_jax._core.leaves import Leaf, chosen, present, unless
-from slamb_jax._core.rounding import next_step, upcast_f32
+from slamb_jax._core.leaves import Leaf, chosen, next_step, present, unless
+from slamb_jax._core.rounding import upcast_f32
 from slamb_jax.exchange.selections import selection_at, unit_of_blocks
 from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.on_shards import on_shards

@@ -23,11 +23,11 @@ from slamb_jax._core.leaves import (
     bool_for_each,
     check_mask,
     chosen,
+    next_step,
     present,
     unless,
 )
 from slamb_jax._core.recompute import recompute
-from slamb_jax._core.rounding import next_step
 from slamb_jax.exchange.collectives import psum_each
 from slamb_jax.exchange.selections import AtStep, selection_at, unit_of_blocks
 from slamb_jax.exchange.settings import Exchange, check_exchange

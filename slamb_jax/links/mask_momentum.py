@@ -30,11 +30,11 @@ from slamb_jax._core.leaves import (
     broadcast_prefix,
     chosen,
     keep_absent,
+    next_step,
     present,
     unless,
 )
 from slamb_jax._core.recompute import computed_apart, recompute
-from slamb_jax._core.rounding import next_step
 from slamb_jax.compressors.codec import Sent, in_shape
 from slamb_jax.compressors.of_exchange import (
     Answer,
@@ -312,7 +312,9 @@ def mask_momentum(
         leaves = _read_leaves(exchange, b1, updates, state, params, rule)
         rows = leaves.joined.rows
         # 1. x, what this worker has.
-        own = _poison(poisoned, [ahead(rule, row) for row in rows])
+        own = [ahead(rule, row) for row in rows]
+        if poisoned is not None:  # M is NaN on all workers then
+            own = [a._replace(x=jnp.where(poisoned, _NAN, a.x)) for a in own]
         # 2. M, the mean of what the workers send of it, and e, what this one does not.
         own, sent, told, compressor = send(rule, leaves, own, state, params, extra_args)
         if poisoned is not None:  # the same M came to all workers, who so agree
@@ -421,13 +423,6 @@ def ahead(rule: Rule, row: Row) -> Ahead:
         return Ahead(of_m * m / later + of_g * g, later)
     x = of_m * m + (1 - scale * of_m) * g
     return Ahead(x / correction, correction)
-
-
-def _poison(poisoned: jax.Array | None, own: list[Ahead]) -> list[Ahead]:
-    """NaN for all that a poisoned worker sends, so that M is NaN on all workers."""
-    if poisoned is None:
-        return own
-    return [a._replace(x=jnp.where(poisoned, _NAN, a.x)) for a in own]
 
 
 def take_and_keep(

@@ -76,11 +76,10 @@ def adam(
                 "directions.adam needs the argument second_moment, which "
                 "slamb_jax.mask_momentum with a b2 passes to its direction"
             )
-        number = checks.known(eps)
-        if moments is not None and number is not None and number < _LEAST_OF_OWN_V:
+        if moments is not None and (checks.known(eps) or 1) < _LEAST_OF_OWN_V:
             # Which mask_momentum hands over with a selection.
             warnings.warn(
-                f"directions.adam(eps={number:g}) divides a mean momentum by the root "
+                f"directions.adam(eps={eps}) divides a mean momentum by the root "
                 "of a worker's own second moment, with a selection in the exchange. "
                 "Where the worker's gradients are 0, and those of others are not, the "
                 f"step is M / eps: give eps={_LEAST_OF_OWN_V:g} or more",
