@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from slamb_jax._core.platform import map_groups
 from slamb_jax._core.rounding import hash_u32
 from slamb_jax.exchange.codecs import codec_of, cut_among
 from tests.close import assert_close
@@ -37,7 +38,7 @@ def there_and_back(payload, size):
 
     def run(x, seed):
         x = jnp.pad(x, (0, -size % group.size)).reshape(-1, *group[1:])
-        return codec.decode(*codec.encode(x, seed)).reshape(-1)[:size]
+        return codec.decode(*codec.encode(x, seed=seed)).reshape(-1)[:size]
 
     return jax.jit(run)
 
@@ -109,10 +110,11 @@ def test_the_same_seed_gives_the_same_bits(payload):
 def test_an_array_has_the_codes_of_its_groups(payload, size):
     """Of a CPU too, which codes a few groups at a time: each with bits of its own."""
     codec, group = codec_of(payload), group_of(payload, size)
-    x, seed = jnp.asarray(draws(size)), jnp.uint32(5)
-    coded = jax.jit(lambda x: codec.encode_array(x, group, seed))(x)
+    x = jnp.asarray(draws(size))
+    encode = functools.partial(codec.encode, seed=jnp.uint32(5))
+    coded = jax.jit(lambda x: map_groups(encode, x, group[1:]))(x)
     groups = jnp.pad(x, (0, -size % group.size)).reshape(-1, *group[1:])
-    of_groups = jax.jit(lambda x: codec.encode(x, seed))(groups)
+    of_groups = jax.jit(encode)(groups)
     chex.assert_trees_all_equal_shapes(coded, of_groups)
     assert_close(*(codec.decode(*y) for y in (coded, of_groups)))
 
@@ -179,7 +181,7 @@ def test_bytes_are_those_announced(payload, bits):
         group = codec.group_of(size)
         shape = group._replace(groups=-(-size // group.size))
         x, seed = (jax.ShapeDtypeStruct(s, t) for s, t in ((shape, "f4"), ((), "u4")))
-        codes = jax.eval_shape(codec.encode, x, seed)
+        codes = jax.eval_shape(lambda x, s: codec.encode(x, seed=s), x, seed)
         assert {y.dtype.name for y in codes} == {"uint8"}
         assert sum(y.size for y in codes) == codec.nbytes(shape)
     assert (group.rows, group.width) == (8, 128)

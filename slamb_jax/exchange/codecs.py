@@ -120,14 +120,7 @@ class BlockCodec(abc.ABC):
         per_byte = self.planes * self.digits
         return shape.size // per_byte + shape.blocks * _SCALE_BYTES
 
-    def encode_array(self, x: jax.Array, group: Group, seed: Seed) -> Code:
-        """The code of the groups that an array of any shape is cut into."""
-        out: Code = _platform.map_groups(
-            lambda groups, first: self.encode(groups, seed, first), x, group[1:]
-        )
-        return out
-
-    def encode(self, groups: jax.Array, seed: Seed, first: Any = 0) -> Code:
+    def encode(self, groups: jax.Array, first: Any = 0, seed: Seed = None) -> Code:
         """The code of float32 groups, (..., groups, planes, rows, width).
 
         ``first`` is the number of the first of them, uint32 or an integer.

@@ -8,6 +8,7 @@ cut between rows of groups, and never between planes, whose digits share bytes. 
 worker is a group of devices, each device of it owns a slice, too.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Hashable, Sequence
@@ -22,7 +23,7 @@ from slamb_jax._core import axes as _axes
 from slamb_jax._core.axes import axis_size
 from slamb_jax._core.joining import ArrayRow, Joined, join_rows
 from slamb_jax._core.leaves import Leaf
-from slamb_jax._core.platform import materialized
+from slamb_jax._core.platform import map_groups, materialized
 from slamb_jax._core.rounding import hash_u32, hash_words, round_to
 from slamb_jax.exchange import collectives as _collectives
 from slamb_jax.exchange.codecs import BlockCodec, Cut, Seed, codec_of, cut_among
@@ -235,10 +236,11 @@ class _Part:
         self.shapes = [x.shape for x in arrays]
         self.ends = [0, *np.cumsum([-(-x.size // cut.group.size) for x in arrays])]
         # Each in its place, since to concatenate them would be to copy them.
-        self.codes = [
-            codec.encode_array(x, cut.group, self._seed(jnp.int32(0), 3 + i))
-            for i, x in enumerate(arrays)
-        ]
+        self.codes = []
+        for i, x in enumerate(arrays):
+            seed = self._seed(jnp.int32(0), 3 + i)
+            encode = functools.partial(codec.encode, seed=seed)
+            self.codes.append(map_groups(encode, x, cut.group[1:]))
 
     def _seed(self, device: jax.Array, stage: int) -> Seed:
         """The seed of the random bits of one device of this worker at one stage.
@@ -284,7 +286,7 @@ class _Part:
         mean = total / np.float32(len(received))
         if not self.codec.has_zero:
             mean = jnp.where(self._is_element(), mean, jnp.zeros_like(mean))
-        code = self.codec.encode(mean, self._seed(self.place.device, 2))
+        code = self.codec.encode(mean, seed=self._seed(self.place.device, 2))
         return mean, jnp.concatenate([x.reshape(-1) for x in code])
 
     def decode_slice(self, code: jax.Array) -> jax.Array:

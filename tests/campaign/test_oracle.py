@@ -42,6 +42,7 @@ class Keeping:
 
     share: float
     has_zero = True
+    draws = False
 
     def group_of(self, size):
         return Group(1, 2, 8 if size > 64 else 1, 4)
@@ -49,12 +50,8 @@ class Keeping:
     def nbytes(self, shape):
         return 4 * (shape.size + shape.blocks)  # a scale says nothing
 
-    def encode_array(self, x, group, seed):
-        flat = jnp.pad(x.reshape(-1), (0, -x.size % group.size))
-        return self.encode(flat.reshape(-1, *group[1:]), seed)
-
-    def encode(self, x, seed):
-        del seed
+    def encode(self, x, first=0, seed=None):
+        del first, seed
         in_bytes = jax.lax.bitcast_convert_type(np.float32(self.share) * x, jnp.uint8)
         scales = jnp.zeros((*x.shape[:-3], 1, x.shape[-2], 4), jnp.uint8)
         return in_bytes.reshape(*x.shape[:-1], -1), scales
