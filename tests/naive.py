@@ -23,8 +23,8 @@ def ratio(p, u, otherwise):
 PLAIN = {  # settings of the mean alone
     "b1": 0.9, "b2": 0.95, "share": 0.0, "eps": 1e-4, "eps_root": 0.0,
     "nesterov": False, "form": "sum", "c_min": 0.01, "c_max": 1e3, "weight_decay": 0.0,
-    "codes": 0.5, "sync_every": 1, "outer": None, "rate": "constant", "corrects": True,
-    "b3": 0.7, "zero": False,
+    "codes": 0.5, "sync_every": 1, "outer": None, "rate": "constant", "b3": 0.7,
+    "zero": False,
 }  # fmt: skip
 
 
@@ -90,7 +90,7 @@ class Workers:
         self.held[j] = np.where(mask, held.mean(0), held)
         self.v[j] = self.b2 * self.v[j] + (1 - self.b2) * g**2
         self.age[j] = np.where(mask, 0, self.age[j] + 1)
-        return self.held[j] / (1 - b**self.t if self.given["corrects"] else 1)
+        return self.held[j] / (1 - b**self.t)
 
     @property
     def b2(self):
@@ -121,7 +121,7 @@ class Workers:
     def direction(self, j, m):
         given = self.given
         if self.is_("slamb"):
-            fix = 1 - self.b2**self.t if given["corrects"] else 1.0
+            fix = 1 - self.b2**self.t
             eps = given["eps"] / (fix**0.5 if given["form"] == "sum" else 1.0)
             return m / (np.sqrt(self.v[j] / fix) + eps)
         if self.is_("adamw", "lamb"):

@@ -97,11 +97,7 @@ def least_probability(p_min: float | None, budget: float, layers: int) -> float:
     check_range("budget", budget, 0.0, layers, open_low=True)
     if p_min is None:
         return budget / layers / 2
-    if p_min > budget / layers:
-        raise ValueError(
-            f"p_min must not exceed budget / D = {budget!r} / {layers} = "
-            f"{budget / layers:g}, got {p_min!r}: D such layers exceed the budget"
-        )
+    check_range("p_min", p_min, 0.0, budget / layers, open_low=True)
     return p_min
 
 

@@ -120,8 +120,6 @@ def jointspar(
     for name, value in (("layers", layers), ("budget", budget), ("p_min", p_min)):
         checks.check_static(name, value)
     checks.check_range("budget", budget, 0.0, open_low=True)
-    if p_min is not None:
-        checks.check_range("p_min", p_min, 0.0, 1.0, open_low=True)
     checks.check_integer("horizon", horizon, 1)
     checks.check_choice("sampling", sampling, ("shared", "per_worker"))
     checks.check_integer("seed", seed)

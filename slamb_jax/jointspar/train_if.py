@@ -164,8 +164,7 @@ def _conditional_vjp(flags: Flags, vjp: Vjp, cotangent: Tree) -> tuple[Tree, ...
     shapes = jax.eval_shape(differentiable, cotangent)
 
     def zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
-        x = jnp.zeros(like.shape, like.dtype)
-        return axes.vary_over(x, axes.varying_axes(like))
+        return axes.vary_over(jnp.zeros_like(like), axes.varying_axes(like))
 
     def gradients(cotangent: Tree, weights: bool, inputs: bool) -> tuple[Tree, ...]:
         none = jax.tree.map(zeros, shapes)

@@ -151,10 +151,9 @@ def average_parameters_every(
         anchor = map_present(lambda _, a, x: a + x, updates, state.anchor, steps)
         # 3. The parameters move there.
         u = map_present(_move, updates, anchor, params)
-        old = state.anchor, state.outer, state.compressor
-        new = keep_absent(anchor, state.anchor), outer_state, sends
-        anchor, outer_state, sends = unless(skip, old, new)
-        return u, state._replace(anchor=anchor, outer=outer_state, compressor=sends)
+        anchor = keep_absent(anchor, state.anchor)
+        new = state._replace(anchor=anchor, outer=outer_state, compressor=sends)
+        return u, unless(skip, state, new)
 
     def update(
         updates: optax.Updates,

@@ -115,7 +115,7 @@ def compress_with_error_feedback(
         # M. It keeps its place where a leaf has no gradient at this step.
         kept = None
         if decay:
-            rest = map_present(_what_waits, wide, narrow, unsent, mean, means)
+            rest = map_present(_what_waits, unsent, wide, narrow, mean, means)
             kept = keep_absent(unless(skip, state.residual, rest), state.residual)
         new = CompressState(kept, unless(skip, state.compressor, inner))
         return means, chosen(skip, new)
@@ -133,17 +133,11 @@ def _narrow(g: jax.Array, x: jax.Array) -> jax.Array:
     return round_to(in_range, g.dtype)
 
 
-def _what_waits(
-    x: jax.Array,
-    narrow: jax.Array,
-    unsent: jax.Array,
-    mean: jax.Array,
-    narrow_mean: jax.Array,
-) -> jax.Array:
-    """The residual of a leaf, float32."""
-    of_x = x - narrow.astype(jnp.float32)
-    of_mean = mean.astype(jnp.float32) - narrow_mean.astype(jnp.float32)
-    return unsent.astype(jnp.float32) + of_x + of_mean
+def _what_waits(*parts: jax.Array) -> jax.Array:
+    """The residual of a leaf, float32: what was not sent, of x and of M."""
+    wide = (part.astype(jnp.float32) for part in parts)
+    unsent, x, narrow, mean, narrow_mean = wide
+    return unsent + (x - narrow) + (mean - narrow_mean)
 
 
 def without_residual(state: optax.OptState) -> optax.OptState:

@@ -117,8 +117,7 @@ def elementwise_rescale(
         (out,) = joined.split([rescale(*row) for row in joined.rows])
         return rebuild(out), chosen(skip, new)
 
-    tx = optax.GradientTransformationExtraArgs(init, update)
-    return on_shards(tx, exchange)
+    return on_shards(optax.GradientTransformationExtraArgs(init, update), exchange)
 
 
 def freshness(age: jax.Array, b3: ArrayLike) -> jax.Array:

@@ -201,10 +201,8 @@ def layerwise_trust_ratio(
             # The authors' product form leaves biases and scales unclipped.
             parts = leaf.parts or (leaf,)
             clips = [form == "sum" or len(x.layer_shape) > 1 for x in parts]
-            clipped = jnp.clip(ratio, *bounds)
-            if not all(clips):
-                which = np.array(clips) if leaf.parts else clips[0]
-                clipped = jnp.where(which, clipped, ratio)
+            which = np.array(clips) if leaf.parts else clips[0]
+            clipped = jnp.where(which, jnp.clip(ratio, *bounds), ratio)
             return spread_over(leaf, clipped)
         (p_fresh, u_fresh), (p_stale, u_stale) = squares
         fresh = _ratio(p_fresh, u_fresh, otherwise=1.0)

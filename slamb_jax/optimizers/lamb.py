@@ -72,10 +72,10 @@ def lamb(
       <https://arxiv.org/abs/1904.00962>`_, 2019.
     """
     checks.check_decay_rate("b2", b2)
+    adam = links.directions.adam(eps)
     momentum = links.mask_momentum(
-        check_agrees(exchange), links.directions.adam(eps), b1, b2,
-        mu_dtype=mu_dtype,
-    )  # fmt: skip
+        check_agrees(exchange), adam, b1, b2, mu_dtype=mu_dtype
+    )
     ratio = links.layerwise_trust_ratio(
         exchange, weight_decay=weight_decay, mask=mask, form=form, c_min=c_min,
         c_max=c_max,

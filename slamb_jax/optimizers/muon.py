@@ -112,7 +112,6 @@ def muon(
     )  # fmt: skip
     normalized = directions.adam(eps, adam_eps_root)
     both = {"muon": orthogonalized, "adam": normalized}
-    b1_of = {"muon": beta, "adam": adam_b1}
     momentum_of = functools.partial(
         mask_momentum, exchange, nesterov=nesterov, mu_dtype=mu_dtype
     )
@@ -139,7 +138,7 @@ def muon(
             # One link for both, so that one mean is taken. Its second moments, which
             # it hands to its direction, are parted as the updates are.
             direction = partition(both, mask_compatible_extra_args=True)
-            b1s = jax.tree.map(b1_of.get, labels)
+            b1s = jax.tree.map({"muon": beta, "adam": adam_b1}.get, labels)
             momentum = momentum_of(direction, b1s, adam_b2)
         return chain_between("muon", exchange, momentum, partition(steps))
 

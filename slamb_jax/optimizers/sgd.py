@@ -57,5 +57,4 @@ def sgd(
         unit_decay(exchange), nesterov=nesterov, bias_correction=False,
         mu_dtype=accumulator_dtype,
     )  # fmt: skip
-    step = step_by(learning_rate)
-    return chain_between("sgd", exchange, mean_momentum, step)
+    return chain_between("sgd", exchange, mean_momentum, step_by(learning_rate))

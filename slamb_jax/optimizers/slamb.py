@@ -26,7 +26,6 @@ def slamb(
     form: Form = "sum",
     c_min: ArrayLike = 0.01,
     c_max: ArrayLike = 1000.0,
-    bias_correction: bool = True,
     mu_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""SLAMB: LAMB whose workers exchange a share of their momentum at each step.
@@ -73,7 +72,6 @@ def slamb(
       form: ``"sum"`` or ``"product"``.
       c_min: lower bound of the trust ratio, not negative.
       c_max: upper bound of the trust ratio, at least ``c_min``; may be infinite.
-      bias_correction: False, in the product form only, leaves it out.
       mu_dtype: dtype of m, None (float32) or bfloat16; without a ``payload`` also its
         wire format.
 
@@ -132,20 +130,11 @@ def slamb(
             f"exchange must have a selection, got {exchange!r}: slamb_jax.Exchange."
             "paper has one; slamb_jax.lamb is LAMB under an exchange without"
         )
-    if form == "sum" and not bias_correction:
-        raise ValueError(
-            "bias_correction=False needs form='product', got form='sum', which is "
-            "always bias-corrected"
-        )
+    adam = links.directions.adam(eps, eps_before_correction=form == "sum")
     ratio = links.layerwise_trust_ratio(
-        exchange,
-        links.directions.adam(eps, eps_before_correction=form == "sum"),
-        b3=b3, weight_decay=weight_decay, mask=mask, form=form,
+        exchange, adam, b3=b3, weight_decay=weight_decay, mask=mask, form=form,
         c_min=c_min, c_max=c_max,
     )  # fmt: skip
-    momentum = links.mask_momentum(
-        exchange, ratio, b1, b2,
-        bias_correction=bias_correction, mu_dtype=mu_dtype,
-    )  # fmt: skip
+    momentum = links.mask_momentum(exchange, ratio, b1, b2, mu_dtype=mu_dtype)
     rescale = links.elementwise_rescale(exchange, b3=b3)
     return chain_between("slamb", exchange, momentum, rescale, step_by(learning_rate))

@@ -88,8 +88,7 @@ def settings_of(draw):
         "eps": 1e-4,
         "eps_root": one_of(0.0, 1e-3),
         "nesterov": optimizer in ("adamw", "sgd", "momentum") and one_of(False, True),
-        "form": (form := one_of("sum", "product")),
-        "corrects": form == "sum" or one_of(False, True),
+        "form": one_of("sum", "product"),
         "c_min": one_of(0.01, 0.5, 0.0),
         "c_max": one_of(1000.0, 1.0, np.inf),
         "b3": one_of(0.0, 0.7, 0.99, 1.0),
@@ -132,7 +131,7 @@ def optimizer_of(given, mask, selection):
         "lion": some("weight_decay", b1="share", b2="b1"),
         "sgd": some("nesterov", momentum="b1"),
         "lamb": some(*lamb),
-        "slamb": some(*lamb, "b3", bias_correction="corrects"),
+        "slamb": some(*lamb, "b3"),
         "momentum": some("b1", "nesterov"),
     }[given["optimizer"]]
     if given["optimizer"] == "momentum":

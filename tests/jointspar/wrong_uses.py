@@ -36,7 +36,7 @@ ALONE = [  # the argument, what it must be, values that it must not have
     ("budget", r"\(0.0, 3\]", 3.1),
     ("budget", "", NAN, "1"),
     ("p_min", "", 0.0),
-    ("p_min", "not exceed budget / D = 1.5 / 3 = 0.5", 0.6),
+    ("p_min", r"\(0.0, 0.5\]", 0.6),
     ("horizon", "", 0),
     ("sampling", "shared, per_worker", "private"),
     ("seed", "", 0.5),
