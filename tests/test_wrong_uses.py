@@ -16,12 +16,11 @@ from tests.wrong_uses.checkpoints import CHECKPOINTS
 from tests.wrong_uses.commands import BYTE_LM, COMMANDS, CONFIGS
 from tests.wrong_uses.links import LINKS, SHARDS, TREES
 from tests.wrong_uses.replicas import REPLICAS
-from tests.wrong_uses.settings import MADE, UNKNOWN
+from tests.wrong_uses.settings import MADE
 
 VALUES = MADE + SHARDS + LINKS + TREES + JOINTSPAR + REPLICAS + ADVICE
 VALUES += CHECKPOINTS + CONFIGS
 ALL = [(*row, ValueError) for row in VALUES]
-ALL += [(*row, TypeError) for row in UNKNOWN]
 ALL += [(*row, SystemExit) for row in COMMANDS + BYTE_LM]
 
 # Names are the same in every process: without addresses of functions.

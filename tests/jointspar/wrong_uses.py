@@ -4,10 +4,8 @@ from functools import partial
 
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec
 
 from slamb_jax import Exchange, jointspar
-from slamb_jax.exchange import selections
 from slamb_jax.jointspar import train_if
 from tests.wrong_uses.common import NAN, bad, of
 
@@ -45,20 +43,17 @@ ALONE = [  # the argument, what it must be, values that it must not have
 ]
 TWO = {"a": "one", "b": "two"}
 UNUSED = {  # settings of an exchange that JointSpar does not use
-    "outer": {"outer": optax.sgd(0.7), "sync_every": 30},
-    "local_axis_name": {"local_axis_name": "local"},
-    "param_specs": {"param_specs": PartitionSpec("model")},
-    "stacked": {"stacked": True},
-    "payload": {"payload": "uniform8"},
-    "selection": {"payload": None, "selection": selections.Strided(0.1)},
-    "sync_every": {"payload": None, "sync_every": 4},
-}
+    "outer": optax.sgd(0.7), "local_axis_name": "local", "stacked": True,
+    "payload": "uniform8",
+}  # fmt: skip
+LOCAL = Exchange("x", payload=None, sync_every=4)
 JOINTSPAR = [
     *(x for name, to, *values in ALONE for x in bad(init, name, *values, wanted=to)),
     *(
-        (of(init, exchange=Exchange("x", **given)), rf"Exchange\('x'\), .*{name}=")
-        for name, given in UNUSED.items()
+        (of(init, exchange=Exchange("x", **{name: x})), rf"Exchange\('x'\), .*{name}=")
+        for name, x in UNUSED.items()
     ),
+    (of(init, exchange=LOCAL), r"Exchange\('x'\), .*sync_every=4"),
     (of(init, layers=dict.fromkeys(PARAMS)), "layers must label at least one layer"),
     (of(init, layers=LABELS | {"a": 3}), r"layers .* strings .* 3 at layers\['a'\]"),
     (of(init, layers={"a": "one"}), "layers must have the structure of the parameters"),

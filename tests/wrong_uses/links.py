@@ -167,13 +167,11 @@ LINKS += [
     *bad(partial(compressors.low_rank, axis_name=AXIS), "rank", 0, wanted="at least 1"),
     *bad(partial(compressors.top_k, 0.1), "axis_name", None, wanted="name the axis"),
     *bad(partial(compressors.low_rank, 1), "axis_name", None, wanted="name the axis"),
-    (of(compressors.of_exchange, LOCAL), "must exchange at every step"),
     *bad(feedback, "compressor", None),
     *bad(partial(feedback, top_k), "decay", 1.5, wanted=r"\[0.0, 1.0\]"),
     *((of(slamb_jax.average_parameters_every, exchange, compressor=feedback(top_k)),
        "compressor sends .* outer optimizer")
       for exchange in (LOCAL, slamb_jax.Exchange(AXIS, sync_every=3, outer=OUTER))),
-    (updating(top_k), "is not bound"),
     (updating(of(feedback, optax.identity())), r"return slamb_jax.Sent\(mean, unsent"),
 ]  # fmt: skip
 

@@ -73,26 +73,13 @@ MADE += [
     *TOGETHER,
     (of(slamb_jax.slamb, 0.01, "data"), r"exchange .*Exchange.*'data': .*Exchange\('d"),
     (of(slamb_jax.slamb, slamb_jax.Exchange(), 0.01), "got 0.01: a rate comes before"),
-    (of(slamb_jax.slamb, 0.01, None), "exchange .*slamb_jax.Exchange, got None"),
     (of(read, "data"), "settings must be a mapping, got 'data'"),
     (of(read, {"ratio": 0.1}), "do not fit: Exchange.* argument 'ratio'"),
     (of(read, {"selection": {"k": 1}}), "do not fit: Strided.* argument 'k'"),
-    (of(read, {"payload": {"name": "int8"}}), "payload .*'int8'"),
-    (of(read, {"outer": "sgd"}), "outer .*'sgd'"),
     (of(read, {"param_specs": {"w": ["model"]}}), "param_specs .*'model'"),
     (slamb_jax.Exchange(outer=OUTER).to_json, "outer .* JSON.* Grad.*replace.*outer="),
-    (slamb_jax.Exchange(stacked=function).to_json, "stacked .* JSON.* got <fun"),
     (slamb_jax.Exchange(stacked={"w": True}).to_json, "stacked .* JSON.*'w': True"),
     (slamb_jax.Exchange(param_specs={"w": P()}).to_json, "param_specs .* JSON.*'w'"),
     (slamb_jax.Exchange.paper(selection=Replay([])).to_json, "selection .*JSON"),
     (of(slamb_jax.Exchange().share, {}), "params must have elements, got {}"),
-]
-
-make, paper = slamb_jax.Exchange, slamb_jax.Exchange.paper
-rates = {"learning_rate": 0.1, "exchange": make()}
-UNKNOWN = [  # Python's own errors: the function that is called has the arguments
-    (of(paper, "data", compress_ratio=0.1), "Exchange.* argument 'compress_ratio'"),
-    (of(make, "data", sync_evry=10), "Exchange.* argument 'sync_evry'"),
-    (of(slamb_jax.slamb, **rates, beta3=0.9), "slamb.* argument 'beta3'"),
-    (of(slamb_jax.mask_momentum, make(), xyz=1), "mask_momentum.* argument 'xyz'"),
 ]
