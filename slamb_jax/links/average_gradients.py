@@ -47,10 +47,6 @@ def average_gradients(exchange: Exchange) -> optax.GradientTransformationExtraAr
     """
     check_exchange(exchange)
 
-    def init(params: optax.Params) -> optax.EmptyState:
-        del params
-        return optax.EmptyState()
-
     def update(
         updates: optax.Updates,
         state: optax.EmptyState,
@@ -77,4 +73,4 @@ def average_gradients(exchange: Exchange) -> optax.GradientTransformationExtraAr
             ]
         return rebuild(means), state
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)

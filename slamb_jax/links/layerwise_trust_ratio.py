@@ -238,8 +238,7 @@ def layerwise_trust_ratio(
         if inner is None:
             moments = None  # they are those of the momentum in front
         elif moments is None:
-            none = optax.EmptyState()
-            updates, _ = inner.update(updates, none, params, **extra_args)
+            updates, _ = inner.update(updates, optax.EmptyState(), params, **extra_args)
         decay = decay_at(weight_decay, state.count)
         of_nu = None if moments is None else moments.of_nu
         # 1. The rows of this step, those of small leaves joined.

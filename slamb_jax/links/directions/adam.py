@@ -100,4 +100,4 @@ def adam(
 
         return map_present(direction, updates, second_moment), state
 
-    return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)

@@ -144,7 +144,7 @@ def muon(
         specs = broadcast_specs(param_specs, updates)
         return map_present(direction, updates, numbers, specs), state
 
-    return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
 def matrices(numbers: Matrices, params: optax.Params, param_specs: Any = None) -> Any:
