@@ -7,9 +7,9 @@ import pytest
 
 import slamb_jax
 from slamb_jax._core import platform as _platform
-from tests.close import assert_same_bits
+from tests.close import assert_close, assert_same_bits
 from tests.compiled import PLATFORMS, on_platform
-from tests.optimizers import plain
+from tests.optimizers import plain, random_tree
 from tests.workers import AXIS, stack
 
 on_each = pytest.mark.parametrize("platform", PLATFORMS)
@@ -72,6 +72,14 @@ def test_a_byte_gives_back_its_digits(platform, base, count):
     split = lambda x: _platform.split_digits(x, base, count)  # noqa: E731
     digits = there(platform, split, packed.reshape(1, -1, 1))
     np.testing.assert_array_equal(digits[0, :, :, 0], places)
+
+
+@on_each
+def test_codes_are_decoded_and_summed(platform):
+    codes = random_tree({"x": (7, 40)}, 0)["x"]
+    for total in (_platform.sum_of_codes, _platform.sum_in_turn):
+        got = there(platform, lambda x, total=total: total(jnp.square, x), codes)
+        assert_close(got, jnp.square(codes).sum(0), units=8)
 
 
 SLAMB = slamb_jax.slamb(

@@ -11,6 +11,7 @@ import optax
 from slamb_jax._core import axes, checks
 from slamb_jax._core.axes import AxisName
 from slamb_jax._core.leaves import chosen, next_step, present, unless
+from slamb_jax._core.platform import sum_in_turn
 from slamb_jax.exchange import collectives
 
 
@@ -200,7 +201,7 @@ def _sum_of_all(
         codes = map(_from_bytes, jnp.split(row, ends[:-1]), arrays)
         return decoded(treedef.unflatten(codes))
 
-    total: list[jax.Array] = collectives.sum_in_turn(decode_row, gathered)
+    total: list[jax.Array] = sum_in_turn(decode_row, gathered)
     return total
 
 

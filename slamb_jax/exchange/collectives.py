@@ -5,7 +5,7 @@
 """
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import chex
@@ -119,20 +119,6 @@ def _pmean_16_bit(flat: jax.Array, axis_name: AxisName, route: str) -> list[jax.
     mean = send_to_all(as_integers(mean), axis_name).view(dtype)
     error = in_own_row(np.float32(n) * error, axis_name)
     return [x.reshape(-1)[: flat.size] for x in (mean, error)]
-
-
-def sum_in_turn(decode: Callable[[jax.Array], Any], codes: jax.Array) -> Any:
-    """The sum of what the codes of the workers, (n, ...), stand for; trees of arrays.
-
-    One worker's after the other's: decoded together they may take n times the memory,
-    and a CPU six times as long. And in one order on all workers, so that they find the
-    same to the bit.
-    """
-    return lax.scan(
-        lambda total, code: (jax.tree.map(jnp.add, total, decode(code)), None),
-        decode(codes[0]),
-        codes[1:],
-    )[0]
 
 
 def ravel(arrays: Sequence[jax.Array]) -> jax.Array:

@@ -20,10 +20,10 @@ import numpy as np
 from jax import lax
 
 from slamb_jax._core import axes as _axes
+from slamb_jax._core import platform as _platform
 from slamb_jax._core.axes import axis_size
 from slamb_jax._core.joining import ArrayRow, Joined, join_rows
 from slamb_jax._core.leaves import Leaf
-from slamb_jax._core.platform import map_groups, materialized
 from slamb_jax._core.rounding import hash_u32, hash_words, round_to
 from slamb_jax.exchange import collectives as _collectives
 from slamb_jax.exchange.codecs import BlockCodec, Cut, Seed, codec_of, cut_among
@@ -240,7 +240,7 @@ class _Part:
         for i, x in enumerate(arrays):
             seed = self._seed(jnp.int32(0), 3 + i)
             encode = functools.partial(codec.encode, seed=seed)
-            self.codes.append(map_groups(encode, x, cut.group[1:]))
+            self.codes.append(_platform.map_groups(encode, x, cut.group[1:]))
 
     def _seed(self, device: jax.Array, stage: int) -> Seed:
         """The seed of the random bits of one device of this worker at one stage.
@@ -282,7 +282,7 @@ class _Part:
 
         And the code of the mean, uint8 (bytes,).
         """
-        total = _collectives.sum_in_turn(self.decode_slice, received)
+        total = _platform.sum_of_codes(self.decode_slice, received)
         mean = total / np.float32(len(received))
         if not self.codec.has_zero:
             mean = jnp.where(self._is_element(), mean, jnp.zeros_like(mean))
@@ -298,13 +298,13 @@ class _Part:
         code = self.codec.split_bytes(codes, self.cut.slice)
         # Put in the order of the arrays while they are bytes: a GPU would split all
         # digits first, and keep them.
-        columns = materialized([self.groups(x) for x in code])
+        columns = _platform.materialized([self.groups(x) for x in code])
         return self.arrays(list(map(self.codec.decode, *columns)))
 
     def average_all(self, codes: jax.Array) -> list[jax.Array]:
         """The mean of the workers' arrays, from codes (devices, workers, bytes)."""
         rows = jnp.moveaxis(codes, 1, 0)[:, :, None]
-        total = _collectives.sum_in_turn(self.decode_slices, rows)
+        total = _platform.sum_in_turn(self.decode_slices, rows)
         return [x / np.float32(len(rows)) for x in total]
 
     def is_finite(self, codes: jax.Array) -> jax.Array:
