@@ -1,7 +1,6 @@
 """JointSpar: an optimizer of which only the layers drawn are exchanged and updated."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -131,8 +130,7 @@ def jointspar(
         names, labels = _labels(layers, params)
         missing = sorted(set(names) - set(jax.tree.leaves(labels)))
         if missing and jax.tree.leaves(params):
-            shown = ", ".join(map(repr, missing))
-            raise ValueError(f"layers names {shown}, of which there are no parameters")
+            raise ValueError(f"layers names {missing}, which no parameter has")
         distribution.least_probability(p_min, budget, len(names))
         log_p = np.float32(np.log(budget / len(names)))
         return JointSparState(
@@ -211,9 +209,9 @@ def jointspar(
         if axes.axis_size(axis_name) == 1:
             return shares, norm
         sent = shares if draws_alone else [*shares, norm]
-        mean = functools.partial(pmean, axis_name=axis_name)
         # All workers take the same branch.
-        means = axes.cond(moves, mean, optax.tree.zeros_like, sent)
+        zeros = optax.tree.zeros_like
+        means = axes.cond(moves, lambda x: pmean(x, axis_name), zeros, sent)
         return (means, norm) if draws_alone else (means[:-1], means[-1])
 
     def keep_still(moving: Tree, old: optax.OptState, new: optax.OptState) -> Tree:

@@ -88,9 +88,8 @@ def train_if(
         raise ValueError(f"active must be the result of active_layers, got {active!r}")
     for label in (name, *(below or ())):
         if label not in active:
-            known = ", ".join(map(repr, active))
             raise ValueError(
-                f"there is no layer {label!r} in the optimizer, only {known}"
+                f"there is no layer {label!r} in the optimizer, only {[*active]}"
             )
     reached: Flag = None if below is None else ()
     if below:

@@ -58,7 +58,7 @@ JOINTSPAR = [
     (of(init, layers=LABELS | {"a": 3}), r"layers .* strings .* 3 at layers\['a'\]"),
     (of(init, layers={"a": "one"}), "layers must have the structure of the parameters"),
     (of(init, layers=LABELS | {"e": "four"}), "layers must have the structure"),
-    (of(init, {"a": jnp.ones(3), "b": ()}, layers=TWO), "names 'two', of which .* no"),
+    (of(init, {"a": jnp.ones(3), "b": ()}, layers=TWO), r"names \['two'\], which no"),
     (of(updated, exchange=Exchange("data")), "axis_name='data' is not bound here"),
     (of(jointspar.active_layers, ()), "state must contain one state .* got 0"),
     (lambda: jointspar.layer_probabilities([init()] * 2), "got 2"),
