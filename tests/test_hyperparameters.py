@@ -322,12 +322,9 @@ def test_a_tree_that_can_be_called_is_a_tree(make):
     if make is slamb_jax.lion:
         given["b1"] = 0.5
     trees = {name: function(MODEL) for name, function in TREES[make].items()}
-    makes = [make]
-    if make is not scaled:
-        static = [name for name in given if name not in NUMBERS - {"b1"}]
-        makes.append(optax.inject_hyperparams(make, static))
+    static = [name for name in given | trees if name not in NUMBERS - {"b1"}]
     with standard_promotion():
-        for call in makes:
+        for call in (make, optax.inject_hyperparams(make, static)):
             got, want = (call(**given | x) for x in (trees, TREES[make]))
             assert program(got, MODEL) == program(want, MODEL)
 
