@@ -108,7 +108,6 @@ def on_shards(
         # Extra arguments that are arrays enter as arguments, since a shard_map must not
         # close over values of the outer one.
         arrays, others = arrays_among(extra_args)
-        skip = arrays.get("skip")
 
         def own(
             updates: Any, state: Any, params: Any, arrays: dict[str, Any]
@@ -125,6 +124,6 @@ def on_shards(
             axis_names=set(auto),
             check_vma=tracked,
         )(updates, state, params, arrays)
-        return u, chosen(skip, new)
+        return u, chosen(arrays.get("skip"), new)
 
     return optax.GradientTransformationExtraArgs(tx.init, update)
