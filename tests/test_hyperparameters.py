@@ -182,10 +182,11 @@ def test_of_a_schedule_in_codes_what_was_not_sent_waits(b1, of_mu):
     np.testing.assert_allclose(sent[0] + waits, given, atol=1e-4)
 
 
-NUMBERS = {  # the others are no hyperparameters
-    "learning_rate", "adam_learning_rate", "weight_decay", "adam_weight_decay", "b1",
-    "b2", "b3", "adam_b1", "adam_b2", "beta", "momentum", "share", "eps", "eps_root",
-    "adam_eps_root", "c_min", "c_max", "consistent_rms",
+DECAY_RATES = {"b1", "b2", "b3", "adam_b1", "adam_b2", "beta", "momentum", "share"}
+EPSILONS = {"eps", "eps_root", "adam_eps_root"}
+NUMBERS = DECAY_RATES | EPSILONS | {  # the others are no hyperparameters
+    "learning_rate", "adam_learning_rate", "weight_decay", "adam_weight_decay", "c_min",
+    "c_max", "consistent_rms",
 }  # fmt: skip
 OBJECTS = {"exchange", "tx", "direction", "compressor", "param_specs"}
 CASES = [(make, name) for make, given in ARGUMENTS.items() for name in given]
@@ -217,10 +218,6 @@ def test_where_a_called_function_cannot_be_told_another_argument_is_refused(make
     """Of the step it may return what is a setting, too."""
     with pytest.raises(ValueError, match="with all others that are no hyp"):
         jax.eval_shape(optax.inject_hyperparams(make)(**ARGUMENTS[make]).init, PARAMS)
-
-
-DECAY_RATES = {"b1", "b2", "b3", "adam_b1", "adam_b2", "beta", "momentum", "share"}
-EPSILONS = {"eps", "eps_root", "adam_eps_root"}
 
 
 @case([(make, name) for make, name in CASES if name in DECAY_RATES | EPSILONS])
