@@ -72,10 +72,12 @@ def step_by(
         del extra_args
         check_params(params)
         wide = map_present(lambda _, p: p.astype(jnp.float32), updates, params)
-        # A gradient that is None has no part in a mask, so that optax would refuse it.
-        # To optax leaves that do not decay are such, too.
-        decays = bool_for_each("mask", mask, params)
-        decaying = map_present(lambda u, x: u if x else None, updates, decays)
+        decaying = updates
+        if mask is not None:
+            # A gradient that is None has no part in a mask, so that optax would refuse
+            # it. To optax leaves that do not decay are such, too.
+            decays = bool_for_each("mask", mask, params)
+            decaying = map_present(lambda u, x: u if x else None, updates, decays)
         decayed, decay_state = decay.update(decaying, state[0], wide)
         u, rate_state = rate.update(keep_absent(decayed, updates), state[1])
         rounded = map_present(lambda u, p: u.astype(p.dtype), u, params)
