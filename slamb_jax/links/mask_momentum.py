@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from slamb_jax._core import axes, checks
@@ -253,18 +252,13 @@ def mask_momentum(
     def send(
         rule: Rule,
         leaves: _Leaves,
-        own: list[Ahead],
+        xs: list[jax.Array],
         state: MaskMomentumState,
         params: optax.Params | None,
         extra_args: dict[str, Any],
-    ) -> tuple[
-        list[Ahead], Sequence[Sent | jax.Array], jax.Array | None, optax.OptState
-    ]:
-        """What the compressor makes of each x, which it may round, and its state.
-
-        And whether what came from all workers is finite, where it says so.
-        """
-        rows, xs = leaves.joined.rows, [x for x, _ in own]
+    ) -> tuple[Answer, optax.OptState]:
+        """What the compressor makes of each x, which it may round, and its state."""
+        rows = leaves.joined.rows
         if isinstance(state.compressor, OfExchangeState):
             if with_units and state.nu_mean is None:
                 raise ValueError(
@@ -283,16 +277,15 @@ def mask_momentum(
                 xs, state.compressor, **extra_args, request=request
             )
             if isinstance(out, Answer):
-                pairs = zip(own, out.xs, strict=True)
-                own = [x._replace(x=rounded) for x, rounded in pairs]
-                return own, out.sent, out.is_finite, new
+                return out, new
         tree = leaves.rebuild(leaves.joined.split(xs)[0])
         out, new = sender.update(tree, state.compressor, params, **extra_args)
         if rule.agrees and isinstance(out, Sent):
-            return own, list(map(Sent, *map(leaves.join, out))), None, new
+            sent = list(map(Sent, *map(leaves.join, out)))
+            return Answer(xs, sent, None), new
         wholes = leaves.join(optax.tree.add(*out) if isinstance(out, Sent) else out)
         skip = rule.skip if rule.selects else None
-        return own, unless(skip, [row.m for row in rows], wholes), None, new
+        return Answer(xs, unless(skip, [row.m for row in rows], wholes), None), new
 
     def update(
         updates: optax.Updates,
@@ -314,16 +307,18 @@ def mask_momentum(
         # 1. x, what this worker has.
         own = [ahead(rule, row) for row in rows]
         if poisoned is not None:  # M is NaN on all workers then
-            own = [a._replace(x=jnp.where(poisoned, _NAN, a.x)) for a in own]
+            own = [jnp.where(poisoned, _NAN, x) for x in own]
         # 2. M, the mean of what the workers send of it, and e, what this one does not.
-        own, sent, told, compressor = send(rule, leaves, own, state, params, extra_args)
+        answer, compressor = send(rule, leaves, own, state, params, extra_args)
         if poisoned is not None:  # the same M came to all workers, who so agree
+            told = answer.is_finite
             skip = pany(poisoned, exchange.axis_name) if told is None else ~told
             extra_args, rule = extra_args | {"skip": skip}, rule._replace(skip=skip)
         # 3. What the step takes, and what the worker keeps.
         if rule.agrees:  # or what was computed of g, m and v would be kept until now
             rows = [row.read_anew() for row in rows]
-        pairs = [take_and_keep(rule, *x) for x in zip(rows, own, sent, strict=True)]
+        both = zip(rows, answer.xs, answer.sent, strict=True)
+        pairs = [take_and_keep(rule, row, x, sent) for row, x, sent in both]
         taken, mus = [x for x, _ in pairs], [m for _, m in pairs]
         # 4. v, of what all take; or of the worker's own gradient, since to agree on a v
         # of gradients would be to send them.
@@ -394,39 +389,31 @@ class Rule(NamedTuple):
         # next step, which needs m itself.
         return (one, share) if isinstance(share, jax.Array) else (share, one)
 
-    def correction(self, b1: ArrayLike, step: jax.Array) -> jax.Array:
-        """The bias correction of the momentum; 1 without one."""
+    def correction(self, b1: ArrayLike, ahead: bool = False) -> jax.Array:
+        """The bias correction of the momentum, or of what is sent; 1 without one."""
+        step = next_step(self.step) if ahead and self.nesterov else self.step
         return bias(b1, step) if self.bias_correction else jnp.float32(1)
 
 
-class Ahead(NamedTuple):
-    """What a worker has of a leaf to send."""
-
-    x: jax.Array
-    correction: jax.Array  # of the momentum's bias, by which x is divided
-
-
-def ahead(rule: Rule, row: Row) -> Ahead:
-    """The momentum after this step's gradient, as far as it is sent."""
-    g, m, step = row.g.astype(jnp.float32), row.m.astype(jnp.float32), rule.step
+def ahead(rule: Rule, row: Row) -> jax.Array:
+    """What a worker has of a leaf: the momentum after its gradient, as it is sent."""
+    g, m = row.g.astype(jnp.float32), row.m.astype(jnp.float32)
     if rule.selects:  # corrected after the exchange, since e stays in the momentum
         x = moved(m, g, row.b1).astype(row.m.dtype)
         # Chosen before it is sent: what is not sent stays in its place.
-        return Ahead(unless(rule.skip, row.m, x), jnp.float32(1))
+        return unless(rule.skip, row.m, x)
     scale, of_m = rule.scales(row.b1)
-    correction = rule.correction(row.b1, step)
+    later = rule.correction(row.b1, ahead=True)
     if rule.nesterov:
         # As optax has it: m is corrected as at the next step, g as at this one.
         b1, new = weights(row.b1)
-        later = rule.correction(row.b1, next_step(step))
-        of_g = b1 * new / later + new / correction
-        return Ahead(of_m * m / later + of_g * g, later)
-    x = of_m * m + (1 - scale * of_m) * g
-    return Ahead(x / correction, correction)
+        of_g = b1 * new / later + new / rule.correction(row.b1)
+        return of_m * m / later + of_g * g
+    return (of_m * m + (1 - scale * of_m) * g) / later
 
 
 def take_and_keep(
-    rule: Rule, row: Row, ahead: Ahead, sent: Sent | jax.Array
+    rule: Rule, row: Row, x: jax.Array, sent: Sent | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """What the step takes of a leaf, and the momentum that the worker keeps.
 
@@ -439,22 +426,23 @@ def take_and_keep(
         return kept, kept
     g, m = row.g.astype(jnp.float32), row.m.astype(jnp.float32)
     (b1, new), (scale, of_m) = weights(row.b1), rule.scales(row.b1)
+    correction = rule.correction(row.b1, ahead=True)  # by which x is divided
     kept = b1 * m + scale * new * g  # as if all of x had been sent
     is_plain = rule.share is None and not rule.nesterov
     if is_plain and rule.skip is None:
         # The same, in the place of x. A step that may be skipped needs the old m.
-        kept = scale * (ahead.correction * ahead.x)
+        kept = scale * (correction * x)
     if isinstance(sent, Sent):
         # The step takes M. It took nothing of e, which so counts 1 / b1 in the
         # momentum; the recurrence adds (1 - b1) / b1 of it.
         taken, unsent = sent
         if unsent is not None:
-            kept = kept + new / of_m * ahead.correction * unsent
+            kept = kept + new / of_m * correction * unsent
     else:
         # The step takes M + e, and the worker keeps it; optax.identity() leaves x.
         taken = sent
-        if sent is not ahead.x:
-            kept = kept + scale * ahead.correction * (sent - ahead.x)
+        if sent is not x:
+            kept = kept + scale * correction * (sent - x)
     return taken, unless(rule.skip, row.m, kept.astype(row.m.dtype))
 
 
@@ -476,23 +464,20 @@ def second_moments(
         if row.nu is not None
     ]
     nus = unless(skip, [row.nu for row in rows], nus)
-    if not rows or rows[0].nu_mean is None:
+    olds = [row.nu_mean for row in rows if row.nu_mean is not None]
+    if not olds:
         return nus, nothing
     # A mean over v itself would be a pass that must end before the next step's first
     # code is made. The moving mean of means is the same number.
-    sums = []
-    for row, square in zip(rows, squares, strict=True):
-        parts = row.leaf.parts
-        total = sum_parts(row.leaf, square) if parts else jnp.sum(square)
-        sizes = [part.size for part in parts] or square.size
-        sums.append((total, jnp.asarray(sizes, jnp.float32)))
-    sums = psum_each(sums, [row.leaf.sharded for row in rows])
-    means = [
-        moved(row.nu_mean, lax.div(total, jnp.maximum(count, np.float32(1))), b2)
-        for row, (total, count) in zip(rows, sums, strict=True)
-        if row.nu_mean is not None
-    ]
-    return nus, unless(skip, [row.nu_mean for row in rows], means)
+    leaves, means = [row.leaf for row in rows], []
+    pairs = zip(leaves, squares, strict=True)
+    sums = [sum_parts(leaf, x) if leaf.parts else jnp.sum(x) for leaf, x in pairs]
+    sums = psum_each(sums, [leaf.sharded for leaf in leaves])
+    for old, leaf, total in zip(olds, leaves, sums, strict=True):
+        sizes = np.array([part.size for part in leaf.parts] or leaf.size, np.float32)
+        count = np.maximum(sizes * np.float32(axes.axis_size(leaf.sharded)), 1)
+        means.append(moved(old, total / count, b2))
+    return nus, unless(skip, olds, means)
 
 
 def unit_of(rule: Rule, row: Row) -> Unit | None:
@@ -600,7 +585,7 @@ def _correct_biases(
     if not rule.selects:  # what was sent is corrected already
         return taken, given
     # A factor for each rate, and not for each leaf: leaves that have it may be joined.
-    of_rate = {id(b1): 1 / rule.correction(b1, rule.step) for b1 in leaves.b1s}
+    of_rate = {id(b1): 1 / rule.correction(b1) for b1 in leaves.b1s}
     of_mus = [of_rate[id(b1)] for b1 in leaves.b1s]
     if given:
         # Factors, and not corrected moments, so that a direction may read m and v where
