@@ -118,10 +118,9 @@ def check_local(
         for axis in missed_axes(updates, shard_axes):
             raise ValueError(
                 f"axis_name=None exchanges nothing over the mesh axis {axis!r}, over "
-                "which the gradients differ: each worker would train a model of its "
-                f"own. Give the optimizer slamb_jax.Exchange({axis!r}), the exchange "
-                "of slamb_jax.per_worker_step; or, if the axis is one of shards, name "
-                "it in param_specs"
+                "which the gradients differ: give the optimizer the exchange of "
+                f"slamb_jax.per_worker_step, such as slamb_jax.Exchange({axis!r}); or, "
+                "if the axis is one of shards, name it in param_specs"
             )
         return
     axis_size(axis_name)  # raises for an unbound axis
@@ -145,11 +144,10 @@ def check_varies(
         "the optimizer the exchange of slamb_jax.per_worker_step."
     )
     raise ValueError(
-        f"{where} does not vary over the mesh axis "
-        f"{names}: it was summed or averaged over it already, and an exchange would "
-        "save nothing. jax.grad inside jax.shard_map sums the gradient of parameters "
-        "that do not vary over an axis. Let slamb_jax.replicate and "
-        "slamb_jax.per_worker_step hand over the parameters, or cast them with "
-        f"jax.lax.pcast(params, {names}, to='varying') before jax.grad, and do not "
-        f"average gradients yourself.{of_another if others else ''}"
+        f"{where} does not vary over the mesh axis {names}: it was summed or averaged "
+        "over it already, as jax.grad inside jax.shard_map does for parameters that do "
+        "not vary over it. Let slamb_jax.replicate and slamb_jax.per_worker_step hand "
+        f"over the parameters, or cast them with jax.lax.pcast(params, {names}, "
+        "to='varying') before jax.grad, and do not average gradients yourself."
+        f"{of_another if others else ''}"
     )

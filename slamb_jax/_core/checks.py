@@ -165,10 +165,7 @@ def check_axis_name(axis_name: Any, name: str = "axis_name") -> None:
 def check_params(params: Any) -> None:
     """Raises where an update that needs the parameters did not get them."""
     if params is None:
-        raise ValueError(
-            "params must be passed to update, got None: updates, state = "
-            "tx.update(grads, state, params)"
-        )
+        raise ValueError("params must be passed to update, got None")
 
 
 def check_floating(tree: chex.ArrayTree, what: str) -> None:
@@ -223,10 +220,7 @@ def check_gradients(updates: chex.ArrayTree, moments: chex.ArrayTree) -> None:
             return
         where = f"updates{jax.tree_util.keystr(path)}"
         if g.shape != m.shape:
-            raise ValueError(
-                f"{where} must have the shape of its parameter, got {g.shape} for "
-                f"{m.shape}"
-            )
+            raise ValueError(f"{where} must have shape {m.shape}, got {g.shape}")
         check_varies(where, g, varying_axes(m))
 
     tree_map_with_path(check, updates, moments, is_leaf=lambda x: x is None)

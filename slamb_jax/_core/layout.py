@@ -23,8 +23,7 @@ def layout_of(param_specs: Any, stacked: Any) -> _leaves.LayoutOf:
             name is None or isinstance(name, str | tuple) for name in spec or ()
         ):
             raise ValueError(
-                "param_specs must have jax.sharding.PartitionSpec of axis names, or "
-                f"None, for leaves, got {spec!r}"
+                f"param_specs must have PartitionSpec or None, got {spec!r}"
             )
     if not _leaves.is_function(stacked):
         check_bools("stacked", stacked)

@@ -148,10 +148,7 @@ def from_codec(
 def in_shape(x: jax.Array, like: Any) -> jax.Array:
     """What a compressor returns; raises for another shape, which would broadcast."""
     if jnp.shape(x) != like.shape:
-        raise ValueError(
-            "compressor must return arrays in the shapes of the updates, got "
-            f"{jnp.shape(x)} for {like.shape}"
-        )
+        raise ValueError(f"compressor must return {like.shape}, got {jnp.shape(x)}")
     return x
 
 
@@ -162,8 +159,7 @@ def _decode(
     x = jnp.asarray(codec.decode(code, like, common))
     if x.shape != like.shape or not jnp.isrealobj(x):
         raise ValueError(
-            f"decode must return a real array of its argument's shape, {like.shape}, "
-            f"got {x.dtype} {x.shape}"
+            f"decode must return reals of shape {like.shape}, got {x.dtype} {x.shape}"
         )
     return x.astype(like.dtype)
 

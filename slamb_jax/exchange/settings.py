@@ -198,9 +198,8 @@ class Exchange:
             of_program = name in ("outer", "param_specs", "stacked")
             if of_program or isinstance(x, Selection):
                 raise ValueError(
-                    f"{name} is of the program, and cannot be written as JSON, got "
-                    f"{x!r}: write the Exchange without it, and add it with "
-                    f"dataclasses.replace(exchange, {name}=...)"
+                    f"{name} cannot be written as JSON, got {x!r}: write the Exchange "
+                    f"without it, and add it by dataclasses.replace(exchange, {name}=)"
                 )
         return settings
 
@@ -292,8 +291,7 @@ def _check_average(exchange: Exchange) -> None:
         raise ValueError(
             f"sync_every={every} averages parameters, which payload={payload!r} would "
             "round: give outer=optax.sgd(1.0), whose difference to the last average is "
-            "rounded instead, or payload=None. To send less at every step take "
-            "payload='largest_of_7'"
+            "rounded instead, or payload=None"
         )
 
 
@@ -305,17 +303,15 @@ def _check_axes(exchange: Exchange) -> None:
     between, within = (set(as_tuple(name)) for name in names)
     if within and (not between or between & within):
         raise ValueError(
-            "local_axis_name must name other mesh axes than axis_name, the axis "
-            f"between the workers, got {exchange.local_axis_name!r} and "
-            f"{exchange.axis_name!r}"
+            "local_axis_name must name other mesh axes than axis_name, got "
+            f"{exchange.local_axis_name!r} and {exchange.axis_name!r}"
         )
     if exchange.layout is None:  # which checks param_specs and stacked
         return
     if shared := between & set(exchange.shard_axes):
         raise ValueError(
-            "param_specs must not name the axis of the workers, "
-            f"{min(map(str, shared))!r}: every worker has parameters of its own, "
-            "sharded over other axes of the mesh"
+            "param_specs must not name the axis of the workers, whose parameters are "
+            f"sharded over other axes, got {min(map(str, shared))!r}"
         )
 
 

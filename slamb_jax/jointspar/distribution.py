@@ -86,8 +86,7 @@ def _find(state: optax.OptState) -> JointSparState:
     states = [x for x in leaves if isinstance(x, JointSparState)]
     if len(states) != 1:
         raise ValueError(
-            f"state must contain one state of jointspar, got {len(states)} in "
-            f"{jax.tree.structure(state)}"
+            f"state must contain one state of jointspar, got {len(states)}"
         )
     return states[0]
 

@@ -245,10 +245,8 @@ def _labels(layers: Layers, params: optax.Params) -> tuple[list[str], Labels]:
     tree = layers(params) if is_function(layers) else layers
     for path, label in jax.tree_util.tree_leaves_with_path(tree):
         if not isinstance(label, str):
-            raise ValueError(
-                "layers must have strings or None for labels, got "
-                f"{label!r} at layers{jax.tree_util.keystr(path)}"
-            )
+            where = f"layers{jax.tree_util.keystr(path)}"
+            raise ValueError(f"{where} must be a string or None, got {label!r}")
     names = sorted(set(jax.tree.leaves(tree)))
     if not names:
         raise ValueError(f"layers must label at least one layer, got {tree!r}")

@@ -138,9 +138,8 @@ def average_parameters_every(
             means, sends = sender.update(moves, sends, params)
             if isinstance(means, Sent):
                 raise ValueError(
-                    "compressor must return the mean alone, got slamb_jax.Sent(mean, "
-                    "unsent), of which nobody would keep what is not sent: give "
-                    "compress_with_error_feedback(compressor)"
+                    "compressor must return the mean alone, got slamb_jax.Sent: give "
+                    "compress_with_error_feedback(compressor), which keeps the rest"
                 )
         # 2. From the anchor along it by a step of the outer optimizer: all workers
         # alike, on the same mean, so that its state is the same on all. Leaves without

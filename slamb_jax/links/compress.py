@@ -165,9 +165,7 @@ def check_keeps_nothing(state: optax.OptState, params: optax.Params) -> None:
             raise ValueError(
                 f"compressor keeps state{jax.tree_util.keystr(path)}, a residual like "
                 "the parameters. What is not sent waits in the momentum already, and "
-                "would count twice: return slamb_jax.Sent(mean, unsent) and keep "
-                "no residual; or put the compressor in front of an optimizer without "
-                "mask_momentum"
+                "would count twice: return slamb_jax.Sent(mean, unsent) alone"
             )
 
 

@@ -167,9 +167,8 @@ def layerwise_trust_ratio(
         # Of shapes alone: nothing is allocated to look.
         if inner and jax.tree.leaves(jax.eval_shape(inner.init, params)):
             raise ValueError(
-                "direction must have no state, since it is computed for parts of a "
-                f"leaf and more than once, got {direction!r}: put it in front of "
-                "layerwise_trust_ratio, in a chain"
+                "direction must have no state, since it is computed more than once: "
+                f"put it in front of layerwise_trust_ratio, got {direction!r}"
             )
         return LayerwiseTrustRatioState(jnp.zeros([], jnp.int32))
 

@@ -262,9 +262,8 @@ def mask_momentum(
         if isinstance(state.compressor, OfExchangeState):
             if with_units and state.nu_mean is None:
                 raise ValueError(
-                    f"payload={exchange.payload!r} needs units for its codes, got a "
-                    "state without nu_mean, as of a single worker or of payload=None: "
-                    "set it to jax.tree.map(jnp.mean, state.nu)"
+                    f"payload={exchange.payload!r} needs a state with nu_mean, which a "
+                    "single worker's has not: give jax.tree.map(jnp.mean, state.nu)"
                 )
             request = Request(
                 exchange,

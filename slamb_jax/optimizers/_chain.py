@@ -36,9 +36,8 @@ def check_agrees(exchange: object) -> Exchange:
     between = check_exchange(exchange)
     if between.selection is not None:
         raise ValueError(
-            f"selection={between.selection!r} exchanges a share of the momentum, as "
-            "slamb_jax.slamb does: give an exchange without one, or put "
-            "slamb_jax.mask_momentum(exchange) in a chain of your own"
+            f"selection={between.selection!r} is for slamb_jax.slamb, and for chains "
+            "of your own with slamb_jax.mask_momentum: give an exchange without one"
         )
     return between
 

@@ -158,9 +158,8 @@ def _check_exchange(exchange: Exchange) -> None:
     """Raises where the mean is too coarse, or specs do not fit the parts of a state."""
     if exchange.rounds_momentum and exchange.payload not in FINE_PAYLOADS:
         raise ValueError(
-            f"payload={exchange.payload!r} is too coarse for muon, which orthogonalizes"
-            " the mean momentum and the error of its rounding with it: give payload="
-            "'uniform8', 'uniform4', 'bfloat16' or None"
+            f"payload={exchange.payload!r} is too coarse for muon, which raises small "
+            "errors with the rest: give 'uniform8', 'uniform4', 'bfloat16' or None"
         )
     if exchange.param_specs is not None and not exchange.averages_momentum:
         raise ValueError(

@@ -213,9 +213,8 @@ def check_finite(state: chex.ArrayTree, max_consecutive_errors: int = 10) -> Non
         if in_a_row > max_consecutive_errors:
             raise FloatingPointError(
                 f"gradients were not finite for {in_a_row} steps in a row ({in_all} in "
-                f"all), more than max_consecutive_errors={max_consecutive_errors}: "
-                "lower the learning rate or the loss scale, or look at the data; the "
-                "parameters are those of the last finite step"
+                f"all), more than max_consecutive_errors={max_consecutive_errors}; "
+                "no step was taken by them: lower the rate, or look at the data"
             )
 
 

@@ -55,7 +55,7 @@ JOINTSPAR = [
     ),
     (of(init, exchange=LOCAL), r"Exchange\('x'\), .*sync_every=4"),
     (of(init, layers=dict.fromkeys(PARAMS)), "layers must label at least one layer"),
-    (of(init, layers=LABELS | {"a": 3}), r"layers .* strings .* 3 at layers\['a'\]"),
+    (of(init, layers=LABELS | {"a": 3}), r"layers\['a'\] must be a string .* 3"),
     (of(init, layers={"a": "one"}), "layers must have the structure of the parameters"),
     (of(init, layers=LABELS | {"e": "four"}), "layers must have the structure"),
     (of(init, {"a": jnp.ones(3), "b": ()}, layers=TWO), r"names \['two'\], which no"),

@@ -54,7 +54,7 @@ TOGETHER = [
     (slamb(outer=OUTER, payload="largest_of_7"), "'largest_of_7' sends one .* lost"),
     (slamb(sync_every=4), "sync_every=4 .*payload='ternary' would round.*payload=None"),
     (slamb(param_specs={"w": 3}), "param_specs must have .*PartitionSpec.*got 3"),
-    (slamb(param_specs=P("a"), axis_name="a"), "specs must not .*axis of the .*, 'a'"),
+    (slamb(param_specs=P("a"), axis_name="a"), "specs must not .*axis of the .* 'a'"),
     (slamb(stacked={"w": "yes"}), r"stacked must have bools .*'yes' at stacked\['w'\]"),
     (slamb(c_min=2.0, c_max=1.0), r"c_max must be in \[2.0, inf\], got 1.0"),
     (of(slamb_jax.slamb, 0.1, slamb_jax.Exchange()), "have a selection, .*jax.lamb is"),

@@ -73,8 +73,7 @@ def adam(
         del params, extra_args
         if second_moment is None:
             raise ValueError(
-                "directions.adam needs the argument second_moment, which "
-                "slamb_jax.mask_momentum with a b2 passes to its direction"
+                "directions.adam needs second_moment, as of mask_momentum with a b2"
             )
         if moments is not None and (checks.known(eps) or 1) < _LEAST_OF_OWN_V:
             # Which mask_momentum hands over with a selection.
