@@ -15,8 +15,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from slamb_jax._core import checks
 from slamb_jax._core.layout import broadcast_specs
-from slamb_jax.advisor.advice import RECORDED, Advice, StepCost, duration, scaled
+from slamb_jax.advisor.advice import RECORDED, Advice, StepCost
 from slamb_jax.advisor.network import Network
+from slamb_jax.advisor.units import COUNTS, RATES, TIMES, scaled
 from slamb_jax.exchange import nbytes
 from slamb_jax.exchange.nbytes import Transfer
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -231,13 +232,13 @@ def _cost(
 def _title(d: int, network: Network, exchange: Exchange, share: float) -> str:
     """The model on its network; the exchange and how much it sends."""
     local = network.local_link
-    inside = f" ({scaled(local, 'bit/s')} within it)" if math.isfinite(local) else ""
+    inside = f" ({scaled(local, RATES)} within it)" if math.isfinite(local) else ""
     exchange = dataclasses.replace(exchange, param_specs=None, stacked=None)
     shown = re.sub(r"outer=\w+\(init=.*?>\)", "outer=...", repr(exchange))
     lines = (
-        f"{scaled(d, 'parameters')}; {network.workers} workers, "
-        f"{network.workers_per_node} per node{inside}; {scaled(network.link, 'bit/s')},"
-        f" latency {duration(network.latency)}",
+        f"{scaled(d, COUNTS)} parameters; {network.workers} workers, "
+        f"{network.workers_per_node} per node{inside}; {scaled(network.link, RATES)},"
+        f" latency {scaled(network.latency, TIMES)}",
         f"{shown}: {100 * share:.3g}% of the bytes of dense float32, "
         f"{200 * share:.3g}% of bfloat16",
     )
