@@ -129,8 +129,7 @@ class Advice:
 
     def __str__(self) -> str:
         times = ("compute", "exchange", "update", "step")
-        rows: list[tuple[str, ...]]
-        rows = [("", "MB sent", *times, "vs f32", "vs bf16")]
+        rows: list[tuple[str, ...]] = [("", "MB sent", *times, "vs f32", "vs bf16")]
         names = ("dense, float32", "dense, bfloat16", "exchanging")
         costs = (self.dense, self.dense_bfloat16, self.exchanging)
         for name, cost in zip(names, costs, strict=True):

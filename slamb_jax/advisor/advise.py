@@ -95,7 +95,8 @@ def advise(
         raise ValueError(
             f"update_seconds must be (dense, exchanging), got {update_seconds!r}"
         )
-    for name, value in zip(("dense", "exchanging"), update_seconds, strict=True):
+    before, after = update_seconds
+    for name, value in (("dense", before), ("exchanging", after)):
         checks.check_range(f"update_seconds ({name})", value, 0.0, open_high=True)
     # 1. The exchange, if a budget chooses its payload. A model of which only the size
     # is known is one matrix.
@@ -109,27 +110,25 @@ def advise(
     # 2. The elements of one device's shards, and the means of those.
     shards = None if counted else _shards(params, exchange)
     d, means = nbytes.means_of(exchange, params, shards)
+
     # 3. The exchange's collectives; before them the devices of a worker average their
     # gradients.
-    gradients = [Transfer("all-reduce", 4 * d, within=True)] if devices > 1 else []
-
     def cost(route: str) -> StepCost:
-        plan = list(gradients)
+        plan = [Transfer("all-reduce", 4 * d, within=True)] if devices > 1 else []
         for mean in means:
             plan += nbytes.transfers_of(mean, nodes, devices, route)
         return _cost(network, step_seconds, after, plan, devices)
 
     # 4. What steps cost: dense in float32 and in bfloat16, and with the exchange.
-    before, after = update_seconds
-    wide, narrow = (
-        _cost(network, step_seconds, before, [Transfer("all-reduce", itemsize * d)])
-        for itemsize in (4, 2)
-    )
+    def dense(itemsize: int) -> StepCost:
+        gradients = Transfer("all-reduce", itemsize * d)
+        return _cost(network, step_seconds, before, [gradients])
+
     share = nbytes.share(d, means, exchange.route, nodes)
     payload = exchange.payload or "float32"
     return Advice(
-        dense=wide,
-        dense_bfloat16=narrow,
+        dense=dense(4),
+        dense_bfloat16=dense(2),
         exchanging=cost(exchange.route),
         routes={route: cost(route) for route in ("owners", "all")},
         title=_title(d, network, exchange, share),
