@@ -29,11 +29,10 @@ GROUPS = {"local_axis_name": "x"}
 TENTH = {"selection": Strided(0.1, 9000), "payload": None, "sync_every": 10}
 
 
-def advise(params=340e6, network=NETWORK, exchange=None, **settings):
-    seconds = {"step_seconds": 0.5, "update_seconds": (0.010, 0.012)}
-    seconds |= {name: settings.pop(name) for name in seconds if name in settings}
+def advise(params=340e6, network=NETWORK, exchange=None, *, budget=None, **settings):
     exchange = exchange or slamb_jax.Exchange(AXIS, **settings)
-    return slamb_jax.advise(params, network, exchange, **seconds)
+    seconds = {"step_seconds": 0.5, "update_seconds": (0.010, 0.012)}
+    return slamb_jax.advise(params, network, exchange, budget=budget, **seconds)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -294,19 +293,19 @@ def test_what_is_written_as_json_is_read_again(exchange):
 def test_a_budget_is_kept_and_used(share):
     params = {"w": jax.ShapeDtypeStruct((2048, 2048), jnp.float32)}
     asked = slamb_jax.Exchange((AXIS, "pod"))
-    network, seconds = slamb_jax.Network(8, 1e9), {"step_seconds": 1.0}
-    advice = slamb_jax.advise(params, network, asked, budget=share, **seconds)
+    ask = functools.partial(advise, params, NETWORK)
+    advice = ask(asked, budget=share)
     exchange, payloads = advice.exchange, [*RECORDED]
     assert exchange == dataclasses.replace(asked, payload=exchange.payload)
     assert advice.share == exchange.share(params) <= share
-    assert advice == slamb_jax.advise(params, network, exchange, **seconds)
+    assert advice == ask(exchange)
     place = payloads.index(exchange.payload)
     if place > 0:
         more = dataclasses.replace(exchange, payload=payloads[place - 1])
         assert more.share(params) > share
     if share > 0.02:  # four times as much where all send to all
         asked = dataclasses.replace(asked, route="all")
-        advice = slamb_jax.advise(params, network, asked, budget=share, **seconds)
+        advice = ask(asked, budget=share)
         assert advice.share == 4 * advice.exchange.share(params) <= share
 
 

@@ -39,28 +39,16 @@ def test_a_readable_table(capsys):
     assert "free: python -m benchmarks.step" in said(capsys)
 
 
-NODES = {"workers_per_node": 4, "local_link": 200e9, "latency": 1e-3}
-IN_NODES = "--workers-per-node 4 --local-link 200Gbit --latency 1ms "
-
-
-@pytest.mark.parametrize(
-    ("words", "network", "exchange", "budget"),
-    [
-        (IN_NODES + "--local-axis-name=x --payload null", NODES,
-         {"local_axis_name": "x", "payload": None}, None),
-        ("--payload uniform8", {}, {"payload": "uniform8"}, None),
-        ("--budget 5%", {}, {}, 0.05),
-    ],
-)  # fmt: skip
-def test_options_are_settings_of_advise(words, network, exchange, budget, capsys):
-    want = slamb_jax.advise(
-        340e6,
-        slamb_jax.Network(128, 10e9, **network),
-        slamb_jax.Exchange("data", **exchange),
-        step_seconds=0.5,
-        budget=budget,
-    )
-    assert advise(capsys, *words.split()) == f"{want}\n"
+def test_options_are_settings_of_the_exchange_and_of_the_network(capsys):
+    words = "--local-axis-name=x --payload null --workers-per-node 4"
+    more = ["--local-link", "200Gbit", "--latency", "1ms"]
+    out = advise(capsys, *words.split(), *more)
+    nodes = {"workers_per_node": 4, "local_link": 200e9, "latency": 1e-3}
+    network = slamb_jax.Network(128, 10e9, **nodes)
+    exchange = slamb_jax.Exchange("data", local_axis_name="x", payload=None)
+    assert out == f"{slamb_jax.advise(340e6, network, exchange, step_seconds=0.5)}\n"
+    for option in ("--budget=5%", "--payload=largest_of_7"):
+        assert "Exchange('data', payload='largest_of_7'): " in said(capsys, option)
 
 
 @pytest.mark.parametrize(
