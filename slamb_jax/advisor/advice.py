@@ -123,8 +123,8 @@ class Advice:
             f"float32, {self.speedup_bfloat16:.2f} times as fast as one in bfloat16, "
             f"and {self.speedup_hidden:.2f} times as one in bfloat16 that hides its "
             "exchange behind the compute as far as it can. To pay, all must be "
-            f"{self.THRESHOLD} or more, and the loss, where it is recorded, no higher "
-            f"than dense AdamW's. {loss}: train a dense run beside it."
+            f"{self.THRESHOLD} or more, and the loss, where it is recorded, not surely "
+            f"higher than dense AdamW's. {loss}: train a dense run beside it."
         )
 
     def __str__(self) -> str:
@@ -141,7 +141,7 @@ class Advice:
         if not (self.dense.update_seconds or self.exchanging.update_seconds):
             texts.append(
                 "Both updates are taken to be free: python -m benchmarks.step, in the "
-                "repository, measures them for update_seconds."
+                "repository, measures them for slamb_jax.advise."
             )
         late = self.exchanging.latency_seconds / self.exchanging.step_seconds
         if late >= 0.25:
