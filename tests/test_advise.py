@@ -203,6 +203,8 @@ def test_a_step_is_its_compute_its_exchange_and_its_update():
     assert (cost.compute_seconds, cost.update_seconds) == (0.5, 0.012)
     assert advice.dense.update_seconds == advice.dense_bfloat16.update_seconds == 0.010
     assert cost.step_seconds == pytest.approx(0.512 + cost.exchange_seconds)
+    # So the verdict asks for the last alone.
+    assert advice.speedup > advice.speedup_bfloat16 > advice.speedup_hidden
 
 
 @pytest.mark.parametrize("exchange", [{"payload": "uniform8"}, {"outer": OUTER}, TENTH])
