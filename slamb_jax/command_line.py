@@ -1,7 +1,6 @@
 """The command ``slamb-jax``."""
 
 import argparse
-import math
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -9,31 +8,23 @@ from typing import Any, NoReturn
 
 import slamb_jax
 from slamb_jax.advisor import Advice, Network, advise
-from slamb_jax.advisor.advice import PREFIXES, TIMES
+from slamb_jax.advisor.units import COUNTS, RATES, TIMES
 from slamb_jax.exchange.settings import Exchange
 
-_COUNTS = PREFIXES | {"K": 1e3, "B": 1e9}
-_BITS = {"bit": 1, "bit/s": 1, "bps": 1, "b/s": 1, "B/s": 8}
-_RATES = {p + unit: f * n for p, f in PREFIXES.items() for unit, n in _BITS.items()}
 _NUMBER = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(\S*)")
 
 
-def _parse(
-    units: Mapping[str, float], kind: str, text: str, *, is_share: bool = False
-) -> float:
+def _parse(units: Mapping[str, float], kind: str, text: str) -> float:
     match = _NUMBER.fullmatch(text.strip())
-    value = float(match[1]) * units.get(match[2], math.nan) if match else math.nan
-    if not (0 < value <= 1 if is_share else 0 <= value < math.inf):  # a NaN is not
+    if match is None or match[2] not in units:
         raise argparse.ArgumentTypeError(f"must be {kind}, got {text!r}")
-    return value
+    return float(match[1]) * units[match[2]]
 
 
-_RATE = "a rate such as 10Gbit, 200Mbit/s or 25GB/s"
-_SHARE = "a share such as 5% or 0.05, above 0 and at most 100%"
-parse_count = partial(_parse, _COUNTS, "a count such as 340M, 2.8B or 110e6")
-parse_rate = partial(_parse, _RATES, _RATE)  # in bits
+parse_count = partial(_parse, COUNTS, "a count such as 340M, 2.8B or 110e6")
+parse_rate = partial(_parse, RATES, "a rate such as 10Gbit, 200Mbit/s or 25GB/s")
 parse_duration = partial(_parse, TIMES, "a time such as 0.5s, 300ms or 50us")
-parse_share = partial(_parse, {"": 1.0, "%": 0.01}, _SHARE, is_share=True)
+parse_share = partial(_parse, {"": 1.0, "%": 0.01}, "a share such as 5% or 0.05")
 
 
 def parse_payload(text: str) -> str | None:

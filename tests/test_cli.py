@@ -6,7 +6,7 @@ import pytest
 
 import slamb_jax
 from slamb_jax import command_line
-from slamb_jax.advisor import advice
+from slamb_jax.advisor.units import COUNTS, RATES, TIMES, scaled
 from tests import programs
 
 ASKED = {
@@ -39,23 +39,16 @@ def test_a_readable_table(capsys):
     assert "free: python -m benchmarks.step" in said(capsys)
 
 
-def test_a_budget_chooses_the_exchange_and_says_what_to_expect(capsys):
-    out = said(capsys, "--budget", "5%")
-    assert "Exchange('data', payload='largest_of_7'): " in out
-    assert "doubtful: " in out
-    assert "For other models no loss is forecast" in out
-    assert "In largest_of_7 the loss differed from dense AdamW's" in out
-
-
 def test_options_are_settings_of_the_exchange_and_of_the_network(capsys):
     words = "--local-axis-name=x --payload null --workers-per-node 4"
     more = ["--local-link", "200Gbit", "--latency", "1ms"]
     out = advise(capsys, *words.split(), *more)
     nodes = {"workers_per_node": 4, "local_link": 200e9, "latency": 1e-3}
     network = slamb_jax.Network(128, 10e9, **nodes)
-    settings = {"local_axis_name": "x", "payload": None}
-    exchange = slamb_jax.Exchange("data", **settings)
+    exchange = slamb_jax.Exchange("data", local_axis_name="x", payload=None)
     assert out == f"{slamb_jax.advise(340e6, network, exchange, step_seconds=0.5)}\n"
+    for option in ("--budget=5%", "--payload=largest_of_7"):
+        assert "Exchange('data', payload='largest_of_7'): " in said(capsys, option)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +89,6 @@ def test_units_are_read(kind, text, value):
 
 
 def test_units_are_printed():
-    printed = [advice.scaled(999.9e6, "bit/s"), advice.scaled(2.8e9, "parameters")]
-    printed += [advice.duration(x) for x in (0.9999, 3.2e-8, 0.0)]
-    assert printed == ["1 Gbit/s", "2.8 G parameters", "1 s", "32 ns", "0 ns"]
+    printed = [scaled(999.9e6, RATES), scaled(2.8e9, COUNTS), scaled(7, COUNTS)]
+    printed += [scaled(x, TIMES) for x in (0.9999, 3.2e-8, 0.0)]
+    assert printed == ["1 Gbit/s", "2.8 G", "7", "1 s", "32 ns", "0 ns"]

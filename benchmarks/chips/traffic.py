@@ -7,7 +7,6 @@ that is not due. It is a count, and no time follows from it alone: reads from a 
 are counted too.
 """
 
-import dataclasses
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -92,7 +91,7 @@ def traffic_of(module: Module, x: Instruction, body: Body) -> Traffic:
 def size(x: Instruction) -> int:
     """Bytes of an instruction's arrays in the chip's memory."""
     shape = _ON_CHIP.sub("", x.shape)
-    return _bytes(dataclasses.replace(x, shape=shape))
+    return _bytes(x._replace(shape=shape))
 
 
 def _bytes(x: Instruction) -> int:

@@ -2,17 +2,14 @@
 
 import dataclasses
 import textwrap
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
+from slamb_jax.advisor.units import TIMES, scaled
 from slamb_jax.exchange.settings import Exchange
 from slamb_jax.wire.report import format_table
 
-PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
-
-@dataclasses.dataclass(frozen=True)
-class Recorded:
+class Recorded(NamedTuple):
     """How far losses ended from dense AdamW's after as many steps, in per cent.
 
     Each was at its best rate, and at the better of b1 0.9 and 0.8 that was tried, on
@@ -67,8 +64,6 @@ class Advice:
 
     #: The least speed-up that pays; less is within the model's error.
     THRESHOLD: ClassVar[float] = 1.05
-    #: From this share of a step on, latency has a line of its own in the print.
-    LATE: ClassVar[float] = 0.25
 
     @property
     def speedup(self) -> float:
@@ -90,8 +85,8 @@ class Advice:
     @property
     def faster(self) -> bool:
         """Whether all speed-ups, to the two digits printed, reach ``THRESHOLD``."""
-        least = min(self.speedup, self.speedup_bfloat16, self.speedup_hidden)
-        return round(least, 2) >= self.THRESHOLD
+        # Beside the fastest dense step it is the least of the three.
+        return round(self.speedup_hidden, 2) >= self.THRESHOLD
 
     @property
     def pays(self) -> bool:
@@ -106,57 +101,50 @@ class Advice:
         that hides its exchange is as fast, or if its loss was higher where it was
         recorded.
         """
-        return f"{self._speed()} {self._loss()}"
-
-    def _speed(self) -> str:
         if self.pays:
-            verdict = "may pay:"
-        elif self.faster:
-            verdict = "doubtful: its loss was higher where it was recorded. Then"
-        elif round(min(self.speedup, self.speedup_bfloat16), 2) >= self.THRESHOLD:
-            verdict = "doubtful:"
+            outcome = "may pay"
+        elif round(self.speedup_bfloat16, 2) >= self.THRESHOLD:
+            outcome = "doubtful"
         else:
-            verdict = "will not pay:"
+            outcome = "will not pay"
+        loss = "No loss is recorded for this exchange"
+        if self.recorded is not None:
+            low, high = self.recorded.interval
+            sizes = " to ".join(f"{x:,}" for x in dict.fromkeys(self.recorded.sizes))
+            loss = (
+                f"In {self.exchange.payload} the loss differed from dense AdamW's "
+                f"after as many steps by {low:+.1f} to {high:+.1f} % (the intervals of "
+                f"95 %), on small language models of {sizes} parameters, each at its "
+                "best b1 and rate (benchmarks/results, in the repository). For other "
+                "models no loss is forecast"
+            )
         return (
-            f"{verdict} a step is {self.speedup:.2f} times as fast as a dense one in "
+            f"{outcome}: a step is {self.speedup:.2f} times as fast as a dense one in "
             f"float32, {self.speedup_bfloat16:.2f} times as fast as one in bfloat16, "
             f"and {self.speedup_hidden:.2f} times as one in bfloat16 that hides its "
             "exchange behind the compute as far as it can. To pay, all must be "
-            f"{self.THRESHOLD} or more."
-        )
-
-    def _loss(self) -> str:
-        if self.recorded is None:
-            return "No loss is recorded for this exchange: train a dense run beside it."
-        low, high = self.recorded.interval
-        sizes = " to ".join(f"{x:,}" for x in dict.fromkeys(self.recorded.sizes))
-        return (
-            f"In {self.exchange.payload} the loss differed from dense AdamW's after as "
-            f"many steps by {low:+.1f} to {high:+.1f} % (the intervals of 95 %), on "
-            f"small language models of {sizes} parameters, each at its best b1 and "
-            "rate (benchmarks/results, in the repository). For other models no loss is "
-            "forecast: train a dense run beside it."
+            f"{self.THRESHOLD} or more, and the loss, where it is recorded, not surely "
+            f"higher than dense AdamW's. {loss}: train a dense run beside it."
         )
 
     def __str__(self) -> str:
         times = ("compute", "exchange", "update", "step")
-        rows: list[tuple[str, ...]]
-        rows = [("", "MB sent", *times, "vs f32", "vs bf16")]
+        rows: list[tuple[str, ...]] = [("", "MB sent", *times, "vs f32", "vs bf16")]
         names = ("dense, float32", "dense, bfloat16", "exchanging")
         costs = (self.dense, self.dense_bfloat16, self.exchanging)
         for name, cost in zip(names, costs, strict=True):
             sent = f"{cost.bytes_per_step / 1e6:.4g}"
-            seconds = (duration(getattr(cost, f"{x}_seconds")) for x in times)
+            seconds = (scaled(getattr(cost, f"{x}_seconds"), TIMES) for x in times)
             gains = (f"{x.step_seconds / cost.step_seconds:.2f}" for x in costs[:2])
             rows.append((name, sent, *seconds, *gains))
-        texts = [self._speed(), self._loss()]
+        texts = [self.verdict]
         if not (self.dense.update_seconds or self.exchanging.update_seconds):
             texts.append(
                 "Both updates are taken to be free: python -m benchmarks.step, in the "
-                "repository, measures their seconds, which slamb_jax.advise takes."
+                "repository, measures them for slamb_jax.advise."
             )
         late = self.exchanging.latency_seconds / self.exchanging.step_seconds
-        if late >= self.LATE:
+        if late >= 0.25:
             texts.append(
                 f"Latency is {late:.0%} of the exchanging step. Fewer bytes do not "
                 "shorten it; fewer exchanges do: where all workers draw from the same "
@@ -166,23 +154,9 @@ class Advice:
         for route, cost in self.routes.items():
             if self.exchanging.step_seconds / cost.step_seconds >= self.THRESHOLD:
                 texts.append(
-                    f'With route="{route}" a step takes {duration(cost.step_seconds)}, '
-                    f"and each worker sends {cost.bytes_per_step / 1e6:.4g} MB."
+                    f'With route="{route}" a step takes '
+                    f"{scaled(cost.step_seconds, TIMES)}, and each worker sends "
+                    f"{cost.bytes_per_step / 1e6:.4g} MB."
                 )
         texts = [textwrap.fill(text, 88) for text in texts]
         return "\n".join([self.title, format_table(rows, str.rjust), *texts])
-
-
-def scaled(value: float, unit: str) -> str:
-    """Prints ``10 Gbit/s`` or ``340 M parameters``, in three digits."""
-    space = " " if len(unit) > len("bit/s") else ""
-    for prefix, factor in reversed(PREFIXES.items()):
-        if prefix and value >= 0.9995 * factor:
-            return f"{value / factor:.3g} {prefix}{space}{unit}"
-    return f"{value:.3g} {unit}"
-
-
-def duration(seconds: float) -> str:
-    """Prints ``1.2 s`` or ``30 ms``, in three digits."""
-    unit = next((u for u, f in TIMES.items() if seconds >= 0.9995 * f), "ns")
-    return f"{seconds / TIMES[unit]:.3g} {unit}"

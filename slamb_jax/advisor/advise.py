@@ -15,8 +15,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from slamb_jax._core import checks
 from slamb_jax._core.layout import broadcast_specs
-from slamb_jax.advisor.advice import RECORDED, Advice, StepCost, duration, scaled
+from slamb_jax.advisor.advice import RECORDED, Advice, StepCost
 from slamb_jax.advisor.network import Network
+from slamb_jax.advisor.units import COUNTS, RATES, TIMES, scaled
 from slamb_jax.exchange import nbytes
 from slamb_jax.exchange.nbytes import Transfer
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -94,7 +95,8 @@ def advise(
         raise ValueError(
             f"update_seconds must be (dense, exchanging), got {update_seconds!r}"
         )
-    for name, value in zip(("dense", "exchanging"), update_seconds, strict=True):
+    before, after = update_seconds
+    for name, value in (("dense", before), ("exchanging", after)):
         checks.check_range(f"update_seconds ({name})", value, 0.0, open_high=True)
     # 1. The exchange, if a budget chooses its payload. A model of which only the size
     # is known is one matrix.
@@ -108,27 +110,25 @@ def advise(
     # 2. The elements of one device's shards, and the means of those.
     shards = None if counted else _shards(params, exchange)
     d, means = nbytes.means_of(exchange, params, shards)
+
     # 3. The exchange's collectives; before them the devices of a worker average their
     # gradients.
-    gradients = [Transfer("all-reduce", 4 * d, within=True)] if devices > 1 else []
-
     def cost(route: str) -> StepCost:
-        plan = list(gradients)
+        plan = [Transfer("all-reduce", 4 * d, within=True)] if devices > 1 else []
         for mean in means:
             plan += nbytes.transfers_of(mean, nodes, devices, route)
         return _cost(network, step_seconds, after, plan, devices)
 
     # 4. What steps cost: dense in float32 and in bfloat16, and with the exchange.
-    before, after = update_seconds
-    wide, narrow = (
-        _cost(network, step_seconds, before, [Transfer("all-reduce", itemsize * d)])
-        for itemsize in (4, 2)
-    )
+    def dense(itemsize: int) -> StepCost:
+        gradients = Transfer("all-reduce", itemsize * d)
+        return _cost(network, step_seconds, before, [gradients])
+
     share = nbytes.share(d, means, exchange.route, nodes)
     payload = exchange.payload or "float32"
     return Advice(
-        dense=wide,
-        dense_bfloat16=narrow,
+        dense=dense(4),
+        dense_bfloat16=dense(2),
         exchanging=cost(exchange.route),
         routes={route: cost(route) for route in ("owners", "all")},
         title=_title(d, network, exchange, share),
@@ -231,13 +231,13 @@ def _cost(
 def _title(d: int, network: Network, exchange: Exchange, share: float) -> str:
     """The model on its network; the exchange and how much it sends."""
     local = network.local_link
-    inside = f" ({scaled(local, 'bit/s')} within it)" if math.isfinite(local) else ""
+    inside = f" ({scaled(local, RATES)} within it)" if math.isfinite(local) else ""
     exchange = dataclasses.replace(exchange, param_specs=None, stacked=None)
     shown = re.sub(r"outer=\w+\(init=.*?>\)", "outer=...", repr(exchange))
     lines = (
-        f"{scaled(d, 'parameters')}; {network.workers} workers, "
-        f"{network.workers_per_node} per node{inside}; {scaled(network.link, 'bit/s')},"
-        f" latency {duration(network.latency)}",
+        f"{scaled(d, COUNTS)} parameters; {network.workers} workers, "
+        f"{network.workers_per_node} per node{inside}; {scaled(network.link, RATES)},"
+        f" latency {scaled(network.latency, TIMES)}",
         f"{shown}: {100 * share:.3g}% of the bytes of dense float32, "
         f"{200 * share:.3g}% of bfloat16",
     )

@@ -1,6 +1,5 @@
 """Parses the text of a compiled program (HLO)."""
 
-import dataclasses
 import math
 import re
 from collections.abc import Callable
@@ -48,8 +47,7 @@ class Array(NamedTuple):
         return -(-self.elements * bits // 8)
 
 
-@dataclasses.dataclass(frozen=True)
-class Instruction:
+class Instruction(NamedTuple):
     """``%name = shape opcode(operands), attributes``, without the name."""
 
     shape: str

@@ -19,8 +19,6 @@ _LISTS = re.compile(
 )
 _IOTA = re.compile(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]*)\](?:T\(([\d,]*)\))?")
 _MESH = re.compile(r"replica_groups=mesh\[(.*?)\]\s*\{(.*?)\}")
-_LOWERED = re.compile(r"\b(?:stablehlo|mhlo|func\.func)\b")
-
 
 Groups: TypeAlias = frozenset[frozenset[int]]
 """The devices that take part in a collective together, by their places on the mesh.
@@ -204,10 +202,10 @@ def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> Wire
         program = program.compile()
     text = program if isinstance(program, str) else getattr(program, "as_text", str)()
     if not text or "ENTRY" not in text:
-        got = shown(program)
-        if _LOWERED.search(text or ""):
-            got = "a lowered one, not compiled: take lowered.compile().as_text()"
-        raise ValueError(f"program must be compiled, or its HLO text, got {got}")
+        raise ValueError(
+            "program must be compiled, or the text of one that is, "
+            f"lowered.compile().as_text(), got {shown(program)}"
+        )
     module = parse_hlo(text)
     return WireReport(tuple(_walk(module, module.entry)))
 
