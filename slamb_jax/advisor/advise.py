@@ -92,9 +92,7 @@ def advise(
     devices = _devices(network, check_exchange(exchange))
     checks.check_range("step_seconds", step_seconds, 0.0, open_low=True, open_high=True)
     if not isinstance(update_seconds, Sequence) or len(update_seconds) != 2:
-        raise ValueError(
-            f"update_seconds must be (dense, exchanging), got {update_seconds!r}"
-        )
+        raise ValueError(f"update_seconds must be a pair, got {update_seconds!r}")
     before, after = update_seconds
     for name, value in (("dense", before), ("exchanging", after)):
         checks.check_range(f"update_seconds ({name})", value, 0.0, open_high=True)
@@ -145,8 +143,7 @@ def _choose_payload(
     checks.check_range("budget", budget, 0.0, 1.0, open_low=True)
     if exchange.payload != Exchange().payload:
         raise ValueError(
-            "budget chooses the payload: exchange must have the default one, got "
-            f"payload={exchange.payload!r}"
+            f"a budget chooses the payload: give no payload={exchange.payload!r}"
         )
     for payload in RECORDED if exchange.outer is None else ("ternary",):
         chosen = dataclasses.replace(exchange, payload=payload)
@@ -155,8 +152,7 @@ def _choose_payload(
             return chosen
     raise ValueError(
         f"budget must be at least {least:.2g} for these parameters, got {budget!r}: "
-        "to send less give an outer optimizer and a sync_every of 30, say, with which "
-        "all workers must draw from the same data"
+        "where all workers draw from the same data, an outer optimizer sends less"
     )
 
 
@@ -164,16 +160,14 @@ def _devices(network: Network, exchange: Exchange) -> int:
     """The devices of one worker: those of a node, or one."""
     if exchange.axis_name is None:
         raise ValueError(
-            "exchange must have an axis_name, without which nothing is exchanged, got "
-            f"{exchange!r}"
+            f"exchange must have an axis_name, to send anything, got {exchange!r}"
         )
     if exchange.local_axis_name is None:
         return 1
     if not 1 < network.workers_per_node < network.workers:
         raise ValueError(
-            f"network must have several nodes of several workers for an exchange with "
-            f"local_axis_name={exchange.local_axis_name!r}, got workers="
-            f"{network.workers} and workers_per_node={network.workers_per_node}"
+            "network must have several nodes of several workers for local_axis_name="
+            f"{exchange.local_axis_name!r}, got {network!r}"
         )
     return network.workers_per_node
 
@@ -189,9 +183,8 @@ def _shards(params: chex.ArrayTree, exchange: Exchange) -> chex.ArrayTree:
         if any(spec):
             if not isinstance(sharding, NamedSharding):
                 raise ValueError(
-                    "params must have a jax.NamedSharding where the exchange has "
-                    "param_specs: its mesh gives the sizes of the axes in "
-                    f"{spec}, got {x} at params{jax.tree_util.keystr(path)}"
+                    f"params{jax.tree_util.keystr(path)} must have a NamedSharding, "
+                    f"whose mesh gives the sizes of the axes in {spec}, got {x}"
                 )
             sharding = NamedSharding(sharding.mesh, spec)
         shape = x.shape if sharding is None else sharding.shard_shape(x.shape)

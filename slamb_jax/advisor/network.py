@@ -65,14 +65,10 @@ class Network:
         check_range("latency", self.latency, 0.0, open_high=True)
         if self.workers % self.workers_per_node:
             raise ValueError(
-                f"workers must be a multiple of workers_per_node, got {self.workers} "
-                f"and {self.workers_per_node}"
+                f"workers must be whole nodes of workers_per_node, got {self}"
             )
         if self.workers == self.workers_per_node and math.isinf(self.local_link):
-            raise ValueError(
-                f"local_link must be given where all {self.workers} workers are on "
-                f"one node, got {self.local_link!r}"
-            )
+            raise ValueError(f"local_link must be given for a single node, got {self}")
 
     def seconds(self, kind: str, payload_bytes: float) -> float:
         """Seconds that one collective takes.

@@ -85,9 +85,7 @@ def _find(state: optax.OptState) -> JointSparState:
     leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, JointSparState))
     states = [x for x in leaves if isinstance(x, JointSparState)]
     if len(states) != 1:
-        raise ValueError(
-            f"state must contain one state of jointspar, got {len(states)}"
-        )
+        raise ValueError(f"state must have one state of jointspar, got {len(states)}")
     return states[0]
 
 

@@ -88,9 +88,7 @@ def train_if(
         raise ValueError(f"active must be the result of active_layers, got {active!r}")
     for label in (name, *(below or ())):
         if label not in active:
-            raise ValueError(
-                f"there is no layer {label!r} in the optimizer, only {[*active]}"
-            )
+            raise ValueError(f"there is no layer {label!r}, only {[*active]}")
     reached: Flag = None if below is None else ()
     if below:
         reached = functools.reduce(operator.or_, [active[x] for x in below])

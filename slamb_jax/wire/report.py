@@ -121,9 +121,7 @@ class WireReport:
         """
         chosen = tuple(c for c in self.collectives if c.conditional == conditional)
         if any(c.wire_bytes is None for c in chosen):
-            raise ValueError(
-                f"some collectives cannot be counted:\n{WireReport(chosen)}"
-            )
+            raise ValueError(f"collectives cannot be counted:\n{WireReport(chosen)}")
         return math.fsum(c.wire_bytes or 0 for c in chosen)
 
     def bytes_over(

@@ -173,9 +173,7 @@ def check_matrices(name: str, numbers: Matrices) -> None:
     for x in jax.tree.leaves(numbers, is_leaf=_is_numbers):
         if not _is_numbers(x):
             got = checks.shown(x)
-            raise ValueError(
-                f"{name} must have DimensionNumbers or None for leaves, got {got}"
-            )
+            raise ValueError(f"{name} must have DimensionNumbers or None, got {got}")
 
 
 def _is_numbers(x: Any) -> bool:
