@@ -77,7 +77,7 @@ def test_codes_are_those_of_the_formula(payload, size):
     if payload in DRAWN:
         assert_beside(x, sent(payload, x), grid(payload, x, group))
         return
-    for y in (x, *(np.float32(scale) * np.sign(x) for scale in (0.1, 1e-30, 1e30))):
+    for y in (x, *(np.copysign(np.float32(size), x) for size in (0.1, 1e-30, 1e30))):
         assert_close(sent(payload, y), coded(payload, y, group))
 
 

@@ -68,6 +68,7 @@ ALL = {
     "bfloat16": of(payload="bfloat16"),
 }
 
+
 def sent_by(compressor, x, steps=1, mapping="vmap"):
     """What every worker gets at the last step, and its state."""
     state = stack(jax.jit(compressor.init)(ZEROS), N)

@@ -15,7 +15,7 @@ from slamb_jax import directions
 from tests.close import assert_close, assert_workers_agree
 from tests.optimizers import descend, exchange, gradients, random_tree, slamb
 from tests.test_compressors import ALL as COMPRESSORS
-from tests.workers import AXIS, mesh_of, over_workers, stack, train
+from tests.workers import AXIS, mesh_of, over_workers, train
 
 N = 4
 SHAPES = {"w": (12, 16), "b": (16,), "tall": (20, 6)}
