@@ -180,11 +180,13 @@ class Workers:
 def largest_of(count, blocks):
     """Of each ``count`` planes the largest, if it is at least the mean of the block.
 
-    Blocks are of shape (number, planes, width). A count of 1 is the ternary code.
+    Of equal ones it is the first that is positive, or if none is, the first. Blocks are
+    of shape (number, planes, width). A count of 1 is the ternary code.
     """
     number, planes, width = blocks.shape
     size = np.abs(blocks)
-    each = size.reshape(number, planes // count, count, width)
+    each = size * (1 + 2.0**-30 * (blocks > 0))
+    each = each.reshape(number, planes // count, count, width)
     largest = np.eye(count, dtype=bool)[each.argmax(2)].swapaxes(2, 3)
     # A little less than the mean: of equal magnitudes all are large.
     least = (1 - 2.0**-16) * size.mean((1, 2), keepdims=True)

@@ -46,49 +46,22 @@ def dense(params, grads, *, optimizer, dtype=np.float32):
     return [p] * len(grads[0])
 
 
-class Signs:
-    """The mean in one bit: signs and one magnitude for each block, twice."""
-
-    def __init__(self, params, workers):
-        self.n, owned = workers, {True: [], False: []}
-        for name in sorted(params):
-            size = params[name].size
-            blocks = -(-size // self.block(size))
-            owned[size < 2048] += [(name, i) for i in range(blocks)]
-        self.owner = {
-            block: place // -(-len(blocks) // workers)
-            for blocks in owned.values()
-            for place, block in enumerate(blocks)
-        }
-
-    def block(self, size):
-        return 256 if size < 2048 else 512
-
-    def coded(self, x):
-        group = codec_of("sign").group_of(x.size)
-        return coded("sign", x.ravel(), group).reshape(x.shape)
-
-    def __call__(self, name, xs):
-        """The mean for all, and what each worker did not send of its x."""
-        q = [self.coded(x) for x in xs]
-        average = np.mean(q, 0)
-        shared = self.coded(average)
-        lost, step = self.n * (average - shared), self.block(average.size)
-        owners = [self.owner[name, i // step] for i in range(average.size)]
-        owners = np.reshape(owners, average.shape)
-        return shared, [xs[i] - q[i] + (owners == i) * lost for i in range(self.n)]
+def signs(x):
+    """In one bit: signs, and one magnitude for each block."""
+    group = codec_of("sign").group_of(x.size)
+    return coded("sign", x.ravel(), group).reshape(x.shape)
 
 
 def one_bit(params, grads, *, rate, warmup, eps, scaled):
-    m, v, signs = memory(), memory(), Signs(params, len(grads[0]))
+    """Of two workers, who send each other their codes, and encode no mean."""
+    m, v = memory(), memory()
 
     def way(t, k, gs, p):
         xs = [0.9 * m[i, k] + 0.1 * g for i, g in enumerate(gs)]
-        shared, waits = np.mean(xs, 0), [0.0] * len(xs)
-        if t > warmup:
-            shared, waits = signs(k, xs)
-        for i, x in enumerate(xs):  # m = q + e / b1, where q = x - e
-            m[i, k] = x - waits[i] + waits[i] / 0.9
+        sent = [signs(x) if t > warmup else x for x in xs]
+        shared = np.mean(sent, 0)
+        for i, (x, q) in enumerate(zip(xs, sent, strict=True)):
+            m[i, k] = q + (x - q) / 0.9
         hat = shared / (1 - 0.9**t)
         if t <= warmup:
             v[k] = 0.999 * v[k] + 0.001 * hat**2

@@ -54,6 +54,7 @@ def of(**settings):
     return compressors.of_exchange(slamb_jax.Exchange(AXIS, **settings))
 
 
+TURNS = selections.Strided(0.25, min_size=4)
 ALL = {
     "top k": compressors.top_k(0.2, AXIS),
     "random k": random_k(0.2),
@@ -61,9 +62,11 @@ ALL = {
     "a user's": compressors.from_codec(compressors.Codec(halves, whole), AXIS),
     "signs": of(payload="sign"),
     "TernGrad": compressors.from_codec(terngrad(), AXIS),
-    "by turns": of(payload=None, selection=selections.Strided(0.25, min_size=4)),
+    "by turns": of(payload=None, selection=TURNS),
+    "few bits by turns": of(payload="ternary", selection=TURNS),
+    "uniform8": of(payload="uniform8"),
+    "bfloat16": of(payload="bfloat16"),
 }
-each = pytest.mark.parametrize("name", ALL)
 
 
 def sent_by(compressor, x, steps=1, mapping="vmap"):
@@ -75,7 +78,7 @@ def sent_by(compressor, x, steps=1, mapping="vmap"):
     return sent, state
 
 
-@each
+@pytest.mark.parametrize("name", ALL)
 def test_nothing_is_lost_and_all_workers_get_the_same_mean(name):
     """On a mesh as under ``vmap``."""
     x = random_tree(SHAPES, 1, N)
@@ -92,9 +95,8 @@ def test_nothing_is_lost_and_all_workers_get_the_same_mean(name):
         )
 
 
-@pytest.mark.parametrize("shape", [(3,), (9, 128), (70_000,), (2_200_001,)])
-def test_what_fills_up_a_block_of_signs_is_not_in_the_mean(shape):
-    x = jnp.ones((N, *shape)).at[0].set(-1.0)
+def test_what_fills_up_a_long_slice_of_signs_is_not_in_the_mean():
+    x = jnp.ones((N, 2_200_001)).at[0].set(-1.0)
     sent, _ = sent_by(ALL["signs"], {"w": x})
     assert_same_bits(sent.mean["w"], jnp.full(x.shape, 0.5))
 
@@ -112,8 +114,9 @@ def test_random_k_draws_others_at_each_step_and_for_each_array():
     assert max(shared) < 40  # of 80; 16 by chance, with a deviation of 3.2
 
 
-@pytest.mark.parametrize("decay", [1.0, 0.5, 0.0])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("decay", "dtype"), [(1.0, "bfloat16"), (0.5, "float32"), (0.0, "bfloat16")]
+)
 def test_the_residual_is_that_of_the_recurrence(decay, dtype):
     compressor = ALL["top k"]
     tx = slamb_jax.compress_with_error_feedback(compressor, decay=decay)
@@ -137,7 +140,7 @@ def test_the_residual_is_that_of_the_recurrence(decay, dtype):
             assert state.residual is None
 
 
-@pytest.mark.parametrize("name", ["by turns", "top k", "low rank", "signs"])
+@pytest.mark.parametrize("name", ["top k", "low rank", "signs"])
 def test_what_is_beyond_the_range_of_a_gradient_waits(name):
     """Nothing is lost, and nothing becomes infinite."""
     tx, steps = slamb_jax.compress_with_error_feedback(ALL[name]), 20
@@ -177,9 +180,10 @@ def test_a_gradient_that_is_none_does_not_shift_the_others():
 
 
 @pytest.mark.parametrize(
-    "dtype", ["int4", "uint4", "float8_e4m3fn", "int8", "uint16", "complex64"]
+    ("dtype", "mapping"),
+    [(x, "shard_map") for x in ("int4", "float8_e4m3fn", "uint16", "complex64")]
+    + [(x, "vmap") for x in ("uint4", "int8", "complex64")],
 )
-@pytest.mark.parametrize("mapping", ["vmap", "shard_map"])
 def test_codes_of_any_dtype_arrive_as_they_were_sent(dtype, mapping):
     codec = compressors.Codec(
         lambda x, common, own: x.astype(jnp.float32).astype(dtype),
@@ -194,7 +198,7 @@ def test_codes_of_any_dtype_arrive_as_they_were_sent(dtype, mapping):
     assert_same_bits(jax.tree.map(lambda x: x[-1], sent.mean), means)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_a_narrow_decode_is_widened_before_it_is_summed(dtype):
     codec = compressors.Codec(
         lambda x, *keys: x, lambda code, like, key: code.astype(dtype)

@@ -15,29 +15,23 @@ from slamb_jax import directions
 from tests.close import assert_close, assert_workers_agree
 from tests.optimizers import descend, exchange, gradients, random_tree, slamb
 from tests.test_compressors import ALL as COMPRESSORS
-from tests.workers import AXIS, mesh_of, over_workers, stack, train
+from tests.workers import AXIS, mesh_of, over_workers, train
 
 N = 4
 SHAPES = {"w": (12, 16), "b": (16,), "tall": (20, 6)}
 ZEROS = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
 CODES = ("uniform8", "uniform4", "ternary", "largest_of_7")
-PAYLOADS = (None, "bfloat16", *CODES)
 AGREE = slamb_jax.Exchange(AXIS, payload=None)
 randk = slamb_jax.randk_compress_with_error_feedback
 
 
-def sum_of_means(grads, name):
-    return np.sum([np.mean(np.float64(g[name]), 0) for g in grads], 0)
-
-
-def mean_of(payload):
-    return {"exchange": slamb_jax.Exchange(AXIS, payload=payload)}
-
-
-HOW = {payload: mean_of(payload) for payload in (*CODES, "sign")}
+HOW = {
+    payload: {"exchange": slamb_jax.Exchange(AXIS, payload=payload)}
+    for payload in (*CODES, "sign")
+}
 HOW |= {
     name: {"exchange": AGREE, "compressor": COMPRESSORS[name]}
-    for name in ("top k", "random k", "low rank", "a user's", "TernGrad")
+    for name in ("top k", "low rank")
 }
 
 
@@ -51,16 +45,13 @@ def test_what_was_not_sent_is_in_the_momenta_and_all_workers_agree(how, b1):
     sent, state = train(tx, ZEROS, grads, "vmap")[-1]
     assert_workers_agree(sent)
     for name, x in sent.items():
-        given = sum_of_means(grads, name)
+        given = np.sum([np.float64(g[name]).mean(0) for g in grads], 0)
         held = np.float64(state.mu[name]).mean(0) / (1 - b1)
         room = 2.4e-4 * (1 + np.abs(given).max()) / (1 - b1) if how in CODES else 1e-4
         np.testing.assert_allclose(x[0] + held, given, atol=room, rtol=0)
-    adam = slamb_jax.mask_momentum(direction=directions.adam(), b1=b1, **HOW[how])
-    params, state = train(adam, ZEROS, grads, "vmap")[-1]
-    assert_workers_agree((params, state.nu))
 
 
-@pytest.mark.parametrize("rule", [{}, {"share": 0.5}, {"nesterov": True}])
+@pytest.mark.parametrize("rule", [{"share": 0.5}, {"nesterov": True}])
 def test_with_identity_each_worker_has_a_momentum_of_its_own(rule):
     """So does an exchange that sends nothing between averages of the parameters."""
     own = slamb_jax.mask_momentum(AGREE, compressor=optax.identity(), **rule)
@@ -94,14 +85,9 @@ def test_a_compressor_may_stand_for_the_selection():
     assert_close(*([(p, s.mu, s.nu) for p, s in history] for history in runs))
 
 
-EXCHANGES = [AGREE] + [
-    make(**settings)
-    for settings in ({}, {"payload": "uniform8"})
-    for make in (exchange, functools.partial(slamb_jax.Exchange, AXIS))
-]
-
-
-@pytest.mark.parametrize("between", EXCHANGES)
+@pytest.mark.parametrize(
+    "between", [slamb_jax.Exchange(AXIS), exchange(), exchange(payload="uniform8")]
+)
 def test_the_compressor_that_is_given_is_called(between):
     """One that counts its calls and wraps ours gives our bits."""
     calls = []
@@ -118,31 +104,6 @@ def test_the_compressor_that_is_given_is_called(between):
     makes = randk, slamb_jax.compressors.of_exchange
     chex.assert_trees_all_equal(*runs_of(between, None, *map(counting, makes)))
     assert {*calls} == {*makes}
-
-
-@pytest.mark.parametrize("selected", [False, True])
-@pytest.mark.parametrize("place", range(len(PAYLOADS)))
-def test_error_feedback_on_gradients_loses_nothing(place, selected):
-    """Each two of payload, dtype, and whether a part is selected, meet."""
-    payload, dtype = PAYLOADS[place], ("float32", "bfloat16")[(place + selected) % 2]
-    between = slamb_jax.Exchange(AXIS, payload=payload)
-    if selected:
-        between = exchange(payload=payload, compress_ratio=0.25)
-    grads = jax.tree.map(lambda x: x.astype(dtype), gradients(8, SHAPES, N))
-    sent = dict.fromkeys(SHAPES, 0.0)
-    tx = randk(between)
-    state = stack(tx.init(ZEROS), N)
-    update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
-    for g in grads:
-        updates, state = update(g, state)
-        assert_workers_agree(updates)
-        chex.assert_trees_all_equal_shapes_and_dtypes(updates, g)
-        sent = {name: sent[name] + np.float64(updates[name][0]) for name in SHAPES}
-    for name, x in sent.items():
-        given = sum_of_means(grads, name)
-        held = np.float64(state.residual[name]).mean(0)
-        room = len(grads) * 2**-20 * 64
-        np.testing.assert_allclose(x + held, given, atol=room, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -242,12 +203,12 @@ def test_what_is_a_thousand_times_smaller_than_its_block_still_trains():
     assert float(jnp.abs(params - 1).max()) < 0.1, params
 
 
-@pytest.mark.parametrize("payload", [None, "bfloat16", "ternary", "largest_of_7"])
+@pytest.mark.parametrize("payload", [None, "ternary"])
 def test_a_leaf_steps_as_by_itself(payload):
     """Small leaves share arrays, and nothing else: no code, no decay rate, no mean."""
     shapes = {
-        "w": (12, 16), "b": (16,), "stack": (3, 6, 20), "scale": (), "b2": (33,),
-        "long": (2100,), "wide": (40, 60), "large": (300, 250),
+        "w": (12, 16), "b": (16,), "scale": (), "b2": (33,), "long": (2100,),
+        "wide": (40, 60), "large": (300, 250),
     }  # fmt: skip
     b1 = {name: 0.5 if name.startswith("b") else 0.9 for name in shapes}
     params = random_tree(shapes, 9)

@@ -16,7 +16,7 @@ from slamb_jax._core.rounding import round_to
 from slamb_jax.exchange.codecs import codec_of
 from slamb_jax.exchange.mean import mean_over_workers
 from tests.close import assert_close, assert_same_bits, assert_workers_agree
-from tests.naive import DRAWN, coded, grid
+from tests.naive import DRAWN, coded, grid, in_blocks
 from tests.optimizers import descend, random_tree, standard_promotion
 from tests.workers import AXIS, MAPPINGS, P, mesh_of, over_workers, stack
 
@@ -56,88 +56,69 @@ def on_workers(payload, tree, mapping="vmap", step=7, route="owners"):
     return jax.tree.map(np.asarray, run(tree))
 
 
-@pytest.mark.parametrize(
-    ("payload", "n", "route"),  # of 3 workers no slice is full
-    [
-        ("ternary", 2, "owners"),
-        ("ternary", 3, "owners"),
-        ("ternary", 3, "all"),
-        ("largest_of_7", 3, "owners"),
-        ("largest_of_31", 8, "owners"),
-    ],
-)
-def test_it_is_the_code_of_the_mean_of_codes(payload, n, route):
-    tree, is_direct = random_tree(SHAPES, 3, n), n == 2 or route == "all"
-    means, sent, lost, _ = on_workers(payload, tree, route=route)
-    assert_workers_agree(means)
-    assert (lost is None) == is_direct  # all decode all codes, and encode no mean
-    for name, x in tree.items():
-        group = codec_of(payload).group_of(x[0].size)
-        want = np.stack([coded(payload, np.asarray(own).ravel(), group) for own in x])
-        assert_close(sent[name].reshape(n, -1), want)
-        mean = want.mean(0) if is_direct else coded(payload, want.mean(0), group)
-        assert_close(means[name][0].ravel(), mean)
+def assert_rounded(payload, x, y):
+    """``y`` is ``x`` as it arrives."""
+    if payload == "bfloat16":
+        assert_same_bits(y, x.astype("bfloat16").astype(np.float32))
+        return
+    group = codec_of(payload).group_of(x.size)
+    if payload in DRAWN:  # to less than a step of its grid
+        step = 1.0001 * grid(payload, x.ravel(), group)
+        assert (np.abs(y - x).ravel() <= step).all()
+    else:
+        assert_close(y.ravel(), coded(payload, x.ravel(), group))
 
 
 @pytest.mark.parametrize(
-    ("payload", "mapping"),
-    [(payload, "vmap") for payload in PAYLOADS]
-    + [(payload, "shard_map") for payload in ("ternary", "uniform8", "bfloat16")]
-    + [(payload, "groups") for payload in PAYLOADS],
+    ("payload", "mapping", "n", "route"),
+    [(payload, "vmap", N, "owners") for payload in (*PAYLOADS, "sign")]
+    + [("ternary", "shard_map", 3, "owners"), ("bfloat16", "shard_map", N, "owners")]
+    + [(x, "groups", N, "owners") for x in ("ternary", "uniform8", "bfloat16", None)]
+    + [("ternary", "vmap", n, route) for n, route in ((2, "owners"), (3, "all"))]
+    + [("largest_of_31", "vmap", 8, "owners")],
 )
-def test_what_was_sent_is_the_mean_and_what_rounding_took_of_it(payload, mapping):
-    tree = jax.tree.map(np.asarray, random_tree(SHAPES, 5, N))
-    means, sent, lost, _ = on_workers(payload, tree, mapping)
+def test_the_mean_of_what_was_sent_is_sent_again(payload, mapping, n, route):
+    """No block is of two arrays, and what each rounding takes is known."""
+    tree = jax.tree.map(np.asarray, random_tree(SHAPES, 5, n))
+    means, sent, lost, _ = on_workers(payload, tree, mapping, route=route)
     assert_workers_agree(means)
+    is_direct = n == 2 or route == "all"  # all decode all codes, and encode no mean
     assert (sent is None) == (payload is None)
-    assert (lost is None) == (payload is None)
-    if mapping == "groups" and payload not in DRAWN:  # which draw for each device
-        alone = on_workers(payload, tree)
-        assert_close((means, sent), (alone.means, alone.sent), units=8)
+    assert (lost is None) == (payload is None or is_direct)
     for name, x in tree.items():
         mean = means[name][0]
         if sent is None:
             assert_close(mean, x.mean(0))
-        else:
-            if payload == "bfloat16":
-                assert_same_bits(sent[name], x.astype("bfloat16").astype(np.float32))
-            assert_close(sent[name].mean(0), mean + lost[name].mean(0))
-            assert (lost[name] != 0).sum(0).max(initial=0) <= 1  # a part has one owner
-        if payload in DRAWN:  # each rounding is of less than a step of its grid
-            given = [*x, sent[name].mean(0)]
-            errors = [*(sent[name] - x), lost[name].mean(0)]
-            for y, error in zip(given, errors, strict=True):
-                group = codec_of(payload).group_of(y.size)
-                step = 1.0001 * grid(payload, y.ravel(), group)
-                assert (np.abs(error).ravel() <= step).all()
+            continue
+        for own, arrived in zip(x, sent[name], strict=True):
+            assert_rounded(payload, own, arrived)
+        of_sent = sent[name].mean(0, dtype=np.float64)
+        if lost is None:
+            assert_close(mean, of_sent)
+            continue
+        assert_close(mean + lost[name].mean(0), of_sent)
+        assert (lost[name] != 0).sum(0).max(initial=0) <= 1  # a part has one owner
+        if payload != "bfloat16":  # which the order of the sum may tip
+            assert_rounded(payload, of_sent, mean)
 
 
 @pytest.mark.parametrize("payload", DRAWN)
-def test_workers_steps_and_arrays_round_otherwise(payload):
+def test_workers_steps_arrays_and_blocks_round_otherwise(payload):
     between = np.where(np.arange(5000) % 32, 0.65, 1.0).astype(np.float32)
     same = {"few": np.stack([between[:500]] * N), "more": np.stack([between] * N)}
     one, again, later = (on_workers(payload, same, step=t).sent for t in (7, 7, 8))
     assert_same_bits(one, again)
     first, other = one["few"][:2]
-    for x in (other, later["few"][0], one["more"][0, :500]):
-        assert (first != x).mean() > 0.2
+    blocks = in_blocks(one["more"][0], codec_of(payload).group_of(5000))
+    pairs = [(first, x) for x in (other, later["few"][0], one["more"][0, :500])]
+    for a, b in (*pairs, blocks[:2]):
+        assert (a != b).mean() > 0.2
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("payload", ["ternary", "uniform4", "bfloat16", None])
 def test_what_is_not_finite_reaches_all(payload):
     x = random_tree({"x": (N, 400)}, 0)["x"].at[2, 37].set(jnp.inf)
     assert not np.isfinite(on_workers(payload, x).means[:, 37]).any()
-
-
-@pytest.mark.parametrize("payload", ["ternary", "largest_of_7"])
-def test_no_block_is_of_two_leaves(payload):
-    """A leaf that is a thousand times smaller than those beside it is sent, too."""
-    tree = random_tree({"a": (40, 60), "b": (60,), "c": (3,), "d": (50, 70)}, 1, N)
-    small = functools.partial(
-        jax.tree.map, jnp.multiply, {"a": 1.0, "b": 1e-3, "c": 1.0, "d": 1e-3}
-    )
-    want = small(on_workers(payload, tree).means)
-    assert_close(on_workers(payload, small(tree)).means, want, units=8)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -221,9 +202,7 @@ def test_a_missing_gradient_moves_nothing():
     ("tx", "mapping"),
     [
         (every(2), "shard_map"),
-        (every(1), "shard_map"),
         (every(2, "uniform8", outer=NESTEROV), "shard_map"),
-        (every(2, "bfloat16", outer=NESTEROV), "shard_map"),
         (every(2, "uniform4", outer=optax.sgd(1.0)), "vmap"),
         (every(2, compressor=largest(0.5), outer=optax.sgd(1.0)), "shard_map"),
     ],
@@ -244,9 +223,7 @@ def test_a_compressor_of_the_whole_is_an_outer_step_in_float32():
 @pytest.mark.parametrize(
     ("settings", "dtype"),
     [
-        ({}, "float32"),
         ({}, "bfloat16"),
-        ({"outer": NESTEROV}, "float32"),
         ({"outer": NESTEROV}, "bfloat16"),
         ({"outer": NESTEROV, "payload": "uniform8"}, "float32"),
         ({"outer": NESTEROV, "compressor": largest(0.5)}, "float32"),

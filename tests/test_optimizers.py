@@ -60,8 +60,7 @@ def ours(name, exchange):
 @pytest.mark.parametrize(
     ("name", "n", "axis_name", "mapping"),
     [(name, 3, AXIS, "vmap") for name in DENSE]
-    + [(name, 1, None, "vmap") for name in DENSE if DENSE[name][-1]]
-    + [(name, 1, AXIS, "vmap") for name in ("adamw", "muon")]
+    + [(name, 1, None, "vmap") for name in ("lion", "sgd, nesterov", "muon")]
     + [("adamw", 8, AXIS, mapping) for mapping in MAPPINGS[1:]]
     + [(name, 8, AXIS, "shard_map") for name in ("lamb", "lion", "muon")],
 )
@@ -208,7 +207,8 @@ def test_the_loss_does_not_jump_where_a_run_goes_on_under_optax_or_back():
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, "bfloat16") for name in (*DENSE, "slamb")]
+    [(name, "bfloat16") for name in ("adamw, nesterov", "lamb, product", "slamb")]
+    + [(name, "bfloat16") for name in ("lion", "sgd, momentum", "muon")]
     + [(name, "float16") for name in ("adamw", "lamb", "slamb")],
 )
 def test_an_update_of_16_bits_is_that_of_32_rounded_once(name, dtype):
@@ -224,7 +224,7 @@ def test_an_update_of_16_bits_is_that_of_32_rounded_once(name, dtype):
     assert_close(got, jax.tree.map(lambda x: x.astype(dtype), want), units=2)
 
 
-@pytest.mark.parametrize("payload", ["bfloat16", "uniform8", "uniform4"])
+@pytest.mark.parametrize("payload", ["bfloat16", "uniform4"])
 def test_muon_orthogonalizes_the_mean(payload):
     """Of workers whose own momenta are orthogonal to each other."""
     exchange = slamb_jax.Exchange(AXIS, payload=payload)
@@ -248,9 +248,7 @@ def test_muon_in_few_bits_finds_a_minimum_of_the_same_data():
         assert np.linalg.norm(params[name][0] - x) < 0.03 * np.linalg.norm(x)
 
 
-@pytest.mark.parametrize(
-    "direction", [optax.scale_by_sign(), optax.scale_by_rms(), directions.muon()]
-)
+@pytest.mark.parametrize("direction", [optax.scale_by_rms(), directions.muon()])
 def test_a_direction_may_also_be_the_next_link(direction):
     exchange = slamb_jax.Exchange(AXIS)
     inside = slamb_jax.mask_momentum(exchange, direction, 0.8)
@@ -318,8 +316,6 @@ def test_the_largest_count_is_not_the_last():
 
 OUTER = {"sync_every": 9, "outer": optax.sgd(1.0, 0.9)}
 PAPER = slamb_jax.Exchange.paper
-
-
 BETWEEN, NARROW = slamb_jax.Exchange(AXIS), {"mu_dtype": "bfloat16"}
 LOCAL = slamb_jax.Exchange(AXIS, payload=None, sync_every=9)
 STATES = [  # of float32 parameters, and the bytes of each
