@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from examples import train as trainer
 from examples.bert.main import Config
-from examples.common import records
+from examples.common import processes, records
 from examples.common.options import parse
 from tests import programs
 from tests.close import assert_same_bits
@@ -123,17 +124,23 @@ def test_a_run_that_is_stopped_and_killed_ends_as_if_it_had_not_been(tmp_path):
     assert metadata["extra"] == alike["extra"] == {"next_index": 300, "workers": 4}
 
 
+@pytest.mark.usefixtures("standard_promotion")
 def test_the_root_of_the_programs_trains(tmp_path):
-    words = "--steps", "20", "--eval-every", "10", "--log-every", "10"
-    words += "--checkpoint-every", "10"
-    programs.ended("-m", TRAIN, *words, "--workers", "2", "--out", tmp_path)
+    def run(workers):
+        config = trainer.Config(
+            steps=20, eval_every=10, log_every=10, checkpoint_every=10,
+            workers=workers, out=tmp_path,
+        )  # fmt: skip
+        trainer.run(trainer.digits(config), config, processes.mesh_of(workers))
+
+    run(workers=2)
     for name in ("loss", "eval_loss"):
         first, last = programs.series(tmp_path, name)
         assert last < first < 2.3  # nats of a guess
     assert 0 < programs.series(tmp_path, "exchange/share_of_float32")[-1] < 0.1
     # It goes on with another number of workers.
     shutil.rmtree(tmp_path / "checkpoints" / "20")
-    programs.ended("-m", TRAIN, *words, "--workers", "4", "--out", tmp_path)
+    run(workers=4)
     metadata, _ = trained(tmp_path)
     assert metadata["extra"]["workers"] == 4
 

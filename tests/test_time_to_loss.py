@@ -104,7 +104,7 @@ def test_a_worker_that_ends_or_is_silent_ends_the_run():
     broken = "print('the reason'); raise SystemExit(3)"
     for other, seconds, told in (
         (broken, 60, r"worker 1 ended \(3\)(.|\n)*the reason"),
-        (silent, 3, r"workers \[.*1\] were silent for 3 s"),
+        (silent, 1, r"workers \[.*1\] were silent for 1 s"),
     ):
         both = [[sys.executable, "-uc", code] for code in (fine, other)]
         with workers(both) as running, pytest.raises(RuntimeError, match=told):
