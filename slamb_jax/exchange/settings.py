@@ -246,11 +246,8 @@ def _check_settings(exchange: Exchange) -> None:
     # 1. Each setting by itself.
     _checks.check_choice("route", exchange.route, ("owners", "all"))
     is_name = isinstance(payload, str) and payload in ("bfloat16", *CODECS)
-    payloads = (
-        "None, 'bfloat16', 'uniform8', 'uniform4', 'ternary', 'sign' or 'largest_of_N' "
-        "with N from 2 to 127, such as 'largest_of_7'"
-    )
-    _checks.check_value(payload is None or is_name, "payload", payloads, payload)
+    one_of = "None, bfloat16, uniform8, uniform4, ternary, sign or largest_of_2 to _127"
+    _checks.check_value(payload is None or is_name, "payload", one_of, payload)
     if exchange.sync_every is not None:
         _checks.check_integer("sync_every", exchange.sync_every, 1)
     if exchange.outer is not None:
@@ -260,10 +257,7 @@ def _check_settings(exchange: Exchange) -> None:
     _checks.check_value(is_one, "selection", what, selection)
     # 2. What cannot go together.
     if selection is not None and exchange.outer is not None:
-        raise ValueError(
-            f"selection={selection!r} averages the parameters themselves every "
-            f"sync_every steps: it takes no outer optimizer, got {exchange!r}"
-        )
+        raise ValueError(f"outer must be None with a selection, got {exchange!r}")
     _check_average(exchange)
     _check_axes(exchange)
 
@@ -273,8 +267,7 @@ def _check_average(exchange: Exchange) -> None:
     selects = exchange.selection is not None
     if every is None and not selects and exchange.axis_name is not None:
         raise ValueError(
-            "sync_every=None without a selection exchanges nothing between "
-            f"{exchange.axis_name!r}: give one of them, or no axis_name"
+            f"sync_every=None without a selection sends nothing, got {exchange!r}"
         )
     # An outer step is taken along the mean of the parameters' differences. They are of
     # many steps, and a code of few bits loses what no residual brings back.
@@ -282,16 +275,14 @@ def _check_average(exchange: Exchange) -> None:
         raise ValueError("outer needs an average: give sync_every too, got None")
     if outer is not None and str(payload).startswith("largest_of_"):
         raise ValueError(
-            f"payload={payload!r} sends one coordinate of each group, and the others "
-            "would be lost from the parameters' difference that an outer optimizer "
-            "gets: take 'ternary', 'uniform4' or 'uniform8'"
+            f"payload={payload!r} would lose most of the difference that an outer "
+            "optimizer gets: take 'ternary', 'uniform4' or 'uniform8'"
         )
     # Without one, parameters themselves are averaged; a selection's are in float32.
     if outer is None and every not in (None, 1) and payload is not None and not selects:
         raise ValueError(
             f"sync_every={every} averages parameters, which payload={payload!r} would "
-            "round: give outer=optax.sgd(1.0), whose difference to the last average is "
-            "rounded instead, or payload=None"
+            "round: give payload=None, or outer=optax.sgd(1.0), whose steps it rounds"
         )
 
 
@@ -303,15 +294,13 @@ def _check_axes(exchange: Exchange) -> None:
     between, within = (set(as_tuple(name)) for name in names)
     if within and (not between or between & within):
         raise ValueError(
-            "local_axis_name must name other mesh axes than axis_name, got "
-            f"{exchange.local_axis_name!r} and {exchange.axis_name!r}"
+            f"local_axis_name must name other axes than axis_name, got {exchange!r}"
         )
     if exchange.layout is None:  # which checks param_specs and stacked
         return
     if shared := between & set(exchange.shard_axes):
         raise ValueError(
-            "param_specs must not name the axis of the workers, whose parameters are "
-            f"sharded over other axes, got {min(map(str, shared))!r}"
+            f"param_specs must not name the axis of the workers, got {sorted(shared)}"
         )
 
 
@@ -324,6 +313,4 @@ def check_exchange(exchange: object) -> Exchange:
         way_out = f": slamb_jax.Exchange({exchange!r})"
     elif isinstance(exchange, float | optax.GradientTransformation):  # swapped?
         way_out = ": a rate comes before the exchange, and a direction after it"
-    raise ValueError(
-        f"exchange must be a slamb_jax.Exchange, got {exchange!r}{way_out}"
-    )
+    raise ValueError(f"exchange must be an Exchange, got {exchange!r}{way_out}")

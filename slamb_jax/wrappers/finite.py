@@ -204,9 +204,9 @@ def check_finite(state: chex.ArrayTree, max_consecutive_errors: int = 10) -> Non
 
     skippers = optax.tree.get_all_with_path(state, "SkipNotFiniteState")
     if not skippers:
+        got = type(state).__name__
         raise ValueError(
-            "state must contain the state of slamb_jax.skip_not_finite, got a "
-            f"{type(state).__name__} without one: wrap the optimizer in it"
+            f"state must have that of skip_not_finite, got a {got} without"
         )
     for _, x in skippers:
         in_a_row, in_all = _number(x.notfinite_count), _number(x.total_notfinite)
