@@ -245,9 +245,8 @@ class AtStep(NamedTuple):
         block_size, shape = self.selection.block_size(leaf), leaf.shape or (1,)
         if leaf.size // block_size > _MOST_BLOCKS:
             raise ValueError(
-                f"a leaf of {leaf.size} elements, {leaf.shape}, has more blocks than "
-                f"int32 can number where a block has {block_size}: pad its last "
-                "dimension to a multiple of 128, or keep it as several leaves"
+                f"a leaf of shape {leaf.shape} has more blocks of {block_size} than "
+                "int32 numbers: pad its last dimension to a multiple of 128, or divide it"
             )
         index, coordinates = self.selection.blocks(self.step, leaf), []
         for size in (shape[-1] // block_size, *shape[-2:0:-1])[: len(shape) - 1]:

@@ -205,8 +205,7 @@ def _sender(
     check_transformation("compressor", compressor)
     if exchange.outer is None or rounds:
         raise ValueError(
-            "compressor sends the difference to the last average: it needs an outer "
-            f"optimizer, such as optax.sgd(1.0), and payload=None, got {exchange!r}"
+            f"compressor needs an outer optimizer and payload=None, got {exchange!r}"
         )
     return optax.with_extra_args_support(compressor)
 

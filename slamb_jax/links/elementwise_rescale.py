@@ -75,8 +75,7 @@ def elementwise_rescale(
     checks.check_range("b3", b3, 0.0, 1.0, holds=checks.NEAR_ONE)
     if exchange.selection is None and checks.known(b3) not in (None, 1.0):
         warnings.warn(
-            f"elementwise_rescale(..., b3={b3!r}) does nothing without a selection in "
-            f"its exchange, got {exchange!r}: give it that of mask_momentum",
+            f"elementwise_rescale(b3={b3!r}) does nothing without a selection",
             stacklevel=2,
         )
 

@@ -243,8 +243,7 @@ def mask_momentum(
         parts = jax.tree.leaves(direction, is_leaf=lambda x: hasattr(x, "_fields"))
         if any(isinstance(part, optax.TraceState) for part in parts):
             warnings.warn(
-                "direction has a momentum of its own, optax.trace, beside that of "
-                "mask_momentum: take optax.sgd(..., momentum=None), or the like",
+                "direction has a momentum of its own, optax.trace: take it without",
                 stacklevel=2,
             )
         return MaskMomentumState(count, mu, nu, nu_mean, compressor, direction)

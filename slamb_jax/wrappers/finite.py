@@ -156,9 +156,8 @@ def _any_device(flag: jax.Array, exchange: Exchange, *, between: bool) -> jax.Ar
     agreed = pany(flag, (workers + within if between else within) or None)
     for axis in _axes.missed_axes(agreed, workers + within):
         raise ValueError(
-            f"updates vary over the mesh axis {axis!r}, over which skip_not_finite "
-            f"does not agree, having {exchange!r}: a device that skips would leave "
-            "others waiting in a collective. Give it the exchange of the optimizer"
+            f"updates vary over the mesh axis {axis!r}, over which skip_not_finite has "
+            f"no agreement: give it the exchange of the optimizer, got {exchange!r}"
         )
     return agreed
 

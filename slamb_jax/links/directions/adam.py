@@ -78,10 +78,9 @@ def adam(
         if moments is not None and (checks.known(eps) or 1) < _LEAST_OF_OWN_V:
             # Which mask_momentum hands over with a selection.
             warnings.warn(
-                f"directions.adam(eps={eps}) divides a mean momentum by the root "
-                "of a worker's own second moment, with a selection in the exchange. "
-                "Where the worker's gradients are 0, and those of others are not, the "
-                f"step is M / eps: give eps={_LEAST_OF_OWN_V:g} or more",
+                f"directions.adam(eps={eps}) takes steps of M / eps where a worker's "
+                "own gradients are 0, with a selection in the exchange: give "
+                f"eps={_LEAST_OF_OWN_V:g} or more",
                 stacklevel=2,
             )
         # A complex v would be a square, and no square of an absolute value.
