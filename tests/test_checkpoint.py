@@ -93,7 +93,7 @@ def test_what_comes_back_is_what_was_saved(store, kind, tmp_path):
 def test_what_jax_would_cut_is_refused(store, dtype, tmp_path):
     """2^33 + 5 came back as 5."""
     kept, state = store(tmp_path), {"seen": np.full(N, 2**33 + 5, dtype)}
-    said = rf"state\['seen'\] must have a dtype that jax holds, got {dtype}, which"
+    said = rf"state\['seen'\] must have a dtype that jax holds, got {dtype}: "
     assert kept.restore(a_state()) is None
     with pytest.raises(ValueError, match=said):
         kept.save(1, state)

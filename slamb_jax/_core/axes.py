@@ -127,27 +127,20 @@ def check_local(
     tracked = tracked_axes(axis_name)
     for path, x in jax.tree_util.tree_leaves_with_path(updates):
         where = f"updates{jax.tree_util.keystr(path)}"
-        check_varies(where, x, tracked, shard_axes)
+        check_varies(where, x, tracked)
 
 
-def check_varies(
-    where: str, x: jax.Array, axes: Axes, shard_axes: tuple[Hashable, ...] = ()
-) -> None:
+def check_varies(where: str, x: jax.Array, axes: Axes) -> None:
     """Raises for a gradient whose type does not vary over all of these axes."""
-    missing = axes - varying_axes(x)
+    missing, varying = axes - varying_axes(x), sorted(varying_axes(x), key=str)
     if not missing or not x.size:  # without elements, jax.grad does not differentiate
         return
     names = ", ".join(sorted(map(repr, missing)))
-    others = ", ".join(map(repr, missed_axes(x, (*axes, *shard_axes))))
-    of_another = (
-        f" Or the workers are along {others}, over which the gradients differ: give "
-        "the optimizer the exchange of slamb_jax.per_worker_step."
-    )
     raise ValueError(
-        f"{where} does not vary over the mesh axis {names}: it was summed or averaged "
-        "over it already, as jax.grad inside jax.shard_map does for parameters that do "
-        "not vary over it. Let slamb_jax.replicate and slamb_jax.per_worker_step hand "
-        f"over the parameters, or cast them with jax.lax.pcast(params, {names}, "
-        "to='varying') before jax.grad, and do not average gradients yourself."
-        f"{of_another if others else ''}"
+        f"{where} does not vary over the mesh axis {names}, but over {varying}: it was "
+        "summed or averaged already, as jax.grad inside jax.shard_map does for "
+        "parameters that do not vary. Let slamb_jax.replicate and slamb_jax."
+        "per_worker_step hand over the parameters, or cast them with jax.lax.pcast("
+        f"params, {names}, to='varying') before jax.grad, and do not average gradients "
+        "yourself. Or the optimizer's exchange is not that of per_worker_step"
     )

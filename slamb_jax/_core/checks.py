@@ -190,8 +190,7 @@ def check_real(tree: chex.ArrayTree, what: str) -> None:
         if is_complex(leaf):
             raise ValueError(
                 f"{what} must be real, got {getattr(leaf, 'dtype', leaf)} at {where}: "
-                "make two arrays of its real and imaginary parts, as "
-                "optax.contrib.split_real_and_imaginary(tx) does"
+                "make two arrays of it, as optax.contrib.split_real_and_imaginary does"
             )
 
 

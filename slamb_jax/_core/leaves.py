@@ -119,9 +119,8 @@ def check_mask(name: str, mask: Any) -> None:
     if jax.tree_util.all_leaves([mask]):
         # As of optax.inject_hyperparams, which calls a function with the step.
         raise ValueError(
-            f"{name} must be None, a tree of bools or a function of the parameters, "
-            f"got {shown(mask)}: None is True for all, and weight_decay=0.0 decays "
-            f"none; pass static_args={name!r} to optax.inject_hyperparams"
+            f"{name} must be None, bools or a function of the parameters, got "
+            f"{shown(mask)}: pass static_args={name!r} to optax.inject_hyperparams"
         )
     check_bools(name, mask)
 

@@ -6,7 +6,6 @@ No other module of the library uses Orbax.
 import contextlib
 import json
 import pathlib
-import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -228,9 +227,8 @@ class Checkpoints:
         2. Every process sees it. Orbax would wait for ever where they do not share the
            directory.
         """
-        token = meshes.gather(secrets.token_hex(8))[0]
         # A new name: network file systems remember what was not there.
-        probe = self._directory / f"0{_INCOMPLETE}-{token}"
+        probe = self._directory / f"0{_INCOMPLETE}-{meshes.gather(time.time_ns())[0]}"
         try:
             with together():  # step 1
                 if jax.process_index() == 0:
@@ -297,8 +295,7 @@ class Checkpoints:
         n, saved = meshes.check_replicas("like", like), metadata["workers"]
         if n != saved and workers is None:
             raise ValueError(
-                f"{what} is of {saved} workers, expected {n}, to which "
-                f"restore(like, workers={n}) resizes it"
+                f"{what} is of {saved} workers, expected {n}: workers={n} resizes it"
             )
         stored.check_fits(what, metadata, like)
         leaves = stored.leaves_by_name(jax.tree.map(jnp.asarray, like))

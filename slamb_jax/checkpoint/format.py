@@ -42,9 +42,8 @@ def leaves_by_name(tree: chex.ArrayTree) -> dict[str, Any]:
     for name, x in named_leaves("state", tree).items():
         if x.dtype != (held := jnp.result_type(x)):
             raise ValueError(
-                f"{name} must have a dtype that jax holds, got {x.dtype}, which it "
-                f"would cut to {held}: make it one of jax's if that is enough, put the "
-                "number into extra, or set jax_enable_x64"
+                f"{name} must have a dtype that jax holds, got {x.dtype}: make it "
+                f"{held}, put the number into extra, or set jax_enable_x64"
             )
     return {name or "state": x for name, x in named_leaves("", tree).items()}
 
@@ -139,6 +138,5 @@ def check_fits(what: str, saved: Metadata, like: chex.ArrayTree) -> None:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise ValueError(
             f"{what} does not fit: {'; '.join(wrong[:5])}{more}: restore into the "
-            "optimizer and model that were saved, with payload=None if they had it, "
-            "and begin another with their parameters"
+            "optimizer and model that were saved, with payload=None if they had it"
         )

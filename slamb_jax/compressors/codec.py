@@ -169,8 +169,7 @@ def _check_summed(codes: Any) -> None:
     for x in jax.tree.leaves(codes):
         if x.dtype not in (jnp.float32, jnp.complex64):
             raise ValueError(
-                "averages=True sums codes in their own dtype: encode must return "
-                f"float32, got {x.dtype}; or leave averages=False"
+                f"encode must return float32, got {x.dtype}: averages=True sums it"
             )
 
 

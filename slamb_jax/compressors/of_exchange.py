@@ -105,10 +105,7 @@ def of_exchange(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
     """
     check_exchange(exchange)
     if exchange.selection is None and not exchange.averages_momentum:
-        raise ValueError(
-            f"exchange must exchange at every step, got {exchange!r}: give it a "
-            "selection, or sync_every=1 and no outer optimizer"
-        )
+        raise ValueError(f"exchange must exchange at every step, got {exchange!r}")
 
     def init(params: optax.Params) -> OfExchangeState:
         checks.check_floating(params, "params")

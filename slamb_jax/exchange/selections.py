@@ -246,7 +246,7 @@ class AtStep(NamedTuple):
         if leaf.size // block_size > _MOST_BLOCKS:
             raise ValueError(
                 f"a leaf of shape {leaf.shape} has more blocks of {block_size} than "
-                "int32 numbers: pad its last dimension to a multiple of 128, or divide it"
+                "int32 numbers: pad its last dimension to a multiple of 128, or cut it"
             )
         index, coordinates = self.selection.blocks(self.step, leaf), []
         for size in (shape[-1] // block_size, *shape[-2:0:-1])[: len(shape) - 1]:

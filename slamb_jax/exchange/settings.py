@@ -300,7 +300,7 @@ def _check_axes(exchange: Exchange) -> None:
         return
     if shared := between & set(exchange.shard_axes):
         raise ValueError(
-            f"param_specs must not name the axis of the workers, got {sorted(shared)}"
+            f"param_specs must not name the axis of the workers, got {[*shared]}"
         )
 
 

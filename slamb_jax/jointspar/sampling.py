@@ -234,8 +234,7 @@ def _axis_of(exchange: Exchange) -> axes.AxisName | None:
     plain = Exchange(check_exchange(exchange).axis_name)
     if exchange not in (plain, dataclasses.replace(plain, payload=None)):
         raise ValueError(
-            f"exchange must be {plain}, got {exchange}: JointSpar averages gradients "
-            "densely and at every step, and uses only the axis of an exchange"
+            f"exchange must be {plain}, whose axis JointSpar uses, got {exchange}"
         )
     return exchange.axis_name
 

@@ -197,8 +197,7 @@ def _sender(
     rounds = exchange.payload is not None and exchange.selection is None
     if exchange.outer is None and rounds:
         raise ValueError(
-            f"payload={exchange.payload!r} would round the parameters that are "
-            "averaged: give an outer optimizer, or payload=None"
+            f"payload={exchange.payload!r} would round parameters: give payload=None"
         )
     if compressor is None:
         return None

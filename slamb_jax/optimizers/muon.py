@@ -163,7 +163,6 @@ def _check_exchange(exchange: Exchange) -> None:
         )
     if exchange.param_specs is not None and not exchange.averages_momentum:
         raise ValueError(
-            "muon takes param_specs only where all workers orthogonalize the mean "
-            f"momentum, got sync_every={exchange.sync_every} and outer="
-            f"{exchange.outer!r}: give sync_every=1 and no outer optimizer"
+            "muon takes param_specs only with sync_every=1 and no outer, where all "
+            f"workers orthogonalize the mean momentum, got {exchange!r}"
         )

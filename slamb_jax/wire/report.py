@@ -201,8 +201,7 @@ def wire_report(program: jax.stages.Compiled | jax.stages.Lowered | str) -> Wire
     text = program if isinstance(program, str) else getattr(program, "as_text", str)()
     if not text or "ENTRY" not in text:
         raise ValueError(
-            "program must be compiled, or the text of one that is, "
-            f"lowered.compile().as_text(), got {shown(program)}"
+            f"program must be compiled, by .compile(), got {shown(program)}"
         )
     module = parse_hlo(text)
     return WireReport(tuple(_walk(module, module.entry)))

@@ -186,10 +186,8 @@ def momentum_agreement(state: chex.ArrayTree) -> dict[str, float]:
     check_replicas("state", state)
     leaves = {k: m for k, m in leaves_in(state, "mu").items() if m.size}
     if not leaves:
-        raise ValueError(
-            "state must hold a momentum, mu, of an optimizer, got "
-            f"{jax.tree.structure(state)}"
-        )
+        got = jax.tree.structure(state)
+        raise ValueError(f"state must hold a momentum, mu, of an optimizer, got {got}")
     agreement = stacked(_agreement, list(leaves.values()))
     return dict(zip(leaves, map(float, agreement), strict=True))
 
@@ -258,9 +256,8 @@ def exchange_metrics(
         momenta = leaves_in(state, "mu").values()
         if n > 1 and elements == sum(x.size for x in momenta):
             raise ValueError(
-                f"params must be one copy, got {elements} elements, as many as the "
-                f"momenta of all {n} workers: take those before slamb_jax.replicate, "
-                "or slamb_jax.consolidate(params)"
+                f"params must be one copy, got {elements} elements, as many as all {n} "
+                "workers' momenta have: take slamb_jax.consolidate(params)"
             )
         out = {
             "exchange/bytes_per_step": of_float32 * 8 * elements * (n - 1) / n,

@@ -38,9 +38,8 @@ def check_wrappers(state: chex.ArrayTree, exchange: Exchange) -> None:
     find = optax.tree.get_all_with_path
     if _has_state(find(state, "ApplyIfFiniteState"), "slamb_jax."):
         raise ValueError(
-            "the state is of optax.apply_if_finite around an exchange: a worker that "
-            "skips a step would leave the others waiting for ever. Take "
-            "slamb_jax.skip_not_finite(tx, exchange)"
+            "the state is of optax.apply_if_finite around an exchange: workers would "
+            "wait for one that skips. Take slamb_jax.skip_not_finite(tx, exchange)"
         )
     told = []
     exchanging = "slamb_jax.links.", "slamb_jax.jointspar."
@@ -105,8 +104,7 @@ def check_arguments(state: Any, batch: Any, n: int, devices: int) -> None:
         if is_held(x) and x.is_deleted():
             raise ValueError(  # jaxlib may crash on it
                 f"{name} was donated to an earlier step and is gone: go on with the "
-                "state that the step returned, or keep a copy "
-                "(jax.tree.map(jnp.copy, state)) before it"
+                "state that it returned, or keep jax.tree.map(jnp.copy, state)"
             )
     check_replicas("state", state, n)
     scalars_only = not any(map(jnp.ndim, jax.tree.leaves(batch)))
@@ -114,8 +112,7 @@ def check_arguments(state: Any, batch: Any, n: int, devices: int) -> None:
         shape = jnp.shape(x)  # a scalar beside arrays goes to all workers
         if shape[0] % devices if shape else scalars_only:
             raise ValueError(
-                f"{name} must have a leading axis of a multiple of {devices}, got "
-                f"shape {shape}"
+                f"{name} must have a multiple of {devices} rows, got shape {shape}"
             )
 
 
@@ -125,9 +122,8 @@ def check_result(out: Any, state: Any) -> tuple[Any, Any]:
     is_pair = isinstance(out, tuple) and len(out) == 2
     if not is_pair or jax.tree.structure(out[0]) != wanted:
         raise ValueError(
-            "step must return a pair, the new state and a report, and that state of "
-            f"the structure that it got, {wanted}, got {jax.tree.structure(out)}: "
-            "return state, None if there is nothing to report"
+            "step must return (state, report), with a state of the structure that it "
+            f"got, {wanted}, got {jax.tree.structure(out)}"
         )
     return out
 
@@ -169,12 +165,10 @@ class Watch:
             warnings.warn(
                 f"after call {self._calls} of the step workers differ in "
                 f"{', '.join(apart[:5])}{more}, which began the same on all: no "
-                "exchange averages it. Give the optimizer of these parameters the "
-                "exchange, slamb_jax.adamw(rate, exchange) in place of optax.adamw, "
-                "and per_worker_step the same one; or all optimizers as a direction, "
-                "slamb_jax.mask_momentum(exchange, tx). "
-                "Take slamb_jax.average_parameters of statistics and metrics before "
-                "they are used. Filter this warning if they are to differ",
+                "exchange averages it. Step parameters by slamb_jax.adamw(rate, "
+                "exchange) in place of optax.adamw, or slamb_jax.mask_momentum("
+                "exchange, tx), and average statistics by slamb_jax."
+                "average_parameters. Filter this warning if they are to differ",
                 stacklevel=4,  # who called the step
             )
 
@@ -209,8 +203,7 @@ def check_same_program(
     digests = gather(hashlib.sha256(text.encode()).hexdigest())
     if len(set(digests)) > 1:
         raise ValueError(
-            "step must be the same program in all processes, and differs, here with "
-            f"{exchange!r}: a setting, rate, seed, size or version is not"
+            f"step must be one program in all processes, and differs with {exchange!r}"
         )
 
 
@@ -220,8 +213,7 @@ def check_same_values(tree: chex.ArrayTree) -> None:
         return
     for name in agreement.differing("tree", tree):
         raise ValueError(
-            f"{name} must be the same in all processes, and differs: begin with "
-            "the same seed, or the same checkpoint, in each"
+            f"{name} must be the same in all processes: begin with one seed in all"
         )
 
 
@@ -232,9 +224,7 @@ def check_copies(state: Any, exchange: Exchange) -> None:
         if agreement.differing_copies(x):
             raise ValueError(
                 f"{name} that step returned differs between the devices of a worker, "
-                f"along {', '.join(map(repr, axes))}, where it must be the same: it "
-                "depends on the device's own share of the batch, key or shard. Average "
-                "it over the axis (slamb_jax.average_parameters for statistics; "
-                "slamb_jax.average_gradients before slamb_jax.accumulate), give "
-                "slamb_jax.skip_not_finite the same exchange, or report it instead."
+                f"along {', '.join(map(repr, axes))}: average it over the axis "
+                "(slamb_jax.average_parameters, or average_gradients before "
+                "accumulate), give slamb_jax.skip_not_finite the exchange, or report it"
             )

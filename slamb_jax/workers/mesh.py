@@ -30,10 +30,8 @@ def workers_on(mesh: Mesh, exchange: Exchange) -> tuple[int, Mesh]:
         raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}")
     workers, local = as_tuple(exchange.axis_name), as_tuple(exchange.local_axis_name)
     if not workers:
-        raise ValueError(
-            "exchange must name the mesh axis of the workers, got axis_name=None: "
-            f"slamb_jax.Exchange({mesh.axis_names[0]!r})"
-        )
+        way_out = f"slamb_jax.Exchange({mesh.axis_names[0]!r})"
+        raise ValueError(f"exchange must have an axis_name, got None: {way_out}")
     named = {"axis_name": workers, "local_axis_name": local}
     for argument, axes in (named | {"param_specs": exchange.shard_axes}).items():
         if missing := [a for a in axes if a not in mesh.shape]:
@@ -57,10 +55,8 @@ def check_replicas(name: str, tree: chex.ArrayTree, workers: int | None = None) 
         if not shape or not n or shape[0] != n:
             raise ValueError(
                 f"{leaf} must have a leading axis of {n or 'its'} replicas, one for "
-                f"each worker{like}, got shape {shape}. A state of one copy has no "
-                "such axis: slamb_jax.replicate(tree, mesh, exchange) adds it, and "
-                "consolidate has nothing to do there. slamb_jax.checkpoint.resize("
-                "tree, n) takes the state of other workers to n"
+                f"each worker{like}, got shape {shape}: slamb_jax.replicate adds it to "
+                "one copy, and slamb_jax.checkpoint.resize takes a state to n workers"
             )
     return n
 

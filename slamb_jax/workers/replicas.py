@@ -144,9 +144,8 @@ def _check_is_one_copy(tree: chex.ArrayTree, n: int, exchange: Exchange) -> None
     )
     if leaves and (on_mesh or on_host):
         raise ValueError(
-            "tree must be one copy, got one whose leaves all have an axis of replicas "
-            f"over {exchange.axis_name!r}, as slamb_jax.replicate returns them: go on "
-            "with it as it is, or take slamb_jax.consolidate(tree) first"
+            f"tree must be one copy, got replicas over {exchange.axis_name!r}: go on "
+            "with them as they are, or take slamb_jax.consolidate(tree) first"
         )
 
 
@@ -156,15 +155,14 @@ def _check_values(tree: chex.ArrayTree) -> None:
         if not hasattr(x, "dtype") and not isinstance(x, numbers.Number):
             raise ValueError(f"{name} must be an array or a number, got {shown(x)}")
         if isinstance(x, np.ndarray | np.generic) or type(x) is int:
-            given = np.asarray(x)
+            given, held = np.asarray(x), jnp.result_type(x)
             with np.errstate(over="ignore"):
-                kept = given.astype(jnp.result_type(x), copy=False)
+                kept = given.astype(held, copy=False)
             lost = given[(kept != given) & (given == given)]  # a NaN stays one
             if lost.size:
                 raise ValueError(
-                    f"{name} must be what {kept.dtype} holds, as jax has it, got "
-                    f"{lost[0]} of {given.dtype}: convert it, keep it beside the state,"
-                    ' or jax.config.update("jax_enable_x64", True)'
+                    f"{name} must be what {held} holds, as jax has it, got {lost[0]}: "
+                    "convert it, keep it beside the state, or set jax_enable_x64"
                 )
 
 
@@ -206,9 +204,7 @@ def _by_type(part: Any) -> Any:
         raise ValueError(
             f"equal_keys must be given where a {type(part).__name__} holds a typed "
             "random key, got None: False if each worker is to draw its own numbers, as "
-            "for dropout; True if the key is an optimizer's, whose workers must take "
-            "the same step; or a tree of bools, such as (False, True) for (params, "
-            "opt_state)"
+            "for dropout; True for the key of an optimizer; or a tree of bools"
         )
     return type(part)(*fields)
 

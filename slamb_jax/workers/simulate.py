@@ -53,10 +53,8 @@ def simulated_step(step: Step, workers: int, exchange: Exchange) -> WorkersStep:
     one_device = exchange.local_axis_name is None and exchange.param_specs is None
     if len(axes) != 1 or not one_device:
         raise ValueError(
-            "exchange must have one axis_name and be without local_axis_name and "
-            "without param_specs where each worker is simulated, on a single device, "
-            f"got axis_name={exchange.axis_name!r} in {exchange!r}: give the optimizer "
-            "and simulated_step dataclasses.replace(exchange, ...) without them"
+            "exchange must have one axis_name, and neither local_axis_name nor "
+            f"param_specs, where workers are simulated on one device, got {exchange!r}"
         )
     axis_name = axes[0]
 

@@ -23,10 +23,8 @@ from slamb_jax.workers import mesh as meshes
 
 Step = Callable[..., tuple[Any, Any]]
 
-_TYPE_NOTE = (
-    "slamb_jax.per_worker_step traced the step of one worker, where jax checks types "
-    "over the axis of the workers. If this error is about types that vary, or manual "
-    "axes, pass check_vma=False; a with_sharding_constraint over that axis must go."
+_NOTE = (
+    "Of types that vary: slamb_jax.per_worker_step(..., check_vma=False) checks none"
 )
 
 
@@ -149,9 +147,8 @@ def per_worker_step(
     between, local = as_tuple(exchange.axis_name), as_tuple(exchange.local_axis_name)
     if exchange.param_specs is not None and local:
         raise ValueError(
-            "param_specs and local_axis_name cannot both be given here, got "
-            f"{exchange!r}: use jax.shard_map over all axes of the mesh, where "
-            "slamb takes both"
+            "param_specs and local_axis_name cannot both be given here, but under "
+            f"jax.shard_map over all axes of the mesh, got {exchange!r}"
         )
     devices = n * math.prod(mesh.shape[a] for a in local)
     split = NamedSharding(mesh, PartitionSpec(between + local))
@@ -180,15 +177,14 @@ def _program(step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool) -> Ste
             return own_step(step, both, old, batch, key)
         except (TypeError, ValueError) as error:
             if check_vma:
-                error.add_note(_TYPE_NOTE)
+                error.add_note(_NOTE)
             raise
 
     def program(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         of_device, of_all = PartitionSpec(both), PartitionSpec()
         of_batch = jax.tree.map(lambda x: of_device if jnp.ndim(x) else of_all, batch)
-        workers = over_workers(
-            one_worker, mesh, exchange, (of_batch, of_all), check_vma
-        )
+        specs = of_batch, of_all
+        workers = over_workers(one_worker, mesh, exchange, specs, check_vma)
         new, report = workers(state, batch, key)
         if both != between:  # equal in a group: keep one of each
             new = jax.shard_map(

@@ -53,7 +53,7 @@ CHECKPOINTS = [
     (saving(1, STATE, {"x": np.ones(2)}), "extra .*ndarray"),
     (saving(1, STATE, [1]), r"extra .*\[1\]"),
     (lambda x: [saving(3, SAVED)(x) for _ in "12"], "step .*than the last, 3, got 3"),
-    (restoring({"w": jnp.ones((2, 3))}), "is of 4 workers, expected 2, .*workers=2"),
+    (restoring({"w": jnp.ones((2, 3))}), "is of 4 workers, expected 2: workers=2"),
     (restoring({"w": jnp.ones((2, 3))}, workers=4), "workers must be those of like"),
     (restoring({"v": jnp.ones((2, 3))}, workers=2), "does not fit"),
     (restoring({"v": jnp.ones((4, 3))}), r"\['v'\] is missing, .*\['w'\] is not expec"),
