@@ -169,12 +169,10 @@ class Watch:
             warnings.warn(
                 f"after call {self._calls} of the step workers differ in "
                 f"{', '.join(apart[:5])}{more}, which began the same on all: no "
-                "exchange averages it. Give the optimizer of these parameters the "
-                "exchange, slamb_jax.adamw(rate, exchange) in place of optax.adamw, "
-                "and per_worker_step the same one; or all optimizers as a direction, "
-                "slamb_jax.mask_momentum(exchange, tx). "
-                "Take slamb_jax.average_parameters of statistics and metrics before "
-                "they are used. Filter this warning if they are to differ",
+                "exchange averages it. Step parameters by slamb_jax.adamw(rate, "
+                "exchange) in place of optax.adamw, or slamb_jax.mask_momentum("
+                "exchange, tx), and average statistics by slamb_jax."
+                "average_parameters. Filter this warning if they are to differ",
                 stacklevel=4,  # who called the step
             )
 
@@ -232,9 +230,9 @@ def check_copies(state: Any, exchange: Exchange) -> None:
         if agreement.differing_copies(x):
             raise ValueError(
                 f"{name} that step returned differs between the devices of a worker, "
-                f"along {', '.join(map(repr, axes))}, where it must be the same: it "
-                "depends on the device's own share of the batch, key or shard. Average "
-                "it over the axis (slamb_jax.average_parameters for statistics; "
-                "slamb_jax.average_gradients before slamb_jax.accumulate), give "
-                "slamb_jax.skip_not_finite the same exchange, or report it instead."
+                f"along {', '.join(map(repr, axes))}: it depends on the device's own "
+                "share of the batch, key or shard. Average it over the axis "
+                "(slamb_jax.average_parameters; slamb_jax.average_gradients before "
+                "slamb_jax.accumulate), give slamb_jax.skip_not_finite the exchange, or "
+                "report it"
             )

@@ -57,9 +57,8 @@ def check_replicas(name: str, tree: chex.ArrayTree, workers: int | None = None) 
         if not shape or not n or shape[0] != n:
             raise ValueError(
                 f"{leaf} must have a leading axis of {n or 'its'} replicas, one for "
-                f"each worker{like}, got shape {shape}. A state of one copy has no "
-                "such axis: slamb_jax.replicate(tree, mesh, exchange) adds it, and "
-                "consolidate has nothing to do there. slamb_jax.checkpoint.resize("
+                f"each worker{like}, got shape {shape}: slamb_jax.replicate(tree, "
+                "mesh, exchange) adds it to one copy, slamb_jax.checkpoint.resize("
                 "tree, n) takes the state of other workers to n"
             )
     return n

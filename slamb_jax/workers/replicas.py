@@ -162,9 +162,8 @@ def _check_values(tree: chex.ArrayTree) -> None:
             lost = given[(kept != given) & (given == given)]  # a NaN stays one
             if lost.size:
                 raise ValueError(
-                    f"{name} must be what {kept.dtype} holds, as jax has it, got "
-                    f"{lost[0]} of {given.dtype}: convert it, keep it beside the state,"
-                    ' or jax.config.update("jax_enable_x64", True)'
+                    f"{name} must be what {kept.dtype} holds, got {lost[0]} of "
+                    f"{given.dtype}: convert it, or set jax_enable_x64"
                 )
 
 
@@ -206,9 +205,7 @@ def _by_type(part: Any) -> Any:
         raise ValueError(
             f"equal_keys must be given where a {type(part).__name__} holds a typed "
             "random key, got None: False if each worker is to draw its own numbers, as "
-            "for dropout; True if the key is an optimizer's, whose workers must take "
-            "the same step; or a tree of bools, such as (False, True) for (params, "
-            "opt_state)"
+            "for dropout; True for the key of an optimizer; or a tree of bools"
         )
     return type(part)(*fields)
 

@@ -23,12 +23,6 @@ from slamb_jax.workers import mesh as meshes
 
 Step = Callable[..., tuple[Any, Any]]
 
-_TYPE_NOTE = (
-    "slamb_jax.per_worker_step traced the step of one worker, where jax checks types "
-    "over the axis of the workers. If this error is about types that vary, or manual "
-    "axes, pass check_vma=False; a with_sharding_constraint over that axis must go."
-)
-
 
 @dataclasses.dataclass(eq=False)
 class WorkersStep:
@@ -174,21 +168,13 @@ def _program(step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool) -> Ste
     """The step of all workers, made from the step of one; not jitted yet."""
     between = as_tuple(exchange.axis_name)
     both = between + as_tuple(exchange.local_axis_name)
-
-    def one_worker(old: Any, batch: Any, key: Any) -> tuple[Any, Any]:
-        try:
-            return own_step(step, both, old, batch, key)
-        except (TypeError, ValueError) as error:
-            if check_vma:
-                error.add_note(_TYPE_NOTE)
-            raise
+    one_worker = functools.partial(own_step, step, both)
 
     def program(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         of_device, of_all = PartitionSpec(both), PartitionSpec()
         of_batch = jax.tree.map(lambda x: of_device if jnp.ndim(x) else of_all, batch)
-        workers = over_workers(
-            one_worker, mesh, exchange, (of_batch, of_all), check_vma
-        )
+        specs = of_batch, of_all
+        workers = over_workers(one_worker, mesh, exchange, specs, check_vma)
         new, report = workers(state, batch, key)
         if both != between:  # equal in a group: keep one of each
             new = jax.shard_map(
