@@ -233,6 +233,5 @@ def check_copies(state: Any, exchange: Exchange) -> None:
                 f"along {', '.join(map(repr, axes))}: it depends on the device's own "
                 "share of the batch, key or shard. Average it over the axis "
                 "(slamb_jax.average_parameters; slamb_jax.average_gradients before "
-                "slamb_jax.accumulate), give slamb_jax.skip_not_finite the exchange, or "
-                "report it"
+                "slamb_jax.accumulate), give skip_not_finite the exchange, or report it"
             )
