@@ -42,6 +42,7 @@ DAMAGE = {
     "flip": changing(ARRAYS, flip),
     "truncate": changing(ARRAYS, tear),
     "remove": lambda directory: shutil.rmtree(directory / "state"),
+    "foreign": lambda directory: shutil.rmtree(directory / "about"),
     "lie": changing(METADATA, lie),
     "mislead": changing(METADATA, mislead),
     "garble": changing(METADATA, lambda raw: b"{"),

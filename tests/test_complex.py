@@ -2,7 +2,6 @@
 
 import functools
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +13,7 @@ from slamb_jax.links import directions
 from tests.close import assert_close
 from tests.optimizers import random_tree, standard_promotion
 from tests.test_contract import PAPER, TABLE
-from tests.workers import AXIS, mesh_of, over_workers, stack
+from tests.workers import AXIS, over_workers, stack
 
 N = 4
 SHAPES = {"w": (12, 16), "b": (16,), "scale": (), "empty": (0, 3)}
@@ -138,18 +137,6 @@ def test_replicas_agree_in_both_parts():
     flat = jax.tree.map(lambda x: np.stack(parts(x), -1), momenta)
     want = slamb_jax.momentum_agreement(flat)
     assert got == pytest.approx(want, rel=1e-6)
-
-
-def test_workers_that_train_complex_parameters_alone_are_told():
-    state = slamb_jax.replicate(C, mesh_of(N), EXCHANGE)
-    chex.assert_trees_all_equal(slamb_jax.consolidate(state), C)
-    run = slamb_jax.per_worker_step(
-        lambda p, x: (jax.tree.map(lambda p: p * x[0].astype(p.dtype), p), x),
-        mesh_of(N),
-        EXCHANGE,
-    )
-    with pytest.warns(UserWarning, match="which began the same on all"):
-        run(state, jnp.arange(float(N)))
 
 
 def test_a_complex_mean_sends_the_bytes_of_its_parts():

@@ -84,39 +84,6 @@ def test_a_worker_scans_its_steps_on_a_mesh_of_explicit_axes(name, check_vma):
         jax.eval_shape(jax.shard_map(worker, mesh=mesh, **split), params)
 
 
-@pytest.mark.skipif(
-    not hasattr(jax.sharding, "no_collectives"), reason="needs jax 0.12"
-)
-@EACH_CHECK
-@pytest.mark.parametrize("average", [None, "loss", "gradient"])
-def test_jax_refuses_an_average_within_the_gradient(check_vma, average):
-    """Also with types that are not tracked; the exchange itself is outside."""
-    exchange = slamb_jax.Exchange(AXIS)
-    tx, mesh = slamb_jax.adamw(0.1, exchange), mesh_of(4)
-
-    def step(state, batch):
-        def loss(params):
-            x = loss_of(params, batch)
-            return jax.lax.pmean(x, AXIS) if average == "loss" else x
-
-        params, opt_state = state
-        with jax.sharding.no_collectives({AXIS}):
-            grads = jax.grad(loss)(params)
-            if average == "gradient":
-                grads = jax.lax.pmean(grads, AXIS)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), batch.sum()
-
-    params = {"w": jnp.ones((3, 2))}
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
-    run = slamb_jax.per_worker_step(step, mesh, exchange, check_vma=check_vma)
-    if average is None:
-        run.lower(state, jnp.ones((8, 3)))
-        return
-    with pytest.raises(Exception, match="forbidden by `no_collectives`"):
-        run.lower(state, jnp.ones((8, 3)))
-
-
 PAIR = {"w": (24, 16), "b": (16,)}
 EXCHANGES = {
     "default": slamb_jax.Exchange(AXIS),

@@ -154,7 +154,7 @@ def test_parameters_that_no_average_gets_are_found_to_differ(tx, a, b, monkeypat
 
 @pytest.mark.usefixtures("standard_promotion")
 def test_a_rate_that_follows_the_mean_loss_is_the_same_for_all():
-    """As the guide says; optax's conditionals do not pass the check of types."""
+    """As the guide says; optax's conditionals need ``check_vma=False``."""
     plateau = optax.contrib.reduce_on_plateau(patience=1, accumulation_size=1)
     tx = optax.chain(slamb_jax.lamb(0.05, EXCHANGE), plateau)
 
@@ -167,9 +167,6 @@ def test_a_rate_that_follows_the_mean_loss_is_the_same_for_all():
 
     state = begun(tx, {"w": jnp.ones((4, 3))})
     run = per_worker(step, check_vma=False)
-    with pytest.raises(TypeError) as caught:
-        per_worker(step)(state, batch_of(0))
-    assert "check_vma=False" in "".join(caught.value.__notes__)
     for t in range(8):
         state, _ = run(state, batch_of(t) * (1 + t))
     slamb_jax.assert_replicas_agree(state[1][1])

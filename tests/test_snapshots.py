@@ -52,17 +52,9 @@ def test_a_damaged_file_is_never_read(damage, tmp_path):
         assert_restored(Snapshots(tmp_path).restore(state), 3, state)
 
 
-def torn(path):
-    path.write_bytes(tear(path.read_bytes()))
-
-
 def a_folder(path):
     path.unlink(missing_ok=True)
     (path / "inner").mkdir(parents=True)
-
-
-def deep(path):
-    path.write_text("[" * 100_000 + "\n")
 
 
 def renamed(path):
@@ -76,7 +68,6 @@ def foreign_arrays(path):
 
 FOREIGN = {
     "no number": ("abc.snapshot", Path.touch),
-    "deep": ("9.snapshot", deep),
     "partial": ("partial.npz", a_folder),
     "a link to itself": ("9.snapshot", lambda path: path.symlink_to(path)),
     "renamed": ("9.snapshot", renamed),

@@ -23,10 +23,6 @@ from slamb_jax.workers import mesh as meshes
 
 Step = Callable[..., tuple[Any, Any]]
 
-_NOTE = (
-    "Of types that vary: slamb_jax.per_worker_step(..., check_vma=False) checks none"
-)
-
 
 @dataclasses.dataclass(eq=False)
 class WorkersStep:
@@ -171,14 +167,7 @@ def _program(step: Step, mesh: Mesh, exchange: Exchange, check_vma: bool) -> Ste
     """The step of all workers, made from the step of one; not jitted yet."""
     between = as_tuple(exchange.axis_name)
     both = between + as_tuple(exchange.local_axis_name)
-
-    def one_worker(old: Any, batch: Any, key: Any) -> tuple[Any, Any]:
-        try:
-            return own_step(step, both, old, batch, key)
-        except (TypeError, ValueError) as error:
-            if check_vma:
-                error.add_note(_NOTE)
-            raise
+    one_worker = functools.partial(own_step, step, both)
 
     def program(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         of_device, of_all = PartitionSpec(both), PartitionSpec()
