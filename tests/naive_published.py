@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from scipy import fft
 
-from slamb_jax.exchange.codecs import codec_of
+from slamb_jax.exchange.codecs import CODECS
 from tests.naive import coded
 
 
@@ -48,7 +48,7 @@ def dense(params, grads, *, optimizer, dtype=np.float32):
 
 def signs(x):
     """In one bit: signs, and one magnitude for each block."""
-    group = codec_of("sign").group_of(x.size)
+    group = CODECS["sign"].group_of(x.size)
     return coded("sign", x.ravel(), group).reshape(x.shape)
 
 

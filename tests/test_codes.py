@@ -10,7 +10,7 @@ import pytest
 
 from slamb_jax._core.platform import map_groups
 from slamb_jax._core.rounding import hash_u32
-from slamb_jax.exchange.codecs import codec_of, cut_among
+from slamb_jax.exchange.codecs import CODECS, cut_among
 from tests.close import assert_close
 from tests.naive import COUNTS, DRAWN, coded, grid, in_blocks
 
@@ -28,12 +28,12 @@ def draws(size, seed=0):
 
 
 def group_of(payload, size):
-    return codec_of(payload).group_of(size)
+    return CODECS[payload].group_of(size)
 
 
 @functools.cache
 def there_and_back(payload, size):
-    codec, group = codec_of(payload), group_of(payload, size)
+    codec, group = CODECS[payload], group_of(payload, size)
 
     def run(x, seed):
         x = jnp.pad(x, (0, -size % group.size)).reshape(-1, *group[1:])
@@ -95,7 +95,7 @@ def test_right_on_average(payload):
 )
 def test_an_array_has_the_codes_of_its_groups(payload, size):
     """Of a CPU too, which codes a few groups at a time: each with bits of its own."""
-    codec, group = codec_of(payload), group_of(payload, size)
+    codec, group = CODECS[payload], group_of(payload, size)
     x = jnp.asarray(draws(size))
     encode = functools.partial(codec.encode, seed=jnp.uint32(5))
     coded = jax.jit(lambda x: map_groups(encode, x, group[1:]))(x)
@@ -138,7 +138,7 @@ BITS_SENT = {  # of an element of a large array, with its share of a scale
 
 @pytest.mark.parametrize(("payload", "bits"), BITS_SENT.items())
 def test_bytes_are_those_announced(payload, bits):
-    codec = codec_of(payload)
+    codec = CODECS[payload]
     sizes = (codec.group_of(size).size for size in (2**11 - 1, 2**16 - 1, 2**16))
     small, middling, large = sizes  # so that little of small arrays is padding
     assert 8 * 4 * small == 8 * 2 * middling == large
@@ -157,7 +157,7 @@ def test_bytes_are_those_announced(payload, bits):
 @pytest.mark.parametrize("owners", [1, 2, 3, 8, 64])
 def test_every_array_is_in_one_cut_and_little_is_padded(payload, owners):
     sizes = [0, 7, 1, 640, 5119, 70_001, 2**22 + 1]
-    cuts = cut_among(sizes, codec_of(payload), owners)
+    cuts = cut_among(sizes, CODECS[payload], owners)
     assert sorted(i for cut in cuts for i in cut.members) == [1, 2, 3, 4, 5, 6]
     for group, own, members in cuts:
         rows = group.rows * sum(-(-sizes[i] // group.size) for i in members)

@@ -13,7 +13,7 @@ import pytest
 import slamb_jax
 from slamb_jax._core.leaves import leaves_of
 from slamb_jax._core.rounding import round_to
-from slamb_jax.exchange.codecs import codec_of
+from slamb_jax.exchange.codecs import CODECS
 from slamb_jax.exchange.mean import mean_over_workers
 from tests.close import assert_close, assert_same_bits, assert_workers_agree
 from tests.naive import DRAWN, coded, grid, in_blocks
@@ -61,7 +61,7 @@ def assert_rounded(payload, x, y):
     if payload == "bfloat16":
         assert_same_bits(y, x.astype("bfloat16").astype(np.float32))
         return
-    group = codec_of(payload).group_of(x.size)
+    group = CODECS[payload].group_of(x.size)
     if payload in DRAWN:  # to less than a step of its grid
         step = 1.0001 * grid(payload, x.ravel(), group)
         assert (np.abs(y - x).ravel() <= step).all()
@@ -109,7 +109,7 @@ def test_workers_steps_arrays_and_blocks_round_otherwise(payload):
     one, again, later = (on_workers(payload, same, step=t).sent for t in (7, 7, 8))
     assert_same_bits(one, again)
     first, other = one["few"][:2]
-    blocks = in_blocks(one["more"][0], codec_of(payload).group_of(5000))
+    blocks = in_blocks(one["more"][0], CODECS[payload].group_of(5000))
     pairs = [(first, x) for x in (other, later["few"][0], one["more"][0, :500])]
     for a, b in (*pairs, blocks[:2]):
         assert (a != b).mean() > 0.2

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.tree_util import tree_map_with_path
 from jax.typing import DTypeLike
 
 from slamb_jax._core.axes import as_tuple, check_varies, varying_axes
@@ -213,13 +212,11 @@ def named_leaves(name: str, tree: chex.ArrayTree) -> dict[str, Any]:
 def check_gradients(updates: chex.ArrayTree, moments: chex.ArrayTree) -> None:
     """Raises for a gradient that does not fit its moment; None is none."""
     check_floating(updates, "updates")
-
-    def check(path: Any, g: Any, m: Any) -> None:
-        if g is None:
-            return
-        where = f"updates{jax.tree_util.keystr(path)}"
-        if g.shape != m.shape:
-            raise ValueError(f"{where} must have shape {m.shape}, got {g.shape}")
-        check_varies(where, g, varying_axes(m))
-
-    tree_map_with_path(check, updates, moments, is_leaf=lambda x: x is None)
+    treedef: Any
+    flat, treedef = jax.tree_util.tree_flatten_with_path(updates, lambda x: x is None)
+    for (path, g), m in zip(flat, treedef.flatten_up_to(moments), strict=True):
+        if g is not None:
+            where = f"updates{jax.tree_util.keystr(path)}"
+            if g.shape != m.shape:
+                raise ValueError(f"{where} must have shape {m.shape}, got {g.shape}")
+            check_varies(where, g, varying_axes(m))

@@ -5,7 +5,7 @@ of it is what it would be by itself. Large leaves stay in place: to concatenate 
 would be to copy them.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -17,7 +17,7 @@ from slamb_jax._core.leaves import Leaf
 from slamb_jax._core.platform import hidden, materialized, opaque, slices
 
 SMALL = 2**16  # elements: a leaf with fewer is joined with others
-Row: TypeAlias = Any  # a named tuple that begins with a Leaf
+Row: TypeAlias = Any  # a named tuple that begins with a Leaf, ``leaf``
 Column: TypeAlias = Sequence[Any]  # an array for each row, or None
 
 
@@ -39,23 +39,17 @@ class Joined(NamedTuple):
     places: list[list[int]]
     rows: list[Row]
 
-    @property
-    def leaves(self) -> list[Leaf]:
-        """The leaf of each row."""
-        return [row[0] for row in self.rows]
-
     def join(self, column: Column) -> list[Any]:
         """One array for each row, from one of each leaf."""
-        pairs = zip(self.places, self.leaves, strict=True)
-        return [_join([column[i] for i in places], leaf) for places, leaf in pairs]
+        pairs = zip(self.places, self.rows, strict=True)
+        return [_join([column[i] for i in places], row.leaf) for places, row in pairs]
 
     def split(self, *columns: Column) -> list[list[Any]]:
         """Undoes :meth:`join` of several columns."""
         out: list[list[Any]] = [[None] * sum(map(len, self.places)) for _ in columns]
-        given = zip(self.places, self.leaves, *columns, strict=True)
-        for places, leaf, *arrays in given:
+        for places, row, *arrays in zip(self.places, self.rows, *columns, strict=True):
             is_alone = len(places) == 1  # though it may have parts since before
-            pieces = [[x] for x in arrays] if is_alone else _split(leaf, arrays)
+            pieces = [[x] for x in arrays] if is_alone else _split(row.leaf, arrays)
             for column, parts in zip(out, pieces, strict=True):
                 for place, x in zip(places, parts, strict=True):
                     column[place] = x
@@ -92,14 +86,18 @@ def join_rows(
         arrays of the leaf's shape, or None.
     """
     kinds: dict[tuple[Any, ...], list[int]] = {}
+    fixed = "leaf", *same, *values
     for i, row in enumerate(rows):
-        leaf: Leaf = row[0]
+        leaf: Leaf = row.leaf
         is_small = 0 < leaf.size < SMALL and not leaf.parts
         fits = is_small and not leaf.sharded and not leaf.stacked
         unit = unit_of(leaf) if fits else None
-        fields = zip(row._fields[1:], row[1:], strict=True)
-        types = [_kind(x, name in same) for name, x in fields if name not in values]
-        kind: tuple[Any, ...] = (None, i) if unit is None else (unit, *types)
+        # Two arrays may have the same value, but a trace does not know it.
+        common = [getattr(row, name) for name in same]
+        common = [id(x) if isinstance(x, jax.Array) else x for x in common]
+        others = [x for x in zip(row._fields, row, strict=True) if x[0] not in fixed]
+        types = [x if x is None else (x.dtype.name, varying_axes(x)) for _, x in others]
+        kind = (None, i) if unit is None else (unit, *common, *types)
         kinds.setdefault(kind, []).append(i)
     # In reverse: so XLA keeps what was sent where momenta were, and a step of twelve
     # matrices on a GPU has a third of the temporary memory.
@@ -114,19 +112,11 @@ def join_rows(
     return Joined([places for _, places in groups], joined)
 
 
-def _kind(x: Any, is_common: bool) -> Hashable:
-    """What is the same of two arrays, or numbers, that may be in one row."""
-    if x is None or (is_common and isinstance(x, int | float)):
-        return x
-    # Two arrays may have the same value, but a trace does not know it.
-    return id(x) if is_common else (x.dtype.name, varying_axes(x))
-
-
 def _join_rows(
     rows: list[Row], unit: int, same: Sequence[str], values: Sequence[str]
 ) -> Row:
     """One row of several."""
-    parts = tuple(row[0] for row in rows)
+    parts = tuple(row.leaf for row in rows)
     size = sum(-(-part.size // unit) * unit for part in parts)
     leaf = Leaf(parts[0].index, (size,), parts=parts, unit=unit)
     fields = {}

@@ -169,7 +169,9 @@ def map_present(
 
 
 def keep_absent(new: chex.ArrayTree, old: chex.ArrayTree) -> chex.ArrayTree:
-    """``new``, with what ``old`` has where ``new`` has None."""
+    """``new``, with what ``old`` has where ``new`` has None; None for no ``old``."""
+    if old is None:
+        return None
     return jax.tree.map(lambda n, o: o if n is None else n, new, old, is_leaf=is_none)
 
 

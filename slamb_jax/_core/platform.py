@@ -53,11 +53,10 @@ def computed_apart(x: Any) -> Any:
     moment so, whose old one it had to copy for that, and kept its direction. It needed
     0.98 of the parameters in temporaries, for 0.37.
     """
-
-    def on_gpu(x: Any) -> Any:
-        return jax.tree.map(lambda x: materialized(jnp.ones((), x.dtype)) * x, x)
-
-    return lax.platform_dependent(x, cuda=on_gpu, rocm=on_gpu, default=lambda x: x)
+    apart = functools.partial(
+        jax.tree.map, lambda x: materialized(jnp.ones((), x.dtype)) * x
+    )
+    return lax.platform_dependent(x, cuda=apart, rocm=apart, default=lambda x: x)
 
 
 def opaque(tree: Any, fun: Callable[[Any], Any] = lambda x: x) -> Any:

@@ -6,7 +6,7 @@ Q the wire format,
     q = Q(x[M_t]), M = mean over workers of q, e = x - q.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ from slamb_jax._core.joining import ArrayRow, join_rows
 from slamb_jax._core.leaves import Leaf, chosen, map_present, next_step, present, unless
 from slamb_jax._core.platform import materialized
 from slamb_jax.compressors.codec import Sent
-from slamb_jax.exchange.codecs import codec_of
+from slamb_jax.exchange.codecs import CODECS
 from slamb_jax.exchange.mean import mean_over_workers
 from slamb_jax.exchange.selections import AtStep, selection_at, unit_of_blocks
 from slamb_jax.exchange.settings import Exchange, check_exchange
@@ -64,7 +64,7 @@ class Answer(NamedTuple):
 
     xs: Sequence[jax.Array]
     sent: Sequence[Sent | jax.Array]
-    is_finite: jax.Array | None  # of :class:`slamb_jax.exchange.mean.Means`
+    is_finite: Callable[[], jax.Array] | None  # of the means, as in Means
 
 
 def of_exchange(exchange: Exchange) -> optax.GradientTransformationExtraArgs:
@@ -153,7 +153,7 @@ def unit_to_join(exchange: Exchange, at: AtStep | None, leaf: Leaf) -> int | Non
     """
     if axes.axis_size(exchange.axis_name) == 1:
         return None
-    codec = codec_of(exchange.payload)
+    codec = CODECS.get(exchange.payload)
     if codec is None:
         return unit_of_blocks(at, leaf)
     if not codec.has_zero or not (at is None or at.is_dense(leaf)):
@@ -183,7 +183,8 @@ def _send_tree(
     joined = join_rows(rows, lambda leaf: unit_to_join(exchange, at, leaf))
     arrays = [row.x for row in joined.rows]
     units = [None] * len(arrays)
-    request = Request(exchange, joined.leaves, at, units, units)
+    leaves = [row.leaf for row in joined.rows]
+    request = Request(exchange, leaves, at, units, units)
     means, unsent = [], []
     sent, _ = _send(exchange, arrays, request, step)
     for leaf, x, packed, mean, error in sent:
@@ -199,7 +200,7 @@ def _send_tree(
 
 def _send(
     exchange: Exchange, arrays: Sequence[jax.Array], request: Request, step: jax.Array
-) -> tuple[list[_Exchanged], jax.Array | None]:
+) -> tuple[list[_Exchanged], Callable[[], jax.Array] | None]:
     """Sends what is selected of each array.
 
     1. Pack the selected blocks, and divide by their units: there every coordinate has

@@ -303,19 +303,14 @@ class Uniform(BlockCodec):
         return (digits.astype(jnp.float32) - self.levels) * scales
 
 
-CODECS: dict[str, BlockCodec] = {
+CODECS: dict[str | None, BlockCodec] = {
     "uniform8": Uniform(8),
     "uniform4": Uniform(4),
     "ternary": Ternary(),
     "sign": Sign(),
     **{f"largest_of_{count}": LargestOf(count) for count in range(2, 128)},
 }
-"""The codecs by the payloads that name them."""
-
-
-def codec_of(payload: str | None) -> BlockCodec | None:
-    """The codec of a payload; None for a dtype, such as bfloat16, which needs none."""
-    return None if payload is None else CODECS.get(payload)
+"""The codecs by the payloads that name them; a dtype, or None for one, has none."""
 
 
 def is_summed(wire: str) -> bool:
@@ -323,7 +318,7 @@ def is_summed(wire: str) -> bool:
 
     Codes have no sum, and one in 16 bits would lose what is small.
     """
-    return codec_of(wire) is None and jnp.dtype(wire).itemsize != 2
+    return wire not in CODECS and jnp.dtype(wire).itemsize != 2
 
 
 class Cut(NamedTuple):

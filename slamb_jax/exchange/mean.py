@@ -11,7 +11,7 @@ worker is a group of devices, each device of it owns a slice, too.
 import functools
 import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +26,7 @@ from slamb_jax._core.joining import ArrayRow, Joined, join_rows
 from slamb_jax._core.leaves import Leaf
 from slamb_jax._core.rounding import hash_u32, hash_words, round_to
 from slamb_jax.exchange import collectives as _collectives
-from slamb_jax.exchange.codecs import BlockCodec, Cut, Seed, codec_of, cut_among
+from slamb_jax.exchange.codecs import CODECS, BlockCodec, Cut, cut_among
 from slamb_jax.exchange.settings import Exchange
 
 
@@ -41,14 +41,14 @@ class Means(NamedTuple):
         and 0 elsewhere. The mean of ``sent`` over the workers is the mean plus the mean
         of ``lost``. None as ``sent``, and in codes that all send to all: no mean is
         encoded.
-      is_finite: whether all that arrived first is finite, which it is not where a
-        worker sent nothing but NaN; the same on all workers. None: nothing arrived.
+      is_finite: tells whether all that arrived first is finite, which it is not where
+        a worker sent nothing but NaN; the same on all workers. None: nothing arrived.
     """
 
     means: Sequence[jax.Array]
     sent: Sequence[jax.Array | None]
     lost: Sequence[jax.Array | None]
-    is_finite: jax.Array | None = None
+    is_finite: Callable[[], jax.Array] | None = None
 
 
 def mean_over_workers(
@@ -73,7 +73,7 @@ def mean_over_workers(
     if axis_size(axis_name) == 1:
         return Means(arrays, nothing, nothing)
     # 2. Without codes, of the types that are sent.
-    if (codec := codec_of(payload)) is None:
+    if (codec := CODECS.get(payload)) is None:
         return _mean_in_floats(arrays, exchange, payload)
     # 3. In codes, by two messages for each kind, whatever the number of leaves: each
     # has a latency, and XLA never combines an all-to-all with another. Arrays that
@@ -120,7 +120,7 @@ def _mean_in_floats(
     )
     means = [mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]
     firsts = [mean.reshape(-1)[0] for mean in means if mean.size]
-    is_finite = jnp.isfinite(firsts[0]) if firsts else None
+    is_finite = functools.partial(jnp.isfinite, firsts[0]) if firsts else None
     pairs = zip(rounded, lost, strict=True)
     sent = [None if error is None else x.astype(jnp.float32) for x, error in pairs]
     return Means(means, sent, lost, is_finite)
@@ -128,7 +128,7 @@ def _mean_in_floats(
 
 def _mean_in_codes(
     rows: Sequence[ArrayRow], exchange: Exchange, codec: BlockCodec, step: jax.Array
-) -> tuple[list[list[jax.Array]], jax.Array]:
+) -> tuple[list[list[jax.Array]], Callable[[], jax.Array]]:
     """The mean of float32 arrays in codes, to the owner of each slice and back.
 
     1. Encode: a worker encodes its arrays, and cuts the codes into a slice for each
@@ -153,7 +153,8 @@ def _mean_in_codes(
     is_direct = parts[0].place.owners == 1
     slices = [part.slices() for part in parts]
     ends = np.cumsum([x.shape[-1] for x in slices])[:-1]
-    own = _collectives.own_slice(jnp.concatenate(slices, -1), group)
+    own = jnp.concatenate(slices, -1)
+    own = own[0] if group is None else _collectives.own_slice(own, group)
     pairs: list[tuple[jax.Array, jax.Array]] = []
     if is_direct:
         shared = _collectives.send_to_all(own, axis_name)
@@ -165,24 +166,28 @@ def _mean_in_codes(
         # 5. All-gather, first between the workers and then within.
         flat = jnp.concatenate([code for _, code in pairs])
         shared = _collectives.send_to_all(flat, axis_name)
-    shared = _collectives.gather_slices(shared, group, like)
+    if group is not None:
+        shared = _collectives.gather_slices(shared, group, like)
     wholes = jnp.split(shared.reshape(width, n, -1), ends, -1)
     # 6. Decode.
     decode = _Part.average_all if is_direct else _Part.decode_slices
     means = [x for arrays in map(decode, parts, wholes) for x in arrays]
-    sent = [x for part in parts for x in part.sent()]
+    sent: list[jax.Array] = []  # as the other workers decode it
+    for part in parts:
+        sent += part.arrays([codec.decode(*code) for code in part.codes])
     errors: list[jax.Array] = []
     # The owner alone knows the error of the second encoding. It counts n times, since
     # the owner is one of the n workers whose momenta are averaged next.
     for part, (mean, code) in zip(parts, pairs, strict=False):
         error = np.float32(n) * (mean - part.decode_slice(code))
-        whole = _collectives.gather_slices(error, group, like)
-        own_rows = _collectives.in_own_row(whole.reshape(width, *mean.shape), axis_name)
+        if group is not None:
+            error = _collectives.gather_slices(error, group, like)
+        own_rows = _collectives.in_own_row(error.reshape(width, *mean.shape), axis_name)
         errors += part.arrays(part.groups(own_rows.swapaxes(0, 1)))
     # In the order of the rows.
     order = np.argsort([i for part in parts for i in part.cut.members])
     columns = [[x[i] for i in order] for x in (means, sent, errors) if x]
-    return columns, parts[0].is_finite(wholes[0])
+    return columns, functools.partial(parts[0].is_finite, wholes[0])
 
 
 def _encode(
@@ -238,18 +243,16 @@ class _Part:
         # Each in its place, since to concatenate them would be to copy them.
         self.codes = []
         for i, x in enumerate(arrays):
-            seed = self._seed(jnp.int32(0), 3 + i)
+            seed = self._seed(jnp.int32(0), 3 + i) if codec.draws else None
             encode = functools.partial(codec.encode, seed=seed)
             self.codes.append(_platform.map_groups(encode, x, cut.group[1:]))
 
-    def _seed(self, device: jax.Array, stage: int) -> Seed:
+    def _seed(self, device: jax.Array, stage: int) -> jax.Array:
         """The seed of the random bits of one device of this worker at one stage.
 
         Devices of a worker hold the same arrays, and must round them alike: what is
         encoded by all has the seed of device 0, an owner's mean that of its own.
         """
-        if not self.codec.draws:
-            return None
         seed = hash_u32(self.step.astype(jnp.uint32), hash_words(0, 0x5A17))
         seed = hash_u32(seed, hash_words(self.number))
         # All workers round with bits of their own, or their errors would add up in the
@@ -273,10 +276,6 @@ class _Part:
             columns.append(jnp.moveaxis(x, 0, 3).reshape(*owners, -1))
         return jnp.concatenate(columns, -1)
 
-    def sent(self) -> list[jax.Array]:
-        """The arrays as the other workers decode them."""
-        return self.arrays([self.codec.decode(*code) for code in self.codes])
-
     def average(self, received: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The mean of this device's slice from the codes of all, (workers, bytes).
 
@@ -286,7 +285,8 @@ class _Part:
         mean = total / np.float32(len(received))
         if not self.codec.has_zero:
             mean = jnp.where(self._is_element(), mean, jnp.zeros_like(mean))
-        code = self.codec.encode(mean, seed=self._seed(self.place.device, 2))
+        seed = self._seed(self.place.device, 2) if self.codec.draws else None
+        code = self.codec.encode(mean, seed=seed)
         return mean, jnp.concatenate([x.reshape(-1) for x in code])
 
     def decode_slice(self, code: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from slamb_jax._core.checks import check_floating
 from slamb_jax._core.layout import layout_of
 from slamb_jax._core.leaves import leaves_of
-from slamb_jax.exchange.codecs import codec_of, cut_among, is_summed
+from slamb_jax.exchange.codecs import CODECS, cut_among, is_summed
 from slamb_jax.exchange.collectives import is_direct
 from slamb_jax.exchange.selections import elements_sent
 
@@ -85,7 +85,7 @@ def means_of(
 
 def slice_nbytes(sizes: Sequence[int], wire: str, slices: int) -> int:
     """Bytes of one slice of these arrays, where they are cut into so many."""
-    if (codec := codec_of(wire)) is None:
+    if (codec := CODECS.get(wire)) is None:
         return -(-sum(sizes) // slices) * jnp.dtype(wire).itemsize
     return sum(codec.nbytes(cut.slice) for cut in cut_among(sizes, codec, slices))
 
@@ -111,7 +111,7 @@ def transfers_of(
     else:  # all to all; or a slice to each owner, and its mean to all
         sent = [copies] * (1 if owners == 1 else 2)
     if devices > 1:  # what the devices of a worker got, each a part, they share
-        got = part if codec_of(wire) is None else copies.nbytes
+        got = part if wire not in CODECS else copies.nbytes
         sent.append(Transfer("all-gather", got, often, within=True))
     return sent
 

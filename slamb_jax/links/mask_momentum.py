@@ -266,7 +266,7 @@ def mask_momentum(
                 )
             request = Request(
                 exchange,
-                leaves.joined.leaves,
+                [row.leaf for row in rows],
                 leaves.at,
                 [unit_of(rule, row) for row in rows],
                 [unit_of(rule, row.read_anew()) for row in rows],
@@ -309,8 +309,8 @@ def mask_momentum(
         # 2. M, the mean of what the workers send of it, and e, what this one does not.
         answer, compressor = send(rule, leaves, own, state, params, extra_args)
         if poisoned is not None:  # the same M came to all workers, who so agree
-            told = answer.is_finite
-            skip = pany(poisoned, exchange.axis_name) if told is None else ~told
+            tell = answer.is_finite
+            skip = ~tell() if tell else pany(poisoned, exchange.axis_name)
             extra_args, rule = extra_args | {"skip": skip}, rule._replace(skip=skip)
         # 3. What the step takes, and what the worker keeps.
         if rule.agrees:  # or what was computed of g, m and v would be kept until now
@@ -332,11 +332,12 @@ def mask_momentum(
         if not rule.selects:  # else the direction reads what is stored
             nus = computed_apart(nus)
         nu_means = leaves.joined.split_values(nu_means)
+        # Leaves without a gradient stay as they were.
         new = MaskMomentumState(
             unless(skip, state.count, rule.step),
-            leaves.fill(mus, state.mu),
-            leaves.fill(nus, state.nu),
-            leaves.fill(nu_means, state.nu_mean),
+            keep_absent(leaves.rebuild(mus), state.mu),
+            keep_absent(leaves.rebuild(nus), state.nu),
+            keep_absent(leaves.rebuild(nu_means), state.nu_mean),
             unless(skip, state.compressor, compressor),
             unless(skip, state.direction, direction),
         )
@@ -470,7 +471,8 @@ def second_moments(
     leaves, means = [row.leaf for row in rows], []
     pairs = zip(leaves, squares, strict=True)
     sums = [sum_parts(leaf, x) if leaf.parts else jnp.sum(x) for leaf, x in pairs]
-    sums = psum_each(sums, [leaf.sharded for leaf in leaves])
+    if any(leaf.sharded for leaf in leaves):
+        sums = psum_each(sums, [leaf.sharded for leaf in leaves])
     for old, leaf, total in zip(olds, leaves, sums, strict=True):
         sizes = np.array([part.size for part in leaf.parts] or leaf.size, np.float32)
         count = np.maximum(sizes * np.float32(axes.axis_size(leaf.sharded)), 1)
@@ -529,10 +531,6 @@ class _Leaves(NamedTuple):
         """The array for each row, of a tree like the parameters."""
         rows, _ = present(self.updates, tree, like=self.like)
         return self.joined.join([in_shape(x, leaf) for leaf, _, x in rows])
-
-    def fill(self, new: Sequence[Any], old: Any) -> Any:
-        """The new tree of a state; leaves without a gradient stay as they were."""
-        return None if old is None else keep_absent(self.rebuild(new), old)
 
 
 def _read_leaves(

@@ -15,8 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import slamb_jax
-from slamb_jax.exchange import mean as _mean
-from slamb_jax.exchange.codecs import Group
+from slamb_jax.exchange.codecs import CODECS, Group
 from slamb_jax.exchange.selections import Strided
 from slamb_jax.optimizers._chain import chain_between
 from tests.campaign.draws import drawn
@@ -182,7 +181,7 @@ def test_follows_the_oracle(settings, shapes, n, seed):
     oracle = Workers(params, n, settings | {"decays": decays})
     selection = masked and selection_of(settings, shapes, rng)
     codes, rate = settings["codes"], RATES[settings["rate"]]
-    keeping = mock.patch.object(_mean, "codec_of", return_value=Keeping(codes))
+    keeping = mock.patch.dict(CODECS, ternary=Keeping(codes))
     keeping = keeping if isinstance(codes, float) else contextlib.nullcontext()
     with keeping, standard_promotion():
         tx = optimizer_of(settings, decays, selection)

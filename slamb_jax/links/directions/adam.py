@@ -84,18 +84,19 @@ def adam(
                 stacklevel=2,
             )
         # A complex v would be a square, and no square of an absolute value.
-        checks.check_real(updates, "updates")
+        checks.check_floating(updates, "updates")
         # As float32 arrays: optax.inject_hyperparams may give them another dtype.
         least, under_root = (jnp.asarray(x, jnp.float32) for x in (eps, eps_root))
         # v comes corrected. An eps that is added before has to be corrected with it.
         if eps_before_correction and of_second_moment is not None:
             least = least * jnp.sqrt(of_second_moment)
 
-        def direction(m: jax.Array, v: jax.Array) -> jax.Array:
-            # Moments may be kept in 16 bits; what is made of them is float32.
-            root = jnp.sqrt(v.astype(jnp.float32) + under_root)
-            return m.astype(jnp.float32) / (root + least)
-
-        return map_present(direction, updates, second_moment), state
+        # Moments may be kept in 16 bits; what is made of them is float32.
+        roots = map_present(
+            lambda v: jnp.sqrt(v.astype(jnp.float32) + under_root), second_moment
+        )
+        return map_present(
+            lambda m, root: m.astype(jnp.float32) / (root + least), updates, roots
+        ), state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
