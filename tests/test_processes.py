@@ -81,5 +81,5 @@ def test_processes_that_are_not_alike_are_told_before_they_exchange(tmp_path):
         assert "tree[0] must be the same in all processes" in found["values"]
         for name in ("exchange", "program"):
             assert "step must be one program in all" in found[name]
-            assert "here with Exchange('data'" in found[name]
+            assert "differs with Exchange('data'" in found[name]
         assert found["nothing"] == "ran"
