@@ -194,6 +194,18 @@ def test_a_link_that_does_nothing_or_twice_the_same_is_told():
             tx.init(ZEROS)
 
 
+def test_a_selection_without_bias_correction_divides_neither_moment():
+    selected = slamb_jax.Exchange(
+        payload=None, selection=slamb_jax.selections.Strided(1.0)
+    )
+    tx = slamb_jax.mask_momentum(
+        selected, directions.adam(1e-3), 0.9, 0.99, bias_correction=False
+    )
+    g = np.float32([2.0, -3.0])
+    u, _ = tx.update(g, tx.init(g), g)
+    assert_close(u, 0.1 * g / (0.1 * np.abs(g) + 1e-3), units=64)
+
+
 def test_what_is_a_thousand_times_smaller_than_its_block_still_trains():
     scales = np.float32([1.0] * 200 + [1e-3] * 100)
     rate = optax.cosine_decay_schedule(0.02, 2000)

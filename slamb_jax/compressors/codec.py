@@ -79,9 +79,10 @@ def from_codec(
       :class:`slamb_jax.Sent`, for the links that take a compressor.
 
     Raises:
-      ValueError: for ``axis_name`` None; in ``update``, for an unbound axis, for a
-        ``decode`` of another shape, for codes that cannot be sent or averaged, and for
-        updates that were averaged already where the types show it.
+      ValueError: for ``axis_name`` None, and unless ``codec`` is a Codec; in
+        ``update``, for an unbound axis, for a ``decode`` of another shape, for codes
+        that cannot be sent or averaged, and for updates
+        that were averaged already where the types show it.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax
@@ -96,6 +97,7 @@ def from_codec(
       [2. 2.] [0.         0.00099993]
     """
     check_has_axis(axis_name)
+    checks.check_value(isinstance(codec, Codec), "codec", "a Codec", codec)
 
     def init(params: optax.Params) -> CodecState:
         checks.check_floating(params, "params")

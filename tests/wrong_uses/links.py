@@ -228,6 +228,7 @@ def momentum_of(compressor):
 
 
 # Compressors whose codes, means or residuals are not what they have to be.
+LINKS.append((of(compressors.from_codec, (abs, abs), AXIS), "codec must be a Codec"))
 for dtype in ("int8", "int16", "int32", "uint8", "bool", "bfloat16"):
     summed = coding(lambda x, *_, to=dtype: x.astype(to), averages=True)
     LINKS.append((summed, f"encode must return float32, got {dtype}"))
