@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 
 import slamb_jax
 from tests.close import assert_close
-from tests.optimizers import random_tree, slamb, step_on_gradients, train_step
+from tests.optimizers import random_tree, slamb, step_on_gradients
 from tests.shards import mesh_4x2, mesh_with
 from tests.workers import AXIS, P, mesh_of, train
 
@@ -33,21 +33,6 @@ def test_two_axes_are_one_group_of_workers_and_none_is_one_worker(mapping):
     axes = ("node", "device")
     assert_close(run(slamb(axis_name=axes, b3=0.9), mapping, axis=axes), run(SLAMB))
     assert_close(run(slamb(axis_name=None, b3=0.9), n=1), run(SLAMB, "shard_map", n=1))
-
-
-def loss_of(params, batch):
-    return jnp.mean((batch @ params["w"]) ** 2)
-
-
-def test_replicated_parameters_that_were_cast_are_taken():
-    def step(params, x):
-        index = jax.lax.axis_index(AXIS)
-        own = jax.tree.map(lambda p: p + 0.0 * index.astype(p.dtype), params)
-        return train_step(SLAMB, loss_of)((own, SLAMB.init(own)), x)[0][0]
-
-    split = {"in_specs": (P(), P(AXIS)), "out_specs": P(AXIS)}
-    run = jax.shard_map(step, mesh=mesh_of(4), **split)
-    jax.eval_shape(run, {"w": jnp.ones((3, 2))}, jnp.ones((8, 3)))
 
 
 MEAN, FINE = (slamb_jax.Exchange(AXIS, payload=x) for x in ("ternary", "uniform8"))
@@ -77,44 +62,11 @@ def test_a_worker_scans_its_steps_on_a_mesh_of_explicit_axes(name, check_vma):
         state, _ = jax.lax.scan(step, tx.init(own), length=2)
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), state)
 
-    with (getattr(jax, "set_mesh", None) or jax.sharding.use_mesh)(mesh):
+    with jax.set_mesh(mesh):
         split = {"in_specs": P(AXIS), "out_specs": P(AXIS), "check_vma": check_vma}
         there = NamedSharding(mesh, P(AXIS))
         params = jax.device_put(random_tree(SHAPES, 0, 4), there)
         jax.eval_shape(jax.shard_map(worker, mesh=mesh, **split), params)
-
-
-@pytest.mark.skipif(
-    not hasattr(jax.sharding, "no_collectives"), reason="needs jax 0.12"
-)
-@EACH_CHECK
-@pytest.mark.parametrize("average", [None, "loss", "gradient"])
-def test_jax_refuses_an_average_within_the_gradient(check_vma, average):
-    """Also with types that are not tracked; the exchange itself is outside."""
-    exchange = slamb_jax.Exchange(AXIS)
-    tx, mesh = slamb_jax.adamw(0.1, exchange), mesh_of(4)
-
-    def step(state, batch):
-        def loss(params):
-            x = loss_of(params, batch)
-            return jax.lax.pmean(x, AXIS) if average == "loss" else x
-
-        params, opt_state = state
-        with jax.sharding.no_collectives({AXIS}):
-            grads = jax.grad(loss)(params)
-            if average == "gradient":
-                grads = jax.lax.pmean(grads, AXIS)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), batch.sum()
-
-    params = {"w": jnp.ones((3, 2))}
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
-    run = slamb_jax.per_worker_step(step, mesh, exchange, check_vma=check_vma)
-    if average is None:
-        run.lower(state, jnp.ones((8, 3)))
-        return
-    with pytest.raises(Exception, match="forbidden by `no_collectives`"):
-        run.lower(state, jnp.ones((8, 3)))
 
 
 PAIR = {"w": (24, 16), "b": (16,)}
