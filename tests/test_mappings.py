@@ -17,9 +17,6 @@ from tests.shards import mesh_4x2, mesh_with
 from tests.workers import AXIS, P, mesh_of, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "odd": (7, 11), "empty": (0, 3), "scale": ()}
-EACH_CHECK = pytest.mark.parametrize("check_vma", [True, False])
-
-
 SLAMB = slamb(b3=0.9)
 
 
@@ -51,7 +48,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-@EACH_CHECK
+@pytest.mark.parametrize("check_vma", [True, False])
 def test_a_worker_scans_its_steps_on_a_mesh_of_explicit_axes(name, check_vma):
     """The types of its state stay."""
     tx, mesh = KINDS[name], mesh_with({AXIS: 4}, AxisType.Explicit)

@@ -193,7 +193,7 @@ def test_follows_the_oracle(settings, shapes, n, seed):
     if masked:  # 1 - 0.99**t in float32 is 6e-6 off, 50 units; sums and roots add some
         close = functools.partial(assert_close, units=512, floor=0.01)
     for t, (p, state) in enumerate(history):
-        masks = masked and [mask_at(selection, leaf, t + 1) for leaf in leaves]
+        masks = [mask_at(selection, x, t + 1) for x in leaves] if masked else None
         oracle.step(grads[t], float(rate(t)) if callable(rate) else rate, masks)
         for j in (j for j in range(len(shapes)) if not oracle.undecided[j]):
             close(p[j], oracle.p[j])
