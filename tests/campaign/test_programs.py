@@ -122,14 +122,10 @@ def run_part(part, x, sizes):
 
 def axis_of(groups, kind, mesh):
     """The axis along which all groups lie; of a permute they are pairs."""
-    if kind != "collective-permute":
-        along = {divide_mesh(mesh, a): a for a in mesh.axis_names}
-        return along.get(groups)
-    places = np.stack(np.unravel_index(range(mesh.size), mesh.devices.shape), -1)
-    for i, name in enumerate(mesh.axis_names):
-        others = np.delete(places, i, axis=1)
-        pairs = [others[sorted(pair)] for pair in groups or ()]
-        if all((one == other).all() for one, other in pairs):
+    for name in mesh.axis_names:
+        along = divide_mesh(mesh, name)
+        pairs_in = all(any(pair <= group for group in along) for pair in groups or ())
+        if groups == along or (kind == "collective-permute" and pairs_in):
             return name
     return None
 
