@@ -170,11 +170,9 @@ class Workers:
         self.p[j] = np.broadcast_to(there, here.shape)
 
     def coded(self, x):
-        if self.given["codes"] != "bfloat16":
-            return x * (1.0 if self.given["codes"] is None else self.given["codes"])
-        words = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)
-        half = (words + 0x7FFF + ((words >> np.uint64(16)) & np.uint64(1))) >> 16
-        return (half << 16).astype(np.uint32).view(np.float32).astype(np.float64)
+        if self.given["codes"] == "bfloat16":
+            return x.astype(np.float32).astype("bfloat16").astype(np.float64)
+        return x * (1.0 if self.given["codes"] is None else self.given["codes"])
 
 
 def largest_of(count, blocks):

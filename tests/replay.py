@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from slamb_jax.exchange.selections import Leaf, Selection
+from slamb_jax.exchange.selections import Selection
 
 
 class Replay(Selection):
@@ -34,14 +34,10 @@ class Replay(Selection):
         return jnp.minimum(step, age)[:, None]
 
 
-def masks_at(selection, shapes, t):
-    """Which elements of each leaf are exchanged at a step."""
-
-    def mask(leaf):
-        if selection.dense(leaf):
-            return np.ones(leaf.shape, bool)
-        age = jax.jit(selection.age, static_argnums=1)(jnp.int32(t), leaf)
-        fresh = np.asarray(age) == 0
-        return np.repeat(fresh, leaf.size // len(age)).reshape(leaf.shape)
-
-    return [mask(Leaf(j, shape)) for j, shape in enumerate(shapes)]
+def mask_at(selection, leaf, t):
+    """Which elements of a leaf are exchanged at a step."""
+    if selection.dense(leaf):
+        return np.ones(leaf.shape, bool)
+    age = jax.jit(selection.age, static_argnums=1)(jnp.int32(t), leaf)
+    fresh = np.asarray(age) == 0
+    return np.repeat(fresh, leaf.size // len(age)).reshape(leaf.shape)

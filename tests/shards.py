@@ -1,8 +1,6 @@
 """Meshes of several axes, and workers whose parameters are sharded over the second."""
 
-import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +8,6 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from slamb_jax.exchange.selections import Leaf, Selection, Strided
 from tests.workers import AXIS, P
 
 N, SHARDS = 4, 2
@@ -45,36 +42,3 @@ def in_shard_map(step, mesh, state, specs, check_vma):
         one_of_many, mesh=mesh, in_specs=(of_state, of_batch),
         out_specs=(of_state, ()), check_vma=check_vma,
     ))  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class Tiled(Selection):
-    """On unsharded leaves, the choice that a selection makes on their shards."""
-
-    inner: Strided
-    specs: tuple[Any, ...]  # of the leaves, in order
-
-    def _shard(self, leaf):
-        """The leaf of one shard, and the shards along each dimension."""
-        spec = self.specs[leaf.index] or P()
-        parts = [SHARDS if "model" in (e or ()) else 1 for e in spec]
-        parts += [1] * (len(leaf.shape) - len(parts))
-        shape = tuple(n // c for n, c in zip(leaf.shape, parts, strict=True))
-        shards = int(np.prod(parts))
-        return Leaf(leaf.index, shape, leaf.stacked, shards), parts
-
-    def dense(self, leaf):
-        return self.inner.dense(self._shard(leaf)[0])
-
-    def age(self, step, leaf, state=None):
-        shard, parts = self._shard(leaf)
-        age = self.inner.age(step, shard)
-        age = jnp.repeat(age, self.inner.block_size(shard), 0).reshape(shard.shape)
-        return jnp.tile(age, parts).reshape(-1, 1)
-
-    def blocks(self, step, leaf, state=None):
-        shard, _ = self._shard(leaf)
-        slots = -(-shard.size // self.inner.period) + 128
-        most = slots * (leaf.size // shard.size)
-        chosen = self.age(step, leaf)[:, 0] == 0
-        return jnp.nonzero(chosen, size=most, fill_value=leaf.size)[0].astype(jnp.int32)

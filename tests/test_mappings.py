@@ -1,4 +1,4 @@
-"""One worker, one axis or two, scans, and one program of all workers.
+"""One axis of workers or two, scans, and one program of all workers.
 
 That every mapping gives the same numbers is in the campaign.
 """
@@ -12,42 +12,20 @@ from jax.sharding import AxisType, NamedSharding
 
 import slamb_jax
 from tests.close import assert_close
-from tests.optimizers import random_tree, slamb, step_on_gradients, train_step
+from tests.optimizers import random_tree, slamb, step_on_gradients
 from tests.shards import mesh_4x2, mesh_with
 from tests.workers import AXIS, P, mesh_of, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "odd": (7, 11), "empty": (0, 3), "scale": ()}
-EACH_CHECK = pytest.mark.parametrize("check_vma", [True, False])
-
-
 SLAMB = slamb(b3=0.9)
 
 
-def run(tx, mapping="vmap", n=4, axis=AXIS):
-    grads = [random_tree(SHAPES, 1 + t, n) for t in range(4)]
-    return train(tx, random_tree(SHAPES, 0), grads, mapping, axis)
-
-
 @pytest.mark.parametrize("mapping", ["shard_map", "shard_map_unchecked"])
-def test_two_axes_are_one_group_of_workers_and_none_is_one_worker(mapping):
-    axes = ("node", "device")
-    assert_close(run(slamb(axis_name=axes, b3=0.9), mapping, axis=axes), run(SLAMB))
-    assert_close(run(slamb(axis_name=None, b3=0.9), n=1), run(SLAMB, "shard_map", n=1))
-
-
-def loss_of(params, batch):
-    return jnp.mean((batch @ params["w"]) ** 2)
-
-
-def test_replicated_parameters_that_were_cast_are_taken():
-    def step(params, x):
-        index = jax.lax.axis_index(AXIS)
-        own = jax.tree.map(lambda p: p + 0.0 * index.astype(p.dtype), params)
-        return train_step(SLAMB, loss_of)((own, SLAMB.init(own)), x)[0][0]
-
-    split = {"in_specs": (P(), P(AXIS)), "out_specs": P(AXIS)}
-    run = jax.shard_map(step, mesh=mesh_of(4), **split)
-    jax.eval_shape(run, {"w": jnp.ones((3, 2))}, jnp.ones((8, 3)))
+def test_two_axes_are_one_group_of_workers(mapping):
+    params, axes = random_tree(SHAPES, 0), ("node", "device")
+    grads = [random_tree(SHAPES, 1 + t, 4) for t in range(4)]
+    got = train(slamb(axis_name=axes, b3=0.9), params, grads, mapping, axes)
+    assert_close(got, train(SLAMB, params, grads, "vmap"))
 
 
 MEAN, FINE = (slamb_jax.Exchange(AXIS, payload=x) for x in ("ternary", "uniform8"))
@@ -66,7 +44,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-@EACH_CHECK
+@pytest.mark.parametrize("check_vma", [True, False])
 def test_a_worker_scans_its_steps_on_a_mesh_of_explicit_axes(name, check_vma):
     """The types of its state stay."""
     tx, mesh = KINDS[name], mesh_with({AXIS: 4}, AxisType.Explicit)
@@ -77,7 +55,7 @@ def test_a_worker_scans_its_steps_on_a_mesh_of_explicit_axes(name, check_vma):
         state, _ = jax.lax.scan(step, tx.init(own), length=2)
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), state)
 
-    with (getattr(jax, "set_mesh", None) or jax.sharding.use_mesh)(mesh):
+    with jax.set_mesh(mesh):
         split = {"in_specs": P(AXIS), "out_specs": P(AXIS), "check_vma": check_vma}
         there = NamedSharding(mesh, P(AXIS))
         params = jax.device_put(random_tree(SHAPES, 0, 4), there)

@@ -27,15 +27,12 @@ SHAPES = {
     "embed": (64, 32), "q": (32, 4, 8), "heads": (4, 8, 32), "up": (32, 128),
     "bias": (128,), "down": (128, 32), "scale": (32,), "scale2": (32,),
 }  # fmt: skip
-STYLES = {  # heads and hidden units, as in Megatron; or every matrix
-    "tensor parallel": {
-        "embed": P("model"), "heads": P("model"), "down": P("model"),
-        "up": P(None, "model"), "bias": P("model"), "q": P(None, "model"),
-        "scale": None, "scale2": P(),
-    },
-    "fully sharded": {k: P("model") if len(s) > 1 else P() for k, s in SHAPES.items()},
+SPECS = {  # heads and hidden units, as in Megatron
+    "embed": P("model"), "heads": P("model"), "down": P("model"),
+    "up": P(None, "model"), "bias": P("model"), "q": P(None, "model"),
+    "scale": None, "scale2": P(),
 }  # fmt: skip
-SPECS, CHOICE = STYLES["tensor parallel"], Strided(0.25, 500, 3)
+CHOICE = Strided(0.25, 500, 3)
 SELECTED = {"payload": None, "selection": CHOICE, "sync_every": 4}
 
 
@@ -75,20 +72,19 @@ each_check_vma = pytest.mark.parametrize("check_vma", [True, SLOW(False)])
 
 
 @each_check_vma
-@pytest.mark.parametrize("style", ["tensor parallel", SLOW("fully sharded")])
 @pytest.mark.parametrize("settings", [{}, {"payload": "ternary", "selection": None}])
-def test_nothing_is_gathered(style, check_vma, settings):
+def test_nothing_is_gathered(check_vma, settings):
     """Over the shards norms are summed, once; workers exchange their shards."""
     every = 4 if not settings else 1
-    between = exchange(STYLES[style], **settings, sync_every=every)
+    between = exchange(**settings, sync_every=every)
     run, state = running(any_lamb(0.1, between), between, check_vma)
     inner, among = collectives(run, state, SHAPES)
     assert {c.kind for c in inner} == {"all-reduce"}
     assert sum(c.elements for c in inner) <= 4 * len(SHAPES)
     packed = total = 0
     for i, (name, shape) in enumerate(sorted(SHAPES.items())):
-        spec = STYLES[style][name] or P()
-        shard = NamedSharding(mesh_4x2(), spec).shard_shape(shape)
+        there = NamedSharding(mesh_4x2(), SPECS[name] or P())
+        shard = there.shard_shape(shape)
         leaf = Leaf(i, shard, shards=math.prod(shape) // math.prod(shard))
         packed += elements_sent(CHOICE, leaf)
         total += leaf.size
@@ -157,31 +153,21 @@ def test_muon_orthogonalizes_whole_matrices(place, check_vma, payload):
 
 
 @pytest.mark.long
-def test_what_surrounds_it(tmp_path):
-    """Hyperparameters in the state, equal replicas, checkpoints."""
-    between = exchange(STYLES["fully sharded"], sync_every=1)
+def test_any_transformation_on_shards(tmp_path):
+    """As the links by themselves; its state comes back to where it lay."""
     make = optax.inject_hyperparams(slamb_jax.slamb, static_args="exchange")
-    tx = slamb_jax.on_shards(make(0.01, exchange=between), between)
-    run, state = running(tx, between)
-    state, _ = run(state, random_tree(SHAPES, 1, N))
-    slamb_jax.assert_replicas_agree(state[0], rtol=1e-5)
+    injected = make(0.1, exchange=EXCHANGE, weight_decay=0.1)
+    both = optax.chain(optax.clip(0.5), injected)
+    state = trained(slamb_jax.on_shards(both, EXCHANGE))
+    assert_close(state[0], trained(SLAMB, limit=0.5)[0], units=256)
+    there = NamedSharding(mesh_4x2(), P(AXIS, None, "model"))
+    assert state[0]["up"].sharding.is_equivalent_to(there, 3)
     with slamb_jax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state)
         back = checkpoints.restore(state).state
     assert_same_bits(back, state)
     for a, b in zip(*map(jax.tree.leaves, (back, state)), strict=True):
         assert a.sharding.is_equivalent_to(b.sharding, b.ndim)
-    run(back, random_tree(SHAPES, 2, N))  # goes on
-
-
-@pytest.mark.long
-def test_other_transformations_on_shards():
-    """``on_shards`` hands any transformation the shards, as a chain of links."""
-    both = slamb_jax.on_shards(optax.chain(optax.clip(0.5), SLAMB), EXCHANGE)
-    got = trained(both)[0]
-    assert_close(got, trained(SLAMB, limit=0.5)[0], units=256)
-    there = NamedSharding(got["up"].sharding.mesh, P(AXIS, None, "model"))
-    assert got["up"].sharding.is_equivalent_to(there, 3)
 
 
 @ALONE

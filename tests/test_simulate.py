@@ -1,4 +1,4 @@
-"""Simulated workers do what workers on a mesh do."""
+"""Simulated workers: what the campaign, which compares their steps, does not draw."""
 
 import chex
 import jax
@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 import slamb_jax
+from tests.close import assert_same_bits
 from tests.optimizers import random_tree, train_step
 from tests.workers import AXIS, mesh_of
 
@@ -52,10 +53,9 @@ def begun(tx):
     return params, tx.init(params)
 
 
-@pytest.mark.parametrize("step", [trainer, one_by_one])
-def test_simulated_steps_equal_those_on_a_mesh(step):
+def test_gradients_one_by_one_are_those_on_a_mesh():
     tx, ends = slamb_jax.slamb(0.02, PAPER), []
-    for run, state in both_ways(step(tx), begun(tx)):
+    for run, state in both_ways(one_by_one(tx), begun(tx)):
         for batch in batches():
             state, losses = run(state, batch)
         ends.append((state, losses))
@@ -108,41 +108,27 @@ def test_counts_may_start_apart_or_come_apart():
     assert report.tolist() == [-1, 0, -2]
 
 
-def test_each_worker_has_the_key_it_would_have_on_a_mesh():
-    def step(state, batch, key):
-        return state, jax.random.normal(key, batch.shape)
-
-    x, key = jnp.zeros(2 * N), jax.random.key(3)
-    state = {"w": jnp.ones(2), "key": jax.random.key(0), "n": 2.5}
-    got, want = (run(state, x, key) for run, state in both_ways(step, state))
-    chex.assert_shape(got[1], (N, 2))
-    chex.assert_trees_all_equal(*jax.device_get([got[1], want[1]]))
-    chex.assert_trees_all_equal_shapes_and_dtypes(got, want)
-
-
-def dropped(key):
-    return jax.random.bernoulli(key, 0.5, (64,))
-
-
 @pytest.mark.usefixtures("standard_promotion")
-def test_no_two_workers_draw_the_same_masks():
-    """Dropout by a key of the state, by nnx, and by words, which stay equal."""
+def test_each_worker_draws_by_the_keys_it_would_have_on_a_mesh():
+    """By the step's, one of the state and that of nnx; words are no key, and equal."""
     graph, modules = nnx.split(nnx.Dropout(0.5, rngs=nnx.Rngs(3)))
 
-    def step(state, batch):
+    def step(state, batch, key):
         layer = nnx.merge(graph, state["modules"])
         own, equal = state["key"], jax.random.wrap_key_data(state["words"])
-        masks = jnp.stack([dropped(own), layer(batch) == 0, dropped(equal)])
+        masks = [jax.random.bernoulli(k, 0.5, (64,)) for k in (key, own, equal)]
         new = {"key": jax.random.split(own)[0], "modules": nnx.state(layer)}
-        return state | new, masks
+        return state | new, jnp.stack([layer(batch) == 0, *masks])
 
-    words = jax.random.key_data(jax.random.key(1))
-    state = {"key": jax.random.key(0), "modules": modules, "words": words}
+    words, ends = jax.random.key_data(jax.random.key(1)), []
+    state = {"key": jax.random.key(0), "modules": modules, "words": words, "n": 2.5}
     for run, replicas in both_ways(step, state):
-        for _ in range(2):
-            replicas, masks = run(replicas, jnp.ones(64 * N))
-            distinct = [len(np.unique(masks[:, i], axis=0)) for i in range(3)]
-            assert distinct == [N, N, 1]
+        for t in range(2):
+            replicas, masks = run(replicas, jnp.ones(64 * N), jax.random.key(t))
+            distinct = [len(np.unique(masks[:, i], axis=0)) for i in range(4)]
+            assert distinct == [N, N, N, 1]
+        ends.append((replicas, masks))
+    assert_same_bits(*ends)
 
 
 def test_a_scalar_beside_the_batch_goes_to_all_workers():

@@ -10,12 +10,12 @@ import pytest
 
 import slamb_jax
 from benchmarks import rivals
-from slamb_jax.exchange.selections import Strided
+from slamb_jax.exchange.selections import Leaf, Strided
 from tests.close import assert_close
 from tests.compiled import compile_optimized
 from tests.naive import PLAIN, Workers
 from tests.optimizers import any_lamb, flat_slamb, plain, random_tree
-from tests.replay import Replay, masks_at
+from tests.replay import Replay, mask_at
 from tests.workers import AXIS, MAPPINGS, train
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -109,7 +109,7 @@ def test_one_worker_that_exchanges_all_is_optax_lamb(axis_name, decay):
 def test_ratios_where_one_part_dwarfs_the_other(large, form):
     """The small part must not drown in the rounding of the large one."""
     selection = Strided(0.25, 0)
-    (mask,) = masks_at(selection, [(8, 9)], 1)
+    mask = mask_at(selection, Leaf(0, (8, 9)), 1)
     rest = 0.0 if large.startswith("only") else 1e-4
     p = np.where(mask == large.endswith("sent"), 1e3, rest).astype(np.float32)
     g = p[::-1, ::-1].copy()

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 import slamb_jax
 from slamb_jax.exchange.codecs import CODECS, Group
-from slamb_jax.exchange.selections import Strided
+from slamb_jax.exchange.selections import Leaf, Strided
 from slamb_jax.optimizers._chain import chain_between
 from tests.campaign.draws import drawn
 from tests.close import assert_close
 from tests.naive import PLAIN, Workers
 from tests.optimizers import standard_promotion
-from tests.replay import Replay, masks_at
+from tests.replay import Replay, mask_at
 from tests.workers import AXIS, train
 
 STEPS = 6
@@ -180,6 +180,7 @@ def test_follows_the_oracle(settings, shapes, n, seed):
     decays = [i % 2 == 0 for i in range(len(shapes))]
     oracle = Workers(params, n, settings | {"decays": decays})
     selection = masked and selection_of(settings, shapes, rng)
+    leaves = [Leaf(j, shape) for j, shape in enumerate(shapes)]
     codes, rate = settings["codes"], RATES[settings["rate"]]
     keeping = mock.patch.dict(CODECS, ternary=Keeping(codes))
     keeping = keeping if isinstance(codes, float) else contextlib.nullcontext()
@@ -191,7 +192,7 @@ def test_follows_the_oracle(settings, shapes, n, seed):
     if masked:  # 1 - 0.99**t in float32 is 6e-6 off, 50 units; sums and roots add some
         close = functools.partial(assert_close, units=512, floor=0.01)
     for t, (p, state) in enumerate(history):
-        masks = masks_at(selection, shapes, t + 1) if masked else None
+        masks = [mask_at(selection, x, t + 1) for x in leaves] if masked else None
         oracle.step(grads[t], float(rate(t)) if callable(rate) else rate, masks)
         for j in (j for j in range(len(shapes)) if not oracle.undecided[j]):
             close(p[j], oracle.p[j])

@@ -13,11 +13,12 @@ from jax.sharding import AxisType
 
 import slamb_jax
 from slamb_jax.exchange import codecs as _codecs
-from slamb_jax.exchange.selections import Strided
+from slamb_jax.exchange.selections import Leaf, Strided
 from tests.campaign.draws import SEED, TIMES, name_of, pairwise
 from tests.close import assert_agree_but, assert_close, assert_same_bits
 from tests.optimizers import random_tree, standard_promotion, step_on_gradients
-from tests.shards import Tiled, in_shard_map, mesh_with
+from tests.replay import Replay, mask_at
+from tests.shards import in_shard_map, mesh_with
 from tests.workers import P, over_workers, stack
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -58,6 +59,7 @@ SIZES = {  # workers, devices of each, shards
     "workers": (4, 1, 1), "one": (1, 1, 1), "groups": (2, 2, 1), "shards": (2, 1, 2),
     "groups of shards": (2, 2, 2),
 }  # fmt: skip
+STACKED = ("stack", "layers")
 UNSHARDED = ("workers", "one", "groups")
 LAYOUTS = {  # of a mapping that cannot have all
     "pmap": UNSHARDED, "vmap": UNSHARDED, "per_worker_step": (*UNSHARDED, "shards")
@@ -84,7 +86,7 @@ ARGUMENTS = {  # of an optimizer
 
 def exchange(row):
     _, width, shards = SIZES[row["layout"]]
-    stacked = {name: name in ("stack", "layers") for name in SHAPES}
+    stacked = {name: name in STACKED for name in SHAPES}
     return slamb_jax.Exchange(
         "data",
         outer=optax.sgd(0.7, momentum=0.5, nesterov=True) if row["outer"] else None,
@@ -184,8 +186,7 @@ def simulated(row):
     workers, width, shards = SIZES[row["layout"]]
     between = dataclasses.replace(exchange(row), local_axis_name=None, param_specs=None)
     if row["selection"] and shards > 1:  # which chooses in each shard
-        chosen = Tiled(CHOICE, tuple(SPECS[name] for name in sorted(SPECS)))
-        between = dataclasses.replace(between, selection=chosen)
+        between = dataclasses.replace(between, selection=tiled(row, shards))
     step, state = start(row, between)
     state = slamb_jax.simulated_replicas(state, workers)
     run = slamb_jax.simulated_step(step, workers, between)
@@ -197,6 +198,19 @@ def simulated(row):
     for g in gradients(row):
         state, _ = run(state, jax.tree.map(mean_of_groups, g) if width > 1 else g)
     return state
+
+
+def tiled(row, shards):
+    """On unsharded leaves, the choice that is made in their shards."""
+    masks = []
+    for i, (name, shape) in enumerate(sorted(SHAPES.items())):
+        parts = [shards if axis else 1 for axis in SPECS[name] or ()]
+        parts += [1] * (len(shape) - len(parts))
+        own = tuple(n // c for n, c in zip(shape, parts, strict=True))
+        leaf = Leaf(i, own, row["stacked"] and name in STACKED)
+        at_steps = [mask_at(CHOICE, leaf, t + 1) for t in range(STEPS)]
+        masks.append(np.tile(at_steps, parts).reshape(STEPS, -1))
+    return Replay(masks)
 
 
 def _on_mesh(step, state, row, between):
