@@ -144,7 +144,7 @@ def _mean_in_codes(
     and nothing is encoded again.
 
     Returns for each array its mean, what this worker sent, and what the second encoding
-    lost, if there is one; and whether what came first is finite.
+    lost, if there is one; and a function that tells whether what came first is finite.
     """
     axis_name, group = exchange.axis_name, exchange.local_axis_name
     n, width, like = axis_size(axis_name), axis_size(group), rows[0].x
@@ -221,6 +221,7 @@ class _Part:
     """Arrays that are cut alike, in codes: what of them travels, and what it means.
 
     Attributes:
+      number: of this part among all.
       shapes: of the arrays.
       ends: where the groups of each array end, from 0.
       codes: of each array.
