@@ -14,7 +14,7 @@ from tests.workers import AXIS, P, mesh_of
 from tests.wrong_uses.common import NAN, PARAMS, bad, of
 
 STATE = {"w": jnp.ones((4, 3)), "t": jnp.array([0, 1, 1, 3])}
-DATA = slamb_jax.Exchange(AXIS)
+DATA, NO_AXIS = slamb_jax.Exchange(AXIS), slamb_jax.Exchange()
 GROUPS = slamb_jax.Exchange(AXIS, local_axis_name="device")
 W, MESH, ONES = {"w": STATE["w"]}, mesh_of(4, (AXIS, "device")), jnp.ones(4)
 NODE, NODES = slamb_jax.Exchange("node"), mesh_of(4, ("node", AXIS))
@@ -104,12 +104,12 @@ def forgotten(tx):
 FORGOTTEN = r"axis_name=None .*'data'.* slamb_jax.Exchange\('data'\)"
 ALONE = slamb_jax.Exchange.paper()
 BLIND = [
-    slamb_jax.adamw(0.1, slamb_jax.Exchange()),
+    slamb_jax.adamw(0.1, NO_AXIS),
     slamb_jax.mask_momentum(ALONE),
     slamb_jax.average_parameters_every(ALONE),
 ]
 ALONE_FINITE = optax.apply_if_finite(slamb_jax.adamw(0.1, DATA), 3).init(PARAMS)
-SKIPS = slamb_jax.skip_not_finite(optax.sgd(0.1), slamb_jax.Exchange())
+SKIPS = slamb_jax.skip_not_finite(optax.sgd(0.1), NO_AXIS)
 
 RUN = PARAMS, slamb_jax.adamw(0.1, DATA).init(PARAMS)
 CUT = [  # numbers that are not what jax would make of them
@@ -124,10 +124,7 @@ CUT = [  # numbers that are not what jax would make of them
 
 REPLICAS = [
     (replicating(exchange=slamb_jax.Exchange("model")), "axis_name .*'model'.* is not"),
-    (
-        replicating(exchange=slamb_jax.Exchange()),
-        "axis_name, got None.*Exchange.'data'",
-    ),
+    (replicating(exchange=NO_AXIS), "axis_name, got None.*Exchange.'data'"),
     (replicating(exchange=AXIS), "exchange .*'data'"),
     (replicating(exchange=GROUPS), "local_axis_name .*'device'.* is not an axis"),
     (replicating(mesh="mesh"), "mesh .*'mesh'"),
@@ -182,7 +179,7 @@ REPLICAS = [
     *bad(partial(slamb_jax.simulated_step, step, exchange=DATA), "workers", -1),
     *bad(partial(slamb_jax.simulated_step, workers=2, exchange=DATA), "step", 3),
     *bad(partial(slamb_jax.simulated_step, step, 2), "exchange", AXIS),
-    (simulating(slamb_jax.Exchange()), r"one axis_name, .*Exchange\(\)"),
+    (simulating(NO_AXIS), r"one axis_name, .*Exchange\(\)"),
     (simulating(slamb_jax.Exchange(("a", "b"))), r"one axis_name, .*\('a', 'b'\)"),
     (simulating(GROUPS), "neither local_axis_name .*'device'"),
     (simulating(SHARDED), "nor param_specs, .*param_specs="),
