@@ -84,6 +84,8 @@ def test_a_key_behind_the_mean_is_the_same_on_all_workers(case):
 
 STATE, KEY = OURS.init(PARAMS), jax.random.key(1)
 MINE = Mine(PARAMS, STATE, KEY)
+# Of an optimizer of the user's own, whose state is a key alone.
+WRAPPED = slamb_jax.skip_not_finite(OURS, EXCHANGE).init(PARAMS)._replace(inner=KEY)
 TREE = {"opt_state": BEHIND["in the chain"].init(PARAMS), "rng": KEY}
 SAID = [  # a state, equal_keys, and how many values each of its keys has
     ((PARAMS, STATE, KEY), None, [N]),
@@ -93,6 +95,7 @@ SAID = [  # a state, equal_keys, and how many values each of its keys has
     (TREE, None, [1, N]),
     (TREE, {"opt_state": False, "rng": True}, [N, 1]),
     (TREE, {"opt_state": (False, True), "rng": False}, [1, N]),
+    ((PARAMS, WRAPPED), None, [1]),
     # It may be the state of a transformation, or of the whole training.
     (MINE, False, [N]),
     (MINE, True, [1]),
