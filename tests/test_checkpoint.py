@@ -163,15 +163,6 @@ def test_an_earlier_step_is_read_by_its_number(states, copy, copied):
         copied.restore(states[2], step=1)
 
 
-def test_a_damaged_one_may_be_moved_away_before_the_next_save(states, copy, copied):
-    DAMAGE["flip"](copy / "2")
-    with pytest.warns(UserWarning, match="2 is damaged"):
-        assert copied.restore(states[1]).step == 1
-    shutil.move(copy / "2", copy.with_name("aside"))
-    copied.save(2, states[2])
-    assert_restored(copied.restore(states[1]), 2, states[2])
-
-
 @pytest.mark.parametrize("steps", ["2", "12"])
 def test_where_none_is_sound_all_are_kept(steps, states, copy, copied):
     """A run that began anew would leave them behind."""
@@ -196,26 +187,23 @@ def test_where_the_files_are_not_to_blame_they_are_kept(failure, states, copy, c
     assert (copy / "2").is_dir()
 
 
-def test_a_renamed_one_hides_no_sound_one(states, copy, copied):
+def test_what_is_no_checkpoint_hides_none_and_stops_no_save(states, copy):
+    """One of another step, moved away then, and files where Orbax has folders."""
     shutil.copytree(copy / "2", copy / "50")
-    with pytest.warns(UserWarning, match=r"50 is damaged \(the .* as step 50, is not"):
-        assert_restored(copied.restore(states[1]), 2, states[2])
-    for step in (3, 4, 5):
-        copied.save(step, states[1])
-    names = {path.name.partition("-")[0] for path in copy.iterdir()}
-    assert names == {"4", "5", "50.unread"}
-
-
-def test_files_where_orbax_has_folders_do_not_stop_a_save(states, copy):
     (copy / "3.orbax-checkpoint-tmp").write_text("a file")
     (copy / "4.orbax-checkpoint-tmp").symlink_to(copy / "2")
     (copy / "9").write_text("a file")
     (copy / "07").mkdir()
     with Checkpoints(copy) as checkpoints:
-        with pytest.warns(UserWarning, match="9 is damaged"):
-            assert checkpoints.restore(states[1]).step == 2
+        renamed = pytest.warns(
+            UserWarning, match=r"50 is damaged \(the .* as step 50, "
+        )
+        with renamed, pytest.warns(UserWarning, match="9 is damaged"):
+            assert_restored(checkpoints.restore(states[1]), 2, states[2])
+        shutil.move(copy / "50", copy.with_name("aside"))
         for step in (3, 4):
             checkpoints.save(step, states[1])
+        assert_restored(checkpoints.restore(states[2]), 4, states[1])
     names = {path.name.partition("-")[0] for path in copy.iterdir()}
     assert names == {"3", "4", "07", "9.unread"}
 
