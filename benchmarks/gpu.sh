@@ -84,10 +84,10 @@ part exchange 60 python3 -m benchmarks.step --model "$exchanged" --rounds "$roun
 # (c) The laws, as far as one device can break them.
 laws=(
   tests/test_codes.py::test_codes_are_those_of_the_formula
-  tests/test_codes.py::test_the_same_seed_gives_the_same_bits
+  tests/test_codes.py::test_an_array_has_the_codes_of_its_groups
   tests/test_codes.py::test_zeros_stay_and_extremes_are_finite
-  tests/test_mean.py::test_it_is_the_code_of_the_mean_of_codes
-  tests/test_mean.py::test_what_was_sent_is_the_mean_and_what_rounding_took_of_it
+  tests/test_mean.py::test_the_mean_of_what_was_sent_is_sent_again
+  tests/test_mean.py::test_workers_steps_arrays_and_blocks_round_otherwise
   tests/test_mean.py::test_what_is_not_finite_reaches_all
   tests/test_links.py::test_the_mean_momentum_is_that_of_dense_adam
   tests/test_links.py::test_a_leaf_steps_as_by_itself

@@ -60,10 +60,10 @@ def keys_of(tree):
     return [x for x in leaves if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
 
 
-def number_of_keys(tree):
-    """How many different values the replicas of the only key of a tree have."""
-    (key,) = keys_of(tree)
-    return len({tuple(words) for words in jax.random.key_data(key).tolist()})
+def numbers_of_keys(tree):
+    """How many different values the replicas of each key of a tree have."""
+    words = [jax.random.key_data(key).tolist() for key in keys_of(tree)]
+    return [len(set(map(tuple, replicas))) for replicas in words]
 
 
 @pytest.mark.parametrize("case", BEHIND)
@@ -72,8 +72,8 @@ def test_a_key_behind_the_mean_is_the_same_on_all_workers(case):
     state = PARAMS, tx.init(PARAMS)
     run = slamb_jax.per_worker_step(step_on_gradients(tx), mesh, EXCHANGE)
     replicas = slamb_jax.replicate(state, mesh, EXCHANGE)
-    assert number_of_keys(replicas) == 1
-    assert number_of_keys(slamb_jax.simulated_replicas(state, N)) == 1
+    assert numbers_of_keys(replicas) == [1]
+    assert numbers_of_keys(slamb_jax.simulated_replicas(state, N)) == [1]
     for t in range(3):
         grads = {"w": jax.random.normal(jax.random.key(t), (N, 2, 4))}
         with standard_promotion():
@@ -82,54 +82,50 @@ def test_a_key_behind_the_mean_is_the_same_on_all_workers(case):
     assert jnp.any(replicas[0]["w"] != 0)
 
 
-@pytest.mark.parametrize("case", BEFORE)
-def test_a_key_before_the_mean_is_each_workers_own_if_the_user_says_so(case):
-    """And else that of a dense run, so that no order in a chain is guessed."""
-    state, mesh = (PARAMS, BEFORE[case].init(PARAMS)), mesh_of(N)
-    for n, said in ((1, {}), (N, {"equal_keys": False})):
-        assert number_of_keys(slamb_jax.replicate(state, mesh, EXCHANGE, **said)) == n
-        assert number_of_keys(slamb_jax.simulated_replicas(state, N, **said)) == n
+STATE, KEY = OURS.init(PARAMS), jax.random.key(1)
+MINE = Mine(PARAMS, STATE, KEY)
+# Of an optimizer of the user's own, whose state is a key alone.
+WRAPPED = slamb_jax.skip_not_finite(OURS, EXCHANGE).init(PARAMS)._replace(inner=KEY)
+TREE = {"opt_state": BEHIND["in the chain"].init(PARAMS), "rng": KEY}
+SAID = [  # a state, equal_keys, and how many values each of its keys has
+    ((PARAMS, STATE, KEY), None, [N]),
+    ((PARAMS, STATE, {"dropout": KEY}), None, [N]),
+    ([STATE, (PARAMS, KEY)], None, [N]),
+    ({"opt_state": STATE, "rng": KEY}, None, [N]),
+    (TREE, None, [1, N]),
+    (TREE, {"opt_state": False, "rng": True}, [N, 1]),
+    (TREE, {"opt_state": (False, True), "rng": False}, [1, N]),
+    ((PARAMS, WRAPPED), None, [1]),
+    # It may be the state of a transformation, or of the whole training.
+    (MINE, False, [N]),
+    (MINE, True, [1]),
+    (MINE, Mine(True, True, False), [N]),
+    (MINE, lambda tree: Mine(True, True, "params" in tree._fields), [1]),
+]
+# Before the mean, that of a dense run: no order in a chain is guessed.
+SAID += [
+    ((PARAMS, tx.init(PARAMS)), said, [n])
+    for tx in BEFORE.values()
+    for said, n in ((None, 1), (False, N))
+]
 
 
-def test_a_users_own_key_beside_an_optimizer_is_each_workers_own():
-    key, state = jax.random.key(1), OURS.init(PARAMS)
-    for tree in (
-        (PARAMS, state, key),
-        (PARAMS, state, {"dropout": key}),
-        [state, (PARAMS, key)],
-        {"opt_state": state, "rng": key},
+@pytest.mark.parametrize(("tree", "equal_keys", "numbers"), SAID)
+def test_another_key_is_each_workers_own_where_it_is_beside_or_the_user_says_so(
+    tree, equal_keys, numbers
+):
+    mesh = mesh_of(N)
+    for replicas in (
+        slamb_jax.replicate(tree, mesh, EXCHANGE, equal_keys=equal_keys),
+        slamb_jax.simulated_replicas(tree, N, equal_keys=equal_keys),
     ):
-        assert number_of_keys(slamb_jax.simulated_replicas(tree, N)) == N
+        assert numbers_of_keys(replicas) == numbers
 
 
-@pytest.mark.parametrize(
-    ("equal_keys", "n"),
-    [
-        (False, N),
-        (True, 1),
-        (Mine(True, True, False), N),
-        (lambda tree: Mine(True, True, "params" in tree._fields), 1),
-    ],
-)
-def test_of_a_named_tuple_of_the_users_own_the_user_says_it(equal_keys, n):
-    """It may be the state of a transformation, or of the whole training."""
-    tree = Mine(PARAMS, OURS.init(PARAMS), jax.random.key(1))
-    replicas = slamb_jax.simulated_replicas(tree, N, equal_keys=equal_keys)
-    assert number_of_keys(replicas) == n
-    for unsaid in (tree, [tree], {"a": (OURS.init(PARAMS), tree)}):
-        with pytest.raises(ValueError, match="equal_keys must be given where a Mine"):
-            slamb_jax.simulated_replicas(unsaid, N)
-
-
-def test_a_tree_says_it_for_each_part():
-    tree = {"opt_state": BEHIND["in the chain"].init(PARAMS), "rng": jax.random.key(1)}
-    for said, own in (
-        (None, {"rng"}),
-        ({"opt_state": False, "rng": True}, {"opt_state"}),
-        ({"opt_state": (False, True), "rng": False}, {"rng"}),
-    ):
-        replicas = slamb_jax.replicate(tree, mesh_of(N), EXCHANGE, equal_keys=said)
-        assert {k for k in tree if number_of_keys(replicas[k]) == N} == own
+@pytest.mark.parametrize("unsaid", [MINE, [MINE], {"a": (STATE, MINE)}])
+def test_of_a_named_tuple_of_the_users_own_the_user_must_say_it(unsaid):
+    with pytest.raises(ValueError, match="equal_keys must be given where a Mine"):
+        slamb_jax.simulated_replicas(unsaid, N)
 
 
 def test_on_workers_begins_with_the_same_keys():
@@ -139,4 +135,4 @@ def test_on_workers_begins_with_the_same_keys():
         tx = slamb_jax.on_workers(case["in the chain"], mesh, EXCHANGE)
         state = tx.init(params)
         chex.assert_tree_shape_prefix(keys_of(state), (N,))
-        assert number_of_keys(state) == 1
+        assert numbers_of_keys(state) == [1]

@@ -1,7 +1,6 @@
 """The four links, each alone and in chains: what is equal, and what is never lost."""
 
 import functools
-from contextlib import nullcontext
 
 import chex
 import jax
@@ -15,7 +14,7 @@ from slamb_jax import directions
 from tests.close import assert_close, assert_workers_agree
 from tests.optimizers import descend, exchange, gradients, random_tree, slamb
 from tests.test_compressors import ALL as COMPRESSORS
-from tests.workers import AXIS, mesh_of, over_workers, train
+from tests.workers import AXIS, over_workers, train
 
 N = 4
 SHAPES = {"w": (12, 16), "b": (16,), "tall": (20, 6)}
@@ -133,65 +132,6 @@ def test_where_others_alone_have_a_gradient_a_small_eps_is_told(eps):
             assert run()[0].min() > 1e6
     else:
         assert run()[0].max() < 1e6
-
-
-BETWEEN = slamb_jax.Exchange(AXIS)
-LOCAL = slamb_jax.Exchange(AXIS, payload=None, sync_every=3)
-AVERAGE = slamb_jax.average_parameters_every(LOCAL)
-
-MISTAKES = {
-    "never an average": optax.chain(slamb_jax.mask_momentum(LOCAL), optax.scale(-0.1)),
-    "one link before the other": optax.chain(
-        randk(BETWEEN), slamb_jax.adamw(0.1, BETWEEN)
-    ),
-    "the other way round": optax.chain(
-        slamb_jax.mask_momentum(BETWEEN), randk(BETWEEN), optax.scale(-0.1)
-    ),
-    "two optimizers": optax.chain(
-        slamb_jax.adamw(0.1, BETWEEN), slamb_jax.sgd(0.1, BETWEEN)
-    ),
-    "two averages": optax.chain(slamb_jax.lamb(0.1, LOCAL), AVERAGE),
-    "an average first": optax.chain(AVERAGE, optax.adam(0.1)),
-    "an average in the middle": optax.chain(
-        optax.adam(0.1), AVERAGE, optax.scale_by_schedule(lambda step: 0.5)
-    ),
-}
-RIGHT = {
-    "a compressor": optax.chain(
-        slamb_jax.mask_momentum(BETWEEN, compressor=randk(BETWEEN)), optax.scale(-0.1)
-    ),
-    "of other leaves": optax.partition(
-        {"one": optax.chain(randk(BETWEEN), optax.sgd(0.1)),
-         "other": slamb_jax.adamw(0.1, BETWEEN)},
-        {"w": "one", "b": "other", "tall": "one"},
-    ),
-    "an average last": optax.chain(optax.adam(0.1), AVERAGE),
-    "an optimizer's own": slamb_jax.lamb(0.1, LOCAL),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", [*MISTAKES, *RIGHT])
-def test_a_chain_that_exchanges_twice_or_averages_too_early_is_told(name):
-    tx = (MISTAKES | RIGHT)[name]
-    averages = "average" in name or name == "an optimizer's own"
-    said = "2 links in one chain exchange"
-    if "an average" in name:
-        said = "put (it|average_parameters_every) last"
-    with pytest.warns(UserWarning, match=said) if name in MISTAKES else nullcontext():
-        between = LOCAL if averages else BETWEEN
-        # As a step has them: what else is beside a chain is no part of it.
-        slamb_jax.replicate((ZEROS, tx.init(ZEROS), ZEROS), mesh_of(N), between)
-
-
-def test_a_link_that_does_nothing_or_twice_the_same_is_told():
-    with pytest.warns(UserWarning, match="b3=0.9.* does nothing without a selection"):
-        slamb_jax.elementwise_rescale(BETWEEN, b3=0.9)
-    slamb_jax.elementwise_rescale(BETWEEN)
-    for momentum in (None, 0.9):
-        tx = slamb_jax.mask_momentum(BETWEEN, optax.sgd(0.1, momentum))
-        told = pytest.warns(UserWarning, match="direction has a momentum of its own")
-        with told if momentum else nullcontext():
-            tx.init(ZEROS)
 
 
 def test_a_selection_without_bias_correction_divides_neither_moment():

@@ -12,7 +12,7 @@ from optax import contrib
 import slamb_jax
 from slamb_jax import directions
 from tests.close import assert_close
-from tests.optimizers import descend, gradients, plain, random_tree, standard_promotion
+from tests.optimizers import gradients, plain, random_tree, standard_promotion
 from tests.workers import AXIS, MAPPINGS, stack, train
 
 SHAPES = {"w": (12, 16), "b": (16,), "tall": (20, 4), "conv": (2, 3, 4, 5), "scale": ()}
@@ -102,44 +102,38 @@ def from_optax(state, params, tx, times, b1=0.9):
     return optax.tree.set(tx.init(params), count=old.count, **new)
 
 
-@pytest.mark.parametrize("payload", [None, "ternary"])
-def test_a_state_goes_on_densely(payload):
+def test_a_state_goes_on_densely():
     """Of one copy, on mean gradients: in float32 with the steps of the exchange.
 
     Under optax and back with one step of the same size, if the rate changes by the root
-    of what v is multiplied by; in codes shorter by the root of v over the unit.
+    of what v is multiplied by.
     """
     shapes, factor, rate, late = {"w": (12, 16)}, 3.0, 0.01, 40
     grads = [random_tree(shapes, t, 4) for t in range(late + 4)]
-    between = slamb_jax.adamw(rate, slamb_jax.Exchange(AXIS, payload=payload))
-    twin = slamb_jax.adamw(rate, slamb_jax.Exchange())
+    between = slamb_jax.adamw(rate, slamb_jax.Exchange(AXIS, payload=None))
     history = train(between, random_tree(shapes, 99), grads, "vmap")
-    params, state = slamb_jax.consolidate(history[late - 1])
-    mean = jax.tree.map(lambda g: g.mean(0), grads)
-    step, carry = jax.jit(twin.update), (params, state)
-    for g, (want, _) in zip(mean[late:], history[late:], strict=True):
+    params, state = carry = slamb_jax.consolidate(history[late - 1])
+    mean = [jax.tree.map(lambda g: g.mean(0), g) for g in grads[late:]]
+    step, steps = jax.jit(slamb_jax.adamw(rate, slamb_jax.Exchange()).update), []
+    for g, (want, _) in zip(mean, history[late:], strict=True):
         updates, new = step(g, carry[1], carry[0])
         carry = optax.apply_updates(carry[0], updates), new
-        if payload is None:
-            assert_close(carry[0], jax.tree.map(lambda x: x[0], want), units=512)
+        assert_close(carry[0], jax.tree.map(lambda x: x[0], want), units=512)
+        steps.append(updates["w"])
     dense = optax.adamw(factor * rate, weight_decay=1e-4 / factor)
     there = to_optax(state, params, dense, factor**2)
-    back = from_optax(there, params, between, 1 / factor**2)
-    want, _ = step(mean[late], state, params)
     with standard_promotion():
-        got, _ = jax.jit(dense.update)(mean[late], there, params)
+        got, _ = jax.jit(dense.update)(mean[0], there, params)
     # The square that is new in v has a weight of 1 / 41: ours of M, optax's of g.
-    m, v, g = (x["w"] for x in (state[0].mu, state[0].nu, mean[late]))
-    unit = np.sqrt(there[0].nu["w"]) / factor
-    want = {"w": want["w"] * np.sqrt(v) / unit}
-    if payload is None:
-        np.testing.assert_allclose(unit, np.sqrt(v), rtol=1e-6)
+    m, v, g = (x["w"] for x in (state[0].mu, state[0].nu, mean[0]))
     new = np.maximum(((m + 0.1 * g) / (1 - 0.9**late)) ** 2, g**2 / factor**2)
     room = (2 + new / (v / (1 - 0.999**late))) / late
-    assert (np.abs(got["w"] / want["w"] - 1) < room).all()
-    old, new = (optax.tree.get(x, "MaskMomentumState") for x in (state, back))
-    old = old._replace(nu_mean=None, nu={"w": unit**2})
-    assert_close(new._replace(nu_mean=None), old, units=4)
+    assert (np.abs(got["w"] / steps[0] - 1) < room).all()
+    old, new = (
+        optax.tree.get(x, "MaskMomentumState")
+        for x in (state, from_optax(there, params, between, 1 / factor**2))
+    )
+    assert_close((new.count, new.mu, new.nu), (old.count, old.mu, old.nu), units=4)
 
 
 def test_what_was_not_sent_yet_takes_no_long_step_under_optax():
@@ -234,18 +228,6 @@ def test_muon_orthogonalizes_the_mean(payload):
     params, _ = train(tx, {"w": np.zeros((8, 8), np.float32)}, [{"w": own}], "vmap")[-1]
     # Each own direction has four singular values of about 1, the mean of both half.
     assert np.linalg.norm(params["w"][0]) > 2
-
-
-def test_muon_in_few_bits_finds_a_minimum_of_the_same_data():
-    target = random_tree({"w": (16, 24), "b": (24,)}, 0)
-    rate = optax.linear_schedule(0.1, 0.0, 300)
-    tx = slamb_jax.muon(rate, slamb_jax.Exchange(AXIS, payload="uniform4"))
-    params = descend(
-        tx, lambda p, own, t: jax.tree.map(jnp.subtract, p, target),
-        jax.tree.map(np.zeros_like, target), np.zeros(4), 300,
-    )  # fmt: skip
-    for name, x in target.items():
-        assert np.linalg.norm(params[name][0] - x) < 0.03 * np.linalg.norm(x)
 
 
 @pytest.mark.parametrize("direction", [optax.scale_by_rms(), directions.muon()])

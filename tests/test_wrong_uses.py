@@ -14,7 +14,7 @@ from tests.jointspar.wrong_uses import JOINTSPAR
 from tests.wrong_uses.advice import ADVICE
 from tests.wrong_uses.checkpoints import CHECKPOINTS
 from tests.wrong_uses.commands import BYTE_LM, COMMANDS, CONFIGS
-from tests.wrong_uses.links import LINKS, SHARDS, TREES
+from tests.wrong_uses.links import LINKS, RIGHT, SHARDS, TREES, WARNED
 from tests.wrong_uses.replicas import REPLICAS
 from tests.wrong_uses.settings import MADE
 
@@ -22,6 +22,7 @@ VALUES = MADE + SHARDS + LINKS + TREES + JOINTSPAR + REPLICAS + ADVICE
 VALUES += CHECKPOINTS + CONFIGS
 ALL = [(*row, ValueError) for row in VALUES]
 ALL += [(*row, SystemExit) for row in COMMANDS + BYTE_LM]
+ALL += [(*row, UserWarning) for row in WARNED]  # warnings are errors in the tests
 
 # Names are the same in every process: without addresses of functions.
 NAMES = [f"{i}-{re.sub('0x[0-9a-f]+', '', row[1])}" for i, row in enumerate(ALL)]
@@ -38,3 +39,8 @@ def test_wrong_use(call, message, error, tmp_path, capsys):
         said += capsys.readouterr().err
         assert said.strip().count("\n") <= 1, said  # one line, no traceback
     assert re.search(message, said), said
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_use(name):
+    RIGHT[name]()

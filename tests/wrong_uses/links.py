@@ -283,3 +283,41 @@ TREES = [
     (of(averaged_already, SLAMB), AVERAGED),
     (of(averaged_already, slamb_jax.accumulate(SLAMB, 2)), AVERAGED),
 ]
+
+
+def replicated(exchange, *links):
+    """Of a training state: what else is beside a chain is no part of it."""
+    tx = optax.chain(*links)
+    slamb_jax.replicate((PARAMS, tx.init(PARAMS), PARAMS), mesh_of(2), exchange)
+
+
+ADAMW, SCALE = slamb_jax.adamw(0.1, CODED), optax.scale(-0.1)
+AVERAGE = slamb_jax.average_parameters_every(LOCAL)
+SCHEDULED = optax.scale_by_schedule(lambda step: 0.5)
+TWICE = "2 links in one chain exchange"
+EARLY = "put (it|average_parameters_every) last"
+CHAINS = [  # the exchange, links in a row, and what is said of them
+    (LOCAL, (slamb_jax.mask_momentum(LOCAL), SCALE), EARLY),
+    (CODED, (randk(CODED), ADAMW), TWICE),
+    (CODED, (slamb_jax.mask_momentum(CODED), randk(CODED), SCALE), TWICE),
+    (CODED, (ADAMW, slamb_jax.sgd(0.1, CODED)), TWICE),
+    (LOCAL, (slamb_jax.lamb(0.1, LOCAL), AVERAGE), TWICE),
+    (LOCAL, (AVERAGE, optax.adam(0.1)), EARLY),
+    (LOCAL, (optax.adam(0.1), AVERAGE, SCHEDULED), EARLY),
+]
+WARNED = [(of(replicated, between, *links), said) for between, links, said in CHAINS]
+WARNED += [
+    (of(slamb_jax.elementwise_rescale, CODED, b3=0.9), "b3=0.9.* without a selection"),
+    (initial(of(momentum, optax.sgd(0.1, 0.9)), PARAMS), "direction has a momentum"),
+]
+OF_OTHER_LEAVES = optax.partition(
+    {"one": optax.chain(randk(CODED), optax.sgd(0.1)), "other": ADAMW},
+    {"w": "one", "b": "other"},
+)
+RIGHT = {  # uses beside those, that are not warned of
+    "a compressor": of(replicated, CODED, momentum_of(randk(CODED)), SCALE),
+    "of other leaves": of(replicated, CODED, OF_OTHER_LEAVES),
+    "an average last": of(replicated, LOCAL, optax.adam(0.1), AVERAGE),
+    "an optimizer's own": of(replicated, LOCAL, slamb_jax.lamb(0.1, LOCAL)),
+    "no b3": of(slamb_jax.elementwise_rescale, CODED),
+}
