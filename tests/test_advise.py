@@ -12,12 +12,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 import slamb_jax
+from examples.common.traffic import report_of
 from slamb_jax.advisor import Advice, StepCost
 from slamb_jax.advisor.advice import RECORDED
-from slamb_jax.exchange import collectives
 from slamb_jax.exchange.selections import Strided
-from tests.optimizers import train_step
-from tests.workers import AXIS, P, over_workers
+from tests.workers import AXIS, P
 
 N = 8
 SHAPES = {"embed": (517, 48), "kernel": (900, 1280), "odd": (101, 103), "bias": (512,)}
@@ -33,18 +32,6 @@ def advise(params=340e6, network=NETWORK, exchange=None, *, budget=None, **setti
     exchange = exchange or slamb_jax.Exchange(AXIS, **settings)
     seconds = {"step_seconds": 0.5, "update_seconds": (0.010, 0.012)}
     return slamb_jax.advise(params, network, exchange, budget=budget, **seconds)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_dense_bytes_are_those_of_the_compiled_program(dtype):
-    def mean(grads):
-        return collectives.pmean([x.astype(dtype) for x in grads.values()], AXIS)
-
-    grads = {name: LIKE((N, *shape)) for name, shape in SHAPES.items()}
-    lowered = over_workers(mean, "shard_map_unchecked", N).lower(grads)
-    sent = slamb_jax.wire_report(lowered).bytes_sent()
-    cost = getattr(advise(PARAMS), "dense" if dtype == "float32" else "dense_bfloat16")
-    assert cost.bytes_per_step == pytest.approx(sent, rel=0.01)
 
 
 # Each setting that changes what is sent, in groups and without.
@@ -80,17 +67,10 @@ def in_sequence(network, report, *, conditional=False):
 def test_traffic_is_that_of_the_compiled_program(name):
     exchange = EXCHANGES[name]
     optimizer = slamb_jax.slamb if exchange.selection else slamb_jax.lamb
-    tx = optimizer(0.01, exchange)
     per_node = 1 if exchange.local_axis_name is None else 2
     mesh = Mesh(np.array(jax.devices()).reshape(N // per_node, per_node), (AXIS, "x"))
 
-    def loss(params, batch):
-        return batch.mean() * optax.tree.norm(params, squared=True)
-
-    params = jax.tree.map(lambda x: jnp.ones(x.shape), PARAMS)
-    state = slamb_jax.replicate((params, jax.jit(tx.init)(params)), mesh, exchange)
-    run = slamb_jax.per_worker_step(train_step(tx, loss), mesh, exchange)
-    report = slamb_jax.wire_report(run.lower(state, jnp.ones((N, 1))))
+    report = report_of(optimizer(0.01, exchange), exchange, PARAMS, mesh)
     every = exchange.sync_every
     assert bool(report.bytes_sent(conditional=True)) == (every > 1)
 
@@ -201,7 +181,9 @@ def test_a_step_is_its_compute_its_exchange_and_its_update():
     advice = advise()
     cost = advice.exchanging
     assert (cost.compute_seconds, cost.update_seconds) == (0.5, 0.012)
-    assert advice.dense.update_seconds == advice.dense_bfloat16.update_seconds == 0.010
+    dense, halves = advice.dense, advice.dense_bfloat16
+    assert dense.update_seconds == halves.update_seconds == 0.010
+    assert dense.bytes_per_step == 2 * halves.bytes_per_step
     assert cost.step_seconds == pytest.approx(0.512 + cost.exchange_seconds)
     # So the verdict asks for the last alone.
     assert advice.speedup > advice.speedup_bfloat16 > advice.speedup_hidden
@@ -260,14 +242,13 @@ def test_it_says_where_one_message_to_all_is_faster():
     assert 'With route="owners"' in str(advise(1e6, many, route="all"))
 
 
-PART = {"selection": Strided(0.1), "payload": None}
 DUE = [  # at the steps 1 to 7
     ({}, [1, 2, 3, 4, 5, 6, 7]),
     ({"sync_every": 3, "payload": None}, [1, 4, 7]),
     ({"sync_every": 3, "outer": optax.sgd(1.0)}, [3, 6]),
     ({"sync_every": 1, "outer": optax.sgd(1.0)}, [1, 2, 3, 4, 5, 6, 7]),
-    ({"sync_every": 3} | PART, [1, 4, 7]),
-    ({"sync_every": None} | PART, []),
+    (TENTH | {"sync_every": 3}, [1, 4, 7]),
+    (TENTH | {"sync_every": None}, []),
 ]
 
 

@@ -150,15 +150,6 @@ D = 512 * 512 + 256
 MEANS, COPIES = ("all-reduce", False), ("all-to-all", False)
 
 
-def payloads(tx, params, workers):
-    """Bytes that a worker puts into collectives, by kind and whether in a branch."""
-    report = report_of(tx, slamb_jax.Exchange(AXIS), params, mesh_of(workers))
-    found = collections.Counter()
-    for x in report.collectives:
-        found[x.kind, x.conditional] += x.payload_bytes * (x.times or 0)
-    return found
-
-
 SENT = {  # by kind and whether in a branch, the bytes that a worker puts in
     # To the owners, and back to all: copies.
     "1-bit Adam": {COPIES: D / 8 + N * D / 32},
@@ -176,7 +167,10 @@ SENT = {  # by kind and whether in a branch, the bytes that a worker puts in
 def test_it_sends_what_was_published(name):
     made, *_ = CASES[name]
     tx = made[-1][1] if isinstance(made, list) else made
-    found = payloads(tx, random_tree(LARGE, 0), N)
+    report = report_of(tx, slamb_jax.Exchange(AXIS), random_tree(LARGE, 0), mesh_of(N))
+    found = collections.Counter()
+    for x in report.collectives:
+        found[x.kind, x.conditional] += x.payload_bytes * (x.times or 0)
     # A magnitude for each 1024, and what fills up the owners' slices.
     assert found == {k: pytest.approx(x, rel=0.05) for k, x in SENT[name].items()}
 

@@ -18,20 +18,15 @@ from slamb_jax.wire.hlo import parse_hlo
 from slamb_jax.wire.report import divide_mesh, parse_groups
 from tests.compiled import hlo
 from tests.optimizers import random_tree
-from tests.workers import AXIS, P, mesh_of
+from tests.workers import AXIS, mesh_of, over_workers
 
 N = 8
 
 
-def compiled(fun, x):
-    run = jax.shard_map(
-        fun, mesh=mesh_of(N), in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False
-    )
-    return jax.jit(run).lower(x).compile()
-
-
-def floats(count):
-    return jax.ShapeDtypeStruct((count,), jnp.float32)
+def compiled(fun, sizes):
+    """Of workers that each have a tree of arrays of these sizes."""
+    own = jax.tree.map(lambda n: jax.ShapeDtypeStruct((N, n), jnp.float32), sizes)
+    return over_workers(fun, "shard_map_unchecked", N).lower(own).compile()
 
 
 EIGHT = frozenset({frozenset(range(N))})
@@ -80,7 +75,7 @@ def test_what_cannot_be_counted_is_listed_and_not_added_up():
         psum = functools.partial(jax.lax.psum, axis_name=AXIS)
         return jax.lax.while_loop(lambda x: x[0] < 100, psum, x)
 
-    report = slamb_jax.wire_report(compiled(fun, floats(8 * 100)))
+    report = slamb_jax.wire_report(compiled(fun, 100))
     (of_loop,) = report.collectives
     assert (of_loop.times, of_loop.wire_bytes) == (None, None)
     assert "not counted" in str(report)
@@ -122,14 +117,8 @@ def test_what_a_tpu_makes_of_collectives():
 
 
 def test_small_arrays_are_sent_as_one_and_large_ones_alone():
-    tree = {f"small{i}": floats(8 * 10 * i) for i in range(1, 9)}
-    tree["large"] = floats(8 * 2**20)
-
-    def fun(tree):
-        leaves, treedef = jax.tree.flatten(tree)
-        return treedef.unflatten(pmean(leaves, AXIS))
-
-    program = compiled(fun, tree)
+    sizes = [*range(10, 90, 10), 2**20]
+    program = compiled(lambda xs: pmean(xs, AXIS), sizes)
     computations, _ = parse_hlo(program.as_text())
     all_of_them = [x for body in computations.values() for x in body.values()]
     # Where XLA has no other way each operand is a round of its own.
