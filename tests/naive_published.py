@@ -36,13 +36,24 @@ def memory():
     return collections.defaultdict(float)
 
 
+class Optax:
+    """An optimizer of optax as the local one, in float32."""
+
+    def __init__(self, tx, params):
+        self.tx, self.state = tx, tx.init(params)
+
+    def __call__(self, params, grads):
+        narrow = {k: np.float32(x) for k, x in params.items()}
+        u, self.state = self.tx.update(grads, self.state, narrow)
+        return {k: x + np.float64(u[k]) for k, x in params.items()}
+
+
 def dense(params, grads, *, optimizer, dtype=np.float32):
     """An optimizer of optax on mean gradients, as float32, of what is rounded first."""
-    p, state = params, optimizer.init(params)
+    p, step = wide(params), Optax(optimizer, params)
     for gs in grads:
         rounded = [{k: np.float32(x.astype(dtype)) for k, x in g.items()} for g in gs]
-        updates, state = optimizer.update(mean(rounded), state, p)
-        p = optax.apply_updates(p, updates)
+        p = step(p, mean(rounded))
     return [p] * len(grads[0])
 
 
@@ -134,18 +145,6 @@ def powersgd_sgd(params, grads, *, rate, first_q):
         return rate * (basis @ q[k].T).reshape(p.shape)
 
     return stepped(params, grads, way)
-
-
-class Optax:
-    """An optimizer of optax as the local one, in float32."""
-
-    def __init__(self, tx, params):
-        self.tx, self.state = tx, tx.init(params)
-
-    def __call__(self, params, grads):
-        narrow = {k: np.float32(x) for k, x in params.items()}
-        u, self.state = self.tx.update(grads, self.state, narrow)
-        return {k: x + np.float64(u[k]) for k, x in params.items()}
 
 
 def outer(params, grads, *, local, every, step, sent=None):

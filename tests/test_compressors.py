@@ -77,6 +77,12 @@ def sent_by(compressor, x, steps=1, mapping="vmap"):
     return sent, state
 
 
+def feedback_around(compressor, decay=1.0):
+    """The link's update on all workers, and its first state."""
+    tx = slamb_jax.compress_with_error_feedback(compressor, decay=decay)
+    return over_workers(tx.update, "vmap", N), stack(tx.init(ZEROS), N)
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_nothing_is_lost_and_all_workers_get_the_same_mean(name):
     """On a mesh as under ``vmap``."""
@@ -113,15 +119,13 @@ def test_random_k_draws_others_at_each_step_and_for_each_array():
     ("decay", "dtype"), [(1.0, "bfloat16"), (0.5, "float32"), (0.0, "bfloat16")]
 )
 def test_the_residual_is_that_of_the_recurrence(decay, dtype):
-    compressor = ALL["top k"]
-    tx = slamb_jax.compress_with_error_feedback(compressor, decay=decay)
-    state, e = stack(tx.init(ZEROS), N), jax.tree.map(lambda x: 0.0, ZEROS)
-    update = over_workers(tx.update, "vmap", N)
+    update, state = feedback_around(ALL["top k"], decay)
+    e = dict.fromkeys(ZEROS, 0.0)
     for g in gradients(4, SHAPES, N):
         g = jax.tree.map(lambda x: x.astype(dtype), g)
         x = jax.tree.map(lambda g, e: g.astype("float32") + decay * e, g, e)
         narrow = jax.tree.map(lambda x: x.astype(dtype), x)
-        sent, _ = sent_by(compressor, narrow)
+        sent, _ = sent_by(ALL["top k"], narrow)
         updates, state = update(g, state)
         chex.assert_trees_all_equal_shapes_and_dtypes(updates, g)
         assert_close(updates, jax.tree.map(lambda m: m.astype(dtype), sent.mean))
@@ -138,10 +142,11 @@ def test_the_residual_is_that_of_the_recurrence(decay, dtype):
 @pytest.mark.parametrize("name", ["top k", "low rank", "signs"])
 def test_what_is_beyond_the_range_of_a_gradient_waits(name):
     """Nothing is lost, and nothing becomes infinite."""
-    tx, steps = slamb_jax.compress_with_error_feedback(ALL[name]), 20
-    g = jax.tree.map(lambda x: jnp.full(x.shape, 1e4, "float16"), stack(ZEROS, N))
-    state, total = stack(tx.init(ZEROS), N), jax.tree.map(np.float64, ZEROS)
-    update = over_workers(tx.update, "vmap", N)
+    (update, state), steps = feedback_around(ALL[name]), 20
+    sizes = np.random.default_rng(0)
+    g = {k: np.float16(sizes.uniform(1e4, 6e4, x.shape)) for k, x in ZEROS.items()}
+    g = stack(g, N)
+    total = jax.tree.map(np.float64, ZEROS)
     for _ in range(steps):
         updates, state = update(g, state)
         total = jax.tree.map(lambda t, u: t + np.float64(u[0]), total, updates)
@@ -152,19 +157,15 @@ def test_what_is_beyond_the_range_of_a_gradient_waits(name):
 
 
 def test_an_infinite_gradient_is_sent_as_one():
-    tx = slamb_jax.compress_with_error_feedback(ALL["top k"])
+    update, state = feedback_around(ALL["top k"])
     g = jax.tree.map(lambda x: x.astype("float16"), stack(ZEROS, N))
-    g["b"] = g["b"].at[0, 3].set(jnp.inf)
-    updates, _ = over_workers(tx.update, "vmap", N)(g, stack(tx.init(ZEROS), N))
+    updates, _ = update(g | {"b": g["b"].at[0, 3].set(jnp.inf)}, state)
     assert not jnp.isfinite(updates["b"][:, 3]).any()
 
 
 def test_a_gradient_that_is_none_does_not_shift_the_others():
-    tx = slamb_jax.compress_with_error_feedback(ALL["random k"])
-    x = random_tree(SHAPES, 1, N)
-    state = stack(tx.init(ZEROS), N)
-    update = over_workers(tx.update, "vmap", N)
-    params = stack(ZEROS, N)
+    update, state = feedback_around(ALL["random k"])
+    x, params = random_tree(SHAPES, 1, N), stack(ZEROS, N)
     full, kept = update(x, state, params)
     part, left = update(x | {"b": None}, state, params)
     assert_same_bits(part, full | {"b": None})

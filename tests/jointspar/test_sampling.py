@@ -14,7 +14,7 @@ from slamb_jax import jointspar
 from slamb_jax.jointspar import distribution
 from tests.close import assert_close
 from tests.optimizers import random_tree
-from tests.workers import AXIS, MAPPINGS, over_workers, stack
+from tests.workers import AXIS, MAPPINGS, over_workers, stack, train
 
 SHAPES = {"a": (6, 5), "b": (5, 7), "c": (7,), "d": (3, 3), "norm": (4,)}
 LABELS = {"a": "one", "b": "two", "c": "two", "d": "three", "norm": None}
@@ -60,13 +60,10 @@ DENSE = {
 def test_the_full_budget_is_the_dense_optimizer(name):
     """But for how XLA fuses it."""
     dense, sparse = DENSE[name], spar(3, tx=DENSE[name])
-    p, q, s, d = PARAMS, PARAMS, sparse.init(PARAMS), dense.init(PARAMS)
-    for g in gradients(3):
-        u, s = jax.jit(sparse.update)(g, s, p)
-        v, d = jax.jit(dense.update)(g, d, q)
-        p, q = optax.apply_updates(p, u), optax.apply_updates(q, v)
-        assert_close((p, s.inner), (q, d))
-    assert all(x == 0 for x in s.log_p.values())
+    got, want = (train(x, PARAMS, gradients(3, 1), "vmap") for x in (sparse, dense))
+    for (p, s), of_dense in zip(got, want, strict=True):
+        assert_close((p, s.inner), of_dense)
+        assert not any(s.log_p.values())
 
 
 @pytest.mark.parametrize("name", ["lars", "parts"])

@@ -43,7 +43,7 @@ ALONE = [  # the argument, what it must be, values that it must not have
     ("mu_dtype", "", "int32", "float16", "float64", "no such", jnp.complex64),
 ]
 
-TOGETHER = [
+MADE = [
     (slamb(local_axis_name=0, axis_name="node"), "local_axis_name .*0"),
     (slamb(local_axis_name="device"), "local_axis_name .*local_axis_name='device'"),
     (
@@ -62,8 +62,7 @@ TOGETHER = [
     (slamb(c_min=2.0, c_max=1.0), r"c_max must be in \[2.0, inf\], got 1.0"),
     (of(slamb_jax.slamb, 0.1, slamb_jax.Exchange()), "have a selection, .*jax.lamb is"),
 ]
-
-MADE = [
+MADE += [
     row
     for name, wanted, *values in ALONE
     for row in bad(make_slamb, name, *values, wanted=wanted)
@@ -73,7 +72,6 @@ MADE += [
     *bad(Strided, "compress_ratio", 2.0, 0.0, -0.1, NAN, "0.1"),
     *bad(Strided, "min_size", "0", -1, 10.5),
     *bad(Strided, "seed", 0.5, "a"),
-    *TOGETHER,
     (of(slamb_jax.slamb, 0.01, "data"), r"exchange .*Exchange.*'data': .*Exchange\('d"),
     (of(slamb_jax.slamb, slamb_jax.Exchange(), 0.01), "got 0.01: a rate comes before"),
     (of(read, "data"), "settings must be a mapping, got 'data'"),
