@@ -132,10 +132,11 @@ def check_local(
 
 def check_varies(where: str, x: jax.Array, axes: Axes) -> None:
     """Raises for a gradient whose type does not vary over all of these axes."""
-    missing, varying = axes - varying_axes(x), sorted(varying_axes(x), key=str)
+    missing = axes - varying_axes(x)
     if not missing or not x.size:  # without elements, jax.grad does not differentiate
         return
     names = ", ".join(sorted(map(repr, missing)))
+    varying = sorted(varying_axes(x), key=str)
     raise ValueError(
         f"{where} does not vary over the mesh axis {names}, but over {varying}: it was "
         "summed or averaged already, as jax.grad inside jax.shard_map does for "

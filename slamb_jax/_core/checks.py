@@ -13,10 +13,10 @@ from jax.typing import DTypeLike
 
 from slamb_jax._core.axes import as_tuple, check_varies, varying_axes
 
+#: A usual decay rate, which an array of one must hold.
 NEAR_ONE = 0.999
-"""A usual decay rate, which an array of one must hold."""
+#: A usual epsilon.
 SMALL = 1e-8
-"""A usual epsilon."""
 
 
 def shown(value: Any) -> str:

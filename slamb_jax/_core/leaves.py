@@ -59,8 +59,8 @@ class Leaf:
         return math.prod(self.layer_shape) * self.shards
 
 
+#: Of parameters, the :class:`Leaf` of each; see ``layout``.
 LayoutOf: TypeAlias = Callable[[chex.ArrayTree], chex.ArrayTree]
-"""Of parameters, the :class:`Leaf` of each; see ``layout``."""
 
 
 def leaves_of(params: chex.ArrayTree, layout: LayoutOf | None = None) -> list[Leaf]:

@@ -23,8 +23,8 @@ class DamagedCheckpointError(ValueError):
     """Files of a checkpoint are missing, or are not those that were saved."""
 
 
+#: What processes tell each other, the gravest last.
 _ERRORS = (DamagedCheckpointError, ValueError, OSError)
-"""What processes tell each other, the gravest last."""
 # Errors of the machine, but for those numbers that a file can cause.
 _OF_MACHINE = (OSError, MemoryError, jax.errors.JaxRuntimeError)
 _OF_FILES = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP)

@@ -24,10 +24,10 @@ from slamb_jax._core.checks import check_integer, named_leaves, shown
 from slamb_jax.checkpoint.files import DamagedCheckpointError
 from slamb_jax.workers import mesh as meshes
 
+#: A JSON object.
 Metadata: TypeAlias = dict[str, Any]
-"""A JSON object."""
+#: What a user stores beside a state.
 Extra: TypeAlias = dict[str, Any] | None
-"""What a user stores beside a state."""
 
 _FORMAT = 2
 _MASKS = (optax.MaskedNode, optax.MaskedState)  # which another mask may change

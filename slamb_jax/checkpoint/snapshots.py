@@ -83,7 +83,7 @@ class Snapshots:
           OSError: where the directory is full, or cannot be written to.
         """
         if not self._job:
-            raise ValueError("restore(like) must come before save, and be agreed on")
+            raise ValueError("restore(like) must come before save: it begins the job")
         meshes.check_replicas("state", state)
         by_name = stored.leaves_by_name(state)
         for x in by_name.values():  # all are on their way while the first is written

@@ -42,16 +42,16 @@ _MANY_ROWS = 512  # of a slice: from so many on, filling groups costs under 1 %
 _ZERO, _NAN = np.float32(0), np.float32(np.nan)
 _TINY = np.finfo(np.float32).tiny
 
+#: Digits (..., groups, planes, rows, width) and scales (..., groups, 1, rows, 4).
+#:
+#: Both in bytes, uint8; the digits of several planes share one.
 Code: TypeAlias = tuple[jax.Array, jax.Array]
-"""Digits (..., groups, planes, rows, width) and scales (..., groups, 1, rows, 4).
-
-Both in bytes, uint8; the digits of several planes share one."""
+#: Digits of each plane, uint8, and float32 scales (..., rows, 1).
 Quantized: TypeAlias = tuple[list[jax.Array], jax.Array]
-"""Digits of each plane, uint8, and float32 scales (..., rows, 1)."""
+#: Uint32; None where nothing is drawn.
 Seed: TypeAlias = jax.Array | None
-"""Uint32; None where nothing is drawn."""
+#: Random uint32 for each element of the planes.
 Draw: TypeAlias = Callable[[Sequence[jax.Array]], list[jax.Array]]
-"""Random uint32 for each element of the planes."""
 
 
 class Group(NamedTuple):
@@ -303,6 +303,7 @@ class Uniform(BlockCodec):
         return (digits.astype(jnp.float32) - self.levels) * scales
 
 
+#: The codecs by the payloads that name them; a dtype, or None for one, has none.
 CODECS: dict[str | None, BlockCodec] = {
     "uniform8": Uniform(8),
     "uniform4": Uniform(4),
@@ -310,7 +311,6 @@ CODECS: dict[str | None, BlockCodec] = {
     "sign": Sign(),
     **{f"largest_of_{count}": LargestOf(count) for count in range(2, 128)},
 }
-"""The codecs by the payloads that name them; a dtype, or None for one, has none."""
 
 
 def is_summed(wire: str) -> bool:

@@ -49,8 +49,8 @@ from slamb_jax.exchange.settings import Exchange, check_exchange
 from slamb_jax.links.compress import check_keeps_nothing, without_residual
 from slamb_jax.links.on_shards import on_shards
 
+#: Decay rate of v where it is the unit of the codes and nothing else.
 UNIT_DECAY = 0.98
-"""Decay rate of v where it is the unit of the codes and nothing else."""
 
 _FLOOR = np.float32(0.05)  # of a unit, in roots of the leaf's mean second moment
 _LEAST = np.float32(0.1)  # of a b1 that may change, so that 1 / b1 of e is no blow-up
@@ -58,8 +58,8 @@ _TINY, _NAN = np.finfo(np.float32).tiny, np.float32(np.nan)
 _FORGOTTEN = np.float32(0.5)  # of a quantization error, where v is far above that floor
 
 
+#: A decay rate for all leaves, or a tree of them: a prefix of the parameters'.
 Decays: TypeAlias = ArrayLike | chex.ArrayTree
-"""A decay rate for all leaves, or a tree of them: a prefix of the parameters'."""
 
 
 class MaskMomentumState(NamedTuple):

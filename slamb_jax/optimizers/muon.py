@@ -15,8 +15,8 @@ from slamb_jax.links.directions.muon import NS_COEFFS, check_matrices, matrices
 from slamb_jax.links.mask_momentum import mask_momentum
 from slamb_jax.optimizers._chain import chain_between, check_agrees, step_by
 
+#: Formats in which the mean of the momenta may be orthogonalized.
 FINE_PAYLOADS = (None, "bfloat16", "uniform8", "uniform4")
-"""Formats in which the mean of the momenta may be orthogonalized."""
 
 
 def muon(

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 __all__ = ["RING_SHARES", "Instruction", "Module", "parse_hlo"]
 
+#: Bytes that each of g devices sends on a ring, per byte of its own payload.
 RING_SHARES: dict[str, Callable[[int], float]] = {
     "all-reduce": lambda g: 2 * (g - 1) / g,
     "all-gather": lambda g: g - 1,
@@ -14,7 +15,6 @@ RING_SHARES: dict[str, Callable[[int], float]] = {
     "all-to-all": lambda g: (g - 1) / g,
     "collective-permute": lambda g: 1,
 }
-"""Bytes that each of g devices sends on a ring, per byte of its own payload."""
 COLLECTIVES = (*RING_SHARES, "collective-broadcast", "ragged-all-to-all")
 
 _COMPUTATION = re.compile(r"^\s*(ENTRY\s+)?%?([\w.\-]+)\s*\(.*->.*\{\s*$")
@@ -89,8 +89,8 @@ class Instruction(NamedTuple):
         return int(known[1]) if known else None
 
 
+#: The instructions of one computation, by name; the root is the last.
 Body: TypeAlias = dict[str, Instruction]
-"""The instructions of one computation, by name; the root is the last."""
 
 
 class Module(NamedTuple):

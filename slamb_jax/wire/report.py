@@ -20,11 +20,10 @@ _LISTS = re.compile(
 _IOTA = re.compile(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]*)\](?:T\(([\d,]*)\))?")
 _MESH = re.compile(r"replica_groups=mesh\[(.*?)\]\s*\{(.*?)\}")
 
+#: The devices that take part in a collective together, by their places on the mesh.
+#:
+#: Of a permute they are the pairs of source and target.
 Groups: TypeAlias = frozenset[frozenset[int]]
-"""The devices that take part in a collective together, by their places on the mesh.
-
-Of a permute they are the pairs of source and target.
-"""
 
 
 def divide_mesh(mesh: Mesh, axis_name: AxisName) -> Groups:

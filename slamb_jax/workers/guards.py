@@ -22,8 +22,8 @@ _EXCHANGED = {  # by which states
     "momentum": ("MaskMomentumState", "CompressState"),
     "parameters": ("AverageParametersState",),
 }
+#: The call of a step after which :class:`Watch` looks at the state once more.
 LATER = 300
-"""The call of a step after which :class:`Watch` looks at the state once more."""
 
 
 def check_wrappers(state: chex.ArrayTree, exchange: Exchange) -> None:

@@ -24,8 +24,8 @@ from slamb_jax.workers import guards
 from slamb_jax.workers import mesh as meshes
 from slamb_jax.workers.agreement import leaves_in
 
+#: Bools for a tree or a prefix of it, a function of the tree to those, or None.
 EqualKeys: TypeAlias = bool | chex.ArrayTree | Callable[[Any], Any] | None
-"""Bools for a tree or a prefix of it, a function of the tree to those, or None."""
 
 
 def replicate(

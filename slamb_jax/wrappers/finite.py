@@ -205,7 +205,7 @@ def check_finite(state: chex.ArrayTree, max_consecutive_errors: int = 10) -> Non
     if not skippers:
         got = type(state).__name__
         raise ValueError(
-            f"state must have that of skip_not_finite, got a {got} without"
+            f"state must hold that of skip_not_finite, got a {got} without it"
         )
     for _, x in skippers:
         in_a_row, in_all = _number(x.notfinite_count), _number(x.total_notfinite)

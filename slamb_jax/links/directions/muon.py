@@ -17,8 +17,8 @@ from slamb_jax._core.layout import bound_axes, broadcast_specs, is_spec
 from slamb_jax._core.leaves import broadcast_prefix, is_function, map_present
 from slamb_jax.exchange.collectives import gather_shards, own_shard
 
+#: Of Keller Jordan's quintic, steepest at zero.
 NS_COEFFS = (3.4445, -4.7750, 2.0315)
-"""Of Keller Jordan's quintic, steepest at zero."""
 
 Parts = tuple[tuple[int, ...], tuple[int, ...]]  # the dimensions of rows; of columns
 Matrices = Any  # a tree of dimension numbers, None for others; or a function
