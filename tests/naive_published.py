@@ -147,37 +147,14 @@ def powersgd_sgd(params, grads, *, rate, first_q):
     return stepped(params, grads, way)
 
 
-def outer(params, grads, *, local, every, step, sent=None):
-    """Local steps, and an outer ``step`` along the mean of what is sent of the way.
-
-    ``sent(i, k, x)``: what worker i sends of the way x of a leaf; None: all.
-    """
-    anchor, n = wide(params), len(grads[0])
-    workers, locals_ = [anchor] * n, [local() for _ in range(n)]
-    for t, gs in enumerate(grads, 1):
-        workers = [f(p, g) for f, p, g in zip(locals_, workers, gs, strict=True)]
-        if t % every == 0:
-            ways = [{k: p[k] - anchor[k] for k in p} for p in workers]
-            if sent is not None:
-                ways = [
-                    {k: sent(i, k, x) for k, x in way.items()}
-                    for i, way in enumerate(ways)
-                ]
-            anchor = {k: anchor[k] + step(k, mean(ways)[k]) for k in anchor}
-            workers = [anchor] * n
-    return workers
-
-
-def diloco(params, grads, *, local, every, rate, momentum):
-    trace = memory()
-
-    def nesterov(k, way):
-        trace[k] = momentum * trace[k] + way
-        return rate * (momentum * trace[k] + way)
-
-    return outer(
-        params, grads, local=lambda: Optax(local, params), every=every, step=nesterov
-    )
+def mean_sent(xs, waits, k, decay, send):
+    """The mean of what workers send of their x and of what waited; the rest waits."""
+    sent = []
+    for i, x in enumerate(xs):
+        whole = decay * waits[i, k] + x
+        sent.append(send(whole))
+        waits[i, k] = whole - sent[i]
+    return np.mean(sent, 0)
 
 
 def two_bits(x, share):
@@ -198,17 +175,16 @@ def two_bits(x, share):
 def sparseloco(params, grads, *, rate, every, share):
     """With local steps of SGD, whose sizes have no ties, as the first ones of Adam."""
     waits = memory()
+    rounds = [  # of a worker the mean of its gradients, whose steps are its way
+        [mean(own) for own in zip(*grads[t : t + every], strict=True)]
+        for t in range(0, len(grads), every)
+    ]
 
-    def sgd(p, g):
-        return {k: x - rate * g[k] for k, x in p.items()}
+    def way(t, k, gs, p):
+        ways = [rate * every * g for g in gs]
+        return mean_sent(ways, waits, k, 0.95, lambda x: two_bits(x, share))
 
-    def sent(i, k, way):
-        x = 0.95 * waits[i, k] + way
-        waits[i, k] = x - (q := two_bits(x, share))
-        return q
-
-    alike = {"local": lambda: sgd, "step": lambda k, way: way}
-    return outer(params, grads, every=every, sent=sent, **alike)
+    return stepped(params, rounds, way)
 
 
 def demo(params, grads, *, rate, chosen, matrix):
@@ -218,19 +194,18 @@ def demo(params, grads, *, rate, chosen, matrix):
     def side(size):
         return max(s for s in range(1, 65) if size % s == 0)
 
+    def largest_components(chunks):
+        c = fft.dctn(chunks, norm="ortho", axes=(1, 3)).swapaxes(1, 2)
+        flat = c.reshape(*c.shape[:2], -1)
+        c = np.where(largest(flat, chosen), flat, 0.0).reshape(c.shape)
+        return fft.idctn(c.swapaxes(1, 2), norm="ortho", axes=(1, 3))
+
     def way(t, k, gs, p):
         (rows, columns), step = matrix[k], rate(t - 1)
         a, b = side(rows), side(columns)
-        chunks = rows // a, a, columns // b, b
-        sent = []
-        for i, g in enumerate(gs):
-            x = 0.999 * errors[i, k] + step * g.reshape(chunks)
-            c = fft.dctn(x, norm="ortho", axes=(1, 3)).swapaxes(1, 2)
-            flat = c.reshape(-1, a * b)
-            c = np.where(largest(flat, chosen), flat, 0.0).reshape(c.shape)
-            sent.append(fft.idctn(c.swapaxes(1, 2), norm="ortho", axes=(1, 3)))
-            errors[i, k] = x - sent[i]
-        return step * np.sign(np.mean(sent, 0)).reshape(p.shape)
+        chunks = [step * g.reshape(rows // a, a, columns // b, b) for g in gs]
+        sent = mean_sent(chunks, errors, k, 0.999, largest_components)
+        return step * np.sign(sent).reshape(p.shape)
 
     return stepped(params, grads, way)
 

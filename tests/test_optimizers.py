@@ -61,8 +61,7 @@ def ours(name, exchange):
     ("name", "n", "axis_name", "mapping"),
     [(name, 3, AXIS, "vmap") for name in DENSE]
     + [(name, 1, None, "vmap") for name in ("lion", "sgd, nesterov", "muon")]
-    + [("adamw", 8, AXIS, mapping) for mapping in MAPPINGS[1:]]
-    + [(name, 8, AXIS, "shard_map") for name in ("lamb", "lion", "muon")],
+    + [("adamw", 8, AXIS, mapping) for mapping in MAPPINGS[1:]],
 )
 def test_in_float32_it_is_the_dense_optimizer_whatever_data_a_worker_has(
     name, n, axis_name, mapping
@@ -77,20 +76,22 @@ def test_in_float32_it_is_the_dense_optimizer_whatever_data_a_worker_has(
     # optax rounds 1 - 0.999**t, which is 6e-5 off at t = 1, of a step of 1/10;
     # Newton-Schulz multiplies the rounding of small directions by up to 3.4**5.
     units = 4096 if "muon" in name else 512
-    for (p, _), (q, _) in zip(got, want, strict=True):
+    for (p, state), (q, alone) in zip(got, want, strict=True):
         assert_close(p, jax.tree.map(lambda x: np.concatenate([x] * n), q), units)
+        if DENSE[name][-1] is None:  # so that one copy of it may go on densely
+            assert_close(*map(slamb_jax.consolidate, (state, alone)), units)
 
 
 def to_optax(state, params, tx, times, b1=0.9):
     """As the guide converts a state of one copy; ``times``: of v."""
     old = optax.tree.get(state, "MaskMomentumState")
-    mu = jax.tree.map(lambda m: m / b1, old.mu)
-    means = old.nu_mean or jax.tree.map(jnp.zeros_like, old.nu)
+    assert (old.nu["w"] == 0).any()  # of what was not sent yet
 
     def dense_nu(v, mean):
         return times * (jnp.sqrt(v) + 0.05 * jnp.sqrt(mean)) ** 2
 
-    nu = jax.tree.map(dense_nu, old.nu, means)
+    mu = jax.tree.map(lambda m: m / b1, old.mu)
+    nu = jax.tree.map(dense_nu, old.nu, old.nu_mean)
     return optax.tree.set(tx.init(params), count=old.count, mu=mu, nu=nu)
 
 
@@ -102,83 +103,35 @@ def from_optax(state, params, tx, times, b1=0.9):
     return optax.tree.set(tx.init(params), count=old.count, **new)
 
 
-def test_a_state_goes_on_densely():
-    """Of one copy, on mean gradients: in float32 with the steps of the exchange.
-
-    Under optax and back with one step of the same size, if the rate changes by the root
-    of what v is multiplied by.
-    """
-    shapes, factor, rate, late = {"w": (12, 16)}, 3.0, 0.01, 40
-    grads = [random_tree(shapes, t, 4) for t in range(late + 4)]
-    between = slamb_jax.adamw(rate, slamb_jax.Exchange(AXIS, payload=None))
-    history = train(between, random_tree(shapes, 99), grads, "vmap")
-    params, state = carry = slamb_jax.consolidate(history[late - 1])
-    mean = [jax.tree.map(lambda g: g.mean(0), g) for g in grads[late:]]
-    step, steps = jax.jit(slamb_jax.adamw(rate, slamb_jax.Exchange()).update), []
-    for g, (want, _) in zip(mean, history[late:], strict=True):
-        updates, new = step(g, carry[1], carry[0])
-        carry = optax.apply_updates(carry[0], updates), new
-        assert_close(carry[0], jax.tree.map(lambda x: x[0], want), units=512)
-        steps.append(updates["w"])
-    dense = optax.adamw(factor * rate, weight_decay=1e-4 / factor)
-    there = to_optax(state, params, dense, factor**2)
-    with standard_promotion():
-        got, _ = jax.jit(dense.update)(mean[0], there, params)
-    # The square that is new in v has a weight of 1 / 41: ours of M, optax's of g.
-    m, v, g = (x["w"] for x in (state[0].mu, state[0].nu, mean[0]))
-    new = np.maximum(((m + 0.1 * g) / (1 - 0.9**late)) ** 2, g**2 / factor**2)
-    room = (2 + new / (v / (1 - 0.999**late))) / late
-    assert (np.abs(got["w"] / steps[0] - 1) < room).all()
-    old, new = (
-        optax.tree.get(x, "MaskMomentumState")
-        for x in (state, from_optax(there, params, between, 1 / factor**2))
-    )
-    assert_close((new.count, new.mu, new.nu), (old.count, old.mu, old.nu), units=4)
-
-
-def test_what_was_not_sent_yet_takes_no_long_step_under_optax():
-    """It has a momentum and no v, by which Adam divides."""
-    scale = np.logspace(0, -4, 12, dtype=np.float32)[:, None]
-    noise = [np.asarray(random_tree({"w": (12, 16)}, t, 4)["w"]) for t in range(20)]
-    grads = [{"w": scale * x} for x in noise]
-    between = slamb_jax.adamw(0.01, slamb_jax.Exchange(AXIS), weight_decay=0.0)
-    history = train(between, random_tree({"w": (12, 16)}, 99), grads, "vmap")
-    params, state = slamb_jax.consolidate(history[-1])
-    old = optax.tree.get(state, "MaskMomentumState")
-    unsent = (np.asarray(old.nu["w"]) == 0) & (np.asarray(old.mu["w"]) != 0)
-    assert unsent.any()
-    dense = optax.adamw(0.02, weight_decay=0.0)
-    there = to_optax(state, params, dense, 19)
-    mean = jax.tree.map(lambda g: g.mean(0), grads[-1])
-    with standard_promotion():
-        updates, _ = dense.update(mean, there, params)
-    assert np.abs(updates["w"][unsent]).max() < 2 * 0.02  # without the floor 100 rates
-
-
 def noisy(tx):
-    """50 steps of 8 workers on a noisy quadratic, and their mean loss."""
+    """50 steps of 8 workers on a noisy quadratic: their mean loss, the longest step."""
     target = random_tree({"w": (12, 16)}, 0)["w"]
-    curved = jnp.asarray(np.logspace(0, -2, 12, dtype=np.float32))[:, None]
+    curved = np.logspace(0, -2, 12, dtype=np.float32)[:, None]
+    curved[-1] = 1e-8  # too flat to be sent in codes beside the others
 
     def step(carry, key):
         params, state = carry
         own = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
-        noise = 0.5 * jnp.sqrt(curved) * jax.random.normal(own, target.shape)
+        noise = 0.5 * np.sqrt(curved) * jax.random.normal(own, target.shape)
         grads = {"w": curved * (params["w"] - target) + noise}
         updates, state = tx.update(grads, state, params)
         loss = jnp.mean(curved * jnp.square(params["w"] - target))
-        return (optax.apply_updates(params, updates), state), loss
+        length = jnp.abs(updates["w"]).max()
+        return (optax.apply_updates(params, updates), state), (loss, length)
 
     def run(carry, seed):
         keys = jax.random.split(jax.random.key(seed), 50)
-        carry, losses = jax.lax.scan(step, carry, keys)
-        return carry, losses.mean()
+        carry, (losses, lengths) = jax.lax.scan(step, carry, keys)
+        return carry, losses.mean(), lengths.max()
 
     return jax.jit(jax.vmap(run, (0, None), axis_name=AXIS))
 
 
 def test_the_loss_does_not_jump_where_a_run_goes_on_under_optax_or_back():
-    """At twice the rate, as the guide has it; v as it is, or of noise alone, jumps."""
+    """At twice the rate, as the guide has it; v as it is, or of noise alone, jumps.
+
+    No step is long: not of what has a momentum and no v yet, by which Adam divides.
+    """
     between = slamb_jax.adamw(0.005, slamb_jax.Exchange(AXIS), weight_decay=0.0)
     dense, params = optax.adamw(0.01, weight_decay=0.0), {"w": jnp.zeros((12, 16))}
     mean = optax.stateless(lambda grads, _: jax.lax.pmean(grads, AXIS))
@@ -191,12 +144,13 @@ def test_the_loss_does_not_jump_where_a_run_goes_on_under_optax_or_back():
         ):
             carry = stack((params, start.init(params)), 8)
             for seed in range(40):
-                carry, _ = run(carry, seed)
+                carry, *_ = run(carry, seed)
             one, state = slamb_jax.consolidate(carry)
             ends = [stack((one, convert(state, one, tx, x)), 8) for x in times]
-            found = [other(end, 40)[1][0] for end in ends]
-            on = 1.2 * run(carry, 40)[1][0]  # goes on, on the same noise
-            assert found[0] < on < found[1]
+            (_, loss, length), (_, jumps, _) = (other(end, 40) for end in ends)
+            _, on, _ = run(carry, 40)  # goes on, on the same noise
+            assert loss[0] < 1.2 * on[0] < jumps[0]
+            assert length[0] < 2 * 0.01
 
 
 @pytest.mark.parametrize(
@@ -216,46 +170,6 @@ def test_an_update_of_16_bits_is_that_of_32_rounded_once(name, dtype):
     got, want = trees
     assert {x.dtype.name for x in jax.tree.leaves(got)} == {dtype}
     assert_close(got, jax.tree.map(lambda x: x.astype(dtype), want), units=2)
-
-
-@pytest.mark.parametrize("payload", ["bfloat16", "uniform4"])
-def test_muon_orthogonalizes_the_mean(payload):
-    """Of workers whose own momenta are orthogonal to each other."""
-    exchange = slamb_jax.Exchange(AXIS, payload=payload)
-    tx = slamb_jax.muon(1.0, exchange, beta=0.0, nesterov=False)
-    own = np.zeros((2, 8, 8), np.float32)
-    own[0, :4, :4], own[1, 4:, 4:] = np.eye(4), 0.5 * np.eye(4)
-    params, _ = train(tx, {"w": np.zeros((8, 8), np.float32)}, [{"w": own}], "vmap")[-1]
-    # Each own direction has four singular values of about 1, the mean of both half.
-    assert np.linalg.norm(params["w"][0]) > 2
-
-
-@pytest.mark.parametrize("direction", [optax.scale_by_rms(), directions.muon()])
-def test_a_direction_may_also_be_the_next_link(direction):
-    exchange = slamb_jax.Exchange(AXIS)
-    inside = slamb_jax.mask_momentum(exchange, direction, 0.8)
-    after = optax.chain(slamb_jax.mask_momentum(exchange, b1=0.8), direction)
-    grads, runs = [random_tree(SHAPES, t, 3) for t in range(3)], []
-    for tx in (inside, after):
-        with jax.numpy_dtype_promotion("standard"):
-            history = train(tx, random_tree(SHAPES, 9), grads, "vmap")
-        runs.append([p for p, _ in history])
-    assert_close(*runs, units=4096)
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_what_codes_round_to_nothing_does_not_step_far(nesterov):
-    """v of the momentum holds the step where m is coded as 0, and the gradient not."""
-    exchange = slamb_jax.Exchange(AXIS, payload="uniform4")
-    tx = slamb_jax.adamw(1.0, exchange, b2=0.99, weight_decay=0.0, nesterov=nesterov)
-    scales = np.logspace(0, -6, 200, dtype=np.float32)
-    grads = [
-        scales * np.asarray(random_tree({"b": (200,)}, t, 4)["b"]) for t in range(6)
-    ]
-    ahead = np.zeros((4, 200))
-    for p, _ in train(tx, np.zeros(200, np.float32), grads, "vmap"):
-        assert np.abs(p - ahead).max() < 1.1 / np.sqrt(1 - 0.99)
-        ahead = p
 
 
 def test_an_orthogonalized_matrix_is_nearly_orthogonal():
