@@ -22,10 +22,7 @@ SHAPES = {"w": (12, 16), "b": (16,), "scale": ()}
 N = 4
 EXCHANGE, ALONE = exchange(), slamb_jax.Exchange()
 DEFAULT = slamb_jax.Exchange(AXIS)
-
-
-def skipping(rate=0.01, **settings):
-    return slamb_jax.skip_not_finite(slamb(rate, **settings), EXCHANGE)
+skip = slamb_jax.skip_not_finite
 
 
 def gradients(steps, poisoned=(), value=np.nan):
@@ -38,45 +35,6 @@ def gradients(steps, poisoned=(), value=np.nan):
 
 def without(grads, steps):
     return [g for t, g in enumerate(grads) if t not in steps]
-
-
-ADAMW = slamb_jax.adamw(0.01, DEFAULT)
-OUTER = slamb_jax.Exchange(AXIS, sync_every=2, outer=optax.sgd(0.7))
-CASES = [
-    *((mapping, np.nan, ADAMW, DEFAULT) for mapping in MAPPINGS),
-    *(("vmap", value, ADAMW, DEFAULT) for value in (-np.inf, 1e20)),  # its square is
-    *(
-        ("shard_map", np.nan, make(0.01, between), between)
-        for make in (slamb_jax.lamb, slamb_jax.sgd)
-        for between in (DEFAULT, slamb_jax.Exchange(AXIS, payload=None))
-    ),
-    ("shard_map", np.nan, ADAMW, EXCHANGE),
-    ("shard_map", np.nan, slamb(), EXCHANGE),
-    ("shard_map", np.nan, slamb_jax.adamw(0.01, OUTER), OUTER),
-    *(
-        ("vmap", np.nan, slamb_jax.compress_with_error_feedback(x), DEFAULT)
-        for x in map(COMPRESSORS.get, ("top k", "low rank", "by turns"))
-    ),
-]
-
-
-@pytest.mark.parametrize(("mapping", "value", "tx", "exchange"), CASES)
-def test_a_skipped_step_might_as_well_not_have_been(mapping, value, tx, exchange):
-    bad, tx = (1, 3, 4), slamb_jax.skip_not_finite(tx, exchange)
-    grads = gradients(7, bad, value)
-    params = random_tree(SHAPES, 0) | {"b": jnp.full(16, -0.0)}  # whose sign is kept
-    history = train(tx, params, grads, mapping)
-    want_params, want_state = train(tx, params, without(grads, bad), mapping)[-1]
-    got_params, got_state = history[-1]
-    assert_same_bits(got_params, want_params)
-    assert_same_bits(got_state.inner, want_state.inner)
-    counted = [[int(s.notfinite_count[i]) for _, s in history] for i in range(N)]
-    assert counted == [[0, 1, 0, 1, 2, 0, 0]] * N
-    assert got_state.total_notfinite.tolist() == [3] * N
-    taken = [s.last_finite.tolist() for _, s in history]  # a loss scale follows it
-    assert taken == [[t not in bad] * N for t in range(7)]
-    assert_same_bits(history[0][0], history[1][0])
-    assert_same_bits(history[0][1].inner, history[1][1].inner)
 
 
 def every_second(count, *_, **__):
@@ -99,20 +57,27 @@ def choosing(tx):
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+ADAMW = slamb_jax.adamw(0.01, DEFAULT)
+OUTER = slamb_jax.Exchange(AXIS, sync_every=2, outer=optax.sgd(0.7))
+FLOAT32 = slamb_jax.Exchange(AXIS, payload=None)
 CLIP = optax.clip_by_global_norm(1.0)
 MASK = {"w": True, "b": False, "scale": True}
 INJECTED = optax.inject_hyperparams(slamb_jax.adamw, static_args="exchange")
 RATE = optax.linear_schedule(0.02, 0.01, 4)
+DEAF = optax.GradientTransformation(  # no link of it is told
+    ADAMW.init, lambda g, state, params=None: ADAMW.update(g, state, params)
+)
 AROUND = {
+    name: slamb_jax.compress_with_error_feedback(COMPRESSORS[name])
+    for name in ("top k", "low rank", "by turns")
+} | {
+    "AdamW": ADAMW,
+    "LAMB": slamb_jax.lamb(0.01, DEFAULT),
     "a chain": optax.chain(CLIP, ADAMW),
     "an accumulation": slamb_jax.accumulate(ADAMW, 2),
     "injected": INJECTED(RATE, exchange=DEFAULT),
     "a mask": optax.masked(slamb(), MASK),
-    "deaf ones": optax.GradientTransformation(  # no link is told
-        ADAMW.init, lambda g, state, params=None: ADAMW.update(g, state, params)
-    ),
-}
-SELDOM = {  # states that stand in two branches, or are chosen between
+    # States that stand in two branches, or are chosen between.
     "a branch": optax.conditionally_mask(ADAMW, every_second),
     "a branch with a selection": optax.conditionally_mask(slamb(), every_second),
     "a branch or the gradient": optax.conditionally_transform(ADAMW, every_second),
@@ -121,31 +86,48 @@ SELDOM = {  # states that stand in two branches, or are chosen between
     "a choice with a selection": choosing(slamb()),
     "jit": ADAMW._replace(update=jax.jit(ADAMW.update)),
 }
-COMPOSED = {
-    "in a chain": optax.chain(CLIP, skipping()),
-    "inside injected": optax.inject_hyperparams(lambda rate: skipping(rate))(0.02),
-} | {
-    f"around {name}": slamb_jax.skip_not_finite(tx, exchange)
-    for table, exchange in ((AROUND, EXCHANGE), (SELDOM, DEFAULT))
-    for name, tx in table.items()
+SKIPPING = {name: skip(tx, DEFAULT) for name, tx in AROUND.items()} | {
+    "SLAMB": skip(slamb(), EXCHANGE),
+    "AdamW, told by a message": skip(ADAMW, EXCHANGE),
+    "AdamW with an outer optimizer": skip(slamb_jax.adamw(0.01, OUTER), OUTER),
+    "SGD in float32": skip(slamb_jax.sgd(0.01, FLOAT32), FLOAT32),
+    "deaf ones": skip(DEAF, EXCHANGE),
+    "in a chain": optax.chain(CLIP, skip(slamb(), EXCHANGE)),
+    "inside injected": optax.inject_hyperparams(
+        lambda rate: skip(slamb(rate), EXCHANGE)
+    )(0.02),
 }
 
 
-@pytest.mark.parametrize("name", COMPOSED)
-def test_it_composes(name):
-    bad, tx, start = (1, 2, 4), COMPOSED[name], random_tree(SHAPES, 0)
-    grads = gradients(7, bad)
-    with jax.numpy_dtype_promotion("standard"):  # optax's schedules need it
-        got, got_state = train(tx, start, grads, "shard_map")[-1]
-        want, want_state = train(tx, start, without(grads, bad), "shard_map")[-1]
-    assert_same_bits(got, want)
-    for own, total in ((got_state, 3), (want_state, 0)):
-        skipper = optax.tree.get(own, "SkipNotFiniteState")
-        assert skipper.total_notfinite.tolist() == [total] * N
+@pytest.mark.usefixtures("standard_promotion")  # optax's schedules need it
+@pytest.mark.parametrize(
+    ("name", "mapping", "value"),
+    [(name, "shard_map", np.nan) for name in SKIPPING]
+    + [("AdamW", mapping, np.nan) for mapping in MAPPINGS if mapping != "shard_map"]
+    + [("AdamW", "vmap", value) for value in (-np.inf, 1e20)],  # its square is
+)
+def test_a_skipped_step_might_as_well_not_have_been(name, mapping, value):
+    bad, tx = (1, 3, 4), SKIPPING[name]
+    grads = gradients(7, bad, value)
+    params = random_tree(SHAPES, 0) | {"b": jnp.full(16, -0.0)}  # whose sign is kept
+    got = train(tx, params, grads, mapping)
+    want, wanted = train(tx, params, without(grads, bad), mapping)[-1]
+    states = [optax.tree.get(state, "SkipNotFiniteState") for _, state in got]
+    assert_same_bits(got[-1][0], want)
+    inner = optax.tree.get(wanted, "SkipNotFiniteState").inner
+    assert_same_bits(states[-1].inner, inner)
+    counted = [[int(s.notfinite_count[i]) for s in states] for i in range(N)]
+    assert counted == [[0, 1, 0, 1, 2, 0, 0]] * N
+    assert states[-1].total_notfinite.tolist() == [3] * N
+    taken = [s.last_finite.tolist() for s in states]  # a loss scale follows it
+    assert taken == [[t not in bad] * N for t in range(7)]
+    assert_same_bits(got[0][0], got[1][0])
+    assert_same_bits(states[0].inner, states[1].inner)
 
 
 def test_inside_an_accumulation_a_mini_step_spoils_the_step():
-    around, start = slamb_jax.accumulate(skipping(), 2), random_tree(SHAPES, 0)
+    around = slamb_jax.accumulate(SKIPPING["SLAMB"], 2)
+    start = random_tree(SHAPES, 0)
     grads = gradients(6, (2,))
     got, state = train(around, start, grads, "shard_map")[-1]
     rest = without(grads, (2, 3))
@@ -219,49 +201,31 @@ def after_each(tx, mapping):
     return [params for params, _ in train(tx, START, grads, mapping)]
 
 
-@functools.cache
-def with_multi_steps():
-    with jax.numpy_dtype_promotion("standard"):  # MultiSteps needs it
-        return after_each(optax.MultiSteps(SLAMB, EVERY), "vmap")
+MULTI_STEPS = optax.MultiSteps(SLAMB, EVERY)
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)
 def test_same_numbers_as_multi_steps(mapping):
     got = after_each(ACCUMULATED, mapping)
-    chex.assert_trees_all_close(got, with_multi_steps(), rtol=1e-7, atol=2e-6)
+    with jax.numpy_dtype_promotion("standard"):  # MultiSteps needs it
+        want = after_each(MULTI_STEPS, "vmap")
+    chex.assert_trees_all_close(got, want, rtol=1e-7, atol=2e-6)
     pairs = itertools.pairwise([stack(START, N), *got])
     moves = [(p["w"] != q["w"]).any() for p, q in pairs]
     assert moves == [t % EVERY == EVERY - 1 for t in range(7)]
 
 
-def multi_steps(tx):
-    return optax.MultiSteps(tx, EVERY).gradient_transformation()
-
-
-WRAPPED = {
-    "around": (multi_steps(SLAMB), True),
-    "in a chain": (optax.chain(optax.clip(1.0), multi_steps(SLAMB)), True),
-    "ours": (ACCUMULATED, False),
-    "without an exchange": (multi_steps(optax.adam(0.1)), False),
-}
-
-
-@pytest.mark.parametrize(("tx", "warns"), WRAPPED.values(), ids=WRAPPED)
-def test_multi_steps_around_an_exchange_is_told(tx, warns):
+def test_multi_steps_around_an_exchange_is_told():
     """Once, by what sees the state first; warnings are errors in the tests."""
-    mesh, exchange = mesh_of(N), slamb_jax.Exchange(AXIS)
-    one, of_all = tx.init(START), stack(START, N)
-    ways = [
-        lambda: slamb_jax.replicate((START, one), mesh, exchange),
-        lambda: slamb_jax.on_workers(tx, mesh, exchange).init(of_all),
-    ]
-    for way in ways:
-        if not warns:
-            way()
-            continue
-        with pytest.warns(UserWarning, match="MultiSteps .*jax.accumulate") as caught:
-            way()
-        assert [x.filename for x in caught] == [__file__]
+    mesh, alone = mesh_of(N), optax.MultiSteps(optax.adam(0.1), EVERY)
+    for right in (ACCUMULATED, alone):
+        slamb_jax.replicate((START, right.init(START)), mesh, DEFAULT)
+    wrong = optax.chain(optax.clip(1.0), MULTI_STEPS.gradient_transformation())
+    told = pytest.warns(UserWarning, match="MultiSteps .*jax.accumulate")
+    with told as caught:
+        slamb_jax.replicate((START, wrong.init(START)), mesh, DEFAULT)
+        slamb_jax.on_workers(wrong, mesh, DEFAULT).init(stack(START, N))
+    assert [x.filename for x in caught] == [__file__] * 2
 
 
 def test_nothing_is_communicated_outside_the_conditional():
