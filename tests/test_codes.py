@@ -8,14 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from slamb_jax._core.platform import map_groups
 from slamb_jax._core.rounding import hash_u32
 from slamb_jax.exchange.codecs import CODECS, cut_among
 from tests.close import assert_close
 from tests.naive import COUNTS, DRAWN, coded, grid, in_blocks
 
 each = pytest.mark.parametrize("payload", [*COUNTS, *DRAWN, "sign"])
-drawn = pytest.mark.parametrize("payload", DRAWN)
 SIZES = 300, 5000, 2**16 + 300  # of each kind of block
 
 
@@ -82,27 +80,11 @@ def test_codes_are_those_of_the_formula(payload, size):
         assert_close(sent(payload, y), coded(payload, y, group))
 
 
-@drawn
+@pytest.mark.parametrize("payload", DRAWN)
 def test_right_on_average(payload):
     x, seeds = draws(600), hash_u32(jnp.arange(6000, dtype=jnp.uint32), 12345)
     y = np.asarray(jax.vmap(there_and_back(payload, x.size), (None, 0))(x, seeds))
     assert_drawn(x, y, grid(payload, x, group_of(payload, x.size)))
-
-
-@pytest.mark.parametrize(
-    ("payload", "size"),
-    [(x, 2**18 + 5) for x in BY_SIZE] + [(x, 2**16) for x in ("ternary", "uniform4")],
-)
-def test_an_array_has_the_codes_of_its_groups(payload, size):
-    """Of a CPU too, which codes a few groups at a time: each with bits of its own."""
-    codec, group = CODECS[payload], group_of(payload, size)
-    x = jnp.asarray(draws(size))
-    encode = functools.partial(codec.encode, seed=jnp.uint32(5))
-    coded = jax.jit(lambda x: map_groups(encode, x, group[1:]))(x)
-    groups = jnp.pad(x, (0, -size % group.size)).reshape(-1, *group[1:])
-    of_groups = jax.jit(encode)(groups)
-    chex.assert_trees_all_equal_shapes(coded, of_groups)
-    assert_close(*(codec.decode(*y) for y in (coded, of_groups)))
 
 
 @each
