@@ -47,6 +47,7 @@ CODED = slamb_jax.Exchange(AXIS)
 LOCAL = slamb_jax.Exchange(AXIS, payload=None, sync_every=3)
 randk = slamb_jax.randk_compress_with_error_feedback
 momentum = partial(slamb_jax.mask_momentum, ALONE)
+selected = partial(slamb_jax.mask_momentum, PAPER)
 trusting = slamb_jax.layerwise_trust_ratio
 
 
@@ -151,8 +152,8 @@ LINKS += [
         of(momentum, b1=lambda params: 0.5),
         "b1 must be a number in .*got <function .*: optax.inject_hyperparams takes sch",
     ),
-    (of(slamb_jax.mask_momentum, PAPER, share=0.5), "share=0.5 .*without a selection"),
-    (of(slamb_jax.mask_momentum, PAPER, nesterov=True), "nesterov=True .*selection"),
+    (of(selected, share=0.5), "share=0.5 .*without a selection"),
+    (of(selected, nesterov=True), "nesterov=True .*selection"),
     (updating(of(momentum, compressor=randk(PAPER))), "compressor must .* exchange of"),
     (of(randk, LOCAL), "exchange must exchange at every step, got .*sync_every=3"),
     (initial(of(trusting, ALONE, optax.ema(0.9)), PARAMS), "direction must .*no state"),
@@ -309,6 +310,7 @@ WARNED = [(of(replicated, between, *links), said) for between, links, said in CH
 WARNED += [
     (of(slamb_jax.elementwise_rescale, CODED, b3=0.9), "b3=0.9.* without a selection"),
     (initial(of(momentum, optax.sgd(0.1, 0.9)), PARAMS), "direction has a momentum"),
+    (updating(of(selected, directions.adam(1e-8))), "steps of M / eps .* eps=1e-06 or"),
 ]
 OF_OTHER_LEAVES = optax.partition(
     {"one": optax.chain(randk(CODED), optax.sgd(0.1)), "other": ADAMW},
@@ -320,4 +322,5 @@ RIGHT = {  # uses beside those, that are not warned of
     "an average last": of(replicated, LOCAL, optax.adam(0.1), AVERAGE),
     "an optimizer's own": of(replicated, LOCAL, slamb_jax.lamb(0.1, LOCAL)),
     "no b3": of(slamb_jax.elementwise_rescale, CODED),
+    "an eps that is no less": updating(of(selected, directions.adam(1e-6))),
 }
