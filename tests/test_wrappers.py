@@ -72,6 +72,7 @@ AROUND = {
     for name in ("top k", "low rank", "by turns")
 } | {
     "AdamW": ADAMW,
+    "a deaf one": DEAF,
     "LAMB": slamb_jax.lamb(0.01, DEFAULT),
     "a chain": optax.chain(CLIP, ADAMW),
     "an accumulation": slamb_jax.accumulate(ADAMW, 2),
@@ -91,7 +92,6 @@ SKIPPING = {name: skip(tx, DEFAULT) for name, tx in AROUND.items()} | {
     "AdamW, told by a message": skip(ADAMW, EXCHANGE),
     "AdamW with an outer optimizer": skip(slamb_jax.adamw(0.01, OUTER), OUTER),
     "SGD in float32": skip(slamb_jax.sgd(0.01, FLOAT32), FLOAT32),
-    "deaf ones": skip(DEAF, EXCHANGE),
     "in a chain": optax.chain(CLIP, skip(slamb(), EXCHANGE)),
     "inside injected": optax.inject_hyperparams(
         lambda rate: skip(slamb(rate), EXCHANGE)
