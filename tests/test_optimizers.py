@@ -107,7 +107,7 @@ def noisy(tx):
     """50 steps of 8 workers on a noisy quadratic: their mean loss, the longest step."""
     target = random_tree({"w": (12, 16)}, 0)["w"]
     curved = np.logspace(0, -2, 12, dtype=np.float32)[:, None]
-    curved[-1] = 1e-8  # too flat to be sent in codes beside the others
+    curved[-1] = 1e-12  # too flat to be sent in codes beside the others
 
     def step(carry, key):
         params, state = carry
@@ -150,7 +150,7 @@ def test_the_loss_does_not_jump_where_a_run_goes_on_under_optax_or_back():
             (_, loss, length), (_, jumps, _) = (other(end, 40) for end in ends)
             _, on, _ = run(carry, 40)  # goes on, on the same noise
             assert loss[0] < 1.2 * on[0] < jumps[0]
-            assert length[0] < 2 * 0.01
+            assert length[0] < 5 * 0.01  # without the floor 120 rates
 
 
 @pytest.mark.parametrize(
