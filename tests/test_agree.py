@@ -68,7 +68,8 @@ def test_every_devices_copy_is_looked_at(rtol):
     slamb_jax.assert_replicas_agree({"a": sharded, "b": make(P(AXIS))}, rtol)
     of_copies = r"different copies .*\['b'\] \(of replica 2"
     check_differ({"a": sharded, "b": make(P(AXIS), 5)}, of_copies, rtol)
-    check_differ({"a": parted}, r"\['a'\] \(of 1 from the first\)")
+    both = r"2 of 2 leaves: \['a'\] \(of 1 from the first\), \['b'\] \(of 1"
+    check_differ({"a": parted, "b": parted}, both)
     everywhere = make(P(), 5)  # all replicas on every device
     check_differ(everywhere, r"the tree \(of replica 0", rtol)
 
