@@ -86,15 +86,12 @@ def test_keys_nans_and_elements_that_change_places_are_seen():
     check_differ(some, r"\['nan'\] \(of 3", rtol=0.1)
 
 
-@pytest.mark.parametrize("kind", ["all", "one"])
 @PLACES
-def test_the_tolerance_is_that_of_the_norm(kind, place):
+def test_the_tolerance_is_that_of_the_norm(place):
+    """And not of the largest element, nor of a sum."""
     w = np.asarray(random_tree({"w": (60, 70)}, 0)["w"])
-    off = np.random.default_rng(1).normal(size=w.shape)
-    if kind == "one":
-        off = np.zeros_like(w)
-        off[2, 3] = 1.0
-    off *= np.linalg.norm(w) / np.linalg.norm(off)
+    off = np.zeros_like(w)
+    off[2, 3] = np.linalg.norm(w)
     for size in (1e-4, 1e-2):
         near = np.stack([w, w, w + size * off, w])
         tree = place({"w": jnp.asarray(near, jnp.float32)})
@@ -192,5 +189,3 @@ def test_metrics_are_those_of_the_wire_report_and_of_the_state(route):
     }
     with pytest.raises(ValueError, match=r"params must be one copy, got 112640 el"):
         slamb_jax.exchange_metrics(exchange, state[0])(state)
-    in_a_dict = metrics({"mu": grads})
-    assert in_a_dict["exchange/agreement"] == pytest.approx(np.sqrt(N))

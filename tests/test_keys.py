@@ -11,7 +11,7 @@ import pytest
 import slamb_jax
 from slamb_jax import jointspar
 from tests.optimizers import standard_promotion, step_on_gradients
-from tests.workers import AXIS, mesh_of
+from tests.workers import AXIS, mesh_of, on_mesh
 
 N = 4
 EXCHANGE = slamb_jax.Exchange(AXIS)
@@ -52,10 +52,9 @@ def numbers_of_keys(tree):
 
 @pytest.mark.parametrize("case", BEHIND)
 def test_a_key_behind_the_mean_is_the_same_on_all_workers(case):
-    tx, mesh = BEHIND[case], mesh_of(N)
+    tx = BEHIND[case]
     state = PARAMS, tx.init(PARAMS)
-    run = slamb_jax.per_worker_step(step_on_gradients(tx), mesh, EXCHANGE)
-    replicas = slamb_jax.replicate(state, mesh, EXCHANGE)
+    run, replicas = on_mesh(step_on_gradients(tx), state, mesh_of(N), EXCHANGE)
     assert numbers_of_keys(replicas) == [1]
     assert numbers_of_keys(slamb_jax.simulated_replicas(state, N)) == [1]
     for t in range(3):
