@@ -12,7 +12,7 @@ import slamb_jax
 from slamb_jax.workers import mesh as meshes
 from tests.optimizers import random_tree, step_on_gradients
 from tests.shards import mesh_4x2
-from tests.workers import AXIS, P, mesh_of, stack, train
+from tests.workers import AXIS, P, mesh_of, on_mesh, stack, train
 
 N = 4
 SHAPES = {"w": (40, 50), "b": (7,), "scale": (), "empty": (0, 3)}
@@ -68,7 +68,8 @@ def test_every_devices_copy_is_looked_at(rtol):
     slamb_jax.assert_replicas_agree({"a": sharded, "b": make(P(AXIS))}, rtol)
     of_copies = r"different copies .*\['b'\] \(of replica 2"
     check_differ({"a": sharded, "b": make(P(AXIS), 5)}, of_copies, rtol)
-    check_differ({"a": parted}, r"\['a'\] \(of 1 from the first\)")
+    both = r"2 of 2 leaves: \['a'\] \(of 1 from the first\), \['b'\] \(of 1"
+    check_differ({"a": parted, "b": parted}, both)
     everywhere = make(P(), 5)  # all replicas on every device
     check_differ(everywhere, r"the tree \(of replica 0", rtol)
 
@@ -85,15 +86,12 @@ def test_keys_nans_and_elements_that_change_places_are_seen():
     check_differ(some, r"\['nan'\] \(of 3", rtol=0.1)
 
 
-@pytest.mark.parametrize("kind", ["all", "one"])
 @PLACES
-def test_the_tolerance_is_that_of_the_norm(kind, place):
+def test_the_tolerance_is_that_of_the_norm(place):
+    """And not of the largest element, nor of a sum."""
     w = np.asarray(random_tree({"w": (60, 70)}, 0)["w"])
-    off = np.random.default_rng(1).normal(size=w.shape)
-    if kind == "one":
-        off = np.zeros_like(w)
-        off[2, 3] = 1.0
-    off *= np.linalg.norm(w) / np.linalg.norm(off)
+    off = np.zeros_like(w)
+    off[2, 3] = np.linalg.norm(w)
     for size in (1e-4, 1e-2):
         near = np.stack([w, w, w + size * off, w])
         tree = place({"w": jnp.asarray(near, jnp.float32)})
@@ -107,12 +105,10 @@ def test_the_tolerance_is_that_of_the_norm(kind, place):
     [
         (1e-24, 9e-24, False),  # squares are 0 in float32, as of second moments
         (0.0, 1e-23, False),
-        (1e20, -1e20, False),  # and here infinite
-        (3e38, -3e38, False),
+        (3e38, -3e38, False),  # and here infinite
         (1e-24, 1.000001e-24, True),
         (3e38, 3.000001e38, True),
-        ((-np.inf, 1.0), (-np.inf, 1.0), True),  # a mask
-        ((-np.inf, 1.0), (-np.inf, 1.000001), True),
+        ((-np.inf, 1.0), (-np.inf, 1.000001), True),  # a mask
         ((-np.inf, 1.0), (-np.inf, 2.0), False),
         ((np.inf, 1.0), (-np.inf, 1.0), False),
         ((np.inf, 1.0), (3.0, 1.0), False),
@@ -129,18 +125,13 @@ def test_a_tolerance_is_held_at_every_magnitude(first, other, agree, rtol):
         check_differ(tree, r"of 1 from the first", rtol)
 
 
-@pytest.mark.parametrize(
-    ("first", "other"),
-    [
-        (np.int64(7), np.int64(7 + 2**40)),
-        (np.uint64(2**63), np.uint64(0)),
-        (np.float64(1), np.float64(1 + 1e-12)),
-        (np.complex128(1), np.complex128(1 + 1e-12j)),
-    ],
-)
-def test_numpy_arrays_of_64_bits_are_compared_in_all_of_them(first, other):
-    slamb_jax.assert_replicas_agree(np.stack([first, first]))
-    check_differ({"x": np.stack([first, other])}, r"\['x'\] \(of 1")
+@pytest.mark.parametrize("dtype", ["int64", "float64", "complex128"])
+def test_numpy_arrays_of_64_bits_are_compared_in_all_of_them(dtype):
+    for byte in (0, -1):
+        x = np.ones(2, dtype)
+        slamb_jax.assert_replicas_agree(x)
+        x.view(np.uint8)[byte] ^= 1
+        check_differ({"x": x}, r"\['x'\] \(of 1")
 
 
 def test_only_checksums_are_communicated(monkeypatch):
@@ -182,8 +173,8 @@ def test_metrics_are_those_of_the_wire_report_and_of_the_state(route):
     tx = slamb_jax.skip_not_finite(slamb_jax.adamw(1e-3, exchange), exchange)
     shapes = {"w": (320, 80), "b": (2560,)}  # whole blocks in each of the slices
     params, grads = random_tree(shapes, 0), stack(random_tree(shapes, 1), N)
-    run = slamb_jax.per_worker_step(step_on_gradients(tx), mesh, exchange)
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
+    start = params, tx.init(params)
+    run, state = on_mesh(step_on_gradients(tx), start, mesh, exchange)
     report = slamb_jax.wire_report(run.lower(state, grads))
     state, _ = run(state, grads)
     state, _ = run(state, grads | {"b": grads["b"].at[1].set(np.nan)})
@@ -198,5 +189,3 @@ def test_metrics_are_those_of_the_wire_report_and_of_the_state(route):
     }
     with pytest.raises(ValueError, match=r"params must be one copy, got 112640 el"):
         slamb_jax.exchange_metrics(exchange, state[0])(state)
-    in_a_dict = metrics({"mu": grads})
-    assert in_a_dict["exchange/agreement"] == pytest.approx(np.sqrt(N))

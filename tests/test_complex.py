@@ -36,7 +36,7 @@ def drawn(seed, *lead):
     return joined(*(random_tree(SHAPES, s, *lead) for s in (seed, seed + 1)))
 
 
-def updates_of(tx):
+def updates_of(tx, mapping, trees):
     """Three updates of each worker, for gradients and parameters of its own."""
 
     def one(grads, params):
@@ -46,16 +46,7 @@ def updates_of(tx):
             out.append(updates)
         return out
 
-    return lambda mapping, *trees: over_workers(one, mapping, N)(*trees)
-
-
-def of_params(fun, in_worker=False):
-    """A function of the parameters of all workers, or of one among them."""
-
-    def run(mapping, grads, params):
-        return over_workers(fun, mapping, N)(params) if in_worker else fun(params)
-
-    return run
+    return over_workers(one, mapping, N)(*trees)
 
 
 average = functools.partial(slamb_jax.average_parameters, axis_name=AXIS)
@@ -63,23 +54,25 @@ LINKS = {
     "average_gradients": slamb_jax.average_gradients(GROUP),
     "elementwise_rescale": slamb_jax.elementwise_rescale(SELECTED, b3=0.9),
     "skip_not_finite": slamb_jax.skip_not_finite(MOMENTUM, EXCHANGE),
-}  # fmt: skip
-LINEAR = {name: updates_of(tx) for name, tx in LINKS.items()} | {
-    "average_parameters": of_params(average, in_worker=True),
-    "consolidate": of_params(slamb_jax.consolidate),
-    "resize": of_params(functools.partial(slamb_jax.checkpoint.resize, workers=6)),
+    "average_parameters": optax.stateless(lambda grads, _: average(grads)),
+}
+LINEAR = {
+    "consolidate": slamb_jax.consolidate,
+    "resize": functools.partial(slamb_jax.checkpoint.resize, workers=6),
+} | {
+    f"{name}, {mapping}": functools.partial(updates_of, tx, mapping)
+    for name, tx in LINKS.items()
+    for mapping in ("vmap", "shard_map")
 }
 
 
-@pytest.mark.parametrize("mapping", ["vmap", "shard_map"])
 @pytest.mark.parametrize("name", LINEAR)
-def test_what_is_linear_is_that_of_the_two_parts(name, mapping):
-    trees = drawn(0, N), drawn(2, N)
-    got = LINEAR[name](mapping, *trees)
-    pairs = zip(*map(parts, trees), strict=True)
+def test_what_is_linear_is_that_of_the_two_parts(name):
+    fun, trees = LINEAR[name], (drawn(0, N), drawn(2, N))
+    got = fun(trees)
     assert all(x.dtype == jnp.complex64 for x in jax.tree.leaves(got))
-    for own, pair in zip(parts(got), pairs, strict=True):
-        assert_close(own, LINEAR[name](mapping, *pair), units=8)
+    for own, part in zip(parts(got), parts(trees), strict=True):
+        assert_close(own, fun(part), units=8)
 
 
 C = {"w": drawn(0)["w"]}
@@ -107,8 +100,7 @@ OTHERS = [
     lambda: directions.adam().update(C, optax.EmptyState(), second_moment=REAL),
     lambda: EXCHANGE.share(C),
     lambda: slamb_jax.advise(C, NETWORK, EXCHANGE, step_seconds=1.0, budget=0.1),
-    lambda: slamb_jax.exchange_metrics(EXCHANGE, C),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("call", OTHERS)
@@ -121,7 +113,7 @@ def test_no_imaginary_part_is_dropped(call):
 def test_a_part_that_is_not_finite_skips_the_step_of_all(value):
     g, p = drawn(0, N), drawn(2, N)
     g["w"] = g["w"].at[1, 2, 3].set(jax.lax.complex(1.0, value))
-    for updates in LINEAR["skip_not_finite"]("vmap", g, p):
+    for updates in LINEAR["skip_not_finite, vmap"]((g, p)):
         assert not any(x.any() for x in jax.tree.leaves(updates))
 
 
@@ -142,8 +134,7 @@ def test_replicas_agree_in_both_parts():
 def test_a_complex_mean_sends_the_bytes_of_its_parts():
     run = over_workers(average, "shard_map", N)
     sent = [
-        slamb_jax.wire_report(run.lower(tree)).bytes_sent()
+        slamb_jax.wire_report(run.lower(stack(tree, N))).bytes_sent()
         for tree in (C, parts(C))
-        for tree in [stack(tree, N)]
     ]
     assert sent[0] == sent[1] > 0

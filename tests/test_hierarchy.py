@@ -11,6 +11,7 @@ import pytest
 import slamb_jax
 from tests.optimizers import random_tree, train_step
 from tests.shards import ALONE, mesh_with
+from tests.workers import on_mesh
 
 G, D = 4, 2  # groups, devices of each
 OUTER, INNER = "node", "device"
@@ -25,86 +26,56 @@ def loss(p, batch):
     return jnp.mean((batch @ p["w"] + p["b"][None]) ** 2)
 
 
-def on_groups(state):
-    return slamb_jax.replicate(state, MESH, GROUPS)
+def on_groups(step, state, **settings):
+    return on_mesh(step, state, MESH, GROUPS, **settings)
 
 
-def fresh(tx, **more):
+def begun(tx, **more):
     params = random_tree({"w": (24, 48), "b": (48,)}, 0) | more
-    return on_groups((params, tx.init(params)))
-
-
-def per_group(tx=None, step=None, check_vma=True):
-    step = train_step(tx, loss) if step is None else step
-    return slamb_jax.per_worker_step(step, MESH, GROUPS, check_vma=check_vma)
+    return params, tx.init(params)
 
 
 def test_each_device_has_a_key_and_a_report():
     def step(state, batch, key):
         return state, (batch.sum(), jax.random.uniform(key))
 
-    run = per_group(step=step)
-    _, reports = run(on_groups(jnp.zeros(())), BATCH, jax.random.key(0))
+    run, state = on_groups(step, jnp.zeros(()))
+    _, reports = run(state, BATCH, jax.random.key(0))
     assert [len(set(x.tolist())) for x in reports] == [G * D] * 2
 
 
 def test_a_leaf_without_elements_is_no_gradient_that_was_summed():
     """Its type does not vary, whatever is done with it."""
     step = train_step(ADAMW, lambda p, batch: loss(p, batch) + jnp.sum(p["empty"]))
-    per_group(step=step).lower(fresh(ADAMW, empty=jnp.ones((0, 3))), BATCH)
-
-
-def through_reference(x, batch):
-    ref = jax.new_ref(x)
-    ref[...] += batch.mean()
-    return ref[...]
-
-
-WAYS = {  # how a device's own batch comes into the state of its group
-    "sum": lambda x, b: x + b.mean(),
-    "loop": lambda x, b: jax.lax.while_loop(lambda y: y < b.mean(), lambda y: y + 1, x),
-    "scatter": lambda x, b: x + jax.lax.psum_scatter(b[:D, 0], INNER),
-    "callback": lambda x, b: x + jax.pure_callback(lambda b: b.mean(), x, b),
-    "reference": through_reference,
-}
-
-
-@ALONE
-@pytest.mark.parametrize(
-    ("way", "check_vma"), [("sum", True), *((way, False) for way in WAYS)]
-)
-def test_a_state_that_differs_within_a_group_is_refused(way, check_vma):
-    batch = jnp.arange(2.0 * G * D).reshape(-1, 1)
-    state = {"empty": jnp.zeros((0, 3)), "mean": jnp.zeros(())}
-
-    def step(state, batch):
-        return state | {"mean": WAYS[way](state["mean"], batch)}, None
-
-    run = per_group(step=step, check_vma=check_vma)
-    for _ in range(2):  # the second call is refused too
-        with pytest.raises(ValueError, match=r"state\['mean'\] .*'device'.*average it"):
-            run(on_groups(state), batch)
+    run, state = on_groups(step, begun(ADAMW, empty=jnp.ones((0, 3))))
+    run.lower(state, BATCH)
 
 
 @ALONE
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_what_is_averaged_or_stands_beside_the_batch_is_not_refused(check_vma):
+@pytest.mark.parametrize("averaged", [True, False])
+def test_a_state_that_differs_within_a_group_is_refused(averaged, check_vma):
     def step(state, batch):
-        mean = slamb_jax.average_parameters(batch, INNER).mean()
-        state, _ = jax.lax.optimization_barrier((state, mean if check_vma else batch))
-        return state + mean, None
+        mean = slamb_jax.average_parameters(batch, INNER) if averaged else batch
+        return state | {"mean": state["mean"] + mean.mean()}, None
 
-    run = per_group(step=step, check_vma=check_vma)
-    with pytest.warns(UserWarning, match="which began the same on all"):
-        state, _ = run(on_groups(jnp.ones(())), BATCH)  # each group has its own mean
-    assert len({np.asarray(x.data).tobytes() for x in state.addressable_shards}) == G
+    start = {"empty": jnp.zeros((0, 3)), "mean": jnp.zeros(())}
+    run, state = on_groups(step, start, check_vma=check_vma)
+    if averaged:  # each group has its own mean
+        state, _ = run(state, BATCH)
+        shards = state["mean"].addressable_shards
+        assert len({np.asarray(x.data).tobytes() for x in shards}) == G
+        return
+    for _ in range(2):  # the second call is refused too
+        with pytest.raises(ValueError, match=r"state\['mean'\] .*'device'.*average it"):
+            run(jax.tree.map(jnp.copy, state), BATCH)
 
 
 def test_what_only_the_groups_agree_on_is_refused():
-    skips = slamb_jax.skip_not_finite(ADAMW, BETWEEN)
-    twice = slamb_jax.accumulate(ADAMW, 2)
-    run, state = per_group(twice), fresh(twice)
-    with pytest.raises(ValueError, match=r"axis 'device', over which skip_not_finite"):
-        jax.eval_shape(per_group(skips), fresh(skips), BATCH)
-    with pytest.raises(ValueError, match=r"mean.* differs .*before accum"):
-        run(state, BATCH)
+    for tx, said in (
+        (slamb_jax.skip_not_finite(ADAMW, BETWEEN), "'device', over which skip"),
+        (slamb_jax.accumulate(ADAMW, 2), r"mean.* differs .*before accum"),
+    ):
+        run, state = on_groups(train_step(tx, loss), begun(tx))
+        with pytest.raises(ValueError, match=said):
+            run(state, BATCH)

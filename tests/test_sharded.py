@@ -6,7 +6,6 @@ gathers its matrices, are here.
 
 import functools
 import math
-from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +20,15 @@ from slamb_jax.links.directions import DimensionNumbers
 from tests.close import assert_close, assert_same_bits
 from tests.optimizers import any_lamb, random_tree, step_on_gradients
 from tests.shards import ALONE, SHARDS, N, in_shard_map, mesh_4x2
-from tests.workers import AXIS, P
+from tests.workers import AXIS, P, on_mesh
 
 SHAPES = {
-    "embed": (64, 32), "q": (32, 4, 8), "heads": (4, 8, 32), "up": (32, 128),
-    "bias": (128,), "down": (128, 32), "scale": (32,), "scale2": (32,),
+    "q": (32, 4, 8), "heads": (4, 8, 32), "up": (32, 128), "bias": (128,),
+    "down": (128, 32), "scale": (32,), "scale2": (32,),
 }  # fmt: skip
 SPECS = {  # heads and hidden units, as in Megatron
-    "embed": P("model"), "heads": P("model"), "down": P("model"),
-    "up": P(None, "model"), "bias": P("model"), "q": P(None, "model"),
-    "scale": None, "scale2": P(),
+    "q": P(None, "model"), "heads": P("model"), "up": P(None, "model"),
+    "bias": P("model"), "down": P("model"), "scale": None, "scale2": P(),
 }  # fmt: skip
 CHOICE = Strided(0.25, 500, 3)
 SELECTED = {"payload": None, "selection": CHOICE, "sync_every": 4}
@@ -46,16 +44,15 @@ SLAMB = slamb_jax.slamb(0.1, EXCHANGE, weight_decay=0.1)
 
 def running(tx, exchange=EXCHANGE, check_vma=True, shapes=SHAPES):
     """The step of all workers on gradients, and the state that it starts from."""
-    params, mesh, step = random_tree(shapes, 0), mesh_4x2(), step_on_gradients(tx)
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
-    return slamb_jax.per_worker_step(step, mesh, exchange, check_vma=check_vma), state
+    params, step = random_tree(shapes, 0), step_on_gradients(tx)
+    start = params, tx.init(params)
+    return on_mesh(step, start, mesh_4x2(), exchange, check_vma=check_vma)
 
 
-def trained(tx, steps=5, limit=np.inf, check_vma=True):
+def trained(tx, check_vma=True):
     run, state = running(tx, check_vma=check_vma)
-    for t in range(steps):
-        grads = random_tree(SHAPES, 1 + t, N)
-        state, _ = run(state, jax.tree.map(lambda g: jnp.clip(g, -limit, limit), grads))
+    for t in range(5):
+        state, _ = run(state, random_tree(SHAPES, 1 + t, N))
     return state
 
 
@@ -159,7 +156,8 @@ def test_any_transformation_on_shards(tmp_path):
     injected = make(0.1, exchange=EXCHANGE, weight_decay=0.1)
     both = optax.chain(optax.clip(0.5), injected)
     state = trained(slamb_jax.on_shards(both, EXCHANGE))
-    assert_close(state[0], trained(SLAMB, limit=0.5)[0], units=256)
+    want = trained(optax.chain(optax.clip(0.5), SLAMB))
+    assert_close(state[0], want[0], units=256)
     there = NamedSharding(mesh_4x2(), P(AXIS, None, "model"))
     assert state[0]["up"].sharding.is_equivalent_to(there, 3)
     with slamb_jax.Checkpoints(tmp_path) as checkpoints:
@@ -171,14 +169,11 @@ def test_any_transformation_on_shards(tmp_path):
 
 
 @ALONE
-@pytest.mark.parametrize("wrong", [True, False])
-def test_copies_that_come_to_differ_are_refused(wrong):
+def test_copies_that_come_to_differ_are_refused():
     """A norm of one shard, with types not tracked, moves unsharded leaves apart."""
     clip = slamb_jax.on_shards(optax.clip_by_global_norm(1.0), EXCHANGE)
-    tx = optax.chain(clip if wrong else optax.identity(), optax.sgd(0.1))
-    says = r"\['scale'\] .* differs .*'model'"
-    with pytest.raises(ValueError, match=says) if wrong else nullcontext():
-        trained(tx, 1, check_vma=False)
+    with pytest.raises(ValueError, match=r"\['scale'\] .* differs .*'model'"):
+        trained(optax.chain(clip, optax.sgd(0.1)), check_vma=False)
 
 
 def test_a_state_that_is_unlike_the_parameters_is_refused():

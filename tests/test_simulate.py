@@ -11,68 +11,50 @@ from flax import nnx
 import slamb_jax
 from tests.close import assert_same_bits
 from tests.optimizers import random_tree, train_step
-from tests.workers import AXIS, mesh_of
+from tests.workers import AXIS, mesh_of, on_mesh
 
 N = 8
-SHAPES = {"in": (6, 40), "b": (40,), "out": (40, 3), "scale": ()}
 PAPER = slamb_jax.Exchange.paper(AXIS, sync_every=3)
+START = random_tree({"in": (6, 40), "b": (40,), "out": (40, 3)}, 0)
+ONE_BY_ONE = jax.custom_batching.sequential_vmap
 
 
 def both_ways(step, state, exchange=PAPER):
     """The step and its state of N workers: simulated, and on a mesh."""
-    mesh = mesh_of(N)
     simulated = slamb_jax.simulated_step(step, N, exchange)
     yield simulated, slamb_jax.simulated_replicas(state, N)
-    real = slamb_jax.per_worker_step(step, mesh, exchange)
-    yield real, slamb_jax.replicate(state, mesh, exchange)
+    yield on_mesh(step, state, mesh_of(N), exchange)
 
 
 def loss_of(params, batch):
-    h = jnp.tanh(batch["x"] @ params["in"] + params["b"][None])
-    return jnp.mean((params["scale"] * (h @ params["out"]) - batch["y"]) ** 2)
+    h = jnp.tanh(batch @ params["in"] + params["b"][None])
+    return jnp.mean((h @ params["out"]) ** 2)
 
 
-def trainer(tx):
-    return train_step(tx, loss_of)
-
-
-def one_by_one(tx):
-    """The step whose gradients are computed one worker after the other."""
-    return train_step(tx, loss_of, jax.custom_batching.sequential_vmap)
-
-
-def batches(steps=5):
-    rng = np.random.default_rng(0)
-    for _ in range(steps):
-        x = rng.normal(size=(4 * N, 6)).astype(np.float32)
-        yield {"x": x, "y": np.sin(x[:, :3])}
-
-
-def begun(tx):
-    params = random_tree(SHAPES, 0)
-    return params, tx.init(params)
+def batch_of(t, rows=4 * N):
+    return random_tree({"x": (6,)}, t, rows)["x"]
 
 
 def test_gradients_one_by_one_are_those_on_a_mesh():
     tx, ends = slamb_jax.slamb(0.02, PAPER), []
-    for run, state in both_ways(one_by_one(tx), begun(tx)):
-        for batch in batches():
-            state, losses = run(state, batch)
+    step = train_step(tx, loss_of, ONE_BY_ONE)
+    for run, state in both_ways(step, (START, tx.init(START))):
+        for t in range(5):
+            state, losses = run(state, batch_of(t))
         ends.append((state, losses))
     chex.assert_trees_all_close(*ends, rtol=2e-6, atol=2e-6)
 
 
 def test_gradients_one_by_one_need_less_memory():
     n, tx = 64, optax.sgd(0.1)
-    rows = np.zeros((n * 500, 6), np.float32)
 
-    def temporary(step):
-        run = slamb_jax.simulated_step(step(tx), n, PAPER)
-        state = slamb_jax.simulated_replicas(begun(tx), n)
-        lowered = run.lower(state, {"x": rows, "y": rows[:, :3]})
+    def temporary(*within):
+        run = slamb_jax.simulated_step(train_step(tx, loss_of, *within), n, PAPER)
+        state = slamb_jax.simulated_replicas((START, tx.init(START)), n)
+        lowered = run.lower(state, batch_of(0, 500 * n))
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
-    assert temporary(one_by_one) < 0.5 * temporary(trainer)
+    assert temporary(ONE_BY_ONE) < 0.5 * temporary()
 
 
 def test_the_average_is_computed_only_when_due():
@@ -81,8 +63,9 @@ def test_the_average_is_computed_only_when_due():
     def conditionals(sync_every):
         between = slamb_jax.Exchange.paper(AXIS, sync_every=sync_every)
         tx = slamb_jax.slamb(0.02, between)
-        run, state = next(both_ways(trainer(tx), begun(tx), between))
-        return run.lower(state, next(batches())).as_text().count("stablehlo.case")
+        state = START, tx.init(START)
+        run, state = next(both_ways(train_step(tx, loss_of), state, between))
+        return run.lower(state, batch_of(0)).as_text().count("stablehlo.case")
 
     assert conditionals(3) == conditionals(1) + 1
 

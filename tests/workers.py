@@ -8,6 +8,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import slamb_jax
+
 AXIS = "data"
 MAPPINGS = ("vmap", "shard_map", "shard_map_unchecked", "pmap")
 P = PartitionSpec
@@ -17,6 +19,12 @@ def mesh_of(n, axis=AXIS):
     axes = (axis,) if isinstance(axis, str) else axis
     devices = np.array(jax.devices()[:n])
     return Mesh(devices.reshape(*[2] * (len(axes) - 1), -1), axes)
+
+
+def on_mesh(step, state, mesh, exchange, **settings):
+    """The step of all workers on a mesh, and their replicas of a state."""
+    run = slamb_jax.per_worker_step(step, mesh, exchange, **settings)
+    return run, slamb_jax.replicate(state, mesh, exchange)
 
 
 def stack(tree, n):

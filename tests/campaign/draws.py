@@ -33,27 +33,25 @@ _TRIES = 400  # random rows with a pair in them, before it counts as impossible
 
 
 def _pairs(row):
-    return set(itertools.combinations(sorted(row.items(), key=lambda x: x[0]), 2))
+    return set(itertools.combinations(sorted(row.items()), 2))
 
 
-def pairwise(factors, settled=lambda row, fixed: row, seed=0):
+def pairwise(factors, settled, seed):
     """A covering array of strength two, and the pairs that no row can have.
 
     Greedy: the best of 30 random rows each. ``settled`` takes a random row and the
     names that are fixed in it, and returns the row to try, or None if there is none.
     """
     rng = random.Random(seed)
-    missing = {
-        ((a, x), (b, y))
-        for a, b in itertools.combinations(sorted(factors), 2)
-        for x, y in itertools.product(factors[a], factors[b])
-    }
-    rows, impossible = [], []
+    settings = [[(name, x) for x in factors[name]] for name in sorted(factors)]
+    missing, rows, impossible = set(), [], []
+    for two in itertools.combinations(settings, 2):
+        missing.update(itertools.product(*two))
     while missing:
-        due = min(missing, key=lambda pair: (repr(pair)[::-1], repr(pair)))
+        due = min(missing, key=repr)
         fixed = dict(due)
-        draws = ({k: rng.choice(x) for k, x in factors.items()} for _ in range(_TRIES))
-        kept = (settled(row | fixed, set(fixed)) for row in draws)
+        draws = (dict(map(rng.choice, settings)) | fixed for _ in range(_TRIES))
+        kept = (settled(row, set(fixed)) for row in draws)
         possible = list(itertools.islice(filter(None, kept), 30))
         if possible:
             rows.append(max(possible, key=lambda row: len(_pairs(row) & missing)))
