@@ -88,8 +88,7 @@ def test_masking():
         assert len(set(at)) == len(at) == 19  # 15 % of 126
         assert 1 <= at.min() < at.max() <= 126
         np.testing.assert_array_equal(found["labels"], sequence[at])
-        elsewhere = np.delete(np.arange(126 + 2), at)
-        np.testing.assert_array_equal(found["tokens"][elsewhere], sequence[elsewhere])
+        assert {*np.flatnonzero(found["tokens"] != sequence)} <= {*at}
         hidden += np.mean(found["tokens"][at] == text.MASK) / 400
         kept += np.mean(found["tokens"][at] == sequence[at]) / 400
     assert (hidden, kept) == pytest.approx((0.8, 0.1), abs=0.02)
