@@ -18,8 +18,6 @@ from examples.common.optimizers import dense
 from tests import programs
 from tests.optimizers import standard_promotion
 
-TINY = {"steps": 2, "evaluations": 2, "batch": 1, "context": 16, "layers": 1}
-TINY |= {"width": 16, "heads": 2, "eval-batch": 8}
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
@@ -83,12 +81,12 @@ def test_recorded_runs_begin_with_the_parameters_that_they_began_with():
 @pytest.mark.long
 def test_main_job(tmp_path):
     (tmp_path / "text").write_bytes(bytes(range(32, 127)) * 90)
-    options = [f"--{name}={value}" for name, value in TINY.items()]
-    options += ["--files", tmp_path / "text", "--out", tmp_path / "out"]
-    options += ["--optimizer", "dense_adamw", "adamw", "slamb"]
+    tiny = "--steps=2 --evaluations=2 --batch=1 --context=16 --layers=1 --width=16"
+    tiny += " --heads=2 --eval-batch=8 --optimizer dense_adamw adamw slamb"
+    folders = "--files", tmp_path / "text", "--out", tmp_path / "out"
     # Two steps of each: it compiles.
     quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    programs.ended("-m", "examples.byte_lm.main", *options, **quick)
+    programs.ended("-m", "examples.byte_lm.main", *tiny.split(), *folders, **quick)
     runs = json.loads((tmp_path / "out" / "results.json").read_text())
     for r in runs:
         assert r["steps"] == [1, 2]

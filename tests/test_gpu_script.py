@@ -3,17 +3,15 @@
 import json
 import os
 import re
-import subprocess
 import sys
 
 import pytest
 import tyro
 
-pytest.importorskip("sklearn")
-
 from benchmarks import step
 from benchmarks.train import __main__ as training
 from examples.common.options import check_names
+from tests import programs
 from tests.programs import ROOT
 
 SCRIPT = ROOT / "benchmarks" / "gpu.sh"
@@ -38,11 +36,8 @@ def test_each_part_is_a_command_that_means_something_and_all_fit_one_call(
     python.write_text(PYTHON)
     python.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", SCRIPT, *tiny, out], capture_output=True, text=True,
-        env={**os.environ, "PATH": path, "ASKED": str(asked)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    given = {"program": "bash", "PATH": path, "ASKED": str(asked)}
+    programs.ended(SCRIPT, *tiny, out, **given)
     calls = [json.loads(line) for line in asked.read_text().splitlines()]
     ended = r"^(\w+): exit 0 after \d+ s of (\d+)$"
     found = re.findall(ended, (out / "summary.txt").read_text(), re.M)

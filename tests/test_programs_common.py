@@ -62,7 +62,6 @@ PROCESSES = "--coordinator a:1 --process-id 0 --num-processes 3"
     [
         ("", "rate: 1", "no such option: rate"),
         ("", "- 1", "a mapping"),
-        ("", "a: [", "while"),
         ("", "exchange: {ratio: 1}", "yaml: exchange: .* argument 'ratio'"),
         ("--config none.yaml", "seed: 1", "none.yaml"),
         ("--workers 0", "seed: 1", "--workers: must be at least 1, got 0"),
@@ -83,12 +82,9 @@ def test_a_run_does_not_resume_with_other_options(tmp_path):
     path.write_text(options.as_text(Options()))
     free = {"out": Path("elsewhere"), "log_every": 3, "workers": 3}
     options.check_same_run(Options(**free), path)
-    for changes, told in (
-        ({"b2": 0.5}, r"b2 was None, is 0.5"),
-        ({"exchange": PAPER}, r"exchange was .*, is .*'sync_every': 3"),
-    ):
-        with pytest.raises(SystemExit, match=told):
-            options.check_same_run(Options(**changes), path)
+    told = "exchange was .*, is .*'sync_every': 3.*, b2 was None, is 0.5"
+    with pytest.raises(SystemExit, match=told):
+        options.check_same_run(Options(b2=0.5, exchange=PAPER), path)
     assert yaml.safe_load(path.read_text())["exchange"] == {"axis_name": AXIS}
 
 
@@ -110,19 +106,15 @@ RATES = {  # steps, and the learning rate at some of them, as published
 }
 
 
-def black(number, side):
-    """Images that take no memory."""
-    image = np.broadcast_to(np.zeros((), np.float32), (number, side, side, 3))
-    return inputs.examples_of(image=image, label=np.zeros(number, np.int32))
-
-
 def sources_of(program, config):
-    """Examples of the program's shapes, and as many."""
+    """Examples of the program's shapes, and as many; they take no memory."""
     if program == "bert":
         tokens = np.broadcast_to(np.uint16(0), 1000 * config.length)
         row = text.sequences(tokens, config.length)
         return [text.masked(row, config.vocabulary)] * 2
-    return [black(1_281_167, 224) if program == "swin" else black(50_000, 32)] * 2
+    number, side = (1_281_167, 224) if program == "swin" else (50_000, 32)
+    image = np.broadcast_to(np.float32(0), (number, side, side, 3))
+    return [inputs.examples_of(image=image, label=np.zeros(number, np.int32))] * 2
 
 
 @pytest.mark.parametrize(("program", "name"), SIZES)
@@ -152,15 +144,13 @@ def test_batches_do_not_depend_on_the_number_of_processes(monkeypatch):
     def jittered(example, rng):
         return {**example, "noise": rng.random()}
 
-    def batches():
+    def batches(index, processes):
+        monkeypatch.setattr(jax, "process_count", lambda: processes)
+        monkeypatch.setattr(jax, "process_index", lambda: index)
         stream = inputs.training(NUMBERS, 3, 4, 1, jittered)
         return [next(stream) for _ in range(9)]
 
-    alone, shares = batches(), []
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    for index in range(2):
-        monkeypatch.setattr(jax, "process_index", lambda index=index: index)
-        shares.append(batches())
+    alone, shares = batches(0, 1), [batches(i, 2) for i in range(2)]
     joined = jax.tree.map(lambda *x: np.concatenate(x), *shares)
     chex.assert_trees_all_equal(joined, alone)
     seen = np.concatenate([batch["x"] for batch in alone])[: 37 * 2]

@@ -45,16 +45,14 @@ def test_images_of_a_folder(tmp_path):
     train_on, test_on = data.load(folder_of_images(tmp_path), 32, 3)
     assert (len(train_on), len(test_on)) == (6, 6)
     for i in range(6):
-        example = train_on[i]
-        assert example["label"] == i // 2
+        label, example = i // 2, train_on[i]
+        assert example["label"] == label
         assert example["image"].shape == (40 + 10 * (i % 2), 60, 3)
         moved = data.augmenting(32)(example, np.random.default_rng(i))
-        want = np.broadcast_to(
-            (80 * (i // 2) / 255 - data.MEAN) / data.DEVIATION, (32, 32, 3)
-        )
+        color = (80 * label / 255 - data.MEAN) / data.DEVIATION
         for image in (moved["image"], test_on[i]["image"]):
             assert image.dtype == np.float32
-            np.testing.assert_allclose(image, want, 1e-4)
+            np.testing.assert_allclose(image, np.full((32, 32, 3), color), 1e-4)
 
 
 def test_folders_and_text_that_do_not_fit(tmp_path):
