@@ -2,6 +2,7 @@
 
 import json
 import math
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,6 @@ from examples.common.optimizers import dense
 from tests import programs
 from tests.optimizers import standard_promotion
 
-TINY = {"steps": 2, "evaluations": 2, "batch": 1, "context": 16, "layers": 1}
-TINY |= {"width": 16, "heads": 2, "eval-batch": 8}
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
@@ -55,25 +54,19 @@ def test_a_run_that_diverges_has_nan_from_there_on(whole):
 
 def test_a_run_that_is_stopped_goes_on(whole, tmp_path, monkeypatch):
     program, kept = whole[0], {"due": [3, 8], "resume": tmp_path / "kept"}
-    for at in (1, 2):  # at the first step that ends too late
-        with pytest.raises(simulated.UnfinishedError, match=f"step {at} of 8"):
+
+    def stops_after(step):
+        with pytest.raises(simulated.UnfinishedError, match=f"step {step} of 8"):
             simulated.train(program, 0.1, **kept, until=0.0)
-    step, calls = program.step, []
 
-    def stopped(state, batch):
-        calls.append(None)
-        if len(calls) == 4:  # in the sixth step
-            raise KeyboardInterrupt
-        return step(state, batch)
-
+    stops_after(1)
     monkeypatch.setattr(simulated, "SAVED_EVERY", 0.0)
-    monkeypatch.setattr(program, "step", stopped)
-    with pytest.raises(KeyboardInterrupt):
+    killed = mock.patch.object(program, "evaluate", side_effect=KeyboardInterrupt)
+    with killed, pytest.raises(KeyboardInterrupt):  # after step 3
         simulated.train(program, 0.1, **kept)
-    calls.clear()
+    stops_after(3)
     found = simulated.train(program, 0.1, **kept)
     assert found.losses == whole[1].losses
-    assert len(calls) == 3
     assert 0 < found.seconds[0] < found.seconds[1]
 
 
@@ -88,12 +81,12 @@ def test_recorded_runs_begin_with_the_parameters_that_they_began_with():
 @pytest.mark.long
 def test_main_job(tmp_path):
     (tmp_path / "text").write_bytes(bytes(range(32, 127)) * 90)
-    options = [f"--{name}={value}" for name, value in TINY.items()]
-    options += ["--files", tmp_path / "text", "--out", tmp_path / "out"]
-    options += ["--optimizer", "dense_adamw", "adamw", "slamb"]
+    tiny = "--steps=2 --evaluations=2 --batch=1 --context=16 --layers=1 --width=16"
+    tiny += " --heads=2 --eval-batch=8 --optimizer dense_adamw adamw slamb"
+    folders = "--files", tmp_path / "text", "--out", tmp_path / "out"
     # Two steps of each: it compiles.
     quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    programs.ended("-m", "examples.byte_lm.main", *options, **quick)
+    programs.ended("-m", "examples.byte_lm.main", *tiny.split(), *folders, **quick)
     runs = json.loads((tmp_path / "out" / "results.json").read_text())
     for r in runs:
         assert r["steps"] == [1, 2]
@@ -110,5 +103,3 @@ def test_no_file_is_in_both_parts(tmp_path):
     train, held_out = data.load(files, 10)
     assert (len(train), len(held_out)) == (5700, 300)
     assert not set(train) & set(held_out)
-    with pytest.raises(SystemExit, match="--files: there is no"):
-        data.text_files([tmp_path / "none"])

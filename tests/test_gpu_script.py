@@ -3,17 +3,15 @@
 import json
 import os
 import re
-import subprocess
 import sys
 
 import pytest
 import tyro
 
-pytest.importorskip("sklearn")
-
 from benchmarks import step
 from benchmarks.train import __main__ as training
 from examples.common.options import check_names
+from tests import programs
 from tests.programs import ROOT
 
 SCRIPT = ROOT / "benchmarks" / "gpu.sh"
@@ -38,28 +36,22 @@ def test_each_part_is_a_command_that_means_something_and_all_fit_one_call(
     python.write_text(PYTHON)
     python.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", SCRIPT, *tiny, out], capture_output=True, text=True,
-        env={**os.environ, "PATH": path, "ASKED": str(asked)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    given = {"program": "bash", "PATH": path, "ASKED": str(asked)}
+    programs.ended(SCRIPT, *tiny, out, **given)
     calls = [json.loads(line) for line in asked.read_text().splitlines()]
-    summary = (out / "summary.txt").read_text()
-    for name in PARTS:
-        assert f"{name}: exit 0 after" in summary
+    ended = r"^(\w+): exit 0 after \d+ s of (\d+)$"
+    found = re.findall(ended, (out / "summary.txt").read_text(), re.M)
+    limits = {name: int(limit) for name, limit in found}
+    assert tuple(limits) == PARTS
     steps = arguments_of("benchmarks.step", calls)
     assert len(steps) == 3
     for args in steps:
         config = tyro.cli(step.Config, args=args)
-        known = step.optimizers(config.workers)
-        check_names("--only", config.only, known)
+        check_names("--only", config.only, step.optimizers(config.workers))
     (args,) = arguments_of("benchmarks.train", calls)
     config = tyro.cli(training.Config, args=args)
     methods = [trial.method for trial in training.trials(config)]
     assert methods == ["AdamW", "adamw, H 1"]
-    found = re.findall(r"^== (\w+), at most (\d+) s$", done.stdout, re.M)
-    limits = {name: int(limit) for name, limit in found}
-    assert tuple(limits) == PARTS
     # What is left is for its start, a compilation and a checkpoint.
     assert config.budget <= limits["frontier"] - 50
     if not tiny:
@@ -68,8 +60,7 @@ def test_each_part_is_a_command_that_means_something_and_all_fit_one_call(
         for name, limit in limits.items():
             assert f"| `{name}` | {limit} |" in page
     (args,) = arguments_of("pytest", calls)
-    names = [x for x in args if x.startswith("tests/")]
-    assert names
-    for name in names:
-        path, _, test = name.partition("::")
+    laws = [x.split("::") for x in args if x.startswith("tests/")]
+    assert laws
+    for path, test in laws:
         assert f"def {test}(" in (ROOT / path).read_text()

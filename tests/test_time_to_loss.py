@@ -1,23 +1,21 @@
 """Time to loss: schedules, the recorded page, links that are shaped, and ends."""
 
 import dataclasses
+import functools
 import math
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("sklearn")
 
 from benchmarks.network import losses, namespaces, time_page, time_to_loss, timings
 from benchmarks.network.losses import DENSE
 from benchmarks.network.processes import workers
 from benchmarks.train.grids import METHODS
 from benchmarks.train.results import Results
-from benchmarks.train.trials import SEEDS, Setting
+from benchmarks.train.trials import SEEDS
 from tests import programs
 
 CONFIG = time_to_loss.Config(task="digits", steps=200, rates=(50.0,), round_trips=(1,))
@@ -119,19 +117,14 @@ def test_steps_on_links_are_as_late_as_they_are_and_send_what_is_reported(
 ):
     monkeypatch.setattr(timings, "STEPS", 10)
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-    setting, link = Setting("digits", 4, 4, 100), timings.Link(1.0, 40.0)
+    config = dataclasses.replace(CONFIG, rates=(1.0,), round_trips=(40.0,))
     messages = {OURS: 2, "adamw, outer, H 10, outer 1 0.5": 0.2}
+    monkeypatch.setattr(time_to_loss, "TIMED", tuple(messages))
     results = Results(tmp_path / "steps.jsonl")
-
-    def wanted():
-        for method in messages:
-            key = timings.key("steps", setting, method, link)
-            if results.get(key) is None:
-                yield key, timings.ask_steps(setting, method), link
-
-    timings.on_links(setting.workers, wanted, results, time_to_loss.Console())
+    wanted = functools.partial(time_to_loss.wanted, config, results)
+    timings.on_links(config.workers, wanted, results, time_to_loss.Console())
     for method, count in messages.items():
-        found = timings.pace(setting, method, link, results)
+        found = timings.pace(SETTING, method, config.checked, results)
         # Gloo adds some hundred bytes to an exchange.
         assert found.sent == pytest.approx(found.reported, rel=0.03, abs=1200)
         assert found.message > 0.02
@@ -141,22 +134,16 @@ def test_steps_on_links_are_as_late_as_they_are_and_send_what_is_reported(
 
 def left_of(name):
     """Namespaces and hosts files whose names begin so."""
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)
-    found = [x for x in listed.stdout.split() if x.startswith(name)]
-    return found + [str(x) for x in namespaces.HOSTS_FILES.glob(f"{name}*")]
+    folders = Path("/var/run/netns"), namespaces.HOSTS_FILES
+    return [path for folder in folders for path in folder.glob(f"{name}*")]
 
 
-def children(pid):
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
-
-def has_ended(pid):
-    """Also one that waits for its parent's call has."""
+def runs(pid):
+    """Not one that has ended and waits for its parent's call."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
-        return True
-    return state in "ZX"
+        return False
 
 
 @shaped
@@ -175,7 +162,7 @@ def test_an_interrupted_run_leaves_nothing(number, moment, results):
         assert programs.wait_until(lambda: left_of(name))
         while moment == "workers train" and "steps:" not in run.stdout.readline():
             assert run.poll() is None
-        ours = children(run.pid)
+        ours = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
         run.send_signal(number)
         _, told = run.communicate(timeout=60)
     finally:
@@ -183,4 +170,4 @@ def test_an_interrupted_run_leaves_nothing(number, moment, results):
     assert run.returncode != 0, told
     assert left_of(name) == []
     # An `ip` that was just started when the signal came ends by itself.
-    assert programs.wait_until(lambda: all(map(has_ended, ours)), seconds=60)
+    assert programs.wait_until(lambda: not any(map(runs, ours)), seconds=60)
