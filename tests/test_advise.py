@@ -40,6 +40,7 @@ EXCHANGES = {
     "groups, default": GROUPS,
     "largest of 31": {"payload": "largest_of_31"},
     "all": {"route": "all"},
+    "groups, all": {"route": "all", **GROUPS},
     "groups, 16 bits": {"payload": "bfloat16", **GROUPS},
     "float32": {"payload": None},
     "parameters": {"payload": None, "sync_every": 10},
