@@ -3,14 +3,15 @@
 Run from the root of the repository: ``python -m tests.size``. Lines of code are those
 with code on them: no docstrings, comments or blank lines. An update's files and
 functions are those of the library that run while it is traced, comprehensions and
-lambdas apart; a move is a call from one file into another.
+lambdas apart.
 """
 
 import ast
 import collections
+import cProfile
 import io
 import json
-import sys
+import pstats
 import tokenize
 from pathlib import Path
 
@@ -72,31 +73,17 @@ def longest_functions():
 
 
 def walk(tx):
-    """The files, functions and moves of an update of four workers."""
+    """How many files and functions an update of four workers goes through."""
     params = {name: jnp.ones(shape) for name, shape in SHAPES.items()}
     state = jax.eval_shape(tx.init, params)
-    files, functions, moves, before = set(), set(), 0, None
-
-    def see(frame, event, arg):
-        nonlocal moves, before
-        name, file = frame.f_code.co_name, frame.f_code.co_filename
-        is_ours = event == "call" and file.startswith(str(ROOT))
-        if not is_ours or name.startswith("<"):
-            return
-        moves += file != before
-        before = file
-        files.add(file)
-        functions.add((file, name))
-
     args = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((4, *x.shape), x.dtype), (params, state, params)
     )
-    sys.setprofile(see)
-    try:
-        jax.eval_shape(jax.vmap(tx.update, axis_name="data"), *args)
-    finally:
-        sys.setprofile(None)
-    return {"files": len(files), "functions": len(functions), "moves": moves}
+    profile = cProfile.Profile()
+    profile.runcall(jax.eval_shape, jax.vmap(tx.update, axis_name="data"), *args)
+    found = {(file, name) for file, _, name in pstats.Stats(profile).stats}
+    ours = {x for x in found if x[0].startswith(str(ROOT)) and x[1][0] != "<"}
+    return {"files": len({file for file, _ in ours}), "functions": len(ours)}
 
 
 def walks():

@@ -39,13 +39,11 @@ EXCHANGES = {
     "default": {},
     "groups, default": GROUPS,
     "largest of 31": {"payload": "largest_of_31"},
-    "8 bits": {"payload": "uniform8"},
     "all": {"route": "all"},
-    "groups, 4 bits": {"payload": "uniform4", **GROUPS},
+    "groups, all": {"route": "all", **GROUPS},
     "groups, 16 bits": {"payload": "bfloat16", **GROUPS},
     "float32": {"payload": None},
     "parameters": {"payload": None, "sync_every": 10},
-    "outer": {"payload": None, "sync_every": 10, "outer": OUTER},
     "groups, outer, codes": {"sync_every": 10, "outer": OUTER, **GROUPS},
     "a part": TENTH,
     "groups, a part": TENTH | GROUPS,
@@ -71,10 +69,8 @@ def test_traffic_is_that_of_the_compiled_program(name):
     mesh = Mesh(np.array(jax.devices()).reshape(N // per_node, per_node), (AXIS, "x"))
 
     report = report_of(optimizer(0.01, exchange), exchange, PARAMS, mesh)
-    every = exchange.sync_every
-    assert bool(report.bytes_sent(conditional=True)) == (every > 1)
-
     network = slamb_jax.Network(N, 1e9, workers_per_node=per_node, latency=0.0)
+    every = exchange.sync_every
     rare = dataclasses.replace(exchange, sync_every=10**12 if every > 1 else 1)
     advice, without = (advise(PARAMS, network, x) for x in (exchange, rare))
     read = {"bytes_per_step": report.bytes_sent}
@@ -89,15 +85,11 @@ def test_traffic_is_that_of_the_compiled_program(name):
         average = every * (whole - at_every_step)
         assert average == pytest.approx(count(conditional=True), **room)
     if per_node == 1:  # a worker's slice is of whole blocks
-        copies = N / 2 if exchange.route == "all" else 1
-        assert exchange.share(PARAMS) * copies == advice.share
         share = advice.exchanging.bytes_per_step / advice.dense.bytes_per_step
         assert advice.share == pytest.approx(share, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "times"), [("float16", 4), ("float32", 1), ("float64", 1)]
-)
+@pytest.mark.parametrize(("dtype", "times"), [("float16", 4), ("float32", 1)])
 def test_only_what_no_all_reduce_sums_is_sent_to_all(dtype, times):
     params = {k: jax.ShapeDtypeStruct(x, np.dtype(dtype)) for k, x in SHAPES.items()}
     average = functools.partial(advise, params, payload=None, sync_every=10)
@@ -135,32 +127,21 @@ def test_only_the_shard_of_one_device_counts(from_settings):
     assert got.dense.bytes_per_step == small.dense.bytes_per_step
 
 
-def test_an_outer_optimizer_is_not_printed_as_functions():
-    title = advise(sync_every=30, outer=OUTER).title.splitlines()[1]
-    assert title.startswith(f"Exchange('{AXIS}', sync_every=30, outer=...): 0.172%")
-
-
 def test_a_number_of_parameters_sends_k_and_an_hth():
     cost = advise(1e9, **TENTH).exchanging
     assert cost.bytes_per_step == pytest.approx(2 * 7 / 8 * 4e9 * (0.1 + 0.1))
-    exact = advise({"w": LIKE((1000, 1000))}, **TENTH).exchanging.bytes_per_step
-    roughly = advise(1e6, **TENTH).exchanging.bytes_per_step
-    assert exact == pytest.approx(roughly, rel=0.01)
 
 
 @pytest.mark.parametrize(
     ("narrow", "payload", "outcome"),
     [  # compute and exchange of a dense step in bfloat16, beside an update of half
         # a second and an exchanging step of one
-        ((0.52, 0.0), None, "will not pay"),
         ((0.5449, 0.0), None, "will not pay"),
         ((0.5451, 0.0), None, "may pay"),
         ((0.4, 0.3), None, "doubtful"),  # it may hide the shorter of them
-        ((0.3, 0.4), None, "doubtful"),
         ((0.2, 0.5451), None, "may pay"),
         ((0.5451, 0.0), "ternary", "may pay"),
         ((0.5451, 0.0), "largest_of_7", "doubtful"),  # its recorded loss is higher
-        ((0.5449, 0.0), "largest_of_7", "will not pay"),
     ],
 )
 def test_the_verdict_prints_its_threshold_and_keeps_to_it(narrow, payload, outcome):
@@ -189,22 +170,23 @@ def test_a_step_is_its_compute_its_exchange_and_its_update():
     assert advice.speedup > advice.speedup_bfloat16 > advice.speedup_hidden
 
 
-@pytest.mark.parametrize("exchange", [{"payload": "uniform8"}, {"outer": OUTER}, TENTH])
-def test_a_loss_that_is_not_recorded_is_not_forecast(exchange):
-    advice = advise(**exchange)
-    assert advice.recorded is None
-    assert "No loss is recorded for this exchange: train a dense" in advice.verdict
+UNKNOWN = "No loss is recorded for this exchange: train a dense"
+PRINTED = [
+    ({"payload": "uniform8"}, UNKNOWN),
+    (TENTH, UNKNOWN),
+    ({"outer": OUTER}, UNKNOWN),
+    ({"outer": OUTER, "sync_every": 30}, "', sync_every=30, outer=...): 0.172% of"),
+    ({}, "In ternary the loss differed from dense AdamW's after as many steps by -2.6 "
+     "to +4.0 % (the intervals"),
+    ({}, "models of 23,008 to 426,920 parameters, each"),
+    ({"payload": "largest_of_31"}, "by +12.8 to +16.9 % (the intervals"),
+    ({"payload": "largest_of_31"}, "models of 120,576 parameters, each"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("payload", RECORDED)
-def test_the_recorded_loss_is_printed_with_the_sizes_that_were_tried(payload):
-    (low, high), (least, most) = RECORDED[payload]
-    advice = advise(payload=payload)
-    assert f"In {payload} the loss differed from dense" in advice.verdict
-    assert f"as many steps by {low:+.1f} to {high:+.1f} % (the i" in advice.verdict
-    sizes = f"{least:,} to {most:,}" if least < most else f"{least:,}"
-    assert f"models of {sizes} parameters" in advice.verdict
-    assert "For other models no loss is forecast" in advice.verdict
+@pytest.mark.parametrize(("exchange", "text"), PRINTED)
+def test_the_exchange_is_printed_and_its_loss_as_far_as_it_is_recorded(exchange, text):
+    assert text in " ".join(str(advise(**exchange)).split())
 
 
 @pytest.mark.parametrize(
@@ -218,16 +200,13 @@ def test_the_recorded_loss_is_printed_with_the_sizes_that_were_tried(payload):
 )
 def test_latency_is_what_fewer_bytes_do_not_shorten(exchange, messages, said):
     """Of an all-to-all one message, of a ring n - 1; on an endless link that is all."""
-    endless = functools.partial(slamb_jax.Network, 16, 1e15)
-    near, far = (advise(network=endless(latency=x), **exchange) for x in (0.0, 0.02))
-    assert near.exchanging.latency_seconds == 0.0
-    assert "fewer exchanges do" not in str(near)
-    dense = far.dense_bfloat16  # an all-reduce goes round twice
-    assert far.dense.latency_seconds == dense.latency_seconds == pytest.approx(0.6)
-    cost = far.exchanging
+    advice = advise(network=slamb_jax.Network(16, 1e15, latency=0.02), **exchange)
+    for dense in (advice.dense, advice.dense_bfloat16):  # goes round twice
+        assert dense.latency_seconds == pytest.approx(0.6)
+    cost = advice.exchanging
     assert cost.latency_seconds == pytest.approx(messages * 0.02)
     assert cost.exchange_seconds == pytest.approx(cost.latency_seconds, rel=1e-3)
-    assert ("fewer exchanges do" in " ".join(str(far).split())) == said
+    assert ("fewer exchanges do" in " ".join(str(advice).split())) == said
 
 
 def test_it_says_where_one_message_to_all_is_faster():
@@ -242,54 +221,32 @@ def test_it_says_where_one_message_to_all_is_faster():
     assert 'With route="owners"' in str(advise(1e6, many, route="all"))
 
 
-DUE = [  # at the steps 1 to 7
-    ({}, [1, 2, 3, 4, 5, 6, 7]),
-    ({"sync_every": 3, "payload": None}, [1, 4, 7]),
-    ({"sync_every": 3, "outer": optax.sgd(1.0)}, [3, 6]),
-    ({"sync_every": 1, "outer": optax.sgd(1.0)}, [1, 2, 3, 4, 5, 6, 7]),
-    (TENTH | {"sync_every": 3}, [1, 4, 7]),
-    (TENTH | {"sync_every": None}, []),
-]
-
-
-@pytest.mark.parametrize(("settings", "due"), DUE)
-def test_the_steps_that_average(settings, due):
-    exchange = slamb_jax.Exchange(AXIS, **settings)
-    assert [t for t in range(1, 8) if exchange.averages_at(t)] == due
-    assert exchange.averages_momentum == (settings == {})
-
-
-@pytest.mark.parametrize(
-    "exchange",
-    [
-        slamb_jax.Exchange(),
-        slamb_jax.Exchange(("host", "x"), payload=None, sync_every=7),
-        slamb_jax.Exchange.paper("host", local_axis_name=("x", "y"), sync_every=None),
-    ],
-)
-def test_what_is_written_as_json_is_read_again(exchange):
+def test_what_is_written_as_json_is_read_again():
+    settings = {"local_axis_name": ("x", "y"), "sync_every": None, "route": "all"}
+    exchange = slamb_jax.Exchange.paper("host", **settings)
     text = json.dumps(exchange.to_json())
     assert slamb_jax.Exchange.from_json(json.loads(text)) == exchange
 
 
-@pytest.mark.parametrize("share", [1.0, 0.07, 0.06, 0.03, 0.01, 0.005])
-def test_a_budget_is_kept_and_used(share):
-    params = {"w": jax.ShapeDtypeStruct((2048, 2048), jnp.float32)}
-    asked = slamb_jax.Exchange((AXIS, "pod"))
-    ask = functools.partial(advise, params, NETWORK)
-    advice = ask(asked, budget=share)
-    exchange, payloads = advice.exchange, [*RECORDED]
-    assert exchange == dataclasses.replace(asked, payload=exchange.payload)
-    assert advice.share == exchange.share(params) <= share
-    assert advice == ask(exchange)
-    place = payloads.index(exchange.payload)
-    if place > 0:
-        more = dataclasses.replace(exchange, payload=payloads[place - 1])
-        assert more.share(params) > share
-    if share > 0.02:  # four times as much where all send to all
-        asked = dataclasses.replace(asked, route="all")
-        advice = ask(asked, budget=share)
-        assert advice.share == 4 * advice.exchange.share(params) <= share
+@pytest.mark.parametrize(
+    ("share", "route", "payload"),
+    [
+        (1.0, "owners", "ternary"),
+        (0.06, "owners", "ternary"),
+        (0.03, "owners", "largest_of_7"),
+        (0.01, "owners", "largest_of_31"),
+        (0.005, "owners", "largest_of_127"),
+        (0.03, "all", "largest_of_127"),  # four times as much
+    ],
+)
+def test_a_budget_is_kept_and_used(share, route, payload):
+    params = {"w": LIKE((2048, 2048))}
+    asked = slamb_jax.Exchange((AXIS, "pod"), route=route)
+    advice = advise(params, NETWORK, asked, budget=share)
+    assert advice.exchange == dataclasses.replace(asked, payload=payload)
+    assert advice == advise(params, NETWORK, advice.exchange)
+    copies = N / 2 if route == "all" else 1
+    assert advice.share == copies * advice.exchange.share(params) <= share
 
 
 @pytest.mark.parametrize("size", [10_000, 100_000, 10_000_000])

@@ -9,57 +9,44 @@ from slamb_jax import command_line
 from slamb_jax.advisor.units import COUNTS, RATES, TIMES, scaled
 from tests import programs
 
-ASKED = {
-    "--params": "340M", "--workers": "128", "--link": "10Gbit", "--step": "0.5s",
-}  # fmt: skip
+ASKED = ["advise", "--params=340M", "--workers=128", "--link=10Gbit", "--step=0.5s"]
 
 
-def advise(capsys, *options, **changed):
-    asked = ASKED | {f"--{name}": value for name, value in changed.items()}
-    words = [w for k, v in asked.items() if v is not None for w in (k, v)]
-    command_line.main(["advise", *words, *options])
+def advise(capsys, *options):
+    command_line.main([*ASKED, *options])
     return capsys.readouterr().out
-
-
-def said(*given, **changed):
-    """What the command prints, as one line."""
-    return " ".join(advise(*given, **changed).split())
 
 
 def test_a_readable_table(capsys):
     out = advise(capsys)
     assert out.startswith("340 M parameters; 128 workers, 1 per node; 10 Gbit/s, ")
     share = "5.16% of the bytes of dense float32, 10.3% of bfloat16"
-    assert f"Exchange('data'): {share}" in said(capsys)
+    assert f"\nExchange('data'): {share}\n" in out
     row = r"^exchanging +\d+.\d +500 ms +\d+ ms +0 ns +\d+ ms +3.\d\d +2.\d\d$"
     assert re.search(row, out, re.M), out
-    assert "may pay: " in out
     assert max(map(len, out.splitlines())) <= 88
-    assert "will not pay: " in advise(capsys, step="20s", link="400Gbit")
-    assert "free: python -m benchmarks.step" in said(capsys)
+    assert "free: python -m benchmarks.step" in " ".join(out.split())
 
 
 def test_options_are_settings_of_the_exchange_and_of_the_network(capsys):
     words = "--local-axis-name=x --payload null --workers-per-node 4"
-    more = ["--local-link", "200Gbit", "--latency", "1ms"]
-    out = advise(capsys, *words.split(), *more)
+    out = advise(capsys, *words.split(), "--local-link", "200Gbit", "--latency=1ms")
     nodes = {"workers_per_node": 4, "local_link": 200e9, "latency": 1e-3}
     network = slamb_jax.Network(128, 10e9, **nodes)
     exchange = slamb_jax.Exchange("data", local_axis_name="x", payload=None)
     assert out == f"{slamb_jax.advise(340e6, network, exchange, step_seconds=0.5)}\n"
     for option in ("--budget=5%", "--payload=largest_of_7"):
-        assert "Exchange('data', payload='largest_of_7'): " in said(capsys, option)
+        assert "Exchange('data', payload='largest_of_7'): " in advise(capsys, option)
 
 
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        ("advise --help", "--latency 20us        of one message, with Gloo"),
         ("advise --help", f"float32; default: {slamb_jax.Exchange().payload}\n"),
         ("--version", f"slamb-jax {slamb_jax.__version__}\n"),
     ],
 )
-def test_help_shows_defaults(words, shown, capsys, monkeypatch):
+def test_help_and_version(words, shown, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as ended:
         command_line.main(words.split())
@@ -68,8 +55,7 @@ def test_help_shows_defaults(words, shown, capsys, monkeypatch):
 
 
 def test_the_command_as_a_process():
-    words = [word for pair in (ASKED | {"--workers": "0"}).items() for word in pair]
-    run = programs.start("-m", "slamb_jax.command_line", "advise", *words)
+    run = programs.start("-m", "slamb_jax.command_line", *ASKED, "--workers=0")
     error = "slamb-jax advise: workers must be an integer of at least 2, got 0\n"
     assert programs.finish(run) == (2, error)
 

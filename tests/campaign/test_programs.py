@@ -145,6 +145,7 @@ MEANS = [Send("psum", "node", 16 * i, "int32", i) for i in range(1, 6)]
 EACH = [
     *(Send(kind, "device", 80, "float32", i) for i, kind in enumerate(XLA_KIND, 1)),
     Loop(5, [Send("all_gather", "node", 24, "uint8", 7), MEANS[0]]),
+    Loop(None, [Send("psum", "node", 8, "uint8", 8)]),
     Branch(([MEANS[1]], [MEANS[2]])),
     Loop(6, [Branch(([MEANS[3]], [MEANS[4]]))]),
 ]
