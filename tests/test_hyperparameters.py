@@ -1,6 +1,5 @@
 """Every argument under ``optax.inject_hyperparams``; functions, and trees like them."""
 
-import dataclasses
 import functools
 import inspect
 from contextlib import nullcontext
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import struct
 
 import slamb_jax
 from slamb_jax import jointspar
@@ -190,10 +190,7 @@ def test_the_guides_call_trains_parameters_of_16_bits(make):
     assert_close(got, want, units=2, floor=1e-3)
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["w", "kernels", "b"], meta_fields=[]
-)
-@dataclasses.dataclass
+@struct.dataclass
 class Model:
     """A tree that can be called, as the models of some libraries are."""
 
