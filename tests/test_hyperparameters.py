@@ -1,6 +1,5 @@
 """Every argument under ``optax.inject_hyperparams``; functions, and trees like them."""
 
-import dataclasses
 import functools
 import inspect
 from contextlib import nullcontext
@@ -10,92 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import struct
 
 import slamb_jax
 from slamb_jax import jointspar
-from slamb_jax.exchange.selections import Strided
 from slamb_jax.links import directions
+from tests import arguments
+from tests.arguments import ARGUMENTS, MASK, NUMBERS, ONE, PARAMS, SHAPES
 from tests.close import assert_close
 from tests.optimizers import random_tree, standard_promotion
-from tests.test_contract import public
 from tests.workers import AXIS, train
 
-PARAMS = random_tree({"w": (4, 3), "kernels": (2, 3, 4), "b": (3,)}, 0)
-GRADS = [random_tree({"w": (4, 3), "kernels": (2, 3, 4), "b": (3,)}, t) for t in (1, 2)]
-ONE = slamb_jax.Exchange()
-PAPER = slamb_jax.Exchange.paper(selection=Strided(0.25, min_size=4))
-RATE, SLOWER = (optax.linear_schedule(x, x / 2, 4) for x in (0.1, 0.02))
-
-
-def of_kernels(value, other):
-    return lambda params: jax.tree.map(
-        lambda x: value if jnp.ndim(x) == 3 else other, params
-    )
-
-
-MASK, LAYERS = of_kernels(True, False), of_kernels("one", "two")
-KERNELS = of_kernels(directions.DimensionNumbers(1, 2), None)
-B1 = {"w": 0.8, "kernels": 0.5, "b": 0.8}
-ADAM = {"b1": B1, "b2": 0.9, "mu_dtype": jnp.bfloat16}
-STEP = {"learning_rate": RATE, "exchange": ONE, "weight_decay": SLOWER, "mask": MASK}
-RATIO = {"form": "product", "c_min": 0.5, "c_max": 2.0}
-MUON = {"ns_coeffs": ((3.0, -4.0, 2.0),) * 2, "ns_steps": 2, "eps": 1e-3,
-        "consistent_rms": 0.3}  # fmt: skip
-ARGUMENTS = {  # a value, other than the default, of every argument
-    slamb_jax.adamw: STEP | ADAM | {"eps": 1e-3, "eps_root": 1e-3, "nesterov": True},
-    slamb_jax.lamb: STEP | ADAM | RATIO | {"eps": 1e-3},
-    slamb_jax.slamb: STEP | ADAM | RATIO | {
-        "exchange": PAPER, "eps": 1e-3, "b3": 0.7
-    },
-    slamb_jax.lion: STEP | {"b1": 0.5, "b2": 0.7, "mu_dtype": jnp.bfloat16},
-    slamb_jax.sgd: {
-        "learning_rate": RATE, "exchange": ONE, "momentum": 0.7, "nesterov": True,
-        "accumulator_dtype": jnp.bfloat16,
-    },
-    slamb_jax.muon: MUON | {
-        "learning_rate": RATE, "exchange": ONE, "beta": 0.7, "weight_decay": 0.1,
-        "weight_decay_mask": MASK, "mu_dtype": jnp.bfloat16, "nesterov": False,
-        "adam_b1": 0.5, "adam_b2": 0.9, "adam_eps_root": 1e-3,
-        "adam_weight_decay": SLOWER, "adam_learning_rate": SLOWER,
-        "muon_weight_dimension_numbers": KERNELS,
-    },
-    slamb_jax.mask_momentum: ADAM | {
-        "exchange": ONE, "direction": directions.adam(), "share": 0.6, "nesterov": True,
-        "compressor": optax.identity(), "bias_correction": False,
-    },
-    slamb_jax.layerwise_trust_ratio: RATIO | {
-        "exchange": PAPER, "direction": optax.scale(2.0), "b3": 0.7,
-        "weight_decay": RATE, "mask": MASK,
-    },
-    slamb_jax.elementwise_rescale: {"exchange": PAPER, "b3": 0.7},
-    slamb_jax.randk_compress_with_error_feedback: {"exchange": PAPER},
-    slamb_jax.compress_with_error_feedback: {
-        "compressor": slamb_jax.compressors.of_exchange(ONE), "decay": 0.5
-    },
-    slamb_jax.average_gradients: {"exchange": ONE},
-    slamb_jax.average_parameters_every: {
-        "exchange": slamb_jax.Exchange(payload=None, outer=optax.sgd(1.0)),
-        "compressor": slamb_jax.compress_with_error_feedback(
-            slamb_jax.compressors.of_exchange(ONE)
-        ),
-    },
-    slamb_jax.on_shards: {"tx": optax.sgd(0.1), "exchange": ONE},
-    directions.adam: {"eps": 1e-3, "eps_root": 1e-3, "eps_before_correction": True},
-    directions.muon: MUON | {
-        "weight_dimension_numbers": KERNELS, "param_specs": dict.fromkeys(PARAMS)
-    },
-    jointspar.jointspar: {
-        "tx": optax.sgd(0.1), "exchange": ONE, "layers": LAYERS, "budget": 1.5,
-        "p_min": 0.5, "horizon": 20, "sampling": "per_worker", "seed": 3,
-    },
-}  # fmt: skip
-WRAPPERS = {"accumulate", "skip_not_finite"}  # take a made one
+GRADS = [random_tree(SHAPES, t) for t in (1, 2)]
 each = pytest.mark.parametrize("make", ARGUMENTS, ids=lambda make: make.__qualname__)
 
 
 def test_no_argument_is_missing_from_the_table():
-    names = {make.__name__ for make in ARGUMENTS}
-    assert names == {name.removeprefix("directions.") for name in public()} - WRAPPERS
+    assert {*ARGUMENTS} == {make for _, make in arguments.public()}
     for make, given in ARGUMENTS.items():
         assert given.keys() == inspect.signature(make).parameters.keys()
 
@@ -182,12 +112,6 @@ def test_of_a_schedule_in_codes_what_was_not_sent_waits(b1, of_mu):
     np.testing.assert_allclose(sent[0] + waits, given, atol=1e-4)
 
 
-DECAY_RATES = {"b1", "b2", "b3", "adam_b1", "adam_b2", "beta", "momentum", "share"}
-EPSILONS = {"eps", "eps_root", "adam_eps_root"}
-NUMBERS = DECAY_RATES | EPSILONS | {  # the others are no hyperparameters
-    "learning_rate", "adam_learning_rate", "weight_decay", "adam_weight_decay", "c_min",
-    "c_max", "consistent_rms",
-}  # fmt: skip
 OBJECTS = {"exchange", "tx", "direction", "compressor", "param_specs"}
 CASES = [(make, name) for make, given in ARGUMENTS.items() for name in given]
 case = functools.partial(
@@ -220,8 +144,8 @@ def test_where_a_called_function_cannot_be_told_another_argument_is_refused(make
         jax.eval_shape(optax.inject_hyperparams(make)(**ARGUMENTS[make]).init, PARAMS)
 
 
-@case([(make, name) for make, name in CASES if name in DECAY_RATES | EPSILONS])
-def test_a_number_and_an_array_of_it_are_checked_alike(make, name):
+@case([x for x in CASES if x[1] in arguments.DECAY_RATES | arguments.EPSILONS])
+def test_an_array_is_checked_as_its_number(make, name):
     def made(x):
         make(**ARGUMENTS[make] | {name: x})
         return x
@@ -231,25 +155,23 @@ def test_a_number_and_an_array_of_it_are_checked_alike(make, name):
             made(jnp.float32(-2) * 2)
         return x
 
-    out = [-1.0, -1, jnp.float32(-1), jnp.int32(-1), jnp.float32("nan")]
-    if name in DECAY_RATES:
-        out.append(1.01 if name == "b3" else 1.0)
-    for wrong in out:
+    for wrong in (jnp.float32(-1), jnp.int32(-1), jnp.float32("nan")):
         with pytest.raises(ValueError, match=f"^{name} must be in .*, got"):
             made(wrong)
-    for wrong in (True, jnp.bool_(True), jnp.ones(2), 1j, jnp.complex64(0.5), "0.5"):
+    for wrong in (jnp.bool_(True), jnp.ones(2), jnp.complex64(0.5)):
         with pytest.raises(ValueError, match=f"^{name} must be a number in .*, got"):
             made(wrong)
     with pytest.raises(ValueError, match=f"^{name} must be in .*, got .*-4"):
         jax.eval_shape(constant, 1.0)
     jax.eval_shape(made, jnp.float32(-1))  # has no value yet
     # 16 bits may round a usual value away, or its distance to 1.
-    for dtype in ("float16",) if name in EPSILONS else ("float16", "bfloat16"):
+    wide_enough = "bfloat16" if name in arguments.EPSILONS else "float32"
+    for dtype in {"float16", "bfloat16"} - {wide_enough}:
         said = f"{name} must be of 32 bits, .*{dtype} .*hyperparam_dtype=jnp.float32"
         for call in (made, jax.jit(made)):
             with pytest.raises(ValueError, match=said):
                 call(jnp.asarray(0.5, dtype))
-    made(jnp.float32(0.5))
+    made(jnp.asarray(0.5, wide_enough))
 
 
 OPTIMIZERS = [make for make in ARGUMENTS if "learning_rate" in ARGUMENTS[make]]
@@ -268,10 +190,7 @@ def test_the_guides_call_trains_parameters_of_16_bits(make):
     assert_close(got, want, units=2, floor=1e-3)
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["w", "kernels", "b"], meta_fields=[]
-)
-@dataclasses.dataclass
+@struct.dataclass
 class Model:
     """A tree that can be called, as the models of some libraries are."""
 
@@ -289,11 +208,12 @@ def scaled(stacked):
 
 
 MODEL = Model(**PARAMS)
-TREES = {  # where an argument is a tree like the parameters, or a function of them
-    make: {name: x for name, x in given.items() if x in (MASK, LAYERS, KERNELS)}
+MADE_OF_PARAMS = CALLED | {"mask", "weight_decay_mask"}
+TREES = {
+    make: {name: given[name] for name in MADE_OF_PARAMS & given.keys()}
     for make, given in ARGUMENTS.items()
+    if MADE_OF_PARAMS & given.keys()
 }
-TREES = {make: trees for make, trees in TREES.items() if trees}
 TREES[scaled] = {"stacked": MASK}
 
 
@@ -308,7 +228,7 @@ def test_a_tree_that_can_be_called_is_a_tree(make):
 
     b1 is a tree in both.
     """
-    given = ARGUMENTS.get(make, {}) | {"param_specs": None, "b1": Model(**B1)}
+    given = ARGUMENTS.get(make, {}) | {"param_specs": None, "b1": Model(**arguments.B1)}
     given = {x: given[x] for x in given if x in inspect.signature(make).parameters}
     if make is slamb_jax.lion:
         given["b1"] = 0.5

@@ -7,7 +7,7 @@ import optax
 
 from slamb_jax import Exchange, jointspar
 from slamb_jax.jointspar import train_if
-from tests.wrong_uses.common import NAN, bad, of
+from tests.wrong_uses.common import bad, of
 
 PARAMS = {name: jnp.ones((2, 3)) for name in "abcd"}
 LABELS = {"a": "one", "b": "two", "c": "three", "d": None}
@@ -29,18 +29,6 @@ def updated(exchange=ONE):
     tx.update(PARAMS, tx.init(PARAMS), PARAMS)
 
 
-ALONE = [  # the argument, what it must be, values that it must not have
-    ("budget", r"\(0.0, inf\]", 0),
-    ("budget", r"\(0.0, 3\]", 3.1),
-    ("budget", "", NAN, "1"),
-    ("p_min", "", 0.0),
-    ("p_min", r"\(0.0, 0.5\]", 0.6),
-    ("horizon", "", 0),
-    ("sampling", "shared, per_worker", "private"),
-    ("seed", "", 0.5),
-    ("exchange", "slamb_jax.Exchange", "data"),
-    ("tx", "optax.GradientTransformation", optax.lars),
-]
 TWO = {"a": "one", "b": "two"}
 UNUSED = {  # settings of an exchange that JointSpar does not use
     "outer": optax.sgd(0.7), "local_axis_name": "local", "stacked": True,
@@ -48,7 +36,8 @@ UNUSED = {  # settings of an exchange that JointSpar does not use
 }  # fmt: skip
 LOCAL = Exchange("x", payload=None, sync_every=4)
 JOINTSPAR = [
-    *(x for name, to, *values in ALONE for x in bad(init, name, *values, wanted=to)),
+    *bad(init, "budget", 3.1, wanted=r"\(0.0, 3\]"),
+    *bad(init, "p_min", 0.6, wanted=r"\(0.0, 0.5\]"),
     *(
         (of(init, exchange=Exchange("x", **{name: x})), rf"Exchange\('x'\), .*{name}=")
         for name, x in UNUSED.items()
