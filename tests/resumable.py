@@ -24,7 +24,7 @@ import optax
 import slamb_jax
 from slamb_jax.checkpoint.format import leaves_by_name
 from slamb_jax.workers.mesh import raw
-from tests.optimizers import any_lamb
+from tests.optimizers import any_lamb, train_step
 
 SELECTION = slamb_jax.selections.Strided(0.25, min_size=20, seed=0)
 PAPER = slamb_jax.Exchange("data", selection=SELECTION, payload=None, sync_every=4)
@@ -47,21 +47,22 @@ def arguments():
 say = functools.partial(print, flush=True)
 
 
+def loss_of(params, batch):
+    inputs, targets = jnp.split(batch, [FEATURES], axis=1)
+    hidden = jnp.tanh(inputs @ params["w1"] + params["b"])
+    return jnp.mean((hidden @ params["w2"] - targets) ** 2)
+
+
 def make_step(tx):
+    """With noise by a key of the state, and dropout by the key of the step."""
+
     def step(state, batch, key):
         params, opt_state, noise = state
-        inputs, targets = jnp.split(batch, [FEATURES], axis=1)
         noise, own = jax.random.split(noise)
-        scale = 1e-3 * jax.random.normal(jax.random.fold_in(own, 7), inputs.shape)
-        keep = jax.random.bernoulli(key, 0.9, inputs.shape)  # dropout
-
-        def loss_of(p):
-            hidden = jnp.where(keep, inputs + scale, 0.0) @ p["w1"] + p["b"]
-            return jnp.mean((jnp.tanh(hidden) @ p["w2"] - targets) ** 2)
-
-        loss, grads = jax.value_and_grad(loss_of)(params)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state, noise), loss
+        noisy = batch + 1e-3 * jax.random.normal(own, batch.shape)
+        noisy *= jax.random.bernoulli(key, 0.9, batch.shape)
+        pair, loss = train_step(tx, loss_of)((params, opt_state), noisy)
+        return (*pair, noise), loss
 
     return step
 

@@ -1,6 +1,7 @@
 """Checkpoints are exact or found to be damaged, and n workers are resized to m."""
 
 import contextlib
+import functools
 import gc
 import re
 import shutil
@@ -66,23 +67,29 @@ def assert_restored(found, step, state, like=None, extra=None):
 FEW_BITS = "int2", "int4", "float4_e2m1fn", "float8_e4m3fn", "float8_e5m2"
 
 
+IN_BACKGROUND = functools.partial(Checkpoints, asynchronous=True)
+
+
 @pytest.mark.parametrize("kind", [None, AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("store", [Checkpoints, Snapshots])
+@pytest.mark.parametrize("store", [Checkpoints, IN_BACKGROUND, Snapshots])
 def test_what_comes_back_is_what_was_saved(store, kind, tmp_path):
     """Of every dtype; the latest two are kept."""
     mesh = kind and mesh_with({AXIS: N}, kind)
     few = jnp.arange(12.0).reshape(N, 3) % 2  # which all of them hold
-    few = {name: few.astype(getattr(jnp, name)) for name in FEW_BITS}
-    state, other = (a_state(N, i, mesh, **few) for i in (0, 1))
+    state, want, other = (
+        a_state(N, i, mesh, **{x: few.astype(getattr(jnp, x)) for x in FEW_BITS})
+        for i in (0, 0, 1)
+    )
     rng = np.random.default_rng(5)
     extra = {"position": 640, "generator": rng.bit_generator.state}
-    opened = (lambda x: x) if store is Checkpoints else contextlib.nullcontext
+    opened = contextlib.nullcontext if store is Snapshots else (lambda x: x)
     with opened(store(tmp_path)) as kept:
         assert kept.restore(state) is None
         for step in (3, 6, 9):
             kept.save(step, state, extra)
+        jax.tree.map(lambda x: x.delete(), state)  # as a step that it is donated to
     with opened(store(tmp_path)) as kept:
-        assert_restored(kept.restore(other), 9, state, other, extra)
+        assert_restored(kept.restore(other), 9, want, other, extra)
     names = {path.name.removesuffix(".snapshot") for path in tmp_path.iterdir()}
     assert {name for name in names if name.isdigit()} == {"6", "9"}
     assert not [p for p in tmp_path.rglob("*") if p.suffix in (".pkl", ".pickle")]
@@ -112,8 +119,6 @@ def test_of_the_default_exchange_only_the_momentum_is_stored_n_times(tmp_path):
     scalars = 3 + len(params)  # counts, and the mean of each leaf's v
     elements = sum(x.size for x in jax.tree.leaves(params))
     assert size <= 4 * ((2 + N) * elements + scalars)
-    one = jax.tree.map(lambda x: x[0], state[0])
-    assert_same_bits(slamb_jax.consolidate(state[0]), one)
 
 
 @pytest.fixture(scope="module")
@@ -264,13 +269,11 @@ EXCHANGE = slamb_jax.Exchange(AXIS)
 ALIKE = {  # whose arrays have the same names, shapes and dtypes
     "adamw": slamb_jax.adamw(0.1, EXCHANGE),
     "lion": slamb_jax.lion(0.1, EXCHANGE),
-    "sgd": slamb_jax.sgd(0.1, EXCHANGE, momentum=0.9),
     "own": optax.chain(slamb_jax.mask_momentum(EXCHANGE), optax.sgd(0.1)),
 }
 TURNS = [slamb_jax.layerwise_trust_ratio, slamb_jax.elementwise_rescale]
 ALIKE |= {
     "accumulated": slamb_jax.accumulate(ALIKE["adamw"], 2),
-    "lion, accumulated": slamb_jax.accumulate(ALIKE["lion"], 2),
     "turns": optax.chain(*(link(EXCHANGE) for link in TURNS)),
     "turned": optax.chain(*(link(EXCHANGE) for link in TURNS[::-1])),
 }
@@ -338,18 +341,6 @@ def test_a_run_that_is_gone_but_for_a_cycle_holds_no_directory(tmp_path):
             checkpoints.save(2, full_of(2))
     finally:
         gc.enable()
-
-
-def test_what_is_saved_in_the_background_is_what_was_there(tmp_path):
-    state = {"w": jax.random.normal(jax.random.key(0), (4, 50_000))}
-    add = jax.jit(lambda s: {"w": s["w"] + 1}, donate_argnums=0)
-    with Checkpoints(tmp_path, asynchronous=True) as checkpoints:
-        want = jax.tree.map(np.array, state)
-        checkpoints.save(1, state)
-        for _ in range(5):
-            state = add(state)
-    with Checkpoints(tmp_path) as checkpoints:
-        assert_same_bits(checkpoints.restore(state).state, want)
 
 
 @pytest.fixture

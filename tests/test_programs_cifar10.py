@@ -2,8 +2,6 @@
 
 import hashlib
 import io
-import itertools
-import os
 import signal
 import tarfile
 
@@ -14,20 +12,17 @@ import pytest
 import slamb_jax
 from examples.cifar10 import data, main
 from examples.cifar10.models import ResNet
-from examples.common import processes, records
+from examples.common import processes
 from tests import programs
-from tests.close import assert_same_bits
 
 TINY = {"width": 4, "batch_size": 2, "workers": 2, "learning_rate": 0.01}
 TINY |= {"log_every": 1, "eval_every": 3, "checkpoint_every": 100}
 TINY |= {"epochs": 4 * programs.EPOCH, "milestones": (2 * programs.EPOCH,)}
-LOCAL = slamb_jax.Exchange("data", payload=None, sync_every=3)
 pytestmark = pytest.mark.usefixtures("standard_promotion", "quick_to_compile")
 
 
 def run(out, **changes):
-    config = main.Config(**{**TINY, "out": out, "exchange": LOCAL, **changes})
-    return programs.train(main, config)
+    return programs.train(main, main.Config(**{**TINY, "out": out, **changes}))
 
 
 def archive_in(folder, count=20):
@@ -70,60 +65,28 @@ def test_archive_is_read_and_checked(tmp_path):
     ],
 )
 def test_an_optimizer_trains(name, exchange, room, tmp_path):
-    short = {"epochs": 2 * programs.EPOCH, "eval_every": 2, "optimizer": name}
-    run(tmp_path, exchange=exchange, **short)
+    """What resumes to the last bit is in ``test_programs_launch.py``."""
+    before = signal.getsignal(signal.SIGINT)
+    made = {"exchange": exchange, "optimizer": name}
+    result = run(tmp_path, **made)
+    assert signal.getsignal(signal.SIGINT) is before
     losses = programs.series(tmp_path, "loss")
-    assert len(losses) == 2
+    assert len(losses) == 4
     assert np.isfinite(losses).all()
-    arrays, _, _ = left_by(tmp_path)
+    rates = programs.series(tmp_path, "learning_rate")
+    assert rates == pytest.approx([0.01, 0.01, 0.001, 0.001])
+    _, arrays = programs.saved(tmp_path / "checkpoints")
     params = [x for key, x in arrays.items() if key.startswith(".params")]
     apart = sum(np.sum((x - x.mean(0)) ** 2) for x in params) ** 0.5
     assert apart < room * sum(np.sum(x**2) for x in params) ** 0.5
-    (share,) = programs.series(tmp_path, "exchange/share_of_float32")
-    assert 0 < share < 1
-
-
-def left_by(out):
-    """The newest checkpoint's arrays, where its data stood, and records but seconds."""
-    metadata, arrays = programs.saved(out / "checkpoints")
-    numbers = records.read(out / "metrics.jsonl")
-    for record in numbers:
-        record.pop("seconds_per_step", None)
-    return arrays, metadata["extra"], numbers
-
-
-@pytest.mark.long
-def test_a_stopped_run_resumes_to_the_last_bit(tmp_path, monkeypatch):
-    before, out = signal.getsignal(signal.SIGINT), tmp_path / "parts"
-    whole, on_mesh = run(tmp_path / "one"), processes.on_mesh
-
-    def and_stop(mesh, batch, *axes):
-        if axes and next(steps) == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        return on_mesh(mesh, batch, *axes)
-
-    steps = itertools.count(1)
-    monkeypatch.setattr(processes, "on_mesh", and_stop)
-    with pytest.raises(SystemExit) as stopped:
-        run(out)
-    monkeypatch.undo()
-    assert stopped.value.code == 128 + signal.SIGINT
-    assert signal.getsignal(signal.SIGINT) is before
-    with pytest.raises(SystemExit, match="other options"):
-        run(out, b2=0.5)
-    result = run(out)
-    (arrays, position, numbers), (want, _, same) = map(left_by, (out, tmp_path / "one"))
-    assert_same_bits(arrays, want)
-    assert position == {"next_index": 4, "workers": TINY["workers"]}
-    for numbers_of_run in (result, whole):
-        numbers_of_run.pop("seconds_per_step")
-    assert (result, numbers) == (whole, same)
     mean = arrays[".statistics['BatchNorm_0']['mean']"]
     assert not np.allclose(mean[0], mean[1])  # each worker has its own statistics
-    again = run(out)  # finished: evaluated, and not made again
+    (share,) = {*programs.series(tmp_path, "exchange/share_of_float32")}
+    assert 0 < share < 1
+    again = run(tmp_path, **made)  # finished: evaluated, and not made again
     assert again == {name: result[name] for name in again}
-    rates = programs.series(out, "learning_rate")
-    assert rates == pytest.approx([0.01, 0.01, 0.001, 0.001])
+    with pytest.raises(SystemExit, match="other options"):
+        run(tmp_path, **made, b2=0.5)
 
 
 def test_runs_that_cannot_be_made_are_refused(tmp_path):

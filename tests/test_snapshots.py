@@ -220,16 +220,6 @@ def test_workers_are_lost_and_come_back(tmp_path):
     assert len({result[2]["[2]"][0] for result in found}) == 3  # keys
     assert same_on_all(found, when=3) == equal
 
-    # One is left, and now has two workers, as its two new neighbours have.
-    left = found[0][3]
-    statuses, found, told = launched(tmp_path, "324", 11, devices=2)
-    assert statuses == [0, 0, 0], told
-    assert [(first, new) for first, new, *_ in found] == [(11, [0, 1, 3, 4, 5])] * 3
-    for name, x in left.items():
-        began = [word for result in found for word in result[2][name]]
-        assert len(set(began)) == (6 if name == "[2]" else 1)
-        assert began[2] == x[0]
-
 
 @pytest.mark.long
 def test_a_directory_of_two_processes_is_refused_by_all(tmp_path):
