@@ -43,6 +43,18 @@ def slamb(rate=0.01, **settings):
     return slamb_jax.slamb(rate, exchange(**ours), **{"b3": 0.7} | settings)
 
 
+def flat_slamb(rate, exchange, *, b3, form, eps=1e-6, **ratio):
+    """SLAMB as the four links in a row, and what every optax chain ends with."""
+    adam = slamb_jax.directions.adam(eps, eps_before_correction=form == "sum")
+    return optax.chain(
+        slamb_jax.mask_momentum(exchange, adam, 0.9, 0.999),
+        slamb_jax.layerwise_trust_ratio(exchange, b3=b3, form=form, **ratio),
+        slamb_jax.elementwise_rescale(exchange, b3=b3),
+        optax.scale_by_learning_rate(rate),
+        slamb_jax.average_parameters_every(exchange),
+    )
+
+
 @contextlib.contextmanager
 def standard_promotion():
     """Flax's and optax's own code needs it."""

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 import slamb_jax
-from benchmarks import rivals
+from tests.optimizers import flat_slamb
 
 ROOT = Path(slamb_jax.__file__).parent
 LIMITS = Path(__file__).with_suffix(".json")
@@ -91,7 +91,7 @@ def walks():
     paper = slamb_jax.Exchange.paper("data")
     return {
         "adamw": walk(slamb_jax.adamw(1e-3, slamb_jax.Exchange("data"))),
-        "slamb, flat": walk(rivals.slamb(6e-3, paper)),
+        "slamb, flat": walk(flat_slamb(6e-3, paper, b3=0.93, form="sum")),
     }
 
 

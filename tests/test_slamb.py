@@ -13,7 +13,7 @@ from slamb_jax.exchange.selections import Leaf, Strided
 from tests.close import assert_close
 from tests.compiled import compile_optimized
 from tests.naive import PLAIN, Workers
-from tests.optimizers import any_lamb, plain, random_tree
+from tests.optimizers import any_lamb, flat_slamb, plain, random_tree
 from tests.replay import Replay, mask_at
 from tests.workers import AXIS, MAPPINGS, train
 
@@ -43,16 +43,20 @@ def assert_recorded(got, want):
     np.testing.assert_allclose(flat, want, rtol=0, atol=TOLERANCE * np.abs(want).max())
 
 
+MAKES = slamb_jax.slamb, flat_slamb
+
+
 @pytest.mark.parametrize(
-    ("name", "mapping"),
-    [(name, "vmap") for name in RUNS]
-    + [("slamb_v2_wd", mapping) for mapping in MAPPINGS[1:]],
+    ("make", "name", "mapping"),
+    [(make, name, "vmap") for make in MAKES for name in RUNS]
+    + [(slamb_jax.slamb, "slamb_v2_wd", mapping) for mapping in MAPPINGS[1:]]
+    + [(flat_slamb, "slamb_naive_wd", "shard_map")],
 )
-def test_slamb_follows_the_recorded_run(name, mapping):
+def test_slamb_follows_the_recorded_run(make, name, mapping):
     run = np.load(GOLDEN / f"{name}.npz")
     masks = [x.reshape(len(x), -1) for x in recorded_leaves(run["mask"])]
     between = plain(AXIS, selection=Replay(masks), sync_every=5)
-    tx = slamb_jax.slamb(0.01, between, b3=0.9, **RUNS[name])
+    tx = make(0.01, between, b3=0.9, **RUNS[name])
     grads = [recorded_leaves(g) for g in run["grads"]]
     history = train(tx, recorded_leaves(run["p0"]), grads, mapping)
     assert len(history) == 12
