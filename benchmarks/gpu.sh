@@ -84,7 +84,7 @@ part exchange 60 python3 -m benchmarks.step --model "$exchanged" --rounds "$roun
 # (c) The laws, as far as one device can break them.
 laws=(
   tests/test_codes.py::test_codes_are_those_of_the_formula
-  tests/test_codes.py::test_an_array_has_the_codes_of_its_groups
+  tests/test_platform.py::test_an_array_is_coded_in_groups
   tests/test_codes.py::test_zeros_stay_and_extremes_are_finite
   tests/test_mean.py::test_the_mean_of_what_was_sent_is_sent_again
   tests/test_mean.py::test_workers_steps_arrays_and_blocks_round_otherwise
