@@ -62,6 +62,7 @@ def skip_not_finite(
 
     Put it around all that must not get the gradient: around ``slamb``, a chain, or
     :func:`accumulate` (then one mini-step is skipped; inside, the step).
+    A transformation of one's own in between takes no extra arguments, or hands on all.
 
     For float16 with a loss scale, divide the gradients by it in float32; halve it after
     a step with ``last_finite`` False, and double it after 2000 finite ones.
