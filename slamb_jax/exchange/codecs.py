@@ -39,8 +39,7 @@ _ROWS = 8  # of a group of a large array
 _LARGE, _SMALL = 2**16, 2**11  # elements of an array
 _SCALE_BYTES = 4
 _MANY_ROWS = 512  # of a slice: from so many on, filling groups costs under 1 %
-_ZERO, _NAN = np.float32(0), np.float32(np.nan)
-_TINY = np.finfo(np.float32).tiny
+_ZERO, _TINY, _NAN = np.float32(0), np.finfo(np.float32).tiny, np.float32(np.nan)
 
 #: Digits (..., groups, planes, rows, width) and scales (..., groups, 1, rows, 4).
 #:
@@ -283,8 +282,11 @@ class Uniform(BlockCodec):
 
     def quantize(self, planes: list[jax.Array], draw: Draw) -> Quantized:
         levels = self.levels
-        sizes = functools.reduce(jnp.maximum, [jnp.abs(x) for x in planes])
-        size = jnp.max(sizes, -1, keepdims=True)
+        # As integers magnitudes have the same order, and NaN is the largest: in floats
+        # XLA's maximum loses it on a CPU, from 32 rows on.
+        sizes = [lax.bitcast_convert_type(jnp.abs(x), jnp.int32) for x in planes]
+        most = jnp.max(functools.reduce(jnp.maximum, sizes), -1, keepdims=True)
+        size = lax.bitcast_convert_type(most, jnp.float32)
         is_small = size < levels * _TINY
         usable = ~is_small & jnp.isfinite(size)  # the scale tells NaN and infinity
         digits = []

@@ -29,7 +29,7 @@ def drawn(few, many):
     return lambda test: hypothesis.seed(SEED)(chosen(few, many)(test))
 
 
-_TRIES = 400  # random rows with a pair in them, before it counts as impossible
+_TRIES = 1000  # random rows with a pair in them, before it counts as impossible
 
 
 def _pairs(row):

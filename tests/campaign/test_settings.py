@@ -123,15 +123,6 @@ def optimizer(row, between):
 
 def settled(row, fixed):
     """The row without settings that have nothing to say; None if it cannot be made."""
-    needs_one = row["sync_every"] is None or row["optimizer"] == "slamb"
-    if needs_one and "selection" not in fixed:
-        row = row | {"selection": True}
-    needs = {}
-    if row["selection"]:
-        needs = {"outer": False, "optimizer": "slamb"}
-    elif row["sync_every"] == 3 and not row["outer"]:
-        needs = {"payload": None}
-    row = row | {name: x for name, x in needs.items() if name not in fixed}
     for name, says in SAYS.items():
         if not says(row) and row[name] != DEFAULT[name]:
             if name in fixed:
