@@ -72,7 +72,8 @@ def test_a_run_that_is_stopped_goes_on(whole, tmp_path, monkeypatch):
 
 def test_recorded_runs_begin_with_the_parameters_that_they_began_with():
     """Flax draws them by the number of each layer, in the order of the code."""
-    params = ByteLM(1, 16, 2, 8).init(jax.random.key(0), jnp.zeros((1, 8), jnp.int32))
+    init, tokens = ByteLM(1, 16, 2, 8).init, jnp.zeros((1, 8), jnp.int32)
+    params = jax.eval_shape(init, jax.random.key(0), tokens)
     block = params["params"]["Block_0"]
     shapes = {name: block[name]["kernel"].shape for name in ("Dense_0", "Dense_1")}
     assert shapes == {"Dense_0": (64, 16), "Dense_1": (16, 64)}

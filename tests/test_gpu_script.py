@@ -11,8 +11,7 @@ import tyro
 from benchmarks import step
 from benchmarks.train import __main__ as training
 from examples.common.options import check_names
-from tests import programs
-from tests.programs import ROOT
+from tests.programs import ROOT, ended
 
 SCRIPT = ROOT / "benchmarks" / "gpu.sh"
 CALL, STOPPING = 540, 2  # seconds of a call, and of the end of a part that is stopped
@@ -24,10 +23,6 @@ with open(os.environ["ASKED"], "a") as file:
 """
 
 
-def arguments_of(module, calls):
-    return [x[2:] for x in calls if x[:2] == ["-m", module]]
-
-
 @pytest.mark.parametrize("tiny", [(), ("--tiny",)])
 def test_each_part_is_a_command_that_means_something_and_all_fit_one_call(
     tiny, tmp_path
@@ -37,18 +32,18 @@ def test_each_part_is_a_command_that_means_something_and_all_fit_one_call(
     python.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
     given = {"program": "bash", "PATH": path, "ASKED": str(asked)}
-    programs.ended(SCRIPT, *tiny, out, **given)
-    calls = [json.loads(line) for line in asked.read_text().splitlines()]
-    ended = r"^(\w+): exit 0 after \d+ s of (\d+)$"
-    found = re.findall(ended, (out / "summary.txt").read_text(), re.M)
+    ended(SCRIPT, *tiny, out, **given)
+    calls = [json.loads(line)[1:] for line in asked.read_text().splitlines()]
+    part = r"^(\w+): exit 0 after \d+ s of (\d+)$"
+    found = re.findall(part, (out / "summary.txt").read_text(), re.M)
     limits = {name: int(limit) for name, limit in found}
     assert tuple(limits) == PARTS
-    steps = arguments_of("benchmarks.step", calls)
+    steps = [args for name, *args in calls if name == "benchmarks.step"]
     assert len(steps) == 3
     for args in steps:
         config = tyro.cli(step.Config, args=args)
         check_names("--only", config.only, step.optimizers(config.workers))
-    (args,) = arguments_of("benchmarks.train", calls)
+    (args,) = [args for name, *args in calls if name == "benchmarks.train"]
     config = tyro.cli(training.Config, args=args)
     methods = [trial.method for trial in training.trials(config)]
     assert methods == ["AdamW", "adamw, H 1"]
@@ -59,7 +54,7 @@ def test_each_part_is_a_command_that_means_something_and_all_fit_one_call(
         page = (ROOT / "benchmarks" / "README.md").read_text()
         for name, limit in limits.items():
             assert f"| `{name}` | {limit} |" in page
-    (args,) = arguments_of("pytest", calls)
+    (args,) = [args for name, *args in calls if name == "pytest"]
     laws = [x.split("::") for x in args if x.startswith("tests/")]
     assert laws
     for path, test in laws:

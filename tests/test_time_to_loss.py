@@ -91,8 +91,7 @@ def test_what_is_missing_or_impossible_is_said(monkeypatch, results):
     config = dataclasses.replace(CONFIG, out=results.path.parent)
     with pytest.raises(SystemExit, match=r"iproute2; missing: root\."):
         time_to_loss.main(config)
-    impossible = {"rates": (200.0, 0.0), "workers": 201}
-    for name, value in impossible.items():
+    for name, value in {"rates": (200.0, 0.0), "workers": 201}.items():
         with pytest.raises(SystemExit, match=f"--{name}"):
             time_to_loss.main(time_to_loss.Config(**{name: value}))
 

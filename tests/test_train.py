@@ -19,14 +19,7 @@ from benchmarks.train.grids import GRIDS, METHODS, WITH_METHODS, frontier, scale
 from benchmarks.train.results import Results
 from benchmarks.train.run import bytes_sent, execute, optimizer
 from benchmarks.train.tasks import FOLDS, TASKS, parameters, task
-from benchmarks.train.trials import (
-    SEEDS,
-    Comparison,
-    Method,
-    Run,
-    Setting,
-    Trial,
-)
+from benchmarks.train.trials import SEEDS, Comparison, Method, Run, Setting, Trial
 from slamb_jax.advisor.advice import RECORDED, Recorded
 from tests import programs
 

@@ -25,6 +25,7 @@ COMMANDS = [
     (command(ADVISE + "--link 10"), "--link: must be a rate such as .*, got '10'"),
     (command(ADVISE + "--lin 10Gbit"), "unrecognized arguments: --lin 10Gbit"),
     (command(ADVISE + "--budget 0.05%"), "budget must be at least 0.00.*outer"),
+    (command(ADVISE + "--budget 101%"), r"budget must be in \(0.0, 1.0\], got 1.01"),
     (command(ADVISE + "--budget five"), "a share such as 5% or 0.05, .*got 'five'"),
     (command(ADVISE + "--budget 5% --payload null"), "chooses the payload.*None"),
 ]
