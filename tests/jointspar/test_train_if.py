@@ -60,21 +60,15 @@ def convolution(w, x):
     return jnp.tanh(y[..., 0])
 
 
-def loop(w, x):
-    """:func:`dense` in a loop."""
-    return lax.scan(lambda x, _: (dense(w, x), None), x, length=1)[0]
-
-
 @pytest.mark.parametrize(
     ("layer", "outside"),
     [
         (dense, lambda f: f),
         (convolution, lambda f: f),
-        (loop, lambda f: f),
         (jax.checkpoint(dense), lambda f: f),
         (jax.jit(dense), jax.checkpoint),
     ],
-    ids=["plain", "convolution", "loop", "remat inside", "remat outside"],
+    ids=["plain", "convolution", "remat inside", "remat outside"],
 )
 def test_active_layers_have_the_gradient_and_others_none(layer, outside):
     params, x = arrays()
