@@ -174,9 +174,8 @@ notebooks = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.ste
 def test_notebook_runs(path, tmp_path):
     """With a tenth of the steps, where it trains a network."""
     shorter = tmp_path / path.name
-    shorter.write_text(
-        path.read_text().replace("STEPS = 8, 8, 200", "STEPS = 8, 8, 20")
-    )
+    text = path.read_text().replace("STEPS = 8, 8, 200", "STEPS = 8, 8, 20")
+    shorter.write_text(text)
     quick = {"PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     programs.ended("-m", "jupyter", "execute", shorter, **quick)
 

@@ -108,15 +108,13 @@ draws_of = jax.jit(jax.vmap(jointspar.active_layers))
 def naive(params, grads, state, draws, sampling):
     """One step of all workers in NumPy; the trace in their states is the same."""
     share = {k: draws[k] / np.exp(state.log_p[k]) for k in draws} | {None: np.ones(N)}
-    new, trace = {}, {}
+    squares, new, trace = dict.fromkeys(share, 0.0), {}, {}
     for k, x in params.items():
         weights = share[LABELS[k]].reshape(N, *[1] * x.ndim)
         old, moves = state.inner[0].trace[k][0], weights.any()
         trace[k] = 0.9 * old + np.mean(grads[k] * weights, 0) if moves else old
         new[k] = x - 0.1 * trace[k] if moves else x
-    squares = dict.fromkeys((*draws, None), 0)
-    for k, g in grads.items():
-        squares[LABELS[k]] = squares[LABELS[k]] + np.square(g).reshape(N, -1).sum(1)
+        squares[LABELS[k]] += np.square(grads[k]).reshape(N, -1).sum(1)
     norms = [np.sqrt(squares[name]) for name in draws]
     if sampling == "shared":
         norms = [np.full(N, x.mean()) for x in norms]

@@ -157,7 +157,6 @@ def test_the_compiled_program_skips_inactive_layers():
     assert of(network) == (3, [[0, 1], layer, layer])
     through = functools.partial(network, bottom=None)
     assert of(through) == (3, [[0, 1], [1, 2], [1, 2]])
-    assert of(lambda params, x, active: network(params, x)) == (3 + 5, [])
     _, branches = of(functools.partial(network, layer=jax.checkpoint(dense)))
     assert [branch[0] for branch in branches] == [0, 0, 0]  # computed only if needed
 
