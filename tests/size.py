@@ -10,7 +10,6 @@ import ast
 import collections
 import cProfile
 import io
-import json
 import pstats
 import tokenize
 from pathlib import Path
@@ -104,7 +103,6 @@ def main():
     for name, found in walks().items():
         print(name, *(f"{count} {what}" for what, count in found.items()), sep=", ")
     print("longest:", *(f"{n} {lines}" for n, lines in longest_functions()[:5]))
-    print("limits:", json.loads(LIMITS.read_text()))
 
 
 if __name__ == "__main__":

@@ -143,24 +143,19 @@ def test_each_module_has_its_tests_in_the_table():
     home = ROOT / "tests"
     table = (home / "README.md").read_text().split("## From a module to its tests")[1]
     rows = re.findall(r"^\| (`.*`) \| (`.*`) \|$", table, re.M)
-    modules, files = (
-        [name for row in rows for name in re.findall("`(.*?)`", row[i])] for i in (0, 1)
-    )
+    columns = (" ".join(column) for column in zip(*rows, strict=True))
+    modules, files = (re.findall("`(.*?)`", column) for column in columns)
     package = ROOT / "slamb_jax"
-    wanted = [path.relative_to(package) for path in package.rglob("*.py")]
-    assert sorted(modules) == sorted(
-        str(path) for path in wanted if path.name != "__init__.py"
-    )
+    paths = [path for path in package.rglob("*.py") if path.name != "__init__.py"]
+    assert sorted(modules) == sorted(str(x.relative_to(package)) for x in paths)
     assert [name for name in files if not (home / name).exists()] == []
 
 
 def test_the_version_is_that_of_the_changelog_and_the_citation():
-    changes, citation = (
-        (ROOT / x).read_text() for x in ("CHANGELOG.md", "CITATION.cff")
-    )
-    newest = re.search(r"^## \[(\d.*?)\] - \d{4}", changes, re.M)
-    cited = re.search(r"^version: (.*)$", citation, re.M)
-    assert slamb_jax.__version__ == newest[1] == cited[1]
+    newest, cited = r"^## \[(\d.*?)\] - \d{4}", r"^version: (.*)$"
+    for file, pattern in (("CHANGELOG.md", newest), ("CITATION.cff", cited)):
+        found = re.search(pattern, (ROOT / file).read_text(), re.M)
+        assert found[1] == slamb_jax.__version__
 
 
 @pytest.mark.long
@@ -179,9 +174,8 @@ notebooks = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.ste
 def test_notebook_runs(path, tmp_path):
     """With a tenth of the steps, where it trains a network."""
     shorter = tmp_path / path.name
-    shorter.write_text(
-        path.read_text().replace("STEPS = 8, 8, 200", "STEPS = 8, 8, 20")
-    )
+    text = path.read_text().replace("STEPS = 8, 8, 200", "STEPS = 8, 8, 20")
+    shorter.write_text(text)
     quick = {"PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     programs.ended("-m", "jupyter", "execute", shorter, **quick)
 

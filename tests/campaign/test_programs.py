@@ -38,10 +38,11 @@ XLA_KIND = {
 }
 XLA_DTYPE = {"float32": "f32", "int32": "s32", "uint8": "u8"}
 BYTES = {"f32": 4, "s32": 4, "u8": 1}
+TURNS = st.none() | st.integers(0, 5)
 TPU_KINDS = ("psum", "all_gather", "ppermute")
 
 
-def programs(kinds=tuple(XLA_KIND), dtypes=tuple(XLA_DTYPE), *, counted=True):
+def programs(kinds=tuple(XLA_KIND), dtypes=tuple(XLA_DTYPE), turns=TURNS):
     """Up to three levels of loops, counted or not, and branches."""
     kind, axis, dtype = map(st.sampled_from, (kinds, AXES, dtypes))
     count = st.integers(1, 300).map(lambda k: 8 * k)  # so that it can be scattered
@@ -49,9 +50,6 @@ def programs(kinds=tuple(XLA_KIND), dtypes=tuple(XLA_DTYPE), *, counted=True):
 
     def around(part):
         several = st.lists(part, min_size=1, max_size=3)
-        turns = st.none()
-        if counted:
-            turns = st.one_of(st.integers(0, 5), st.integers(1, 5), turns)
         ways = st.lists(several, min_size=2, max_size=3).map(tuple)
         return st.one_of(st.builds(Loop, turns, several), st.builds(Branch, ways))
 
@@ -175,7 +173,7 @@ def test_known_traffic_compiled_for_gpus(part):
 @pytest.mark.long
 @needs("libtpu")
 @drawn(8, 20)
-@given(part=programs(TPU_KINDS, ("float32", "int32"), counted=False))
+@given(part=programs(TPU_KINDS, ("float32", "int32"), st.none()))
 def test_known_traffic_compiled_for_tpus(part):
     """Small arrays are not scattered there, but reduced; bytes are reduced as words.
 
