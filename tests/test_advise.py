@@ -16,7 +16,7 @@ from examples.common.traffic import report_of
 from slamb_jax.advisor import Advice, StepCost
 from slamb_jax.advisor.advice import RECORDED
 from slamb_jax.exchange.selections import Strided
-from tests.workers import AXIS, P
+from tests.workers import AXIS, P, mesh_of
 
 N = 8
 SHAPES = {"embed": (517, 48), "kernel": (900, 1280), "odd": (101, 103), "bias": (512,)}
@@ -87,6 +87,16 @@ def test_traffic_is_that_of_the_compiled_program(name):
     if per_node == 1:  # a worker's slice is of whole blocks
         share = advice.exchanging.bytes_per_step / advice.dense.bytes_per_step
         assert advice.share == pytest.approx(share, rel=0.02)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_few_workers_send_what_is_advised(n):
+    """Two send each other all of their codes; three have slices, as more have."""
+    exchange, network = EXCHANGES["default"], slamb_jax.Network(n, 1e9)
+    tx = slamb_jax.lamb(0.01, exchange)
+    sent = report_of(tx, exchange, PARAMS, mesh_of(n)).bytes_sent()
+    cost = advise(PARAMS, network, exchange).exchanging
+    assert cost.bytes_per_step == pytest.approx(sent)
 
 
 @pytest.mark.parametrize(("dtype", "times"), [("float16", 4), ("float32", 1)])
