@@ -170,11 +170,11 @@ class Launch:
         self.statuses()
 
 
-def resumable(directory, count, devices=1, **options):
+def resumable(directory, count, **options):
     """Processes of ``tests.resumable``."""
     words = [directory, *(f"--{name}={value}" for name, value in options.items())]
     command = "-m", "tests.resumable"
-    return Launch(directory, count, *command, words=words, devices=devices)
+    return Launch(directory, count, *command, words=words)
 
 
 def found_by(count, program, directory):

@@ -110,15 +110,16 @@ def test_what_jax_would_cut_is_refused(store, dtype, tmp_path):
         store(tmp_path).restore(state)
 
 
-def test_of_the_default_exchange_only_the_momentum_is_stored_n_times(tmp_path):
+@pytest.mark.parametrize("store", [Checkpoints, Snapshots])
+def test_what_is_equal_on_all_workers_is_stored_once(store, tmp_path):
+    """Under the default exchange that is all but the momentum."""
     tx, params = slamb_jax.adamw(0.1, slamb_jax.Exchange(AXIS)), random_tree(SHAPES, 0)
     grads = [random_tree(SHAPES, 1 + t, N) for t in range(3)]
-    state = train(tx, params, grads, "vmap")[-1]
-    with Checkpoints(tmp_path) as checkpoints:
-        size = checkpoints.save(3, state)
+    state, kept = train(tx, params, grads, "vmap")[-1], store(tmp_path)
+    assert kept.restore(state) is None
     scalars = 3 + len(params)  # counts, and the mean of each leaf's v
     elements = sum(x.size for x in jax.tree.leaves(params))
-    assert size <= 4 * ((2 + N) * elements + scalars)
+    assert kept.save(3, state) <= 4 * ((2 + N) * elements + scalars)
 
 
 @pytest.fixture(scope="module")

@@ -167,7 +167,7 @@ A, B, C = 1, 2, 3  # jobs, by when they began
         # Two of the last job, one of them ahead, and one that was lost before.
         ([(C, [(B, 8), (C, 9)]), (C, [(B, 7), (B, 8)]), (A, [(A, 8)])], 8, [1, 1, 0]),
         # A later file of a history that was left.
-        ([(B, [(A, 9), (B, 7)]), (B, [(B, 7)])], 7, [1, 1]),
+        ([(B, [(A, 9), (B, 7)])], 7, [1]),
         # Files of the last job were damaged.
         ([(A, [(A, 5)]), (A, [(A, 6)])], 6, [0, 1]),
     ],
