@@ -98,8 +98,6 @@ def train_if(
     nnx: Any = sys.modules.get("flax.nnx")
 
     def train_linen(*inputs: Tree, **settings: Any) -> Tree:
-        if layer.is_initializing():  # type: ignore[attr-defined]
-            return layer(*inputs, **settings)
         return run(linen, lambda module, *x: module(*x, **settings), layer, inputs)
 
     def train_nnx(*inputs: Tree, **settings: Any) -> Tree:
