@@ -94,6 +94,17 @@ def test_nothing_is_gathered(check_vma, settings):
     assert sum(c.elements for c in among if c.conditional) == total  # once in H steps
 
 
+def test_the_mean_of_v_is_that_of_the_whole_leaf():
+    """Not of a shard, whose codes would have another unit."""
+    between = exchange(payload="ternary", selection=None, sync_every=1)
+    run, state = running(slamb_jax.adamw(0.1, between), between)
+    state, _ = run(state, random_tree(SHAPES, 1, N))
+    momentum = optax.tree.get(state, "MaskMomentumState")
+    v = jax.tree.map(np.asarray, momentum.nu)
+    means = jax.tree.map(lambda x: x.mean(tuple(range(1, x.ndim))), v)
+    assert_close(momentum.nu_mean, means)
+
+
 MATRICES = {
     "rows": (24, 16), "columns": (16, 24), "heads": (16, 4, 6), "layers": (4, 8, 12),
     "bias": (24,),
