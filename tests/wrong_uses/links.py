@@ -224,6 +224,7 @@ TREES = [
         for got, value in NOT_FLOATING.items()
     ),
     (initial(slamb(), jax.random.key(0)), "params .*key<fry>"),
+    (of(compressors.low_rank(1, AXIS).init, {"w": INT}), "params .*int32 at params"),
     *(
         (updating(slamb(), **{name: SHORT}), "(?i)dict key mismatch|structure")
         for name in ("grads", "params", "like")
