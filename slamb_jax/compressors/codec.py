@@ -81,8 +81,8 @@ def from_codec(
     Raises:
       ValueError: for ``axis_name`` None, and unless ``codec`` is a Codec; in
         ``update``, for an unbound axis, for a ``decode`` of another shape, for codes
-        that cannot be sent or averaged, and for updates
-        that were averaged already where the types show it.
+        that cannot be sent or averaged, and for updates that were averaged already
+        where the types show it.
 
     Examples:
       >>> import jax, jax.numpy as jnp, slamb_jax

@@ -39,7 +39,8 @@ _ROWS = 8  # of a group of a large array
 _LARGE, _SMALL = 2**16, 2**11  # elements of an array
 _SCALE_BYTES = 4
 _MANY_ROWS = 512  # of a slice: from so many on, filling groups costs under 1 %
-_ZERO, _TINY, _NAN = np.float32(0), np.finfo(np.float32).tiny, np.float32(np.nan)
+_ZERO, _NAN = np.float32(0), np.float32(np.nan)
+_TINY = np.finfo(np.float32).tiny
 
 #: Digits (..., groups, planes, rows, width) and scales (..., groups, 1, rows, 4).
 #:

@@ -93,7 +93,9 @@ def skip_not_finite(
     """
     check_transformation("tx", tx)
     check_exchange(exchange)
-    told = optax.with_extra_args_support(tx)
+    # One that takes no extra arguments cannot be told to send NaN.
+    can_be_told = isinstance(tx, optax.GradientTransformationExtraArgs)
+    tx = optax.with_extra_args_support(tx)
 
     def init(params: optax.Params) -> SkipNotFiniteState:
         in_a_row, in_all = jnp.zeros([], jnp.int32), jnp.zeros([], jnp.int32)  # donated
@@ -105,11 +107,10 @@ def skip_not_finite(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, SkipNotFiniteState]:
-        # One that takes no extra arguments cannot be told to send NaN.
-        telling = told is tx and _mean_tells(state, exchange)
+        telling = can_be_told and _mean_tells(state, exchange)
         poisoned = _any_device(_not_finite(updates), exchange, between=not telling)
         given = {"poisoned" if telling else "skip": poisoned}
-        u, inner = told.update(updates, state.inner, params, **extra_args, **given)
+        u, inner = tx.update(updates, state.inner, params, **extra_args, **given)
         if telling:
             # The mean told all workers alike, and what is skipped is not counted.
             (old,), (new,) = _momenta(state.inner), _momenta(inner)
