@@ -25,6 +25,7 @@ import slamb_jax
 from slamb_jax.checkpoint.format import leaves_by_name
 from slamb_jax.workers.mesh import raw
 from tests.optimizers import any_lamb, train_step
+from tests.workers import on_mesh
 
 SELECTION = slamb_jax.selections.Strided(0.25, min_size=20, seed=0)
 PAPER = slamb_jax.Exchange("data", selection=SELECTION, payload=None, sync_every=4)
@@ -67,12 +68,11 @@ def make_step(tx):
     return step
 
 
-def start(tx, mesh, exchange):
+def start(tx):
     rng = np.random.default_rng(1)
     shapes = {"w1": (FEATURES, 32), "b": (32,), "w2": (32, TARGETS)}
     params = {k: jnp.float32(rng.normal(size=s) / 5) for k, s in shapes.items()}
-    state = params, tx.init(params), jax.random.key(2)
-    return slamb_jax.replicate(state, mesh, exchange)
+    return params, tx.init(params), jax.random.key(2)
 
 
 def kept_by(given):
@@ -103,8 +103,8 @@ def train(given):
     exchange = slamb_jax.Exchange("data") if given.slots else PAPER
     inner = any_lamb(rate, exchange, mu_dtype="bfloat16" if given.slots else None)
     tx = slamb_jax.skip_not_finite(inner, exchange)
-    run = slamb_jax.per_worker_step(make_step(tx), mesh, exchange)
-    state, begun, stream = start(tx, mesh, exchange), 0, np.random.default_rng(3)
+    run, state = on_mesh(make_step(tx), start(tx), mesh, exchange)
+    begun, stream = 0, np.random.default_rng(3)
     with kept_by(given) as kept:
         if found := kept.restore(state):
             begun, state = found.step, found.state

@@ -22,7 +22,7 @@ from slamb_jax import Exchange
 from slamb_jax.exchange.selections import Strided
 from tests import programs
 from tests.optimizers import any_lamb, descend, random_tree, train_step
-from tests.workers import AXIS
+from tests.workers import AXIS, on_mesh
 
 EXCHANGE = Exchange(AXIS)
 NUMBERS = inputs.examples_of(x=np.arange(37))
@@ -177,9 +177,8 @@ def test_traffic_is_that_of_the_compiled_step(exchange):
     params, mesh = random_tree({"w": (30, 20), "b": (20,)}, 0), processes.mesh_of(4)
     found = traffic_of(functools.partial(any_lamb, 0.1), exchange, params, mesh)
     tx = any_lamb(0.1, exchange)
-    state = slamb_jax.replicate((params, tx.init(params)), mesh, exchange)
     step = train_step(tx, lambda p, x: jnp.sum((x @ p["w"] + p["b"]) ** 2))
-    run = slamb_jax.per_worker_step(step, mesh, exchange)
+    run, state = on_mesh(step, (params, tx.init(params)), mesh, exchange)
     batch = jax.ShapeDtypeStruct((8, 30), jnp.float32)
     report = slamb_jax.wire_report(run.lower(state, batch))
     both = report.bytes_sent() + report.bytes_sent(conditional=True)
