@@ -4,10 +4,12 @@ Of each another value than its default, and what it must not be.
 """
 
 import inspect
+import math
 
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 
 import slamb_jax
 from slamb_jax import jointspar
@@ -107,28 +109,61 @@ NUMBERS = DECAY_RATES | EPSILONS | {  # the others are no hyperparameters
     "c_max", "consistent_rms",
 }  # fmt: skip
 
-# By the argument's name, whichever function has it.
-NO_NUMBER = True, "0.5", 1j, float("nan")
-NEGATIVE = *NO_NUMBER, -1, -0.1
+
+def each_argument(names):
+    """A test of every function and its arguments of these names."""
+    cases = [
+        (make, x) for make, given in ARGUMENTS.items() for x in given if x in names
+    ]
+    ids = lambda x: getattr(x, "__name__", x)  # noqa: E731
+    return pytest.mark.parametrize(("make", "name"), cases, ids=ids)
+
+
+KINDS = True, "0.5", 1j  # that are no numbers
+
+
+def numbers(interval, *outside, kinds=(*KINDS, abs)):
+    """Of an argument in an interval: other kinds, and what is outside."""
+    outside = math.nan, *outside
+    return {f"be a number in {interval}": kinds, f"be in {interval}": outside}
+
+
+POSITIVE, NOT_NEGATIVE, UNIT = r"\(0.0, inf\]", r"\[0.0, inf\]", r"\[0.0, 1.0\]"
+SCHEDULED = numbers(NOT_NEGATIVE, -0.1, kinds=KINDS)
+# Lion's b2 may not be 0. In float32 the last number is 1.
+DECAY = numbers(r"(\[|\()0.0, 1.0\)", -1.0, -1, 1.0, math.inf, 1 - 1e-9)
+BOOL = {"be True or False": (1, None)}
+NO_MOMENT = "int32", "float16", "float64", "none", jnp.complex64
+MOMENT = {"be None, float32 or bfloat16": NO_MOMENT}
+MASKS = {"be None, bools or a function": (3,)}
+# By its name what an argument must be, whichever function has it, and what it is not.
 WRONG = {
-    **dict.fromkeys(NUMBERS, NEGATIVE),
-    **dict.fromkeys(("learning_rate", "adam_learning_rate"), NO_NUMBER),
-    **dict.fromkeys(DECAY_RATES, (*NEGATIVE, 1.01)),
-    **dict.fromkeys(("mu_dtype", "accumulator_dtype"), ("int32", "float64", "none")),
-    **dict.fromkeys(("nesterov", "bias_correction", "eps_before_correction"), (1,)),
-    **dict.fromkeys(("mask", "weight_decay_mask", "layers"), (3,)),
-    "exchange": ["data", 3],
-    "tx": ["sgd", optax.sgd],
-    "direction": ["adam", directions.adam],
-    "compressor": ["randk", optax.sgd],
-    "every": [0, 2.0],
-    "form": ["product ", None],
-    "ns_steps": [0, 2.5],
-    "ns_coeffs": [(1.0, 2.0), ((1.0, 2.0, 3.0),)],
-    "budget": [0, "1"],
-    "p_min": [0.0],
-    "horizon": [0],
-    "sampling": ["private"],
-    "seed": [0.5],
-    "decay": [*NEGATIVE, 1.5],
+    **dict.fromkeys(DECAY_RATES, DECAY),
+    **dict.fromkeys(EPSILONS, numbers(NOT_NEGATIVE, -1.0, -1)),
+    **dict.fromkeys(("weight_decay", "adam_weight_decay"), SCHEDULED),
+    **dict.fromkeys(("nesterov", "bias_correction", "eps_before_correction"), BOOL),
+    **dict.fromkeys(("mu_dtype", "accumulator_dtype"), MOMENT),
+    **dict.fromkeys(("mask", "weight_decay_mask"), MASKS),
+    "b3": numbers(UNIT, -1.0, -1, 1.01),
+    "decay": numbers(UNIT, -1, 1.5),
+    "eps": numbers(POSITIVE, -1.0, -1, 0, 1e-50),
+    "learning_rate": numbers(r"\[-inf, inf\]", kinds=(*KINDS, None, [0.1])),
+    "adam_learning_rate": numbers(r"\[-inf, inf\]", kinds=KINDS),
+    "c_min": numbers(NOT_NEGATIVE, -1.0),
+    "c_max": numbers(r"\[0.5, inf\]", -1),
+    "consistent_rms": numbers(POSITIVE, 0, -1),
+    "budget": numbers(POSITIVE, 0),
+    "p_min": numbers(r"\(0.0, 0.75\]", 0.0),
+    "horizon": {"be an integer of at least 1": (0,)},
+    "seed": {"be an integer": (0.5,)},
+    "every": {"be an integer of at least 1": (0, 2.0)},
+    "ns_steps": {"be an integer of at least 1": (0, 2.5)},
+    "ns_coeffs": {"be three numbers, or": ((1.0, 2.0), ((1.0, 2.0, 3.0),))},
+    "form": {"be one of sum, product": ("product ", "difference", None)},
+    "sampling": {"be one of shared, per_worker": ("private",)},
+    "layers": {"be a string or None": (3,)},
+    "exchange": {"be an Exchange": ("data", 3, {"w": 1})},
+    "tx": {"be an optax.GradientTransformation": ("sgd", optax.sgd)},
+    "direction": {"be an optax.GradientTransformation": ("adam", directions.adam)},
+    "compressor": {"be an optax.GradientTransformation": ("randk", optax.sgd)},
 }

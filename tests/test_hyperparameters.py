@@ -1,6 +1,5 @@
 """Every argument under ``optax.inject_hyperparams``; functions, and trees like them."""
 
-import functools
 import inspect
 from contextlib import nullcontext
 
@@ -112,17 +111,12 @@ def test_of_a_schedule_in_codes_what_was_not_sent_waits(b1, of_mu):
     np.testing.assert_allclose(sent[0] + waits, given, atol=1e-4)
 
 
-OBJECTS = {"exchange", "tx", "direction", "compressor", "param_specs"}
-CASES = [(make, name) for make, given in ARGUMENTS.items() for name in given]
-case = functools.partial(
-    pytest.mark.parametrize, ("make", "name"), ids=lambda x: getattr(x, "__name__", x)
-)
-
-
 CALLED = {"weight_dimension_numbers", "muon_weight_dimension_numbers", "layers"}
+OBJECTS = {"exchange", "tx", "direction", "compressor", "param_specs"}
+SETTINGS = {name for given in ARGUMENTS.values() for name in given} - NUMBERS - OBJECTS
 
 
-@case([(make, name) for make, name in CASES if name not in NUMBERS | OBJECTS])
+@arguments.each_argument(SETTINGS)
 def test_what_is_no_hyperparameter_is_passed_on_or_refused(make, name):
     given = ARGUMENTS[make]
     said = f"{name} must be .*static_args='{name}'"
@@ -144,7 +138,7 @@ def test_where_a_called_function_cannot_be_told_another_argument_is_refused(make
         jax.eval_shape(optax.inject_hyperparams(make)(**ARGUMENTS[make]).init, PARAMS)
 
 
-@case([x for x in CASES if x[1] in arguments.DECAY_RATES | arguments.EPSILONS])
+@arguments.each_argument(arguments.DECAY_RATES | arguments.EPSILONS)
 def test_an_array_is_checked_as_its_number(make, name):
     def made(x):
         make(**ARGUMENTS[make] | {name: x})

@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from tests.arguments import ARGUMENTS, PARAMS, WRONG
+from tests.arguments import ARGUMENTS, PARAMS, WRONG, each_argument
 from tests.jointspar.wrong_uses import JOINTSPAR
 from tests.wrong_uses.advice import ADVICE
 from tests.wrong_uses.checkpoints import CHECKPOINTS
@@ -42,22 +42,14 @@ def test_wrong_use(call, message, error, tmp_path, capsys):
     assert re.search(message, said), said
 
 
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (make, name)
-        for make, given in ARGUMENTS.items()
-        for name in given
-        if name in WRONG
-    ],
-    ids=lambda x: getattr(x, "__name__", x),
-)
+@each_argument(WRONG)
 def test_what_an_argument_must_not_be(make, name):
     """Of every public function that returns a transformation."""
-    for value in WRONG[name]:
-        said = f"^{name} must .*{re.escape(repr(value))}"
-        with pytest.raises(ValueError, match=said):
-            make(**ARGUMENTS[make] | {name: value}).init(PARAMS)
+    for said, values in WRONG[name].items():
+        for value in values:
+            message = f"^{name} must {said}.*, got {re.escape(repr(value))}"
+            with pytest.raises(ValueError, match=message):
+                make(**ARGUMENTS[make] | {name: value}).init(PARAMS)
 
 
 @pytest.mark.parametrize("name", RIGHT)

@@ -93,7 +93,18 @@ LINKS = [
             slamb_jax.sgd,
         )
     ),
-    (of(slamb_jax.muon, 0.01, CODED), "payload='ternary' is too .*'uniform8', .*None"),
+    *(
+        (
+            of(slamb_jax.muon, 0.01, slamb_jax.Exchange(AXIS, payload=payload)),
+            f"payload='{payload}' is too coarse .*'uniform8', 'uniform4', .*or None",
+        )
+        for payload in ("ternary", "sign", "largest_of_7")
+    ),
+    *(
+        row
+        for optimizer in (slamb_jax.adamw, slamb_jax.lamb, slamb_jax.lion)
+        for row in bad(partial(optimizer, 0.01, ALONE), "b2", None)
+    ),
     (of(slamb_jax.muon, 0.01, SHARDED_LOCAL), "muon takes param_specs only .*outer="),
     (of(slamb_jax.lion, 0.01, ALONE, b2=0.0), r"b2 must be in \(0.0, 1.0\)"),
     (without_units, "payload='ternary' needs .* nu_mean.*: give jax"),
@@ -125,6 +136,7 @@ LINKS += [
     *bad(partial(compressors.low_rank, axis_name=AXIS), "rank", 0, wanted="at least 1"),
     *bad(partial(compressors.top_k, 0.1), "axis_name", None, wanted="name the axis"),
     *bad(partial(compressors.low_rank, 1), "axis_name", None, wanted="name the axis"),
+    *bad(feedback, "compressor", None),
     *((of(slamb_jax.average_parameters_every, exchange, compressor=feedback(top_k)),
        "compressor needs .* outer optimizer")
       for exchange in (LOCAL, slamb_jax.Exchange(AXIS, sync_every=3, outer=OUTER))),

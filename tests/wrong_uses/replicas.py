@@ -114,8 +114,10 @@ SKIPS = slamb_jax.skip_not_finite(optax.sgd(0.1), NO_AXIS)
 RUN = PARAMS, slamb_jax.adamw(0.1, DATA).init(PARAMS)
 CUT = [  # numbers that are not what jax would make of them
     (2**33 + 5, "int32", "8589934597"),
+    (np.int64(2**33 + 5), "int32", "8589934597"),
     (np.array([0, -(2**40)]), "int32", "-1099511627776"),
     (np.uint64(2**63), "uint32", "9223372036854775808"),
+    (np.float64(0.1), "float32", "0.1"),
     (np.float64(1e300), "float32", "1e"),
     (np.complex128(1 + 1e-12j), "complex64", "1e-12"),
 ]
@@ -149,6 +151,8 @@ REPLICAS = [
     (making(DATA, step="step"), "step .*'step'"),
     (making(BOTH, MESH), "param_specs and local_axis_name cannot both"),
     (stepping(jnp.ones(2), n=2), r"state\['t'\] .*2 replicas.*\(4,\)"),
+    (stepping(jnp.ones(6)), r"batch .*multiple of 4.*\(6,\)"),
+    (stepping(jnp.ones(())), r"batch .*multiple of 4.*\(\)"),
     (used_twice(ON_MESH, replicating()), r"state\['[bw]'\] was donated .*go on"),
     (used_twice(SIMULATED, of(two_of, PARAMS)), r"state\['[bw]'\] was donated .*go on"),
     (stepping({"x": jnp.ones((6, 2))}), r"batch\['x'\] .*multiple of 4.*\(6, 2\)"),
@@ -165,12 +169,14 @@ REPLICAS = [
     (on_groups, r"batch .*multiple of 4.*\(6, 3\)"),
     *((forgotten(tx), FORGOTTEN) for tx in BLIND),
     (forgotten(SKIPS), "'data', over which skip_not_finite"),
+    (of(slamb_jax.consolidate, {"s": jnp.ones(())}), r"tree\['s'\] .*\(\)"),
     (of(slamb_jax.consolidate, {"s": jnp.ones((0, 2))}), r"tree\['s'\] .*\(0, 2\)"),
     (
         of(slamb_jax.consolidate, PARAMS),
         r"tree\['w'\] .* axis of 3 replicas.* as tree\['b'\] .*\(2, 3\).*replicate",
     ),
     *bad(partial(slamb_jax.simulated_replicas, PARAMS), "workers", 0, 2.0),
+    *bad(partial(slamb_jax.simulated_step, step, exchange=DATA), "workers", -1),
     *bad(partial(slamb_jax.simulated_step, workers=2, exchange=DATA), "step", 3),
     *bad(partial(slamb_jax.simulated_step, step, 2), "exchange", AXIS),
     (simulating(NO_AXIS), r"one axis_name, .*Exchange\(\)"),
